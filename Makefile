@@ -1,0 +1,56 @@
+# `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint type golden schema lock bench submit clean
+
+PY := .venv/bin/python
+KIT := .venv/bin/kit
+JOB ?= examples/ddp
+CLUSTER ?= local
+ARGS ?=
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## system packages, .venv, a Docker Engine; says what it installs
+	@scripts/setup.sh
+
+demo: setup ## the main job: cluster up, image built and pinned, DDP on 2 nodes in the container, cluster down
+	@scripts/demo.sh
+
+test: setup ## all tests, on a real Slurm and a real Docker Engine; skips are named
+	@$(PY) -m pytest $(ARGS)
+
+lint: ## ruff, mypy --strict, layers, shellcheck on rendered scripts, codespell
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+	@$(PY) -m pytest -q -p no:cacheprovider tests/bash
+	@shellcheck scripts/*.sh .ci/run
+	@.venv/bin/codespell
+
+type: ## mypy --strict alone
+	@.venv/bin/mypy
+
+golden: ## rewrite tests/golden from the code as it is; read the diff before you commit it
+	@$(PY) -m tests.golden.cases
+	@git diff --stat -- tests/golden
+
+schema: ## rewrite docs/schema from the models
+	@$(KIT) schema all --output docs/schema
+
+lock: ## rewrite requirements/dev.lock
+	@.venv/bin/pip-compile --quiet --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--no-header --strip-extras --allow-unsafe --extra dev --output-file requirements/dev.lock pyproject.toml requirements/dev.in
+
+bench: setup ## measure, side by side with what a user would pick instead
+	@$(PY) -m benchmarks $(ARGS)
+
+submit: ## kit submit JOB=folder-or-file CLUSTER=name
+	@$(KIT) submit $(JOB) --cluster $(CLUSTER) $(ARGS)
+
+clean: ## take the local cluster down; remove runs, caches and .venv. Images stay: kit prune-images
+	@if [ -x $(KIT) ]; then $(KIT) cluster down; fi
+	@rm -rf runs .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

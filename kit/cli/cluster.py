@@ -1,0 +1,134 @@
+"""`kit cluster`: a real Slurm on this machine, to try jobs on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from kit.slurm.embedded import Cluster, Status
+
+app = typer.Typer(help="A real Slurm on this machine, to try jobs on.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Option("--name", help="Which cluster; several can run beside each other.")]
+Folder = Annotated[
+    Path | None, typer.Option("--dir", help="The folder of all its state.", show_default="the user's data folder")
+]
+
+
+@app.command()
+def up(
+    *,
+    name: Name = "local",
+    nodes: Annotated[int, typer.Option(min=1, max=200, help="How many virtual nodes.")] = 2,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option(min=0, max=64, help="GPUs of each node.", show_default="the machine's own, dealt out; or 4"),
+    ] = None,
+    cpus_per_node: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="CPUs that each node claims.", show_default="the machine's, at least 8"),
+    ] = None,
+    placeholder_gpus: Annotated[
+        bool, typer.Option("--placeholder-gpus", help="Offer GPUs that are only names, even where there are real ones.")
+    ] = False,
+    pyxis: Annotated[str, typer.Option(help="The plugin's path; `auto` looks for it, `none` leaves it out.")] = "auto",
+    folder: Folder = None,
+) -> None:
+    """Start a cluster and wait until its nodes are idle. Prints the line that points Slurm's commands at it."""
+    from kit.slurm import embedded
+
+    shape = embedded.Shape(
+        nodes=nodes, gpus_per_node=gpus_per_node, cpus_per_node=cpus_per_node, placeholder_gpus=placeholder_gpus
+    )
+    cluster = embedded.up(name, shape, folder=folder, pyxis=pyxis, say=_say)
+    _say(f"cluster {name}: {cluster.shape}")
+    typer.echo(f"export SLURM_CONF={shlex.quote(str(cluster.slurm_conf))}")
+
+
+@app.command()
+def status(
+    *,
+    name: Name = "local",
+    folder: Folder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show a cluster's nodes. Exit code 6 when it is not up."""
+    from kit.errors import SlurmError
+    from kit.slurm import embedded
+
+    found = embedded.status(name, folder=folder)
+    if as_json:
+        typer.echo(json.dumps(_as_data(found), indent=2))
+    else:
+        _print_table(found)
+    if found.state != "up":
+        raise SlurmError(
+            f"cluster {name} is broken: {', '.join(found.dead) or 'slurmctld'} does not run",
+            hint=f"`kit cluster down` removes what is left; the logs are in {found.cluster.layout.logs}",
+        )
+
+
+@app.command()
+def down(*, name: Name = "local", folder: Folder = None) -> None:
+    """End a cluster with all jobs on it and remove all that is left of it."""
+    from kit.slurm import embedded
+
+    removed = embedded.down(name, folder=folder)
+    _say(f"cluster {name}: removed" if removed else f"cluster {name}: there is none")
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _as_data(found: Status) -> dict[str, Any]:
+    cluster = found.cluster
+    return {
+        "name": cluster.name,
+        "state": found.state,
+        "slurm_conf": str(cluster.slurm_conf),
+        "subnet": cluster.subnet,
+        "has_pyxis": cluster.has_pyxis,
+        "pyxis": str(cluster.pyxis) if cluster.pyxis else None,
+        "dead": list(found.dead),
+        "nodes": [
+            {
+                "name": shown.node.name,
+                "state": shown.state,
+                "address": shown.node.address,
+                "cpus": cluster.cpus_per_node,
+                "gpus": [str(device) for device in shown.node.gpus],
+                "enter": _enter(cluster, shown.node.name),
+            }
+            for shown in found.nodes
+        ],
+    }
+
+
+def _enter(cluster: Cluster, node: str) -> list[str] | None:
+    return cluster.node_exec_argv(node) if cluster.isolated else None
+
+
+def _print_table(found: Status) -> None:
+    cluster = found.cluster
+    console = Console(highlight=False)
+    table = Table("NODE", "STATE", "ADDRESS", "CPUS", "GPUS", box=None, pad_edge=False)
+    for shown in found.nodes:
+        cells = (
+            shown.node.name,
+            shown.state or "unknown",
+            shown.node.address,
+            cluster.cpus_per_node,
+            len(shown.node.gpus),
+        )
+        table.add_row(*map(str, cells))
+    console.print(f"{cluster.name}: {found.state}, {cluster.shape}", markup=False, soft_wrap=True)
+    console.print(f"SLURM_CONF={cluster.slurm_conf}", markup=False, soft_wrap=True)
+    console.print(table)

@@ -1,0 +1,97 @@
+"""kit render, kit submit."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+JobFile = Annotated[
+    Path, typer.Argument(metavar="[JOB]", help="Job file, or the folder that holds job.toml.", show_default="job.toml")
+]
+ClusterName = Annotated[
+    str | None, typer.Option("--cluster", "-c", help="A name of clusters/. [default: local]", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the job, such as resources.nodes=4."),
+]
+Containers = Annotated[
+    bool, typer.Option("--container/--no-container", help="Run in the job's image, or on the nodes as they are.")
+]
+
+
+def render(
+    job: JobFile = Path("job.toml"),
+    cluster: ClusterName = None,
+    containers: Containers = True,
+    set_: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the files to this folder instead of printing them.")
+    ] = None,
+) -> None:
+    """Show what a submit would write and run. Nothing is submitted."""
+    from kit.runs import folder
+
+    prepared = _prepare(job, cluster, containers, set_)
+    made = prepared.plan
+    if output is not None:
+        for path in folder.write_files(made, output):
+            print(path)
+        return
+    for name in ("batch.sh", "worker.sh", "program.sh"):
+        print(f"# ==> {name} <==")
+        print(made.text_of(name))
+    print(f"# {' '.join(made.argv)}")
+
+
+def submit(
+    job: JobFile = Path("job.toml"),
+    cluster: ClusterName = None,
+    containers: Containers = True,
+    set_: Overrides = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the run's own code.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show the logs as they come; exit with the run's own code.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Trace the scripts; make NCCL and torch talk.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as 'kit render'.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Write the run folder and submit it."""
+    from kit.cli import runs
+    from kit.runs.submit import submit as submit_run
+
+    overrides = [*(set_ or []), *(["debug=true"] if debug or is_true(os.environ.get("DEBUG", "")) else [])]
+    if dry_run:
+        render(job, cluster, containers, overrides)
+        return
+    prepared = _prepare(job, cluster, containers, overrides)
+    made = submit_run(prepared)
+    run_dir = prepared.plan.run_dir
+    where = f"runtime {made.runtime}" + (f", image {made.image_digest}" if made.image_digest else "")
+    print(
+        f"job {made.job_id}: {made.nodes} nodes x {made.ranks_per_node} ranks on {made.cluster}; {where}",
+        file=sys.stderr,
+    )
+    print(made.model_dump_json(indent=2) if as_json else run_dir)
+    if follow:
+        runs.follow_run(run_dir)
+    elif wait:
+        runs.wait_run(run_dir)
+
+
+def is_true(text: str) -> bool:
+    """on, y, yes, t, true, 1 in any case, as the scripts read DEBUG; "not" and "21" are not."""
+    return re.fullmatch(r"1|on|y|yes|t|true", text.strip(), re.IGNORECASE) is not None
+
+
+def _prepare(job: Path, cluster: str | None, containers: bool, overrides: list[str] | None):  # type: ignore[no-untyped-def]
+    from kit.runs.submit import prepare
+
+    job_file = job / "job.toml" if job.is_dir() else job
+    return prepare(job_file, cluster=cluster, overrides=list(overrides or []), containers=containers)

@@ -1,0 +1,226 @@
+"""kit runs, kit status, kit logs, kit cancel."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from kit.runs.status import Status
+
+RunName = Annotated[
+    str | None,
+    typer.Argument(metavar="[RUN]", help="Run folder, id, start of an id, or Slurm job id; default: the newest."),
+]
+RunsDir = Annotated[
+    Path | None, typer.Option("--runs", help="Folder of runs; default: those of all clusters.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
+    """List the runs of this project, with one question to Slurm for all of them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from kit.runs import registry
+    from kit.runs import status as of
+
+    found = of.of(registry.find_all(_folders(runs_dir)), queue=queue())
+    if as_json:
+        print(json.dumps([_facts(s) for s in found], indent=2))
+        return
+    table = Table("run", "job", "cluster", "state", "code", "world", "submitted", box=None, pad_edge=False)
+    for one in found:
+        made = one.manifest
+        code = "" if one.exit_code is None else str(one.exit_code)
+        world = f"{made.nodes}x{made.ranks_per_node}"
+        table.add_row(
+            made.run_id,
+            str(one.job_id or ""),
+            made.cluster,
+            one.state,
+            code,
+            world,
+            f"{made.submitted_at:%Y-%m-%d %H:%M}",
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
+    """Say how one run stands: state, nodes, exit code, image, where its files are."""
+    from kit.runs import registry
+    from kit.runs import status as of
+
+    (one,) = of.of([registry.find_one(run, _folders(runs_dir))], queue=queue())
+    facts = _facts(one)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        if value not in (None, ""):
+            print(f"{name:<{width}}  {value}")
+
+
+def logs(
+    run: RunName = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run ends.")] = False,
+    rank: Annotated[int | None, typer.Option("--rank", "-r", min=0, help="One rank only.")] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Print the logs of a run, each line with its source in front."""
+    from kit.runs import logs as reading
+    from kit.runs import registry
+
+    run_dir = registry.find_one(run, _folders(runs_dir))
+    if follow:
+        follow_run(run_dir, rank=rank, fail=False)
+        return
+    for source, line in reading.follow(run_dir, rank=rank, ended=lambda: True, once=True):
+        print(f"{source} | {line}")
+
+
+def cancel(run: RunName = None, runs_dir: RunsDir = None) -> None:
+    """Cancel the job of a run."""
+    from kit.errors import RunError
+    from kit.runs import registry
+    from kit.runs import status as of
+    from kit.slurm import client
+
+    run_dir = registry.find_one(run, _folders(runs_dir))
+    (one,) = of.of([run_dir], queue=queue())
+    if one.job_id is None:
+        raise RunError(f"{run_dir.name}: it has no job", hint="it was not submitted")
+    if not one.active:
+        print(f"job {one.job_id} has ended already: {one.state}", file=sys.stderr)
+        return
+    client.cancel(one.job_id, env=env_of(one.manifest.cluster))
+    print(f"job {one.job_id} cancelled", file=sys.stderr)
+
+
+def wait_run(run_dir: Path) -> None:
+    """Wait for a run; RunFailed with its own exit code when it is not 0."""
+    from kit.runs import status as of
+
+    seen: list[str] = []
+
+    def on_poll(one: Status) -> None:
+        if one.state not in seen[-1:]:
+            seen.append(one.state)
+            print(f"job {one.job_id}: {one.state}{f' ({one.reason})' if one.reason else ''}", file=sys.stderr)
+
+    try:
+        _end(of.wait(run_dir, queue=queue(), on_poll=on_poll))
+    except KeyboardInterrupt:
+        print(
+            f"the run goes on; 'kit logs -f {run_dir.name}' follows it, 'kit cancel {run_dir.name}' ends it",
+            file=sys.stderr,
+        )
+        raise
+
+
+def follow_run(run_dir: Path, *, rank: int | None = None, fail: bool = True) -> None:
+    """Print the logs until the run has ended; then, with `fail`, RunFailed when its code is not 0."""
+    import threading
+
+    from kit.runs import logs as reading
+    from kit.runs import status as of
+
+    ended = threading.Event()
+    last: list[Status] = []
+    problems: list[BaseException] = []
+
+    def watch() -> None:
+        try:
+            last.append(of.wait(run_dir, queue=queue(), on_poll=lambda _: None))
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that prints, which raises it
+            problems.append(error)
+        finally:
+            ended.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    for source, line in reading.follow(run_dir, rank=rank, ended=ended.is_set):
+        print(f"{source} | {line}", flush=True)
+    if problems:
+        raise problems[0]
+    if fail:
+        _end(last[0])
+
+
+def queue() -> Callable[[str], dict[int, Any]]:
+    """Asks Slurm once per cluster; a cluster that is not up has no jobs."""
+    from kit.runs.status import cluster_queue
+
+    ask = cluster_queue(env_of)
+    return lambda name: ask(name) if is_up(name) else {}
+
+
+def env_of(cluster: str) -> dict[str, str]:
+    """The environment of Slurm's commands for a cluster: an embedded one has its own SLURM_CONF."""
+    from kit.slurm import client, embedded
+
+    running = embedded.find(cluster)
+    return client.environment(running.env() if running else {})
+
+
+def is_up(cluster: str) -> bool:
+    """Whether there is a Slurm to ask: an embedded cluster may be down, any other is taken to be there."""
+    from kit import config, resources
+    from kit.errors import ConfigError
+    from kit.slurm import embedded
+    from kit.spec.cluster import Cluster
+
+    try:
+        entry = resources.find("clusters", cluster, project_dir=resources.project())
+        return not config.load_model(entry.path, Cluster).embedded or embedded.find(cluster) is not None
+    except ConfigError:
+        return embedded.find(cluster) is not None
+
+
+def _end(one: Status) -> None:
+    from kit.errors import RunFailed
+
+    if one.state == "COMPLETED" and not one.exit_code:
+        return
+    code = one.exit_code if one.exit_code else 1
+    raise RunFailed(
+        f"run {one.run_dir.name}: {one.state}, exit code {one.exit_code if one.exit_code is not None else 'unknown'}",
+        exit_code=code,
+        hint=f"kit logs {one.run_dir.name}",
+    )
+
+
+def _facts(one: Status) -> dict[str, object]:
+    made = one.manifest
+    return {
+        "run": made.run_id,
+        "job_id": one.job_id,
+        "state": one.state,
+        "exit_code": one.exit_code,
+        "reason": one.reason,
+        "cluster": made.cluster,
+        "nodes": one.nodes,
+        "elapsed": one.elapsed,
+        "restarts": one.restarts,
+        "world_size": made.world_size,
+        "launcher": f"{made.launcher} ({made.shape})",
+        "runtime": made.runtime,
+        "image": made.image_name,
+        "image_digest": made.image_digest,
+        "git": f"{made.git.commit}{' (dirty)' if made.git.dirty else ''}" if made.git else None,
+        "submitted_at": made.submitted_at.isoformat(timespec="seconds"),
+        "run_dir": str(one.run_dir),
+    }
+
+
+def _folders(given: Path | None) -> list[Path]:
+    from kit import resources
+    from kit.runs import registry
+
+    return [given] if given else registry.folders(resources.project())

@@ -1,0 +1,256 @@
+"""TOML files and `--set a.b=c` become one Job.
+
+One precedence rule: command line > job > QOS row > cluster > launcher > defaults.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from kit import resources
+from kit.errors import ConfigError, Fault
+from kit.faults import config_error, dotted
+from kit.spec.cluster import Cluster, QosRow
+from kit.spec.job import Job
+from kit.spec.launcher import Launcher
+from kit.spec.mount import Mount, MountSet
+
+M = TypeVar("M", bound=BaseModel)
+Table = dict[str, Any]
+
+COMMAND_LINE = "--set"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A job with all that it names, read and checked."""
+
+    job: Job
+    job_file: str
+    job_dir: Path
+    project: Path
+    cluster: Cluster
+    cluster_name: str
+    launcher: Launcher
+    launcher_dir: Path
+    mounts: tuple[Mount, ...]
+
+
+def load_toml(path: Path) -> Table:
+    """A TOML file as a table; ConfigError when it is missing, unreadable or no TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{shown(path)}: no such file", hint="run 'kit init' for a first job file, or name another one"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{shown(path)}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{shown(path)}: not valid TOML: {error}", hint="strings stand in quotes; tables in [brackets]"
+        ) from None
+
+
+def load_model(path: Path, model: type[M]) -> M:
+    """A TOML file as a model; ConfigError with all faults at once."""
+    return validate(load_toml(path), model, file=shown(path))
+
+
+def validate(table: Mapping[str, Any], model: type[M], *, file: str) -> M:
+    """A table as a model; ConfigError with all faults, each said to stand in `file`."""
+    try:
+        return model.model_validate(dict(table))
+    except ValidationError as error:
+        raise config_error(error, model, lambda _: file) from None
+
+
+def load_job(
+    job_file: Path, *, cluster: str | None, overrides: Sequence[str] = (), project: Path | None = None
+) -> Resolved:
+    """Read a job file and all that it names. ConfigError with every fault of the job at once.
+
+    cluster: a name of clusters/, default 'local'. overrides: 'a.b=c' each; c is TOML, or text where it is not.
+    """
+    written = load_toml(job_file)
+    project = project or resources.project(job_file.parent)
+    cluster_name = cluster or "local"
+    cluster_entry = resources.find("clusters", cluster_name, project_dir=project, asked_by="--cluster", key="cluster")
+    place = load_model(cluster_entry.path, Cluster)
+    set_here = parse_overrides(overrides)
+
+    name = set_here.get("launcher", written.get("launcher", place.defaults.get("launcher")))
+    if not isinstance(name, str):
+        known = ", ".join(resources.names("launchers", project_dir=project))
+        raise ConfigError.of(
+            Fault(file=shown(job_file), key="launcher", got="nothing" if name is None else repr(name), allowed=known, hint='such as launcher = "ddp"')
+        )
+    launcher_entry = resources.find("launchers", name, project_dir=project, asked_by=shown(job_file), key="launcher")
+    launcher = load_model(launcher_entry.path, Launcher)
+
+    layers = [
+        (launcher.defaults, f"{shown(launcher_entry.path)} [defaults]"),
+        (place.defaults, f"{shown(cluster_entry.path)} [defaults]"),
+        (_qos_layer(place, written, set_here, shown(job_file)), f"{shown(cluster_entry.path)} [qos]"),
+        (written, shown(job_file)),
+        (set_here, COMMAND_LINE),
+    ]
+    job = _merge_and_validate(layers, overrides)
+    return Resolved(
+        job=job,
+        job_file=shown(job_file),
+        job_dir=job_file.parent.resolve(),
+        project=project,
+        cluster=place,
+        cluster_name=cluster_name,
+        launcher=launcher,
+        launcher_dir=launcher_entry.folder,
+        mounts=_mounts(job, place, project, shown(job_file), shown(cluster_entry.path)),
+    )
+
+
+def parse_overrides(overrides: Sequence[str]) -> Table:
+    """`["a.b=1", "c=x"]` -> `{"a": {"b": 1}, "c": "x"}`."""
+    table: Table = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise ConfigError.of(
+                Fault(
+                    file=COMMAND_LINE,
+                    key=key or "(empty)",
+                    got=repr(text),
+                    allowed="KEY=VALUE",
+                    hint="such as --set resources.nodes=2",
+                )
+            )
+        inner = table
+        for part in parts[:-1]:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise ConfigError.of(
+                    Fault(file=COMMAND_LINE, key=key, got=repr(text), allowed=f"one value for {part}", hint="set once")
+                )
+        inner[parts[-1]] = _value(value)
+    return table
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+    """Tables merge key by key; any other value of `above` replaces that of `below`."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def shown(path: Path) -> str:
+    """A path as a person would write it: relative to the working folder where it is inside."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merge_and_validate(layers: Sequence[tuple[Mapping[str, Any], str]], overrides: Sequence[str]) -> Job:
+    table: Table = {}
+    for layer, _ in layers:
+        table = merge(table, layer)
+
+    def file_of(location: tuple[str | int, ...]) -> str:
+        keys = [str(part) for part in location]
+        holding = [file for layer, file in layers if _holds(layer, keys)]
+        return holding[-1] if holding else layers[-2][1]
+
+    try:
+        return Job.model_validate(table)
+    except ValidationError as error:
+        literal = _as_text(table, error, overrides)
+        if literal is None:
+            raise config_error(error, Job, file_of) from None
+    try:
+        return Job.model_validate(literal)
+    except ValidationError as error:
+        raise config_error(error, Job, file_of) from None
+
+
+def _as_text(table: Table, error: ValidationError, overrides: Sequence[str]) -> Table | None:
+    """`--set resources.time=30`: where text is wanted and TOML read a number, take the text as it was typed."""
+    wanted = {dotted(e["loc"]) for e in error.errors() if e["type"] == "string_type"}
+    typed = {key.strip(): value for key, _, value in (o.partition("=") for o in overrides) if key.strip() in wanted}
+    if not typed:
+        return None
+    for key, value in typed.items():
+        nested: Any = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        table = merge(table, nested)
+    return table
+
+
+def _holds(layer: Any, keys: Sequence[str]) -> bool:
+    for key in keys:
+        if isinstance(layer, Mapping) and key in layer:
+            layer = layer[key]
+        else:
+            return isinstance(layer, list) and key.isdigit()
+    return True
+
+
+def _qos_layer(cluster: Cluster, written: Table, set_here: Table, file: str) -> Table:
+    """The job keys that the chosen row of the QOS table fills in."""
+    name = set_here.get("qos", written.get("qos", cluster.defaults.get("qos", cluster.default_qos)))
+    if name is None:
+        return {}
+    if name not in cluster.qos:
+        known = ", ".join(cluster.qos) or "none: the cluster has no QOS table"
+        raise ConfigError.of(
+            Fault(file=COMMAND_LINE if "qos" in set_here else file, key="qos", got=repr(name), allowed=known)
+        )
+    row: QosRow = cluster.qos[name]
+    slurm = {"account": row.account, "partition": row.partition, "qos": row.qos or name}
+    resources_ = {"memory": row.memory, "cpus_per_node": row.cpus_per_node, "time": row.time}
+    return {
+        "qos": name,
+        "slurm": {k: v for k, v in slurm.items() if v is not None},
+        "resources": {k: v for k, v in resources_.items() if v is not None},
+    }
+
+
+def _mounts(job: Job, cluster: Cluster, project: Path, job_file: str, cluster_file: str) -> tuple[Mount, ...]:
+    """The job's mounts with every logical name looked up in the mount set."""
+    logical = [m for m in job.mounts if isinstance(m, str)]
+    known: dict[str, Mount] = {}
+    set_name = job.mount_set or cluster.mounts
+    if set_name is not None:
+        asked_by, key = (job_file, "mount_set") if job.mount_set else (cluster_file, "mounts")
+        entry = resources.find("mounts", set_name, project_dir=project, asked_by=asked_by, key=key)
+        known = load_model(entry.path, MountSet).root
+    unknown = [
+        Fault(
+            file=job_file,
+            key=f"mounts[{job.mounts.index(name)}]",
+            got=repr(name),
+            allowed=", ".join(known) or "no logical name: the cluster names no mount set",
+            hint=f"add [{name}] to mounts/{set_name}.toml" if set_name else 'write { source = "...", target = "..." }',
+        )
+        for name in logical
+        if name not in known
+    ]
+    if unknown:
+        raise ConfigError.of(*unknown)
+    return tuple(known[m] if isinstance(m, str) else m for m in job.mounts)

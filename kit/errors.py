@@ -1,0 +1,110 @@
+"""The error tree. Every fault that a user can cause or mend is one of these; `kit.cli.main` is the only place that prints them.
+
+    KitError                 1   anything without a class of its own
+    ├── UsageError           2   the command line itself (Typer uses 2 as well)
+    ├── ConfigError          3   job.toml, clusters/, mounts/, launchers/, image.toml, --set
+    ├── ToolError            4   a program that the kit drives is missing, failed or timed out
+    ├── ImageError           5   build, squash, lock, store
+    │   ├── EngineError      5   no container engine answers
+    │   └── LockError        5   the image file is missing or is not the locked one
+    ├── SlurmError           6   sbatch, squeue, the embedded cluster
+    ├── RunError             7   a run folder that is missing, unreadable or not what was asked for
+    └── RunFailed            the run's own code   the run ended, and not with 0 (`kit submit --wait`)
+
+A Ctrl-C ends with 130 and TERM with 143, as in a shell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class KitError(Exception):
+    """Base of the tree.
+
+    message: what is wrong, naming the file, key or program. hint: what to try next, one sentence or command.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(KitError):
+    """Options that contradict each other, or an argument that no command understands."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One wrong value: where it stands, what it is, what is allowed, what to try."""
+
+    file: str
+    key: str
+    got: str
+    allowed: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.file}: {self.key}: got {self.got}; allowed: {self.allowed}"
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class ConfigError(KitError):
+    """All faults found in one reading of the input; `faults` is never empty when the input was parsed."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, faults: Sequence[Fault] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.faults = tuple(faults)
+
+    @classmethod
+    def of(cls, *faults: Fault) -> ConfigError:
+        """One error for all faults, one line each."""
+        return cls("\n".join(map(str, faults)), faults=faults)
+
+
+class ToolError(KitError):
+    """A program is missing, returned non-zero, or ran past its time."""
+
+    exit_code = 4
+
+
+class ImageError(KitError):
+    """An image could not be built, imported, squashed, locked or stored."""
+
+    exit_code = 5
+
+
+class EngineError(ImageError):
+    """No container engine answers, or it died midway."""
+
+
+class LockError(ImageError):
+    """The image file is missing, or its bytes are not those that the lock names."""
+
+
+class SlurmError(KitError):
+    """Slurm refused, or could not be reached."""
+
+    exit_code = 6
+
+
+class RunError(KitError):
+    """No such run, or its folder does not hold what was asked for."""
+
+    exit_code = 7
+
+
+class RunFailed(KitError):  # noqa: N818 - it reports an outcome, not a mistake
+    """A run that was waited for did not end with 0; `exit_code` is the run's own."""
+
+    def __init__(self, message: str, *, exit_code: int, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code or 1

@@ -1,0 +1,99 @@
+"""What a build is made from: the files of the image's folder, in a form that does not depend on the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import stat
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit.errors import ImageError
+from kit.spec.image import ImageSpec
+
+# Raised when the kit itself writes other bytes from the same inputs (`kit.images.tree`, `kit.images.squash`).
+RECIPE = 1
+
+# image.toml counts by its meaning, not by its bytes; a comment in it rebuilds nothing.
+_NOT_CONTEXT = frozenset({"image.toml", "image.lock"})
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextFile:
+    """One entry of the context. mode: 0o755 or 0o644 by the owner's x bit, whatever the umask. target: of a symbolic link."""
+
+    name: str
+    path: Path
+    mode: int
+    target: str | None
+
+
+def scan(folder: Path) -> tuple[ContextFile, ...]:
+    """All files of the image's folder in byte order, less what .dockerignore names; ImageError for a socket or a device."""
+    ignored = _dockerignore(folder)
+    found = []
+    for path in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).as_posix().encode()):
+        name = path.relative_to(folder).as_posix()
+        mode = path.lstat().st_mode
+        if name in _NOT_CONTEXT or "__pycache__" in path.parts or stat.S_ISDIR(mode) or ignored(name):
+            continue
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            raise ImageError(f"{path}: neither a file nor a link", hint="move it out of the image's folder")
+        target = str(path.readlink()) if stat.S_ISLNK(mode) else None
+        found.append(ContextFile(name=name, path=path, mode=0o755 if mode & stat.S_IXUSR else 0o644, target=target))
+    return tuple(found)
+
+
+def digest(spec: ImageSpec, files: Iterable[ContextFile]) -> str:
+    """sha256 (hex) of all that decides the image's bytes and stands in its folder."""
+    listed = [[file.name, file.mode, file.target or _sha256(file.path)] for file in files]
+    # The bound on memory changes how long squashing takes, not what it writes.
+    meaning = spec.model_dump(mode="json", exclude={"description": True, "squash": {"memory"}})
+    text = json.dumps({"recipe": RECIPE, "spec": meaning, "files": listed}, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def stream(files: Iterable[ContextFile], wheels: Iterable[Path]) -> Iterator[bytes]:
+    """The context as a tar for the engine, `wheels/` included; read as it is sent, never copied on the disk."""
+    extra = (ContextFile(name=f"wheels/{wheel.name}", path=wheel, mode=0o644, target=None) for wheel in wheels)
+    for file in (*files, *extra):
+        member = tarfile.TarInfo(file.name)
+        member.mode = file.mode
+        if file.target is not None:
+            member.type, member.linkname = tarfile.SYMTYPE, file.target
+        else:
+            member.size = file.path.stat().st_size
+        yield member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+        if file.target is None:
+            with file.path.open("rb") as content:
+                yield from _exactly(content, member.size, file.path)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _exactly(content: io.BufferedReader, size: int, path: Path) -> Iterator[bytes]:
+    left = size
+    while left:
+        chunk = content.read(min(left, _CHUNK))
+        if not chunk:
+            raise ImageError(f"{path}: became shorter while it was read", hint="build again")
+        left -= len(chunk)
+        yield chunk
+    yield bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _dockerignore(folder: Path) -> Callable[[str], bool]:
+    file = folder / ".dockerignore"
+    if not file.is_file():
+        return lambda _: False
+    from kit.images.engine import ignored_by
+
+    return ignored_by(folder, file.read_text(encoding="utf-8").splitlines())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,0 +1,240 @@
+"""The container engine. The only place that uses the Docker SDK, which is imported when an engine is first asked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.errors import EngineError, ImageError
+from kit.spec.image import Build, ImageConfig
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+# Long, because a RUN line may be silent for as long as it works; the engine's death is seen at once all the same.
+_SILENCE_S = 3600
+_EXPORT_CHUNK = 1 << 20
+_TAIL_LINES = 15
+_START = "start Docker (make setup does it where it may), or point DOCKER_HOST at an engine that runs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineImage:
+    """An image that the engine holds.
+
+    size: of all layers, in bytes. layers: folders of the layers on this machine, topmost first; empty when they cannot be
+    reached from here. diff_ids: digests of the layers' tars, lowest first. repo_digests: `name@sha256:…` as registries know it.
+    """
+
+    id: str
+    size: int
+    config: ImageConfig
+    layers: tuple[Path, ...]
+    diff_ids: tuple[str, ...]
+    repo_digests: tuple[str, ...]
+
+
+class Engine:
+    """An engine that answers. Every method raises EngineError when it stops to, ImageError when it refuses."""
+
+    def __init__(self, client: APIClient, version: str) -> None:
+        self._client = client
+        self.version = version
+
+    def inspect(self, reference: str) -> EngineImage | None:
+        """The image, or None when the engine does not hold it."""
+        from docker.errors import ImageNotFound
+
+        with _faults(f"inspect {reference}"):
+            try:
+                found: dict[str, Any] = self._client.inspect_image(reference)  # type: ignore[no-untyped-call]
+            except ImageNotFound:
+                return None
+        return EngineImage(
+            id=found["Id"],
+            size=found["Size"],
+            config=_config(found.get("Config") or {}),
+            layers=_reachable(found.get("GraphDriver") or {}),
+            diff_ids=tuple((found.get("RootFS") or {}).get("Layers") or ()),
+            repo_digests=tuple(found.get("RepoDigests") or ()),
+        )
+
+    def pull(self, reference: str, *, platform: str | None, on_line: Callable[[str], None]) -> None:
+        """Fetch an image from its registry; credentials are those of Docker's own configuration."""
+        with _faults(f"pull {reference}"):
+            for item in self._client.pull(reference, stream=True, decode=True, platform=platform):
+                if "error" in item:
+                    raise ImageError(f"pull {reference}: {item['error']}", hint=_registry_hint(item["error"]))
+                if "progress" not in item and item.get("status"):
+                    on_line(f"{item.get('id', '')} {item['status']}".strip())
+
+    def import_tar(self, tar: Path, reference: str) -> None:
+        """Make a one-layer image of a root filesystem's tar."""
+        repository, _, tag = reference.rpartition(":")
+        with _faults(f"import {reference}"):
+            self._client.import_image(src=str(tar), repository=repository, tag=tag)  # type: ignore[no-untyped-call]
+
+    def load(self, archive: Path) -> str:
+        """Load an archive of `docker save`; return the reference or id of its first image."""
+        with _faults(f"load {archive}"), archive.open("rb") as stream:
+            for item in self._client.load_image(stream):  # type: ignore[no-untyped-call]
+                if "error" in item:
+                    raise ImageError(f"{archive}: {item['error']}")
+                loaded = re.match(r"Loaded image(?: ID)?: (\S+)", item.get("stream", ""))
+                if loaded:
+                    return loaded[1]
+        raise ImageError(f"{archive}: the engine found no image in it", hint="make it with 'docker save -o FILE IMAGE'")
+
+    def build(
+        self,
+        context: Iterable[bytes],
+        *,
+        tag: str,
+        base: str,
+        options: Build,
+        no_cache: bool,
+        on_line: Callable[[str], None],
+    ) -> str:
+        """Build from a tar stream with its Dockerfile; return the image's id. on_line hears each line that the engine prints.
+
+        ImageError names the step that failed and shows its last lines.
+        """
+        said: list[str] = []
+        image = ""
+        with _faults("build"):
+            answer = self._client.build(
+                fileobj=context,  # type: ignore[arg-type]  # it is handed to requests, which takes any iterable of bytes
+                custom_context=True,
+                tag=tag,
+                buildargs={"BASE": base, **options.args},
+                target=options.target,
+                platform=options.platform,
+                network_mode=options.network,
+                nocache=no_cache,
+                rm=True,
+                forcerm=True,
+                decode=True,
+            )
+            for item in answer:
+                if "error" in item:
+                    raise ImageError(_build_failure(said, item["error"]), hint="mend the Dockerfile at that step")
+                image = (item.get("aux") or {}).get("ID", image)
+                for line in str(item.get("stream", "")).splitlines():
+                    if line.strip():
+                        said.append(line)
+                        on_line(line)
+        return image
+
+    @contextlib.contextmanager
+    def export(self, image: str) -> Iterator[Iterator[bytes]]:
+        """The image's merged tree as a tar stream, from a container that is never started and is removed afterwards."""
+        with _faults("export"):
+            # A command is needed although it never runs; an image may have none of its own.
+            container = self._client.create_container(image, command=["/bin/true"], network_disabled=True)["Id"]
+            try:
+                yield _chunks(self._client.export(container, chunk_size=_EXPORT_CHUNK))
+            finally:
+                self._client.remove_container(container, force=True, v=True)
+
+    def remove(self, reference: str) -> None:
+        """Remove a tag, and the image with its last one; nothing happens when there is none."""
+        from docker.errors import ImageNotFound
+
+        with _faults(f"remove {reference}"), contextlib.suppress(ImageNotFound):
+            self._client.remove_image(reference, force=True)
+
+
+def connect() -> Engine:
+    """The engine that DOCKER_HOST names, or the local one; EngineError, with what to do, when none answers."""
+    from docker import APIClient
+    from docker.errors import DockerException
+    from docker.utils import kwargs_from_env
+
+    try:
+        client = APIClient(**kwargs_from_env(), version="auto", timeout=_SILENCE_S)
+        return Engine(client, str(client.version()["Version"]))
+    except DockerException as error:
+        place = os.environ.get("DOCKER_HOST", "the local socket")
+        if "Permission denied" in str(error) or "PermissionError" in str(error):
+            hint = "ask an administrator to add you to the group 'docker', or use a rootless engine through DOCKER_HOST"
+            raise EngineError(f"the container engine at {place} may not be used by this user", hint=hint) from None
+        raise EngineError(f"no container engine answers at {place}", hint=_START) from None
+
+
+def ignored_by(folder: Path, patterns: list[str]) -> Callable[[str], bool]:
+    """Whether a path of `folder` is left out of the context by these lines of a .dockerignore."""
+    from docker.utils.build import exclude_paths
+
+    rules = [line.strip() for line in patterns if line.strip() and not line.startswith("#")]
+    kept = {Path(path).as_posix() for path in exclude_paths(str(folder), rules, dockerfile="Dockerfile")}
+    return lambda name: name not in kept
+
+
+def _chunks(stream: Iterable[bytes]) -> Iterator[bytes]:
+    with _faults("export"):
+        yield from stream
+
+
+@contextlib.contextmanager
+def _faults(doing: str) -> Iterator[None]:
+    """The SDK's and its transport's errors as the kit's own."""
+    from docker.errors import APIError, DockerException
+    from requests.exceptions import RequestException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except APIError as error:
+        said = str(error.explanation or error)
+        raise ImageError(f"{doing}: the engine refused: {said}", hint=_registry_hint(said)) from None
+    except (RequestException, HTTPError, DockerException, ConnectionError) as error:
+        raise EngineError(f"{doing}: the container engine stopped answering: {error}", hint=_START) from None
+
+
+def _registry_hint(said: str) -> str:
+    lower = said.lower()
+    if "429" in lower or "toomanyrequests" in lower or "rate limit" in lower:
+        return "the registry limits pulls: log in with 'docker login', or try again later"
+    if "401" in lower or "unauthorized" in lower or "denied" in lower:
+        return "log in with 'docker login', and check the name: a private image that does not exist is also 'denied'"
+    if "404" in lower or "not found" in lower or "manifest unknown" in lower:
+        return "check the image's name and tag"
+    if "no such host" in lower or "connection refused" in lower or "timeout" in lower or "dial tcp" in lower:
+        return "the registry cannot be reached from here; in image.toml, use [base] bootstrap instead of a reference"
+    return ""
+
+
+def _build_failure(said: list[str], error: str) -> str:
+    """Step, its last lines, and the engine's verdict, without the engine repeating the whole command."""
+    start = max((number for number, line in enumerate(said) if re.match(r"Step \d+/\d+ : ", line)), default=0)
+    step, printed = (said[start], said[start + 1 :]) if said else ("before the first step", [])
+    code = re.search(r"returned a non-zero code: (\d+)", error)
+    verdict = f"exit code {code[1]}" if code else error
+    return "\n".join([f"the build failed at {step}", *(f"  {line}" for line in printed[-_TAIL_LINES:]), f"  {verdict}"])
+
+
+def _config(raw: dict[str, Any]) -> ImageConfig:
+    pairs = (entry.partition("=") for entry in raw.get("Env") or ())
+    return ImageConfig(
+        env={name: value for name, _, value in pairs},
+        workdir=raw.get("WorkingDir") or "/",
+        entrypoint=tuple(raw.get("Entrypoint") or ()),
+        cmd=tuple(raw.get("Cmd") or ()),
+        volumes=tuple(sorted(raw.get("Volumes") or ())),
+        labels=dict(sorted((raw.get("Labels") or {}).items())),
+    )
+
+
+def _reachable(driver: dict[str, Any]) -> tuple[Path, ...]:
+    """Layer folders, when this process may mount them: root, the overlay2 driver, and an engine on this very machine."""
+    if driver.get("Name") != "overlay2" or os.geteuid() != 0:
+        return ()
+    data = driver.get("Data") or {}
+    named = [data.get("UpperDir", ""), *filter(None, data.get("LowerDir", "").split(":"))]
+    layers = tuple(Path(folder) for folder in named)
+    return layers if all(folder.is_absolute() and folder.is_dir() for folder in layers) else ()

@@ -1,0 +1,36 @@
+"""What is installed in a .sqsh, read from the file itself: it works for every source, and without an engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kit import shell
+from kit.spec.image import Packages
+
+_INSTALL = "apt-get install squashfs-tools"
+_DIST_INFO = re.compile(r"/(?:site|dist)-packages/([^/]+)-([^/-]+)\.(?:dist|egg)-info$")
+
+
+def packages(image: Path) -> Packages:
+    """Names and versions of Debian packages and Python distributions, sorted by name; empty where an image has none."""
+    unsquashfs = shell.require("unsquashfs", hint=_INSTALL)
+    listing = shell.run([unsquashfs, "-d", "", "-l", str(image)]).stdout.splitlines()
+    python = dict(sorted((_canonical(found[1]), found[2]) for line in listing if (found := _DIST_INFO.search(line))))
+    status = shell.run([unsquashfs, "-cat", str(image), "var/lib/dpkg/status"], check=False)
+    return Packages(apt=_dpkg(status.stdout) if status.returncode == 0 else {}, pip=python)
+
+
+def _dpkg(status: str) -> dict[str, str]:
+    """dpkg's status file: stanzas with Package, Status and Version."""
+    found = {}
+    for stanza in status.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Status|Version): (.*)$", stanza, re.MULTILINE))
+        if fields.get("Status", "").endswith(" installed") and "Version" in fields:
+            found[fields["Package"]] = fields["Version"]
+    return dict(sorted(found.items()))
+
+
+def _canonical(name: str) -> str:
+    """PEP 503: one spelling per project."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,123 @@
+"""A lock that holds across hosts on a shared filesystem.
+
+flock is local to a host on some mounts (NFS without a lock daemon, Lustre without `-o flock`), so the lock is a file that
+link(2) creates: that is atomic on all of them. It names its owner; a dead owner's lock is taken over, at once on the same
+host and after `_STALE_S` without a heartbeat on another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from kit.errors import ImageError
+from kit.images.owner import Owner
+
+_HEARTBEAT_S = 10.0
+_STALE_S = 120.0
+_POLL_S = 0.1
+
+
+@contextlib.contextmanager
+def hold(path: Path, *, on_wait: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Hold the lock `path` for the block; wait for as long as a living process holds it.
+
+    on_wait hears the holder's name once, when there is one. ImageError when the folder cannot be written.
+    """
+    claim = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        claim.write_text(f"{Owner.current()}\n", encoding="utf-8")
+    except OSError as error:
+        raise ImageError(
+            f"{path.parent}: cannot be written: {error.strerror}", hint="name another store with --store"
+        ) from None
+    try:
+        _take(path, claim, on_wait)
+        with _heartbeat(claim):
+            yield
+    finally:
+        # The claim and the lock are one inode: a lock that somebody took over in the meantime is not ours to remove.
+        with contextlib.suppress(FileNotFoundError):
+            if path.samefile(claim):
+                path.unlink()
+        claim.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the locks and claims of processes that are gone from a folder of locks."""
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            owner = Owner.parse(path.read_text(encoding="utf-8"))
+            if owner is not None and owner.alive() is False:
+                _break(path)
+
+
+def _take(path: Path, claim: Path, on_wait: Callable[[str], None]) -> None:
+    told = False
+    while True:
+        with contextlib.suppress(FileExistsError):
+            os.link(claim, path)
+            return
+        if _stale(path, claim):
+            _break(path)
+            continue
+        if not told:
+            on_wait(_holder(path))
+            told = True
+        time.sleep(_POLL_S)
+
+
+def _stale(path: Path, claim: Path) -> bool:
+    try:
+        owner = Owner.parse(path.read_text(encoding="utf-8"))
+        age = _now(claim) - path.stat().st_mtime
+    except FileNotFoundError:
+        return False
+    alive = owner.alive() if owner else None
+    return age > _STALE_S if alive is None else not alive
+
+
+def _break(path: Path) -> None:
+    # Two waiters may come here at once. Each renames what it finds; the loser may carry off the winner's fresh lock, and
+    # then two builders work at the same time. That costs time and nothing else: the store is addressed by content.
+    grave = path.with_name(f".{path.name}.{secrets.token_hex(6)}.stale")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(grave)
+        grave.unlink()
+
+
+def _holder(path: Path) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        owner = Owner.parse(path.read_text(encoding="utf-8"))
+        if owner:
+            return f"process {owner.pid} on {owner.host}"
+    return "another process"
+
+
+def _now(claim: Path) -> float:
+    # The file server's clock, not this host's: ages are compared with times that the server wrote.
+    os.utime(claim)
+    return claim.stat().st_mtime
+
+
+@contextlib.contextmanager
+def _heartbeat(claim: Path) -> Iterator[None]:
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(_HEARTBEAT_S):
+            with contextlib.suppress(OSError):
+                os.utime(claim)
+
+    thread = threading.Thread(target=beat, name="lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

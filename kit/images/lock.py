@@ -1,0 +1,85 @@
+"""image.lock: read, written, compared. Users commit it, so it changes only when something in it does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import tomli_w
+
+from kit import resources
+from kit.config import load_model
+from kit.errors import ImageError
+from kit.spec.image import ImageLock
+
+FILE = "image.lock"
+
+_HEADER = "# Written by the kit; commit it. A run of this image gets these bytes and no others.\n"
+
+
+def find(name: str, *, project: Path) -> Path | None:
+    """The lock of the image `name`: the project's first, then the user's, then the kit's own; None when there is none."""
+    for root in resources.roots(project):
+        path = root / "containers" / name / FILE
+        if path.is_file():
+            return path
+    return None
+
+
+def place(entry: resources.Entry, *, project: Path) -> Path:
+    """Where the lock of an entry is written: beside its image.toml, or in the project when the kit's own folder is read-only."""
+    writable = entry.folder if os.access(entry.folder, os.W_OK) else project / "containers" / entry.name
+    return writable / FILE
+
+
+def read(path: Path) -> ImageLock:
+    """The lock in `path`; ConfigError when it is missing or damaged."""
+    return load_model(path, ImageLock)
+
+
+def write(path: Path, lock: ImageLock) -> bool:
+    """Write the lock; return whether the file changed.
+
+    The engine's id of the image differs between two builds of the same bytes: alone it is no reason to write.
+    """
+    if path.is_file():
+        old = read(path)
+        if not any(differences(old, lock)) and old.inputs == lock.inputs:
+            return False
+    text = _HEADER + tomli_w.dumps(lock.model_dump(mode="json", by_alias=True, exclude_none=True))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.rename(path)
+    except OSError as error:
+        raise ImageError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def differences(old: ImageLock, new: ImageLock) -> Iterator[str]:
+    """What differs between two locks, causes first, one phrase each: `packages.pip.numpy: 2.1.0 -> 2.2.0`."""
+    before, after = _deciding(old), _deciding(new)
+    changed = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
+    results = {"sha256", "size"}
+    for key in sorted(changed, key=lambda key: key in results):
+        yield f"{key}: {before.get(key, '(nothing)')} -> {after.get(key, '(nothing)')}"
+
+
+def _deciding(lock: ImageLock) -> dict[str, object]:
+    """The lock without what may differ between two builds of the same bytes, and without `inputs`, which explains nothing."""
+    table = lock.model_dump(mode="json", by_alias=True, exclude={"inputs": True, "name": True})
+    table["tools"] = {"mksquashfs": table["tools"]["mksquashfs"]}
+    return _flat(table)
+
+
+def _flat(value: object, prefix: str = "") -> dict[str, object]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, object] = {}
+    for key, inner in value.items():
+        flat |= _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    return flat

@@ -1,0 +1,95 @@
+"""What a person sees of long work: stages, the tools' own lines, and a bar. Everything goes to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+_PLAIN_EVERY_S = 5.0
+
+
+class Report(Protocol):
+    """Where the image rooms report to."""
+
+    def stage(self, text: str) -> None:
+        """A step begins."""
+
+    def line(self, text: str) -> None:
+        """A tool said something."""
+
+    def warn(self, text: str) -> None:
+        """Something that the user should know, and that stops nothing."""
+
+    def counting(self, text: str, total: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+        """A step whose progress is counted in bytes; the block gets a function that takes how many more were done."""
+
+
+class Silent:
+    """Reports to nobody."""
+
+    def stage(self, text: str) -> None:
+        """See Report."""
+
+    def line(self, text: str) -> None:
+        """See Report."""
+
+    def warn(self, text: str) -> None:
+        """See Report."""
+
+    @contextlib.contextmanager
+    def counting(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
+        """See Report."""
+        yield lambda _: None
+
+
+class Terminal:
+    """A bar on a terminal; plain lines, at most one every few seconds for counted work, elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def stage(self, text: str) -> None:
+        """See Report."""
+        self._console.print(f"==> {text}", style="bold", markup=False)
+
+    def line(self, text: str) -> None:
+        """See Report."""
+        self._console.print(f"    {text}", style="dim", markup=False)
+
+    def warn(self, text: str) -> None:
+        """See Report."""
+        self._console.print(f"warning: {text}", style="yellow", markup=False)
+
+    @contextlib.contextmanager
+    def counting(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
+        """See Report."""
+        if not self._console.is_terminal:
+            self.stage(text)
+            yield self._plain(total)
+            return
+        columns = (TextColumn("==> {task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=self._console, transient=True) as bar:
+            task = bar.add_task(text, total=total)
+            yield lambda more: bar.advance(task, more)
+        self.stage(text)
+
+    def _plain(self, total: int) -> Callable[[int], None]:
+        start = last = time.monotonic()
+        done = 0
+
+        def advance(more: int) -> None:
+            nonlocal last, done
+            done += more
+            now = time.monotonic()
+            if now - last >= _PLAIN_EVERY_S:
+                last = now
+                rate = done / (now - start)
+                left = max(total - done, 0) / rate if rate else 0
+                self.line(f"{done / 1e6:.0f} of about {total / 1e6:.0f} MB, {rate / 1e6:.0f} MB/s, {left:.0f} s left")
+
+        return advance

@@ -1,0 +1,162 @@
+"""Tree or tar stream -> .sqsh, the same bytes for the same content whatever the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import shell
+from kit.errors import ImageError, ToolError
+from kit.images import fromtree, tarstream
+from kit.images.tree import Addition, Edit
+from kit.spec.image import Squash
+
+_INSTALL = "apt-get install squashfs-tools (4.5 or newer)"
+_SAMPLE_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """Content as folders on this machine: an image's layers, topmost first, or one plain folder."""
+
+    layers: tuple[Path, ...]
+    method = "overlay mount of the layers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """Content as an uncompressed tar. walked: its entries come in walk order (see `tarstream.edited`)."""
+
+    chunks: Iterable[bytes]
+    walked: bool = True
+    method = "streamed export"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """keep_times: files keep their modification times, for images whose times are fixed by their digest."""
+
+    squash: Squash
+    keep_times: bool = False
+
+
+def mksquashfs() -> tuple[str, str]:
+    """Path and version of mksquashfs; ToolError when it is missing or cannot read tar streams."""
+    program = shell.require("mksquashfs", hint=_INSTALL)
+    words = shell.run([program, "-version"], check=False).stdout.split()
+    version = words[2] if len(words) > 2 and words[1] == "version" else "unknown"
+    numbers = [int(part) for part in version.split("-")[0].split(".")[:2] if part.isdigit()]
+    if numbers and numbers < [4, 5]:
+        raise ToolError(f"mksquashfs {version} is too old: it cannot read a tar stream", hint=_INSTALL)
+    return program, version
+
+
+def write(
+    source: Tree | Stream,
+    edit: Edit,
+    target: Path,
+    options: Options,
+    *,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Squash `source`, edited, into the new file `target`. on_bytes hears how many more bytes were read.
+
+    target's folder is private to the caller and takes the working files. ImageError when mksquashfs fails.
+    """
+    program, _ = mksquashfs()
+    try:
+        if isinstance(source, Stream):
+            entries = tarstream.edited(source.chunks, edit, walked=source.walked, on_bytes=on_bytes)
+            # -tar stands first: it sets defaults, which the arguments after it take back.
+            shell.feed([program, "-", str(target), "-tar", *_arguments(options)], entries, env=_child_env())
+        else:
+            _from_tree(source, edit, target, [program, str(target), *_arguments(options)], on_bytes)
+    except ToolError as error:
+        raise ImageError(f"squashing failed: {error.message}", hint=_what_to_do(error.message)) from None
+
+
+def _arguments(options: Options) -> list[str]:
+    squash = options.squash
+    level = 1 if squash.level is None and squash.compressor == "zstd" else squash.level
+    if squash.compressor == "none":
+        packing = ["-noI", "-noD", "-noF", "-noX"]
+    else:
+        packing = ["-comp", squash.compressor, *(["-Xcompression-level", str(level)] if level else [])]
+    # -no-exports and -no-tailends: with -tar the tool's defaults differ from those without, and so would the bytes.
+    # -root-mode: a tar stream has no entry for the root. -noappend: the default appends to what is there.
+    fixed = "-noappend -no-recovery -no-progress -quiet -exit-on-error -all-root -root-mode 755 -mkfs-time 0 -no-exports -no-tailends"
+    times = [] if options.keep_times else ["-all-time", "0"]
+    return [*packing, "-b", squash.block, *fixed.split(), *times, "-mem", squash.memory]
+
+
+def _from_tree(source: Tree, edit: Edit, target: Path, argv: list[str], on_bytes: Callable[[int], None]) -> None:
+    folder = target.parent
+    (folder / "excluded").write_text("".join(f"{pattern}\n" for pattern in edit.exclusions), encoding="utf-8")
+    modes = ["-action", "chmod(u+rwx)@type(d)", "-action", "chmod(u+r)@type(f)"]
+    request: fromtree.Request = {
+        "layers": [str(layer) for layer in source.layers],
+        "additions": [_place(addition, number, folder) for number, addition in enumerate(edit.additions)],
+        "argv": [*argv, *modes, "-wildcards", "-ef", "excluded"],
+    }
+    file = folder / "request.json"
+    file.write_text(json.dumps(request), encoding="utf-8")
+    with _watching(folder / "pid", on_bytes):
+        shell.run([sys.executable, "-m", "kit.images.fromtree", str(file)], env=_child_env())
+
+
+def _place(addition: Addition, number: int, folder: Path) -> fromtree.Place:
+    """A pseudo-file definition. Content comes from a file in the child's working folder, so no path needs quoting."""
+    path = "".join(f"\\{c}" if c in ' \t"\\' else c for c in addition.path)
+    if addition.content is not None:
+        name = f"added-{number}"
+        (folder / name).write_bytes(addition.content)
+        line = f"{path} F 0 {addition.mode:o} 0 0 cat {shlex.quote(name)}"
+    elif addition.target is not None:
+        line = f"{path} S 0 {addition.mode:o} 0 0 {addition.target}"
+    else:
+        line = f"{path} D 0 {addition.mode:o} 0 0"
+    return {"path": addition.path, "line": line, "only_if_missing": not addition.replaces}
+
+
+def _child_env() -> dict[str, str]:
+    """The kit must be importable in the child, and SOURCE_DATE_EPOCH is fatal to mksquashfs beside its time options."""
+    env = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
+    root = str(Path(__file__).resolve().parents[2])
+    return env | {"PYTHONPATH": os.pathsep.join(filter(None, [root, env.get("PYTHONPATH", "")]))}
+
+
+@contextlib.contextmanager
+def _watching(pid_file: Path, on_bytes: Callable[[int], None]) -> Iterator[None]:
+    """Report what the child has read, as the kernel counts it."""
+    done = threading.Event()
+
+    def watch() -> None:
+        before = 0
+        while not done.wait(_SAMPLE_S):
+            with contextlib.suppress(OSError, ValueError, StopIteration):
+                pid = int(pid_file.read_text(encoding="ascii"))
+                fields = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+                now = next(int(field.split()[1]) for field in fields if field.startswith("rchar:"))
+                on_bytes(max(now - before, 0))
+                before = max(now, before)
+
+    thread = threading.Thread(target=watch, name="squash-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _what_to_do(said: str) -> str:
+    if "No space left" in said:
+        return "free some space on the store's filesystem, or name another store with --store"
+    return "the lines above are mksquashfs's own"

@@ -1,0 +1,135 @@
+"""The image store: `<store>/sha256/<hex>.sqsh`, complete or not there at all.
+
+`sha256/` holds images, each with a `<hex>.json` of what is worth knowing and decides nothing. `tmp/` holds one folder per
+builder, on the same filesystem, so that publishing is one rename. `locks/` holds the leases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from kit import resources
+from kit.errors import ImageError
+from kit.images import lease
+from kit.images.owner import Owner
+
+# What a builder on another host left behind can only be judged by its age.
+_FOREIGN_LEFTOVER_S = 24 * 3600.0
+
+
+def default() -> Path:
+    """The store of this user, unless KIT_STORE or a cluster names a shared one."""
+    named = os.environ.get("KIT_STORE")
+    return Path(named).absolute() if named else resources.user_data() / "images"
+
+
+def path(store: Path, sha256: str) -> Path:
+    """Where the image with this digest (64 hex digits) is, or would be."""
+    return store / "sha256" / f"{sha256}.sqsh"
+
+
+def lock_file(store: Path, name: str) -> Path:
+    """The lock under which the image `name` is made (see `lease.hold`)."""
+    return store / "locks" / f"{name}.lock"
+
+
+def prepare(store: Path) -> None:
+    """Make the store's folders, readable as the store itself is, and remove what dead builders left.
+
+    ImageError when the store cannot be written.
+    """
+    try:
+        if not store.is_dir():
+            store.mkdir(parents=True, mode=0o755)
+        for name in ("sha256", "tmp", "locks"):
+            folder = store / name
+            if not folder.is_dir():
+                folder.mkdir()
+                # A shared store's owner decides who may write by the mode of the store itself, not by somebody's umask.
+                folder.chmod(store.stat().st_mode & 0o7777)
+        if not os.access(store / "tmp", os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ImageError(
+            f"image store {store}: cannot be written: {error.strerror}",
+            hint="name another with --store or KIT_STORE, or ask its owner for write permission",
+        ) from None
+    clean(store)
+
+
+@contextlib.contextmanager
+def workspace(store: Path) -> Iterator[Path]:
+    """A private folder on the store's filesystem, removed on the way out; after a kill -9, by the next `clean`."""
+    folder = store / "tmp" / f"{Owner.current()}~{secrets.token_hex(4)}"
+    folder.mkdir(mode=0o700)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def clean(store: Path) -> list[Path]:
+    """Remove the temporary folders and locks of processes that are gone; return the folders."""
+    lease.sweep(store / "locks")
+    removed = []
+    for folder in sorted((store / "tmp").iterdir()):
+        owner = Owner.parse(folder.name.rpartition("~")[0])
+        alive = owner.alive() if owner else None
+        if alive is None:
+            with contextlib.suppress(FileNotFoundError):
+                alive = time.time() - folder.stat().st_mtime < _FOREIGN_LEFTOVER_S
+        if not alive:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+    return removed
+
+
+def publish(store: Path, finished: Path, sha256: str, facts: Mapping[str, object]) -> Path:
+    """Give a finished .sqsh its place in the store and return it.
+
+    `finished` lies in a `workspace` of the same store. It is on the disk before it is visible, and visible whole.
+    """
+    target = path(store, sha256)
+    with finished.open("rb") as image:
+        os.fsync(image.fileno())
+    mode = 0o644 & store.stat().st_mode | 0o400
+    finished.chmod(mode)
+    notes = finished.with_suffix(".json")
+    notes.write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")
+    notes.chmod(mode)
+    notes.rename(target.with_suffix(".json"))
+    finished.rename(target)
+    _sync_folder(target.parent)
+    return target
+
+
+def digest_of(file: Path) -> str:
+    """sha256 of a file, in hex."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def facts(store: Path, sha256: str) -> dict[str, object]:
+    """What `publish` noted about an image; empty when it is not there."""
+    try:
+        found = json.loads(path(store, sha256).with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

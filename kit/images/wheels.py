@@ -1,0 +1,85 @@
+"""Python packages for a build: fetched on the host against a hash lock, with the host's own pip configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import platformdirs
+
+from kit import shell
+from kit.errors import ImageError, ToolError
+from kit.spec.image import PythonPackages
+
+
+def fetch(packages: PythonPackages, folder: Path, *, fresh: bool, on_line: Callable[[str], None]) -> tuple[Path, ...]:
+    """The wheels of the lock file in `folder`, from the cache or the index; sorted by name.
+
+    fresh: fetch again even if the cache has them. ImageError when the lock is missing or a package cannot be had.
+    """
+    lock = folder / packages.requirements
+    if not lock.is_file():
+        hint = f"pip-compile --generate-hashes -o {packages.requirements} requirements.in"
+        raise ImageError(f"{lock}: no such file, and the wheels are fetched against it", hint=hint)
+    cached = platformdirs.user_cache_path("kit") / "wheels" / _key(packages, lock)
+    if fresh or not cached.is_dir():
+        _fill(cached, packages, lock, on_line)
+    return tuple(sorted(cached.glob("*.whl")))
+
+
+def _key(packages: PythonPackages, lock: Path) -> str:
+    meaning = [packages.version, packages.platforms, hashlib.sha256(lock.read_bytes()).hexdigest()]
+    return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:16]
+
+
+def _fill(cached: Path, packages: PythonPackages, lock: Path, on_line: Callable[[str], None]) -> None:
+    """Download into a folder beside the cache, then swap: a broken download is never taken for a whole one."""
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    incoming = cached.with_name(f".{cached.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    incoming.mkdir()
+    try:
+        _download(packages, lock, incoming, on_line)
+        shutil.rmtree(cached, ignore_errors=True)
+        incoming.rename(cached)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
+
+
+def _download(packages: PythonPackages, lock: Path, target: Path, on_line: Callable[[str], None]) -> None:
+    argv = [*_pip(), "download", "--require-hashes", "--only-binary=:all:", "--progress-bar=off", "--no-input"]
+    argv += ["--disable-pip-version-check", f"--python-version={packages.version}", "--implementation=cp"]
+    argv += [f"--platform={tag}" for tag in packages.platforms]
+    argv += [f"--dest={target}", f"--requirement={lock}"]
+    try:
+        _run(argv, on_line)
+    except ToolError as error:
+        if not packages.extra_indexes:
+            raise _failure(lock, error) from None
+        on_line("not to be had with this machine's own pip configuration; asking the image's extra indexes")
+        try:
+            _run([*argv, *(f"--extra-index-url={index}" for index in packages.extra_indexes)], on_line)
+        except ToolError as second:
+            raise _failure(lock, second) from None
+
+
+def _run(argv: list[str], on_line: Callable[[str], None]) -> None:
+    for line in shell.lines(argv):
+        on_line(line)
+
+
+def _failure(lock: Path, error: ToolError) -> ImageError:
+    hint = "pip's configuration on this machine is used as it is ('pip config list'); a changed hash needs a new lock"
+    return ImageError(f"{lock.name}: the packages could not be fetched: {error.message}", hint=hint)
+
+
+def _pip() -> list[str]:
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    return [shell.require("pip3", hint="apt-get install python3-pip")]

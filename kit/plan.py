@@ -1,0 +1,250 @@
+"""plan(): job + cluster + image lock in, files and argv out. Pure: no clock, no environment, no disk beyond the kit's templates.
+
+`kit render` prints a plan; `kit submit` writes the same plan and runs its argv, so a dry run cannot drift from the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from kit import runtimes
+from kit.config import Resolved
+from kit.errors import ConfigError, Fault
+from kit.layout import Layout, lay_out
+from kit.places import Places, Site
+from kit.render import lib_names, plain, render
+from kit.runtimes import Container
+from kit.scripts import STEP, monitor_step, preflight_step, sbatch_options, training_step
+from kit.spec.image import ImageLock
+from kit.spec.job import Job
+from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
+
+__all__ = ["Plan", "PlanFile", "Site", "plan"]
+
+# Below Linux's ephemeral ports (32768 on); nodes.sh takes 10,000 ports from here, by job id.
+_PORT_BASE = 20_000
+# Enroot starts a login shell, whose /etc/profile resets PATH, and drops these locale names (field-notes 2): the worker sets the
+# image's own values again.
+_LOST_ENV = ("PATH", "LANG", "LC_ALL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFile:
+    """A file of the run folder: its name there, its text, its mode bits."""
+
+    name: str
+    text: str
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that a run will do. `argv` submits it.
+
+    copies: folders to copy into the run folder, (source, name there). folders: those to make there.
+    """
+
+    run_id: str
+    run_dir: Path
+    job: Job
+    cluster: str
+    runtime: str
+    image: str
+    image_digest: str
+    layout: Layout
+    files: tuple[PlanFile, ...]
+    copies: tuple[tuple[Path, str], ...]
+    folders: tuple[str, ...]
+    argv: tuple[str, ...]
+
+    def text_of(self, name: str) -> str:
+        """The text of one of the plan's files."""
+        return next(f.text for f in self.files if f.name == name)
+
+
+def plan(resolved: Resolved, lock: ImageLock | None, site: Site) -> Plan:
+    """The plan of a job. lock: of the job's image; None without a container, or for a reference with its own digest.
+
+    Raises ConfigError when the job does not fit the cluster or a path cannot be carried by the runtime.
+    """
+    runtime = choose_runtime(resolved, site)
+    making = _Making(resolved, site, runtime, lock)
+    return Plan(
+        run_id=site.run_id,
+        run_dir=site.run_dir,
+        job=making.job,
+        cluster=resolved.cluster_name,
+        runtime=runtime,
+        image=making.image,
+        image_digest=making.digest,
+        layout=making.layout,
+        files=making.files(),
+        copies=making.copies(),
+        folders=making.folders(),
+        argv=("sbatch", "--parsable", str(making.paths.batch)),
+    )
+
+
+def choose_runtime(resolved: Resolved, site: Site) -> str:
+    """The runtime by name: job over cluster; 'auto' is pyxis where Slurm has it, else bubblewrap."""
+    if not site.containers:
+        return "bare"
+    for asked in (resolved.job.container.runtime, resolved.cluster.container.runtime):
+        if asked != "auto":
+            return asked
+    return "pyxis" if site.pyxis else "bubblewrap"
+
+
+class _Making:
+    """One plan in the making: the choices that all its files share."""
+
+    def __init__(self, resolved: Resolved, site: Site, runtime: str, lock: ImageLock | None) -> None:
+        self.resolved, self.site, self.runtime = resolved, site, runtime
+        self.contained = runtimes.get(runtime).containerized
+        self.places = Places(resolved, site)
+        self.paths = RunPaths(site.run_dir)
+        self.layout = lay_out(resolved)
+        self.job = _filled_in(resolved, site, runtime)
+        self.image, self.digest = self._image(lock) if self.contained else ("", "")
+        image_env = lock.config.env if lock and self.contained else {}
+        self.image_env = [f"{name}={image_env[name]}" for name in _LOST_ENV if name in image_env]
+        self.mounts = self.places.mounts()
+        # Where the run folder and the job's folder are, as the ranks see them.
+        self.run_inside = CONTAINER_RUN if self.contained else str(site.run_dir)
+        self.workspace = CONTAINER_WORKSPACE if self.contained else str(resolved.job_dir)
+
+    def files(self) -> tuple[PlanFile, ...]:
+        setup = (*self.resolved.cluster.setup, *self.job.setup)
+        return (
+            PlanFile(name="batch.sh", text=self._batch(), mode=0o755),
+            PlanFile(name="worker.sh", text=self._worker(), mode=0o755),
+            PlanFile(name="rank.sh", text=plain("rank.sh"), mode=0o755),
+            PlanFile(name="program.sh", text=self._program()),
+            PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
+            PlanFile(name="job.toml", text=tomli_w.dumps(self.job.model_dump(mode="json", exclude_none=True))),
+            *(PlanFile(name=f"lib/{name}", text=plain(f"lib/{name}"), mode=0o755) for name in lib_names()),
+        )
+
+    def copies(self) -> tuple[tuple[Path, str], ...]:
+        """The launcher's program and the library beside it, as they are at submit."""
+        if self.job.script is not None:
+            return ()
+        folder = self.resolved.launcher_dir
+        return ((folder, "code"), (folder.parent / "lib", "code/lib"))
+
+    def folders(self) -> tuple[str, ...]:
+        """The run's own, and those that mounts of the run folder need."""
+        own = ("logs", "monitor", "checkpoints", "state")
+        mounted = [Path(m.source) for m in self.mounts if Path(m.source).is_relative_to(self.site.run_dir)]
+        names = [str(m.relative_to(self.site.run_dir)) for m in mounted if m != self.site.run_dir]
+        return tuple(dict.fromkeys((*own, *names)))
+
+    def _image(self, lock: ImageLock | None) -> tuple[str, str]:
+        """The image as the runtime takes it, and its digest."""
+        name = self.job.image
+        if name is None:
+            hint = 'such as image = "train-cpu", or use --no-container'
+            raise ConfigError.of(
+                Fault(file=self.resolved.job_file, key="image", got="nothing", allowed="an image to run in", hint=hint)
+            )
+        if name.startswith("docker://"):
+            return name, name.rpartition("@")[2]
+        if lock is None:
+            raise ConfigError.of(
+                Fault(
+                    file=self.resolved.job_file,
+                    key="image",
+                    got=f"{name!r}, which has no image.lock",
+                    allowed="an image that is locked by digest",
+                    hint=f"run 'kit build-image {name}'",
+                )
+            )
+        return f"{self.places.store}/sha256/{lock.sha256}.sqsh", f"sha256:{lock.sha256}"
+
+    def _batch(self) -> str:
+        job = self.job
+        container = Container(
+            image=self.image,
+            mounts=self.mounts,
+            workdir=job.workdir or self.workspace,
+            options=job.container,
+            lib=self.paths.lib,
+            home=self.site.home,
+        )
+        step = training_step(self.layout, self.paths)
+        return render(
+            "batch.sh",
+            {
+                "sbatch": sbatch_options(job, self.resolved.cluster.node, self.layout, self.paths),
+                "explained": self.layout.explained,
+                "run_dir": self.site.run_dir,
+                "job_name": job.name,
+                "image": self.image,
+                "image_digest": self.digest,
+                "runtime": self.runtime,
+                "nodes": self.layout.nodes,
+                "world_size": self.layout.world_size,
+                "debug": job.debug,
+                "heartbeat": job.monitor.heartbeat,
+                "port_base": _PORT_BASE,
+                "step": STEP,
+                "step_argv": runtimes.get(self.runtime).wrap(step, [f"{self.run_inside}/worker.sh"], container),
+                "monitor_argv": monitor_step(job.monitor, self.layout, self.paths),
+                "preflight_argv": preflight_step(
+                    self.layout,
+                    self.paths,
+                    image=self.image,
+                    cache=self.places.cache,
+                    mounts=self.mounts if self.contained else (),
+                ),
+            },
+        )
+
+    def _worker(self) -> str:
+        return render(
+            "worker.sh",
+            {
+                "shape": self.job.shape,
+                "nodes": self.layout.nodes,
+                "ranks_per_node": self.layout.ranks_per_node,
+                "cpus_per_rank": self.layout.cpus_per_rank,
+                "python": self.job.python,
+                "workdir": self.job.workdir or self.workspace,
+                "cache_dir": CONTAINER_CACHE if self.contained else self.places.cache,
+                "seed": self.job.seed,
+                "image_env": self.image_env,
+            },
+        )
+
+    def _program(self) -> str:
+        job, launcher = self.job, self.resolved.launcher
+        if job.script is not None:
+            script = job.script if job.script.startswith("/") else f"{self.workspace}/{job.script}"
+        elif launcher.script is not None:
+            script = f"{self.run_inside}/code/{launcher.script}"
+        else:
+            hint = f"launcher {job.launcher!r} brings none of its own"
+            raise ConfigError.of(
+                Fault(file=self.resolved.job_file, key="script", got="nothing", allowed="a program", hint=hint)
+            )
+        env = {**self.resolved.cluster.network, **job.env}
+        words = {
+            "program": [job.python, script, *job.args],
+            "program_env": [f"{name}={value}" for name, value in env.items()],
+        }
+        return render("program.sh", words)
+
+
+def _filled_in(resolved: Resolved, site: Site, runtime: str) -> Job:
+    """The job with the choices of this plan written into it."""
+    job = resolved.job
+    return job.model_copy(
+        update={
+            "seed": site.seed if job.seed is None else job.seed,
+            "shape": job.shape or resolved.launcher.shapes[0],
+            "container": job.container.model_copy(update={"runtime": runtime}),
+        }
+    )

@@ -1,0 +1,61 @@
+"""The one Jinja environment: strict, without auto-escaping, and with a single filter, `sh`.
+
+Jinja sees only the head of a script, down to the line that is `MARK`; what follows is plain bash and is taken as it stands.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from kit import resources
+
+MARK = "# Below this line nothing is generated.\n"
+
+
+def sh(value: Any) -> str:
+    """A value as one word of bash; a list or tuple as an array literal, one element a line."""
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, list | tuple):
+        return "(\n" + "".join(f"    {shlex.quote(str(v))}\n" for v in value) + ")" if value else "()"
+    return shlex.quote(str(value))
+
+
+def render(template: str, variables: Mapping[str, Any]) -> str:
+    """Render templates/<template>. jinja2.UndefinedError when its head names what `variables` lacks."""
+    head, mark, body = plain(template).partition(MARK)
+    return environment().from_string(head).render(variables) + mark + body
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """A block tag takes its whole line, and a file keeps its last newline."""
+    made = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["sh"] = sh
+    return made
+
+
+def plain(name: str) -> str:
+    """The text of a file of templates/, as it stands."""
+    return (_folder() / name).read_text(encoding="utf-8")
+
+
+def lib_names() -> list[str]:
+    """The shared shell files, sorted."""
+    return sorted(p.name for p in (_folder() / "lib").glob("*.sh"))
+
+
+def _folder() -> Path:
+    return resources.packaged() / "templates"

@@ -1,0 +1,109 @@
+"""Finds the data folders: the project's first, then the user's, then the kit's own.
+
+The folder is the registry: an entry `NAME` of `kind` is `<root>/<kind>/NAME` (a folder) or `<root>/<kind>/NAME.toml`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+
+from kit.errors import ConfigError, Fault
+
+KINDS = ("clusters", "containers", "launchers", "mounts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One entry of a data folder: its name, its TOML file, and the root that it was found under."""
+
+    name: str
+    path: Path
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds the entry's files."""
+        return self.path.parent
+
+
+@cache
+def packaged() -> Path:
+    """The kit's own data: inside the wheel, or the checkout that an editable install points at."""
+    inside = Path(__file__).parent / "_data"
+    return inside if inside.is_dir() else Path(__file__).parent.parent
+
+
+def project(start: Path | None = None) -> Path:
+    """The project that `start` (default: the working folder) belongs to.
+
+    It is the nearest folder upwards that holds `.git` or one of the data folders; without one, `start` itself.
+    """
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        if (folder / ".git").exists() or any((folder / kind).is_dir() for kind in KINDS if folder != Path("/")):
+            return folder
+    return here
+
+
+def user_config() -> Path:
+    """`~/.config/kit`, or what XDG_CONFIG_HOME says."""
+    return platformdirs.user_config_path("kit")
+
+
+def user_data() -> Path:
+    """`~/.local/share/kit`, or what XDG_DATA_HOME says. Images and the embedded cluster live here unless told otherwise."""
+    return platformdirs.user_data_path("kit")
+
+
+def roots(project_dir: Path) -> tuple[Path, ...]:
+    """Where entries are looked for, in order."""
+    found = [project_dir, user_config(), packaged()]
+    return tuple(dict.fromkeys(root.resolve() for root in found))
+
+
+def find(kind: str, name: str, *, project_dir: Path, asked_by: str = "command line", key: str = "") -> Entry:
+    """The entry `name` of `kind`; ConfigError with the known and the nearest names when there is none.
+
+    `asked_by` and `key` say in the error who named it.
+    """
+    for root in roots(project_dir):
+        path = _toml_of(root, kind, name)
+        if path is not None:
+            return Entry(name=name, path=path, root=root)
+    known = names(kind, project_dir=project_dir)
+    near = get_close_matches(name, known, n=1)
+    raise ConfigError.of(
+        Fault(
+            file=asked_by,
+            key=key or kind,
+            got=repr(name),
+            allowed=", ".join(known) or f"nothing: no {kind}/ folder holds an entry",
+            hint=f"did you mean {near[0]!r}?" if near else f"add {kind}/{name} to the project",
+        )
+    )
+
+
+def names(kind: str, *, project_dir: Path) -> list[str]:
+    """All entries of `kind` under all roots, sorted."""
+    seen: set[str] = set()
+    for root in roots(project_dir):
+        folder = root / kind
+        if folder.is_dir():
+            seen |= {
+                p.stem if p.suffix == ".toml" else p.name for p in folder.iterdir() if _toml_of(root, kind, p.stem)
+            }
+    return sorted(seen)
+
+
+def _toml_of(root: Path, kind: str, name: str) -> Path | None:
+    if not name or os.sep in name or name.startswith("."):
+        return None
+    inner = {"containers": "image.toml", "launchers": "launcher.toml"}.get(kind)
+    path = root / kind / name / inner if inner else root / kind / f"{name}.toml"
+    return path if path.is_file() else None

@@ -1,0 +1,119 @@
+"""manifest.json: what ran. Written at submit, completed with the job id; enough to say months later what this was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from kit import __version__, shell
+from kit.errors import RunError, ToolError
+from kit.plan import Plan
+from kit.spec.base import Model
+
+
+class Git(Model):
+    """The commit of the job's folder. dirty: whether tracked files differed from it."""
+
+    commit: str
+    branch: str
+    dirty: bool
+
+
+class Manifest(Model):
+    """One run. Unknown keys are refused, so that a manifest of a newer kit is not half understood."""
+
+    schema_version: int = 1
+    run_id: str
+    job_name: str
+    launcher: str
+    shape: str
+    cluster: str
+    runtime: str
+    image: str = Field(description="Path or reference of the image; empty without a container.")
+    image_name: str | None
+    image_digest: str
+    nodes: int
+    ranks_per_node: int
+    world_size: int
+    seed: int
+    job_file: str
+    argv: tuple[str, ...]
+    submitted_at: datetime
+    user: str
+    git: Git | None
+    versions: dict[str, str]
+    job_id: int | None = None
+
+    def write(self, path: Path) -> None:
+        """Write atomically: temporary name, fsync, rename."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with temporary.open("w", encoding="utf-8") as sink:
+                sink.write(self.model_dump_json(indent=2) + "\n")
+                sink.flush()
+                os.fsync(sink.fileno())
+            temporary.rename(path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+
+
+def read(path: Path) -> Manifest:
+    """The manifest of a run; RunError when it is missing or of another make."""
+    try:
+        return Manifest.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path.parent}: no manifest.json: not a run folder", hint="'kit runs' lists the runs") from None
+    except (OSError, ValidationError) as error:
+        raise RunError(f"{path}: cannot be understood: {error}") from None
+
+
+def of(plan: Plan, *, job_file: Path, user: str, now: datetime, slurm_version: str) -> Manifest:
+    """The manifest of a plan that is about to be submitted."""
+    return Manifest(
+        run_id=plan.run_id,
+        job_name=plan.job.name,
+        launcher=plan.job.launcher,
+        shape=plan.job.shape or "",
+        cluster=plan.cluster,
+        runtime=plan.runtime,
+        image=plan.image,
+        image_name=plan.job.image,
+        image_digest=plan.image_digest,
+        nodes=plan.layout.nodes,
+        ranks_per_node=plan.layout.ranks_per_node,
+        world_size=plan.layout.world_size,
+        seed=plan.job.seed or 0,
+        job_file=str(job_file.resolve()),
+        argv=plan.argv,
+        submitted_at=now,
+        user=user,
+        git=git_state(job_file.resolve().parent),
+        versions={
+            "kit": __version__,
+            "python": platform.python_version(),
+            "pydantic": version("pydantic"),
+            "slurm": slurm_version,
+        },
+    )
+
+
+def git_state(folder: Path) -> Git | None:
+    """The git commit that `folder` is at; None outside a repository, before its first commit, or without git."""
+    try:
+        commit = shell.run(["git", "-C", str(folder), "rev-parse", "HEAD"], check=False, timeout=10)
+        if commit.returncode != 0:
+            return None
+        branch = shell.run(["git", "-C", str(folder), "rev-parse", "--abbrev-ref", "HEAD"], timeout=10).stdout
+        changed = shell.run(
+            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"], timeout=30
+        ).stdout
+    except ToolError:
+        return None
+    return Git(commit=commit.stdout, branch=branch, dirty=bool(changed))

@@ -1,0 +1,109 @@
+"""What became of runs: Slurm's queue, asked once for all of them, and the events that each batch script recorded."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit.runs.manifest import Manifest, read
+from kit.slurm import client
+from kit.slurm.client import ACTIVE, QueuedJob
+from kit.spec.paths import RunPaths
+
+_POLL_FIRST_S, _POLL_MOST_S = 0.3, 5.0
+# How long a job may be neither in the queue nor ended in its own record: a new job shows up late, an ended one writes late.
+_SETTLE_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """One run.
+
+    state: Slurm's while it knows the job; then COMPLETED or FAILED by the run's own record, LOST when it has none.
+    """
+
+    manifest: Manifest
+    run_dir: Path
+    job_id: int | None
+    state: str
+    exit_code: int | None
+    nodes: str
+    elapsed: str
+    reason: str
+    restarts: int
+
+    @property
+    def active(self) -> bool:
+        """Whether Slurm still has something to do for it."""
+        return self.state in ACTIVE
+
+
+def events(run_dir: Path) -> list[dict[str, object]]:
+    """The batch script's own record, oldest first. A last line that is cut off (a full disk, a dead node) is left out."""
+    try:
+        lines = RunPaths(run_dir).events.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    kept = []
+    for line in lines:
+        try:
+            kept.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return kept
+
+
+def of(run_dirs: Sequence[Path], *, queue: Callable[[str], dict[int, QueuedJob]]) -> list[Status]:
+    """The status of many runs. `queue` is asked once per cluster."""
+    manifests = [read(RunPaths(p).manifest) for p in run_dirs]
+    queues = {name: queue(name) for name in dict.fromkeys(m.cluster for m in manifests)}
+    return [_status(p, m, queues[m.cluster]) for p, m in zip(run_dirs, manifests, strict=True)]
+
+
+def wait(run_dir: Path, *, queue: Callable[[str], dict[int, QueuedJob]], on_poll: Callable[[Status], None]) -> Status:
+    """Wait until a run has ended. `on_poll` hears its status at every look; looks come at 0.3 s and slow down to 5 s."""
+    pause, unsettled = _POLL_FIRST_S, 0.0
+    while True:
+        (status,) = of([run_dir], queue=queue)
+        on_poll(status)
+        if not status.active and (status.state not in {"LOST", "SUBMITTED"} or unsettled >= _SETTLE_S):
+            return status
+        unsettled = unsettled + pause if not status.active else 0.0
+        time.sleep(pause)
+        pause = min(pause * 1.2, _POLL_MOST_S)
+
+
+def _status(run_dir: Path, manifest: Manifest, queue: dict[int, QueuedJob]) -> Status:
+    recorded = events(run_dir)
+    starts = [e for e in recorded if e["event"] == "start"]
+    ended = recorded[-1] if recorded and recorded[-1]["event"] == "end" else None
+    job_id = manifest.job_id or next((int(str(e["job_id"])) for e in recorded), None)
+    queued = queue.get(job_id) if job_id is not None else None
+    code = int(str(ended["exit_code"])) if ended else None
+    return Status(
+        manifest=manifest,
+        run_dir=run_dir,
+        job_id=job_id,
+        state=_state(queued, code, submitted=job_id is not None),
+        exit_code=code,
+        nodes=(queued.nodes if queued else "") or (str(starts[-1]["nodes"]) if starts else ""),
+        elapsed=queued.elapsed if queued else "",
+        reason=queued.reason if queued and queued.reason != "None" else "",
+        restarts=max((int(str(e["restart"])) for e in starts), default=0),
+    )
+
+
+def _state(queued: QueuedJob | None, code: int | None, *, submitted: bool) -> str:
+    if queued is not None:
+        return queued.state
+    if code is not None:
+        return "COMPLETED" if code == 0 else "FAILED"
+    return "LOST" if submitted else "SUBMITTED"
+
+
+def cluster_queue(env_of: Callable[[str], dict[str, str]]) -> Callable[[str], dict[int, QueuedJob]]:
+    """A `queue` for `of` and `wait`: one squeue per cluster and call."""
+    return lambda name: client.queue(env=env_of(name))

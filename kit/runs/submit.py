@@ -1,0 +1,126 @@
+"""From a job file to a plan, and from a plan to a run: the path that `kit render` and `kit submit` share."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kit import config, resources
+from kit.config import Resolved
+from kit.errors import SlurmError
+from kit.images import lock as image_lock
+from kit.images import verify
+from kit.plan import Plan, Site, plan
+from kit.runs import folder, manifest, registry
+from kit.slurm import client, embedded
+from kit.spec.image import ImageLock
+from kit.spec.paths import RunPaths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A plan with what is needed to act on it. env: of Slurm's commands. lock: of the image, where there is one."""
+
+    plan: Plan
+    resolved: Resolved
+    lock: ImageLock | None
+    env: dict[str, str]
+    job_file: Path
+
+
+def prepare(
+    job_file: Path,
+    *,
+    cluster: str | None,
+    overrides: list[str],
+    containers: bool = True,
+    now: datetime | None = None,
+) -> Prepared:
+    """Read, check and plan a job; nothing is written and Slurm is not asked for anything but its plugins."""
+    resolved = config.load_job(job_file, cluster=cluster, overrides=overrides)
+    env, pyxis = {}, False
+    if resolved.cluster.embedded:
+        running = embedded.find(resolved.cluster_name)
+        if running is not None:
+            env, pyxis = running.env(), running.has_pyxis
+            resolved = _shaped_like(resolved, running)
+    env = client.environment(env)
+    if not resolved.cluster.embedded and "auto" in {resolved.cluster.container.runtime}:
+        pyxis = client.has_pyxis(env=env)
+    lock = _lock(resolved) if containers else None
+    site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers)
+    return Prepared(plan=plan(resolved, lock, site), resolved=resolved, lock=lock, env=env, job_file=job_file)
+
+
+def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manifest:
+    """Write the run folder and submit it. Nothing is left behind when the image is not the locked one or sbatch refuses."""
+    made = prepared.plan
+    if prepared.resolved.cluster.embedded and embedded.find(prepared.resolved.cluster_name) is None:
+        raise SlurmError(f"cluster {made.cluster!r} is not up", hint=_up_hint(made.cluster))
+    if prepared.lock is not None and made.runtime != "bare":
+        verify.check(prepared.lock, Path(made.image).parent.parent, full=False)
+    record = manifest.of(
+        made,
+        job_file=prepared.job_file,
+        user=getpass.getuser(),
+        now=now or datetime.now(UTC),
+        slurm_version=client.version(env=prepared.env),
+    )
+    paths = folder.create(made, record)
+    try:
+        job_id = client.submit(made.argv, env=prepared.env)
+    except BaseException:
+        folder.remove(made.run_dir)
+        raise
+    record = record.model_copy(update={"job_id": job_id})
+    record.write(paths.manifest)
+    return record
+
+
+def run_paths(prepared: Prepared) -> RunPaths:
+    """The run folder's file names."""
+    return RunPaths(prepared.plan.run_dir)
+
+
+def _up_hint(cluster: str) -> str:
+    return "run 'kit cluster up'" if cluster == "local" else f"run 'kit cluster up --name {cluster}'"
+
+
+def _shaped_like(resolved: Resolved, running: embedded.Cluster) -> Resolved:
+    """The embedded cluster has the shape that it was started with, whatever its file says."""
+    node = resolved.cluster.node.model_copy(update={"cpus": running.cpus_per_node, "gpus": running.gpus_per_node})
+    cluster = resolved.cluster.model_copy(update={"node": node})
+    return Resolved(**{**vars(resolved), "cluster": cluster})
+
+
+def _lock(resolved: Resolved) -> ImageLock | None:
+    """The lock of the job's image; None when it was never built, or is a reference with its own digest."""
+    name = resolved.job.image
+    if name is None or name.startswith("docker://"):
+        return None
+    path = image_lock.find(name, project=resolved.project)
+    if path is not None:
+        return image_lock.read(path)
+    # Not built yet, or no image at all: the latter is an error here, with the nearest name.
+    resources.find("containers", name, project_dir=resolved.project, asked_by=resolved.job_file, key="image")
+    return None
+
+
+def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool) -> Site:
+    user, home = getpass.getuser(), str(Path.home())
+    data = str(resources.user_data())
+    # Seconds alone could be shared by two submits of one job; the suffix cannot.
+    run_id = f"{resolved.job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return Site(
+        run_id=run_id,
+        run_dir=registry.folder_of(resolved.cluster, resolved.project) / run_id,
+        user=user,
+        home=home,
+        data=data,
+        seed=secrets.randbits(31),
+        pyxis=pyxis,
+        containers=containers,
+    )

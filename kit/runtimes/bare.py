@@ -1,0 +1,20 @@
+"""No container: the command runs on the node itself (modules or a virtual environment come from the job's `setup`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kit.runtimes.base import Container
+
+
+class Bare:
+    """The srun line with the command behind it."""
+
+    containerized = False
+
+    def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
+        """See Runtime."""
+        return [*srun, *command]
+
+
+runtime = Bare()

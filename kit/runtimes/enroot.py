@@ -1,0 +1,42 @@
+"""Enroot without Pyxis: every task starts the .sqsh itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kit.errors import ConfigError, Fault
+from kit.runtimes.base import Container
+from kit.spec.mount import Mount
+from kit.spec.paths import CONTAINER_RUN
+
+
+def mount_option(mount: Mount) -> str:
+    """`enroot start --mount`: fstab fields joined by ':'; the target is made when the image lacks it."""
+    flags = ["x-create=dir" if mount.source == "tmpfs" else "x-create=auto", "rbind", *mount.flags]
+    return f"{mount.source}:{mount.target}:{','.join(f for f in flags if mount.source != 'tmpfs' or f != 'rbind')}"
+
+
+class Enroot:
+    """`enroot start` mounts the .sqsh with squashfuse; the image's own rc script is left out unless asked for."""
+
+    containerized = True
+
+    def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
+        """See Runtime. ConfigError for an image that is not a file: enroot starts files."""
+        if not container.is_file:
+            fault = Fault(
+                file="job", key="image", got=container.image, allowed="an image of containers/ with runtime 'enroot'"
+            )
+            raise ConfigError.of(fault)
+        choice = container.options
+        start = ["enroot", "start"]
+        start += ["--root"] if choice.remap_root else []
+        start += ["--rw"] if choice.writable else []
+        start += [] if choice.entrypoint else [f"--rc={container.lib}/enroot-rc.sh"]
+        start += [f"--mount={mount_option(m)}" for m in container.mounts]
+        start += [f"--mount={container.home}:{container.home}:x-create=dir,rbind"] if choice.mount_home else []
+        shield = f"{container.lib}/shielded.sh"
+        return [*srun, shield, *start, container.image, f"{CONTAINER_RUN}/lib/unignore.sh", *command]
+
+
+runtime = Enroot()

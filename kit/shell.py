@@ -1,0 +1,216 @@
+"""The only place that starts processes. Commands are argv lists; there is no shell string anywhere.
+
+Every child gets its own process group, so that a time-out or a Ctrl-C ends it with all that it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kit.errors import ToolError
+
+Argv = Sequence[str]
+
+# What a child gets between TERM and KILL when the kit ends it.
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    """A finished command. stdout and stderr are text, without their last newline."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def which(name: str, *, path: str | None = None) -> str | None:
+    """Absolute path of a program, looked for in PATH and in the sbin folders that an ordinary user's PATH lacks."""
+    search = path if path is not None else os.environ.get("PATH", os.defpath)
+    return shutil.which(name, path=os.pathsep.join([search, "/usr/local/sbin", "/usr/sbin", "/sbin"]))
+
+
+def require(name: str, *, hint: str) -> str:
+    """Like `which`, but a missing program is a ToolError with `hint`."""
+    found = which(name)
+    if found is None:
+        raise ToolError(f"{name}: no such program on this machine", hint=hint)
+    return found
+
+
+def run(
+    argv: Argv,
+    *,
+    check: bool = True,
+    input: str | None = None,  # noqa: A002 - subprocess's own name
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+) -> Completed:
+    """Run to the end and capture both outputs.
+
+    env replaces the whole environment; None inherits it. timeout is in seconds.
+    Raises ToolError when the program is missing, when it exceeds timeout, and, with check, when it returns non-zero.
+    """
+    process = _popen(argv, cwd=cwd, env=env, stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL)
+    with _owned(process):
+        try:
+            out, err = process.communicate(None if input is None else input.encode(), timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise ToolError(f"{argv[0]}: no answer within {timeout:g} s: {' '.join(argv)}") from None
+    done = Completed(
+        argv=tuple(argv),
+        returncode=process.returncode,
+        stdout=out.decode(errors="replace").rstrip("\n"),
+        stderr=err.decode(errors="replace").rstrip("\n"),
+    )
+    if check and done.returncode != 0:
+        raise failed(done)
+    return done
+
+
+def lines(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Yield stdout and stderr, merged, line by line as they come; ToolError at the end when the code is not 0."""
+    process = _popen(argv, cwd=cwd, env=env, stderr=subprocess.STDOUT)
+    tail: list[str] = []
+    with _owned(process):
+        assert process.stdout is not None
+        for raw in process.stdout:
+            line = raw.decode(errors="replace").rstrip("\n")
+            tail = [*tail[-19:], line]
+            yield line
+        code = process.wait()
+    if code != 0:
+        raise failed(Completed(argv=tuple(argv), returncode=code, stdout="", stderr="\n".join(tail)))
+
+
+def feed(
+    argv: Argv,
+    chunks: Iterable[bytes],
+    *,
+    env: Mapping[str, str] | None = None,
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> Completed:
+    """Run with `chunks` as its standard input, so that a stream never touches the disk. `on_bytes` hears each chunk's size.
+
+    Raises ToolError when the program fails; when the program ends before its input does, its own message wins over the
+    broken pipe.
+    """
+    process = _popen(argv, env=env, stdin=subprocess.PIPE)
+    collected: dict[str, bytes] = {}
+    with _owned(process):
+        assert process.stdin and process.stdout and process.stderr
+        readers = [
+            threading.Thread(target=lambda n=name, s=stream: collected.update({n: s.read()}), daemon=True)
+            for name, stream in (("out", process.stdout), ("err", process.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        with contextlib.suppress(BrokenPipeError):
+            for chunk in chunks:
+                process.stdin.write(chunk)
+                on_bytes(len(chunk))
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.wait()
+        for reader in readers:
+            reader.join()
+    done = Completed(
+        argv=tuple(argv),
+        returncode=process.returncode,
+        stdout=collected.get("out", b"").decode(errors="replace").rstrip("\n"),
+        stderr=collected.get("err", b"").decode(errors="replace").rstrip("\n"),
+    )
+    if done.returncode != 0:
+        raise failed(done)
+    return done
+
+
+def call(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> int:
+    """Run in the foreground on the user's own terminal and return its exit code."""
+    try:
+        return subprocess.run(list(argv), cwd=cwd, env=env, check=False).returncode
+    except FileNotFoundError:
+        raise ToolError(f"{argv[0]}: no such program") from None
+
+
+def daemon(argv: Argv, *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
+    """Start a process that outlives the kit, in its own session, output appended to `log`; return its pid."""
+    try:
+        with log.open("ab") as sink:
+            return subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                env=env,
+                start_new_session=True,
+            ).pid
+    except FileNotFoundError:
+        raise ToolError(f"{argv[0]}: no such program") from None
+
+
+def failed(done: Completed) -> ToolError:
+    """The error for a command that returned non-zero: its name, code, and the last lines that it printed."""
+    said = (done.stderr or done.stdout).strip().splitlines()[-15:]
+    how = f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    return ToolError("\n".join([f"{Path(done.argv[0]).name}: {how}", *(f"  {line}" for line in said)]))
+
+
+def _popen(
+    argv: Argv,
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    stderr: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            cwd=cwd,
+            env=None if env is None else dict(env),
+            process_group=0,
+        )
+    except FileNotFoundError:
+        raise ToolError(f"{argv[0]}: no such program") from None
+    except PermissionError:
+        raise ToolError(f"{argv[0]}: may not be executed") from None
+
+
+@contextlib.contextmanager
+def _owned(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whatever ends the block early (time-out, Ctrl-C, an error in the caller) ends the child's whole process group."""
+    try:
+        yield
+    except BaseException:
+        _end_group(process)
+        raise
+    finally:
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_GRACE_S)
+            return

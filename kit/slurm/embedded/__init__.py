@@ -1,0 +1,24 @@
+"""The embedded cluster: a real Slurm (slurmctld, several slurmd, munged) on this machine, its state in one folder.
+
+    from kit.slurm.embedded import Shape, down, find, up
+    cluster = up("local", Shape(nodes=2, gpus_per_node=4))
+    shell.run(["srun", "-N2", "hostname"], env={**os.environ, **cluster.env()})
+    down("local")
+
+| module | does |
+|---|---|
+| `model` | what is recorded of a cluster: `Cluster`, `Node`, `Shape` |
+| `layout` | every path and name |
+| `address` | free ports, a free subnet |
+| `gpus`, `pyxis` | which devices a node offers, whether the container plugin can be loaded |
+| `conf` | the text of slurm.conf and its companions; pure |
+| `process` | finds and ends processes without ever trusting a name or a bare pid |
+| `nodes` | the namespaces and the network of virtual nodes |
+| `daemons` | munged, slurmctld, slurmd |
+| `lifecycle` | up, down, status |
+"""
+
+from kit.slurm.embedded.lifecycle import Status, default_folder, down, find, status, up
+from kit.slurm.embedded.model import Cluster, Node, Shape
+
+__all__ = ["Cluster", "Node", "Shape", "Status", "default_folder", "down", "find", "status", "up"]

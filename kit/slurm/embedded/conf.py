@@ -1,0 +1,112 @@
+"""The text of the cluster's configuration files. Pure: a recorded cluster in, text out.
+
+Options are those that Slurm 22.05 and 24.11 both read; where they differ, `version` decides.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kit.errors import SlurmError
+from kit.slurm.embedded.model import Cluster, Node
+
+Version = tuple[int, int]
+
+# From this release on slurmd can be told to leave cgroups alone.
+_CGROUP_DISABLED: Version = (24, 5)
+
+
+def parse_version(text: str) -> Version:
+    """(22, 5) from what `slurmctld -V` prints, such as `slurm-wlm 22.05.8`."""
+    match = re.search(r"(\d+)\.(\d+)", text)
+    if match is None:
+        raise SlurmError(f"slurmctld -V: no version in {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def slurm_conf(cluster: Cluster, *, user: str) -> str:
+    """slurm.conf. user: whom the daemons run as."""
+    layout = cluster.layout
+    # Without a default, a job that says no --mem takes the whole node.
+    memory_per_cpu = max(1, cluster.memory_mb // cluster.cpus_per_node)
+    nodes = "\n".join(_node_line(cluster, node) for node in cluster.nodes)
+    return f"""\
+# Written by `kit cluster up`; `kit cluster down` removes it. Changes are lost.
+ClusterName={cluster.name}
+SlurmctldHost={cluster.controller_host}({cluster.controller_address})
+SlurmctldPort={cluster.controller_port}
+SlurmdPort={cluster.nodes[0].port}
+SlurmUser={user}
+SlurmdUser={user}
+
+# Its own munge and its own files: nothing here is shared with another Slurm on this machine.
+AuthType=auth/munge
+AuthInfo=socket={layout.munge_socket}
+StateSaveLocation={layout.controller_state}
+SlurmdSpoolDir={layout.spool}/%n
+SlurmctldPidFile={layout.folder}/slurmctld.pid
+SlurmdPidFile={layout.folder}/slurmd-%n.pid
+SlurmctldLogFile={layout.log("slurmctld")}
+SlurmdLogFile={layout.log("slurmd-%n")}
+SlurmctldSyslogDebug=quiet
+SlurmdSyslogDebug=quiet
+PlugStackConfig={layout.folder}/plugstack.conf
+
+# Nodes claim more than the machine has; no cgroup is made.
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU={memory_per_cpu}
+GresTypes=gpu
+
+# Somebody watches: a job starts when it is submitted, not three seconds later.
+SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=5
+
+# A lost node is noticed in half a minute instead of five. A busy machine may still take its time to answer.
+SlurmdTimeout=30
+SlurmctldTimeout=30
+MessageTimeout=30
+KillWait=10
+MinJobAge=3600
+ReturnToService=2
+JobRequeue=1
+
+{nodes}
+PartitionName=main Nodes={",".join(node.name for node in cluster.nodes)} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def gres_conf(cluster: Cluster) -> str:
+    """gres.conf. No driver library is asked: the files are the truth."""
+    with_gpus = [f"NodeName={node.name} Name=gpu File={path}" for node in cluster.nodes for path in node.gpus]
+    return "\n".join(["AutoDetect=off", *with_gpus, ""])
+
+
+def cgroup_conf(version: Version) -> str:
+    """cgroup.conf, such that slurmd touches no cgroup.
+
+    Left to itself, slurmd looks for a cgroup file system and, on cgroup v2, for systemd. Before 24.05 there is no
+    `disabled`, but the v1 plugin does nothing until a controller is used, and none is.
+    """
+    return f"CgroupPlugin={'disabled' if version >= _CGROUP_DISABLED else 'cgroup/v1'}\n"
+
+
+def hosts(cluster: Cluster) -> str:
+    """The nodes' hosts file. Only IPv4, and every address has a name: c10d looks each one up (field-notes 6)."""
+    controller = [f"{cluster.controller_address}\t{cluster.controller_host}"]
+    nodes = [f"{node.address}\t{node.name}" for node in cluster.nodes]
+    return "\n".join(["127.0.0.1\tlocalhost", *controller, *nodes, ""])
+
+
+def _node_line(cluster: Cluster, node: Node) -> str:
+    host = node.name if cluster.isolated else cluster.controller_host
+    gres = f" Gres=gpu:{len(node.gpus)}" if node.gpus else ""
+    return (
+        f"NodeName={node.name} NodeHostname={host} NodeAddr={node.address} Port={node.port}"
+        f" Sockets=1 CoresPerSocket={cluster.cpus_per_node} ThreadsPerCore=1 RealMemory={cluster.memory_mb}{gres}"
+        " State=UNKNOWN"
+    )

@@ -1,0 +1,108 @@
+"""munged, slurmctld and slurmd: how each is started, whether it lives, what it said last."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from kit import shell
+from kit.errors import SlurmError
+from kit.slurm.embedded import process
+from kit.slurm.embedded.layout import Layout
+from kit.slurm.embedded.model import Cluster, Node, ProcessId
+
+# Carried by every process that the kit starts for a cluster and by nothing else: SLURM_CONF stands in users' shells.
+MARK = "KIT_CLUSTER_FOLDER"
+_PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sinfo", "unshare", "nsenter")
+_HINT = "install them: `make setup`, or apt-get install slurm-wlm munge util-linux iproute2"
+_MUNGE_START_S = 5.0
+_TAIL_LINES = 12
+
+
+def require_programs() -> None:
+    """ToolError that names every program that is missing and the packages that hold it."""
+    missing = [name for name in _PROGRAMS if shell.which(name) is None]
+    if missing:
+        shell.require(", ".join(missing), hint=_HINT)
+
+
+def program(name: str) -> str:
+    """The path of a program that may stand in an sbin folder, which an ordinary user's PATH lacks."""
+    return shell.require(name, hint=_HINT)
+
+
+def environment(layout: Layout) -> dict[str, str]:
+    """The whole environment of a daemon: nothing of the user's shell ends up in jobs through it but PATH."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+    return {"PATH": path, "HOME": str(Path.home()), "SLURM_CONF": str(layout.slurm_conf), MARK: str(layout.folder)}
+
+
+def user() -> str:
+    """Whom the daemons run as."""
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+def start_munged(layout: Layout, env: Mapping[str, str]) -> ProcessId:
+    """Make a key of the cluster's own and start munged on it; returns when its socket is there."""
+    home = layout.munge_key.parent
+    home.mkdir(mode=0o755)
+    layout.munge_key.touch(mode=0o600)
+    layout.munge_key.write_bytes(secrets.token_bytes(128))
+    # Forced, because munged refuses a socket below a home folder that others may not enter.
+    argv = [
+        program("munged"),
+        "--foreground",
+        "--force",
+        f"--key-file={layout.munge_key}",
+        f"--socket={layout.munge_socket}",
+    ]
+    argv += [f"--pid-file={home / 'munged.pid'}", f"--seed-file={home / 'munged.seed'}"]
+    started = _start(layout, "munged", argv, env)
+    deadline = time.monotonic() + _MUNGE_START_S
+    while not layout.munge_socket.exists():
+        if not process.is_alive(started) or time.monotonic() > deadline:
+            raise SlurmError(f"munged did not start\n{tail(layout, 'munged')}")
+        time.sleep(0.02)
+    return started
+
+
+def start_controller(layout: Layout, env: Mapping[str, str]) -> ProcessId:
+    """Start slurmctld with an empty state."""
+    layout.controller_state.mkdir(mode=0o700)
+    return _start(layout, "slurmctld", [program("slurmctld"), "-D", "-c"], env)
+
+
+def start_slurmd(cluster: Cluster, node: Node, env: Mapping[str, str]) -> ProcessId:
+    """Start a node's slurmd, inside the node where it has namespaces.
+
+    There the process returned is nsenter(1), which waits for slurmd and ends with it.
+    """
+    (cluster.layout.spool / node.name).mkdir(parents=True, mode=0o755)
+    enter = cluster.node_exec_argv(node.name) if cluster.isolated else []
+    return _start(cluster.layout, f"slurmd-{node.name}", [*enter, program("slurmd"), "-D", "-N", node.name], env)
+
+
+def dead(cluster: Cluster) -> list[str]:
+    """The names of recorded daemons that do not run, and of nodes whose first process is gone."""
+    gone = [name for name, daemon in cluster.daemons.items() if not process.is_alive(daemon)]
+    return gone + [node.name for node in cluster.nodes if node.init and not process.is_alive(node.init)]
+
+
+def tail(layout: Layout, daemon: str) -> str:
+    """The last lines that a daemon logged or, when it never came to that, printed; each indented by two blanks."""
+    for path in (layout.log(daemon), layout.console(daemon)):
+        if path.exists() and (said := path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]):
+            return "\n".join([f"{path.name} ends with:", *(f"  {line}" for line in said)])
+    return f"{daemon} logged nothing"
+
+
+def _start(layout: Layout, name: str, argv: list[str], env: Mapping[str, str]) -> ProcessId:
+    pid = shell.daemon(argv, log=layout.console(name), env=env, cwd=layout.folder)
+    started = process.identify(pid)
+    if started is None:
+        raise SlurmError(f"{name} ended at once\n{tail(layout, name)}")
+    return started

@@ -1,0 +1,266 @@
+"""up, down, status: the embedded cluster's whole life."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kit import resources, shell
+from kit.errors import SlurmError, ToolError
+from kit.slurm.embedded import address, conf, daemons, gpus, lock, nodes, teardown
+from kit.slurm.embedded.layout import Layout, checked_name, node_names
+from kit.slurm.embedded.model import Cluster, Node, Shape, machine_memory_mb, this_boot
+from kit.slurm.embedded.pyxis import Pyxis, choose, plugstack_conf
+
+Say = Callable[[str], None]
+
+# Seconds. A start takes two to four; a machine under load gets its chance.
+START_S = 60.0
+_LOCK_S = 90.0
+_QUERY_S = 5.0
+_POLL_S = 0.1
+_MIN_CPUS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStatus:
+    """A node as slurmctld sees it. state is Slurm's own word; empty when slurmctld does not answer."""
+
+    node: Node
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """A recorded cluster and how it fares. `broken`: some of `dead` should run, or slurmctld does not answer."""
+
+    cluster: Cluster
+    state: Literal["up", "broken"]
+    nodes: tuple[NodeStatus, ...]
+    dead: tuple[str, ...]
+
+
+def default_folder(name: str) -> Path:
+    """Where a cluster lives unless told otherwise."""
+    return resources.user_data() / "clusters" / name
+
+
+def find(name: str = "local", *, folder: Path | None = None) -> Cluster | None:
+    """The cluster as recorded, if it was up when last seen; nothing is asked of Slurm and no process is looked at."""
+    cluster = Cluster.load(_layout(name, folder))
+    return cluster if cluster and cluster.phase == "up" and cluster.boot_id == this_boot() else None
+
+
+def up(
+    name: str = "local",
+    shape: Shape | None = None,
+    *,
+    folder: Path | None = None,
+    pyxis: str = "auto",
+    timeout_s: float = START_S,
+    say: Say = lambda _: None,
+) -> Cluster:
+    """Bring a cluster up and wait until every node is idle. One of the same shape that is up is returned as it is.
+
+    folder: where it keeps everything, default `default_folder(name)`. pyxis: `auto`, `none` or the plugin's path.
+    say hears what is being done, a line each. Whatever goes wrong (or Ctrl-C), nothing of the cluster is left.
+    Raises UsageError for a shape that cannot be, ToolError for missing programs, SlurmError with a daemon's last words.
+    """
+    daemons.require_programs()
+    layout = _layout(name, folder)
+    with lock.held(layout.folder, timeout_s=_LOCK_S):
+        isolated = nodes.allowed()
+        plugin = choose(pyxis, isolated=isolated)
+        wanted = _design(name, layout, shape or Shape(), plugin, isolated=isolated)
+        running = _running(layout)
+        if running:
+            if running.shape != wanted.shape:
+                raise SlurmError(
+                    f"cluster {name} is up with another shape: {running.shape}; asked for: {wanted.shape}",
+                    hint=f"{_command('down', name)} first; it ends the jobs on it",
+                )
+            say(f"cluster {name} is already up")
+            return running
+        if teardown.remove(layout):
+            say(f"removed what an earlier cluster {name} had left")
+        try:
+            return _start(wanted, plugin, timeout_s=timeout_s, say=say)
+        except BaseException:
+            teardown.remove(layout)
+            raise
+
+
+def down(name: str = "local", *, folder: Path | None = None) -> bool:
+    """End the cluster's jobs and daemons and remove all that is left of it; False when there was nothing."""
+    layout = _layout(name, folder)
+    if not layout.folder.parent.exists():
+        return False
+    with lock.held(layout.folder, timeout_s=_LOCK_S):
+        cluster = _running(layout)
+        if cluster:
+            teardown.cancel_jobs(cluster)
+        return teardown.remove(layout)
+
+
+def status(name: str = "local", *, folder: Path | None = None) -> Status:
+    """The cluster's state and its nodes'. SlurmError when no such cluster is recorded."""
+    cluster = Cluster.load(_layout(name, folder))
+    if cluster is None:
+        raise SlurmError(f"no cluster {name!r} is up", hint=_command("up", name))
+    gone = _dead(cluster)
+    states = {} if "slurmctld" in gone else _node_states(cluster)
+    return Status(
+        cluster=cluster,
+        state="up" if cluster.phase == "up" and states and not gone else "broken",
+        nodes=tuple(NodeStatus(node=node, state=states.get(node.name, "")) for node in cluster.nodes),
+        dead=gone,
+    )
+
+
+def _command(verb: str, name: str) -> str:
+    return f"`kit cluster {verb}{'' if name == 'local' else f' --name {name}'}`"
+
+
+def _layout(name: str, folder: Path | None) -> Layout:
+    longest = node_names(checked_name(name), 1)[-1]
+    return Layout.of(folder or default_folder(name), node=longest)
+
+
+def _dead(cluster: Cluster) -> tuple[str, ...]:
+    everything = (*cluster.daemons, *(node.name for node in cluster.nodes))
+    return everything if cluster.boot_id != this_boot() else tuple(daemons.dead(cluster))
+
+
+def _running(layout: Layout) -> Cluster | None:
+    cluster = Cluster.load(layout)
+    return cluster if cluster and cluster.phase == "up" and not _dead(cluster) else None
+
+
+def _design(name: str, layout: Layout, shape: Shape, pyxis: Pyxis | None, *, isolated: bool) -> Cluster:
+    """What the cluster will be, before anything exists."""
+    names = node_names(name, shape.nodes)
+    seed = str(layout.folder)
+    real = () if shape.placeholder_gpus else gpus.real_devices()
+    per_node = shape.gpus_per_node
+    if real and per_node != 0:
+        devices = gpus.deal(real, nodes=shape.nodes, per_node=per_node)
+    else:
+        count = gpus.PLACEHOLDERS_PER_NODE if per_node is None else per_node
+        devices = (gpus.placeholders(layout.gpus, count),) * shape.nodes
+    # Isolated nodes have an address each and can share a port; the others share an address.
+    ports = address.choose_ports(1 + (1 if isolated else shape.nodes), seed=seed, in_use=address.port_in_use)
+    subnet = address.choose_subnet(seed=seed, taken=address.routed_networks()) if isolated else None
+    return Cluster(
+        name=name,
+        folder=layout.folder,
+        phase="starting",
+        boot_id=this_boot(),
+        cpus_per_node=shape.cpus_per_node or max(_MIN_CPUS, os.cpu_count() or 1),
+        gpus_per_node=len(devices[0]),
+        memory_mb=machine_memory_mb(),
+        controller_host=socket.gethostname().split(".")[0],
+        controller_address=nodes.host_address(subnet) if subnet else "127.0.0.1",
+        controller_port=ports[0],
+        subnet=str(subnet) if subnet else None,
+        nodes=tuple(
+            Node(
+                name=node,
+                address=nodes.node_address(subnet, index) if subnet else "127.0.0.1",
+                port=ports[1 if subnet else 1 + index],
+                gpus=devices[index],
+            )
+            for index, node in enumerate(names)
+        ),
+        pyxis=pyxis.plugin if pyxis else None,
+    )
+
+
+def _start(cluster: Cluster, pyxis: Pyxis | None, *, timeout_s: float, say: Say) -> Cluster:
+    layout = cluster.layout
+    deadline = time.monotonic() + timeout_s
+    if gpus.shared([node.gpus for node in cluster.nodes]) and not cluster.has_placeholders:
+        say("nodes share a GPU, for there are fewer than nodes: NCCL refuses two ranks on one, gloo does not")
+    layout.folder.mkdir(exist_ok=True)
+    # Before anything else exists, so that a killed start is recognised.
+    cluster.save()
+    _write_files(cluster, pyxis)
+    env = daemons.environment(layout)
+    if cluster.isolated:
+        say(f"making {len(cluster.nodes)} nodes on {cluster.subnet}")
+        cluster = cluster.model_copy(update={"nodes": nodes.start(cluster, env=env, pyxis=pyxis)})
+    say("starting munged, slurmctld and slurmd")
+    started = {"munged": daemons.start_munged(layout, env), "slurmctld": daemons.start_controller(layout, env)}
+    started |= {f"slurmd-{node.name}": daemons.start_slurmd(cluster, node, env) for node in cluster.nodes}
+    cluster = cluster.model_copy(update={"daemons": started})
+    cluster.save()
+    _wait_until_idle(cluster, deadline)
+    if pyxis:
+        _check_pyxis(cluster)
+    cluster = cluster.model_copy(update={"phase": "up"})
+    cluster.save()
+    return cluster
+
+
+def _write_files(cluster: Cluster, pyxis: Pyxis | None) -> None:
+    layout = cluster.layout
+    for folder in (layout.logs, layout.spool, layout.node, layout.folder / "nodes"):
+        folder.mkdir()
+    if cluster.has_placeholders:
+        gpus.make_placeholders(cluster.nodes[0].gpus)
+    version = conf.parse_version(shell.run([daemons.program("slurmctld"), "-V"]).stdout)
+    layout.slurm_conf.write_text(conf.slurm_conf(cluster, user=daemons.user()))
+    (layout.folder / "gres.conf").write_text(conf.gres_conf(cluster))
+    (layout.folder / "cgroup.conf").write_text(conf.cgroup_conf(version))
+    (layout.folder / "plugstack.conf").write_text(plugstack_conf(pyxis, layout))
+    layout.hosts.write_text(conf.hosts(cluster))
+
+
+def _wait_until_idle(cluster: Cluster, deadline: float) -> None:
+    """A node is `unknown` for a few seconds before slurmctld believes it."""
+    while True:
+        gone = daemons.dead(cluster)
+        if gone:
+            last_words = daemons.tail(cluster.layout, gone[0])
+            raise SlurmError(f"cluster {cluster.name}: {gone[0]} died at its start\n{last_words}")
+        states = _node_states(cluster)
+        waiting = [node.name for node in cluster.nodes if states.get(node.name) != "idle"]
+        if not waiting:
+            return
+        if time.monotonic() > deadline:
+            suspect = f"slurmd-{waiting[0]}" if states else "slurmctld"
+            shown = states.get(waiting[0], "unknown: slurmctld does not answer")
+            raise SlurmError(
+                f"cluster {cluster.name}: node {waiting[0]} did not become idle in time, but is {shown}\n"
+                + daemons.tail(cluster.layout, suspect)
+            )
+        time.sleep(_POLL_S)
+
+
+def _check_pyxis(cluster: Cluster) -> None:
+    """A plugin built for another Slurm makes every srun fail: find out now."""
+    shown = shell.run(["srun", "--help"], env=_client_env(cluster), check=False)
+    if "--container-image" not in shown.stdout:
+        raise SlurmError(
+            f"{cluster.pyxis}: this Slurm does not load it\n{shown.stderr}".rstrip(),
+            hint="build Pyxis against this very Slurm, or leave it out: --pyxis none",
+        )
+
+
+def _node_states(cluster: Cluster) -> dict[str, str]:
+    """Slurm's word for each node's state, such as `idle`; empty when slurmctld does not answer."""
+    argv = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
+    try:
+        shown = shell.run(argv, env=_client_env(cluster), timeout=_QUERY_S)
+    except ToolError:
+        return {}
+    return dict(line.split(maxsplit=1) for line in shown.stdout.splitlines() if line.strip())
+
+
+def _client_env(cluster: Cluster) -> Mapping[str, str]:
+    # Marked, so that `down` also ends the query of an `up` that was killed.
+    return {**os.environ, **cluster.env(), daemons.MARK: str(cluster.folder)}

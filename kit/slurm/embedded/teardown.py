@@ -1,0 +1,106 @@
+"""Takes a cluster away, whatever is left of it. Its folder's path suffices: a start that was killed recorded little."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+
+from kit import shell
+from kit.errors import SlurmError, ToolError
+from kit.slurm.embedded import nodes, process
+from kit.slurm.embedded.daemons import MARK
+from kit.slurm.embedded.layout import Layout
+from kit.slurm.embedded.model import Cluster
+
+# How long jobs in progress may take to end after TERM, in seconds; what is left gets KILL with its node.
+_JOBS_S = 3.0
+_GRACE_S = 1.0
+_ROUNDS = 5
+_HOLDERS = frozenset({"unshare", "bash", "sleep"})
+_CLIENTS = frozenset({"srun", "salloc", "sbatch", "sattach"})
+
+
+def cancel_jobs(cluster: Cluster) -> None:
+    """Cancel all jobs and wait, bounded, until they are gone: programs and waiting clients end in their own way."""
+    deadline = time.monotonic() + _JOBS_S
+    # A controller that does not answer is no reason to leave anything behind.
+    with contextlib.suppress(ToolError):
+        if _ask(cluster, "squeue", "--noheader"):
+            _ask(cluster, "scancel", "--partition=main")
+        while time.monotonic() < deadline and _ask(cluster, "squeue", "--noheader"):
+            time.sleep(0.1)
+
+
+def remove(layout: Layout) -> bool:
+    """End every process of the cluster, then remove its network and its folder. Whether there was anything.
+
+    SlurmError when a process cannot be ended, or when the folder holds something that the kit did not put there.
+    """
+    _check_is_ours(layout)
+    found = _end_processes(layout)
+    nodes.remove_interface(layout)
+    if layout.folder.exists():
+        found = True
+        _remove_folder(layout)
+    return found
+
+
+def _remove_folder(layout: Layout) -> None:
+    """The record goes last: until then a removal that is cut off can be taken up again."""
+    for path in layout.folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path != layout.record:
+            path.unlink()
+    layout.record.unlink(missing_ok=True)
+    layout.folder.rmdir()
+
+
+def _check_is_ours(layout: Layout) -> None:
+    if not layout.folder.exists() or layout.record.exists():
+        return
+    if not layout.folder.is_dir() or any(path != layout.unfinished_record for path in layout.folder.iterdir()):
+        raise SlurmError(
+            f"{layout.folder}: not a cluster's folder; nothing was touched", hint="name another: --dir PATH"
+        )
+
+
+def _end_processes(layout: Layout) -> bool:
+    found = False
+    for round_ in range(_ROUNDS):
+        # A node's first process ignores TERM and takes all with it: KILL. slurmctld and munged end cleanly on TERM.
+        holders = process.matching(lambda pid: _carries_mark(layout, pid) and process.program(pid) in _HOLDERS)
+        process.kill(holders)
+        rest = process.matching(lambda pid: _belongs(layout, pid))
+        if not holders and not rest:
+            return found
+        found = True
+        process.end(rest, grace_s=_GRACE_S if round_ == 0 else 0)
+    left = process.matching(lambda pid: _belongs(layout, pid))
+    if left:
+        named = ", ".join(f"{one.pid} ({process.program(one.pid)})" for one in left)
+        raise SlurmError(f"{layout.folder}: processes that do not end: {named}", hint="`ps` says what they wait for")
+    return found
+
+
+def _carries_mark(layout: Layout, pid: int) -> bool:
+    return process.environ(pid).get(MARK) == str(layout.folder)
+
+
+def _belongs(layout: Layout, pid: int) -> bool:
+    """Whether a process is the cluster's: a daemon, a task of a job, or a Slurm client that waits for one.
+
+    SLURM_CONF alone says nothing: a user exports it in his shell. slurmstepd gives tasks SLURMD_NODENAME as well.
+    """
+    if _carries_mark(layout, pid):
+        return True
+    variables = process.environ(pid)
+    if variables.get("SLURM_CONF") != str(layout.slurm_conf):
+        return False
+    return "SLURMD_NODENAME" in variables or process.program(pid) in _CLIENTS
+
+
+def _ask(cluster: Cluster, *argv: str) -> str:
+    return shell.run(argv, env={**os.environ, **cluster.env()}, timeout=_JOBS_S).stdout

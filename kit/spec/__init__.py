@@ -1,0 +1,16 @@
+"""The nouns of the kit as frozen models: Job, Cluster, Mount, Image, Launcher."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+
+def models() -> dict[str, type[BaseModel]]:
+    """The model of each TOML file, by the name that its schema has."""
+    from kit.spec.cluster import Cluster
+    from kit.spec.image import ImageSpec
+    from kit.spec.job import Job
+    from kit.spec.launcher import Launcher
+    from kit.spec.mount import MountSet
+
+    return {"job": Job, "cluster": Cluster, "mounts": MountSet, "launcher": Launcher, "image": ImageSpec}

@@ -1,0 +1,79 @@
+"""Cluster: where a job runs. `clusters/<name>.toml`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
+from kit.spec.job import RuntimeName
+
+
+class NodeShape(Model):
+    """What one node of the cluster holds."""
+
+    cpus: int = Field(ge=1, description="CPUs that jobs may use.")
+    gpus: int = Field(default=0, ge=0, description="GPUs; 0 for a CPU cluster.")
+    memory: Memory | None = Field(default=None, description="Memory that jobs may use.")
+    gres: str = Field(
+        default="gpus-per-node",
+        pattern=r"^(gpus-per-node|none|gres:[a-z0-9_]+(:[A-Za-z0-9_.-]+)?)$",
+        description="How GPUs are asked for: 'gpus-per-node', 'gres:gpu', 'gres:gpu:h100', or 'none'.",
+    )
+
+
+class QosRow(Model):
+    """One row of the QOS table: what a job gets, and may ask for, under this name."""
+
+    account: SbatchWord | None = None
+    partition: SbatchWord | None = None
+    qos: SbatchWord | None = Field(default=None, description="Slurm's QOS; default: the row's own name.")
+    memory: Memory | None = None
+    cpus_per_node: int | None = Field(default=None, ge=1)
+    time: TimeLimit | None = Field(default=None, description="Longest time limit; also the default.")
+    max_nodes: int | None = Field(default=None, ge=1)
+
+
+class ContainerRules(Model):
+    """The cluster's container runtime and what it can do."""
+
+    runtime: RuntimeName = Field(default="auto", description="auto: pyxis where the cluster has it, else bubblewrap.")
+
+
+class Paths(Model):
+    """Folders that every node sees. May hold {project} {user} {home} {data}."""
+
+    runs: str = Field(default="{project}/runs", description="Where run folders are made.")
+    store: str = Field(default="{data}/images", description="The image store, shared by all nodes.")
+    cache: str = Field(
+        default="/tmp/kit-{user}", description="Node-local caches: Triton, torch extensions, Hugging Face."
+    )
+
+
+class Cluster(Model):
+    """One cluster file."""
+
+    description: str = ""
+    embedded: bool = Field(default=False, description="The Slurm that `kit cluster up` starts on this machine.")
+    node: NodeShape
+    container: ContainerRules = Field(default_factory=ContainerRules)
+    qos: dict[Name, QosRow] = Field(default_factory=dict)
+    default_qos: Name | None = None
+    mounts: Name | None = Field(default=None, description="The cluster's mount set: a file of mounts/.")
+    paths: Paths = Field(default_factory=Paths)
+    network: dict[EnvName, Text] = Field(
+        default_factory=dict, description="NCCL, Gloo and fabric variables of every rank."
+    )
+    setup: tuple[Text, ...] = Field(default=(), description="Shell lines before the job's own set-up.")
+    defaults: dict[str, Any] = Field(
+        default_factory=dict, description="Job keys that this cluster fills in where the job is silent."
+    )
+
+    @model_validator(mode="after")
+    def _default_qos_exists(self) -> Cluster:
+        if self.default_qos is not None and self.default_qos not in self.qos:
+            raise ValueError(
+                f"default_qos = {self.default_qos!r} is no row of [qos]; known: {', '.join(self.qos) or 'none'}"
+            )
+        return self

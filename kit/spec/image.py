@@ -1,0 +1,167 @@
+"""Image: in what a job runs. `containers/<name>/image.toml`, and the lock that the kit writes beside it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from kit.spec.base import EnvName, Model, Name, Text
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+# Words of apt and dpkg (Debian Policy 5.6.7, "Package"); nothing that mmdebstrap could take as an option.
+PackageName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
+SuiteName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9.-]*$", examples=["bookworm"])]
+
+
+class Bootstrap(Model):
+    """A base made from the distribution's own packages, for machines that reach no container registry."""
+
+    suite: SuiteName = Field(description="The release's code name, as the mirror spells it.")
+    packages: tuple[PackageName, ...] = Field(default=(), description="Packages on top of the minimal system.")
+    components: tuple[PackageName, ...] = Field(default=("main",), description="Parts of the archive.")
+    mirror: Text | None = Field(
+        default=None,
+        description="A mirror's URL; unset: the host's apt sources where they offer the suite, else the default.",
+    )
+
+
+class Base(Model):
+    """What the Dockerfile's `FROM ${BASE}` stands on: exactly one of the two."""
+
+    reference: Text | None = Field(
+        default=None, description="An image that the engine has, or that it can pull.", examples=["debian:bookworm"]
+    )
+    bootstrap: Bootstrap | None = Field(default=None, description="A bootstrap from packages.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.reference is None) == (self.bootstrap is None):
+            raise ValueError("name either a reference or a bootstrap, not both and not neither")
+        return self
+
+
+class PythonPackages(Model):
+    """Wheels that the host fetches against a hash lock and hands to the build as `wheels/`."""
+
+    requirements: Text = Field(default="requirements.lock", description="pip's lock file with hashes, in the folder.")
+    version: Annotated[str, Field(pattern=r"^3\.\d+$")] = Field(default="3.11", description="Python inside the image.")
+    platforms: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], ...] = Field(
+        default=("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"),
+        description="Wheel platform tags that run inside the image; each also admits what is older.",
+    )
+    extra_indexes: tuple[Text, ...] = Field(
+        default=(),
+        alias="extra-indexes",
+        description="Indexes that are asked when the host's own pip configuration lacks a package.",
+    )
+
+
+class Build(Model):
+    """What `docker build` is told."""
+
+    args: dict[EnvName, Text] = Field(default={}, description="Build arguments (ARG).")
+    target: Text | None = Field(default=None, description="The stage to build; unset: the last one.")
+    platform: Annotated[str, Field(pattern=r"^linux/[a-z0-9]+(/v\d)?$")] | None = Field(
+        default=None, description="Platform; unset: the engine's own.", examples=["linux/amd64"]
+    )
+    network: Literal["none", "default", "host"] = Field(
+        default="none",
+        description="Network of RUN lines. Anything but none may give other bytes next time, and the lock says so.",
+    )
+
+
+class Squash(Model):
+    """How the image becomes a .sqsh. The defaults write and start fastest (performance-notes, "Squashing R")."""
+
+    compressor: Literal["zstd", "gzip", "lz4", "lzo", "xz", "none"] = "zstd"
+    level: Annotated[int, Field(ge=1, le=22)] | None = Field(
+        default=None, description="Compression level; unset: 1 for zstd, the tool's own for gzip."
+    )
+    block: Literal["4K", "8K", "16K", "32K", "64K", "128K", "256K", "512K", "1M"] = Field(
+        default="128K", description="Block size; larger is smaller on disk and slower to start."
+    )
+    memory: Annotated[str, Field(pattern=r"^\d+[MG]$")] = Field(default="64M", description="Bound on its buffers.")
+
+    @model_validator(mode="after")
+    def _level_fits(self) -> Self:
+        if self.level is not None and self.compressor not in {"zstd", "gzip"}:
+            raise ValueError(f"{self.compressor} has no level; only zstd (1-22) and gzip (1-9) have one")
+        if self.compressor == "gzip" and (self.level or 1) > 9:
+            raise ValueError("gzip's levels are 1-9")
+        return self
+
+
+class ImageSpec(Model):
+    """`containers/<name>/image.toml`: what the image is made of. Unset tables take their defaults."""
+
+    description: Text = Field(default="", description="One line for `kit images`.")
+    base: Base
+    python: PythonPackages | None = None
+    build: Build = Build()
+    squash: Squash = Squash()
+
+
+class ImageConfig(Model):
+    """What the image's author declared: environment, working directory, command. It holds for every runtime."""
+
+    env: dict[str, str] = Field(default={})
+    workdir: str = "/"
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    labels: dict[str, str] = Field(default={})
+
+
+class LockedBase(Model):
+    """What the image stands on. digest: of the bootstrapped tar, the registry's manifest, or the imported bytes."""
+
+    kind: Literal["bootstrap", "reference", "import"]
+    reference: str
+    digest: Digest
+
+
+class LockedTools(Model):
+    """Versions that decided the bytes, or may have; and the engine's own id of the image, which no two builds share."""
+
+    kit: str
+    mksquashfs: str
+    engine: str = ""
+    image_id: str = ""
+
+
+class Packages(Model):
+    """Name -> version of what is installed in the image, sorted by name."""
+
+    apt: dict[str, str] = Field(default={})
+    pip: dict[str, str] = Field(default={})
+
+
+class ImageLock(Model):
+    """`containers/<name>/image.lock`: the bytes that a run of this image gets, and what they were made from.
+
+    sha256, size: of the .sqsh; size in bytes. source: `build`, or the URI that was imported. inputs: digest of all in the
+    folder that decides the bytes. reproducible: False when a build had a network. notes: what a reader should know.
+    """
+
+    # `schema` is a method of pydantic's models, hence the alias.
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    name: Name
+    sha256: Sha256
+    size: Annotated[int, Field(gt=0)]
+    source: str
+    inputs: Sha256
+    reproducible: bool = True
+    notes: tuple[str, ...] = ()
+    base: LockedBase
+    squash: Squash
+    config: ImageConfig
+    tools: LockedTools
+    packages: Packages
+
+    @property
+    def digest(self) -> str:
+        """`sha256:<hex>`, as runs and reports name an image."""
+        return f"sha256:{self.sha256}"

@@ -1,0 +1,194 @@
+"""Job: what to run. `job.toml`, completed by the launcher's and the cluster's `[defaults]`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
+from kit.spec.mount import Mount
+
+Shape = Literal["srun", "torchrun"]
+RuntimeName = Literal["auto", "pyxis", "enroot", "bubblewrap", "bare"]
+
+# Set by the worker script for every rank, or read by bash itself before the script can act: a job cannot own these.
+_RANK_ENV = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
+_BASH_ENV = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "POSIXLY_CORRECT", "BASH_XTRACEFD", "PS4"}
+# MAX_ARG_STRLEN of Linux: execve(2) refuses one string of 32 pages or more, its NUL included.
+_MAX_STRING = 131_072
+
+# An image is a name of containers/, or bytes named by digest; a tag alone could change under the run.
+_IMAGE = re.compile(r"^([a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?|docker://[^\s@]+(@[^\s@]+)?@sha256:[0-9a-f]{64})$")
+
+
+def _image(value: str) -> str:
+    if not _IMAGE.match(value):
+        raise ValueError(
+            "name an image of containers/, or pin a reference by digest: docker://REGISTRY#NAME@sha256:<64 hex digits>"
+        )
+    return value
+
+
+def _short(value: str) -> str:
+    if len(value.encode()) >= _MAX_STRING - 256:
+        raise ValueError(
+            f"longer than execve(2) carries in one string ({_MAX_STRING} bytes); put it in a file and pass its path"
+        )
+    return value
+
+
+Arg = Annotated[Text, AfterValidator(_short)]
+
+
+class Resources(Model):
+    """How much of the cluster. Every figure is per node unless it says otherwise."""
+
+    nodes: int = Field(default=1, ge=1, description="Number of nodes.")
+    gpus_per_node: int | None = Field(
+        default=None, ge=0, description="GPUs on each node; default: all that the cluster's nodes have."
+    )
+    ranks_per_node: int | None = Field(
+        default=None, ge=1, description="Ranks on each node; default: one per GPU, or 1 without GPUs."
+    )
+    cpus_per_node: int | None = Field(
+        default=None, ge=1, description="CPUs on each node; default: the share that goes with the GPUs."
+    )
+    memory: Memory | None = Field(default=None, description="Memory per node (sbatch --mem); '0' is all of it.")
+    time: TimeLimit | None = Field(default=None, description="Wall-clock limit (sbatch --time).")
+
+
+class SlurmOptions(Model):
+    """Options that go into the sbatch header as they are."""
+
+    account: SbatchWord | None = None
+    partition: SbatchWord | None = None
+    qos: SbatchWord | None = None
+    constraint: SbatchWord | None = None
+    exclude: SbatchWord | None = None
+    nodelist: SbatchWord | None = None
+    reservation: SbatchWord | None = None
+    licenses: SbatchWord | None = None
+    mail_user: SbatchWord | None = None
+    mail_type: SbatchWord | None = None
+    exclusive: bool = False
+    requeue: bool = Field(
+        default=False, description="Let Slurm start the job again after a node failure or preemption."
+    )
+    lead: int = Field(
+        default=120, ge=0, description="Seconds before the time limit at which the batch script gets USR1; 0: never."
+    )
+    extra: tuple[str, ...] = Field(
+        default=(), description="Further sbatch options, each as one string, such as '--nice=100'."
+    )
+
+    @field_validator("extra")
+    @classmethod
+    def _long_options(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if not re.fullmatch(r"--[a-z][a-z-]*(=[A-Za-z0-9_.,:@/+=\[\]&|*()%-]+)?", value):
+                raise ValueError(f"{value!r} is not of the form --option or --option=value without blanks")
+            name = value.split("=")[0]
+            if name.startswith("--container") or name in {
+                "--wrap",
+                "--export",
+                "--array",
+                "--output",
+                "--error",
+                "--open-mode",
+            }:
+                raise ValueError(
+                    f"{name} cannot stand here: the kit sets it, or it would put the batch script into the container"
+                )
+        return values
+
+
+class ContainerOptions(Model):
+    """How the container is entered."""
+
+    runtime: RuntimeName = Field(default="auto", description="auto: pyxis where the cluster has it, else bubblewrap.")
+    writable: bool = Field(default=False, description="A writable root; what is written to it is lost at the end.")
+    remap_root: bool = Field(default=True, description="Appear as root inside.")
+    mount_home: bool = Field(
+        default=False, description="Mount the home folder; its ~/.local would win over the image's packages."
+    )
+    entrypoint: bool = Field(default=False, description="Run the image's ENTRYPOINT before the worker (pyxis, enroot).")
+    env: tuple[EnvName, ...] = Field(
+        default=(), description="Host variables that win over the image's (--container-env)."
+    )
+
+
+class Monitor(Model):
+    """The GPU monitor: one `nvidia-smi dmon` a node, and a time stamp in the batch log."""
+
+    enabled: bool = True
+    select: str = Field(default="pumt", pattern=r"^[pucvmetP]+$", description="dmon -s: metric groups.")
+    options: str = Field(default="DT", pattern=r"^[DT]*$", description="dmon -o: D date, T time.")
+    delay: int = Field(default=15, ge=1, description="dmon -d: seconds between lines.")
+    heartbeat: int = Field(default=120, ge=0, description="Seconds between time stamps in the batch log; 0: none.")
+
+
+class Job(Model):
+    """One job file."""
+
+    name: Name = Field(description="Slurm's job name, and the start of the run's id.")
+    launcher: Name = Field(description="How ranks start: a folder of launchers/.")
+    image: Annotated[str, AfterValidator(_image)] | None = Field(
+        default=None, description="A folder of containers/, or a reference with its digest."
+    )
+    script: Arg | None = Field(
+        default=None, description="Program, relative to the job file; default: the launcher's own."
+    )
+    args: tuple[Arg, ...] = Field(default=(), description="Arguments of the program, passed through byte for byte.")
+    shape: Shape | None = Field(default=None, description="torchrun: one task a node; srun: one task a rank.")
+    python: Arg = Field(default="python3", description="Interpreter inside the container.")
+    env: dict[EnvName, Arg] = Field(default_factory=dict, description="Environment of every rank.")
+    mounts: tuple[Name | Mount, ...] = Field(
+        default=(), description="Logical names of the cluster's mount set, or tables of their own."
+    )
+    mount_set: Name | None = Field(default=None, description="A file of mounts/; default: the cluster's.")
+    workdir: str | None = Field(
+        default=None, pattern=r"^/[^\x00-\x1f]*$", description="Working folder in the container; default: /workspace."
+    )
+    qos: Name | None = Field(default=None, description="A row of the cluster's QOS table.")
+    seed: int | None = Field(
+        default=None, ge=0, lt=2**32, description="Seed of all ranks; default: drawn at submit and recorded."
+    )
+    setup: tuple[Text, ...] = Field(
+        default=(), description="Shell lines before the program, such as 'module load cuda'."
+    )
+    debug: bool = Field(default=False, description="Trace the scripts and make NCCL and torch talk.")
+    resources: Resources = Field(default_factory=Resources)
+    slurm: SlurmOptions = Field(default_factory=SlurmOptions)
+    container: ContainerOptions = Field(default_factory=ContainerOptions)
+    monitor: Monitor = Field(default_factory=Monitor)
+
+    @field_validator("env")
+    @classmethod
+    def _not_ours(cls, env: dict[str, str]) -> dict[str, str]:
+        for name in env:
+            if name in _RANK_ENV or name.startswith(("SLURM_", "KIT_")):
+                raise ValueError(f"{name} is set by the kit for each rank; drop it here")
+            if name in _BASH_ENV:
+                raise ValueError(
+                    f"{name} is read by bash before the worker script can pass it on; set it in the program itself"
+                )
+        return env
+
+    @model_validator(mode="after")
+    def _distinct_targets(self) -> Job:
+        targets = [m.target for m in self.mounts if isinstance(m, Mount)]
+        twice = {t for t in targets if targets.count(t) > 1}
+        if twice:
+            raise ValueError(f"two mounts have the target {sorted(twice)[0]}; give each its own")
+        return self

@@ -1,0 +1,26 @@
+"""Launcher: how ranks start. `launchers/<name>/launcher.toml`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from kit.spec.base import Model
+from kit.spec.job import Shape
+
+
+class Launcher(Model):
+    """One launcher file; its folder holds the reference training program."""
+
+    description: str = ""
+    shapes: tuple[Shape, ...] = Field(
+        min_length=1, description="Start shapes that the framework supports; the first is the default."
+    )
+    script: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$", description="The reference program in this folder."
+    )
+    requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
+    defaults: dict[str, Any] = Field(
+        default_factory=dict, description="Job keys that this launcher fills in where job and cluster are silent."
+    )

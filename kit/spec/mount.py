@@ -1,0 +1,40 @@
+"""Mount: what a container sees of the host. `mounts/<name>.toml` maps logical names to places on one cluster."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, RootModel, model_validator
+
+from kit.spec.base import Model, MountSource, MountTarget, Name
+
+# mount(8) flags that Enroot's fstab and Pyxis's grammar both know (field-notes 1).
+Flag = Literal[
+    "ro", "rw", "nosuid", "nodev", "noexec", "private", "rprivate", "slave", "rslave", "shared", "rshared"
+]  # fmt: skip
+
+
+class Mount(Model):
+    """One bind mount, or a tmpfs.
+
+    source may hold {project} {job} {run} {user} {home} {data}; a relative one starts at the job file's folder.
+    """
+
+    source: MountSource = Field(description="Folder or file on the node, or 'tmpfs'.")
+    target: MountTarget = Field(description="Absolute path in the container.")
+    flags: tuple[Flag, ...] = Field(default=(), description="mount(8) flags; read-write unless 'ro' is among them.")
+
+    @model_validator(mode="after")
+    def _one_of_ro_rw(self) -> Mount:
+        if {"ro", "rw"} <= set(self.flags):
+            raise ValueError("'ro' and 'rw' contradict each other; keep one")
+        return self
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the container may only read it."""
+        return "ro" in self.flags
+
+
+class MountSet(RootModel[dict[Name, Mount]]):
+    """Logical mount name -> where it is on this cluster."""

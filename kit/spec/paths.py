@@ -1,0 +1,87 @@
+"""Every file name of a run folder, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+# Where the run and the job's own folder are inside a container.
+CONTAINER_RUN = "/kit/run"
+CONTAINER_WORKSPACE = "/workspace"
+CONTAINER_CACHE = "/kit/cache"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """File names under one run folder; `root` may be a host path or the container's view of it."""
+
+    root: Path
+
+    @property
+    def job(self) -> Path:
+        """The job as resolved: every default filled in."""
+        return self.root / "job.toml"
+
+    @property
+    def manifest(self) -> Path:
+        """What ran: image digest, git commit, cluster, versions, argv, job id."""
+        return self.root / "manifest.json"
+
+    @property
+    def batch(self) -> Path:
+        """The sbatch script."""
+        return self.root / "batch.sh"
+
+    @property
+    def worker(self) -> Path:
+        """The script that each Slurm task runs."""
+        return self.root / "worker.sh"
+
+    @property
+    def lib(self) -> Path:
+        """Shell functions that the scripts share."""
+        return self.root / "lib"
+
+    @property
+    def code(self) -> Path:
+        """A copy of the launcher's program, as it was at submit."""
+        return self.root / "code"
+
+    @property
+    def logs(self) -> Path:
+        """batch.log, task-<n>.log (what the launcher said), rank-<n>.log (what the program said)."""
+        return self.root / "logs"
+
+    @property
+    def batch_log(self) -> Path:
+        """Output of the batch script, over all restarts."""
+        return self.logs / "batch.log"
+
+    def rank_log(self, rank: int) -> Path:
+        """Output of one rank, over all restarts."""
+        return self.logs / f"rank-{rank}.log"
+
+    @property
+    def monitor(self) -> Path:
+        """slurm-<job>.<host>.gutil files."""
+        return self.root / "monitor"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What the program saves."""
+        return self.root / "checkpoints"
+
+    @property
+    def state(self) -> Path:
+        """What the batch script records while it runs."""
+        return self.root / "state"
+
+    @property
+    def events(self) -> Path:
+        """One JSON line per start, signal and end of the batch script."""
+        return self.state / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per report of the program."""
+        return self.root / "metrics.jsonl"

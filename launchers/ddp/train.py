@@ -1,0 +1,232 @@
+"""Image classification with DistributedDataParallel, on CPUs (gloo) or GPUs (nccl).
+
+On one machine, and on one of two nodes (static rendezvous; the kit gives each node its rank):
+
+    torchrun --standalone --nproc-per-node=4 train.py
+    torchrun --nnodes=2 --node-rank=0 --nproc-per-node=4 --master-addr=node1 --master-port=29500 train.py
+
+or one Slurm task for each rank; the kit's worker script sets RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* from SLURM_*:
+
+    srun --ntasks-per-node=4 worker.sh python train.py --epochs 20
+
+or as a single process: python train.py. `lib` lies beside this file in a run folder; in the checkout, set
+PYTHONPATH=launchers.
+
+Without --data it trains on the digits that scikit-learn ships. Started again with the same checkpoint folder it goes
+on where it stopped. docs/training.md says what it reads and writes, lib/stop.py what TERM and USR1 do.
+"""
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+import torch
+from lib import checkpoint, data, metrics, model, options, ranks, stop
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset
+
+# ---- options ----
+
+parser = options.parser(__doc__)
+parser.add_argument("--data", type=Path, help="MNIST files, or train/ and test/ with a folder a class")
+parser.add_argument("--image-size", type=int, default=32, help="pixels a side, for class folders")
+parser.add_argument("--width", type=int, default=32, help="channels of the first convolution")
+parser.add_argument("--epochs", type=int, default=15)
+parser.add_argument("--batch-size", type=int, default=64, help="images for each optimizer step, over all ranks")
+parser.add_argument("--accumulate", type=int, default=1, help="micro-steps for each optimizer step")
+parser.add_argument("--lr", type=float, default=3e-3)
+parser.add_argument("--warmup", type=int, default=20, help="optimizer steps of linear warm-up; cosine decay follows")
+parser.add_argument("--weight-decay", type=float, default=0.01)
+parser.add_argument("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
+parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="fp16 scales the loss")
+parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+parser.add_argument("--workers", type=int, default=0, help="loader processes for each rank")
+args = options.parse(parser)
+
+
+def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+    """Train to the last epoch, or until a stop is asked for; the exit code."""
+    log = metrics.Metrics(args.run_dir, here)
+    requests = stop.StopRequest(args.run_dir, here)
+    log.say(f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {here.device.type}, seed {args.seed}")
+
+    # ---- data: each rank a part of each epoch's order, the same order for the same seed ----
+
+    train_set, test_set, classes = data.images(args.data, args.image_size)
+    micro_batch = ranks.share("--batch-size", args.batch_size, here, args.accumulate)
+    sampler = data.ResumableSampler(train_set, here.world_size, here.rank, seed=args.seed, drop_last=True)
+    # Making an iterator draws a number; it must not come from the model's generator, which a resume puts back.
+    loading = {"num_workers": args.workers, "pin_memory": here.device.type == "cuda"}
+    draws = torch.Generator().manual_seed(args.seed)
+    train_loader = DataLoader(train_set, micro_batch, sampler=sampler, drop_last=True, generator=draws, **loading)
+    # For the test each image counts once, so a rank takes every world_size-th without padding.
+    mine = Subset(test_set, range(here.rank, len(test_set), here.world_size))
+    test_loader = DataLoader(mine, 256, generator=draws, **loading)
+    steps_per_epoch = len(train_set) // args.batch_size
+    if steps_per_epoch == 0:
+        raise SystemExit(f"--batch-size {args.batch_size} is larger than the training set of {len(train_set)} images.")
+
+    # ---- model, optimizer, schedule ----
+
+    torch.manual_seed(args.seed)
+    net = model.ConvNet(channels=train_set[0][0].shape[0], classes=classes, width=args.width).to(here.device)
+    device_ids = [here.device.index] if here.device.type == "cuda" else None
+    ddp = DistributedDataParallel(torch.compile(net) if args.compile else net, device_ids=device_ids)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    last_step = args.epochs * steps_per_epoch
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, last_step))
+    scaler = torch.amp.GradScaler(here.device.type, enabled=args.precision == "fp16")
+    half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
+
+    def loss_of(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(here.device.type, dtype=half, enabled=half is not None):
+            return nn.functional.cross_entropy(ddp(images), targets)
+
+    # One backward that counts for nothing: DDP orders its buckets after the first, and the order of sums depends on
+    # them. With this, a resumed run has the buckets of the uninterrupted one.
+    images, targets = next(iter(DataLoader(train_set, micro_batch)))
+    loss_of(images.to(here.device), targets.to(here.device)).backward()
+    optimizer.zero_grad(set_to_none=True)
+
+    # ---- resume ----
+
+    saves = checkpoint.Checkpoints(
+        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+    )
+    # Where the run is: optimizer steps, epochs, images of this epoch over all ranks; and the sum of this rank's losses.
+    at = {"step": 0, "epoch": 0, "images": 0}
+    losses = torch.zeros((), dtype=torch.float64, device=here.device)
+    found = saves.newest()
+    if found:
+        state = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
+        net.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        schedule.load_state_dict(state["schedule"])
+        scaler.load_state_dict(state["scaler"])
+        at = state["at"]
+        same_ranks = len(state["losses"]) == here.world_size
+        losses += state["losses"][here.rank] if same_ranks else sum(state["losses"]) / len(state["losses"])
+        checkpoint.restore_rng(state["rng"], here, seed=args.seed, step=at["step"])
+        line = f"resumed from {found}, epoch {at['epoch'] + 1}, step {at['step']}"
+        log.record("resumed", line, step=at["step"], path=str(found))
+    else:
+        checkpoint.seed_all(args.seed, here)
+
+    def save(*, last: bool = False) -> None:
+        def start(folder: Path) -> checkpoint.Finish | None:
+            of_ranks = {
+                "rng": checkpoint.gathered(checkpoint.rng_state(), here),
+                "losses": checkpoint.gathered(losses.item(), here),
+            }
+            if not here.is_first:
+                return None
+            parts = {"model": net, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+            state = {name: part.state_dict() for name, part in parts.items()} | of_ranks | {"at": dict(at)}
+            kept = checkpoint.snapshot(state) if args.checkpoint_async and not last else state
+            return lambda: torch.save(kept, folder / "state.pt")
+
+        saves.save(at["step"], start, last=last)
+
+    # ---- train ----
+
+    def test() -> tuple[float, float]:
+        """Loss and accuracy over the whole test set."""
+        net.eval()
+        loss = correct = 0.0
+        with torch.inference_mode():
+            for images, targets in test_loader:
+                scores = net(images.to(here.device)).float()
+                loss += nn.functional.cross_entropy(scores, targets.to(here.device), reduction="sum").item()
+                correct += (scores.argmax(1) == targets.to(here.device)).sum().item()
+        net.train()
+        loss, correct, seen = ranks.total(loss, correct, len(mine), here=here)
+        return loss / seen, correct / seen
+
+    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
+    trained, seconds = 0, 0.0  # images over all ranks and time in training steps, since this start
+    while at["epoch"] < args.epochs:
+        sampler.set_epoch(at["epoch"])
+        sampler.skip(at["images"])
+        batches, began = iter(train_loader), time.perf_counter()
+        for _ in range(at["images"] // args.batch_size, steps_per_epoch):
+            profile.step(at["step"] + 1)
+            for micro_step in range(args.accumulate):
+                images, targets = (tensor.to(here.device, non_blocking=True) for tensor in next(batches))
+                last_micro_step = micro_step == args.accumulate - 1
+                with contextlib.nullcontext() if last_micro_step else ddp.no_sync():
+                    loss = loss_of(images, targets)
+                    scaler.scale(loss / args.accumulate).backward()
+                losses += loss.detach() / args.accumulate
+            if args.clip:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(net.parameters(), args.clip)
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            at["step"] += 1
+            at["images"] += args.batch_size
+            trained += args.batch_size
+
+            if args.log_every and at["step"] % args.log_every == 0:
+                log.record("step", f"step {at['step']}  loss {loss:.4f} on rank 0", step=at["step"], loss=loss.item())
+            if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
+                save()
+            signal = requests.agreed()
+            if signal:
+                save(last=True)
+                line = f"stopped by signal {signal} after step {at['step']}, saved"
+                log.record("stopped", line, step=at["step"], signal=signal)
+                return requests.finish(signal, at["step"])
+        seconds += time.perf_counter() - began
+
+        (loss_sum,) = ranks.total(losses.item(), here=here)
+        train_loss = loss_sum / (here.world_size * steps_per_epoch)
+        test_loss, accuracy = test()
+        at |= {"epoch": at["epoch"] + 1, "images": 0}
+        losses.zero_()
+        log.record(
+            "epoch",
+            f"epoch {at['epoch']}/{args.epochs}  train loss {train_loss:.4f}  test loss {test_loss:.4f}  "
+            f"accuracy {accuracy:.2%}  {trained / seconds:.0f} images/s on {here.world_size} ranks",
+            epoch=at["epoch"],
+            step=at["step"],
+            train_loss=train_loss,
+            test_loss=test_loss,
+            accuracy=accuracy,
+            lr=schedule.get_last_lr()[0],
+            images_per_second=trained / seconds,
+        )
+        if not args.checkpoint_every or at["epoch"] == args.epochs:
+            save(last=at["epoch"] == args.epochs)
+
+    # ---- the end ----
+
+    saves.wait()
+    requests.close()
+    profile.close()
+    if not trained:
+        test_loss, accuracy = test()
+    rate = trained / seconds if seconds else 0.0
+    log.record(
+        "final",
+        f"done: accuracy {accuracy:.2%} after {args.epochs} epochs, "
+        f"world size {here.world_size} on {here.nodes} nodes, {rate:.0f} images/s",
+        accuracy=accuracy,
+        test_loss=test_loss,
+        epochs=args.epochs,
+        step=at["step"],
+        world_size=here.world_size,
+        nodes=here.nodes,
+        backend=here.backend,
+        images_per_second=rate,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    with ranks.started(args.device) as here:
+        code = train(here)
+    sys.exit(code)

@@ -1,0 +1,145 @@
+"""A small byte-level GPT with DistributedDataParallel, on CPUs (gloo) or GPUs (nccl).
+
+    torchrun --standalone --nproc-per-node=4 train_gpt.py --data books/ --steps 1000
+    srun --ntasks-per-node=4 worker.sh python train_gpt.py --precision bf16 --compile
+    python train_gpt.py
+
+Started again with the same checkpoint folder it goes on where it stopped. `lib`, options and files: docs/training.md.
+"""
+
+import contextlib
+import sys
+from pathlib import Path
+
+import torch
+from lib import checkpoint, data, metrics, model, options, ranks, stop
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset
+
+parser = options.parser(__doc__)
+options.add_gpt(parser)
+parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="fp16 scales the loss")
+args = options.parse(parser)
+
+
+def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+    """Train to the last step, or until a stop is asked for; the exit code."""
+    log = metrics.Metrics(args.run_dir, here)
+    requests = stop.StopRequest(args.run_dir, here)
+    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
+    log.say(f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {here.device.type}, seed {args.seed}")
+
+    # ---- data and model ----
+
+    train_set, test_set = data.text(args.data, args.context)
+    micro_batch = ranks.share("--batch-size", args.batch_size, here, args.accumulate)
+    torch.manual_seed(args.seed)
+    shape = model.Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.context)
+    net = model.GPT(shape).to(here.device)
+    device_ids = [here.device.index] if here.device.type == "cuda" else None
+    ddp = DistributedDataParallel(torch.compile(net) if args.compile else net, device_ids=device_ids)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, args.steps))
+    scaler = torch.amp.GradScaler(here.device.type, enabled=args.precision == "fp16")
+    half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
+    log.say(
+        f"{sum(p.numel() for p in net.parameters()):,} parameters, {len(train_set):,} windows of {args.context} bytes"
+    )
+
+    def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
+        tokens, targets = (tensor.to(here.device, non_blocking=True) for tensor in batch)
+        with torch.autocast(here.device.type, dtype=half, enabled=half is not None):
+            return ddp(tokens, targets)
+
+    # One backward that counts for nothing: DDP orders its buckets after the first, and the order of sums depends on
+    # them. With this, a resumed run has the buckets of the uninterrupted one.
+    loss_of(next(iter(DataLoader(train_set, micro_batch)))).backward()
+    optimizer.zero_grad(set_to_none=True)
+
+    # ---- resume ----
+
+    saves = checkpoint.Checkpoints(
+        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+    )
+    at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
+    parts = {"model": net, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+    found = saves.newest()
+    if found:
+        state = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        at = state["at"]
+        checkpoint.restore_rng(state["rng"], here, seed=args.seed, step=at["step"])
+        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
+    else:
+        checkpoint.seed_all(args.seed, here)
+
+    def save(*, last: bool = False) -> None:
+        def start(folder: Path) -> checkpoint.Finish | None:
+            rng = checkpoint.gathered(checkpoint.rng_state(), here)
+            if not here.is_first:
+                return None
+            state = {name: part.state_dict() for name, part in parts.items()} | {"at": dict(at), "rng": rng}
+            kept = checkpoint.snapshot(state) if args.checkpoint_async and not last else state
+            return lambda: torch.save(kept, folder / "state.pt")
+
+        saves.save(at["step"], start, last=last)
+
+    # ---- train ----
+
+    batches = data.batches(train_set, micro_batch, here, seed=args.seed, samples=at["samples"], workers=args.workers)
+    speed = metrics.Speed(args.batch_size * args.context, net.flops_per_token(), here)
+    while at["step"] < args.steps:
+        profile.step(at["step"] + 1)
+        losses = torch.zeros((), device=here.device)
+        for micro_step in range(args.accumulate):
+            last_micro_step = micro_step == args.accumulate - 1
+            with contextlib.nullcontext() if last_micro_step else ddp.no_sync():
+                loss = loss_of(next(batches)) / args.accumulate
+                scaler.scale(loss).backward()
+            losses += loss.detach()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        at["step"] += 1
+        at["samples"] += args.batch_size
+        speed.step()
+
+        if args.log_every and at["step"] % args.log_every == 0:
+            log.step(at["step"], losses.item(), speed, here, lr=schedule.get_last_lr()[0], gradient_norm=norm.item())
+        if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
+            save()
+        signal = requests.agreed()
+        if signal:
+            save(last=True)
+            profile.close()
+            log.record(
+                "stopped", f"stopped by signal {signal} at step {at['step']}, saved", step=at["step"], signal=signal
+            )
+            return requests.finish(signal, at["step"])
+
+    # ---- the end ----
+
+    save(last=True)
+    requests.close()
+    profile.close()
+    net.eval()
+    mine = Subset(test_set, range(here.rank, len(test_set), here.world_size))
+    seen, test_loss = 0, 0.0
+    with torch.inference_mode():
+        for _, (tokens, targets) in zip(range(args.test_batches), DataLoader(mine, micro_batch), strict=False):
+            test_loss += net(tokens.to(here.device), targets.to(here.device)).item() * len(tokens)
+            seen += len(tokens)
+    test_loss, seen = ranks.total(test_loss, seen, here=here)
+    log.final(at["step"], test_loss / seen, here)
+    return 0
+
+
+if __name__ == "__main__":
+    with ranks.started(args.device) as here:
+        code = train(here)
+    sys.exit(code)

@@ -1,0 +1,147 @@
+"""A byte-level GPT with DeepSpeed: ZeRO 1, 2 or 3, with offload to host memory, as ds_config.json says.
+
+    srun --ntasks-per-node=4 worker.sh python train.py --data books/ --steps 1000 --ds-config ds_config.json
+    torchrun --standalone --nproc-per-node=4 train.py --ds-config ds_config.json
+    python train.py --ds-config ds_config.json
+
+One process for each GPU, RANK, LOCAL_RANK, WORLD_SIZE and MASTER_* set by whoever starts it: no ssh, no mpi4py, no deepspeed
+launcher. Batch sizes, precision, clipping, ZeRO and offload stand in the configuration; without an "optimizer" there, it is
+torch's AdamW with --lr and --weight-decay, and the schedule of the other programs. `lib`, options and files: docs/training.md.
+"""
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from lib import checkpoint, data, metrics, model, options, ranks, stop
+from torch.utils.data import DataLoader, Subset
+
+TAG = "deepspeed"  # the folder below the checkpoint's that DeepSpeed writes
+parser = options.parser(__doc__)
+options.add_gpt(parser)
+parser.add_argument("--ds-config", type=Path, default=Path(__file__).with_name("ds_config.json"))
+# The configuration says these; two places for one number would differ one day.
+parser.set_defaults(batch_size=None, accumulate=None, clip=None)
+args = options.parse(parser)
+
+
+def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+    """Train to the last step, or until a stop is asked for; the exit code."""
+    # DeepSpeed picks CPU or GPU when it is imported, and asks the environment first.
+    os.environ.setdefault("DS_ACCELERATOR", here.device.type)
+    os.environ.setdefault("LOCAL_RANK", "0")  # a single process has none, and DeepSpeed insists
+    import deepspeed  # noqa: PLC0415
+
+    # On CPU it would compile a kernel that only inference uses, and fail in an image without a compiler.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # DeepSpeed 0.19 calls functions under names that torch 2.13 warns of, at every call.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+
+    log = metrics.Metrics(args.run_dir, here)
+    requests = stop.StopRequest(args.run_dir, here)
+    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
+    deepspeed.init_distributed(dist_backend=here.backend)  # takes the process group that is there
+    config = json.loads(args.ds_config.read_text(encoding="utf-8"))
+
+    # ---- data, model, engine ----
+
+    train_set, test_set = data.text(args.data, args.context)
+    torch.manual_seed(args.seed)
+    shape = model.Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.context)
+    net = model.GPT(shape)
+    flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
+    optimizer = schedule = None
+    if "optimizer" not in config:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, args.steps))
+    engine, optimizer, _, schedule = deepspeed.initialize(
+        model=net, model_parameters=net.parameters(), optimizer=optimizer, lr_scheduler=schedule, config=config
+    )
+    batch_size, micro_batch = engine.train_batch_size(), engine.train_micro_batch_size_per_gpu()
+    accumulate = engine.gradient_accumulation_steps()
+    log.say(
+        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, ZeRO {engine.zero_optimization_stage()}, "
+        f"{parameters:,} parameters, batch {batch_size} = {micro_batch} x {accumulate} x {here.world_size}, seed {args.seed}"
+    )
+
+    # ---- resume ----
+
+    saves = checkpoint.Checkpoints(args.checkpoint_dir, here, keep=args.checkpoint_keep)
+    if args.checkpoint_async:
+        log.say("DeepSpeed's own checkpoints are written in the foreground: --checkpoint-async is left out of account.")
+    at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
+    found = saves.newest()
+    if found:
+        written_by = checkpoint.marker(found)["world_size"]
+        if written_by != here.world_size:
+            raise SystemExit(
+                f"{found} was written by {written_by} ranks and cannot be read by {here.world_size}: ZeRO checkpoints fit their "
+                "own number of ranks. Use that number, or convert it with ds_to_universal.py, which comes with DeepSpeed."
+            )
+        engine.load_checkpoint(str(found), tag=TAG)
+        at, _ = checkpoint.read_rank(found, here, seed=args.seed)
+        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
+    else:
+        checkpoint.seed_all(args.seed, here)
+
+    def save(*, last: bool = False) -> None:
+        def start(folder: Path) -> None:
+            engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+            checkpoint.write_rank(folder, here, at, {})
+
+        saves.save(at["step"], start, last=last)
+
+    # ---- train ----
+
+    batches = data.batches(train_set, micro_batch, here, seed=args.seed, samples=at["samples"], workers=args.workers)
+    speed = metrics.Speed(batch_size * args.context, flops_per_token, here)
+    while at["step"] < args.steps:
+        profile.step(at["step"] + 1)
+        losses = torch.zeros((), device=here.device)
+        for _ in range(accumulate):
+            tokens, targets = (tensor.to(here.device, non_blocking=True) for tensor in next(batches))
+            loss = engine(tokens, targets)
+            engine.backward(loss)  # scales the loss by the accumulation steps
+            engine.step()  # updates after the last of them
+            losses += loss.detach() / accumulate
+        at["step"] += 1
+        at["samples"] += batch_size
+        speed.step()
+
+        if args.log_every and at["step"] % args.log_every == 0:
+            norm = float(engine.get_global_grad_norm() or 0.0)
+            log.step(at["step"], losses.item(), speed, here, lr=engine.get_lr()[0], gradient_norm=norm)
+        if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
+            save()
+        signal = requests.agreed()
+        if signal:
+            save(last=True)
+            profile.close()
+            log.record(
+                "stopped", f"stopped by signal {signal} at step {at['step']}, saved", step=at["step"], signal=signal
+            )
+            return requests.finish(signal, at["step"])
+
+    # ---- the end: each rank tests as many micro-batches, because ZeRO 3 gathers shards from all in a forward ----
+
+    save(last=True)
+    requests.close()
+    profile.close()
+    engine.eval()
+    tests = min(args.test_batches, len(test_set) // (micro_batch * here.world_size))
+    mine = Subset(test_set, range(here.rank, tests * micro_batch * here.world_size, here.world_size))
+    test_loss = 0.0
+    with torch.no_grad():
+        for tokens, targets in DataLoader(mine, micro_batch):
+            test_loss += engine(tokens.to(here.device), targets.to(here.device)).item()
+    log.final(at["step"], ranks.total(test_loss, here=here)[0] / max(tests * here.world_size, 1), here)
+    return 0
+
+
+if __name__ == "__main__":
+    with ranks.started(args.device) as here:
+        code = train(here)
+    sys.exit(code)

@@ -1,0 +1,156 @@
+"""A byte-level GPT with FSDP2 (fully_shard): parameters, gradients and optimizer state in shards over the ranks.
+
+    torchrun --standalone --nproc-per-node=4 train.py --data books/ --steps 1000 --precision bf16
+    torchrun --nnodes=2 --node-rank=0 --nproc-per-node=4 --master-addr=node1 --master-port=29500 train.py --replicate 2
+    srun --ntasks-per-node=4 worker.sh python train.py --cpu-offload --recompute
+
+Checkpoints are torch's distributed ones: each rank writes its shards (in the background with --checkpoint-async), and any
+number of ranks reads them back. `lib`, options and files: docs/training.md.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from lib import checkpoint, data, metrics, model, options, ranks, stop
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.utils.data import DataLoader, Subset
+
+parser = options.parser(__doc__)
+options.add_gpt(parser)
+parser.add_argument(
+    "--precision", choices=("fp32", "bf16"), default="fp32", help="of computing; sums and updates are fp32"
+)
+parser.add_argument(
+    "--replicate", type=int, default=1, help="copies of the sharded model (HSDP); must divide the ranks"
+)
+parser.add_argument("--cpu-offload", action="store_true", help="parameters, gradients and optimizer in host memory")
+parser.add_argument("--recompute", action="store_true", help="compute activations again in backward, to save memory")
+args = options.parse(parser)
+
+
+def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+    """Train to the last step, or until a stop is asked for; the exit code."""
+    log = metrics.Metrics(args.run_dir, here)
+    requests = stop.StopRequest(args.run_dir, here)
+    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
+    train_set, test_set = data.text(args.data, args.context)
+    micro_batch = ranks.share("--batch-size", args.batch_size, here, args.accumulate)
+
+    # ---- model: whole on the CPU first, then each block in shards on the device ----
+
+    if here.world_size % args.replicate:
+        raise SystemExit(f"--replicate {args.replicate} does not divide {here.world_size} ranks.")
+    size = (args.replicate, here.world_size // args.replicate)
+    mesh = init_device_mesh(here.device.type, size, mesh_dim_names=("replicate", "shard"))
+    half = {"fp32": None, "bf16": torch.bfloat16}[args.precision]
+    sharding = {
+        "mesh": mesh if args.replicate > 1 else mesh["shard"],
+        "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy(pin_memory=here.backend == "nccl") if args.cpu_offload else OffloadPolicy(),
+    }
+    torch.manual_seed(args.seed)
+    shape = model.Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.context)
+    net = model.GPT(shape, recompute=args.recompute)
+    flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
+    for block in net.blocks:
+        fully_shard(block, **sharding)
+    fully_shard(net, **sharding)
+    if not args.cpu_offload:
+        net.to(here.device)
+    net.cos, net.sin = net.cos.to(here.device), net.sin.to(here.device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, args.steps))
+    forward = torch.compile(net) if args.compile else net
+    log.say(
+        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {size[0]} copies in {size[1]} shards, "
+        f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} bytes, seed {args.seed}"
+    )
+
+    # ---- resume ----
+
+    saves = checkpoint.Checkpoints(
+        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+    )
+    at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
+    found = saves.newest()
+    if found:
+        weights, updates = get_state_dict(net, optimizer)
+        dcp.load({"model": weights, "optimizer": updates}, checkpoint_id=found)
+        set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=updates)
+        at, scheduled = checkpoint.read_rank(found, here, seed=args.seed)
+        schedule.load_state_dict(scheduled)
+        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
+    else:
+        checkpoint.seed_all(args.seed, here)
+
+    def save(*, last: bool = False) -> None:
+        def start(folder: Path) -> checkpoint.Finish | None:
+            weights, updates = get_state_dict(net, optimizer)
+            state = {"model": weights, "optimizer": updates}
+            checkpoint.write_rank(folder, here, at, schedule.state_dict())
+            if args.checkpoint_async and not last:
+                return dcp.async_save(state, checkpoint_id=folder, process_group=saves.group).result
+            dcp.save(state, checkpoint_id=folder, process_group=saves.group)
+            return None
+
+        saves.save(at["step"], start, last=last)
+
+    # ---- train ----
+
+    batches = data.batches(train_set, micro_batch, here, seed=args.seed, samples=at["samples"], workers=args.workers)
+    speed = metrics.Speed(args.batch_size * args.context, flops_per_token, here)
+    while at["step"] < args.steps:
+        profile.step(at["step"] + 1)
+        losses = torch.zeros((), device=here.device)
+        for micro_step in range(args.accumulate):
+            net.set_requires_gradient_sync(micro_step == args.accumulate - 1)
+            tokens, targets = (tensor.to(here.device, non_blocking=True) for tensor in next(batches))
+            loss = forward(tokens, targets) / args.accumulate
+            loss.backward()
+            losses += loss.detach()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip).full_tensor()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        at["step"] += 1
+        at["samples"] += args.batch_size
+        speed.step()
+
+        if args.log_every and at["step"] % args.log_every == 0:
+            log.step(at["step"], losses.item(), speed, here, lr=schedule.get_last_lr()[0], gradient_norm=norm.item())
+        if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
+            save()
+        signal = requests.agreed()
+        if signal:
+            save(last=True)
+            profile.close()
+            log.record(
+                "stopped", f"stopped by signal {signal} at step {at['step']}, saved", step=at["step"], signal=signal
+            )
+            return requests.finish(signal, at["step"])
+
+    # ---- the end: each rank tests as many micro-batches, because a forward gathers shards from all ----
+
+    save(last=True)
+    requests.close()
+    profile.close()
+    net.eval()
+    tests = min(args.test_batches, len(test_set) // (micro_batch * here.world_size))
+    mine = Subset(test_set, range(here.rank, tests * micro_batch * here.world_size, here.world_size))
+    test_loss = 0.0
+    with torch.no_grad():
+        for tokens, targets in DataLoader(mine, micro_batch):
+            test_loss += net(tokens.to(here.device), targets.to(here.device)).item()
+    log.final(at["step"], ranks.total(test_loss, here=here)[0] / max(tests * here.world_size, 1), here)
+    return 0
+
+
+if __name__ == "__main__":
+    with ranks.started(args.device) as here:
+        code = train(here)
+    sys.exit(code)

@@ -1,0 +1,268 @@
+"""Checkpoints: a folder for each, complete or not there at all, the newest sound one found again.
+
+    <dir>/step-00000120/   what the program wrote, and complete.json: step, size and crc32 of every file
+    <dir>/latest           the name of the newest, moved last
+    <dir>/.tmp-step-…      one being written; what a killed run left of it goes at the next start
+
+A save has two halves. `start(folder)` runs on every rank in the training loop and takes the state (a copy, when the
+rest is to run in the background); the function that it returns writes, on a thread of its own when `background` is on.
+All files are then synced, named in complete.json, and the folder renamed. It must be on storage that all ranks see.
+"""
+
+import json
+import os
+import random
+import shutil
+import sys
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .ranks import Ranks
+
+MARKER = "complete.json"
+Finish = Callable[[], None]
+
+
+class Checkpoints:
+    """Saves into one folder, keeping the newest `keep`. Every method is called by all ranks together."""
+
+    def __init__(self, folder: Path, here: Ranks, *, keep: int = 3, background: bool = False) -> None:
+        self._folder, self._here, self._keep, self._background = folder, here, max(keep, 1), background
+        # A group of its own: the background thread's collectives must not mix with those of the training loop.
+        self.group = dist.new_group(backend="gloo")
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._last = -1
+        if here.is_first:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(".tmp-*"):
+                shutil.rmtree(left)
+        dist.barrier(group=here.control)
+
+    def save(self, step: int, start: Callable[[Path], Finish | None], *, last: bool = False) -> None:
+        """Save what `start` takes, as the checkpoint of `step` (once). With `last`, return only when it is on disk."""
+        self.wait()
+        if step == self._last:
+            return
+        self._last = step
+        target = self._folder / f"step-{step:08d}"
+        writing = self._folder / f".tmp-{target.name}"
+        if self._here.is_first:
+            writing.mkdir()
+        dist.barrier(group=self.group)
+        finish = start(writing)
+        if self._background and not last:
+            # A daemon: a rank that fails must not be held by a thread that waits for the other ranks.
+            self._thread = threading.Thread(target=self._write, args=(finish, writing, target), daemon=True)
+            self._thread.start()
+        else:
+            self._write(finish, writing, target)
+            self._raise()
+
+    def wait(self) -> None:
+        """Wait for the save in the background; its error is raised here."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._raise()
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint whose files are as they were written; each that is not is named in a warning."""
+        found = sorted(self._folder.glob("step-*"), reverse=True) if self._here.is_first else []
+        for folder in self._from_first(found):
+            fault = self._fault(folder)
+            if fault is None:
+                self._last = int(folder.name[5:])
+                return folder
+            if self._here.is_first:
+                aside = folder.with_name(f"damaged-{folder.name}")
+                print(
+                    f"warning: checkpoint {folder} is skipped: {fault}; now {aside.name}", file=sys.stderr, flush=True
+                )
+                shutil.rmtree(aside, ignore_errors=True)
+                folder.rename(aside)
+        return None
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write(self, finish: Finish | None, writing: Path, target: Path) -> None:
+        try:
+            failure = None
+            try:
+                if finish is not None:
+                    finish()
+            except Exception as error:  # noqa: BLE001 - told to all ranks, so that none waits for a file that never comes
+                failure = f"rank {self._here.rank}: {error!r}"
+            failures = [text for text in self._gather(failure) if text]
+            if failures:
+                raise RuntimeError(f"checkpoint {target.name} was not saved: {'; '.join(failures)}")
+            files: dict[str, list[int]] = {}
+            for part in self._gather(_sums(writing, self._my_part(_files(writing)))):
+                files |= part
+            if self._here.is_first:
+                self._commit(writing, target, files)
+            dist.barrier(group=self.group)
+        except BaseException as error:  # noqa: BLE001 - raised again in the training loop, by wait()
+            self._error = error
+
+    def _commit(self, writing: Path, target: Path, files: dict[str, list[int]]) -> None:
+        content = {"step": int(target.name[5:]), "world_size": self._here.world_size, "files": files}
+        _replace(writing / MARKER, json.dumps(content, indent=1))
+        for folder in (writing, *(path for path in writing.rglob("*") if path.is_dir())):
+            _sync(folder)
+        writing.rename(target)
+        _sync(self._folder)
+        _replace(self._folder / "latest", target.name + "\n")
+        _sync(self._folder)
+        for old in sorted(self._folder.glob("step-*"))[: -self._keep]:
+            shutil.rmtree(old)
+
+    def _fault(self, folder: Path) -> str | None:
+        """What is wrong with a checkpoint, found by all ranks together, each reading a part of the files."""
+        try:
+            want = marker(folder)["files"]
+            fault = None
+            for name, (size, crc) in self._my_part(sorted(want.items())):
+                got = (folder / name).stat().st_size
+                if got != size:
+                    fault = f"{name} has {got} bytes of {size}"
+                elif _crc(folder / name) != crc:
+                    fault = f"{name} differs from what was written"
+        except (OSError, ValueError, KeyError) as error:
+            fault = f"{type(error).__name__}: {error}"
+        return next((text for text in self._gather(fault) if text), None)
+
+    def _gather(self, value: Any) -> list[Any]:
+        every: list[Any] = [None] * self._here.world_size
+        dist.all_gather_object(every, value, group=self.group)
+        return every
+
+    def _from_first(self, value: Any) -> Any:
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.group)
+        return box[0]
+
+    def _my_part(self, items: list[Any]) -> list[Any]:
+        return items[self._here.rank :: self._here.world_size]
+
+
+def marker(folder: Path) -> dict[str, Any]:
+    """complete.json of a checkpoint: step, world_size, files."""
+    return json.loads((folder / MARKER).read_text(encoding="utf-8"))
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of this rank's random number generators: Python, NumPy when it is loaded, torch, the GPU."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        state["numpy"] = (name, keys.tolist(), *rest)
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put back what rng_state() returned."""
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+def gathered(value: Any, here: Ranks) -> list[Any]:
+    """`value` of every rank, by rank."""
+    every: list[Any] = [None] * here.world_size
+    dist.all_gather_object(every, value, group=here.control)
+    return every
+
+
+def restore_rng(states: list[dict[str, Any]], here: Ranks, *, seed: int, step: int) -> None:
+    """This rank's generators as they were; on another world size, where none fit, each rank gets a new seed."""
+    if len(states) == here.world_size:
+        set_rng_state(states[here.rank])
+    else:
+        seed_all(seed + 1_000_003 * (step + 1), here)
+
+
+def seed_all(seed: int, here: Ranks) -> None:
+    """Seed this rank's generators, each rank with another number (dropout must differ between ranks)."""
+    random.seed(seed + here.rank)
+    torch.manual_seed(seed + here.rank)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed((seed + here.rank) % 2**32)
+
+
+def write_rank(folder: Path, here: Ranks, at: dict[str, int], schedule: dict[str, Any]) -> None:
+    """What a sharded checkpoint needs beside the shards: where the run is, the schedule, this rank's generators."""
+    state = {"at": dict(at), "schedule": schedule, "rng": rng_state(), "world_size": here.world_size}
+    torch.save(state, folder / f"rank-{here.rank}.pt")
+
+
+def read_rank(folder: Path, here: Ranks, *, seed: int) -> tuple[dict[str, int], dict[str, Any]]:
+    """Where the run was and its schedule; the generators as they were, or seeded anew on another world size."""
+    path = folder / f"rank-{here.rank}.pt"
+    state = torch.load(path if path.exists() else folder / "rank-0.pt", map_location="cpu", weights_only=True)
+    if state["world_size"] == here.world_size:
+        set_rng_state(state["rng"])
+    else:
+        restore_rng([], here, seed=seed, step=state["at"]["step"])
+    return state["at"], state["schedule"]
+
+
+def snapshot(state: Any) -> Any:
+    """A copy of a nested state dict in host memory, which training may not change any more."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: snapshot(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(snapshot(value) for value in state)
+    return state
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def _sums(folder: Path, names: list[str]) -> dict[str, list[int]]:
+    sums = {}
+    for name in names:
+        _sync(folder / name)
+        sums[name] = [(folder / name).stat().st_size, _crc(folder / name)]
+    return sums
+
+
+def _crc(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old text or the new, never a part."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    _sync(new)
+    new.replace(path)

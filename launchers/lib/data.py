@@ -1,0 +1,182 @@
+"""Data: images (digits, MNIST files, class folders), text as bytes, and going on in the middle of an epoch."""
+
+import bisect
+import gzip
+import itertools
+import struct
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
+
+from .ranks import Ranks
+
+Images = Dataset[tuple[torch.Tensor, torch.Tensor]]
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+
+
+class ResumableSampler(DistributedSampler):  # type: ignore[type-arg]
+    """DistributedSampler that leaves out the samples of an epoch that are done. Call set_epoch(), then skip()."""
+
+    _skipped = 0
+
+    def skip(self, samples: int) -> None:
+        """Leave out the first `samples` of the epoch, counted over all ranks; a multiple of the world size."""
+        self._skipped = samples // self.num_replicas
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(super().__iter__())[self._skipped :])
+
+    def __len__(self) -> int:
+        return self.num_samples - self._skipped
+
+
+def batches(
+    dataset: Images, micro_batch: int, here: Ranks, *, seed: int, samples: int, workers: int = 0
+) -> Iterator[list[torch.Tensor]]:
+    """This rank's micro-batches, epoch after epoch without end, from where `samples` samples over all ranks are used."""
+    sampler = ResumableSampler(dataset, here.world_size, here.rank, seed=seed, drop_last=True)
+    loader = DataLoader(
+        dataset,
+        micro_batch,
+        sampler=sampler,
+        drop_last=True,
+        num_workers=workers,
+        pin_memory=here.device.type == "cuda",
+        generator=torch.Generator().manual_seed(seed),  # else it would draw from the model's
+    )
+    together = micro_batch * here.world_size
+    usable = len(dataset) // together * together
+    if usable == 0:
+        raise SystemExit(
+            f"{len(dataset)} samples are fewer than {here.world_size} ranks x {micro_batch} of a micro-batch."
+        )
+    while True:
+        epoch, done = divmod(samples, usable)
+        sampler.set_epoch(epoch)
+        sampler.skip(done)
+        yield from loader
+        samples = (epoch + 1) * usable
+
+
+class Text(Images):
+    """Windows of `context` bytes (int64) and the same moved by one, from files; none crosses from one file to the next."""
+
+    def __init__(self, files: list[Path], context: int) -> None:
+        self._context = context
+        self._files = [(path, path.stat().st_size) for path in files if path.stat().st_size > context]
+        self._ends = list(itertools.accumulate((size - 1) // context for _, size in self._files))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        number = bisect.bisect_right(self._ends, index)
+        path, size = self._files[number]
+        first = (index - (self._ends[number - 1] if number else 0)) * self._context
+        mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)  # not read, mapped
+        window = mapped[first : first + self._context + 1].long()
+        return window[:-1], window[1:]
+
+
+def text(folder: Path | None, context: int) -> tuple[Images, Images]:
+    """Training and validation windows (one in twenty) of the *.txt, *.md and *.py files below a folder.
+
+    Without a folder: the source text of Python's own standard library, which every image has.
+    """
+    if folder is None:
+        files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    else:
+        files = sorted(path for path in folder.rglob("*") if path.suffix in {".txt", ".md", ".py"})
+    windows = Text(files, context)
+    if len(windows) < 20:
+        raise SystemExit(
+            f"{folder}: {len(files)} text files hold {len(windows)} windows of {context} bytes; 20 are needed."
+        )
+    order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0)).tolist()
+    held_out = len(windows) // 20
+    return Subset(windows, order[held_out:]), Subset(windows, order[:held_out])
+
+
+def images(folder: Path | None, size: int = 32) -> tuple[Images, Images, int]:
+    """Training set, test set and number of classes. Items are (float32 [channels, height, width] in 0..1, int64 class).
+
+    Without a folder: the 1797 digits of 8 x 8 pixels that scikit-learn ships, one in five for the test. With one:
+    MNIST's idx files (also gzipped), or train/ and test/ (or val/) with a folder of image files for each class,
+    scaled to `size` x `size`.
+    """
+    if folder is None:
+        return digits()
+    if next(folder.glob("train-images*idx3-ubyte*"), None):
+        return mnist(folder, "train"), mnist(folder, "t10k"), 10
+    if (folder / "train").is_dir():
+        train = ImageFolder(folder / "train", size)
+        test = ImageFolder(folder / ("test" if (folder / "test").is_dir() else "val"), size, train.classes)
+        return train, test, len(train.classes)
+    raise SystemExit(f"{folder}: neither MNIST files (train-images-idx3-ubyte) nor train/ with a folder a class.")
+
+
+def digits() -> tuple[Images, Images, int]:
+    """The digits of scikit-learn, split the same way on every rank."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 - other data does not need scikit-learn
+
+    pixels, classes = load_digits(return_X_y=True)
+    inputs = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    targets = torch.tensor(classes, dtype=torch.int64)
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
+    test, train = order[: len(order) // 5], order[len(order) // 5 :]
+    return TensorDataset(inputs[train], targets[train]), TensorDataset(inputs[test], targets[test]), 10
+
+
+def mnist(folder: Path, part: str) -> Images:
+    """One part (train or t10k) of MNIST or of a set in its format (yann.lecun.com/exdb/mnist describes idx files)."""
+    inputs = _idx(_found(folder, f"{part}-images*idx3-ubyte*"))
+    targets = _idx(_found(folder, f"{part}-labels*idx1-ubyte*"))
+    return TensorDataset(inputs[:, None].float() / 255, targets.long())
+
+
+def _found(folder: Path, pattern: str) -> Path:
+    path = next(iter(sorted(folder.glob(pattern))), None)
+    if path is None:
+        raise SystemExit(f"{folder}: no file {pattern}.")
+    return path
+
+
+def _idx(path: Path) -> torch.Tensor:
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    zeros, kind, dimensions = struct.unpack_from(">HBB", data)
+    shape = struct.unpack_from(f">{dimensions}I", data, 4)
+    start = 4 + 4 * dimensions
+    if zeros != 0 or kind != 8 or len(data) - start != torch.Size(shape).numel():
+        raise SystemExit(f"{path}: not an idx file of bytes, or not whole.")
+    return torch.frombuffer(bytearray(data[start:]), dtype=torch.uint8).view(shape)
+
+
+class ImageFolder(Images):
+    """Image files in one folder a class, read when asked for (needs pillow)."""
+
+    def __init__(self, folder: Path, size: int, classes: list[str] | None = None) -> None:
+        self.classes = classes or sorted(path.name for path in folder.iterdir() if path.is_dir())
+        self._size = size
+        self._items = [
+            (path, number)
+            for number, name in enumerate(self.classes)
+            for path in sorted((folder / name).rglob("*"))
+            if path.suffix.lower() in SUFFIXES
+        ]
+        if not self._items:
+            raise SystemExit(f"{folder}: no image files in it.")
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        from PIL import Image  # noqa: PLC0415 - other data does not need pillow
+
+        path, number = self._items[index]
+        with Image.open(path) as image:
+            scaled = image.convert("RGB").resize((self._size, self._size))
+        pixels = torch.frombuffer(bytearray(scaled.tobytes()), dtype=torch.uint8)
+        return pixels.view(self._size, self._size, 3).permute(2, 0, 1).float() / 255, torch.tensor(number)

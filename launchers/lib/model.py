@@ -1,0 +1,105 @@
+"""Models, small and plain."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint as again
+
+
+class ConvNet(nn.Module):
+    """[batch, channels, height, width] of any size -> [batch, classes]: three convolutions, a linear classifier."""
+
+    def __init__(self, channels: int, classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveMaxPool2d(2),
+        )
+        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(8 * width, classes))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(images))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The size of a GPT. `context` is the longest sequence, in tokens; the feed-forward part is 4 x dim wide."""
+
+    layers: int
+    heads: int
+    dim: int
+    context: int
+    vocabulary: int = 256
+
+
+class Block(nn.Module):
+    """Causal self-attention, then a gated feed-forward part, each added to what came in."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.attention_norm = nn.RMSNorm(shape.dim)
+        self.qkv = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
+        self.attention_out = nn.Linear(shape.dim, shape.dim, bias=False)
+        self.feed_norm = nn.RMSNorm(shape.dim)
+        self.gate_up = nn.Linear(shape.dim, 8 * shape.dim, bias=False)
+        self.down = nn.Linear(4 * shape.dim, shape.dim, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        batch, length, dim = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, dim // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [batch, heads, length, dim of a head]
+        mixed = functional.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
+        x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, dim))
+        gate, up = self.gate_up(self.feed_norm(x)).chunk(2, dim=-1)
+        return x + self.down(functional.silu(gate) * up)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding (Su et al. 2021), by halves: channel i turns together with channel i + half."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x)
+
+
+class GPT(nn.Module):
+    """[batch, length] tokens -> [batch, length, vocabulary] logits; with targets, the mean cross-entropy instead."""
+
+    def __init__(self, shape: Shape, *, recompute: bool = False) -> None:
+        super().__init__()
+        self.shape, self.recompute = shape, recompute
+        self.embedding = nn.Embedding(shape.vocabulary, shape.dim)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.dim)
+        self.head = nn.Linear(shape.dim, shape.vocabulary, bias=False)
+        half = shape.dim // shape.heads // 2
+        angles = torch.arange(shape.context)[:, None] * 10000.0 ** (-torch.arange(half) / half)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:  # what adds to the residual stream starts smaller (GPT-2 paper, section 2.3)
+                deep = name.endswith(("attention_out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** 0.5 if deep else 0.02)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.embedding(tokens)
+        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
+        recompute = self.recompute and self.training  # keep only each block's input, compute the rest again in backward
+        for block in self.blocks:
+            x = again(block, x, cos, sin, use_reentrant=False) if recompute else block(x, cos, sin)
+        logits = self.head(self.norm(x))
+        if targets is None:
+            return logits
+        return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    def flops_per_token(self) -> float:
+        """Forward and backward, by 6 N + 12 L H Q T of PaLM's appendix B (arXiv 2204.02311); the embedding not counted."""
+        weights = sum(p.numel() for p in self.parameters()) - self.embedding.weight.numel()
+        return 6 * weights + 12 * self.shape.layers * self.shape.dim * self.shape.context

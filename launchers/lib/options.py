@@ -1,0 +1,103 @@
+"""The options of all programs. Their defaults come from what the kit exports, so a job file repeats none of them."""
+
+import argparse
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def _environ(name: str, default: str) -> str:
+    return os.environ.get(name) or default
+
+
+def _span(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last or first)
+
+
+def _numbers(text: str) -> set[int]:
+    return {int(number) for number in text.split(",")}
+
+
+def parser(docstring: str | None) -> argparse.ArgumentParser:
+    """A parser with the run's options; the program adds its own."""
+    made = argparse.ArgumentParser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
+    run = made.add_argument_group("run")
+    run.add_argument("--seed", type=int, default=int(_environ("KIT_SEED", "1")), help="KIT_SEED, else 1")
+    run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda when there is a GPU")
+    run.add_argument(
+        "--run-dir", type=Path, default=Path(_environ("KIT_RUN_DIR", "run")), help="KIT_RUN_DIR, else ./run"
+    )
+    run.add_argument("--log-every", type=int, default=0, metavar="STEPS", help="a record each; 0: none")
+    run.add_argument(
+        "--profile-steps",
+        type=_span,
+        metavar="FIRST-LAST",
+        help="write a trace of these steps; KIT_PROFILE_STEPS",
+        default=os.environ.get("KIT_PROFILE_STEPS") or None,
+    )
+    run.add_argument(
+        "--profile-ranks",
+        type=_numbers,
+        metavar="R,R",
+        help="KIT_PROFILE_RANKS, else 0",
+        default=_environ("KIT_PROFILE_RANKS", "0"),
+    )
+    saving = made.add_argument_group("checkpoint")
+    saving.add_argument("--checkpoint-dir", type=Path, help="KIT_CHECKPOINT_DIR, else RUN_DIR/checkpoints")
+    saving.add_argument(
+        "--checkpoint-every",
+        type=int,
+        default=int(_environ("KIT_CHECKPOINT_EVERY", "0")),
+        metavar="STEPS",
+        help="KIT_CHECKPOINT_EVERY, else 0: at the end of each epoch, or of the run",
+    )
+    saving.add_argument(
+        "--checkpoint-keep",
+        type=int,
+        default=int(_environ("KIT_CHECKPOINT_KEEP", "3")),
+        help="KIT_CHECKPOINT_KEEP, else 3",
+    )
+    saving.add_argument(
+        "--checkpoint-async",
+        action=argparse.BooleanOptionalAction,
+        default=_environ("KIT_CHECKPOINT_ASYNC", "0") == "1",
+        help="write in the background; KIT_CHECKPOINT_ASYNC=1 turns it on",
+    )
+    return made
+
+
+def add_gpt(made: argparse.ArgumentParser) -> None:
+    """The options of the programs that train a GPT on text."""
+    what = made.add_argument_group("model and data")
+    what.add_argument("--data", type=Path, help="folder of text files; else the source of Python's standard library")
+    what.add_argument("--layers", type=int, default=4)
+    what.add_argument("--heads", type=int, default=4)
+    what.add_argument("--dim", type=int, default=128)
+    what.add_argument("--context", type=int, default=128, help="tokens (bytes) in a sequence")
+    what.add_argument("--workers", type=int, default=0, help="loader processes for each rank")
+    how = made.add_argument_group("training")
+    how.add_argument("--steps", type=int, default=200, help="optimizer steps")
+    how.add_argument("--batch-size", type=int, default=32, help="sequences for each optimizer step, over all ranks")
+    how.add_argument("--accumulate", type=int, default=1, help="micro-steps for each optimizer step")
+    how.add_argument("--lr", type=float, default=3e-3)
+    how.add_argument("--warmup", type=int, default=20, help="optimizer steps of linear warm-up; cosine decay follows")
+    how.add_argument("--weight-decay", type=float, default=0.1)
+    how.add_argument("--clip", type=float, default=1.0, help="largest gradient norm")
+    how.add_argument("--test-batches", type=int, default=8, help="of a micro-batch on each rank, for the final loss")
+    how.add_argument("--compile", action="store_true", help="torch.compile the model")
+    made.set_defaults(log_every=10)
+
+
+def cosine(warmup: int, steps: int) -> Callable[[int], float]:
+    """The factor of the learning rate at a step: linear warm-up, then a cosine down to 0 at `steps`."""
+    return lambda step: min(1.0, (step + 1) / max(warmup, 1)) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
+
+
+def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line and settle where checkpoints go."""
+    args = made.parse_args()
+    if args.checkpoint_dir is None:
+        args.checkpoint_dir = Path(_environ("KIT_CHECKPOINT_DIR", str(args.run_dir / "checkpoints")))
+    return args

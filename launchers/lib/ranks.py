@@ -1,0 +1,103 @@
+"""The process group, from the environment that torchrun and the kit's worker script set.
+
+Read here: RANK, WORLD_SIZE, LOCAL_RANK, NODE_RANK (or torchrun's GROUP_RANK), MASTER_ADDR, MASTER_PORT. Without RANK
+the program is a group of one process, so that it has no second path for that.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """This process among the others. `control` is a gloo group beside the training's own, for flags and totals."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    nodes: int
+    device: torch.device
+    backend: str
+    control: dist.ProcessGroup
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+@contextmanager
+def started(device: str = "auto") -> Iterator[Ranks]:
+    """Join the process group; leave it on the way out. `device` is auto, cpu or cuda."""
+    use_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
+    backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
+    if use_gpu:
+        torch.cuda.set_device(_gpu_index())
+    if "RANK" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    failed = True
+    try:
+        yield _look_around(use_gpu)
+        failed = False
+    except SystemExit:  # a stop on request: all ranks leave together
+        failed = False
+        raise
+    finally:
+        # After an error the other ranks may be inside an NCCL collective, and destroying the group would wait for them.
+        if not (failed and use_gpu):
+            dist.destroy_process_group()
+
+
+def _gpu_index() -> int:
+    """Which visible GPU is this rank's. Where Slurm shows each task its own GPU only, that one is number 0."""
+    count = torch.cuda.device_count()
+    return 0 if count == 1 else int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _look_around(use_gpu: bool) -> Ranks:
+    host = socket.gethostname()
+    node = os.environ.get("GROUP_RANK") or os.environ.get("NODE_RANK") or host
+    gpu = f"{host} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}" if use_gpu else ""
+    control = dist.new_group(backend="gloo")
+    seen: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
+    dist.all_gather_object(seen, (node, gpu), group=control)
+    gpus = [gpu for _, gpu in seen if gpu]
+    if gpus and len(set(gpus)) < len(seen):
+        raise SystemExit(
+            f"{len(seen)} ranks on {len(set(gpus))} GPUs: NCCL needs a GPU for each rank. "
+            "Ask for as many GPUs as ranks, or --device cpu."
+        )
+    return Ranks(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        nodes=len({node for node, _ in seen}),
+        device=torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu"),
+        backend="nccl" if use_gpu else "gloo",
+        control=control,
+    )
+
+
+def total(*values: float, here: Ranks) -> list[float]:
+    """Each value summed over all ranks, in float64."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, group=here.control)
+    return tensor.tolist()
+
+
+def share(what: str, amount: int, here: Ranks, accumulate: int = 1) -> int:
+    """`amount` per rank and micro-step; refused, with the numbers, when it does not divide."""
+    parts = here.world_size * accumulate
+    if amount < parts or amount % parts:
+        raise SystemExit(
+            f"{what} {amount} cannot be divided over {here.world_size} ranks x {accumulate} accumulation steps: "
+            f"it must be a multiple of {parts}."
+        )
+    return amount // parts

@@ -1,0 +1,40 @@
+#!/bin/bash
+# The main job, end to end: a Slurm on this machine, an image built, squashed and pinned, a data parallel training on two nodes in the
+# container, and a summary of what ran. The cluster is taken down again on every way out.
+set -euo pipefail
+
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+readonly kit=.venv/bin/kit
+
+say() {
+    printf '\ndemo: %s\n' "$*" >&2
+}
+
+# A cluster of that name that the user had up already stays up.
+cluster_was_up=""
+take_down() {
+    if [[ -z "${cluster_was_up}" ]]; then
+        say "kit cluster down"
+        "${kit}" cluster down
+    fi
+}
+
+main() {
+    if "${kit}" cluster status --json >/dev/null 2>&1; then
+        cluster_was_up=1
+    fi
+    trap take_down EXIT
+
+    say "kit cluster up"
+    "${kit}" cluster up
+    say "kit build-image train-cpu"
+    "${kit}" build-image train-cpu
+    say "kit submit examples/ddp --follow"
+    local run_dir
+    run_dir="$("${kit}" submit examples/ddp --wait)"
+    "${kit}" logs "${run_dir}" | grep -E '^(batch|rank-0) ' >&2
+    say "summary"
+    .venv/bin/python scripts/summary.py "${run_dir}"
+}
+
+main "$@"

@@ -1,0 +1,92 @@
+#!/bin/bash
+# setup.sh [--system-only]: makes this machine ready for the kit, and says what it installs before it does.
+#   1. Debian or Ubuntu packages that are missing, as root or through sudo
+#   2. .venv, with the versions and hashes of requirements/dev.lock
+#   3. a Docker Engine, started when none answers (scripts/engine.sh)
+# Safe to run again: what is there is left alone.
+set -euo pipefail
+
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+
+say() {
+    printf 'setup: %s\n' "$*" >&2
+}
+
+die() {
+    say "error: $*"
+    exit 4
+}
+
+as_root() {
+    if ((EUID == 0)); then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        die "needs root for: $* — become root, install sudo, or ask an administrator to run it"
+    fi
+}
+
+# name of a program that the package brings, and the package
+missing_packages() {
+    local program package
+    while read -r program package; do
+        [[ -z "${program}" || "${program}" == \#* ]] && continue
+        PATH="${PATH}:/usr/sbin:/sbin" command -v "${program}" >/dev/null || printf '%s\n' "${package}"
+    done <scripts/system-packages.txt | sort -u
+    if ! docker_answers && ! command -v dockerd >/dev/null; then
+        printf 'docker.io\n'
+    fi
+    python3 -c 'import ensurepip, venv' 2>/dev/null || printf 'python3-venv\n'
+}
+
+docker_answers() {
+    [[ -n "${DOCKER_HOST:-}" || -S /var/run/docker.sock ]] && command -v docker >/dev/null && docker version >/dev/null 2>&1
+}
+
+install_packages() {
+    local -a packages
+    mapfile -t packages < <(missing_packages)
+    if ((${#packages[@]} == 0)); then
+        say "system packages: all there"
+        return 0
+    fi
+    command -v apt-get >/dev/null || die "no apt-get here; install these yourself: ${packages[*]}"
+    say "installs these packages with apt-get: ${packages[*]}"
+    as_root apt-get update -qq
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"
+}
+
+find_python() {
+    local candidate
+    for candidate in python3 python3.13 python3.12 python3.11; do
+        if "${candidate}" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "${candidate}"
+            return 0
+        fi
+    done
+    die "no Python 3.11 or newer with venv; install one (Debian 12: python3 python3-venv)"
+}
+
+install_kit() {
+    local python stamp
+    stamp=".venv/kit-lock.sha256"
+    if [[ -x .venv/bin/kit ]] && sha256sum --check --status "${stamp}" 2>/dev/null; then
+        say "Python side: .venv is up to date"
+        return 0
+    fi
+    python="$(find_python)"
+    say "makes .venv with ${python} and installs requirements/dev.lock into it"
+    [[ -x .venv/bin/python ]] || "${python}" -m venv .venv
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/dev.lock
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+    sha256sum requirements/dev.lock pyproject.toml >"${stamp}"
+}
+
+install_packages
+if [[ "${1:-}" == --system-only ]]; then
+    exit 0
+fi
+install_kit
+scripts/engine.sh up
+say "done: .venv/bin/kit"

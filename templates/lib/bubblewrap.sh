@@ -1,0 +1,185 @@
+#!/bin/bash
+# bubblewrap.sh --image=FILE --workdir=DIR [--writable] [--remap-root] [--keep-env=NAME]… [--mount SOURCE TARGET ro|rw]… -- COMMAND…
+# Mounts the squashfs image in a mount namespace of this task and runs the command in it. The namespace, and all that is mounted
+# in it, ends with its last process, however that ends.
+set -euo pipefail
+
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname -- "${BASH_SOURCE[0]}")/log.sh"
+
+# Slurm signals every process of a step; this script and bwrap's own monitor must outlive a TERM that is meant for the ranks.
+trap '' TERM USR1 USR2 INT HUP
+
+parse() {
+    image="" workdir="/" writable="" remap_root="" entered="" real_ids=""
+    keep_env=() sources=() targets=() modes=()
+    while (($#)); do
+        case "$1" in
+            --entered) entered=1 ;;
+            --entered=*) entered=1 real_ids="${1#*=}" ;;
+            --image=*) image="${1#*=}" ;;
+            --workdir=*) workdir="${1#*=}" ;;
+            --writable) writable=1 ;;
+            --remap-root) remap_root=1 ;;
+            --keep-env=*) keep_env+=("${1#*=}") ;;
+            --mount)
+                sources+=("$2") targets+=("$3") modes+=("$4")
+                shift 3
+                ;;
+            --)
+                shift
+                break
+                ;;
+            *)
+                log::error "bubblewrap.sh: unknown option $1"
+                exit 2
+                ;;
+        esac
+        shift
+    done
+    command=("$@")
+}
+
+fail() {
+    log::error "$*"
+    exit 125
+}
+
+# An existing folder that no mount comes from, to build the root under: nothing is created on the node.
+choose_base() {
+    local candidate source
+    for candidate in /mnt /media /srv /opt; do
+        [[ -d "${candidate}" ]] || continue
+        for source in "${image}" "${sources[@]}"; do
+            [[ "$(realpath -m -- "${source}")/" == "${candidate}/"* ]] && continue 2
+        done
+        base="${candidate}"
+        return 0
+    done
+    fail "no empty folder among /mnt /media /srv /opt to mount the image under"
+}
+
+mount_image() {
+    if [[ -z "${real_ids}" ]]; then
+        mount -t squashfs -o loop,ro,nodev "${image}" "${base}/lower" || fail "cannot mount ${image}: is it a squashfs image?"
+        return 0
+    fi
+    # Without real root the kernel mounts no block device. setpriv ends squashfuse with this script, however that ends.
+    command -v squashfuse >/dev/null || fail "no squashfuse on this node; install it, or use the pyxis or enroot runtime"
+    setpriv --pdeathsig KILL squashfuse -f "${image}" "${base}/lower" </dev/null >&2 &
+    squashfuse_pid=$!
+    local -i tries
+    for ((tries = 0; tries < 100; tries++)); do
+        mountpoint -q "${base}/lower" && return 0
+        kill -0 "${squashfuse_pid}" 2>/dev/null || break
+        sleep 0.05
+    done
+    fail "squashfuse could not mount ${image}; is /dev/fuse writable for this user?"
+}
+
+# Mount points that the image lacks are made in an overlay whose upper layer is a tmpfs; the image itself is never written.
+build_root() {
+    mount -t tmpfs -o mode=0755 tmpfs "${base}"
+    mkdir "${base}"/{lower,upper,work,root}
+    mount_image
+    mount -t overlay -o "lowerdir=${base}/lower,upperdir=${base}/upper,workdir=${base}/work" overlay "${base}/root" \
+        || fail "cannot lay a writable layer over ${image}"
+    local -i i
+    for ((i = 0; i < ${#sources[@]}; i++)); do
+        make_mount_point "${sources[i]}" "${base}/root${targets[i]}"
+    done
+    local name
+    for name in dev proc sys tmp run; do
+        mkdir -p -- "${base}/root/${name}"
+    done
+    for name in hosts resolv.conf hostname; do
+        # An image may hold a symbolic link here, which would point out of the root.
+        [[ -e "/etc/${name}" ]] || continue
+        rm -f -- "${base}/root/etc/${name}"
+        mkdir -p -- "${base}/root/etc"
+        : >"${base}/root/etc/${name}"
+        etc_binds+=(--ro-bind "/etc/${name}" "/etc/${name}")
+    done
+}
+
+make_mount_point() {
+    local -r source="$1" target="$2"
+    if [[ "${source}" == tmpfs || -d "${source}" ]]; then
+        mkdir -p -- "${target}"
+    elif [[ -e "${source}" ]]; then
+        mkdir -p -- "$(dirname -- "${target}")"
+        [[ -e "${target}" ]] || : >"${target}"
+    else
+        fail "mount source ${source} does not exist on this node"
+    fi
+}
+
+# The image's own environment, as Enroot applies it: NAME=VALUE lines that win over the host's, except for the names to keep.
+image_environment() {
+    local line name kept
+    [[ -r "${base}/root/etc/environment" ]] || return 0
+    while IFS= read -r line || [[ -n "${line}" ]]; do
+        name="${line%%=*}"
+        [[ "${line}" == *=* && "${name}" =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || continue
+        for kept in "${keep_env[@]}"; do
+            [[ "${kept}" == "${name}" ]] && continue 2
+        done
+        environment+=(--setenv "${name}" "${line#*=}")
+    done <"${base}/root/etc/environment"
+}
+
+enter() {
+    local -a arguments=() etc_binds=() environment=()
+    local -i i
+    build_root
+    image_environment
+    arguments=(--die-with-parent)
+    if [[ -n "${writable}" ]]; then
+        arguments+=(--bind "${base}/root" /)
+    else
+        arguments+=(--ro-bind "${base}/root" /)
+    fi
+    arguments+=(--dev-bind /dev /dev --dev-bind /proc /proc --ro-bind /sys /sys --tmpfs /tmp --tmpfs /run "${etc_binds[@]}")
+    for ((i = 0; i < ${#sources[@]}; i++)); do
+        if [[ "${sources[i]}" == tmpfs ]]; then
+            arguments+=(--tmpfs "${targets[i]}")
+        elif [[ "${modes[i]}" == ro ]]; then
+            arguments+=(--ro-bind "${sources[i]}" "${targets[i]}")
+        else
+            arguments+=(--bind "${sources[i]}" "${targets[i]}")
+        fi
+    done
+    if [[ -z "${remap_root}" && -n "${real_ids}" ]]; then
+        arguments+=(--unshare-user --uid "${real_ids%:*}" --gid "${real_ids#*:}")
+    fi
+    arguments+=(--chdir "${workdir}" "${environment[@]}")
+    run bwrap "${arguments[@]}" -- "${command[@]}"
+}
+
+# With the kernel's mount nothing has to stay behind; with squashfuse this script does, and ends it.
+run() {
+    if [[ -z "${squashfuse_pid}" ]]; then
+        exec "$@"
+    fi
+    local -i code=0
+    "$@" || code=$?
+    kill -KILL "${squashfuse_pid}" 2>/dev/null
+    exit "${code}"
+}
+
+main() {
+    local squashfuse_pid=""
+    parse "$@"
+    [[ -r "${image}" ]] || fail "image ${image} is not readable on this node"
+    command -v bwrap >/dev/null || fail "no bubblewrap (bwrap) on this node; install it, or use the pyxis or enroot runtime"
+    if [[ -z "${entered}" ]]; then
+        if ((EUID == 0)); then
+            exec unshare --mount --propagation private -- "$0" --entered "$@"
+        fi
+        exec unshare --user --map-root-user --mount --propagation private -- "$0" --entered="${EUID}:$(id -g)" "$@"
+    fi
+    choose_base
+    enter
+}
+
+main "$@"

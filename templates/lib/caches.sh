@@ -1,0 +1,16 @@
+# shellcheck shell=bash
+# Compiler and download caches on a node-local folder: on a shared home they hang on locks, in the image they are read-only.
+
+caches::point_at() {
+    local dir="$1"
+    if ! mkdir -p -- "${dir}" 2>/dev/null || [[ ! -w "${dir}" ]]; then
+        dir="${TMPDIR:-/tmp}/kit-cache"
+        mkdir -p -- "${dir}"
+    fi
+    export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-${dir}/triton}"
+    export TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-${dir}/torch_extensions}"
+    export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-${dir}/inductor}"
+    export HF_HOME="${HF_HOME:-${dir}/huggingface}"
+    export XDG_CACHE_HOME="${XDG_CACHE_HOME:-${dir}/xdg}"
+    export MPLCONFIGDIR="${MPLCONFIGDIR:-${dir}/matplotlib}"
+}

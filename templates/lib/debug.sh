@@ -1,0 +1,29 @@
+# shellcheck shell=bash
+# DEBUG=on|y|yes|t|true|1, in any case, makes the scripts and the frameworks talk. Anything else, "not" and "21" too, does not.
+
+debug::is_true() {
+    case "${1,,}" in
+        1 | on | y | yes | t | true) return 0 ;;
+        *) return 1 ;;
+    esac
+}
+
+debug::enable_if_asked() {
+    export KIT_DEBUG=0
+    if debug::is_true "$1"; then
+        KIT_DEBUG=1
+        PS4='+ ${BASH_SOURCE##*/}:${LINENO}: '
+        set -x
+    fi
+}
+
+# The worker does not trace itself: its next command carries the job's environment, and with it whatever is secret there.
+debug::frameworks() {
+    if ! debug::is_true "${KIT_DEBUG:-0}"; then
+        return 0
+    fi
+    export NCCL_DEBUG="${NCCL_DEBUG:-INFO}"
+    export CUDA_LAUNCH_BLOCKING="${CUDA_LAUNCH_BLOCKING:-1}"
+    export TORCH_DISTRIBUTED_DEBUG="${TORCH_DISTRIBUTED_DEBUG:-DETAIL}"
+    export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-INFO}"
+}

@@ -1,0 +1,15 @@
+# shellcheck shell=bash
+# What happened to the job, as JSON lines that outlive Slurm's own memory of it. Values are host lists, numbers and signal names.
+
+events::record() {
+    local -r event="$1"
+    shift
+    local line
+    printf -v line '{"time": "%(%Y-%m-%dT%H:%M:%S%z)T", "event": "%s", "job_id": %s, "restart": %s' \
+        -1 "${event}" "${SLURM_JOB_ID}" "${KIT_RESTART_COUNT}"
+    while (($#)); do
+        line+=", \"$1\": \"$2\""
+        shift 2
+    done
+    printf '%s}\n' "${line}" >>"${KIT_RUN_DIR}/state/events.jsonl" || true
+}

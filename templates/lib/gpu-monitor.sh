@@ -1,0 +1,23 @@
+#!/bin/bash
+# gpu-monitor.sh FOLDER SELECT OPTIONS DELAY: one `nvidia-smi dmon` on this node, to FOLDER/slurm-<job>.<host>.gutil.
+# It is a Slurm step of its own, outside the container and outside the training step, so that no signal to the ranks reaches it
+# and it can never keep the ranks' step alive.
+set -uo pipefail
+
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname -- "${BASH_SOURCE[0]}")/log.sh"
+
+main() {
+    local -r folder="$1" select="$2" options="$3" delay="$4"
+    if ! command -v nvidia-smi >/dev/null; then
+        log::info "no nvidia-smi on this node: no GPU monitor"
+        return 0
+    fi
+    local -a arguments=(dmon -s "${select}" -d "${delay}")
+    if [[ -n "${options}" ]]; then
+        arguments+=(-o "${options}")
+    fi
+    exec nvidia-smi "${arguments[@]}" >>"${folder}/slurm-${SLURM_JOB_ID}.${SLURMD_NODENAME:-$(uname -n)}.gutil"
+}
+
+main "$@"

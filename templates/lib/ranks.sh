@@ -1,0 +1,38 @@
+# shellcheck shell=bash
+# Slurm's variables become the frameworks'. They are read here, in the task: expanded any earlier, every rank would be rank 0.
+# SLURM_TASKS_PER_NODE is never read: its compressed form, `4(x2)`, is no number.
+
+ranks::require_slurm() {
+    if [[ -z "${SLURM_PROCID:-}" || -z "${KIT_MASTER_ADDR:-}" ]]; then
+        log::error "this script runs as a Slurm task, started by batch.sh"
+        exit 2
+    fi
+    export MASTER_ADDR="${KIT_MASTER_ADDR}" MASTER_PORT="${KIT_MASTER_PORT}"
+}
+
+ranks::from_slurm() {
+    export RANK="${SLURM_PROCID}" WORLD_SIZE="${SLURM_NTASKS}"
+    export LOCAL_RANK="${SLURM_LOCALID}" LOCAL_WORLD_SIZE="${KIT_RANKS_PER_NODE}" NODE_RANK="${SLURM_NODEID}"
+}
+
+ranks::node_from_slurm() {
+    # torchrun sets the ranks of its children itself; what Pyxis or an outer job left would mislead it.
+    unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK
+    export NODE_RANK="${SLURM_NODEID}"
+}
+
+# Static rendezvous: the node rank is Slurm's, so that rank 0 is where MASTER_ADDR points.
+ranks::torchrun_argv() {
+    KIT_TORCHRUN_ARGV=(torchrun)
+    if ! command -v torchrun >/dev/null; then
+        KIT_TORCHRUN_ARGV=("${KIT_PYTHON}" -m torch.distributed.run)
+    fi
+    KIT_TORCHRUN_ARGV+=(
+        --nnodes="${KIT_NNODES}"
+        --nproc-per-node="${KIT_RANKS_PER_NODE}"
+        --node-rank="${SLURM_NODEID}"
+        --master-addr="${MASTER_ADDR}"
+        --master-port="${MASTER_PORT}"
+        --max-restarts=0
+    )
+}

@@ -1,0 +1,35 @@
+#!/bin/bash
+# Runs once per rank, inside the container: sends the rank's output to its own log, runs the program, records how it ended.
+# env(1) sets the job's variables, not bash: names such as RANDOM or SECONDS mean something to bash and would change on the way.
+# shellcheck source-path=SCRIPTDIR
+set -euo pipefail
+
+KIT_RUN_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+readonly KIT_RUN_DIR
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/program.sh"
+
+main() {
+    # torchrun calls the node's rank GROUP_RANK; programs find it under one name in both shapes.
+    export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
+    # shellcheck disable=SC2153 # RANK comes from torchrun or worker.sh
+    exec >>"${KIT_RUN_DIR}/logs/rank-${RANK}.log" 2>&1
+    log::info "rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
+    if [[ -s "${KIT_RUN_DIR}/setup.sh" ]]; then
+        set +eu
+        source "${KIT_RUN_DIR}/setup.sh"
+        set -eu
+    fi
+    # Slurm and torchrun signal the program as well as this shell. A handler that does nothing lets the shell outlive the signal and
+    # return the program's own code; a shell without one would die first and turn every code into 143.
+    trap : TERM USR1 USR2 HUP INT
+    local -i code=0
+    env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_PROGRAM[@]}" || code=$?
+    if ((code)); then
+        failures::record "${RANK}" "${code}"
+    fi
+    return "${code}"
+}
+
+main "$@"

@@ -1,0 +1,55 @@
+#!/bin/bash
+# Runs once per Slurm task, inside the container. It maps Slurm's variables to ranks and becomes the program.
+# shellcheck source-path=SCRIPTDIR disable=SC2034
+
+readonly KIT_SHAPE=torchrun
+readonly KIT_NNODES=2
+readonly KIT_RANKS_PER_NODE=8
+readonly KIT_CPUS_PER_RANK=16
+readonly KIT_PYTHON=python3
+readonly KIT_WORKDIR=/workspace
+readonly KIT_CACHE_DIR=/kit/cache
+readonly -a KIT_IMAGE_ENV=(
+    PATH=/usr/bin
+)
+export KIT_SEED=1234
+
+# Below this line nothing is generated.
+set -euo pipefail
+
+KIT_RUN_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+readonly KIT_RUN_DIR
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/debug.sh"
+source "${KIT_RUN_DIR}/lib/ranks.sh"
+source "${KIT_RUN_DIR}/lib/caches.sh"
+source "${KIT_RUN_DIR}/program.sh"
+
+main() {
+    ranks::require_slurm
+    if ((${#KIT_IMAGE_ENV[@]})); then
+        export "${KIT_IMAGE_ENV[@]?}"
+    fi
+    export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
+    export KIT_NNODES KIT_RANKS_PER_NODE
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
+    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
+    export PYTHONPATH="${KIT_RUN_DIR}/code"
+    caches::point_at "${KIT_CACHE_DIR}"
+    debug::frameworks
+    cd -- "${KIT_WORKDIR}"
+
+    case "${KIT_SHAPE}" in
+        srun)
+            ranks::from_slurm
+            exec "${KIT_RUN_DIR}/rank.sh"
+            ;;
+        torchrun)
+            ranks::node_from_slurm
+            ranks::torchrun_argv
+            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/rank.sh"
+            ;;
+    esac
+}
+
+main "$@"

@@ -1,0 +1,21 @@
+"""The generated scripts, whole text, against the committed ones. After a change that is meant: `make golden`, then read the diff."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.golden.cases import CASES, FOLDER, GENERATED, Case, scripts
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_scripts_are_the_committed_ones(case: Case) -> None:
+    made = scripts(case)
+    for name in GENERATED:
+        path = FOLDER / case.name / name
+        assert path.is_file(), f"{path} is missing: run 'make golden' and read what it writes"
+        assert made[name] == path.read_text(encoding="utf-8"), f"{case.name}/{name} differs; 'make golden' rewrites it"
+
+
+def test_no_folder_without_a_case() -> None:
+    folders = {p.name for p in FOLDER.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert folders == {case.name for case in CASES}

@@ -1,0 +1,164 @@
+"""Runs the training programs as users do: under torchrun, or a process a rank with what the worker script sets."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LAUNCHERS = Path(__file__).parents[2] / "launchers"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    if importlib.util.find_spec("torch") is None:
+        skip = pytest.mark.skip(reason="torch is not installed (pip install -e '.[train]')")
+        for item in items:
+            if here in item.path.parents:
+                item.add_marker(skip)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Started:
+    """The processes of one start of a program; output in one file for each."""
+
+    def __init__(self, processes: list[subprocess.Popen[bytes]], logs: list[Path], run_dir: Path) -> None:
+        self.processes, self.logs, self.run_dir = processes, logs, run_dir
+
+    def output(self) -> str:
+        return "".join(log.read_text(errors="replace") for log in self.logs)
+
+    def wait(self, seconds: float = 120) -> list[int]:
+        deadline = time.monotonic() + seconds
+        return [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
+
+    def until(self, ready: Callable[[], object], seconds: float = 90) -> None:
+        deadline = time.monotonic() + seconds
+        while not ready():
+            assert time.monotonic() < deadline, self.output()
+            assert all(process.poll() is None for process in self.processes), self.output()
+            time.sleep(0.01)
+
+    def until_step(self, step: int) -> None:
+        """Wait until metrics.jsonl (with --log-every 1) tells of this step."""
+        self.until(lambda: any(record.get("step", 0) >= step for record in records(self.run_dir)))
+
+    def kill(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def records(run_dir: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl; a last line that is being written is left out."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [record for record in map(json.loads, lines) if kind in (None, record["kind"])]
+
+
+class Training:
+    """Starts programs of launchers/ in a folder of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[Started] = []
+
+    def start(
+        self,
+        program: str,
+        run: str,
+        *args: object,
+        ranks: int = 2,
+        shape: str = "srun",
+        env: dict[str, str] | None = None,
+    ) -> Started:
+        run_dir = self.folder / run
+        run_dir.mkdir(exist_ok=True)
+        base = {key: value for key, value in os.environ.items() if not key.startswith(("KIT_", "SLURM_"))} | {
+            "PYTHONPATH": str(LAUNCHERS),
+            "OMP_NUM_THREADS": "1",
+            "KIT_RUN_DIR": str(run_dir),
+            "KIT_SEED": "7",
+            **(env or {}),
+        }
+        argv = [str(LAUNCHERS / program), "--device", "cpu", *map(str, args)]
+        if shape == "torchrun":
+            torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            commands, environs = [[sys.executable, *torchrun, *argv]], [base]
+        elif shape == "single":
+            commands, environs = [[sys.executable, *argv]], [base]
+        else:
+            shared = {
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free_port()),
+                "NODE_RANK": "0",
+            }
+            commands = [[sys.executable, *argv]] * ranks
+            environs = [base | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+        processes, logs = [], []
+        for number, (command, environ) in enumerate(zip(commands, environs, strict=True)):
+            logs.append(self.folder / f"{run}-{len(self._started)}-{number}.log")
+            with logs[-1].open("wb") as log:
+                processes.append(
+                    subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                )
+        self._started.append(Started(processes, logs, run_dir))
+        return self._started[-1]
+
+    def run(self, program: str, run: str, *args: object, **options: Any) -> Started:
+        """Start and wait for the end, which must be a success."""
+        started = self.start(program, run, *args, **options)
+        codes = started.wait()
+        assert set(codes) == {0}, started.output()
+        return started
+
+    def end(self) -> None:
+        for started in self._started:
+            started.kill()
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    made = Training(tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def module_training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    """For the uninterrupted run that several tests of a module compare with."""
+    made = Training(tmp_path_factory.mktemp("uninterrupted"))
+    yield made
+    made.end()
+
+
+def curve(run_dir: Path, *names: str) -> dict[int, tuple[float, ...]]:
+    """step -> the named values, the latest record of each step, from every record that has them all."""
+    return {r["step"]: tuple(r[name] for name in names) for r in records(run_dir) if all(name in r for name in names)}
+
+
+@pytest.fixture(scope="session")
+def tools() -> Any:
+    """The functions above, for tests (a conftest cannot be imported)."""
+
+    class Tools:
+        records = staticmethod(records)
+        curve = staticmethod(curve)
+
+    return Tools

@@ -1,0 +1,117 @@
+"""The GPT programs on gloo: the loss falls, and a run that was stopped or killed ends as if it never had been."""
+
+import importlib.util
+import json
+import random
+import signal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.timeout(240)
+SMALL = ("--layers", 2, "--dim", 64, "--context", 64, "--steps", 30, "--log-every", 1, "--checkpoint-every", 5)
+VALUES = ("loss", "gradient_norm", "lr")
+ZERO3 = {
+    "train_batch_size": 32,
+    "train_micro_batch_size_per_gpu": 8,
+    "gradient_accumulation_steps": 2,
+    "gradient_clipping": 1.0,
+    "bf16": {"enabled": True},
+    "zero_force_ds_cpu_optimizer": False,
+    "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
+}
+
+
+class Case(NamedTuple):
+    name: str
+    program: str
+    options: tuple[object, ...]
+
+
+CASES = [
+    Case("ddp", "ddp/train_gpt.py", ("--accumulate", 2, "--checkpoint-async")),
+    Case("fsdp", "fsdp/train.py", ("--checkpoint-async",)),
+    Case("fsdp-bf16-offload-recompute", "fsdp/train.py", ("--precision", "bf16", "--cpu-offload", "--recompute")),
+    Case("deepspeed-zero2", "deepspeed/train.py", ()),
+    Case("deepspeed-zero3-offload-bf16", "deepspeed/train.py", ("--ds-config", "zero3.json")),
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """A program and its options, with the configuration file in place."""
+    case: Case = request.param
+    if case.program.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed (pip install -e '.[train]')")
+    path = tmp_path_factory.mktemp("config") / "zero3.json"
+    path.write_text(json.dumps(ZERO3))
+    return case._replace(options=SMALL + tuple(path if option == "zero3.json" else option for option in case.options))
+
+
+@pytest.fixture(scope="module")
+def whole(case: Case, module_training: Any, tools: Any) -> Any:
+    """The records of the run that nobody stopped."""
+    run_dir = module_training.run(case.program, case.name, *case.options).run_dir
+    return tools.curve(run_dir, *VALUES), tools.records(run_dir, "final")[0]["test_loss"]
+
+
+def test_loss_falls(whole: Any) -> None:
+    curve, test_loss = whole
+    assert list(curve) == list(range(1, 31))
+    assert curve[1][0] == pytest.approx(5.55, abs=0.15), "the logarithm of 256, for a model that knows nothing"
+    assert curve[30][0] < 4.0
+    assert test_loss < 4.0
+
+
+@pytest.mark.parametrize("way", ["usr1", "kill"])
+def test_a_resumed_run_is_the_same(case: Case, whole: Any, training: Any, tools: Any, way: str) -> None:
+    first = training.start(case.program, "run", *case.options)
+    first.until_step(random.Random(case.name + way).randrange(7, 20))
+    victim = first.processes[1]
+    victim.send_signal(signal.SIGUSR1 if way == "usr1" else signal.SIGKILL)
+    codes = first.wait()
+    if way == "usr1":
+        assert codes == [128 + signal.SIGUSR1] * 2, first.output()
+        expected = json.loads((first.run_dir / "state" / "stopped.json").read_text())["step"]
+    else:
+        assert codes[0] != 0
+        expected = None
+    second = training.run(case.program, "run", *case.options)
+    resumed = tools.records(second.run_dir, "resumed")[0]["step"]
+    assert resumed == expected if expected else resumed >= 5
+    assert tools.curve(second.run_dir, *VALUES) == whole[0]
+    assert tools.records(second.run_dir, "final")[0]["test_loss"] == whole[1]
+
+
+def test_fsdp_goes_on_with_another_number_of_ranks(training: Any, tools: Any) -> None:
+    options = (*SMALL[:-4], "--checkpoint-every", 10, "--log-every", 1)
+    before = tools.curve(training.run("fsdp/train.py", "run", *options, ranks=2).run_dir, "loss")
+    checkpoints = training.folder / "run" / "checkpoints"
+    for later in ("step-00000020", "step-00000030"):
+        (checkpoints / later).rename(checkpoints / f"not-{later}")
+    after = training.run("fsdp/train.py", "run", *options, "--replicate", 2, ranks=4)
+    assert tools.records(after.run_dir, "resumed")[-1]["step"] == 10
+    curve = tools.curve(after.run_dir, "loss")
+    # The data goes on at the same place in the same order, so only rounding differs.
+    assert curve[30] == pytest.approx(before[30], abs=0.02)
+
+
+def test_zero_checkpoints_of_another_number_of_ranks_are_refused(training: Any) -> None:
+    if importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("deepspeed is not installed (pip install -e '.[train]')")
+    options = (*SMALL, "--steps", 2)
+    training.run("deepspeed/train.py", "run", *options, shape="single")
+    run = training.start("deepspeed/train.py", "run", *options)
+    assert set(run.wait()) == {1}
+    assert "was written by 1 ranks and cannot be read by 2" in run.output()
+
+
+def test_profile_of_chosen_steps_on_a_chosen_rank(training: Any, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "a.txt").write_text("the quick brown fox " * 1000)
+    env = {"KIT_PROFILE_STEPS": "2-3", "KIT_PROFILE_RANKS": "1"}
+    run = training.run("ddp/train_gpt.py", "run", *SMALL, "--data", text, "--steps", 5, env=env)
+    assert [path.name for path in (run.run_dir / "profile").iterdir()] == ["rank-1.json"]
+    assert "aten::" in (run.run_dir / "profile" / "rank-1.json").read_text()

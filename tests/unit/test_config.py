@@ -1,0 +1,202 @@
+"""Reading job, cluster, mounts and launcher files: precedence, overrides, and errors that name file, key and nearest name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from kit import config, resources
+from kit.errors import ConfigError
+from tests.support import REPO, write_job
+
+JOB = 'name = "digits"\nlauncher = "ddp"\n'
+
+
+def faults_of(job_file: Path, *, cluster: str = "local", overrides: tuple[str, ...] = ()) -> dict[str, str]:
+    """Key -> whole line of each fault."""
+    with pytest.raises(ConfigError) as caught:
+        config.load_job(job_file, cluster=cluster, overrides=overrides)
+    return {fault.key: str(fault) for fault in caught.value.faults}
+
+
+def test_command_line_over_job_over_cluster_over_launcher(tmp_path: Path) -> None:
+    job = write_job(tmp_path, JOB + '[env]\nA = "job"\n[resources]\nnodes = 3\n')
+    made = config.load_job(job, cluster="local", overrides=["resources.nodes=4"]).job
+    assert made.resources.nodes == 4
+    assert made.resources.time == "00:30:00", "from clusters/local.toml [defaults]"
+    assert made.image == "train-cpu", "from launchers/ddp [defaults]"
+    assert made.env == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "OMP_NUM_THREADS": "1", "A": "job"}
+    job.write_text(JOB + 'image = "other"\n[env]\nOMP_NUM_THREADS = "7"\n')
+    made = config.load_job(job, cluster="local").job
+    assert (made.image, made.env["OMP_NUM_THREADS"]) == ("other", "7")
+
+
+def test_qos_row_fills_in_and_the_job_wins(tmp_path: Path) -> None:
+    job = write_job(tmp_path, JOB + 'qos = "high"\n[slurm]\naccount = "mine"\n')
+    made = config.load_job(job, cluster="infiniband").job
+    assert (made.slurm.account, made.slurm.partition, made.slurm.qos) == ("mine", "gpu", "high")
+    assert (made.resources.memory, made.resources.time) == ("900G", "12:00:00")
+    assert config.load_job(write_job(tmp_path, JOB), cluster="infiniband").job.qos == "normal"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("resources.nodes=2", "resources.nodes", 2),
+        ("resources.time=30", "resources.time", "30"),
+        ('args=["a b", "=c"]', "args", ("a b", "=c")),
+        ("env.X=a=b c", "env", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "OMP_NUM_THREADS": "1", "X": "a=b c"}),
+        ("env.N=007", "env", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "OMP_NUM_THREADS": "1", "N": "007"}),
+        ("debug=true", "debug", True),
+    ],
+)
+def test_overrides_are_toml_or_text(tmp_path: Path, text: str, key: str, value: object) -> None:
+    found: object = config.load_job(write_job(tmp_path, JOB), cluster="local", overrides=[text]).job
+    for part in key.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+@pytest.mark.parametrize("text", ["nodes", "=3", "a..b=1", ""])
+def test_override_without_key_or_value(tmp_path: Path, text: str) -> None:
+    assert "KEY=VALUE" in next(iter(faults_of(write_job(tmp_path, JOB), overrides=(text,)).values()))
+
+
+def test_all_faults_of_a_file_at_once(tmp_path: Path) -> None:
+    job = write_job(
+        tmp_path,
+        JOB
+        + 'imge = "x"\nargs = 3\n[resources]\nnodez = 2\ngpus_per_node = -1\n[slurm]\naccount = "a b"\n[monitor]\ndelay = 0\n',
+    )
+    found = faults_of(job)
+    assert set(found) == {
+        "imge",
+        "args",
+        "resources.nodez",
+        "resources.gpus_per_node",
+        "slurm.account",
+        "monitor.delay",
+    }
+    assert all(line.startswith(f"{job}: ") for line in found.values())
+    assert "did you mean 'image'?" in found["imge"]
+    assert "did you mean 'nodes'?" in found["resources.nodez"]
+
+
+def test_a_fault_names_the_file_that_holds_it(tmp_path: Path) -> None:
+    job = write_job(tmp_path, JOB)
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "mine.toml").write_text("[node]\ncpus = 4\n[defaults.resources]\ntimee = '1'\n")
+    lines = list(faults_of(job, cluster="mine", overrides=("resources.nodes=0",)).values())
+    assert any(text.startswith("--set: resources.nodes") for text in lines)
+    assert any("mine.toml [defaults]: resources.timee" in text and "did you mean 'time'?" in text for text in lines)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "key", "near"),
+    [
+        ("clusters/mine.toml", "[node]\ncpuss = 4\n", "node.cpuss", "cpus"),
+        ("clusters/mine.toml", "descripton = 'x'\n[node]\ncpus = 4\n", "descripton", "description"),
+        ("clusters/mine.toml", "[node]\ncpus = 4\n[qos.a]\npartitio = 'x'\n", "qos.a.partitio", "partition"),
+        ("mounts/mine.toml", "[data]\nsorce = '/x'\ntarget = '/y'\n", "data.sorce", "source"),
+        ("launchers/ddp/launcher.toml", "shapes = ['srun']\nscrpt = 'train.py'\n", "scrpt", "script"),
+    ],
+)
+def test_typo_in_any_file(tmp_path: Path, file: str, text: str, key: str, near: str) -> None:
+    job = write_job(tmp_path, JOB + 'mounts = ["data"]\n')
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters/mine.toml").write_text("mounts = 'mine'\n[node]\ncpus = 4\n")
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+    found = faults_of(job, cluster="mine")
+    assert key in found
+    assert f"{file}: " in found[key]
+    assert f"did you mean '{near}'?" in found[key]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("name", "Bad Name", "text of the form"),
+        ("slurm.partition", "gpu\n#SBATCH --wrap=evil", "text of the form"),
+        ("slurm.account", "a#b", "text of the form"),
+        ("resources.time", "soon", "text of the form"),
+        ("resources.memory", "64 GB", "text of the form"),
+        ("image", "ubuntu:latest", "pin a reference by digest"),
+        ("shape", "torchrn", "did you mean 'torchrun'?"),
+        ("container.runtime", "pixis", "did you mean 'pyxis'?"),
+        ("env.RANK", "0", "set by the kit"),
+        ("env.SLURM_NTASKS", "0", "set by the kit"),
+        ("env.BASH_ENV", "x", "read by bash"),
+        ("slurm.extra", ["--container-image=x"], "cannot stand here"),
+        ("slurm.extra", ["--nice 3"], "is not of the form"),
+    ],
+)
+def test_values_that_scripts_cannot_carry(tmp_path: Path, key: str, value: object, reason: str) -> None:
+    override = (
+        f"{key}={value!r}" if not isinstance(value, str) else f'{key}="{value.encode("unicode_escape").decode()}"'
+    )
+    lines = " ".join(faults_of(write_job(tmp_path, JOB), overrides=(override,)).values())
+    assert reason in lines
+
+
+@pytest.mark.parametrize("bad", ["/a,b", "/a:b", "/a$b", "/a`b", '/a"b', "/a\nb", "/a\\b"])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_mount_paths_that_pyxis_has_no_escape_for(tmp_path: Path, bad: str, side: str) -> None:
+    mount = {"source": "/x", "target": "/y", side: bad}
+    found = faults_of(write_job(tmp_path, JOB + tomli_w.dumps({"mounts": [mount]})))
+    assert any(f"mounts[0].{side}" in key for key in found), found
+    assert "cannot stand in a mounted path" in " ".join(found.values())
+
+
+@pytest.mark.parametrize("target", ["data", "/a/../b", "/", "//"])
+def test_mount_targets(tmp_path: Path, target: str) -> None:
+    found = faults_of(write_job(tmp_path, JOB + f'mounts = [{{ source = "/x", target = "{target}" }}]\n'))
+    assert "mounts[0].target" in found
+
+
+def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
+    job = write_job(tmp_path, JOB + 'mounts = ["dta"]\n')
+    assert "scratch, data" in faults_of(job)["mounts[0]"]
+    assert "infiniband" in faults_of(job, cluster="infinband")["cluster"]
+    assert "did you mean 'infiniband'?" in faults_of(job, cluster="infinband")["cluster"]
+    assert "did you mean 'ddp'?" in faults_of(write_job(tmp_path, JOB.replace("ddp", "dpp")))["launcher"]
+    assert "got nothing; allowed: ddp" in faults_of(write_job(tmp_path, 'name = "x"\n'))["launcher"]
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        config.load_job(tmp_path / "job.toml", cluster=None)
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        config.load_job(write_job(tmp_path, "name = digits\n"), cluster=None)
+
+
+@pytest.mark.parametrize("kind", ["clusters", "mounts", "launchers"])
+def test_every_shipped_file_loads(kind: str) -> None:
+    from kit.spec import models
+
+    model = {"clusters": "cluster", "mounts": "mounts", "launchers": "launcher"}[kind]
+    names = resources.names(kind, project_dir=REPO)
+    assert names
+    for name in names:
+        config.load_model(resources.find(kind, name, project_dir=REPO).path, models()[model])
+
+
+@pytest.mark.parametrize("path", sorted((REPO / "examples").glob("*/job.toml")), ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("cluster", ["local", "pod", "aws-efa", "infiniband"])
+def test_every_example_loads_on_every_cluster(path: Path, cluster: str) -> None:
+    assert config.load_job(path, cluster=cluster).job.name
+
+
+def test_shipped_toml_files_name_their_schema() -> None:
+    shipped = [
+        p
+        for kind in ("clusters", "mounts", "launchers", "examples", "containers")
+        for p in (REPO / kind).rglob("*.toml")
+    ]
+    assert len(shipped) >= 10
+    for path in shipped:
+        first = path.read_text(encoding="utf-8").splitlines()[0]
+        assert first.startswith("#:schema "), path
+        assert (path.parent / first.removeprefix("#:schema ")).resolve().is_file(), path

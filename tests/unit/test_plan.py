@@ -1,0 +1,153 @@
+"""The plan: layout, runtimes, options; pure, and refused when it does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kit.errors import ConfigError
+from kit.layout import minutes
+from kit.plan import Plan
+from kit.runtimes.pyxis import image_uri
+from tests.support import make_site, plan_of, write_job
+
+JOB = 'name = "digits"\nlauncher = "ddp"\n[resources]\nnodes = 2\ngpus_per_node = 2\n'
+
+
+def array(plan: Plan, name: str) -> list[str]:
+    """A bash array of batch.sh as a list; elements here need no unquoting."""
+    lines = plan.text_of("batch.sh").split(f"readonly -a {name}=(\n")[1].split("\n)")[0].splitlines()
+    return [line.strip() for line in lines]
+
+
+def header(plan: Plan) -> list[str]:
+    return [
+        line.removeprefix("#SBATCH ") for line in plan.text_of("batch.sh").splitlines() if line.startswith("#SBATCH")
+    ]
+
+
+def test_same_inputs_same_plan(tmp_path: Path) -> None:
+    job = write_job(tmp_path, JOB)
+    assert plan_of(job) == plan_of(job)
+
+
+@pytest.mark.parametrize(("shape", "tasks", "cpus"), [("torchrun", 1, 4), ("srun", 2, 2)])
+def test_layout_by_shape(tmp_path: Path, shape: str, tasks: int, cpus: int) -> None:
+    made = plan_of(write_job(tmp_path, JOB), overrides=(f"shape={shape}",))
+    assert {f"--ntasks-per-node={tasks}", f"--cpus-per-task={cpus}", "--gpus-per-node=2"} <= set(header(made))
+    assert {f"--ntasks={2 * tasks}", f"--cpus-per-task={cpus}"} <= set(array(made, "KIT_STEP_ARGV"))
+    assert made.layout.world_size == 4
+
+
+def test_container_options_stand_on_srun_only(tmp_path: Path) -> None:
+    made = plan_of(write_job(tmp_path, JOB), cluster="pod")
+    assert not any(option.startswith("--container") for option in header(made))
+    step = array(made, "KIT_STEP_ARGV")
+    for option in ("--container-image=", "--container-mounts=", "--container-workdir=/workspace"):
+        assert any(word.startswith(option) for word in step)
+    assert {"--no-container-mount-home", "--container-remap-root", "--container-readonly"} <= set(step)
+    assert not any(word.startswith("--container") for word in array(made, "KIT_MONITOR_ARGV") + array(made, "KIT_PREFLIGHT_ARGV"))
+
+
+def test_no_container_prints_none(tmp_path: Path) -> None:
+    made = plan_of(write_job(tmp_path, JOB), cluster="pod", site=make_site(containers=False))
+    assert "--container" not in made.text_of("batch.sh")
+    assert made.image_digest == ""
+
+
+@pytest.mark.parametrize(
+    ("runtime", "pyxis", "chosen"),
+    [("auto", True, "pyxis"), ("auto", False, "bubblewrap"), ("bare", True, "bare"), ("enroot", False, "enroot")],
+)
+def test_runtime_choice(tmp_path: Path, runtime: str, pyxis: bool, chosen: str) -> None:
+    made = plan_of(write_job(tmp_path, JOB), overrides=(f"container.runtime={runtime}",), site=make_site(pyxis=pyxis))
+    assert made.runtime == chosen
+    assert made.job.container.runtime == chosen, "the run records what 'auto' became"
+
+
+@pytest.mark.parametrize(
+    ("image", "uri"),
+    [
+        ("/store/x.sqsh", "/store/x.sqsh"),
+        ("docker://reg.io/team/img@sha256:ab", "docker://reg.io#team/img@sha256:ab"),
+        ("docker://reg.io#team/img@sha256:ab", "docker://reg.io#team/img@sha256:ab"),
+        ("docker://user@reg.io/img@sha256:ab", "docker://user@reg.io#img@sha256:ab"),
+        ("docker://localhost:5000/img@sha256:ab", "docker://localhost:5000#img@sha256:ab"),
+        ("docker://localhost/img@sha256:ab", "docker://localhost#img@sha256:ab"),
+        ("docker://team/img@sha256:ab", "docker://team/img@sha256:ab"),
+        ("docker://img@sha256:ab", "docker://img@sha256:ab"),
+    ],
+)
+def test_registry_stands_before_a_hash(image: str, uri: str) -> None:
+    assert image_uri(image) == uri
+
+
+def test_mounts_say_target_and_flags(tmp_path: Path) -> None:
+    job = write_job(tmp_path, 'mounts = ["data", { source = "in", target = "/in" }]\n' + JOB)
+    (mounts,) = [w for w in array(plan_of(job, cluster="pod"), "KIT_STEP_ARGV") if w.startswith("--container-mounts=")]
+    assert mounts.removeprefix("--container-mounts=").split(",") == [
+        "/shared/runs/digits-1:/kit/run",
+        f"{tmp_path}:/workspace",
+        "/tmp/kit-ada:/kit/cache",
+        "/datasets:/data:ro",
+        f"{tmp_path}/in:/in",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "reason"),
+    [
+        ("resources.gpus_per_node=9", "resources.gpus_per_node", "at most 8"),
+        ("resources.cpus_per_node=97", "resources.cpus_per_node", "at most 96"),
+        ("resources.ranks_per_node=200", "resources.ranks_per_node", "one CPU a rank"),
+        ("resources.memory=2T", "resources.memory", "at most 960G"),
+        ("resources.nodes=33", "resources.nodes", "under QOS 'normal'"),
+        ("resources.time=3-00:00:00", "resources.time", "under QOS 'normal'"),
+    ],
+)
+def test_what_the_cluster_cannot_give(tmp_path: Path, override: str, key: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(write_job(tmp_path, JOB), cluster="infiniband", overrides=(override,))
+    (fault,) = caught.value.faults
+    assert fault.key == key
+    assert reason in fault.allowed
+
+
+def test_a_mount_may_not_hide_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="each target once"):
+        plan_of(write_job(tmp_path, 'mounts = [{ source = "/x", target = "/kit/run" }]\n' + JOB))
+
+
+@pytest.mark.parametrize("name", ["with blank", "per%cent", "ne\nw"])
+def test_run_folder_that_sbatch_would_misread(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"paths\.runs"):
+        plan_of(write_job(tmp_path, JOB), site=make_site(run_dir=Path("/shared") / name))
+
+
+@pytest.mark.parametrize("folder", ["a,b", "a:b", "a$b", 'a"b'])
+def test_job_folder_that_a_mount_cannot_carry(tmp_path: Path, folder: str) -> None:
+    with pytest.raises(ConfigError, match="a path that a mount can carry"):
+        plan_of(write_job(tmp_path / folder, JOB))
+
+
+def test_unknown_placeholder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\{hme\}"):
+        plan_of(write_job(tmp_path, 'mounts = [{ source = "{hme}/x", target = "/x" }]\n' + JOB))
+
+
+def test_image_without_lock_says_the_command(tmp_path: Path) -> None:
+    from kit import config
+    from kit.plan import plan
+
+    resolved = config.load_job(write_job(tmp_path, JOB), cluster="local")
+    with pytest.raises(ConfigError, match="kit build-image train-cpu"):
+        plan(resolved, None, make_site())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("30", 30), ("1:30", 1.5), ("2:00:00", 120), ("1-0", 1440), ("1-2:30", 1590), ("0-0:0:30", 0.5)],
+)
+def test_time_limits(text: str, expected: float) -> None:
+    assert minutes(text) == expected
