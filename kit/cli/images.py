@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kit.images.build import Outcome
+    from kit.images.make import Outcome
 
 Name = Annotated[str, typer.Argument(help="An image: a folder of containers/.", show_default=False)]
 Store = Annotated[

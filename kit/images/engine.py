@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import EngineError, ImageError
+from kit.images import oci
 from kit.spec.image import Build, ImageConfig
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Engine:
         return EngineImage(
             id=found["Id"],
             size=found["Size"],
-            config=_config(found.get("Config") or {}),
+            config=oci.config(found.get("Config") or {}),
             layers=_reachable(found.get("GraphDriver") or {}),
             diff_ids=tuple((found.get("RootFS") or {}).get("Layers") or ()),
             repo_digests=tuple(found.get("RepoDigests") or ()),
@@ -69,7 +70,7 @@ class Engine:
         with _faults(f"pull {reference}"):
             for item in self._client.pull(reference, stream=True, decode=True, platform=platform):
                 if "error" in item:
-                    raise ImageError(f"pull {reference}: {item['error']}", hint=_registry_hint(item["error"]))
+                    raise ImageError(f"pull {reference}: {item['error']}", hint=registry_hint(item["error"]))
                 if "progress" not in item and item.get("status"):
                     on_line(f"{item.get('id', '')} {item['status']}".strip())
 
@@ -77,7 +78,7 @@ class Engine:
         """Make a one-layer image of a root filesystem's tar."""
         repository, _, tag = reference.rpartition(":")
         with _faults(f"import {reference}"):
-            self._client.import_image(src=str(tar), repository=repository, tag=tag)  # type: ignore[no-untyped-call]
+            self._client.import_image(src=str(tar), repository=repository, tag=tag)
 
     def load(self, archive: Path) -> str:
         """Load an archive of `docker save`; return the reference or id of its first image."""
@@ -191,12 +192,13 @@ def _faults(doing: str) -> Iterator[None]:
         yield
     except APIError as error:
         said = str(error.explanation or error)
-        raise ImageError(f"{doing}: the engine refused: {said}", hint=_registry_hint(said)) from None
+        raise ImageError(f"{doing}: the engine refused: {said}", hint=registry_hint(said)) from None
     except (RequestException, HTTPError, DockerException, ConnectionError) as error:
         raise EngineError(f"{doing}: the container engine stopped answering: {error}", hint=_START) from None
 
 
-def _registry_hint(said: str) -> str:
+def registry_hint(said: str) -> str:
+    """What to do about what a registry, or a tool that asked it, said; empty for something unknown."""
     lower = said.lower()
     if "429" in lower or "toomanyrequests" in lower or "rate limit" in lower:
         return "the registry limits pulls: log in with 'docker login', or try again later"
@@ -216,18 +218,6 @@ def _build_failure(said: list[str], error: str) -> str:
     code = re.search(r"returned a non-zero code: (\d+)", error)
     verdict = f"exit code {code[1]}" if code else error
     return "\n".join([f"the build failed at {step}", *(f"  {line}" for line in printed[-_TAIL_LINES:]), f"  {verdict}"])
-
-
-def _config(raw: dict[str, Any]) -> ImageConfig:
-    pairs = (entry.partition("=") for entry in raw.get("Env") or ())
-    return ImageConfig(
-        env={name: value for name, _, value in pairs},
-        workdir=raw.get("WorkingDir") or "/",
-        entrypoint=tuple(raw.get("Entrypoint") or ()),
-        cmd=tuple(raw.get("Cmd") or ()),
-        volumes=tuple(sorted(raw.get("Volumes") or ())),
-        labels=dict(sorted((raw.get("Labels") or {}).items())),
-    )
 
 
 def _reachable(driver: dict[str, Any]) -> tuple[Path, ...]:

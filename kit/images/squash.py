@@ -27,16 +27,19 @@ class Tree:
     """Content as folders on this machine: an image's layers, topmost first, or one plain folder."""
 
     layers: tuple[Path, ...]
-    method = "overlay mount of the layers"
+
+    @property
+    def method(self) -> str:
+        """For the user: how the content comes."""
+        return "overlay mount of the layers" if len(self.layers) > 1 else "reading the folder"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Content as an uncompressed tar. walked: its entries come in walk order (see `tarstream.edited`)."""
+    """Content as members of a tar, in walk order (see `tarstream.edited`). method: for the user, how it comes."""
 
-    chunks: Iterable[bytes]
-    walked: bool = True
-    method = "streamed export"
+    members: Iterable[tarstream.Entry]
+    method: str = "streamed export"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +76,9 @@ def write(
     program, _ = mksquashfs()
     try:
         if isinstance(source, Stream):
-            entries = tarstream.edited(source.chunks, edit, walked=source.walked, on_bytes=on_bytes)
             # -tar stands first: it sets defaults, which the arguments after it take back.
-            shell.feed([program, "-", str(target), "-tar", *_arguments(options)], entries, env=_child_env())
+            argv = [program, "-", str(target), "-tar", *_arguments(options)]
+            shell.feed(argv, tarstream.edited(source.members, edit), env=_child_env(), on_bytes=on_bytes)
         else:
             _from_tree(source, edit, target, [program, str(target), *_arguments(options)], on_bytes)
     except ToolError as error:
@@ -91,9 +94,10 @@ def _arguments(options: Options) -> list[str]:
         packing = ["-comp", squash.compressor, *(["-Xcompression-level", str(level)] if level else [])]
     # -no-exports and -no-tailends: with -tar the tool's defaults differ from those without, and so would the bytes.
     # -root-mode: a tar stream has no entry for the root. -noappend: the default appends to what is there.
-    fixed = "-noappend -no-recovery -no-progress -quiet -exit-on-error -all-root -root-mode 755 -mkfs-time 0 -no-exports -no-tailends"
-    times = [] if options.keep_times else ["-all-time", "0"]
-    return [*packing, "-b", squash.block, *fixed.split(), *times, "-mem", squash.memory]
+    same = ["-all-root", "-root-mode", "755", "-mkfs-time", "0", "-no-exports", "-no-tailends"]
+    quiet = ["-noappend", "-no-recovery", "-no-progress", "-quiet", "-exit-on-error"]
+    times = ["-root-time", "0"] if options.keep_times else ["-all-time", "0"]
+    return [*packing, "-b", squash.block, *same, *quiet, *times, "-mem", squash.memory]
 
 
 def _from_tree(source: Tree, edit: Edit, target: Path, argv: list[str], on_bytes: Callable[[int], None]) -> None:

@@ -1,7 +1,8 @@
 """The image store: `<store>/sha256/<hex>.sqsh`, complete or not there at all.
 
 `sha256/` holds images, each with a `<hex>.json` of what is worth knowing and decides nothing. `tmp/` holds one folder per
-builder, on the same filesystem, so that publishing is one rename. `locks/` holds the leases.
+builder, on the same filesystem, so that publishing is one rename. `locks/` holds the leases, and `refs/` the places of the
+image.lock files that use this store.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def prepare(store: Path) -> None:
     try:
         if not store.is_dir():
             store.mkdir(parents=True, mode=0o755)
-        for name in ("sha256", "tmp", "locks"):
+        for name in ("sha256", "tmp", "locks", "refs"):
             folder = store / name
             if not folder.is_dir():
                 folder.mkdir()
@@ -110,6 +111,24 @@ def publish(store: Path, finished: Path, sha256: str, facts: Mapping[str, object
     finished.rename(target)
     _sync_folder(target.parent)
     return target
+
+
+def register(store: Path, lock_file: Path) -> None:
+    """Note that a lock uses this store, so that pruning knows of it whoever prunes; nothing happens without permission."""
+    place = str(lock_file.absolute())
+    note = store / "refs" / hashlib.sha256(place.encode()).hexdigest()[:32]
+    with contextlib.suppress(OSError):
+        if not note.is_file():
+            temporary = note.with_name(f".{note.name}.{secrets.token_hex(4)}")
+            temporary.write_text(f"{place}\n", encoding="utf-8")
+            temporary.rename(note)
+
+
+def registered(store: Path) -> list[Path]:
+    """The locks that were registered, as far as they still exist."""
+    notes = sorted((store / "refs").glob("[0-9a-f]*")) if (store / "refs").is_dir() else []
+    places = [Path(note.read_text(encoding="utf-8").rstrip("\n")) for note in notes]
+    return [place for place in places if place.is_file()]
 
 
 def digest_of(file: Path) -> str:

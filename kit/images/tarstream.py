@@ -4,45 +4,55 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO
 
 from kit.images.tree import Addition, Edit, walk_key
 
 _BLOCK = 1 << 20
-_ENCODING, _ERRORS = "utf-8", "surrogateescape"
+ENCODING, ERRORS = "utf-8", "surrogateescape"
 _OWNER_ALL = 0o700
 _OWNER_READ = 0o400
 _XATTR = "SCHILY.xattr."
 
 
-def edited(
-    chunks: Iterable[bytes], edit: Edit, *, walked: bool = True, on_bytes: Callable[[int], None] = lambda _: None
-) -> Iterator[bytes]:
-    """The tar in `chunks` with `edit` applied, as tar again; on_bytes hears the size of what was read.
+Entry = tuple[tarfile.TarInfo, IO[bytes] | None]
 
-    walked: the entries come in walk order, as an engine exports them. Additions are then put where the walk would meet
-    them, so that mksquashfs writes the same bytes from this stream as from the tree itself; otherwise they come last.
-    """
-    waiting = list(edit.additions)
-    seen: dict[str, bool] = {}
-    source = tarfile.open(
-        fileobj=_Source(chunks, on_bytes), mode="r|", bufsize=_BLOCK, encoding=_ENCODING, errors=_ERRORS
+
+def entries(chunks: Iterable[bytes]) -> Iterator[Entry]:
+    """The members of the tar in `chunks`, each with its data if it has any, to be read before the next is asked for."""
+    source = tarfile.open(  # noqa: SIM115 - a stream has no file to close
+        fileobj=_Source(chunks), mode="r|", bufsize=_BLOCK, encoding=ENCODING, errors=ERRORS
     )
     while (member := source.next()) is not None:
         source.members = []  # type: ignore[attr-defined]  # it remembers every member; a stream has no use for them
-        name = member.name.strip("/").removeprefix("./")
-        while walked and waiting and waiting[0].key < walk_key(name):
+        yield member, source.extractfile(member) if member.isreg() else None
+
+
+def edited(members: Iterable[Entry], edit: Edit) -> Iterator[bytes]:
+    """A tar of the members with `edit` applied.
+
+    The members come in walk order, as an engine exports them and `layers.merged` yields them. Additions are put where the
+    walk would meet them, so that mksquashfs writes the same bytes from this stream as from the tree itself.
+    """
+    waiting = list(edit.additions)
+    seen: dict[str, bool] = {}
+    for member, data in members:
+        name = clean(member.name)
+        while waiting and waiting[0].key < walk_key(name):
             yield from _added(waiting.pop(0), seen)
-        if name in ("", ".") or edit.drops(name):
+        if not name or edit.drops(name):
             continue
-        for parent in _parents(name):
-            seen.setdefault(parent, True)
         seen[name] = member.isdir()
-        yield from _entry(_normalised(member, name), source.extractfile(member) if member.isreg() else None)
+        yield from _entry(_normalised(member, name), data)
     for addition in waiting:
         yield from _added(addition, seen)
     yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def clean(name: str) -> str:
+    """A member's name as a path without leading `/` or `./`; empty for the root."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
 def _normalised(member: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
@@ -50,14 +60,14 @@ def _normalised(member: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
     member.name = name
     member.mode |= _OWNER_ALL if member.isdir() else _OWNER_READ
     if member.islnk():
-        member.linkname = member.linkname.strip("/").removeprefix("./")
+        member.linkname = clean(member.linkname)
     return member
 
 
 def _entry(member: tarfile.TarInfo, data: IO[bytes] | None) -> Iterator[bytes]:
     yield from _xattrs(member)
     # GNU headers: mksquashfs 4.5 loses the leading slash of a link target that stands in a PAX header.
-    yield member.tobuf(tarfile.GNU_FORMAT, _ENCODING, _ERRORS)
+    yield member.tobuf(tarfile.GNU_FORMAT, ENCODING, ERRORS)
     if data is not None:
         while chunk := data.read(_BLOCK):
             yield chunk
@@ -75,7 +85,7 @@ def _xattrs(member: tarfile.TarInfo) -> Iterator[bytes]:
 
 def _pax_record(key: str, value: str) -> bytes:
     """`<length> <key>=<value>` and a newline, the length counting itself (pax(1), "pax Extended Header")."""
-    body = f" {key}=".encode() + value.encode(errors=_ERRORS) + b"\n"
+    body = f" {key}=".encode() + value.encode(errors=ERRORS) + b"\n"
     length = len(body)
     while length != len(str(length)) + len(body):
         length = len(str(length)) + len(body)
@@ -108,10 +118,9 @@ def _parents(path: str) -> list[str]:
 class _Source(io.RawIOBase):
     """A file to read from, over an iterator of chunks."""
 
-    def __init__(self, chunks: Iterable[bytes], on_bytes: Callable[[int], None]) -> None:
+    def __init__(self, chunks: Iterable[bytes]) -> None:
         super().__init__()
         self._chunks = iter(chunks)
-        self._on_bytes = on_bytes
         self._rest = memoryview(b"")
 
     def read(self, size: int = -1) -> bytes:
@@ -122,7 +131,6 @@ class _Source(io.RawIOBase):
                 chunk = next(self._chunks, b"")
                 if not chunk:
                     break
-                self._on_bytes(len(chunk))
                 self._rest = memoryview(chunk)
             parts.append(self._rest[:wanted])
             self._rest = self._rest[wanted:]

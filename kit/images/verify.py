@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from kit.errors import LockError
@@ -20,9 +21,7 @@ def check(lock: ImageLock, store_dir: Path, *, full: bool) -> Path:
     Without full: superblock and size, in a millisecond. With full: sha256, about a second per gigabyte.
     """
     path = store.path(store_dir, lock.sha256)
-    mend = f"run 'kit build-image {lock.name}'"
-    if lock.source != "build":
-        mend = f"run 'kit import-image {lock.source} --name {lock.name}'"
+    mend = f"run '{made_by(lock.name, lock.source)}'"
     if not path.is_file():
         raise LockError(f"image {lock.name}: {path} is not there", hint=mend)
     check_file(path, hint=mend)
@@ -32,6 +31,11 @@ def check(lock: ImageLock, store_dir: Path, *, full: bool) -> Path:
     if full and (found := store.digest_of(path)) != lock.sha256:
         raise LockError(f"image {lock.name}: {path} has the digest sha256:{found}, and is damaged", hint=mend)
     return path
+
+
+def made_by(name: str, source: str) -> str:
+    """The command line that makes the image `name` from `source` (see ImageLock.source)."""
+    return f"kit build-image {name}" if source == "build" else f"kit import-image {shlex.quote(source)} --name {name}"
 
 
 def check_file(path: Path, *, hint: str = "make it again") -> None:

@@ -71,7 +71,9 @@ def _download(packages: PythonPackages, lock: Path, target: Path, on_line: Calla
 
 def _run(argv: list[str], on_line: Callable[[str], None]) -> None:
     for line in shell.lines(argv):
-        on_line(line)
+        # pip also says where it looked and what it saved where; a failure shows its last lines whatever they are.
+        if line.lstrip().startswith(("Collecting", "Downloading", "Processing")):
+            on_line(line.strip())
 
 
 def _failure(lock: Path, error: ToolError) -> ImageError:

@@ -12,8 +12,8 @@ from kit.spec.paths import CONTAINER_RUN
 
 def mount_option(mount: Mount) -> str:
     """`enroot start --mount`: fstab fields joined by ':'; the target is made when the image lacks it."""
-    flags = ["x-create=dir" if mount.source == "tmpfs" else "x-create=auto", "rbind", *mount.flags]
-    return f"{mount.source}:{mount.target}:{','.join(f for f in flags if mount.source != 'tmpfs' or f != 'rbind')}"
+    flags = ["x-create=dir"] if mount.source == "tmpfs" else ["x-create=auto", "rbind"]
+    return f"{mount.source}:{mount.target}:{','.join([*flags, *mount.flags])}"
 
 
 class Enroot:
@@ -29,14 +29,14 @@ class Enroot:
             )
             raise ConfigError.of(fault)
         choice = container.options
-        start = ["enroot", "start"]
+        start = [f"{container.lib}/enroot.sh"]
         start += ["--root"] if choice.remap_root else []
         start += ["--rw"] if choice.writable else []
         start += [] if choice.entrypoint else [f"--rc={container.lib}/enroot-rc.sh"]
         start += [f"--mount={mount_option(m)}" for m in container.mounts]
         start += [f"--mount={container.home}:{container.home}:x-create=dir,rbind"] if choice.mount_home else []
-        shield = f"{container.lib}/shielded.sh"
-        return [*srun, shield, *start, container.image, f"{CONTAINER_RUN}/lib/unignore.sh", *command]
+        start += [f"--env={name}" for name in choice.env]
+        return [*srun, *start, container.image, f"{CONTAINER_RUN}/lib/unignore.sh", *command]
 
 
 runtime = Enroot()

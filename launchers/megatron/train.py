@@ -11,31 +11,47 @@ options and files: docs/training.md.
 
 import contextlib
 import dataclasses
+import queue
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from lib import checkpoint, data, metrics, options, ranks, stop, without_cuda
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 
+# How the distributed optimizer's state is written: so that another layout can read it.
+CONTENT = {"distrib_optim_sharding_type": "fully_reshardable"}
+
 parser = options.parser(__doc__)
 options.add_gpt(parser)
 layout = parser.add_argument_group("parallel layout")
-layout.add_argument("--tp", type=int, default=1, help="tensor parallel ranks; must divide the heads and key-value heads")
+layout.add_argument(
+    "--tp", type=int, default=1, help="tensor parallel ranks; must divide the heads and key-value heads"
+)
 layout.add_argument("--pp", type=int, default=1, help="pipeline stages; must divide the layers")
-layout.add_argument("--cp", type=int, default=1, help="context parallel ranks (GPU with Transformer Engine only)")
-layout.add_argument("--sequence-parallel", action="store_true", help="with --tp: norms and dropout split by sequence")
-layout.add_argument("--distributed-optimizer", action="store_true", help="optimizer state in shards over data parallel ranks")
-parser.add_argument("--kv-heads", type=int, help="key-value heads (grouped-query attention); default: as many as --heads")
+layout.add_argument("--cp", type=int, default=1, help="context parallel ranks; needs --transformer-engine")
+layout.add_argument("--sequence-parallel", action="store_true", help="split norms too; needs --transformer-engine")
+layout.add_argument(
+    "--transformer-engine", action="store_true", help="its layers in place of megatron.core's own (GPU)"
+)
+layout.add_argument(
+    "--distributed-optimizer", action="store_true", help="optimizer state in shards over data parallel ranks"
+)
+parser.add_argument(
+    "--kv-heads", type=int, help="key-value heads (grouped-query attention); default: as many as --heads"
+)
 parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
 args = options.parse(parser)
 
@@ -57,6 +73,8 @@ def check_layout(world_size: int) -> int:
     ]
     if args.sequence_parallel and args.tp == 1:
         faults.append("--sequence-parallel needs --tp 2 or more")
+    if (args.sequence_parallel or args.cp > 1) and not args.transformer_engine:
+        faults.append("--sequence-parallel and --cp need --transformer-engine")
     if faults:
         raise SystemExit("; ".join(faults) + ".")
     return world_size // model_parallel
@@ -85,7 +103,7 @@ def make_model(here: ranks.Ranks) -> DistributedDataParallel:
         attention_dropout=0.0,
         hidden_dropout=0.0,
         init_method_std=0.02,
-        # Weights are drawn whole on the CPU and cut, so that they are the same in every layout.
+        # Weights are drawn whole on the CPU and cut, so that they are the same for every --tp.
         use_cpu_initialization=True,
         bf16=half,
         pipeline_dtype=torch.bfloat16 if half else torch.float32,
@@ -96,10 +114,14 @@ def make_model(here: ranks.Ranks) -> DistributedDataParallel:
         apply_rope_fusion=False,
     )
     config.finalize_model_grads_func = finalize_model_grads
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed + 1000 * parallel_state.get_pipeline_model_parallel_rank())  # stages differ
+    if args.transformer_engine:
+        layer = get_gpt_layer_with_transformer_engine_spec()
+    else:
+        layer = get_gpt_layer_local_spec(normalization="RMSNorm")
     net = GPTModel(
         config,
-        get_gpt_layer_local_spec(normalization="RMSNorm"),
+        layer,
         vocab_size=256,
         max_sequence_length=args.context,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -125,6 +147,164 @@ def forward_step(batches: Iterator[list[torch.Tensor]], net: torch.nn.Module) ->
 
     def mean(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss = losses.float().mean()
-        return loss, {"loss": loss.detach()}
+        return loss, {"loss": loss.detach().clone()}  # the schedule scales the other in place
 
     return output, mean
+
+
+def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+    """Train to the last step, or until a stop is asked for; the exit code."""
+    data_parallel = check_layout(here.world_size)
+    log = metrics.Metrics(args.run_dir, here)
+    requests = stop.StopRequest(args.run_dir, here)
+    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=args.tp, pipeline_model_parallel_size=args.pp, context_parallel_size=args.cp
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed, inference_rng_tracker=True)  # no dropout: no generators
+    log.say(
+        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}: tensor {args.tp} x pipeline {args.pp} x "
+        f"context {args.cp} x data {data_parallel}, seed {args.seed}"
+    )
+
+    # ---- data: the ranks of one model copy read the same ----
+
+    copy = dataclasses.replace(here, rank=parallel_state.get_data_parallel_rank(), world_size=data_parallel)
+    train_set, test_set = data.text(args.data, args.context)
+    micro_batch = ranks.share("--batch-size", args.batch_size, copy, args.accumulate)
+
+    # ---- model and optimizer ----
+
+    net = make_model(here)
+    run_micro_batches = get_forward_backward_func()
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=args.lr,
+            adam_beta2=0.95,
+            weight_decay=args.weight_decay,
+            clip_grad=args.clip,
+            bf16=args.precision == "bf16",
+            params_dtype=torch.bfloat16 if args.precision == "bf16" else torch.float32,
+            use_distributed_optimizer=args.distributed_optimizer,
+        ),
+        [net],
+    )
+    lr_factor = options.cosine(args.warmup, args.steps)
+
+    # ---- resume ----
+
+    # Megatron would start a process that serves this queue to other processes; a save in the foreground needs none, and
+    # one of a killed rank would stay behind.
+    filesystem_async._results_queue = queue.Queue()
+    saves = checkpoint.Checkpoints(args.checkpoint_dir, here, keep=args.checkpoint_keep)
+    if args.checkpoint_async:
+        log.say("Megatron's checkpoints are written in the foreground here: --checkpoint-async is left out of account.")
+    at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all data parallel ranks
+
+    def sharded_state(*, loading: bool = False) -> dict[str, Any]:
+        weights = net.module.sharded_state_dict()
+        return {
+            "model": weights,
+            "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, metadata=CONTENT),
+        }
+
+    found = saves.newest()
+    if found:
+        if args.distributed_optimizer:  # a step that changes nothing gives it the tensors that the load fills
+            net.zero_grad_buffer()
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0
+            optimizer.step()
+        state = dist_checkpointing.load(sharded_state(loading=True), str(found))
+        net.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        at, _ = checkpoint.read_rank(found, here, seed=args.seed)
+        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
+    else:
+        checkpoint.seed_all(args.seed, here)
+
+    def save(*, last: bool = False) -> None:
+        def start(folder: Path) -> None:
+            dist_checkpointing.save(sharded_state(), str(folder), content_metadata=CONTENT)
+            checkpoint.write_rank(folder, here, at, {})
+
+        saves.save(at["step"], start, last=last)
+
+    def loss_of_all(losses: list[dict[str, torch.Tensor]]) -> float:
+        """The mean over micro-batches, made so that its mean over all ranks is the loss: only last stages have one."""
+        return sum(part["loss"].item() for part in losses) / len(losses) * args.pp if losses else 0.0
+
+    # ---- train ----
+
+    batches = data.batches(train_set, micro_batch, copy, seed=args.seed, samples=at["samples"], workers=args.workers)
+    speed = metrics.Speed(args.batch_size * args.context, flops_per_token(), here)
+    schedule = {"model": [net], "seq_length": args.context, "micro_batch_size": micro_batch}
+    while at["step"] < args.steps:
+        profile.step(at["step"] + 1)
+        net.zero_grad_buffer()
+        optimizer.zero_grad()
+        losses = run_micro_batches(
+            forward_step_func=forward_step,
+            data_iterator=batches,
+            num_microbatches=args.accumulate,
+            forward_only=False,
+            **schedule,
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * lr_factor(at["step"])
+        _, norm, _ = optimizer.step()
+        at["step"] += 1
+        at["samples"] += args.batch_size
+        speed.step()
+
+        if args.log_every and at["step"] % args.log_every == 0:
+            lr = args.lr * lr_factor(at["step"])
+            log.step(at["step"], loss_of_all(losses), speed, here, lr=lr, gradient_norm=float(norm))
+        if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
+            save()
+        signal = requests.agreed()
+        if signal:
+            save(last=True)
+            profile.close()
+            log.record(
+                "stopped", f"stopped by signal {signal} at step {at['step']}, saved", step=at["step"], signal=signal
+            )
+            return requests.finish(signal, at["step"])
+
+    # ---- the end ----
+
+    save(last=True)
+    requests.close()
+    profile.close()
+    net.eval()
+    tests = min(args.test_batches, len(test_set) // (micro_batch * data_parallel))
+    losses = []
+    if tests:
+        batches = data.batches(test_set, micro_batch, copy, seed=args.seed, samples=0)
+        with torch.no_grad():
+            losses = run_micro_batches(
+                forward_step_func=forward_step,
+                data_iterator=batches,
+                num_microbatches=tests,
+                forward_only=True,
+                **schedule,
+            )
+    log.final(at["step"], ranks.total(loss_of_all(losses), here=here)[0] / here.world_size, here)
+    return 0
+
+
+def flops_per_token() -> float:
+    """Forward and backward of the whole model, by 6 N + 12 L H Q T of PaLM's appendix B; the embedding not counted."""
+    groups = (args.kv_heads or args.heads) / args.heads
+    weights = args.layers * args.dim**2 * (2 + 2 * groups + 12) + 256 * args.dim
+    return 6 * weights + 12 * args.layers * args.dim * args.context
+
+
+if __name__ == "__main__":
+    with contextlib.ExitStack() as stack:
+        here = stack.enter_context(ranks.started(args.device))
+        if here.device.type == "cpu":
+            stack.enter_context(without_cuda.pretended())
+        code = train(here)
+    sys.exit(code)

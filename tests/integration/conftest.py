@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from kit import shell
+from kit import resources, shell
+from kit.errors import KitError
+from kit.images import lock as image_lock
+from kit.images import verify
 from kit.slurm.embedded import Cluster, Shape, down, up
+from tests.integration.lab import Lab
+from tests.support import REPO
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +59,47 @@ def _short_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def train_cpu() -> Path:
+    """The image that the examples run in, built when it is not there; the folder of its store."""
+    store = resources.user_data() / "images"
+    try:
+        verify.check(image_lock.read(REPO / "containers/train-cpu/image.lock"), store, full=False)
+    except KitError:
+        done = shell.run([sys.executable, "-m", "kit", "build-image", "train-cpu"], cwd=REPO, check=False, timeout=1200)
+        if done.returncode != 0:
+            pytest.skip(f"the train-cpu image cannot be built here: {done.stderr.splitlines()[-1:]}")
+    return store
+
+
+@pytest.fixture(scope="session")
+def lab(cluster: Cluster, train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A project folder whose `--cluster <name>` is the test cluster."""
+    project = tmp_path_factory.mktemp("lab")
+    (project / ".git").mkdir()
+    (project / "clusters").mkdir()
+    (project / "clusters" / f"{cluster.name}.toml").write_text(
+        f'embedded = true\n[node]\ncpus = 8\ngpus = 4\n[paths]\nstore = "{train_cpu}"\n'
+        f'[defaults]\nimage = "train-cpu"\n[defaults.resources]\nnodes = 2\ngpus_per_node = 2\ntime = "00:05:00"\n'
+        f'[defaults.env]\nOMP_NUM_THREADS = "1"\n',
+        encoding="utf-8",
+    )
+    data = project / "xdg"
+    (data / "kit" / "clusters").mkdir(parents=True)
+    (data / "kit" / "clusters" / cluster.name).symlink_to(cluster.folder)
+    return Lab(project, cluster, {"XDG_DATA_HOME": str(data), "KIT_TRACEBACK": "0"})
+
+
+@pytest.fixture(params=["bubblewrap", "pyxis", "enroot", "bare"])
+def runtime(request: pytest.FixtureRequest, cluster: Cluster) -> str:
+    """Each container runtime that this machine has; the others are skipped by name."""
+    name = str(request.param)
+    if name == "pyxis" and not cluster.has_pyxis:
+        pytest.skip("Pyxis and Enroot are not on this machine")
+    if name == "enroot" and shell.which("enroot") is None:
+        pytest.skip("Enroot is not on this machine")
+    if name == "bubblewrap" and shell.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed: make setup")
+    return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -10,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.cluster
 
 SMALL = Shape(nodes=2, gpus_per_node=1, placeholder_gpus=True)
 AS_ROOT = os.geteuid() == 0
-needs_root = pytest.mark.skipif(not AS_ROOT, reason="needs root")
 CLI = "from kit.cli.cluster import app; app()"
 
 
@@ -63,17 +63,25 @@ def remains(folder: Path) -> list[str]:
     return [*processes_of(folder), *mounts, *interfaces, *([str(folder)] if folder.exists() else [])]
 
 
-def namespaces(kind: str) -> set[str]:
-    """The network (or mount, …) namespaces that any process is in, and those with a name."""
+def networks_of(pids: Iterable[int]) -> set[str]:
+    """The network namespaces that processes are in, but for this one's."""
     found = set()
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            try:
-                found.add(str((path / "ns" / kind).readlink()))
-            except OSError:
-                continue
-    named = Path("/run/netns")
-    return found | ({path.name for path in named.iterdir()} if named.is_dir() else set())
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found.add(str(Path(f"/proc/{pid}/ns/net").readlink()))
+    return found - {str(Path("/proc/self/ns/net").readlink())}
+
+
+def all_pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+@pytest.fixture
+def isolated(cluster: Cluster) -> Cluster:
+    """The session's cluster, where its nodes have namespaces of their own."""
+    if not cluster.isolated:
+        pytest.skip("the nodes are not isolated here: needs root, and leave to make namespaces")
+    return cluster
 
 
 # What it offers
@@ -117,16 +125,14 @@ def test_jobs_run_beside_each_other(cluster: Cluster) -> None:
     wait_until(lambda: not slurm(cluster, "squeue", "-h"))
 
 
-@needs_root
-def test_every_node_resolves_every_name_both_ways(cluster: Cluster) -> None:
-    for node in cluster.nodes:
-        shown = slurm(cluster, "srun", "-N2", "getent", "hosts", node.name, node.address).splitlines()
+def test_every_node_resolves_every_name_both_ways(isolated: Cluster) -> None:
+    for node in isolated.nodes:
+        shown = slurm(isolated, "srun", "-N2", "getent", "hosts", node.name, node.address).splitlines()
         assert {tuple(line.split()) for line in shown} == {(node.address, node.name)}
         assert len(shown) == 4
 
 
-@needs_root
-def test_nodes_have_ports_shared_memory_and_processes_of_their_own(cluster: Cluster, tmp_path: Path) -> None:
+def test_nodes_have_ports_shared_memory_and_processes_of_their_own(isolated: Cluster, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     script = tmp_path / "claim.sh"
     script.write_text(
@@ -136,21 +142,20 @@ def test_nodes_have_ports_shared_memory_and_processes_of_their_own(cluster: Clus
         "ls /proc | grep -c '^[0-9]*$'\n"
         f"{sys.executable} -c \"import socket, time; socket.create_server(('0.0.0.0', 29500)); time.sleep(1)\"\n"
     )
-    counts = slurm(cluster, "srun", "-N2", "bash", str(script)).split()
+    counts = slurm(isolated, "srun", "-N2", "bash", str(script)).split()
     assert len(counts) == 2
     assert all(int(count) < 20 for count in counts)
-    slurm(cluster, "srun", "-N2", "rmdir", "/dev/shm/claimed")
+    slurm(isolated, "srun", "-N2", "rmdir", "/dev/shm/claimed")
 
 
-@needs_root
-def test_a_network_can_be_cut_and_mended(cluster: Cluster) -> None:
-    first, second = cluster.nodes
-    enter = cluster.node_exec_argv(second.name)
+def test_a_network_can_be_cut_and_mended(isolated: Cluster) -> None:
+    first, second = isolated.nodes
+    enter = isolated.node_exec_argv(second.name)
 
     def reaches() -> bool:
         # /dev/tcp is bash's own: slurmd of the other node answers.
         probe = f"exec 3<>/dev/tcp/{second.address}/{second.port}"
-        argv = [*cluster.node_exec_argv(first.name), "timeout", "2", "bash", "-c", probe]
+        argv = [*isolated.node_exec_argv(first.name), "timeout", "2", "bash", "-c", probe]
         return shell.run(argv, check=False).returncode == 0
 
     assert reaches()
@@ -165,7 +170,7 @@ def test_a_network_can_be_cut_and_mended(cluster: Cluster) -> None:
 @pytest.mark.pyxis
 def test_pyxis_runs_a_container_on_every_node(cluster: Cluster, tmp_path: Path) -> None:
     if not cluster.has_pyxis:
-        pytest.skip("Pyxis and Enroot are not on this machine")
+        pytest.skip("the cluster has no Pyxis: it needs the plugin, Enroot and isolated nodes")
     tmp_path.chmod(0o755)
     image = _tiny_image(tmp_path)
     named = ["srun", "-N2", f"--container-name=kit-{os.getpid()}"]
@@ -196,19 +201,28 @@ def _tiny_image(folder: Path) -> Path:
 # up
 
 
+def test_two_starts_at_once_make_one_cluster(own_folder: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", CLI, "up", "--name=own", f"--dir={own_folder}", "--placeholder-gpus"]
+    logs = [tmp_path / "first.log", tmp_path / "second.log"]
+    for log in logs:
+        shell.daemon(argv, log=log)
+    wait_until(lambda: all("export SLURM_CONF=" in log.read_text() for log in logs), 30)
+    assert sorted("already up" in log.read_text() for log in logs) == [False, True]
+
+
 def test_a_second_cluster_lives_beside_the_first(cluster: Cluster, own_folder: Path) -> None:
-    before = namespaces("net")
     own = up("own", SMALL, folder=own_folder)
     assert set(slurm(own, "sinfo", "-hNo", "%N").split()) == {"own-1", "own-2"}
     assert own.controller_port != cluster.controller_port
     if cluster.isolated:
         assert own.subnet != cluster.subnet
         assert own.layout.interface != cluster.layout.interface
-        assert len(namespaces("net") - before) == 3  # two nodes and the switch between them
+    networks = networks_of(int(line.split()[0]) for line in processes_of(own_folder))
+    assert len(networks) == (3 if own.isolated else 0)  # two nodes and the switch between them
     assert len(slurm(cluster, "srun", "-N2", "hostname").split()) == 2
     assert down("own", folder=own_folder)
     assert remains(own_folder) == []
-    assert namespaces("net") == before
+    assert not networks & networks_of(all_pids())
     assert len(slurm(cluster, "srun", "-N2", "hostname").split()) == 2
 
 

@@ -35,15 +35,24 @@ CASES = [
     Case("fsdp-bf16-offload-recompute", "fsdp/train.py", ("--precision", "bf16", "--cpu-offload", "--recompute")),
     Case("deepspeed-zero2", "deepspeed/train.py", ()),
     Case("deepspeed-zero3-offload-bf16", "deepspeed/train.py", ("--ds-config", "zero3.json")),
+    Case("megatron-tp2", "megatron/train.py", ("--tp", 2, "--kv-heads", 2)),
+    Case("megatron-pp2", "megatron/train.py", ("--pp", 2, "--accumulate", 2)),
+    Case("megatron-distributed-optimizer", "megatron/train.py", ("--distributed-optimizer",)),
 ]
+
+
+def need(program: str) -> None:
+    """Skip where the framework of a program is not installed."""
+    for folder, module, package in (("deepspeed", "deepspeed", "deepspeed"), ("megatron", "megatron", "megatron-core")):
+        if program.startswith(folder) and importlib.util.find_spec(module) is None:
+            pytest.skip(f"{package} is not installed (pip install -e '.[train]')")
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """A program and its options, with the configuration file in place."""
     case: Case = request.param
-    if case.program.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("deepspeed is not installed (pip install -e '.[train]')")
+    need(case.program)
     path = tmp_path_factory.mktemp("config") / "zero3.json"
     path.write_text(json.dumps(ZERO3))
     return case._replace(options=SMALL + tuple(path if option == "zero3.json" else option for option in case.options))
@@ -98,13 +107,35 @@ def test_fsdp_goes_on_with_another_number_of_ranks(training: Any, tools: Any) ->
 
 
 def test_zero_checkpoints_of_another_number_of_ranks_are_refused(training: Any) -> None:
-    if importlib.util.find_spec("deepspeed") is None:
-        pytest.skip("deepspeed is not installed (pip install -e '.[train]')")
+    need("deepspeed/train.py")
     options = (*SMALL, "--steps", 2)
     training.run("deepspeed/train.py", "run", *options, shape="single")
     run = training.start("deepspeed/train.py", "run", *options)
     assert set(run.wait()) == {1}
     assert "was written by 1 ranks and cannot be read by 2" in run.output()
+
+
+@pytest.mark.parametrize("optimizer", [(), ("--distributed-optimizer",)], ids=["whole", "distributed"])
+def test_megatron_goes_on_in_another_layout(training: Any, tools: Any, optimizer: tuple[str, ...]) -> None:
+    need("megatron/train.py")
+    options = (*SMALL[:-4], "--checkpoint-every", 10, "--log-every", 1, *optimizer)
+    before = tools.curve(training.run("megatron/train.py", "run", *options, ranks=2).run_dir, "loss")
+    checkpoints = training.folder / "run" / "checkpoints"
+    assert {"common.pt", "metadata.json", "__0_0.distcp"} <= {
+        path.name for path in (checkpoints / "step-00000010").iterdir()
+    }
+    for later in ("step-00000020", "step-00000030"):
+        (checkpoints / later).rename(checkpoints / f"not-{later}")
+    after = training.run("megatron/train.py", "run", *options, "--tp", 2, "--pp", 2, ranks=4)
+    assert tools.records(after.run_dir, "resumed")[-1]["step"] == 10
+    assert tools.curve(after.run_dir, "loss")[30] == pytest.approx(before[30], abs=0.02)
+
+
+def test_megatron_layout_that_cannot_be_is_refused_with_its_numbers(training: Any) -> None:
+    need("megatron/train.py")
+    run = training.start("megatron/train.py", "run", "--tp", 2, "--pp", 2, "--heads", 3)
+    assert set(run.wait()) == {1}
+    assert "world size 2 cannot be divided by tp x pp x cp = 4; --heads 3 cannot be divided by --tp 2" in run.output()
 
 
 def test_profile_of_chosen_steps_on_a_chosen_rank(training: Any, tmp_path: Path) -> None:

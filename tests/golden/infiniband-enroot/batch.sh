@@ -41,9 +41,7 @@ readonly -a KIT_STEP_ARGV=(
     --wait=60
     --output=/shared/runs/digits-1/logs/task-%t.log
     --open-mode=append
-    /shared/runs/digits-1/lib/shielded.sh
-    enroot
-    start
+    /shared/runs/digits-1/lib/enroot.sh
     --root
     --rc=/shared/runs/digits-1/lib/enroot-rc.sh
     --mount=/shared/runs/digits-1:/kit/run:x-create=auto,rbind

@@ -1,0 +1,151 @@
+"""The last part of every way to an image: squash what is ready, check it against the lock, publish, write the lock."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import __version__
+from kit.errors import LockError
+from kit.images import inventory, lock, squash, store, tree, verify
+from kit.images.progress import Report
+from kit.images.squash import Stream, Tree
+from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Squash
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is to come of it.
+
+    source: `build`, or the URI that is imported. inputs: sha256 (hex) of what decides the bytes. locked: fail when the result
+    is not what the lock names, and leave lock and store as they are. notes: for the lock; why the bytes may not come again.
+    """
+
+    name: str
+    store: Path
+    lock_file: Path
+    source: str
+    inputs: str
+    squash: Squash
+    locked: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def current(self) -> ImageLock | None:
+        """The lock as it is now."""
+        return lock.read(self.lock_file) if self.lock_file.is_file() else None
+
+    @property
+    def command(self) -> str:
+        """The command that makes it."""
+        return verify.made_by(self.name, self.source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """An image that is ready to be squashed.
+
+    opened: gives its tree or tar stream for the length of a block. size: about, in bytes, for progress. noise: what is left
+    out beside what always is. keep_times: see squash.Options. engine, image_id: for the lock, when an engine took part.
+    """
+
+    opened: Callable[[], contextlib.AbstractContextManager[Tree | Stream]]
+    size: int
+    config: ImageConfig
+    base: LockedBase
+    noise: tuple[str, ...] = ()
+    keep_times: bool = False
+    engine: str = ""
+    image_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """built: False when nothing had changed. changes: what the lock says now that it did not say before. seconds: wall."""
+
+    lock: ImageLock
+    lock_file: Path
+    image: Path
+    built: bool
+    method: str = ""
+    changes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def unchanged(target: Target) -> Outcome | None:
+    """The image that is there already, when it is made of the same inputs; cheap enough to ask every time."""
+    locked = target.current
+    if locked is None or locked.inputs != target.inputs:
+        return None
+    image = store.path(target.store, locked.sha256)
+    if not image.is_file() or image.stat().st_size != locked.size:
+        return None
+    store.register(target.store, target.lock_file)
+    return Outcome(lock=locked, lock_file=target.lock_file, image=image, built=False)
+
+
+def make(target: Target, content: Content, work: Path, report: Report) -> Outcome:
+    """Squash, compare, publish, lock. work: a workspace of the target's store.
+
+    LockError when the target is locked and the bytes differ; ImageError when squashing fails.
+    """
+    finished = work / "image.sqsh"
+    edit = tree.edit(content.config, source=target.source, noise=content.noise)
+    options = squash.Options(squash=target.squash, keep_times=content.keep_times)
+    with content.opened() as source:
+        with report.counting(f"squashing by {source.method}", content.size) as advance:
+            squash.write(source, edit, finished, options, on_bytes=advance)
+        method = source.method
+    report.stage("checking and locking")
+    new = _lock(target, content, finished)
+    old = target.current
+    changes = tuple(lock.differences(old, new)) if old else ()
+    if target.locked:
+        _must_be_locked(target, old, new, changes)
+    facts = {"name": target.name, "source": target.source, "method": method, "made": time.time()}
+    image = store.publish(target.store, finished, new.sha256, facts)
+    lock.write(target.lock_file, new)
+    store.register(target.store, target.lock_file)
+    for warning in tree.warnings(content.config):
+        report.warn(warning)
+    return Outcome(lock=new, lock_file=target.lock_file, image=image, built=True, method=method, changes=changes)
+
+
+def _lock(target: Target, content: Content, finished: Path) -> ImageLock:
+    _, version = squash.mksquashfs()
+    return ImageLock(
+        name=target.name,
+        sha256=store.digest_of(finished),
+        size=finished.stat().st_size,
+        source=target.source,
+        inputs=target.inputs,
+        reproducible=not target.notes,
+        notes=target.notes,
+        base=content.base,
+        squash=target.squash,
+        config=content.config,
+        tools=LockedTools(kit=__version__, mksquashfs=version, engine=content.engine, image_id=content.image_id),
+        packages=inventory.packages(finished),
+    )
+
+
+def _must_be_locked(target: Target, old: ImageLock | None, new: ImageLock, changes: tuple[str, ...]) -> None:
+    if old is None:
+        raise LockError(
+            f"image {target.name} has no lock to hold it to", hint=f"run '{target.command}' without --locked"
+        )
+    if old.sha256 == new.sha256:
+        return
+    causes = [change for change in changes if not change.startswith(("sha256:", "size:"))]
+    if old.inputs != new.inputs:
+        causes.insert(0, f"the image's own files: inputs {old.inputs[:12]} -> {new.inputs[:12]}")
+    if not causes:
+        causes = ["no input that the kit knows of: a step of the Dockerfile gives other bytes each time"]
+    lines = "\n".join(f"  {cause}" for cause in causes)
+    raise LockError(
+        f"image {target.name}: made sha256:{new.sha256}, and the lock says sha256:{old.sha256}; what changed:\n{lines}",
+        hint=f"if that is meant, run '{target.command}' without --locked and commit the new lock",
+    )

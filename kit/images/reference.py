@@ -1,0 +1,97 @@
+"""Names of images in registries and engines, in Enroot's spelling and in the plain OCI one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kit.errors import UsageError
+
+SCHEMES = ("docker://", "dockerd://", "podman://")
+
+_USER = r"(?:(?P<user>[A-Za-z0-9_.!~*'()%$&+,;=-]+)@)?"
+_REGISTRY = r"(?P<registry>[A-Za-z0-9.-]+(?::\d+)?)"
+_PATH = r"(?P<path>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
+_TAG = r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
+_DIGEST = r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+_HASH_FORM = re.compile(f"^{_USER}{_REGISTRY}#{_PATH}{_TAG}{_DIGEST}$")
+_PLAIN_FORM = re.compile(f"^{_USER}(?:{_REGISTRY}/)?{_PATH}{_TAG}{_DIGEST}$")
+# Enroot's own rule for these two (field-notes 1): no user, no `#`, no digest.
+_LOCAL_FORM = re.compile(r"^[A-Za-z0-9/._:-]+$")
+
+_HUB = "docker.io"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """An image in a registry. A digest wins over a tag; without both the tag is `latest`."""
+
+    registry: str
+    path: str
+    tag: str = ""
+    digest: str = ""
+    user: str = ""
+
+    @property
+    def plain(self) -> str:
+        """As Docker, Podman and skopeo spell it."""
+        return f"{self.registry}/{self.path}{self._version}"
+
+    @property
+    def enroot(self) -> str:
+        """As every Enroot and Pyxis understands it: with `#`, because older ones take `REGISTRY/` for a name on the Hub."""
+        user = f"{self.user}@" if self.user else ""
+        registry = "" if self.registry == _HUB else f"{self.registry}#"
+        return f"docker://{user}{registry}{self.path}{self._version}"
+
+    @property
+    def repository(self) -> str:
+        """Without tag and digest."""
+        return f"{self.registry}/{self.path}"
+
+    @property
+    def short(self) -> str:
+        """A name for the image: the last part of its path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def _version(self) -> str:
+        return f"@{self.digest}" if self.digest else f":{self.tag or 'latest'}"
+
+
+def parse(uri: str) -> Reference:
+    """`docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]`, the same with `/`, or without a registry: the Docker Hub.
+
+    UsageError for anything else.
+    """
+    text = uri.removeprefix("docker://")
+    found = _HASH_FORM.match(text) or _PLAIN_FORM.match(text)
+    if found is None:
+        raise UsageError(
+            f"{uri!r} is not the name of an image",
+            hint="docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:...], with IMAGE in lower case",
+        )
+    registry, path = found["registry"] or "", found["path"]
+    # As Docker decides: the first part is a registry only when it looks like a host.
+    if registry and "#" not in text and not ("." in registry or ":" in registry or registry == "localhost"):
+        registry, path = "", f"{registry}/{path}"
+    if not registry:
+        registry, path = _HUB, path if "/" in path else f"library/{path}"
+    return Reference(
+        registry=registry,
+        path=path,
+        tag=found["tag"] or "",
+        digest=found["digest"] or "",
+        user=found["user"] or "",
+    )
+
+
+def local(uri: str) -> str:
+    """The name in `dockerd://NAME` or `podman://NAME`; UsageError where Enroot would refuse it."""
+    name = uri.partition("://")[2]
+    if not _LOCAL_FORM.match(name):
+        raise UsageError(
+            f"{uri!r} is not the name of an image that an engine holds",
+            hint="dockerd:// and podman:// take letters, digits and / . _ : - only",
+        )
+    return name

@@ -1,0 +1,18 @@
+#!/bin/bash
+# enroot.sh OPTION… IMAGE COMMAND…: `enroot start` for one task of a step, without Pyxis.
+# Slurm signals every process of a step. Enroot's own helpers, a FUSE daemon among them, must outlive a TERM so that the program can
+# save: all that is started from here ignores it, and unignore.sh gives the program its signals back.
+set -euo pipefail
+
+# Enroot hands on no variable that it is not told of: Slurm's and the kit's make the ranks, the devices come from Slurm's GRES plugin.
+options=()
+while IFS= read -r name; do
+    case "${name}" in
+        SLURM_* | SLURMD_* | KIT_* | CUDA_VISIBLE_DEVICES | GPU_DEVICE_ORDINAL | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK)
+            options+=(--env "${name}")
+            ;;
+    esac
+done < <(compgen -e)
+
+trap '' TERM USR1 USR2 INT HUP
+exec enroot start "${options[@]}" "$@"
