@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from kit.spec.mount import Mount, MountSet
 
 M = TypeVar("M", bound=BaseModel)
 Table = dict[str, Any]
+Layer = tuple[Mapping[str, Any], str]
 
 COMMAND_LINE = "--set"
 
@@ -59,7 +61,18 @@ def load_toml(path: Path) -> Table:
 
 
 def load_model(path: Path, model: type[M]) -> M:
-    """A TOML file as a model; ConfigError with all faults at once."""
+    """A TOML file as a model; ConfigError with all faults at once. A file that has not changed is not read again."""
+    try:
+        found = path.stat()
+    except OSError:
+        return validate(load_toml(path), model, file=shown(path))
+    loaded = _load_version(path, model, (found.st_mtime_ns, found.st_size, found.st_ino))
+    assert isinstance(loaded, model)
+    return loaded
+
+
+@lru_cache(maxsize=256)
+def _load_version(path: Path, model: type[BaseModel], version: tuple[int, ...]) -> BaseModel:
     return validate(load_toml(path), model, file=shown(path))
 
 
@@ -71,48 +84,99 @@ def validate(table: Mapping[str, Any], model: type[M], *, file: str) -> M:
         raise config_error(error, model, lambda _: file) from None
 
 
-def load_job(
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """A job file and its cluster, read once. `resolve` makes the job, as it stands or as a point of a sweep."""
+
+    written: Table
+    set_here: Table
+    overrides: tuple[str, ...]
+    job_file: Path
+    project: Path
+    place: Cluster
+    cluster: resources.Entry
+
+    def merged(self, point: Mapping[str, Any] | None = None) -> Table:
+        """The job's keys from all layers, unchecked."""
+        table: Table = {}
+        for layer, _ in self._layers(point or {}, "", self._launcher(point or {})):
+            table = merge(table, layer)
+        return table
+
+    def resolve(self, point: Mapping[str, Any] | None = None, *, label: str = "") -> Resolved:
+        """The job with all that it names. ConfigError with every fault at once.
+
+        point: keys above all others. label: how a fault names the place that they come from.
+        """
+        above = point or {}
+        entry = self._launcher(above)
+        layers = self._layers(above, label, entry)
+        job = _merge_and_validate(layers, self.overrides)
+        file, cluster_file = shown(self.job_file), shown(self.cluster.path)
+        return Resolved(
+            job=job,
+            job_file=file,
+            job_dir=self.job_file.parent.resolve(),
+            project=self.project,
+            cluster=self.place,
+            cluster_name=self.cluster.name,
+            launcher=load_model(entry.path, Launcher),
+            launcher_dir=entry.folder,
+            mounts=_mounts(job, self.place, self.project, file, cluster_file),
+        )
+
+    def _layers(self, point: Mapping[str, Any], label: str, entry: resources.Entry) -> list[Layer]:
+        """Lowest first, each with the name that a fault in it gets."""
+        file, cluster_file = shown(self.job_file), shown(self.cluster.path)
+        above = merge(self.set_here, point)
+        return [
+            (load_model(entry.path, Launcher).defaults, f"{shown(entry.path)} [defaults]"),
+            (self.place.defaults, f"{cluster_file} [defaults]"),
+            (_qos_layer(self.place, self.written, above, file), f"{cluster_file} [qos]"),
+            (self.written, file),
+            (self.set_here, COMMAND_LINE),
+            *([(point, label)] if point else []),
+        ]
+
+    def _launcher(self, point: Mapping[str, Any]) -> resources.Entry:
+        below = self.written.get("launcher", self.place.defaults.get("launcher"))
+        name = point.get("launcher", self.set_here.get("launcher", below))
+        file = shown(self.job_file)
+        if not isinstance(name, str):
+            known = ", ".join(resources.names("launchers", project_dir=self.project))
+            got = "nothing" if name is None else repr(name)
+            raise ConfigError.of(
+                Fault(file=file, key="launcher", got=got, allowed=known, hint='such as launcher = "ddp"')
+            )
+        return resources.find("launchers", name, project_dir=self.project, asked_by=file, key="launcher")
+
+
+def read_job(
     job_file: Path, *, cluster: str | None, overrides: Sequence[str] = (), project: Path | None = None
-) -> Resolved:
-    """Read a job file and all that it names. ConfigError with every fault of the job at once.
+) -> Sources:
+    """Read a job file and its cluster's file.
 
     cluster: a name of clusters/, default 'local'. overrides: 'a.b=c' each; c is TOML, or text where it is not.
     """
     written = load_toml(job_file)
     project = project or resources.project(job_file.parent)
-    cluster_name = cluster or "local"
-    cluster_entry = resources.find("clusters", cluster_name, project_dir=project, asked_by="--cluster", key="cluster")
-    place = load_model(cluster_entry.path, Cluster)
-    set_here = parse_overrides(overrides)
-
-    name = set_here.get("launcher", written.get("launcher", place.defaults.get("launcher")))
-    if not isinstance(name, str):
-        known = ", ".join(resources.names("launchers", project_dir=project))
-        raise ConfigError.of(
-            Fault(file=shown(job_file), key="launcher", got="nothing" if name is None else repr(name), allowed=known, hint='such as launcher = "ddp"')
-        )
-    launcher_entry = resources.find("launchers", name, project_dir=project, asked_by=shown(job_file), key="launcher")
-    launcher = load_model(launcher_entry.path, Launcher)
-
-    layers = [
-        (launcher.defaults, f"{shown(launcher_entry.path)} [defaults]"),
-        (place.defaults, f"{shown(cluster_entry.path)} [defaults]"),
-        (_qos_layer(place, written, set_here, shown(job_file)), f"{shown(cluster_entry.path)} [qos]"),
-        (written, shown(job_file)),
-        (set_here, COMMAND_LINE),
-    ]
-    job = _merge_and_validate(layers, overrides)
-    return Resolved(
-        job=job,
-        job_file=shown(job_file),
-        job_dir=job_file.parent.resolve(),
+    entry = resources.find("clusters", cluster or "local", project_dir=project, asked_by="--cluster", key="cluster")
+    return Sources(
+        written=written,
+        set_here=parse_overrides(overrides),
+        overrides=tuple(overrides),
+        job_file=job_file,
         project=project,
-        cluster=place,
-        cluster_name=cluster_name,
-        launcher=launcher,
-        launcher_dir=launcher_entry.folder,
-        mounts=_mounts(job, place, project, shown(job_file), shown(cluster_entry.path)),
+        place=load_model(entry.path, Cluster),
+        cluster=entry,
     )
+
+
+def load_job(
+    job_file: Path, *, cluster: str | None, overrides: Sequence[str] = (), project: Path | None = None
+) -> Resolved:
+    """Read a job file and all that it names. ConfigError with every fault of the job at once."""
+    return read_job(job_file, cluster=cluster, overrides=overrides, project=project).resolve()
 
 
 def parse_overrides(overrides: Sequence[str]) -> Table:
@@ -166,7 +230,7 @@ def _value(text: str) -> Any:
         return text
 
 
-def _merge_and_validate(layers: Sequence[tuple[Mapping[str, Any], str]], overrides: Sequence[str]) -> Job:
+def _merge_and_validate(layers: Sequence[Layer], overrides: Sequence[str]) -> Job:
     table: Table = {}
     for layer, _ in layers:
         table = merge(table, layer)
@@ -174,7 +238,7 @@ def _merge_and_validate(layers: Sequence[tuple[Mapping[str, Any], str]], overrid
     def file_of(location: tuple[str | int, ...]) -> str:
         keys = [str(part) for part in location]
         holding = [file for layer, file in layers if _holds(layer, keys)]
-        return holding[-1] if holding else layers[-2][1]
+        return holding[-1] if holding else layers[3][1]
 
     try:
         return Job.model_validate(table)

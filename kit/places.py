@@ -21,7 +21,7 @@ class Site:
     """What a plan needs to know of the place it is made at; everything else is in the job.
 
     seed: drawn by the caller, used where the job names none. pyxis: whether the cluster's Slurm has the plugin.
-    containers: False for `--no-container`.
+    containers: False for `--no-container`. avoid: nodes that failed a preflight within the last day.
     """
 
     run_id: str
@@ -32,6 +32,7 @@ class Site:
     seed: int
     pyxis: bool
     containers: bool = True
+    avoid: tuple[str, ...] = ()
 
 
 class Places:

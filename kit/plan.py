@@ -17,7 +17,16 @@ from kit.layout import Layout, lay_out
 from kit.places import Places, Site
 from kit.render import lib_names, plain, render
 from kit.runtimes import Container
-from kit.scripts import STEP, monitor_step, preflight_step, sbatch_options, training_step
+from kit.scripts import (
+    STEP,
+    helper_step,
+    monitor_step,
+    preflight_step,
+    salloc_options,
+    sbatch_options,
+    shell_step,
+    training_step,
+)
 from kit.spec.image import ImageLock
 from kit.spec.job import Job
 from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
@@ -26,6 +35,8 @@ __all__ = ["Plan", "PlanFile", "Site", "plan"]
 
 # Below Linux's ephemeral ports (32768 on); nodes.sh takes 10,000 ports from here, by job id.
 _PORT_BASE = 20_000
+AVOID_DIR = ".avoid"
+_INTERFACE_ENV = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 # Enroot starts a login shell, whose /etc/profile resets PATH, and drops these locale names (field-notes 2): the worker sets the
 # image's own values again.
 _LOST_ENV = ("PATH", "LANG", "LC_ALL")
@@ -44,6 +55,7 @@ class PlanFile:
 class Plan:
     """All that a run will do. `argv` submits it.
 
+    shell_argv: a shell in the job's container, as a step of an allocation; `salloc_argv` makes one.
     copies: folders to copy into the run folder, (source, name there). folders: those to make there.
     """
 
@@ -59,6 +71,8 @@ class Plan:
     copies: tuple[tuple[Path, str], ...]
     folders: tuple[str, ...]
     argv: tuple[str, ...]
+    salloc_argv: tuple[str, ...]
+    shell_argv: tuple[str, ...]
 
     def text_of(self, name: str) -> str:
         """The text of one of the plan's files."""
@@ -85,6 +99,8 @@ def plan(resolved: Resolved, lock: ImageLock | None, site: Site) -> Plan:
         copies=making.copies(),
         folders=making.folders(),
         argv=("sbatch", "--parsable", str(making.paths.batch)),
+        salloc_argv=("salloc", *salloc_options(making.job, resolved.cluster.node, making.layout, avoid=site.avoid)),
+        shell_argv=making.shell(),
     )
 
 
@@ -109,8 +125,7 @@ class _Making:
         self.layout = lay_out(resolved)
         self.job = _filled_in(resolved, site, runtime)
         self.image, self.digest = self._image(lock) if self.contained else ("", "")
-        image_env = lock.config.env if lock and self.contained else {}
-        self.image_env = [f"{name}={image_env[name]}" for name in _LOST_ENV if name in image_env]
+        self.lock = lock if self.contained and self.image.startswith("/") else None
         self.mounts = self.places.mounts()
         # Where the run folder and the job's folder are, as the ranks see them.
         self.run_inside = CONTAINER_RUN if self.contained else str(site.run_dir)
@@ -123,6 +138,8 @@ class _Making:
             PlanFile(name="worker.sh", text=self._worker(), mode=0o755),
             PlanFile(name="rank.sh", text=plain("rank.sh"), mode=0o755),
             PlanFile(name="program.sh", text=self._program()),
+            PlanFile(name="all-reduce.sh", text=self._all_reduce()),
+            PlanFile(name="image-env.sh", text=render("image-env.sh", {"image_env": self._image_env()})),
             PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
             PlanFile(name="job.toml", text=tomli_w.dumps(self.job.model_dump(mode="json", exclude_none=True))),
             *(PlanFile(name=f"lib/{name}", text=plain(f"lib/{name}"), mode=0o755) for name in lib_names()),
@@ -165,43 +182,77 @@ class _Making:
         return f"{self.places.store}/sha256/{lock.sha256}.sqsh", f"sha256:{lock.sha256}"
 
     def _batch(self) -> str:
-        job = self.job
-        container = Container(
+        job, layout, paths = self.job, self.layout, self.paths
+        nodes = layout.nodes + job.retry.spares
+        step = training_step(layout, paths, spares=bool(job.retry.spares))
+        env = {**self.resolved.cluster.network, **job.env}
+        preflight = preflight_step(
+            job.preflight,
+            nodes,
+            paths,
+            lock=self.lock,
             image=self.image,
-            mounts=self.mounts,
-            workdir=job.workdir or self.workspace,
-            options=job.container,
-            lib=self.paths.lib,
-            home=self.site.home,
+            cache=self.places.cache,
+            mounts=self.mounts if self.contained else (),
+            gpus=layout.gpus_per_node,
+            interfaces=[env[name] for name in _INTERFACE_ENV if env.get(name)],
         )
-        step = training_step(self.layout, self.paths)
         return render(
             "batch.sh",
             {
-                "sbatch": sbatch_options(job, self.resolved.cluster.node, self.layout, self.paths),
-                "explained": self.layout.explained,
+                "sbatch": sbatch_options(job, self.resolved.cluster.node, layout, paths, avoid=self.site.avoid),
+                "explained": layout.explained,
                 "run_dir": self.site.run_dir,
                 "job_name": job.name,
                 "image": self.image,
                 "image_digest": self.digest,
                 "runtime": self.runtime,
-                "nodes": self.layout.nodes,
-                "world_size": self.layout.world_size,
+                "nodes": layout.nodes,
+                "world_size": layout.world_size,
                 "debug": job.debug,
                 "heartbeat": job.monitor.heartbeat,
                 "port_base": _PORT_BASE,
+                "retry_in_allocation": job.retry.in_allocation,
+                "retry_requeue": job.retry.requeue,
+                "retry_codes": job.retry.exit_codes,
+                "preflight_timeout": job.preflight.timeout_s,
+                "preflight_on_failure": job.preflight.on_failure,
+                "all_reduce_timeout": job.preflight.all_reduce_s,
+                "avoid_dir": f"{self.site.run_dir.parent}/{AVOID_DIR}",
+                "inherit": job.inherit,
                 "step": STEP,
-                "step_argv": runtimes.get(self.runtime).wrap(step, [f"{self.run_inside}/worker.sh"], container),
-                "monitor_argv": monitor_step(job.monitor, self.layout, self.paths),
-                "preflight_argv": preflight_step(
-                    self.layout,
-                    self.paths,
-                    image=self.image,
-                    cache=self.places.cache,
-                    mounts=self.mounts if self.contained else (),
-                ),
+                "step_argv": self._wrapped(step, f"{self.run_inside}/worker.sh"),
+                "monitor_argv": monitor_step(job.monitor, layout.nodes, paths),
+                "preflight_argv": preflight,
+                "probe_argv": self._probe(nodes) if preflight else [],
             },
         )
+
+    def shell(self) -> tuple[str, ...]:
+        """A shell on one node, beside whatever runs there."""
+        return tuple(self._wrapped(shell_step(), f"{self.run_inside}/lib/shell.sh"))
+
+    def _probe(self, nodes: int) -> list[str]:
+        """A first start of the container on every node, at the price of one task."""
+        if not (self.contained and self.job.preflight.container):
+            return []
+        step = helper_step("kit-probe", nodes, f"{self.paths.logs}/preflight.log")
+        return self._wrapped(step, f"{self.run_inside}/lib/probe.sh", self.job.python)
+
+    def _wrapped(self, srun: list[str], *command: str) -> list[str]:
+        container = Container(
+            image=self.image,
+            mounts=self.mounts,
+            workdir=self.job.workdir or self.workspace,
+            options=self.job.container,
+            lib=self.paths.lib,
+            home=self.site.home,
+        )
+        return runtimes.get(self.runtime).wrap(srun, command, container)
+
+    def _image_env(self) -> list[tuple[str, str]]:
+        env = self.lock.config.env if self.lock else {}
+        return [(name, env[name]) for name in _LOST_ENV if name in env]
 
     def _worker(self) -> str:
         return render(
@@ -215,7 +266,6 @@ class _Making:
                 "workdir": self.job.workdir or self.workspace,
                 "cache_dir": CONTAINER_CACHE if self.contained else self.places.cache,
                 "seed": self.job.seed,
-                "image_env": self.image_env,
             },
         )
 
@@ -230,12 +280,15 @@ class _Making:
             raise ConfigError.of(
                 Fault(file=self.resolved.job_file, key="script", got="nothing", allowed="a program", hint=hint)
             )
-        env = {**self.resolved.cluster.network, **job.env}
-        words = {
-            "program": [job.python, script, *job.args],
-            "program_env": [f"{name}={value}" for name, value in env.items()],
-        }
-        return render("program.sh", words)
+        return self._program_text([job.python, script, *job.args])
+
+    def _all_reduce(self) -> str:
+        """The preflight's collective, in the place of the program: same ranks, same environment, same container."""
+        return self._program_text([self.job.python, f"{self.run_inside}/lib/all_reduce.py"])
+
+    def _program_text(self, program: list[str]) -> str:
+        env = {**self.resolved.cluster.network, **self.job.env}
+        return render("program.sh", {"program": program, "program_env": [f"{n}={v}" for n, v in env.items()]})
 
 
 def _filled_in(resolved: Resolved, site: Site, runtime: str) -> Job:

@@ -29,8 +29,15 @@ def sh(value: Any) -> str:
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
     """Render templates/<template>. jinja2.UndefinedError when its head names what `variables` lacks."""
+    head, rest = _parts(template)
+    return head.render(variables) + rest
+
+
+@cache
+def _parts(template: str) -> tuple[jinja2.Template, str]:
+    """The head, compiled, and what follows it as it stands."""
     head, mark, body = plain(template).partition(MARK)
-    return environment().from_string(head).render(variables) + mark + body
+    return environment().from_string(head), mark + body
 
 
 @cache
@@ -47,14 +54,16 @@ def environment() -> jinja2.Environment:
     return made
 
 
+@cache
 def plain(name: str) -> str:
     """The text of a file of templates/, as it stands."""
     return (_folder() / name).read_text(encoding="utf-8")
 
 
-def lib_names() -> list[str]:
+@cache
+def lib_names() -> tuple[str, ...]:
     """The shared shell files, sorted."""
-    return sorted(p.name for p in (_folder() / "lib").glob("*.sh"))
+    return tuple(sorted(p.name for p in (_folder() / "lib").glob("*.sh")))
 
 
 def _folder() -> Path:

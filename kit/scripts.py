@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from kit.layout import Layout
 from kit.spec.cluster import NodeShape
-from kit.spec.job import Job, Monitor
+from kit.spec.ends import Monitor, Preflight
+from kit.spec.image import ImageLock
+from kit.spec.job import Job
 from kit.spec.mount import Mount
 from kit.spec.paths import RunPaths
 
@@ -16,39 +17,55 @@ STEP = "train"
 _WAIT_S = 60
 
 
-def sbatch_options(job: Job, node: NodeShape, layout: Layout, paths: RunPaths) -> list[str]:
-    """The header, one option a line, in a fixed order."""
+def sbatch_options(
+    job: Job, node: NodeShape, layout: Layout, paths: RunPaths, *, avoid: Sequence[str] = ()
+) -> list[str]:
+    """The header, one option a line, in a fixed order. avoid: nodes that the job is kept off, besides its own `exclude`."""
+    slurm = job.slurm
+    options = _resource_options(job, node, layout, avoid)
+    options += [f"--output={paths.batch_log}", "--open-mode=append"]
+    # `B:` reaches the batch shell, which passes the signal on; without it Slurm would signal every process of the step.
+    options += [f"--signal=B:USR1@{slurm.lead}"] if slurm.lead and job.resources.time else []
+    options += [f"--{n}={v}" for n, v in (("mail-user", slurm.mail_user), ("mail-type", slurm.mail_type)) if v]
+    options += ["--requeue" if goes_back(job) else "--no-requeue"]
+    # With spares the job outlives a lost node; without, Slurm ends it and, with --requeue, queues it again.
+    options += ["--no-kill"] if job.retry.spares else []
+    return [*options, *slurm.extra]
+
+
+def salloc_options(job: Job, node: NodeShape, layout: Layout, *, avoid: Sequence[str] = ()) -> list[str]:
+    """The same resources for an interactive allocation."""
+    return _resource_options(job, node, layout, avoid)
+
+
+def _resource_options(job: Job, node: NodeShape, layout: Layout, avoid: Sequence[str]) -> list[str]:
     slurm = job.slurm
     valued: Mapping[str, object | None] = {
         "job-name": job.name,
         "account": slurm.account,
         "partition": slurm.partition,
         "qos": slurm.qos,
-        "nodes": layout.nodes,
+        "nodes": layout.nodes + job.retry.spares,
         "ntasks-per-node": layout.tasks_per_node,
         "cpus-per-task": layout.cpus_per_task,
         "mem": layout.memory,
         "time": job.resources.time,
         "constraint": slurm.constraint,
-        "exclude": slurm.exclude,
+        "exclude": ",".join(filter(None, [slurm.exclude, *avoid])) or None,
         "nodelist": slurm.nodelist,
         "reservation": slurm.reservation,
         "licenses": slurm.licenses,
-        "mail-user": slurm.mail_user,
-        "mail-type": slurm.mail_type,
-        "output": paths.batch_log,
-        "open-mode": "append",
-        # `B:` reaches the batch shell, which passes the signal on; without it Slurm would signal every process of the step.
-        "signal": f"B:USR1@{slurm.lead}" if slurm.lead and job.resources.time else None,
     }
     options = [f"--{name}={value}" for name, value in valued.items() if value is not None]
-    options += _gpu_options(node, layout)
-    options += ["--exclusive"] if slurm.exclusive else []
-    options += ["--requeue" if slurm.requeue else "--no-requeue"]
-    return [*options, *slurm.extra]
+    return [*options, *_gpu_options(node, layout), *(["--exclusive"] if slurm.exclusive else [])]
 
 
-def training_step(layout: Layout, paths: RunPaths) -> list[str]:
+def goes_back(job: Job) -> bool:
+    """Whether Slurm may queue the job again."""
+    return job.slurm.requeue or job.retry.requeue > 0 or job.preflight.on_failure == "exclude"
+
+
+def training_step(layout: Layout, paths: RunPaths, *, spares: bool) -> list[str]:
     """srun for the ranks. It gets every figure again: since 22.05 it ignores SLURM_CPUS_PER_TASK (field-notes 21).
 
     No GPU option stands here: with the job's --gpus-per-node every rank sees all of the job's GPUs on its node and takes the one of
@@ -66,40 +83,78 @@ def training_step(layout: Layout, paths: RunPaths) -> list[str]:
         "--export=ALL",
         "--kill-on-bad-exit=1",
         f"--wait={_WAIT_S}",
+        *(["--no-kill"] if spares else []),
         f"--output={paths.logs}/task-%t.log",
         "--open-mode=append",
     ]
 
 
-def monitor_step(monitor: Monitor, layout: Layout, paths: RunPaths) -> list[str]:
-    """The GPU monitor on every node; nothing when it is switched off."""
+def monitor_step(monitor: Monitor, nodes: int, paths: RunPaths) -> list[str]:
+    """The GPU monitor on every node of the ranks; nothing when it is switched off."""
     if not monitor.enabled:
         return []
     command = [f"{paths.lib}/gpu-monitor.sh", str(paths.monitor), monitor.select, monitor.options, str(monitor.delay)]
-    return [*_helper_step("kit-monitor", layout, f"{paths.monitor}/monitor-%n.log"), *command]
+    command += [",".join(monitor.query)] if monitor.query else []
+    return [*helper_step("kit-monitor", nodes, f"{paths.monitor}/monitor-%n.log"), *command]
 
 
-def preflight_step(layout: Layout, paths: RunPaths, *, image: str, cache: str, mounts: Sequence[Mount]) -> list[str]:
-    """A check of every node before ranks start: the image is readable, mount sources exist, the cache folder can be made."""
-    sources = [m.source for m in mounts if m.source not in {"tmpfs", cache}]
-    command = [f"{paths.lib}/preflight.sh", image if Path(image).is_absolute() else "", cache, *sources]
-    return [*_helper_step("kit-preflight", layout, ""), *command]
+def preflight_step(
+    checks: Preflight,
+    nodes: int,
+    paths: RunPaths,
+    *,
+    lock: ImageLock | None,
+    image: str,
+    cache: str,
+    mounts: Sequence[Mount],
+    gpus: int,
+    interfaces: Sequence[str],
+) -> list[str]:
+    """The checks of every node, the spares among them; nothing when they are switched off."""
+    if not checks.enabled:
+        return []
+    options = [
+        f"run={paths.root}",
+        f"cache={cache}",
+        f"free_kb={int(checks.free_disk_gb * 1e6)}",
+        f"shm_kb={int(checks.shm_gb * 1e6)}",
+        f"nofile={checks.nofile}",
+        f"memlock={checks.memlock}",
+        f"skew={int(checks.clock_skew_s)}",
+        f"gpus={gpus}",
+        f"userns={int(bool(image))}",
+    ]
+    if image.startswith("/"):
+        options.append(f"image={image}")
+    if lock is not None:
+        options.append(f"size={lock.size}")
+        options += [f"sha256={lock.sha256}"] if checks.verify_image else []
+    options += [f"source={m.source}" for m in mounts if m.source not in {"tmpfs", cache, str(paths.root)}]
+    options += [f"interface={name}" for name in interfaces]
+    output = f"{paths.logs}/preflight.log"
+    return [*helper_step("kit-preflight", nodes, output), f"{paths.lib}/preflight.sh", *options]
 
 
-def _helper_step(name: str, layout: Layout, output: str) -> list[str]:
+def shell_step() -> list[str]:
+    """srun for an interactive shell: one task that shares whatever the job has on its node."""
+    return ["srun", "--pty", "--overlap", "--mem=0", "--nodes=1", "--ntasks=1", "--mpi=none", "--export=ALL"]
+
+
+def helper_step(name: str, nodes: int, output: str) -> list[str]:
     """One task a node beside the training step, without memory or CPUs of its own (field-notes 24)."""
     return [
         "srun",
         f"--job-name={name}",
         "--overlap",
         "--mem=0",
-        f"--nodes={layout.nodes}",
-        f"--ntasks={layout.nodes}",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
         "--ntasks-per-node=1",
         "--cpus-per-task=1",
         "--mpi=none",
         "--export=ALL",
-        *([f"--output={output}", "--open-mode=append"] if output else []),
+        f"--output={output}",
+        "--open-mode=append",
     ]
 
 

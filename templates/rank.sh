@@ -8,7 +8,8 @@ KIT_RUN_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 readonly KIT_RUN_DIR
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
-source "${KIT_RUN_DIR}/program.sh"
+# shellcheck source=program.sh
+source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE:-program.sh}"
 
 main() {
     # torchrun calls the node's rank GROUP_RANK; programs find it under one name in both shapes.
@@ -16,8 +17,14 @@ main() {
     # shellcheck disable=SC2153 # RANK comes from torchrun or worker.sh
     exec >>"${KIT_RUN_DIR}/logs/rank-${RANK}.log" 2>&1
     log::info "rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
+    # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
+    if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
+        # shellcheck source=/dev/null
+        source "${KIT_RUN_DIR}/.secrets"
+    fi
     if [[ -s "${KIT_RUN_DIR}/setup.sh" ]]; then
         set +eu
+        # shellcheck source=/dev/null
         source "${KIT_RUN_DIR}/setup.sh"
         set -eu
     fi

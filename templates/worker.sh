@@ -9,7 +9,6 @@ readonly KIT_CPUS_PER_RANK={{ cpus_per_rank | sh }}
 readonly KIT_PYTHON={{ python | sh }}
 readonly KIT_WORKDIR={{ workdir | sh }}
 readonly KIT_CACHE_DIR={{ cache_dir | sh }}
-readonly -a KIT_IMAGE_ENV={{ image_env | sh }}
 export KIT_SEED={{ seed | sh }}
 
 # Below this line nothing is generated.
@@ -21,13 +20,12 @@ source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/ranks.sh"
 source "${KIT_RUN_DIR}/lib/caches.sh"
-source "${KIT_RUN_DIR}/program.sh"
+source "${KIT_RUN_DIR}/image-env.sh"
+# shellcheck source=program.sh
+source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE:-program.sh}"
 
 main() {
     ranks::require_slurm
-    if ((${#KIT_IMAGE_ENV[@]})); then
-        export "${KIT_IMAGE_ENV[@]?}"
-    fi
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
     export KIT_NNODES KIT_RANKS_PER_NODE
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"

@@ -24,12 +24,14 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from kit.cli import cluster, images, jobs, project, runs
+    from kit.cli import cluster, images, jobs, nodes, project, runs
 
     app.command("init")(project.init)
     app.command("build-image")(images.build_image)
     app.command("render")(jobs.render)
     app.command("submit")(jobs.submit)
+    app.command("shell")(jobs.shell)
+    app.command("nodes")(nodes.nodes)
     app.command("runs")(runs.runs)
     app.command("status")(runs.status)
     app.command("logs")(runs.logs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from kit.images.make import Outcome
+    from kit.runs.status import Status
 
 Name = Annotated[str, typer.Argument(help="An image: a folder of containers/.", show_default=False)]
 Store = Annotated[
@@ -22,24 +24,156 @@ Fresh = Annotated[
     bool, typer.Option("--no-cache", help="From nothing: base, packages and every step of the Dockerfile again.")
 ]
 
+_DAY_S = 24 * 3600.0
+
 
 def build_image(
-    name: Name, *, store: Store = None, locked: Locked = False, no_cache: Fresh = False, json_: Json = False
+    name: Name, *, store: Store = None, locked: Locked = False, no_cache: Fresh = False, as_json: Json = False
 ) -> None:
     """Build an image, squash it into the store, and write its lock."""
     from kit import resources
     from kit.images import build
-    from kit.images import store as image_store
     from kit.images.progress import Terminal
 
-    order = build.Order(
-        name=name,
-        project=resources.project(),
-        store=store.absolute() if store else image_store.default(),
-        locked=locked,
-        fresh=no_cache,
-    )
-    _print(build.build(order, Terminal()), as_json=json_)
+    order = build.Order(name=name, project=resources.project(), store=_store(store), locked=locked, fresh=no_cache)
+    _print(build.build(order, Terminal()), as_json=as_json)
+
+
+def import_image(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:...], dockerd://IMAGE, podman://IMAGE, an OCI layout or "
+            "archive, the tar of a docker save, a root filesystem (folder or tar), or a .sqsh.",
+            show_default=False,
+        ),
+    ],
+    *,
+    name: Annotated[str, typer.Option(help="Its name in containers/.", show_default="the source's own")] = "",
+    store: Store = None,
+    locked: Locked = False,
+    as_json: Json = False,
+) -> None:
+    """Bring in an image that exists already, squash it into the store, and write its lock."""
+    from kit import resources
+    from kit.images import importing
+    from kit.images.progress import Terminal
+
+    order = importing.Order(uri=source, name=name, project=resources.project(), store=_store(store), locked=locked)
+    _print(importing.run(order, Terminal()), as_json=as_json)
+
+
+def images(*, store: Store = None, as_json: Json = False) -> None:
+    """List images: name, digest, size, age, whether a lock names them, which runs use them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from kit import resources
+    from kit.images import catalogue
+
+    rows = catalogue.rows(_store(store), resources.project())
+    used = _runs_by_digest()
+    if as_json:
+        facts = [
+            {
+                "name": row.name,
+                "digest": f"sha256:{row.sha256}",
+                "size": row.size,
+                "made": row.made or None,
+                "present": row.present,
+                "locks": [str(path) for path in row.locks],
+                "runs": [run.manifest.run_id for run in used.get(row.sha256, [])],
+            }
+            for row in rows
+        ]
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    table = Table("name", "digest", "MB", "age", "locked", "in store", "runs", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(
+            row.name,
+            row.sha256[:12],
+            f"{row.size / 1e6:.0f}",
+            _age(row.made) if row.present else "",
+            "yes" if row.locks else "no",
+            "yes" if row.present else "no",
+            str(len(used.get(row.sha256, []))),
+        )
+    Console().print(table)
+
+
+def verify_image(
+    image: Annotated[str, typer.Argument(metavar="NAME|PATH", help="An image with a lock, or a .sqsh.")],
+    *,
+    full: Annotated[bool, typer.Option("--full", help="Read all of it and compare its sha256.")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Build it again from nothing and compare the bytes with the lock.")
+    ] = False,
+    store: Store = None,
+) -> None:
+    """Check that an image file is whole and is the one that its lock names."""
+    from kit import resources
+    from kit.images import check
+
+    project, place = resources.project(), _store(store)
+    if rebuild:
+        from kit.images.progress import Terminal
+
+        typer.echo(check.rebuilt(image, project=project, store=place, report=Terminal()))
+    else:
+        typer.echo(check.checked(image, project=project, store=place, full=full))
+
+
+def prune_images(
+    *,
+    older_than: Annotated[float, typer.Option(min=0, help="Keep what is younger, in days.")] = 7.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Remove images that no lock names and no queued or running job uses."""
+    from kit import resources
+    from kit.images import catalogue
+    from kit.images import store as image_store
+
+    place = _store(store)
+    image_store.prepare(place)
+    in_use = {sha256 for sha256, runs in _runs_by_digest().items() if any(_needs_image(run) for run in runs)}
+    gone = catalogue.prune(place, resources.project(), in_use=in_use, older_than_s=older_than * _DAY_S, dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps({"dry_run": dry_run, "removed": [str(path) for path, _ in gone]}))
+        return
+    for path, size in gone:
+        typer.echo(f"{'would remove' if dry_run else 'removed'} {path} ({size / 1e6:.0f} MB)")
+    typer.echo(f"{sum(size for _, size in gone) / 1e6:.0f} MB in {len(gone)} images", err=True)
+
+
+def _store(given: Path | None) -> Path:
+    from kit.images import store as image_store
+
+    return given.absolute() if given else image_store.default()
+
+
+def _runs_by_digest() -> dict[str, list[Status]]:
+    """Runs of this project by the digest (64 hex digits) of their image."""
+    from kit import resources
+    from kit.cli.runs import queue
+    from kit.runs import registry, status
+
+    table: dict[str, list[Status]] = {}
+    for run in status.of(registry.find_all(registry.folders(resources.project())), queue=queue()):
+        table.setdefault(run.manifest.image_digest.removeprefix("sha256:"), []).append(run)
+    return table
+
+
+def _needs_image(run: Status) -> bool:
+    """Whether the run may still start a container: all that is not known to have ended."""
+    return run.state not in {"COMPLETED", "FAILED", "LOST"}
+
+
+def _age(made: float) -> str:
+    days = (time.time() - made) / _DAY_S
+    return f"{days:.0f} d" if days >= 1 else f"{days * 24:.1f} h"
 
 
 def _print(outcome: Outcome, *, as_json: bool) -> None:

@@ -6,9 +6,12 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from kit.runs.submit import Prepared
 
 JobFile = Annotated[
     Path, typer.Argument(metavar="[JOB]", help="Job file, or the folder that holds job.toml.", show_default="job.toml")
@@ -37,8 +40,7 @@ def render(
     """Show what a submit would write and run. Nothing is submitted."""
     from kit.runs import folder
 
-    prepared = _prepare(job, cluster, containers, set_)
-    made = prepared.plan
+    made = prepared(job, cluster, containers, set_).plan
     if output is not None:
         for path in folder.write_files(made, output):
             print(path)
@@ -58,7 +60,9 @@ def submit(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show the logs as they come; exit with the run's own code.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Trace the scripts; make NCCL and torch talk.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="A short run on 2 nodes at most: scripts traced, NCCL and torch talk.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as 'kit render'.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -66,13 +70,13 @@ def submit(
     from kit.cli import runs
     from kit.runs.submit import submit as submit_run
 
-    overrides = [*(set_ or []), *(["debug=true"] if debug or is_true(os.environ.get("DEBUG", "")) else [])]
+    overrides = [*(set_ or []), *(["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])]
     if dry_run:
         render(job, cluster, containers, overrides)
         return
-    prepared = _prepare(job, cluster, containers, overrides)
-    made = submit_run(prepared)
-    run_dir = prepared.plan.run_dir
+    ready = prepared(job, cluster, containers, overrides, debug=debug)
+    made = submit_run(ready)
+    run_dir = ready.plan.run_dir
     where = f"runtime {made.runtime}" + (f", image {made.image_digest}" if made.image_digest else "")
     print(
         f"job {made.job_id}: {made.nodes} nodes x {made.ranks_per_node} ranks on {made.cluster}; {where}",
@@ -85,13 +89,37 @@ def submit(
         runs.wait_run(run_dir)
 
 
+def shell(
+    job: JobFile = Path("job.toml"),
+    cluster: ClusterName = None,
+    containers: Containers = True,
+    set_: Overrides = None,
+    attach: Annotated[
+        str | None,
+        typer.Option("--attach", metavar="RUN", help="Go to a node of a running job instead of a new allocation."),
+    ] = None,
+    node: Annotated[str | None, typer.Option("--node", help="With --attach: which node. [default: the first]")] = None,
+) -> None:
+    """Open a shell in the job's container, with its mounts and its environment."""
+    from kit.cli import runs
+    from kit.runs import interactive
+
+    if attach is not None:
+        one = runs.find(attach)
+        raise typer.Exit(interactive.attach(one, node=node, env=runs.env_of(one.manifest.cluster)))
+    raise typer.Exit(interactive.allocate(prepared(job, cluster, containers, set_)))
+
+
 def is_true(text: str) -> bool:
     """on, y, yes, t, true, 1 in any case, as the scripts read DEBUG; "not" and "21" are not."""
     return re.fullmatch(r"1|on|y|yes|t|true", text.strip(), re.IGNORECASE) is not None
 
 
-def _prepare(job: Path, cluster: str | None, containers: bool, overrides: list[str] | None):  # type: ignore[no-untyped-def]
+def prepared(
+    job: Path, cluster: str | None, containers: bool, overrides: list[str] | None, *, debug: bool = False
+) -> Prepared:
+    """The plan of what stands on the command line; a folder stands for its job.toml."""
     from kit.runs.submit import prepare
 
     job_file = job / "job.toml" if job.is_dir() else job
-    return prepare(job_file, cluster=cluster, overrides=list(overrides or []), containers=containers)
+    return prepare(job_file, cluster=cluster, overrides=list(overrides or []), containers=containers, debug=debug)

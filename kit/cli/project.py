@@ -43,7 +43,7 @@ def init(
 
 def schema(
     noun: Annotated[
-        str, typer.Argument(help="job, cluster, mounts, launcher or image; 'all' with -o writes every one.")
+        str, typer.Argument(help="job, cluster, mounts, launcher, image or table; 'all' with -o writes every one.")
     ] = "job",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A folder to write <noun>.schema.json to.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from kit.slurm.client import JobId, QueuedJob
     from kit.runs.status import Status
 
 RunName = Annotated[
@@ -89,7 +90,7 @@ def logs(
 def cancel(run: RunName = None, runs_dir: RunsDir = None) -> None:
     """Cancel the job of a run."""
     from kit.errors import RunError
-    from kit.runs import registry
+    from kit.runs import registry, secret
     from kit.runs import status as of
     from kit.slurm import client
 
@@ -101,7 +102,19 @@ def cancel(run: RunName = None, runs_dir: RunsDir = None) -> None:
         print(f"job {one.job_id} has ended already: {one.state}", file=sys.stderr)
         return
     client.cancel(one.job_id, env=env_of(one.manifest.cluster))
+    if one.state == "PENDING":
+        # Its batch script, which would remove them, will not start.
+        secret.remove(one.run_dir)
     print(f"job {one.job_id} cancelled", file=sys.stderr)
+
+
+def find(name: str) -> Status:
+    """The status of a run, by any of its names."""
+    from kit.runs import registry
+    from kit.runs import status as of
+
+    (one,) = of.of([registry.find_one(name, _folders(None))], queue=queue())
+    return one
 
 
 def wait_run(run_dir: Path) -> None:
@@ -153,7 +166,7 @@ def follow_run(run_dir: Path, *, rank: int | None = None, fail: bool = True) -> 
         _end(last[0])
 
 
-def queue() -> Callable[[str], dict[int, Any]]:
+def queue() -> Callable[[str], dict[JobId, QueuedJob]]:
     """Asks Slurm once per cluster; a cluster that is not up has no jobs."""
     from kit.runs.status import cluster_queue
 

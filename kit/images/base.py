@@ -9,12 +9,13 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from kit import shell
 from kit.errors import ImageError, ToolError
 from kit.images import aptsources
-from kit.images.engine import Engine, EngineImage
-from kit.spec.image import Base, Bootstrap, LockedBase
+from kit.images.engine import Engine
+from kit.spec.image import Base, Bootstrap
 
 # Raised when the same bootstrap table gives another tar.
 _RECIPE = 1
@@ -28,10 +29,12 @@ _CLEAN_ENV = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "SOURCE_DATE_EPOCH": "0"}
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyBase:
-    """A base that the engine holds: what `FROM` names, and what the lock says about it."""
+    """A base that the engine holds. reference: what `FROM` names. kind, name, digest: for the lock (see LockedBase)."""
 
     reference: str
-    locked: LockedBase
+    kind: Literal["bootstrap", "reference"]
+    name: str
+    digest: str
 
 
 def ready(
@@ -51,8 +54,7 @@ def ready(
     if image is None:
         raise ImageError(f"{base.reference}: the engine pulled it and does not hold it", hint="name it with its tag")
     digest = image.repo_digests[0].rpartition("@")[2] if image.repo_digests else image.id
-    locked = LockedBase(kind="reference", reference=base.reference, digest=digest)
-    return ReadyBase(reference=image.id, locked=locked)
+    return ReadyBase(reference=image.id, kind="reference", name=base.reference, digest=digest)
 
 
 def _bootstrapped(
@@ -68,12 +70,8 @@ def _bootstrapped(
         image = engine.inspect(reference)
     if image is None:
         raise ImageError(f"{reference}: the engine imported it and does not hold it")
-    return ReadyBase(reference=reference, locked=_locked(bootstrap, image))
-
-
-def _locked(bootstrap: Bootstrap, image: EngineImage) -> LockedBase:
     # The engine names a layer by the sha256 of its tar, which here is the bootstrapped one.
-    return LockedBase(kind="bootstrap", reference=bootstrap.suite, digest=image.diff_ids[0])
+    return ReadyBase(reference=reference, kind="bootstrap", name=bootstrap.suite, digest=image.diff_ids[0])
 
 
 def key(bootstrap: Bootstrap) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +38,50 @@ def merged(layers: Sequence[Path]) -> Iterator[Entry]:
     finally:
         for archive in archives:
             archive.close()
+
+
+def walked(folder: Path) -> Iterator[Entry]:
+    """The tree below a folder, in walk order. ImageError for a file that this user may not read."""
+    written: dict[tuple[int, int], str] = {}
+    yield from _below(folder, "", written)
+
+
+def _below(folder: Path, path: str, written: dict[tuple[int, int], str]) -> Iterator[Entry]:
+    # A plain file object to ask for headers: TarFile knows how to read owner, device numbers and link targets of a file.
+    asker = tarfile.TarFile(fileobj=io.BytesIO(), mode="w", format=tarfile.GNU_FORMAT, encoding=ENCODING, errors=ERRORS)
+    try:
+        for place in sorted(folder.iterdir(), key=lambda found: walk_key(found.name)):
+            inner = f"{path}/{place.name}" if path else place.name
+            asker.inodes = {}  # type: ignore[attr-defined]  # its own hard-link table does not know where links lead in the image
+            member = asker.gettarinfo(str(place), arcname=inner)
+            if member is None:
+                continue  # a socket, which no image can hold
+            member.pax_headers = _xattrs_of(place)
+            stat = place.lstat()
+            inode = (stat.st_dev, stat.st_ino)
+            if member.isreg() and stat.st_nlink > 1 and inode in written:
+                member.type, member.linkname, member.size = tarfile.LNKTYPE, written[inode], 0
+                yield member, None
+            elif member.isreg():
+                written[inode] = inner
+                with place.open("rb") as data:
+                    yield member, data
+            else:
+                yield member, None
+            if member.isdir():
+                yield from _below(place, inner, written)
+    except OSError as error:
+        raise ImageError(
+            f"{error.filename}: {error.strerror}", hint="import the folder as a user who may read it"
+        ) from None
+
+
+def _xattrs_of(place: Path) -> dict[str, str]:
+    names = os.listxattr(place, follow_symlinks=False)
+    return {
+        f"SCHILY.xattr.{name}": os.getxattr(place, name, follow_symlinks=False).decode(ENCODING, ERRORS)
+        for name in names
+    }
 
 
 def _open(layer: Path) -> tarfile.TarFile:

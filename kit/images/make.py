@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from kit import __version__
 from kit.errors import LockError
-from kit.images import inventory, lock, squash, store, tree, verify
+from kit.images import inventory, lock, sqshfile, squash, store, tree, verify
 from kit.images.progress import Report
-from kit.images.squash import Stream, Tree
+from kit.images.squash import Finished, Stream, Tree
 from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Squash
 
 
@@ -48,14 +49,19 @@ class Target:
 class Content:
     """An image that is ready to be squashed.
 
-    opened: gives its tree or tar stream for the length of a block. size: about, in bytes, for progress. noise: what is left
-    out beside what always is. keep_times: see squash.Options. engine, image_id: for the lock, when an engine took part.
+    opened: gives its tree, tar stream or file for the length of a block. size: about, in bytes, for progress. kind, reference,
+    digest: what it stands on (see LockedBase); without a digest, the .sqsh's own. provenance: for /etc/rc, the same on every
+    machine. noise: what is left out beside what always
+    is. keep_times: see squash.Options. engine, image_id: for the lock, when an engine took part.
     """
 
-    opened: Callable[[], contextlib.AbstractContextManager[Tree | Stream]]
+    opened: Callable[[], contextlib.AbstractContextManager[Tree | Stream | Finished]]
     size: int
     config: ImageConfig
-    base: LockedBase
+    kind: Literal["bootstrap", "reference", "import"]
+    reference: str
+    provenance: str = "local"
+    digest: str = ""
     noise: tuple[str, ...] = ()
     keep_times: bool = False
     engine: str = ""
@@ -93,14 +99,14 @@ def make(target: Target, content: Content, work: Path, report: Report) -> Outcom
     LockError when the target is locked and the bytes differ; ImageError when squashing fails.
     """
     finished = work / "image.sqsh"
-    edit = tree.edit(content.config, source=target.source, noise=content.noise)
+    edit = tree.edit(content.config, provenance=content.provenance, noise=content.noise)
     options = squash.Options(squash=target.squash, keep_times=content.keep_times)
     with content.opened() as source:
         with report.counting(f"squashing by {source.method}", content.size) as advance:
             squash.write(source, edit, finished, options, on_bytes=advance)
         method = source.method
     report.stage("checking and locking")
-    new = _lock(target, content, finished)
+    new = _lock(target, content, finished, method)
     old = target.current
     changes = tuple(lock.differences(old, new)) if old else ()
     if target.locked:
@@ -114,18 +120,20 @@ def make(target: Target, content: Content, work: Path, report: Report) -> Outcom
     return Outcome(lock=new, lock_file=target.lock_file, image=image, built=True, method=method, changes=changes)
 
 
-def _lock(target: Target, content: Content, finished: Path) -> ImageLock:
+def _lock(target: Target, content: Content, finished: Path, method: str) -> ImageLock:
     _, version = squash.mksquashfs()
+    sha256 = store.digest_of(finished)
+    base = LockedBase(kind=content.kind, reference=content.reference, digest=content.digest or f"sha256:{sha256}")
     return ImageLock(
         name=target.name,
-        sha256=store.digest_of(finished),
+        sha256=sha256,
         size=finished.stat().st_size,
         source=target.source,
         inputs=target.inputs,
         reproducible=not target.notes,
         notes=target.notes,
-        base=content.base,
-        squash=target.squash,
+        base=base,
+        squash=sqshfile.options(finished) if method == Finished.method else target.squash,
         config=content.config,
         tools=LockedTools(kit=__version__, mksquashfs=version, engine=content.engine, image_id=content.image_id),
         packages=inventory.packages(finished),

@@ -22,9 +22,8 @@ def resolve_with_skopeo(reference: Reference) -> Reference:
     """The same image by digest. ImageError says what the registry said, and what to do."""
     if reference.digest:
         return reference
-    answer = _skopeo(["inspect", "--raw", f"docker://{reference.plain}"], reference)
-    digest = _skopeo(["manifest-digest", "/dev/stdin"], reference, given=answer)
-    return replace(reference, digest=digest.strip())
+    digest = _skopeo(["inspect", "--no-tags", "--format", "{{.Digest}}", f"docker://{reference.plain}"], reference)
+    return replace(reference, digest=digest)
 
 
 def fetch_with_skopeo(reference: Reference, work: Path) -> oci.OciImage:
@@ -46,10 +45,10 @@ def fetch_with_engine(
     return replace(reference, digest=reference.digest or (known[0] if known else "")), image
 
 
-def _skopeo(arguments: list[str], reference: Reference, *, given: str | None = None) -> str:
+def _skopeo(arguments: list[str], reference: Reference) -> str:
     skopeo = shell.require("skopeo", hint="apt-get install skopeo")
     try:
-        return shell.run([skopeo, *arguments], input=given).stdout
+        return shell.run([skopeo, *arguments]).stdout
     except ToolError as error:
         said = _message(error.message)
         raise ImageError(f"{reference.plain}: {said}", hint=registry_hint(said)) from None

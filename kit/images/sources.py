@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,19 +14,16 @@ from kit.errors import ImageError, UsageError
 from kit.images import build, engine, layers, oci, reference, registry, sqshfile, store
 from kit.images.make import Content
 from kit.images.progress import Report
-from kit.images.squash import Stream, Tree
-from kit.spec.image import ImageConfig, LockedBase
-
-_SQUASHFS = b"hsqs"
+from kit.images.squash import Finished, Stream, Tree
+from kit.spec.image import ImageConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """uri: what the lock calls the source. finished: a .sqsh that is taken as it is; else content is to be squashed."""
+    """uri: what the lock calls the source."""
 
     uri: str
     content: Content
-    finished: Path | None = None
 
 
 def ready(uri: str, work: Path, report: Report) -> Ready:
@@ -69,7 +66,9 @@ def _engine_content(client: engine.Engine, image: engine.EngineImage, name: str)
         opened=lambda: build.opened(client, image),
         size=image.size,
         config=image.config,
-        base=LockedBase(kind="import", reference=name, digest=digest),
+        kind="import",
+        reference=name,
+        digest=digest,
         keep_times=True,
         engine=client.version,
         image_id=image.id,
@@ -96,9 +95,11 @@ def _from_registry(wanted: reference.Reference, work: Path, report: Report) -> R
         resolved, image = registry.fetch_with_engine(client, wanted, platform=None, on_line=report.line)
         content = replace(
             _engine_content(client, image, wanted.repository),
-            base=LockedBase(kind="import", reference=wanted.repository, digest=resolved.digest or image.id),
+            kind="import",
+            reference=wanted.repository,
+            digest=resolved.digest or image.id,
         )
-    return Ready(uri=wanted.enroot, content=content)
+    return Ready(uri=wanted.enroot, content=replace(content, provenance=resolved.enroot))
 
 
 def _from_path(path: Path, work: Path, report: Report) -> Ready:
@@ -111,8 +112,8 @@ def _from_path(path: Path, work: Path, report: Report) -> Ready:
         raise UsageError(f"{path}: no such file or folder", hint="or name an image: docker://REGISTRY#IMAGE:TAG")
     with path.open("rb") as stream:
         magic = stream.read(4)
-    if magic == _SQUASHFS:
-        return Ready(uri=uri, content=_sqsh_content(path), finished=path)
+    if magic == sqshfile.MAGIC:
+        return Ready(uri=uri, content=_sqsh_content(path))
     report.stage(f"reading {path.name}")
     if _is_image_archive(path):
         return Ready(uri=uri, content=_oci_content(oci.read(path, work), path.name))
@@ -146,7 +147,9 @@ def _oci_content(image: oci.OciImage, name: str, digest: str = "") -> Content:
         opened=opened,
         size=sum(layer.stat().st_size for layer in image.layers),
         config=image.config,
-        base=LockedBase(kind="import", reference=name, digest=digest or image.digest),
+        kind="import",
+        reference=name,
+        digest=digest or image.digest,
         keep_times=True,
     )
 
@@ -163,30 +166,35 @@ def _tar_content(path: Path, work: Path) -> Content:
 
 def _folder_content(path: Path) -> Content:
     @contextlib.contextmanager
-    def opened() -> Iterator[Tree]:
-        yield Tree(layers=(path,))
+    def opened() -> Iterator[Tree | Stream]:
+        if os.geteuid() == 0:
+            yield Tree(layers=(path,))
+        else:
+            yield Stream(members=layers.walked(path), method="reading the folder")
 
-    # A folder has no digest of its own that could be had without reading all of it; its place stands for it.
-    digest = f"sha256:{hashlib.sha256(str(path).encode()).hexdigest()}"
+    # A folder has no digest that could be had without reading all of it: it is squashed each time, and the result compared.
     return Content(
         opened=opened,
         size=0,
         config=ImageConfig(),
-        base=LockedBase(kind="import", reference=path.name, digest=digest),
+        kind="import",
+        reference=path.name,
         keep_times=True,
     )
 
 
 def _sqsh_content(path: Path) -> Content:
     @contextlib.contextmanager
-    def opened() -> Iterator[Tree]:
-        raise ImageError(f"{path}: is squashed already")
-        yield
+    def opened() -> Iterator[Finished]:
+        yield Finished(path=path)
 
+    sqshfile.check(path, hint="copy it again from where it came")
     return Content(
         opened=opened,
         size=path.stat().st_size,
         config=sqshfile.config(path),
-        base=LockedBase(kind="import", reference=path.name, digest=f"sha256:{store.digest_of(path)}"),
+        kind="import",
+        reference=path.name,
+        digest=f"sha256:{store.digest_of(path)}",
         keep_times=True,
     )

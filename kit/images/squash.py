@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import ImageError, ToolError
-from kit.images import fromtree, tarstream
+from kit.images import fromtree, sqshfile, store, tarstream
 from kit.images.tree import Addition, Edit
 from kit.spec.image import Squash
 
@@ -24,7 +24,7 @@ _SAMPLE_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """Content as folders on this machine: an image's layers, topmost first, or one plain folder."""
+    """Content as folders on this machine, to be mounted by root: an image's layers, topmost first, or one plain folder."""
 
     layers: tuple[Path, ...]
 
@@ -40,6 +40,14 @@ class Stream:
 
     members: Iterable[tarstream.Entry]
     method: str = "streamed export"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """Content that is squashed already, and is taken as it is."""
+
+    path: Path
+    method = "copying the .sqsh"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +70,7 @@ def mksquashfs() -> tuple[str, str]:
 
 
 def write(
-    source: Tree | Stream,
+    source: Tree | Stream | Finished,
     edit: Edit,
     target: Path,
     options: Options,
@@ -79,6 +87,12 @@ def write(
             # -tar stands first: it sets defaults, which the arguments after it take back.
             argv = [program, "-", str(target), "-tar", *_arguments(options)]
             shell.feed(argv, tarstream.edited(source.members, edit), env=_child_env(), on_bytes=on_bytes)
+            if options.keep_times:
+                sqshfile.forget_root_time(target)
+        elif isinstance(source, Finished):
+            sqshfile.check(source.path)
+            shutil.copyfile(source.path, target)
+            on_bytes(target.stat().st_size)
         else:
             _from_tree(source, edit, target, [program, str(target), *_arguments(options)], on_bytes)
     except ToolError as error:
@@ -96,13 +110,14 @@ def _arguments(options: Options) -> list[str]:
     # -root-mode: a tar stream has no entry for the root. -noappend: the default appends to what is there.
     same = ["-all-root", "-root-mode", "755", "-mkfs-time", "0", "-no-exports", "-no-tailends"]
     quiet = ["-noappend", "-no-recovery", "-no-progress", "-quiet", "-exit-on-error"]
-    times = ["-root-time", "0"] if options.keep_times else ["-all-time", "0"]
+    times = ["-root-time", "0", "-noI"] if options.keep_times else ["-all-time", "0"]
     return [*packing, "-b", squash.block, *same, *quiet, *times, "-mem", squash.memory]
 
 
 def _from_tree(source: Tree, edit: Edit, target: Path, argv: list[str], on_bytes: Callable[[int], None]) -> None:
     folder = target.parent
-    (folder / "excluded").write_text("".join(f"{pattern}\n" for pattern in edit.exclusions), encoding="utf-8")
+    # The kit's own layer hides what it replaces.
+    (folder / "excluded").write_text("".join(f"{pattern}\n" for pattern in edit.dropped), encoding="utf-8")
     modes = ["-action", "chmod(u+rwx)@type(d)", "-action", "chmod(u+r)@type(f)"]
     request: fromtree.Request = {
         "layers": [str(layer) for layer in source.layers],
@@ -116,17 +131,11 @@ def _from_tree(source: Tree, edit: Edit, target: Path, argv: list[str], on_bytes
 
 
 def _place(addition: Addition, number: int, folder: Path) -> fromtree.Place:
-    """A pseudo-file definition. Content comes from a file in the child's working folder, so no path needs quoting."""
-    path = "".join(f"\\{c}" if c in ' \t"\\' else c for c in addition.path)
+    name = None
     if addition.content is not None:
         name = f"added-{number}"
         (folder / name).write_bytes(addition.content)
-        line = f"{path} F 0 {addition.mode:o} 0 0 cat {shlex.quote(name)}"
-    elif addition.target is not None:
-        line = f"{path} S 0 {addition.mode:o} 0 0 {addition.target}"
-    else:
-        line = f"{path} D 0 {addition.mode:o} 0 0"
-    return {"path": addition.path, "line": line, "only_if_missing": not addition.replaces}
+    return {"path": addition.path, "mode": addition.mode, "content": name, "target": addition.target}
 
 
 def _child_env() -> dict[str, str]:
@@ -162,5 +171,5 @@ def _watching(pid_file: Path, on_bytes: Callable[[int], None]) -> Iterator[None]
 
 def _what_to_do(said: str) -> str:
     if "No space left" in said:
-        return "free some space on the store's filesystem, or name another store with --store"
+        return store.NO_SPACE
     return "the lines above are mksquashfs's own"

@@ -26,6 +26,9 @@ from kit.images.owner import Owner
 # What a builder on another host left behind can only be judged by its age.
 _FOREIGN_LEFTOVER_S = 24 * 3600.0
 
+_DISK_TAKES_NO_MORE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+NO_SPACE = "free space (or inodes: 'df -i') on the store's filesystem, or name another store with --store"
+
 
 def default() -> Path:
     """The store of this user, unless KIT_STORE or a cluster names a shared one."""
@@ -69,11 +72,18 @@ def prepare(store: Path) -> None:
 
 @contextlib.contextmanager
 def workspace(store: Path) -> Iterator[Path]:
-    """A private folder on the store's filesystem, removed on the way out; after a kill -9, by the next `clean`."""
+    """A private folder on the store's filesystem, removed on the way out; after a kill -9, by the next `clean`.
+
+    ImageError when the block meets a disk that takes no more.
+    """
     folder = store / "tmp" / f"{Owner.current()}~{secrets.token_hex(4)}"
-    folder.mkdir(mode=0o700)
     try:
+        folder.mkdir(mode=0o700)
         yield folder
+    except OSError as error:
+        if error.errno not in _DISK_TAKES_NO_MORE:
+            raise
+        raise ImageError(f"image store {store}: {error.strerror}", hint=NO_SPACE) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -36,6 +36,7 @@ def edited(members: Iterable[Entry], edit: Edit) -> Iterator[bytes]:
     walk would meet them, so that mksquashfs writes the same bytes from this stream as from the tree itself.
     """
     waiting = list(edit.additions)
+    folders = {addition.path for addition in waiting if not addition.replaces}
     seen: dict[str, bool] = {}
     for member, data in members:
         name = clean(member.name)
@@ -44,6 +45,8 @@ def edited(members: Iterable[Entry], edit: Edit) -> Iterator[bytes]:
         if not name or edit.drops(name):
             continue
         seen[name] = member.isdir()
+        if member.isdir() and name in folders:
+            member.mtime = 0
         yield from _entry(_normalised(member, name), data)
     for addition in waiting:
         yield from _added(addition, seen)

@@ -46,8 +46,8 @@ _RC_LOCAL = "# /etc/rc reads this file when the container starts; Pyxis and user
 class Addition:
     """A file, folder or symbolic link that the .sqsh gets.
 
-    path: without a leading slash. A file (content) or link (target) replaces what the image has there; a folder is made only
-    where the image has nothing.
+    path: without a leading slash. A file (content) or link (target) replaces what the image has there. A folder is made only
+    where the image has nothing, and otherwise loses its time: an engine touches some of them when it exports.
     """
 
     path: str
@@ -98,13 +98,14 @@ def walk_key(path: str) -> tuple[bytes, ...]:
     return tuple(part.encode(errors="surrogateescape") for part in path.split("/"))
 
 
-def edit(config: ImageConfig, *, source: str, noise: tuple[str, ...] = ()) -> Edit:
+def edit(config: ImageConfig, *, provenance: str, noise: tuple[str, ...] = ()) -> Edit:
     """The changes for an image with this configuration.
 
-    source: where it came from, for /etc/rc. noise: patterns of what is also left out (`BUILD_NOISE` for own builds).
+    provenance: where it came from, for /etc/rc; nothing that differs between machines. noise: patterns of what is also
+    left out (`BUILD_NOISE` for own builds).
     """
     files = {
-        "etc/rc": (0o755, rc(config, source)),
+        "etc/rc": (0o755, rc(config, provenance)),
         "etc/rc.local": (0o644, _RC_LOCAL),
         "etc/environment": (0o644, environment(config)),
         "etc/fstab": (0o644, fstab(config)),
@@ -115,7 +116,7 @@ def edit(config: ImageConfig, *, source: str, noise: tuple[str, ...] = ()) -> Ed
     }
     additions = [Addition(path=path, mode=mode, content=text.encode()) for path, (mode, text) in files.items()]
     additions.append(Addition(path="etc/mtab", mode=0o777, target="/proc/mounts"))
-    folders = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "run": 0o755, "tmp": 0o1777, "etc": 0o755, "mnt": 0o755}
+    folders = {"dev": 0o755, "proc": 0o755, "sys": 0o755, "run": 0o755, "tmp": 0o1777, "etc": 0o755, "mnt": 0o755}
     additions += [Addition(path=path, mode=mode) for path, mode in folders.items()]
     additions += [Addition(path=path, mode=0o755) for path in _with_parents(config.workdir) if path not in folders]
     return Edit(additions=tuple(sorted(additions, key=lambda a: a.key)), dropped=(*ALWAYS_DROPPED, *noise))
@@ -135,9 +136,9 @@ def fstab(config: ImageConfig) -> str:
     return "".join(lines)
 
 
-def rc(config: ImageConfig, source: str) -> str:
+def rc(config: ImageConfig, provenance: str) -> str:
     """/etc/rc: provenance and labels as comments, the working directory, then the entrypoint or the command."""
-    comments = [f"source: {source}", *(f"{name} {value}" for name, value in sorted(config.labels.items()))]
+    comments = [f"provenance: {provenance}", *(f"{name} {value}" for name, value in sorted(config.labels.items()))]
     exports = [f"export {name}={shlex.quote(value)}" for name, value in config.env.items() if "\n" in value]
     workdir = shlex.quote(config.workdir or "/")
     entrypoint = shlex.join(config.entrypoint)

@@ -6,19 +6,32 @@ import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import RunError
 from kit.plan import Plan
+from kit.runs import secret
 from kit.runs.manifest import Manifest
 from kit.spec.paths import RunPaths
 
 _PARTIAL = ".partial-"
 
 
-def create(plan: Plan, manifest: Manifest) -> RunPaths:
+def create(plan: Plan, manifest: Manifest, *, secrets: Mapping[str, str] | None = None) -> RunPaths:
     """Write the run folder of `plan`. RunError when it exists or the disk refuses."""
-    final = plan.run_dir
+    with whole(plan.run_dir) as partial:
+        fill(partial, plan, manifest, secrets=secrets)
+    return RunPaths(plan.run_dir)
+
+
+@contextlib.contextmanager
+def whole(final: Path) -> Iterator[Path]:
+    """A folder under a temporary name beside `final`, which takes that name when the block ends well and goes away otherwise.
+
+    RunError when `final` exists or the disk refuses.
+    """
     if final.exists():
         raise RunError(
             f"{final}: there is a run of that name already", hint="submit again: the run's id holds the second"
@@ -32,31 +45,75 @@ def create(plan: Plan, manifest: Manifest) -> RunPaths:
             f"{final.parent}: cannot be written: {error.strerror}", hint="set paths.runs of the cluster"
         ) from None
     try:
-        write_files(plan, partial)
-        for source, name in plan.copies:
-            shutil.copytree(source, partial / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in plan.folders:
-            (partial / name).mkdir(parents=True, exist_ok=True)
-        manifest.write(RunPaths(partial).manifest)
+        yield partial
         partial.chmod(0o755)
         partial.rename(final)
     except OSError as error:
         raise RunError(f"{final}: cannot be written: {error}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return RunPaths(final)
 
 
-def write_files(plan: Plan, folder: Path) -> list[Path]:
-    """Write the plan's files under `folder` and return their paths."""
+@dataclass(frozen=True)
+class Like:
+    """A run folder that is filled already: another one shares the files that are the same, as links."""
+
+    plan: Plan
+    folder: Path
+
+
+def fill(
+    folder: Path,
+    plan: Plan,
+    manifest: Manifest,
+    *,
+    secrets: Mapping[str, str] | None = None,
+    like: Like | None = None,
+    durable: bool = True,
+) -> None:
+    """Write all that a run starts with into `folder`. durable: as Manifest.write has it."""
+    write_files(plan, folder, like=like)
+    for source, name in plan.copies:
+        shared = like is not None and (source, name) in like.plan.copies
+        shutil.copytree(
+            like.folder / name if like and shared else source,
+            folder / name,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__"),
+            copy_function=_link if shared else shutil.copy2,
+        )
+    for name in plan.folders:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    manifest.write(RunPaths(folder).manifest, durable=durable)
+    secret.write(folder, secrets or {})
+
+
+def write_files(plan: Plan, folder: Path, *, like: Like | None = None) -> list[Path]:
+    """Write the plan's files under `folder` and return their paths. A file that is there already is replaced, not written into."""
+    folders = {folder / Path(file.name).parent for file in plan.files}
+    for one in sorted(folders):
+        one.mkdir(parents=True, exist_ok=True)
+    shared = {file.name: file for file in like.plan.files} if like else {}
     written = []
     for file in plan.files:
         path = folder / file.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(file.text, encoding="utf-8")
-        path.chmod(file.mode)
+        path.unlink(missing_ok=True)
+        if like and shared.get(file.name) == file:
+            _link(like.folder / file.name, path)
+        else:
+            path.write_text(file.text, encoding="utf-8")
+            path.chmod(file.mode)
         written.append(path)
     return written
+
+
+def _link(source: str | Path, target: str | Path) -> str | Path:
+    """A hard link, or a copy on file systems that know none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
 
 
 def remove(run_dir: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 from datetime import datetime
 from importlib.metadata import version
@@ -14,7 +12,10 @@ from pydantic import Field, ValidationError
 from kit import __version__, shell
 from kit.errors import RunError, ToolError
 from kit.plan import Plan
+from kit.runs import atomic
+from kit.slurm.client import JobId
 from kit.spec.base import Model
+from kit.spec.sweep import Value
 
 
 class Git(Model):
@@ -48,20 +49,23 @@ class Manifest(Model):
     user: str
     git: Git | None
     versions: dict[str, str]
+    shell_argv: tuple[str, ...] = ()
     job_id: int | None = None
+    array_task: int | None = Field(
+        default=None, description="Which task of the array job_id; none for a job of its own."
+    )
+    point: dict[str, Value] = Field(default={}, description="The values of a point of a sweep.")
 
-    def write(self, path: Path) -> None:
-        """Write atomically: temporary name, fsync, rename."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with temporary.open("w", encoding="utf-8") as sink:
-                sink.write(self.model_dump_json(indent=2) + "\n")
-                sink.flush()
-                os.fsync(sink.fileno())
-            temporary.rename(path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
+    @property
+    def slurm_id(self) -> JobId | None:
+        """What Slurm's commands call the job; None before it is submitted."""
+        if self.job_id is None or self.array_task is None:
+            return self.job_id
+        return f"{self.job_id}_{self.array_task}"
+
+    def write(self, path: Path, *, durable: bool = True) -> None:
+        """Write atomically. durable: as atomic.write has it; False where one of many runs would wait for the disk."""
+        atomic.write(path, self.model_dump_json(indent=2) + "\n", durable=durable)
 
 
 def read(path: Path) -> Manifest:
@@ -92,6 +96,7 @@ def of(plan: Plan, *, job_file: Path, user: str, now: datetime, slurm_version: s
         seed=plan.job.seed or 0,
         job_file=str(job_file.resolve()),
         argv=plan.argv,
+        shell_argv=plan.shell_argv,
         submitted_at=now,
         user=user,
         git=git_state(job_file.resolve().parent),

@@ -10,8 +10,12 @@ from kit import config, resources
 from kit.errors import ConfigError, RunError
 from kit.runs.manifest import read
 from kit.runs.status import events
+from kit.slurm.client import JobId
 from kit.spec.cluster import Cluster
 from kit.spec.paths import RunPaths
+
+# Where a sweep keeps the run folders of its points.
+POINTS = "points"
 
 
 def folder_of(cluster: Cluster, project: Path) -> Path:
@@ -41,8 +45,9 @@ def folders(project: Path) -> list[Path]:
 
 
 def find_all(folders: list[Path]) -> list[Path]:
-    """All run folders, oldest first."""
+    """All run folders, those of sweeps' points too, oldest first."""
     inside = [p for folder in folders if folder.is_dir() for p in folder.iterdir() if not p.name.startswith(".")]
+    inside += [p for sweep in inside if (sweep / POINTS).is_dir() for p in (sweep / POINTS).iterdir()]
     found = [p for p in inside if RunPaths(p).manifest.is_file()]
     return sorted(found, key=lambda p: (RunPaths(p).job.stat().st_mtime, p.name))
 
@@ -57,9 +62,9 @@ def find_one(name: str | None, folders: list[Path]) -> Path:
             raise RunError(f"no runs yet under {_listed(folders)}", hint="'kit submit' makes one")
         return known[-1]
     matching = [p for p in known if p.name == name] or [p for p in known if p.name.startswith(name)]
-    if not matching and name.isdigit():
+    if not matching and name.replace("_", "").isdigit():
         # Another cluster, or this one made anew, may have given the same number before: the newest is meant.
-        matching = [p for p in known if job_id_of(p) == int(name)][-1:]
+        matching = [p for p in known if str(job_id_of(p)) == name][-1:]
     if len(matching) == 1:
         return matching[0]
     if matching:
@@ -69,9 +74,9 @@ def find_one(name: str | None, folders: list[Path]) -> Path:
     raise RunError(f"{name}: no such run under {_listed(folders)}", hint="'kit runs' lists the runs")
 
 
-def job_id_of(run_dir: Path) -> int | None:
+def job_id_of(run_dir: Path) -> JobId | None:
     """The Slurm job of a run: from the manifest, else from what the batch script recorded."""
-    job_id = read(RunPaths(run_dir).manifest).job_id
+    job_id = read(RunPaths(run_dir).manifest).slurm_id
     if job_id is not None:
         return job_id
     return next((int(str(e["job_id"])) for e in events(run_dir)), None)

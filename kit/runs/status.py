@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kit.runs.manifest import Manifest, read
 from kit.slurm import client
-from kit.slurm.client import ACTIVE, QueuedJob
+from kit.slurm.client import ACTIVE, JobId, QueuedJob
 from kit.spec.paths import RunPaths
 
 _POLL_FIRST_S, _POLL_MOST_S = 0.3, 5.0
@@ -27,7 +27,7 @@ class Status:
 
     manifest: Manifest
     run_dir: Path
-    job_id: int | None
+    job_id: JobId | None
     state: str
     exit_code: int | None
     nodes: str
@@ -56,14 +56,14 @@ def events(run_dir: Path) -> list[dict[str, object]]:
     return kept
 
 
-def of(run_dirs: Sequence[Path], *, queue: Callable[[str], dict[int, QueuedJob]]) -> list[Status]:
+def of(run_dirs: Sequence[Path], *, queue: Callable[[str], dict[JobId, QueuedJob]]) -> list[Status]:
     """The status of many runs. `queue` is asked once per cluster."""
     manifests = [read(RunPaths(p).manifest) for p in run_dirs]
     queues = {name: queue(name) for name in dict.fromkeys(m.cluster for m in manifests)}
     return [_status(p, m, queues[m.cluster]) for p, m in zip(run_dirs, manifests, strict=True)]
 
 
-def wait(run_dir: Path, *, queue: Callable[[str], dict[int, QueuedJob]], on_poll: Callable[[Status], None]) -> Status:
+def wait(run_dir: Path, *, queue: Callable[[str], dict[JobId, QueuedJob]], on_poll: Callable[[Status], None]) -> Status:
     """Wait until a run has ended. `on_poll` hears its status at every look; looks come at 0.3 s and slow down to 5 s."""
     pause, unsettled = _POLL_FIRST_S, 0.0
     while True:
@@ -76,11 +76,11 @@ def wait(run_dir: Path, *, queue: Callable[[str], dict[int, QueuedJob]], on_poll
         pause = min(pause * 1.2, _POLL_MOST_S)
 
 
-def _status(run_dir: Path, manifest: Manifest, queue: dict[int, QueuedJob]) -> Status:
+def _status(run_dir: Path, manifest: Manifest, queue: dict[JobId, QueuedJob]) -> Status:
     recorded = events(run_dir)
     starts = [e for e in recorded if e["event"] == "start"]
     ended = recorded[-1] if recorded and recorded[-1]["event"] == "end" else None
-    job_id = manifest.job_id or next((int(str(e["job_id"])) for e in recorded), None)
+    job_id = manifest.slurm_id or next((int(str(e["job_id"])) for e in recorded), None)
     queued = queue.get(job_id) if job_id is not None else None
     code = int(str(ended["exit_code"])) if ended else None
     return Status(
@@ -104,6 +104,6 @@ def _state(queued: QueuedJob | None, code: int | None, *, submitted: bool) -> st
     return "LOST" if submitted else "SUBMITTED"
 
 
-def cluster_queue(env_of: Callable[[str], dict[str, str]]) -> Callable[[str], dict[int, QueuedJob]]:
+def cluster_queue(env_of: Callable[[str], dict[str, str]]) -> Callable[[str], dict[JobId, QueuedJob]]:
     """A `queue` for `of` and `wait`: one squeue per cluster and call."""
     return lambda name: client.queue(env=env_of(name))

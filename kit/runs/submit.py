@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import getpass
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kit import config, resources
 from kit.config import Resolved
-from kit.errors import SlurmError
+from kit.errors import SlurmError, UsageError
 from kit.images import lock as image_lock
 from kit.images import verify
+from kit.layout import minutes
 from kit.plan import Plan, Site, plan
-from kit.runs import folder, manifest, registry
+from kit.runs import avoid, folder, manifest, registry, secret
 from kit.slurm import client, embedded
 from kit.spec.image import ImageLock
+from kit.spec.job import Job
 from kit.spec.paths import RunPaths
+
+_DEBUG_NODES, _DEBUG_TIME = 2, "00:15:00"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,7 @@ class Prepared:
     """A plan with what is needed to act on it. env: of Slurm's commands. lock: of the image, where there is one."""
 
     plan: Plan
+    site: Site
     resolved: Resolved
     lock: ImageLock | None
     env: dict[str, str]
@@ -37,31 +42,44 @@ def prepare(
     cluster: str | None,
     overrides: list[str],
     containers: bool = True,
+    debug: bool = False,
     now: datetime | None = None,
 ) -> Prepared:
-    """Read, check and plan a job; nothing is written and Slurm is not asked for anything but its plugins."""
+    """Read, check and plan a job; nothing is written and Slurm is not asked for anything but its plugins.
+
+    debug: a short run on at most two nodes, with tracing, whatever the job asks for.
+    """
     resolved = config.load_job(job_file, cluster=cluster, overrides=overrides)
+    if resolved.job.sweep is not None:
+        raise UsageError(f"{resolved.job_file}: it has a [sweep]", hint="'kit sweep' plans and submits its points")
+    if debug:
+        resolved = replace(resolved, job=_for_debugging(resolved.job))
+    return prepare_resolved(resolved, job_file, containers=containers, now=now)
+
+
+def prepare_resolved(
+    resolved: Resolved, job_file: Path, *, containers: bool = True, now: datetime | None = None
+) -> Prepared:
+    """The same for a job that is read already."""
     env, pyxis = {}, False
     if resolved.cluster.embedded:
         running = embedded.find(resolved.cluster_name)
         if running is not None:
             env, pyxis = running.env(), running.has_pyxis
             resolved = _shaped_like(resolved, running)
-    env = client.environment(env)
+    env = client.environment(env, inherit=resolved.job.inherit)
     if not resolved.cluster.embedded and "auto" in {resolved.cluster.container.runtime}:
         pyxis = client.has_pyxis(env=env)
-    lock = _lock(resolved) if containers else None
+    lock = lock_of(resolved) if containers else None
     site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers)
-    return Prepared(plan=plan(resolved, lock, site), resolved=resolved, lock=lock, env=env, job_file=job_file)
+    made = plan(resolved, lock, site)
+    return Prepared(plan=made, site=site, resolved=resolved, lock=lock, env=env, job_file=job_file)
 
 
 def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manifest:
     """Write the run folder and submit it. Nothing is left behind when the image is not the locked one or sbatch refuses."""
     made = prepared.plan
-    if prepared.resolved.cluster.embedded and embedded.find(prepared.resolved.cluster_name) is None:
-        raise SlurmError(f"cluster {made.cluster!r} is not up", hint=_up_hint(made.cluster))
-    if prepared.lock is not None and made.runtime != "bare":
-        verify.check(prepared.lock, Path(made.image).parent.parent, full=False)
+    require_ready(prepared)
     record = manifest.of(
         made,
         job_file=prepared.job_file,
@@ -69,7 +87,7 @@ def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manif
         now=now or datetime.now(UTC),
         slurm_version=client.version(env=prepared.env),
     )
-    paths = folder.create(made, record)
+    paths = folder.create(made, record, secrets=secret.gather(prepared.resolved))
     try:
         job_id = client.submit(made.argv, env=prepared.env)
     except BaseException:
@@ -80,9 +98,25 @@ def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manif
     return record
 
 
+def require_ready(prepared: Prepared) -> None:
+    """SlurmError when the cluster is not up; LockError when the image is not there or not the locked one."""
+    made = prepared.plan
+    if prepared.resolved.cluster.embedded and embedded.find(prepared.resolved.cluster_name) is None:
+        raise SlurmError(f"cluster {made.cluster!r} is not up", hint=_up_hint(made.cluster))
+    if prepared.lock is not None and made.runtime != "bare":
+        verify.check(prepared.lock, Path(made.image).parent.parent, full=False)
+
+
 def run_paths(prepared: Prepared) -> RunPaths:
     """The run folder's file names."""
     return RunPaths(prepared.plan.run_dir)
+
+
+def _for_debugging(job: Job) -> Job:
+    asked = job.resources
+    shorter = minutes(asked.time) > minutes(_DEBUG_TIME) if asked.time else True
+    changed = {"nodes": min(asked.nodes, _DEBUG_NODES), "time": _DEBUG_TIME if shorter else asked.time}
+    return job.model_copy(update={"debug": True, "resources": asked.model_copy(update=changed)})
 
 
 def _up_hint(cluster: str) -> str:
@@ -96,7 +130,7 @@ def _shaped_like(resolved: Resolved, running: embedded.Cluster) -> Resolved:
     return Resolved(**{**vars(resolved), "cluster": cluster})
 
 
-def _lock(resolved: Resolved) -> ImageLock | None:
+def lock_of(resolved: Resolved) -> ImageLock | None:
     """The lock of the job's image; None when it was never built, or is a reference with its own digest."""
     name = resolved.job.image
     if name is None or name.startswith("docker://"):
@@ -114,9 +148,11 @@ def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool) -
     data = str(resources.user_data())
     # Seconds alone could be shared by two submits of one job; the suffix cannot.
     run_id = f"{resolved.job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    runs_dir = registry.folder_of(resolved.cluster, resolved.project)
     return Site(
         run_id=run_id,
-        run_dir=registry.folder_of(resolved.cluster, resolved.project) / run_id,
+        run_dir=runs_dir / run_id,
+        avoid=tuple(one.node for one in avoid.read(runs_dir)),
         user=user,
         home=home,
         data=data,

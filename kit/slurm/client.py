@@ -23,21 +23,30 @@ ACTIVE = frozenset(
 
 _TIMEOUT_S = 60.0
 
+# A job's number; for a task of an array, the array's number and the task's: '123_4'.
+JobId = int | str
+
+
+_WHERE = "this is to be run where Slurm's commands are: a login node, or after 'make setup'"
+
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
     """One line of squeue. elapsed: squeue's own text. reason: why it waits, or how it ended."""
 
-    job_id: int
+    job_id: JobId
     state: str
     reason: str
     nodes: str
     elapsed: str
 
 
-def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment of Slurm's commands, and so of the job: the allow-list, then `extra` (SLURM_CONF of an embedded cluster)."""
-    return {**{name: os.environ[name] for name in _INHERITED if name in os.environ}, **extra}
+def environment(extra: Mapping[str, str], *, inherit: Sequence[str] = ()) -> dict[str, str]:
+    """The environment of Slurm's commands, and so of the job: the allow-list, what the job inherits, then `extra`.
+
+    extra: SLURM_CONF of an embedded cluster.
+    """
+    return {**{name: os.environ[name] for name in (*_INHERITED, *inherit) if name in os.environ}, **extra}
 
 
 def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
@@ -45,24 +54,20 @@ def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
     try:
         done = shell.run(argv, env=env, timeout=_TIMEOUT_S, check=False)
     except ToolError as error:
-        raise SlurmError(
-            error.message, hint="this is to be run where Slurm's commands are: a login node, or after 'make setup'"
-        ) from None
+        raise SlurmError(error.message, hint=_WHERE) from None
     if done.returncode != 0:
-        said = "\n".join(f"  {line}" for line in done.stderr.splitlines()[-5:])
-        raise SlurmError(
-            f"sbatch refused the job:\n{said}", hint="nothing was submitted; 'kit render' shows the header it was given"
-        )
+        raise _refused(done.stderr)
     found = re.match(r"(\d+)", done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "")
     if not found:
         raise SlurmError(f"sbatch answered without a job id: {done.stdout!r}")
     return int(found[1])
 
 
-def queue(*, env: Mapping[str, str], job_ids: Sequence[int] = ()) -> dict[int, QueuedJob]:
-    """The user's jobs that Slurm remembers, by id, in one squeue call whatever their number."""
+def queue(*, env: Mapping[str, str], job_ids: Sequence[JobId] = ()) -> dict[JobId, QueuedJob]:
+    """The user's jobs that Slurm remembers, by id, in one squeue call whatever their number. Tasks of arrays are jobs here."""
     wanted = set(job_ids)
-    argv = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%A|%T|%r|%N|%M"]
+    # A pending task of an array has no number of its own yet: %F and %K, the array's and the task's, always tell it apart.
+    argv = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%F|%K|%T|%r|%N|%M"]
     try:
         text = shell.run(argv, env=env, timeout=_TIMEOUT_S).stdout
     except ToolError as error:
@@ -70,19 +75,40 @@ def queue(*, env: Mapping[str, str], job_ids: Sequence[int] = ()) -> dict[int, Q
             f"squeue could not be asked: {error.message}",
             hint="is slurmctld up? 'kit cluster status' for the embedded one",
         ) from None
-    jobs: dict[int, QueuedJob] = {}
+    jobs: dict[JobId, QueuedJob] = {}
     for line in text.splitlines():
-        job_id, state, reason, nodes, elapsed = line.split("|")
-        if not wanted or int(job_id) in wanted:
-            jobs[int(job_id)] = QueuedJob(job_id=int(job_id), state=state, reason=reason, nodes=nodes, elapsed=elapsed)
+        number, task, state, reason, nodes, elapsed = line.split("|")
+        job_id: JobId = f"{number}_{task}" if task.isdigit() else int(number)
+        if not wanted or job_id in wanted:
+            jobs[job_id] = QueuedJob(job_id=job_id, state=state, reason=reason, nodes=nodes, elapsed=elapsed)
     return jobs
 
 
-def cancel(job_id: int, *, env: Mapping[str, str]) -> None:
+def cancel(job_id: JobId, *, env: Mapping[str, str]) -> None:
     """scancel; SlurmError when Slurm does not know the job."""
     done = shell.run(["scancel", str(job_id)], env=env, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise SlurmError(f"scancel {job_id}: {done.stderr or 'refused'}")
+
+
+def test_only(script: str, *, env: Mapping[str, str], options: Sequence[str] = ()) -> None:
+    """Ask Slurm whether it would take a batch script, without submitting it. SlurmError with its own words when it would not."""
+    try:
+        done = shell.run(["sbatch", "--test-only", *options], input=script, env=env, timeout=_TIMEOUT_S, check=False)
+    except ToolError as error:
+        raise SlurmError(error.message, hint=_WHERE) from None
+    if done.returncode != 0:
+        raise _refused(done.stderr)
+
+
+def max_array_size(*, env: Mapping[str, str]) -> int | None:
+    """The controller's MaxArraySize: tasks are numbered from 0 to one less. None when it cannot be asked."""
+    try:
+        text = shell.run(["scontrol", "show", "config"], env=env, timeout=_TIMEOUT_S).stdout
+    except ToolError:
+        return None
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)$", text, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def version(*, env: Mapping[str, str]) -> str:
@@ -103,3 +129,10 @@ def has_pyxis(*, env: Mapping[str, str]) -> bool:
         return "--container-image" in shell.run(["srun", "--help"], env=env, timeout=_TIMEOUT_S, check=False).stdout
     except ToolError:
         return False
+
+
+def _refused(said: str) -> SlurmError:
+    lines = "\n".join(f"  {line}" for line in said.splitlines()[-5:])
+    return SlurmError(
+        f"sbatch refused the job:\n{lines}", hint="nothing was submitted; 'kit render' shows the header it was given"
+    )

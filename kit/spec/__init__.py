@@ -12,5 +12,13 @@ def models() -> dict[str, type[BaseModel]]:
     from kit.spec.job import Job
     from kit.spec.launcher import Launcher
     from kit.spec.mount import MountSet
+    from kit.spec.table import Table
 
-    return {"job": Job, "cluster": Cluster, "mounts": MountSet, "launcher": Launcher, "image": ImageSpec}
+    return {
+        "job": Job,
+        "cluster": Cluster,
+        "mounts": MountSet,
+        "launcher": Launcher,
+        "image": ImageSpec,
+        "table": Table,
+    }

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
+from kit.spec.ends import Monitor, Preflight, Retry, Secrets
 from kit.spec.mount import Mount
+from kit.spec.sweep import Sweep
 
 Shape = Literal["srun", "torchrun"]
 RuntimeName = Literal["auto", "pyxis", "enroot", "bubblewrap", "bare"]
@@ -128,16 +130,6 @@ class ContainerOptions(Model):
     )
 
 
-class Monitor(Model):
-    """The GPU monitor: one `nvidia-smi dmon` a node, and a time stamp in the batch log."""
-
-    enabled: bool = True
-    select: str = Field(default="pumt", pattern=r"^[pucvmetP]+$", description="dmon -s: metric groups.")
-    options: str = Field(default="DT", pattern=r"^[DT]*$", description="dmon -o: D date, T time.")
-    delay: int = Field(default=15, ge=1, description="dmon -d: seconds between lines.")
-    heartbeat: int = Field(default=120, ge=0, description="Seconds between time stamps in the batch log; 0: none.")
-
-
 class Job(Model):
     """One job file."""
 
@@ -153,6 +145,9 @@ class Job(Model):
     shape: Shape | None = Field(default=None, description="torchrun: one task a node; srun: one task a rank.")
     python: Arg = Field(default="python3", description="Interpreter inside the container.")
     env: dict[EnvName, Arg] = Field(default_factory=dict, description="Environment of every rank.")
+    inherit: tuple[EnvName, ...] = Field(
+        default=(), description="Variables of the submitter that reach the ranks; nothing else of the host does."
+    )
     mounts: tuple[Name | Mount, ...] = Field(
         default=(), description="Logical names of the cluster's mount set, or tables of their own."
     )
@@ -172,6 +167,10 @@ class Job(Model):
     slurm: SlurmOptions = Field(default_factory=SlurmOptions)
     container: ContainerOptions = Field(default_factory=ContainerOptions)
     monitor: Monitor = Field(default_factory=Monitor)
+    preflight: Preflight = Field(default_factory=Preflight)
+    retry: Retry = Field(default_factory=Retry)
+    secrets: Secrets = Field(default_factory=Secrets)
+    sweep: Sweep | None = Field(default=None, description="Many points of this job: 'kit sweep' submits them.")
 
     @field_validator("env")
     @classmethod

@@ -60,10 +60,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # Making an iterator draws a number; it must not come from the model's generator, which a resume puts back.
     loading = {"num_workers": args.workers, "pin_memory": here.device.type == "cuda"}
     draws = torch.Generator().manual_seed(args.seed)
-    train_loader = DataLoader(train_set, micro_batch, sampler=sampler, drop_last=True, generator=draws, **loading)
+    train_loader = data.Loader(train_set, micro_batch, sampler=sampler, drop_last=True, generator=draws, **loading)
     # For the test each image counts once, so a rank takes every world_size-th without padding.
     mine = Subset(test_set, range(here.rank, len(test_set), here.world_size))
-    test_loader = DataLoader(mine, 256, generator=draws, **loading)
+    test_loader = data.Loader(mine, 256, generator=draws, **loading)
     steps_per_epoch = len(train_set) // args.batch_size
     if steps_per_epoch == 0:
         raise SystemExit(f"--batch-size {args.batch_size} is larger than the training set of {len(train_set)} images.")
@@ -124,7 +124,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 return None
             parts = {"model": net, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
             state = {name: part.state_dict() for name, part in parts.items()} | of_ranks | {"at": dict(at)}
-            kept = checkpoint.snapshot(state) if args.checkpoint_async and not last else state
+            kept = saves.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, folder / "state.pt")
 
         saves.save(at["step"], start, last=last)

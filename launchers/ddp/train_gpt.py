@@ -81,7 +81,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             if not here.is_first:
                 return None
             state = {name: part.state_dict() for name, part in parts.items()} | {"at": dict(at), "rng": rng}
-            kept = checkpoint.snapshot(state) if args.checkpoint_async and not last else state
+            kept = saves.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, folder / "state.pt")
 
         saves.save(at["step"], start, last=last)

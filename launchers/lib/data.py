@@ -3,18 +3,35 @@
 import bisect
 import gzip
 import itertools
+import signal
 import struct
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
+from . import stop
 from .ranks import Ranks
 
 Images = Dataset[tuple[torch.Tensor, torch.Tensor]]
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+
+
+class Loader(DataLoader):  # type: ignore[type-arg]
+    """DataLoader whose processes leave TERM and USR1 to their parent.
+
+    Slurm signals every process of a step, and a loader process that dies of it would fail the step that is to be saved.
+    """
+
+    def __iter__(self) -> Any:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS)  # the new processes inherit it
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ResumableSampler(DistributedSampler):  # type: ignore[type-arg]
@@ -38,7 +55,7 @@ def batches(
 ) -> Iterator[list[torch.Tensor]]:
     """This rank's micro-batches, epoch after epoch without end, from where `samples` samples over all ranks are used."""
     sampler = ResumableSampler(dataset, here.world_size, here.rank, seed=seed, drop_last=True)
-    loader = DataLoader(
+    loader = Loader(
         dataset,
         micro_batch,
         sampler=sampler,

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import queue
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,14 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 
-# How the distributed optimizer's state is written: so that another layout can read it.
-CONTENT = {"distrib_optim_sharding_type": "fully_reshardable"}
+# How the distributed optimizer's state is written. The format for any layout cannot be read back with torch's Adam, which
+# megatron.core 0.16 takes where neither Transformer Engine nor Apex is; then another number of data parallel ranks can.
+CONTENT = {"distrib_optim_sharding_type": "fully_reshardable" if HAVE_APEX_OR_TE else "dp_reshardable"}
 
 parser = options.parser(__doc__)
 options.add_gpt(parser)
@@ -152,6 +154,30 @@ def forward_step(batches: Iterator[list[torch.Tensor]], net: torch.nn.Module) ->
     return output, mean
 
 
+def load(
+    found: Path,
+    net: DistributedDataParallel,
+    optimizer: MegatronOptimizer,
+    sharded_state: Callable[..., dict[str, Any]],
+) -> None:
+    """Fill model and optimizer from a checkpoint of this or another layout."""
+    if args.distributed_optimizer:  # a step that changes nothing gives it the tensors that the load fills
+        net.zero_grad_buffer()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        optimizer.step()
+    state = dist_checkpointing.load(sharded_state(loading=True), str(found))
+    net.module.load_state_dict(state["model"])
+    with torch.no_grad():  # it copies into the weights
+        optimizer.load_state_dict(state["optimizer"])
+    if args.distributed_optimizer and not HAVE_APEX_OR_TE:
+        # The load leaves torch's Adam with the step count of the empty step above, in one tensor for all parameters, so
+        # that each would count it up.
+        for one in optimizer.chained_optimizers:
+            for moments in one.optimizer.state.values():
+                moments["step"] = torch.tensor(float(checkpoint.marker(found)["step"]))
+
+
 def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last step, or until a stop is asked for; the exit code."""
     data_parallel = check_layout(here.world_size)
@@ -211,14 +237,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     found = saves.newest()
     if found:
-        if args.distributed_optimizer:  # a step that changes nothing gives it the tensors that the load fills
-            net.zero_grad_buffer()
-            for group in optimizer.param_groups:
-                group["lr"] = 0.0
-            optimizer.step()
-        state = dist_checkpointing.load(sharded_state(loading=True), str(found))
-        net.module.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        load(found, net, optimizer, sharded_state)
         at, _ = checkpoint.read_rank(found, here, seed=args.seed)
         log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
     else:

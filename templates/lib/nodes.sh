@@ -1,22 +1,41 @@
 # shellcheck shell=bash
 # Nodes, master address and master port. Only the batch script knows scontrol, so this is worked out once and handed on.
 
+nodes_all=()
+nodes_bad=()
+
 nodes::resolve() {
-    local -a names
-    mapfile -t names < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
+    mapfile -t nodes_all < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
     # scontrol answers 0 and nothing for a list that it cannot read.
-    if ((${#names[@]} != KIT_NODES)); then
-        log::error "the allocation ${SLURM_JOB_NODELIST} has ${#names[@]} nodes, the plan wants ${KIT_NODES}"
+    if ((${#nodes_all[@]} < KIT_NODES)); then
+        log::error "the allocation ${SLURM_JOB_NODELIST} has ${#nodes_all[@]} nodes, the plan wants ${KIT_NODES}"
         return 1
     fi
-    local address
-    address="$(nodes::address "${names[0]}")"
+    nodes::choose
+}
+
+# The nodes that the ranks run on: the first good ones of the allocation, spares left over. Sets what the ranks are told.
+nodes::choose() {
+    local name bad address
+    local -a chosen=()
+    for name in "${nodes_all[@]}"; do
+        for bad in "${nodes_bad[@]}"; do
+            [[ "${name}" == "${bad}" ]] && continue 2
+        done
+        chosen+=("${name}")
+    done
+    if ((${#chosen[@]} < KIT_NODES)); then
+        log::error "${#chosen[@]} good nodes are left of ${#nodes_all[@]}, the plan wants ${KIT_NODES}"
+        return 1
+    fi
+    chosen=("${chosen[@]:0:KIT_NODES}")
+    address="$(nodes::address "${chosen[0]}")"
     if [[ -z "${address}" ]]; then
-        log::error "${names[0]} has no IPv4 address that this node can resolve; add it to /etc/hosts or the DNS"
+        log::error "${chosen[0]} has no IPv4 address that this node can resolve; add it to /etc/hosts or the DNS"
         return 1
     fi
     export KIT_MASTER_ADDR="${address}"
-    export KIT_NODE_NAMES="${names[*]}"
+    export KIT_NODE_NAMES="${chosen[*]}"
 }
 
 # Slurm's own idea of the node's address, as IPv4: names that resolve to IPv6 first confuse rendezvous.
@@ -27,14 +46,28 @@ nodes::address() {
     getent ahostsv4 "${known}" | awk 'NR == 1 { print $1 }'
 }
 
-# A port from the job's id, so that two jobs on one node differ, moved on while something listens there. The range stays
-# below Linux's ephemeral ports (32768 on).
+# Adds to nodes_bad what Slurm has given up on: down, failing, or not answering (the `*`).
+nodes::find_lost() {
+    local name state
+    for name in ${KIT_NODE_NAMES}; do
+        state="$(scontrol show node "${name}" --oneliner 2>/dev/null | grep -oP '(?<= State=)\S+')"
+        case "${state}" in
+            DOWN* | *NOT_RESPONDING* | *\* | FAIL* | ERROR*)
+                log::error "node ${name} is lost: Slurm calls it ${state}"
+                nodes_bad+=("${name}")
+                ;;
+        esac
+    done
+}
+
+# A port from the job's id, so that two jobs on one node differ, and from the attempt, so that a restart does not wait for the old
+# socket; moved on while something listens there. The range stays below Linux's ephemeral ports (32768 on).
 nodes::choose_port() {
-    local -r base="$1"
-    local -ri span=10000
-    local -i offset=$((SLURM_JOB_ID % span)) tries
+    local -ri base="$1" span=10000
+    local -ri offset=$(((SLURM_JOB_ID + KIT_RESTART_COUNT * 13) % span))
+    local -i tries port
     for ((tries = 0; tries < 100; tries++)); do
-        local -i port=$((base + (offset + tries * 97) % span))
+        port=$((base + (offset + tries * 97) % span))
         if ! nodes::listening "${port}"; then
             export KIT_MASTER_PORT="${port}"
             return 0
@@ -49,8 +82,8 @@ nodes::listening() {
 }
 
 nodes::banner() {
-    log::info "job ${SLURM_JOB_ID} (${KIT_JOB_NAME}), restart ${KIT_RESTART_COUNT}, run folder ${KIT_RUN_DIR}"
-    log::info "nodes: ${KIT_NODE_NAMES}; world size ${KIT_WORLD_SIZE}; master ${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
+    log::info "job ${SLURM_JOB_ID} (${KIT_JOB_NAME}), queued again ${SLURM_RESTART_COUNT:-0} times, run folder ${KIT_RUN_DIR}"
+    log::info "nodes: ${nodes_all[*]}; world size ${KIT_WORLD_SIZE}"
     log::info "image: ${KIT_IMAGE:-none} ${KIT_IMAGE_DIGEST}; runtime: ${KIT_RUNTIME}"
     log::info "$(scontrol --version 2>/dev/null); bash ${BASH_VERSION}; $(uname -sr)"
 }

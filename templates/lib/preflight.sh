@@ -1,30 +1,162 @@
 #!/bin/bash
-# preflight.sh IMAGE CACHE SOURCE…: one task per node, before the ranks. Says what this node lacks, all of it at once.
+# preflight.sh NAME=VALUE…: one task per node, before the ranks, outside the container. Says what this node lacks, all of it at once.
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname -- "${BASH_SOURCE[0]}")/log.sh"
 
-main() {
-    local -r image="$1" cache="$2"
-    shift 2
-    local -i faults=0
-    local path
-    if [[ -n "${image}" && ! -r "${image}" ]]; then
-        log::error "image ${image} is not readable here: is the image store on a file system that every node mounts?"
-        faults+=1
-    fi
-    if ! (umask 077 && mkdir -p -- "${cache}") 2>/dev/null || [[ ! -w "${cache}" ]]; then
-        log::error "cache folder ${cache} cannot be made or written; set paths.cache of the cluster to a local folder of yours"
-        faults+=1
-    fi
-    for path in "$@"; do
-        if [[ ! -e "${path}" ]]; then
-            log::error "mount source ${path} does not exist here"
-            faults+=1
-        fi
+node="${SLURMD_NODENAME:-$(uname -n)}"
+faults=()
+
+fault() {
+    faults+=("$1")
+}
+
+read_options() {
+    image="" size=0 sha256="" cache="" run="" free_kb=0 shm_kb=0 nofile=0 memlock=any skew=5 now="" gpus=0 userns=0
+    sources=() interfaces=()
+    local word
+    for word in "$@"; do
+        case "${word}" in
+            source=*) sources+=("${word#*=}") ;;
+            interface=*) interfaces+=("${word#*=}") ;;
+            image=* | size=* | sha256=* | cache=* | run=* | free_kb=* | shm_kb=* | nofile=* | memlock=* | skew=* | now=* | gpus=* | userns=*)
+                printf -v "${word%%=*}" '%s' "${word#*=}"
+                ;;
+            *)
+                log::error "preflight.sh: unknown option ${word}"
+                exit 2
+                ;;
+        esac
     done
-    ((faults == 0))
+}
+
+check_image() {
+    [[ -n "${image}" ]] || return 0
+    if [[ ! -r "${image}" ]]; then
+        fault "image ${image} is not readable here; the image store must be on a file system that every node mounts"
+        return 0
+    fi
+    local found
+    found="$(stat --dereference --format=%s -- "${image}")"
+    if ((size && found != size)); then
+        fault "image ${image} has ${found} bytes here, and its lock says ${size}; build it again with 'kit build-image'"
+    elif [[ -n "${sha256}" ]]; then
+        found="$(sha256sum -- "${image}")"
+        [[ "${found%% *}" == "${sha256}" ]] || fault "image ${image} has the digest ${found%% *} here, and its lock says ${sha256}"
+    fi
+}
+
+check_folders() {
+    local path
+    if ! (umask 077 && mkdir -p -- "${cache}") 2>/dev/null || [[ ! -w "${cache}" ]]; then
+        fault "cache folder ${cache} cannot be made or written; set paths.cache of the cluster to a local folder of yours"
+    else
+        check_space "${cache}"
+    fi
+    if [[ -w "${run}" ]]; then
+        check_space "${run}"
+    else
+        fault "run folder ${run} is not writable here; set paths.runs of the cluster to a shared folder"
+    fi
+    for path in "${sources[@]}"; do
+        [[ -e "${path}" ]] || fault "mount source ${path} does not exist here"
+    done
+}
+
+check_space() {
+    local available
+    available="$(df --output=avail --block-size=1K -- "$1" | tail -n 1)"
+    ((available >= free_kb)) || fault "$1 has ${available} KB free, ${free_kb} are wanted (preflight.free_disk_gb)"
+}
+
+check_limits() {
+    local value
+    value="$(df --output=size --block-size=1K /dev/shm 2>/dev/null | tail -n 1)"
+    ((${value:-0} >= shm_kb)) || fault "/dev/shm has ${value:-0} KB, ${shm_kb} are wanted (preflight.shm_gb)"
+    value="$(ulimit -n)"
+    [[ "${value}" == unlimited ]] || ((value >= nofile)) || fault "ulimit -n is ${value}, ${nofile} are wanted (preflight.nofile)"
+    if [[ "${memlock}" == unlimited && "$(ulimit -l)" != unlimited ]]; then
+        fault "ulimit -l is $(ulimit -l); RDMA cannot pin memory (set LimitMEMLOCK=infinity for slurmd)"
+    fi
+}
+
+check_user_namespaces() {
+    ((userns && EUID != 0)) || return 0
+    local value
+    value="$(cat /proc/sys/user/max_user_namespaces 2>/dev/null || echo 0)"
+    ((value > 0)) || fault "user namespaces are off: sysctl user.max_user_namespaces is ${value}"
+    if [[ "$(cat /proc/sys/kernel/apparmor_restrict_unprivileged_userns 2>/dev/null)" == 1 ]]; then
+        fault "AppArmor keeps user namespaces from users: sysctl kernel.apparmor_restrict_unprivileged_userns is 1"
+    fi
+}
+
+# NCCL_SOCKET_IFNAME takes prefixes (`eth`), exact names (`=eth0`) and exclusions (`^docker`), several behind commas.
+check_interfaces() {
+    local list name path found
+    local -ar there=(/sys/class/net/*)
+    for list in "${interfaces[@]}"; do
+        [[ "${list}" == ^* ]] && continue
+        found=""
+        local -a names
+        IFS=, read -ra names <<<"${list#=}"
+        for name in "${names[@]}"; do
+            for path in /sys/class/net/"${name}"*; do
+                [[ -e "${path}" ]] && [[ "${list}" != =* || "${path##*/}" == "${name}" ]] && found=1
+            done
+        done
+        [[ -n "${found}" ]] || fault "no network interface ${list} here; there are: ${there[*]##*/}"
+    done
+}
+
+check_clock() {
+    [[ -n "${now}" ]] || return 0
+    local -i behind=$((EPOCHSECONDS - now))
+    ((behind < 0)) && behind=$((-behind))
+    ((behind <= skew)) || fault "this node's clock differs by ${behind} s from the first node's; at most ${skew} are allowed"
+}
+
+# A GPU that fell off the bus can hang nvidia-smi for good: it gets ten seconds, then KILL.
+gpu_query() {
+    timeout --kill-after=1 10 nvidia-smi "$@" 2>/dev/null
+}
+
+# Count and health, where there is an nvidia-smi; a placeholder GPU has neither.
+check_gpus() {
+    ((gpus)) && command -v nvidia-smi >/dev/null || return 0
+    local list line
+    if ! list="$(gpu_query --list-gpus)"; then
+        fault "nvidia-smi fails or gives no answer within 10 s: a GPU or its driver is stuck; drain this node"
+        return 0
+    fi
+    local -i found
+    found="$(grep -c '^GPU' <<<"${list}")"
+    ((found >= gpus)) || fault "nvidia-smi lists ${found} GPUs, ${gpus} are wanted"
+    while IFS= read -r line; do
+        fault "GPU ${line%%,*}: uncorrected memory errors: ${line#*, }; reset or replace it"
+    done < <(gpu_query --query-gpu=index,ecc.errors.uncorrected.volatile.total --format=csv,noheader,nounits \
+        | awk -F ', ' '$2 ~ /^[0-9]+$/ && $2 > 0')
+    found="$(gpu_query --query-gpu=retired_pages.pending --format=csv,noheader | grep -c '^Yes')"
+    ((found == 0)) || fault "${found} GPUs have memory pages that wait to be retired; reset them"
+    line="$(dmesg 2>/dev/null | grep 'NVRM: Xid' | tail -n 1)"
+    [[ -z "${line}" ]] || log::info "the kernel reported GPU errors since boot, the last: ${line}"
+}
+
+main() {
+    read_options "$@"
+    check_image
+    check_folders
+    check_limits
+    check_user_namespaces
+    check_interfaces
+    check_clock
+    check_gpus
+    local -r report="${run}/state/preflight/${node}.preflight"
+    if ((${#faults[@]})); then
+        printf '%s\n' "${faults[@]/#/${node}: }" | tee -- "${report}.failed"
+        return 1
+    fi
+    : >"${report}.ok"
 }
 
 main "$@"

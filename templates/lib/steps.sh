@@ -3,14 +3,16 @@
 
 declare -A steps_pid=()
 
+# steps::start NAME srun WORD…: on the nodes that were chosen.
 steps::start() {
-    local -r name="$1"
-    shift
+    local -r name="$1" srun="$2"
+    shift 2
+    local -ar argv=("${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "$@")
     # The heartbeat's pipe must have one holder only.
     if [[ -n "${heartbeat_fd:-}" ]]; then
-        "$@" {heartbeat_fd}>&- </dev/null &
+        "${argv[@]}" {heartbeat_fd}>&- </dev/null &
     else
-        "$@" </dev/null &
+        "${argv[@]}" </dev/null &
     fi
     steps_pid["${name}"]=$!
 }
@@ -46,25 +48,30 @@ steps::signal() {
     done
 }
 
-steps::forward() {
-    log::info "got ${1}; passing it on to step ${2}"
-    events::record signal name "$1"
-    steps::signal "$1" "$2"
-}
-
-# Ends every step that still runs: asked first, then killed, never waited for longer than ten seconds.
+# Ends every step that still runs: asked first, then killed, never waited for longer than ten seconds each.
 steps::end_all() {
     local name
-    local -i tenths
     for name in "${!steps_pid[@]}"; do
-        steps::signal TERM "${name}"
-        kill -TERM "${steps_pid[${name}]}" 2>/dev/null
-        for ((tenths = 0; tenths < 100; tenths++)); do
-            kill -0 "${steps_pid[${name}]}" 2>/dev/null || break
-            sleep 0.1
-        done
-        kill -KILL "${steps_pid[${name}]}" 2>/dev/null
-        wait "${steps_pid[${name}]}" 2>/dev/null
+        steps::end "${name}" 100
     done
-    steps_pid=()
+}
+
+# steps::end NAME TENTHS
+steps::end() {
+    local -r name="$1"
+    local -r pid="${steps_pid[${name}]}"
+    local -i tenths
+    steps::signal TERM "${name}"
+    for ((tenths = 0; tenths < $2; tenths++)); do
+        kill -0 "${pid}" 2>/dev/null || break
+        # A step that ignores TERM, or that never came up, is not asked twice.
+        if ((tenths == 20)); then
+            steps::signal KILL "${name}"
+            kill -TERM "${pid}" 2>/dev/null
+        fi
+        sleep 0.1
+    done
+    kill -KILL "${pid}" 2>/dev/null
+    wait "${pid}" 2>/dev/null
+    unset "steps_pid[${name}]"
 }

@@ -32,6 +32,8 @@ def test_jinja_stands_in_the_head_only(path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_rendered_scripts_pass_shellcheck(case: Case, tmp_path: Path) -> None:
     written = write_files(planned(case), tmp_path)
-    scripts = [str(p) for p in written if p.suffix == ".sh" and p.name != "setup.sh"]
+    # Function files are followed from the scripts that source them: alone, half of their variables are somebody else's.
+    scripts = [str(p) for p in written if p.suffix == ".sh" and p.read_text().startswith("#!")]
+    assert len(scripts) >= 8
     done = shell.run(["shellcheck", "--external-sources", *scripts], check=False)
     assert done.returncode == 0, done.stdout

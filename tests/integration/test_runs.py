@@ -163,10 +163,10 @@ def test_cancel_leaves_nothing(lab: Lab, runtime: str) -> None:
 
 
 def test_the_monitor_is_a_step_of_its_own(lab: Lab, tmp_path: Path) -> None:
-    """A stand-in for nvidia-smi, which a machine without GPUs cannot have: it never ends, and spawns a child that ignores TERM."""
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text('#!/bin/bash\ntrap "" TERM\necho "#args $*"\nwhile true; do echo line; sleep 0.2; done\n')
-    tool.chmod(0o755)
+    """Its nvidia-smi never ends by itself, and ignores TERM."""
+    stand_in_for_nvidia_smi(
+        tmp_path, 'case "$1" in dmon) trap "" TERM; echo "#args $*"; while true; do echo line; sleep 0.2; done;; esac'
+    )
     lab.write(
         'script = "program.py"\nshape = "srun"\n[monitor]\nselect = "pu"\ndelay = 3\nheartbeat = 1\n',
         "import time\ntime.sleep(3)\n",
@@ -180,6 +180,33 @@ def test_the_monitor_is_a_step_of_its_own(lab: Lab, tmp_path: Path) -> None:
         assert "line" in text
     assert "still running" in run.log("batch")
     assert lab.leftovers(run.folder) == []
+
+
+GPUS = 'case "$1" in --list-gpus) printf "GPU 0: x\\nGPU 1: x\\n";; esac'
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ('case "$1" in --list-gpus) echo "GPU 0: x";; esac', "nvidia-smi lists 1 GPUs, 2 are wanted"),
+        ('case "$1" in --list-gpus) exit 9;; esac', "a GPU or its driver is stuck"),
+        (GPUS + '; case "$1" in *ecc.errors*) printf "0, 0\\n1, 3\\n";; esac', "GPU 1: uncorrected memory errors: 3"),
+        (GPUS + '; case "$1" in *retired_pages*) printf "No\\nYes\\n";; esac', "1 GPUs have memory pages"),
+    ],
+)
+def test_preflight_knows_a_sick_gpu(lab: Lab, tmp_path: Path, script: str, said: str) -> None:
+    stand_in_for_nvidia_smi(tmp_path, script)
+    lab.write('script = "program.py"\n', "")
+    run = lab.run(env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert run.done.returncode == 72
+    assert said in run.log("batch")
+
+
+def stand_in_for_nvidia_smi(folder: Path, script: str) -> None:
+    """A machine without GPUs has no nvidia-smi, and no machine has one that is sick on demand."""
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/bash\n{script}\n")
+    tool.chmod(0o755)
 
 
 def test_no_nvidia_smi_is_said_once(lab: Lab) -> None:

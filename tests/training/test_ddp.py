@@ -1,6 +1,7 @@
 """launchers/ddp/train.py on gloo: it learns, and a run that was stopped in any way ends as if it never had been."""
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -47,6 +48,15 @@ def test_usr1_to_one_rank_stops_all_and_the_resumed_run_is_the_same(training: An
     assert tools.records(second.run_dir, "resumed")[-1]["step"] == stopped["step"]
     assert not (second.run_dir / "state" / "stopped.json").exists()
     assert tools.curve(second.run_dir, *EPOCH) == whole
+
+
+def test_term_to_every_process_as_slurm_sends_it(training: Any, tools: Any, whole: Any) -> None:
+    first = training.start(PROGRAM, "run", *SHORT, "--workers", 2)
+    first.until_step(30)
+    for process in first.processes:  # the ranks and their loader processes
+        os.killpg(process.pid, signal.SIGTERM)
+    assert first.wait() == [143, 143], first.output()
+    assert tools.curve(training.run(PROGRAM, "run", *SHORT).run_dir, *EPOCH) == whole
 
 
 def test_kill_of_a_rank_and_the_resumed_run_is_the_same(training: Any, tools: Any, whole: Any) -> None:

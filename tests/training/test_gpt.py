@@ -115,20 +115,24 @@ def test_zero_checkpoints_of_another_number_of_ranks_are_refused(training: Any) 
     assert "was written by 1 ranks and cannot be read by 2" in run.output()
 
 
-@pytest.mark.parametrize("optimizer", [(), ("--distributed-optimizer",)], ids=["whole", "distributed"])
-def test_megatron_goes_on_in_another_layout(training: Any, tools: Any, optimizer: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((), ("--tp", 2, "--pp", 2)), (("--distributed-optimizer",), ("--distributed-optimizer",))],
+    ids=["tp2-pp2", "distributed-optimizer-dp4"],
+)
+def test_megatron_goes_on_in_another_layout(training: Any, tools: Any, before: Any, after: Any) -> None:
     need("megatron/train.py")
-    options = (*SMALL[:-4], "--checkpoint-every", 10, "--log-every", 1, *optimizer)
-    before = tools.curve(training.run("megatron/train.py", "run", *options, ranks=2).run_dir, "loss")
+    options = (*SMALL[:-4], "--checkpoint-every", 10, "--log-every", 1)
+    whole = tools.curve(training.run("megatron/train.py", "run", *options, *before, ranks=2).run_dir, "loss")
     checkpoints = training.folder / "run" / "checkpoints"
     assert {"common.pt", "metadata.json", "__0_0.distcp"} <= {
         path.name for path in (checkpoints / "step-00000010").iterdir()
     }
     for later in ("step-00000020", "step-00000030"):
         (checkpoints / later).rename(checkpoints / f"not-{later}")
-    after = training.run("megatron/train.py", "run", *options, "--tp", 2, "--pp", 2, ranks=4)
-    assert tools.records(after.run_dir, "resumed")[-1]["step"] == 10
-    assert tools.curve(after.run_dir, "loss")[30] == pytest.approx(before[30], abs=0.02)
+    second = training.run("megatron/train.py", "run", *options, *after, ranks=4)
+    assert tools.records(second.run_dir, "resumed")[-1]["step"] == 10
+    assert tools.curve(second.run_dir, "loss")[30] == pytest.approx(whole[30], abs=0.02)
 
 
 def test_megatron_layout_that_cannot_be_is_refused_with_its_numbers(training: Any) -> None:

@@ -4,10 +4,10 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4
 #SBATCH --time=00:30:00
+#SBATCH --gpus-per-node=2
 #SBATCH --output=/shared/runs/digits-1/logs/batch.log
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
-#SBATCH --gpus-per-node=2
 #SBATCH --no-requeue
 # 2 nodes x 2 ranks = world size 4; start shape torchrun: 1 tasks a node.
 # CPUs: 4 a node, the share of 2 of 4 GPUs in 8 CPUs; 4 a task, 2 a rank.
@@ -23,6 +23,19 @@ readonly KIT_WORLD_SIZE=4
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_MASTER_PORT_BASE=20000
+readonly KIT_RETRY_IN_ALLOCATION=0
+readonly KIT_RETRY_REQUEUE=0
+readonly -a KIT_RETRY_CODES=(
+    134
+    135
+    137
+    139
+)
+readonly KIT_PREFLIGHT_TIMEOUT=60
+readonly KIT_PREFLIGHT_ON_FAILURE=fail
+readonly KIT_ALL_REDUCE_TIMEOUT=0
+readonly KIT_AVOID_DIR=/shared/runs/.avoid
+readonly -a KIT_INHERIT=()
 readonly KIT_STEP=train
 readonly -a KIT_STEP_ARGV=(
     srun
@@ -69,25 +82,46 @@ readonly -a KIT_PREFLIGHT_ARGV=(
     --cpus-per-task=1
     --mpi=none
     --export=ALL
+    --output=/shared/runs/digits-1/logs/preflight.log
+    --open-mode=append
     /shared/runs/digits-1/lib/preflight.sh
-    ''
-    /tmp/kit-ada
+    run=/shared/runs/digits-1
+    cache=/tmp/kit-ada
+    free_kb=1000000
+    shm_kb=0
+    nofile=1024
+    memlock=any
+    skew=5
+    gpus=2
+    userns=0
 )
+readonly -a KIT_PROBE_ARGV=()
 
-# Told apart from every code that a program returns by convention: BSD's sysexits call it EX_OSFILE.
-readonly KIT_PREFLIGHT_FAILED=72
-
-# This script runs on the first node, outside any container.
+# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
 # Below this line nothing is generated.
 set -uo pipefail
 
 source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/environment.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/checks.sh"
+source "${KIT_RUN_DIR}/lib/retry.sh"
+
+# The lead signal (USR1) and a request to end (TERM: scancel, preemption, a node that goes down) go to the ranks, which save and end.
+# INT is the user's Ctrl-C where this script runs by hand.
+got_signal=""
+# shellcheck disable=SC2317 # called by traps
+on_signal() {
+    got_signal="$1"
+    log::info "got $1; passing it on to the ranks"
+    events::record signal name "$1"
+    steps::signal "${1/INT/TERM}" "${KIT_STEP}"
+}
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -96,43 +130,52 @@ finish() {
     trap '' TERM USR1 INT HUP
     steps::end_all
     heartbeat::stop
-    events::record end exit_code "${code}"
-    log::info "end of job ${SLURM_JOB_ID}: exit code ${code}"
+    if retry::wants_requeue "${code}"; then
+        retry::requeue "${code}"
+    else
+        rm -f -- "${KIT_RUN_DIR}/.secrets"
+        events::record end exit_code "${code}"
+        log::info "end of job ${SLURM_JOB_ID}: exit code ${code}"
+    fi
     exit "${code}"
 }
 
+train() {
+    local -i code
+    while true; do
+        retry::begin_attempt || return 1
+        steps::start "${KIT_STEP}" "${KIT_STEP_ARGV[@]}"
+        steps::wait "${KIT_STEP}"
+        code=$?
+        if ((code)); then
+            failures::explain "${code}"
+            code=$?
+        fi
+        retry::again "${code}" || return "${code}"
+    done
+}
+
 main() {
+    environment::require_allocation
     trap finish EXIT
-    export KIT_RESTART_COUNT="${SLURM_RESTART_COUNT:-0}"
+    environment::scrub "${KIT_INHERIT[@]}"
     debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
+    trap 'on_signal TERM' TERM
+    trap 'on_signal USR1' USR1
+    trap 'on_signal INT' INT
 
     nodes::resolve || exit 1
-    nodes::choose_port "${KIT_MASTER_PORT_BASE}" || exit 1
     nodes::banner
-    events::record start nodes "${SLURM_JOB_NODELIST}" master "${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
+    events::record start nodes "${SLURM_JOB_NODELIST}"
+    checks::nodes || exit $?
 
-    trap 'steps::forward TERM "${KIT_STEP}"' TERM
-    trap 'steps::forward USR1 "${KIT_STEP}"' USR1
-    steps::start kit-preflight "${KIT_PREFLIGHT_ARGV[@]}"
-    if ! steps::wait kit-preflight; then
-        log::error "preflight failed on the nodes named above; no rank was started"
-        exit "${KIT_PREFLIGHT_FAILED}"
-    fi
-
-    failures::prepare
     heartbeat::start "${KIT_HEARTBEAT}"
     if ((${#KIT_MONITOR_ARGV[@]})); then
         steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
     fi
-
-    steps::start "${KIT_STEP}" "${KIT_STEP_ARGV[@]}"
-    steps::wait "${KIT_STEP}"
-    local -ri code=$?
-    if ((code)); then
-        failures::explain "${code}"
-        exit $?
-    fi
-    exit 0
+    checks::all_reduce || exit $?
+    train
+    exit $?
 }
 
 main "$@"

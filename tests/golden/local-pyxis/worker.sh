@@ -9,9 +9,6 @@ readonly KIT_CPUS_PER_RANK=2
 readonly KIT_PYTHON=python3
 readonly KIT_WORKDIR=/workspace
 readonly KIT_CACHE_DIR=/kit/cache
-readonly -a KIT_IMAGE_ENV=(
-    PATH=/usr/bin
-)
 export KIT_SEED=1234
 
 # Below this line nothing is generated.
@@ -23,13 +20,12 @@ source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/ranks.sh"
 source "${KIT_RUN_DIR}/lib/caches.sh"
-source "${KIT_RUN_DIR}/program.sh"
+source "${KIT_RUN_DIR}/image-env.sh"
+# shellcheck source=program.sh
+source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE:-program.sh}"
 
 main() {
     ranks::require_slurm
-    if ((${#KIT_IMAGE_ENV[@]})); then
-        export "${KIT_IMAGE_ENV[@]?}"
-    fi
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
     export KIT_NNODES KIT_RANKS_PER_NODE
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"

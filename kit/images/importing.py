@@ -1,0 +1,70 @@
+"""`kit import-image`: an image that exists already -> one .sqsh in the store, and the lock that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from kit.errors import UsageError
+from kit.images import lease, lock, make, sources, squash, store
+from kit.images.context import RECIPE
+from kit.images.progress import Report
+from kit.spec.image import Squash
+
+_NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What to import: see `sources.ready`. name: of the image in containers/; empty: the last part of the source."""
+
+    uri: str
+    name: str
+    project: Path
+    store: Path
+    options: Squash = field(default_factory=Squash)
+    locked: bool = False
+
+
+def run(order: Order, report: Report) -> make.Outcome:
+    """Import unless the store has these very bytes already; see Order and make.Outcome.
+
+    UsageError for a source or name that is none, EngineError and ImageError when it cannot be had, LockError with `locked`.
+    """
+    start = time.monotonic()
+    name = order.name or sources.default_name(order.uri)
+    if not _NAME.match(name):
+        raise UsageError(f"{name!r} cannot name an image", hint="--name with lower case letters, digits and . _ -")
+    lock_file = order.project / "containers" / name / lock.FILE
+    if (lock_file.parent / "image.toml").is_file():
+        raise UsageError(f"image {name} is built from {lock_file.parent}", hint="import under another name with --name")
+    squash.mksquashfs()  # a missing program is known before the long work, not after it
+    store.prepare(order.store)
+    with (
+        lease.hold(store.lock_file(order.store, name), on_wait=lambda who: report.stage(f"waiting for {who}")),
+        store.workspace(order.store) as work,
+    ):
+        ready = sources.ready(order.uri, work, report)
+        target = make.Target(
+            name=name,
+            store=order.store,
+            lock_file=lock_file,
+            source=ready.uri,
+            inputs=_inputs(order, ready),
+            squash=order.options,
+            locked=order.locked,
+        )
+        done = make.unchanged(target) if ready.content.digest else None
+        if done is None:
+            done = make.make(target, ready.content, work, report)
+    return replace(done, seconds=time.monotonic() - start)
+
+
+def _inputs(order: Order, ready: sources.Ready) -> str:
+    options = order.options.model_dump(mode="json", exclude={"memory"})
+    meaning = [RECIPE, ready.uri, ready.content.digest, options]
+    return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,52 @@
+"""`kit shell`: a shell in the job's container, on a node of an allocation of its own or of a run that is on."""
+
+from __future__ import annotations
+
+import getpass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kit import shell
+from kit.errors import RunError
+from kit.runs import folder, manifest, secret
+from kit.runs.status import Status
+from kit.runs.submit import Prepared, require_ready
+from kit.slurm import client
+
+
+def allocate(prepared: Prepared) -> int:
+    """salloc the job's resources and open a shell in its container on the first node; return the shell's exit code."""
+    require_ready(prepared)
+    made = prepared.plan
+    record = manifest.of(
+        made,
+        job_file=prepared.job_file,
+        user=getpass.getuser(),
+        now=datetime.now(UTC),
+        slurm_version=client.version(env=prepared.env),
+    )
+    folder.create(made, record, secrets=secret.gather(prepared.resolved))
+    try:
+        return shell.call([*made.salloc_argv, *made.shell_argv], env=_with_terminal(prepared.env))
+    finally:
+        secret.remove(made.run_dir)
+
+
+def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
+    """A shell beside a running job, in the same container, mounts and environment; return its exit code."""
+    if status.state != "RUNNING":
+        raise RunError(f"run {status.run_dir.name} is {status.state}: only a running job has nodes to go to")
+    step = list(status.manifest.shell_argv)
+    where = [f"--nodelist={node}"] if node else []
+    return shell.call([step[0], f"--jobid={status.job_id}", *where, *step[1:]], env=_with_terminal(env))
+
+
+def run_dir_of(prepared: Prepared) -> Path:
+    """Where the shell's files are."""
+    return prepared.plan.run_dir
+
+
+def _with_terminal(env: dict[str, str]) -> dict[str, str]:
+    import os
+
+    return {**env, "TERM": os.environ.get("TERM", "dumb")}

@@ -1,0 +1,73 @@
+"""Secrets: taken by name at submit, kept in one file that only the user may read, removed when the run ends.
+
+Nothing else of the kit ever holds a value: not a script, the manifest, Slurm's records, nor the command line of a process.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from kit.config import Resolved, load_toml, shown
+from kit.errors import ConfigError, Fault
+
+FILE = ".secrets"
+
+
+def gather(resolved: Resolved, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Name -> value of the job's secrets. ConfigError, naming none of the values, when one is not to be had."""
+    environ = os.environ if environ is None else environ
+    wanted = resolved.job.secrets
+    values = _from_file(resolved) if wanted.file else {}
+    faults = []
+    for name in wanted.env:
+        if name in environ:
+            values[name] = environ[name]
+        elif name not in values:
+            allowed = "a value in the environment of 'kit submit', or in secrets.file"
+            faults.append(
+                Fault(file=resolved.job_file, key="secrets.env", got=f"{name}, which is not set", allowed=allowed)
+            )
+    clashes = sorted(set(values) & set(resolved.job.env))
+    if clashes:
+        faults.append(
+            Fault(
+                file=resolved.job_file,
+                key=f"env.{clashes[0]}",
+                got="a secret of the same name",
+                allowed="one place for a variable",
+                hint="drop it from [env]",
+            )
+        )
+    if faults:
+        raise ConfigError.of(*faults)
+    return values
+
+
+def write(folder: Path, values: Mapping[str, str]) -> None:
+    """Write `<folder>/.secrets`, mode 0600 from its first byte on, as shell lines; nothing when there are no secrets."""
+    if not values:
+        return
+    text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+    with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as sink:
+        sink.write(text)
+
+
+def remove(run_dir: Path) -> None:
+    """Remove the file of a run that will not start any more; the batch script removes it at the end of one that did."""
+    (run_dir / FILE).unlink(missing_ok=True)
+
+
+def _from_file(resolved: Resolved) -> dict[str, str]:
+    assert resolved.job.secrets.file is not None
+    path = resolved.job_dir / resolved.job.secrets.file
+    table = load_toml(path)
+    wrong = [name for name, value in table.items() if not isinstance(value, str) or not name.isidentifier()]
+    if wrong:
+        allowed = 'TOML lines NAME = "value"'
+        raise ConfigError.of(
+            *(Fault(file=shown(path), key=name, got="something else", allowed=allowed) for name in wrong)
+        )
+    return dict(table)

@@ -1,0 +1,90 @@
+"""How a run starts and ends: checks before the ranks, monitors beside them, restarts after them, secrets kept out of sight."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from kit.spec.base import EnvName, Model
+
+# What a rank returns when it ended through no fault of the program: 128 + SIGABRT (a collective that timed out), SIGBUS, SIGKILL
+# (the kernel's, for want of memory, or a lost node) and SIGSEGV. A Python traceback ends with 1 and is never retried.
+RETRYABLE = (134, 135, 137, 139)
+
+
+class Monitor(Model):
+    """The GPU monitor, one `nvidia-smi` a node, and a time stamp in the batch log."""
+
+    enabled: bool = True
+    select: str = Field(default="pumt", pattern=r"^[pucvmetP]+$", description="dmon -s: metric groups.")
+    options: str = Field(default="DT", pattern=r"^[DT]*$", description="dmon -o: D date, T time.")
+    delay: int = Field(default=15, ge=1, description="Seconds between lines, of dmon and of the query.")
+    query: tuple[str, ...] = Field(
+        default=(),
+        description="Also `nvidia-smi --query-gpu` to a CSV file: such as ['utilization.gpu', 'memory.used'].",
+    )
+    heartbeat: int = Field(default=120, ge=0, description="Seconds between time stamps in the batch log; 0: none.")
+
+    @field_validator("query")
+    @classmethod
+    def _fields(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if not value.replace(".", "").replace("_", "").isalnum():
+                raise ValueError(f"{value!r} is no field of 'nvidia-smi --help-query-gpu'")
+        return values
+
+
+class Preflight(Model):
+    """Checks of every node before ranks start. Figures are what a node must have at least."""
+
+    enabled: bool = True
+    free_disk_gb: float = Field(default=1.0, ge=0, description="Free space where caches and the run folder are, in GB.")
+    shm_gb: float = Field(
+        default=0.0, ge=0, description="Size of /dev/shm, in GB; DataLoader workers share tensors there."
+    )
+    nofile: int = Field(default=1024, ge=0, description="Open files (ulimit -n).")
+    memlock: Literal["any", "unlimited"] = Field(
+        default="any", description="unlimited: RDMA needs to pin memory (ulimit -l)."
+    )
+    clock_skew_s: float = Field(default=5.0, gt=0, description="Most seconds by which nodes' clocks may differ.")
+    verify_image: bool = Field(
+        default=False, description="Compute the image's sha256 on every node, not only its size."
+    )
+    container: bool = Field(default=True, description="Start the container on every node and look for its Python.")
+    all_reduce_s: int = Field(
+        default=0, ge=0, description="Seconds for one all-reduce over all ranks; 0: none is made."
+    )
+    timeout_s: int = Field(default=60, ge=1, description="Seconds for all checks together.")
+    on_failure: Literal["fail", "exclude"] = Field(
+        default="fail",
+        description="exclude: put the job back in the queue without the failed nodes, and avoid them for a day.",
+    )
+
+
+class Retry(Model):
+    """What happens after a rank died, a lead signal came, or a node was lost."""
+
+    in_allocation: int = Field(default=0, ge=0, description="Restarts of the ranks inside the allocation.")
+    requeue: int = Field(default=0, ge=0, description="Times that the job goes back to the queue.")
+    exit_codes: tuple[int, ...] = Field(
+        default=RETRYABLE, description="Codes of the first failed rank that are retried."
+    )
+    spares: int = Field(
+        default=0, ge=0, description="Nodes asked for beyond those used; one takes a lost node's place."
+    )
+
+    @field_validator("exit_codes")
+    @classmethod
+    def _never_a_traceback(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        for value in values:
+            if not 2 <= value <= 255:
+                raise ValueError(f"{value} cannot be retried: 0 is success, and 1 is what a Python traceback ends with")
+        return values
+
+
+class Secrets(Model):
+    """Variables whose values are never written into a script, a manifest, Slurm's records or a log."""
+
+    env: tuple[EnvName, ...] = Field(default=(), description="Taken from the submitter's environment.")
+    file: str | None = Field(default=None, description="NAME=VALUE lines, relative to the job file; read at submit.")

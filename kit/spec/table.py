@@ -1,0 +1,38 @@
+"""Table: numbers that a sweep looks up. `tables/<name>.toml`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from kit.spec.base import Model, Text
+from kit.spec.sweep import Scalar
+
+Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$")]
+
+
+class Table(Model):
+    """A value for each combination of what `by` names. `lookup:NAME` asks for it, `lookup:NAME.COLUMN` for one column of a row."""
+
+    description: Text = Field(default="", description="What the values are, with their unit.")
+    source: Text = Field(default="", description="Where the numbers or the formula come from.")
+    by: tuple[Identifier, ...] = Field(
+        min_length=1, description="Names of a point that choose the value, outermost first."
+    )
+    defaults: dict[Identifier, Scalar] = Field(
+        default={}, description="Names that expressions here use, where the point has none."
+    )
+    values: dict[str, Any] = Field(
+        min_length=1, description="As many tables inside each other as `by` has names. '*' stands for any other value."
+    )
+
+    @field_validator("values")
+    @classmethod
+    def _only_values(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                cls._only_values(value)
+            elif not isinstance(value, bool | int | float | str):
+                raise ValueError(f"{key}: a number, text, true or false, or a table of them; not {value!r}")
+        return values

@@ -1,0 +1,69 @@
+"""Points of one shape become one Slurm array: the same header for all, and a script that becomes the batch script of its point."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit.plan import Plan
+from kit.render import render
+
+_HEADER = "#SBATCH "
+# What tells the points of an array apart: their names, and the paths inside their run folders.
+_OWN_NAME = "--job-name="
+_RUN_DIR = "<run folder>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """One submission. members: the points' numbers in the sweep; task n is the nth. folder: of the script and the links."""
+
+    number: int
+    members: tuple[int, ...]
+    folder: Path
+    text: str
+
+    @property
+    def script(self) -> Path:
+        """What sbatch gets."""
+        return self.folder / "batch.sh"
+
+
+def group(
+    plans: Mapping[int, Plan], *, name: str, folder: Path, first: int, max_array: int, parallel: int | None
+) -> tuple[Array, ...]:
+    """As few arrays as the plans have shapes, split where one would exceed `max_array` tasks.
+
+    plans: by the point's number. folder: where each array's own folder goes. first: the first array's number.
+    """
+    shapes: dict[tuple[str, ...], list[int]] = {}
+    for index, plan in plans.items():
+        shapes.setdefault(_shape(plan), []).append(index)
+    made: list[Array] = []
+    for shape, members in shapes.items():
+        for start in range(0, len(members), max_array):
+            part = members[start : start + max_array]
+            number = first + len(made)
+            own = folder / str(number)
+            text = _script(shape, name=name, folder=own, count=len(part), parallel=parallel)
+            made.append(Array(number=number, members=tuple(part), folder=own, text=text))
+    return tuple(made)
+
+
+def _shape(plan: Plan) -> tuple[str, ...]:
+    """The header of a plan's batch script without what is the point's own."""
+    head = itertools.takewhile(lambda line: line.startswith("#"), plan.text_of("batch.sh").splitlines())
+    options = [line.removeprefix(_HEADER) for line in head if line.startswith(_HEADER)]
+    return tuple(o.replace(str(plan.run_dir), _RUN_DIR) for o in options if not o.startswith(_OWN_NAME))
+
+
+def _script(shape: Sequence[str], *, name: str, folder: Path, count: int, parallel: int | None) -> str:
+    throttle = f"%{parallel}" if parallel is not None and parallel < count else ""
+    options = [
+        f"{_OWN_NAME}{name}",
+        f"--array=0-{count - 1}{throttle}",
+        *(option.replace(_RUN_DIR, f"{folder}/%a") for option in shape),
+    ]
+    return render("array.sh", {"sbatch": options, "array_dir": folder})

@@ -1,0 +1,149 @@
+"""From a `[sweep]` table to its points: products, draws, expressions, conditions, duplicates."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kit.errors import ConfigError, Fault
+from kit.spec.sweep import Distribution, Sweep, Value
+from kit.sweeps.expressions import ExpressionError, checked, evaluate
+from kit.sweeps.names import short_names, shown
+from kit.sweeps.scope import Scope
+from kit.sweeps.tables import Tables
+
+OWN = "var."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One setting of all swept keys. index: its number in the sweep. name: of the named point that it comes from, or empty."""
+
+    index: int
+    name: str
+    values: Mapping[str, Value]
+
+    @property
+    def label(self) -> str:
+        """`small lr=0.001 seed=1`: what a person tells points apart by."""
+        short = short_names(self.values)
+        words = [f"{short[key]}={shown(value)}" for key, value in self.values.items()]
+        return " ".join([self.name, *words] if self.name else words)
+
+    @property
+    def identity(self) -> str:
+        """The same for two points that make the same job: every key but the sweep's own names."""
+        return json.dumps({k: v for k, v in sorted(self.values.items()) if not k.startswith(OWN)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expansion:
+    """The points of a sweep. duplicates: points left out, each with the earlier one that makes the same job. refused: by `when`."""
+
+    points: tuple[Point, ...]
+    duplicates: tuple[tuple[Point, Point], ...]
+    refused: int
+
+
+def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) -> Expansion:
+    """All points. ConfigError with every expression that has no value.
+
+    base: the job's keys, which expressions may name. file: where faults are said to stand.
+    """
+    faults: dict[tuple[str, str, str], Fault] = {}
+    points: list[Point] = []
+    duplicates: list[tuple[Point, Point]] = []
+    seen: dict[str, Point] = {}
+    refused = 0
+    for name, raw in _settings(sweep):
+        try:
+            values, wanted = _settle(raw, sweep.when, base, tables)
+        except _NoValue as problem:
+            fault = problem.fault(file)
+            faults[fault.key, fault.got, fault.allowed] = fault
+            continue
+        if not wanted:
+            refused += 1
+            continue
+        point = Point(index=len(points), name=name, values=values)
+        first = seen.setdefault(point.identity, point)
+        if first is point:
+            points.append(point)
+        else:
+            duplicates.append((point, first))
+    if faults:
+        raise ConfigError.of(*faults.values())
+    if not points:
+        allowed = "at least one point"
+        raise ConfigError.of(
+            Fault(file=file, key="sweep.when", got=f"conditions that refuse all {refused} points", allowed=allowed)
+        )
+    return Expansion(points=tuple(points), duplicates=tuple(duplicates), refused=refused)
+
+
+def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Value]]]:
+    """Every combination, unevaluated, with the name of its named point; the last key of the grid changes fastest."""
+    named = list(sweep.points.items()) or [("", {})]
+    rows = [dict(zip(sweep.zip, row, strict=True)) for row in zip(*sweep.zip.values(), strict=True)] or [{}]
+    grid = [dict(zip(sweep.grid, row, strict=True)) for row in itertools.product(*sweep.grid.values())]
+    for (name, setting), row, cell, draw in itertools.product(named, rows, grid, _draws(sweep)):
+        yield name, {**setting, **row, **cell, **draw, **sweep.set}
+
+
+def _draws(sweep: Sweep) -> list[dict[str, Value]]:
+    if sweep.random is None:
+        return [{}]
+    # A stream of its own for each key: adding a key leaves the others' draws as they were.
+    streams = {key: random.Random(f"{sweep.random.seed} {key}") for key in sweep.random.keys}
+    return [
+        {key: _draw(how, streams[key]) for key, how in sweep.random.keys.items()} for _ in range(sweep.random.count)
+    ]
+
+
+def _draw(how: Distribution, stream: random.Random) -> Value:
+    if how.choice is not None:
+        return how.choice[int(stream.random() * len(how.choice))]
+    if how.log_uniform is not None:
+        low, high = map(math.log, how.log_uniform)
+        drawn = math.exp(low + (high - low) * stream.random())
+    else:
+        assert how.uniform is not None
+        low, high = how.uniform
+        drawn = low + (high - low) * stream.random()
+    # Six digits tell any two draws apart, and can be read and typed again.
+    return round(drawn) if how.integer else float(f"{drawn:.6g}")
+
+
+class _NoValue(Exception):  # noqa: N818 - internal: carries one fault to the loop that gathers them
+    def __init__(self, key: str, text: str, why: ExpressionError) -> None:
+        super().__init__(key)
+        self.key, self.text, self.why = key, text, why
+
+    def fault(self, file: str) -> Fault:
+        return Fault(file=file, key=self.key, got=repr(self.text), allowed=f"an expression with a value: {self.why}")
+
+
+def _settle(
+    raw: Mapping[str, Value], when: tuple[str, ...], base: Mapping[str, Any], tables: Tables
+) -> tuple[dict[str, Value], bool]:
+    """The values of one point, all expressions evaluated, and whether it meets the conditions."""
+    scope = Scope(raw, base, tables)
+    values: dict[str, Value] = {}
+    for key, value in raw.items():
+        try:
+            values[key] = checked(scope.value(key))
+        except ExpressionError as error:
+            raise _NoValue(f"sweep: {key}", str(value), error) from None
+    for number, condition in enumerate(when):
+        try:
+            met = evaluate(condition, scope.name, scope.lookup)
+        except ExpressionError as error:
+            raise _NoValue(f"sweep.when[{number}]", condition, error) from None
+        if not met:
+            return values, False
+    return values, True

@@ -1,0 +1,102 @@
+"""Expressions: `= 3e-3 * sqrt(batch_size / 256)`. simpleeval evaluates them; only arithmetic and the functions here exist.
+
+A name in an expression is a key of the point (`args.batch_size` for `args.--batch-size`), the last part of one where that is unique
+(`batch_size`), or a key of the job. Names are looked up when they are needed, so that values may build on each other in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import simpleeval
+
+from kit.spec.sweep import Value
+
+Lookup = Callable[[str], Any]
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "abs": abs,
+    "ceil": math.ceil,
+    "exp": math.exp,
+    "float": float,
+    "floor": math.floor,
+    "int": int,
+    "log": math.log,
+    "log10": math.log10,
+    "log2": math.log2,
+    "max": max,
+    "min": min,
+    "round": round,
+    "sqrt": math.sqrt,
+    "str": str,
+}
+
+
+class ExpressionError(ValueError):
+    """An expression that cannot be evaluated; the text says why."""
+
+
+class UnknownName(ExpressionError):  # noqa: N818 - read as a sentence where it is raised
+    """A name that neither the point nor the job has."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        near = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"{name!r} is no name here; known: {', '.join(known) or 'none'}{hint}")
+
+
+def evaluate(text: str, names: Lookup, lookup: Lookup) -> Any:
+    """The value of an expression. ExpressionError when it has none.
+
+    names: the value of a dotted name. lookup: the value that a table has for this point.
+    """
+    evaluator = simpleeval.EvalWithCompoundTypes(
+        names=lambda node: _named(node.id, names), functions={**_FUNCTIONS, "lookup": lookup}
+    )
+    try:
+        return _plain(evaluator.eval(text.strip()))
+    except ExpressionError:
+        raise
+    except SyntaxError as error:
+        raise ExpressionError(f"no expression: {error.msg}") from None
+    except simpleeval.InvalidExpression as error:
+        raise ExpressionError(str(error)) from None
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise ExpressionError(f"{type(error).__name__}: {error}") from None
+
+
+def checked(value: Any) -> Value:
+    """A result as a value of a sweep; ExpressionError for what a job file could not hold."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ExpressionError(f"its value is {value}")
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple) and all(isinstance(one, bool | int | float | str) for one in value):
+        return tuple(value)
+    raise ExpressionError(
+        f"its value is a {type(value).__name__}; a number, text, true, false or a list of them is wanted"
+    )
+
+
+class _Branch:
+    """`args` in `args.lr`: each attribute asks for a longer name."""
+
+    def __init__(self, name: str, names: Lookup) -> None:
+        self._name, self._names = name, names
+
+    def __getattr__(self, part: str) -> Any:
+        return _named(f"{self._name}.{part}", self._names)
+
+
+def _named(name: str, names: Lookup) -> Any:
+    value = names(name)
+    return _Branch(name, names) if isinstance(value, Mapping) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Branch):
+        raise ExpressionError("it names a table of the job, not a value")
+    return value

@@ -1,0 +1,32 @@
+"""What a key of a sweep is called in expressions, in tables and on plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kit.spec.sweep import Value
+
+
+def identifier(key: str) -> str:
+    """`args.--batch-size` -> `args.batch_size`: a name that an expression can hold."""
+    head, dot, option = key.partition(".")
+    return f"{head}.{option.lstrip('-').replace('-', '_')}" if dot and head == "args" else key
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Key -> the last part of its identifier, or all of it where two keys would share that part."""
+    keys = list(keys)
+    last = {key: identifier(key).rpartition(".")[2] for key in keys}
+    shared = {name for name in last.values() if list(last.values()).count(name) > 1}
+    return {key: identifier(key) if name in shared else name for key, name in last.items()}
+
+
+def shown(value: Value) -> str:
+    """A value as a table shows it: floats with six digits at most, as in 0.001 or 3e-05."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, tuple):
+        return " ".join(shown(one) for one in value)
+    return str(value)

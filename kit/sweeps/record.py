@@ -1,0 +1,93 @@
+"""sweep.json: the points of a sweep and the arrays that they were sent in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from kit.errors import RunError
+from kit.runs import atomic, registry
+from kit.spec.base import Model
+from kit.spec.sweep import Value
+from kit.sweeps.expand import Point
+
+
+class SentArray(Model):
+    """One submission: task n of Slurm job `job_id` is the nth of `members`."""
+
+    number: int
+    job_id: int
+    members: tuple[int, ...]
+
+
+class RecordedPoint(Model):
+    """A point of the sweep under the number that names its folder."""
+
+    index: int
+    name: str
+    values: Mapping[str, Value]
+
+    def point(self) -> Point:
+        """As `expand` makes it."""
+        return Point(index=self.index, name=self.name, values=self.values)
+
+
+class SweepRecord(Model):
+    """One sweep. seed: what its points get where neither job nor sweep names one."""
+
+    schema_version: Literal[1] = 1
+    sweep_id: str
+    job_name: str
+    job_file: str
+    cluster: str
+    seed: int
+    submitted_at: datetime
+    metric: str | None
+    goal: Literal["min", "max"]
+    points: tuple[RecordedPoint, ...]
+    arrays: tuple[SentArray, ...]
+
+    def write(self, paths: SweepPaths) -> None:
+        """Write atomically."""
+        atomic.write(paths.record, self.model_dump_json(indent=1) + "\n")
+
+
+class SweepPaths:
+    """File names under one sweep's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def record(self) -> Path:
+        """The sweep's record; a folder that holds one is a sweep."""
+        return self.root / "sweep.json"
+
+    @property
+    def points(self) -> Path:
+        """A run folder for each point."""
+        return self.root / registry.POINTS
+
+    def point(self, index: int) -> Path:
+        """The run folder of one point. Its name is the run's id, so that it names the run everywhere."""
+        return self.points / f"{self.root.name}.{index}"
+
+    @property
+    def arrays(self) -> Path:
+        """A folder for each array: its script, and a link to a point's run folder for each task."""
+        return self.root / "arrays"
+
+
+def read(folder: Path) -> SweepRecord:
+    """The record of a sweep; RunError when there is none or it is of another make."""
+    path = SweepPaths(folder).record
+    try:
+        return SweepRecord.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{folder}: no sweep.json: not a sweep", hint="'kit sweep' makes one") from None
+    except (OSError, ValidationError) as error:
+        raise RunError(f"{path}: cannot be understood: {error}") from None

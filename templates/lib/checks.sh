@@ -1,0 +1,120 @@
+# shellcheck shell=bash
+# The batch script's side of the preflight: runs the checks on every node, names the nodes that failed, decides what happens then.
+
+# Told apart from every code that a program returns by convention: BSD's sysexits call it EX_OSFILE.
+readonly checks_failed_code=72
+retry_without=""
+
+checks::nodes() {
+    ((${#KIT_PREFLIGHT_ARGV[@]})) || return 0
+    local -r folder="${KIT_RUN_DIR}/state/preflight"
+    rm -rf -- "${folder}"
+    mkdir -p -- "${folder}"
+    local -r all="${nodes_all[*]}"
+    # Every node of the allocation is checked, spares too.
+    KIT_NODE_NAMES="${all}" steps::start kit-preflight "${KIT_PREFLIGHT_ARGV[@]}" "now=${EPOCHSECONDS}"
+    if ((${#KIT_PROBE_ARGV[@]})); then
+        KIT_NODE_NAMES="${all}" steps::start kit-probe "${KIT_PROBE_ARGV[@]}"
+    fi
+    checks::await "${KIT_PREFLIGHT_TIMEOUT}"
+    [[ -z "${got_signal}" ]] || return 143
+    checks::judge "${folder}"
+}
+
+# Waits for both steps, for at most so many seconds together; a step that hangs is ended.
+checks::await() {
+    local -ri deadline=$((EPOCHSECONDS + $1))
+    local name
+    for name in kit-preflight kit-probe; do
+        while [[ -n "${steps_pid[${name}]:-}" ]] && kill -0 "${steps_pid[${name}]}" 2>/dev/null; do
+            if ((EPOCHSECONDS >= deadline)) || [[ -n "${got_signal}" ]]; then
+                steps::end "${name}" 50
+                continue 2
+            fi
+            sleep 0.05
+        done
+        if [[ -n "${steps_pid[${name}]:-}" ]]; then
+            wait "${steps_pid[${name}]}" 2>/dev/null
+            unset "steps_pid[${name}]"
+        fi
+    done
+}
+
+checks::judge() {
+    local -r folder="$1"
+    local name check
+    local -a failed=()
+    for name in "${nodes_all[@]}"; do
+        for check in preflight probe; do
+            [[ "${check}" == probe && ${#KIT_PROBE_ARGV[@]} -eq 0 ]] && continue
+            if [[ ! -e "${folder}/${name}.${check}.ok" ]]; then
+                failed+=("${name}")
+                [[ -s "${folder}/${name}.${check}.failed" ]] \
+                    || log::error "${name}: ${check}: no answer within ${KIT_PREFLIGHT_TIMEOUT} s, or it could not start; see ${KIT_RUN_DIR}/logs/preflight.log"
+                continue 2
+            fi
+        done
+    done
+    ((${#failed[@]})) || return 0
+    nodes_bad+=("${failed[@]}")
+    log::error "preflight failed on ${failed[*]}"
+    checks::show "${folder}" "${failed[@]}"
+    if ((${#nodes_all[@]} - ${#failed[@]} >= KIT_NODES)); then
+        log::info "going on with the spare nodes"
+        nodes::choose
+        return
+    fi
+    if [[ "${KIT_PREFLIGHT_ON_FAILURE}" == exclude ]]; then
+        checks::avoid "${folder}" "${failed[@]}"
+    fi
+    log::error "no rank was started"
+    return "${checks_failed_code}"
+}
+
+checks::show() {
+    local -r folder="$1"
+    shift
+    local name
+    for name in "$@"; do
+        cat -- "${folder}/${name}".*.failed 2>/dev/null | sed 's/^/  | /' >&2
+    done
+}
+
+# `kit submit` avoids these nodes for a day; `kit nodes` lists and forgets them. This job asks for others at once.
+checks::avoid() {
+    local -r folder="$1"
+    shift
+    local name joined
+    mkdir -p -- "${KIT_AVOID_DIR}" || return 0
+    for name in "$@"; do
+        {
+            printf 'job %s: ' "${SLURM_JOB_ID}"
+            cat -- "${folder}/${name}".*.failed 2>/dev/null || printf 'no answer\n'
+        } >"${KIT_AVOID_DIR}/${name}"
+    done
+    printf -v joined '%s,' "$@"
+    if ((${SLURM_RESTART_COUNT:-0} < 5)); then
+        retry_without="${joined%,}"
+    fi
+}
+
+# One all-reduce over all ranks, by the launcher and in the container that the training will use.
+checks::all_reduce() {
+    ((KIT_ALL_REDUCE_TIMEOUT)) || return 0
+    nodes::choose_port "${KIT_MASTER_PORT_BASE}" || return 1
+    failures::prepare
+    KIT_PROGRAM_FILE=all-reduce.sh steps::start "${KIT_STEP}" "${KIT_STEP_ARGV[@]}"
+    local -ri deadline=$((EPOCHSECONDS + KIT_ALL_REDUCE_TIMEOUT))
+    while kill -0 "${steps_pid[${KIT_STEP}]}" 2>/dev/null; do
+        if ((EPOCHSECONDS >= deadline)) || [[ -n "${got_signal}" ]]; then
+            log::error "the all-reduce over ${KIT_WORLD_SIZE} ranks did not end within ${KIT_ALL_REDUCE_TIMEOUT} s; see ${KIT_RUN_DIR}/logs"
+            steps::end "${KIT_STEP}" 50
+            return "${checks_failed_code}"
+        fi
+        sleep 0.05
+    done
+    steps::wait "${KIT_STEP}" && return 0
+    failures::explain 1
+    log::error "the all-reduce over ${KIT_WORLD_SIZE} ranks failed"
+    return "${checks_failed_code}"
+}

@@ -1,0 +1,35 @@
+# shellcheck shell=bash
+# What of the host reaches the ranks: what the job lists, and what Slurm and this script set. `kit submit` hands sbatch a clean
+# environment; this holds for a batch script that somebody submits or runs by hand, too.
+
+environment::require_allocation() {
+    if [[ -z "${SLURM_JOB_ID:-}" ]]; then
+        log::error "this script runs under sbatch, or by hand inside an allocation of salloc"
+        exit 2
+    fi
+    # By hand in an interactive step: that step's own variables would be taken for this script's.
+    if [[ -n "${SLURM_PTY_PORT:-}" || -n "${SLURM_STEP_ID:-}" ]]; then
+        log::info "interactive: step variables reset"
+        local name
+        for name in $(compgen -e | grep -E '^SLURM_(STEP|STEPID|PROCID|LOCALID|NODEID|NTASKS|TASK_PID|PTY|SRUN|LAUNCH|GTIDS|DISTRIBUTION|OVERCOMMIT|UMASK)'); do
+            unset "${name}"
+        done
+    fi
+    export KIT_RESTART_COUNT="${SLURM_RESTART_COUNT:-0}"
+}
+
+environment::scrub() {
+    local -A keep=()
+    local name
+    for name in PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TMPDIR TERM DEBUG LD_LIBRARY_PATH "$@"; do
+        keep["${name}"]=1
+    done
+    for name in $(compgen -e); do
+        case "${name}" in
+            # A nested submit's options, and Pyxis's: they would change steps behind the plan's back (field-notes 1 and 25).
+            SLURM_SPANK_* | PYXIS_* | SBATCH_* | SALLOC_*) unset "${name}" ;;
+            SLURM_* | SLURMD_* | KIT_* | CUDA_VISIBLE_DEVICES | GPU_DEVICE_ORDINAL | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK) ;;
+            *) [[ -n "${keep[${name}]:-}" ]] || unset "${name}" 2>/dev/null || true ;;
+        esac
+    done
+}

@@ -1,0 +1,72 @@
+# shellcheck shell=bash
+# Attempts. KIT_RESTART_COUNT counts every start of the ranks in this run, inside one allocation and over requeues: programs find a
+# number that only grows, and every attempt has a port and a record of failures of its own.
+
+readonly retry_file="${KIT_RUN_DIR}/state/attempts"
+declare -i retry_in_allocation=0
+
+retry::begin_attempt() {
+    local -i attempts=0
+    [[ -r "${retry_file}" ]] && read -r attempts <"${retry_file}"
+    export KIT_RESTART_COUNT="${attempts}"
+    printf '%d\n' "$((attempts + 1))" >"${retry_file}.new" && mv -f -- "${retry_file}.new" "${retry_file}"
+    nodes::choose_port "${KIT_MASTER_PORT_BASE}" || return 1
+    failures::prepare
+    log::info "attempt ${attempts}: ranks on ${KIT_NODE_NAMES}; master ${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
+    events::record attempt nodes "${KIT_NODE_NAMES// /,}" master "${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
+}
+
+# Whether the ranks are started again here and now.
+retry::again() {
+    local -ri code="$1"
+    if ((code == 0)) || [[ -n "${got_signal}" ]] || ((retry_in_allocation >= KIT_RETRY_IN_ALLOCATION)); then
+        return 1
+    fi
+    nodes::find_lost
+    if ! retry::is_retryable "${code}" && ((${#nodes_bad[@]} == 0)); then
+        log::info "exit code ${code} is the program's own; starting it again would not help"
+        return 1
+    fi
+    nodes::choose || return 1
+    retry_in_allocation+=1
+    log::info "restart ${retry_in_allocation} of ${KIT_RETRY_IN_ALLOCATION} in this allocation"
+}
+
+retry::is_retryable() {
+    local code
+    for code in "${KIT_RETRY_CODES[@]}"; do
+        ((code == $1)) && return 0
+    done
+    return 1
+}
+
+# A job goes back to the queue after the lead signal, a retryable code, or a failed node that it is to run without. Never after a
+# TERM: that was scancel, or a preemption after which Slurm requeues by itself.
+retry::wants_requeue() {
+    local -ri code="$1"
+    if ((code == 0)) || [[ "${got_signal}" == TERM || "${got_signal}" == INT ]]; then
+        return 1
+    fi
+    if [[ -n "${retry_without:-}" ]]; then
+        return 0
+    fi
+    if ((${SLURM_RESTART_COUNT:-0} >= KIT_RETRY_REQUEUE)); then
+        return 1
+    fi
+    [[ "${got_signal}" == USR1 ]] || retry::is_retryable "${code}"
+}
+
+# Slurm holds a requeued job for two minutes unless its start time is set again.
+retry::requeue() {
+    log::info "exit code $1; back to the queue (${SLURM_RESTART_COUNT:-0} times so far)${retry_without:+, without ${retry_without}}"
+    events::record requeue exit_code "$1"
+    local -a changes=(StartTime=now)
+    if [[ -n "${retry_without:-}" ]]; then
+        changes+=("ExcNodeList=${retry_without}")
+    fi
+    if ! scontrol requeue "${SLURM_JOB_ID}"; then
+        events::record end exit_code "$1"
+        return 1
+    fi
+    scontrol update "JobId=${SLURM_JOB_ID}" "${changes[@]}" || true
+}

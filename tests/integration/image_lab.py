@@ -1,0 +1,157 @@
+"""A project with one small image, whose base is made of this machine's own shell and libraries: seconds, and no network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kit import shell
+from kit.images import build, make
+from kit.images.engine import Engine
+from kit.images.progress import Silent
+from tests.support import REPO
+
+
+def needs_root(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that mounts something."""
+    return pytest.mark.root(pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")(test))
+
+
+PROGRAMS = ("sh", "bash", "ls", "cat", "mkdir", "chmod", "ln", "env", "sleep", "date", "dd", "touch", "rm", "mknod")
+BASE = "kit-test/base:2"
+
+DOCKERFILE = r"""
+ARG BASE
+FROM ${BASE}
+ARG GREETING=hello
+ENV GREETING=${GREETING} QUOTED="it's \"quoted\" \$HOME" PATH=/bin:/usr/bin
+RUN mkdir -p /app /data /locked /var/log /etc && echo content > /app/file && ln /app/file /app/hard && ln -s /app/file /app/soft \
+    && chmod 4755 /app/file && chmod 0 /locked && date > /var/log/build.log && echo own > /etc/hosts.own
+VOLUME /data
+WORKDIR /app
+LABEL kit.test="two words"
+ENTRYPOINT ["/bin/bash", "-c", "echo entry \"$@\"", "name"]
+CMD ["default words", "$HOME"]
+"""
+
+
+def rootfs(folder: Path) -> Path:
+    """A root filesystem with `PROGRAMS` and the libraries that they need."""
+    for program in PROGRAMS:
+        source = shutil.which(program)
+        assert source is not None, program
+        _copy(Path(source), folder / "bin" / program)
+        for library in re.findall(r"(/\S+) \(0x", shell.run(["ldd", source]).stdout):
+            _copy(Path(library), folder / library.lstrip("/"))
+    return folder
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, target)
+
+
+def import_base(engine: Engine, work: Path) -> None:
+    """Give the engine the base image."""
+    tar = work / "base.tar"
+    with tarfile.open(tar, "w") as archive:
+        archive.add(rootfs(work / "root"), arcname=".")
+    engine.import_tar(tar, BASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageLab:
+    """A project folder with containers/tiny, and a store of its own."""
+
+    project: Path
+    store: Path
+
+    @property
+    def folder(self) -> Path:
+        """The image's folder."""
+        return self.project / "containers" / "tiny"
+
+    @property
+    def lock_file(self) -> Path:
+        """The image's lock."""
+        return self.folder / "image.lock"
+
+    def write(self, dockerfile: str = DOCKERFILE, *, toml: str = "") -> None:
+        """Write containers/tiny."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "Dockerfile").write_text(dockerfile)
+        (self.folder / "image.toml").write_text(f'[base]\nreference = "{BASE}"\n{toml}')
+
+    def build(self, *, locked: bool = False, fresh: bool = False, store: Path | None = None) -> make.Outcome:
+        """Build tiny in this process."""
+        order = build.Order(name="tiny", project=self.project, store=store or self.store, locked=locked, fresh=fresh)
+        return build.build(order, Silent())
+
+    def kit(self, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a `kit` command in the project."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "kit", *words],
+            cwd=self.project,
+            env=os.environ | {"KIT_STORE": str(self.store), "PYTHONPATH": str(REPO)} | (env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def images(self) -> list[Path]:
+        """What is visible in the store."""
+        return sorted((self.store / "sha256").glob("*")) if (self.store / "sha256").is_dir() else []
+
+
+def kill_at(process: subprocess.Popen[str], text: str) -> None:
+    """Send KILL as soon as the command prints `text` on stderr."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            return
+    raise AssertionError(f"the command never printed {text!r}")
+
+
+def wait_until(true: object, *, seconds: float = 10.0) -> None:
+    """Poll a callable until it is true."""
+    assert callable(true)
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.05)
+
+
+@contextmanager
+def mounted(image: Path, target: Path) -> Iterator[Path]:
+    """A .sqsh, mounted read-only (root)."""
+    target.mkdir(parents=True, exist_ok=True)
+    shell.run(["mount", "-t", "squashfs", "-o", "loop,ro", str(image), str(target)])
+    try:
+        yield target
+    finally:
+        shell.run(["umount", str(target)])
+
+
+@contextmanager
+def small_disk(target: Path, options: str) -> Iterator[Path]:
+    """A tmpfs with the given options (root)."""
+    target.mkdir(parents=True)
+    shell.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(target)])
+    try:
+        yield target
+    finally:
+        shell.run(["umount", "--lazy", str(target)])

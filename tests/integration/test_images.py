@@ -1,0 +1,269 @@
+"""Images against a real Docker Engine and real mksquashfs: build, lock, reproduce, and every fault that leaves no trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kit import shell
+from kit.errors import ConfigError, EngineError, ImageError, LockError
+from kit.images import engine as engines
+from kit.images import lock, store, verify
+from tests.integration.image_lab import (
+    DOCKERFILE,
+    ImageLab,
+    import_base,
+    kill_at,
+    mounted,
+    needs_root,
+    small_disk,
+    wait_until,
+)
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> engines.Engine:
+    try:
+        found = engines.connect()
+    except EngineError as error:
+        pytest.skip(f"{error.message}: scripts/engine.sh up")
+    import_base(found, tmp_path_factory.mktemp("base"))
+    return found
+
+
+@pytest.fixture
+def lab(engine: engines.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImageLab]:
+    for name in ("CONFIG", "DATA", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+    made = ImageLab(project=tmp_path / "project", store=tmp_path / "store")
+    made.write()
+    yield made
+    engine.remove("kit-image/tiny:latest")
+
+
+def test_a_build_is_locked_and_a_second_one_does_nothing(lab: ImageLab) -> None:
+    first = lab.build()
+    assert first.built
+    assert first.image == store.path(lab.store, first.lock.sha256)
+    assert store.digest_of(first.image) == first.lock.sha256
+    assert lock.read(lab.lock_file) == first.lock
+    written = lab.lock_file.stat().st_mtime_ns
+    second = lab.build()
+    assert not second.built
+    assert second.seconds < 0.5
+    assert lab.lock_file.stat().st_mtime_ns == written
+    verify.check(first.lock, lab.store, full=True)
+
+
+def test_a_build_without_changes_imports_no_docker(lab: ImageLab) -> None:
+    lab.build()
+    code = "import sys; from kit.cli import main\ntry: main()\nexcept SystemExit: sys.exit('docker' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "build-image", "tiny"],
+        cwd=lab.project,
+        env=os.environ | {"KIT_STORE": str(lab.store)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "nothing has changed" in done.stdout
+    assert done.returncode == 0
+
+
+def test_two_builds_from_nothing_give_the_same_bytes(lab: ImageLab, tmp_path: Path) -> None:
+    first = lab.build(fresh=True)
+    umask = os.umask(0o077)
+    try:
+        second = lab.build(fresh=True, store=tmp_path / "other")
+    finally:
+        os.umask(umask)
+    assert second.lock.sha256 == first.lock.sha256
+    assert second.changes == ()
+
+
+@needs_root
+def test_overlay_mount_and_streamed_export_give_the_same_bytes(
+    lab: ImageLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlay = lab.build()
+    monkeypatch.setattr(engines, "_reachable", lambda driver: ())
+    streamed = lab.build(store=tmp_path / "other")
+    assert (overlay.method, streamed.method) == ("overlay mount of the layers", "streamed export")
+    assert streamed.lock.sha256 == overlay.lock.sha256
+
+
+@needs_root
+def test_the_tree_is_what_enroot_needs(lab: ImageLab, tmp_path: Path) -> None:
+    with mounted(lab.build().image, tmp_path / "mnt") as tree:
+        environment = set((tree / "etc/environment").read_text().splitlines())
+        assert environment == {"GREETING=hello", """QUOTED=it's "quoted" $HOME""", "PATH=/bin:/usr/bin"}
+        assert (tree / "etc/fstab").read_text() == (
+            "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
+        )
+        assert not list((tree / "dev").iterdir())
+        assert not (tree / ".dockerenv").exists()
+        assert not (tree / "var/log/build.log").exists()
+        assert (tree / "etc/hosts.own").read_text() == "own\n"
+        assert (tree / "app/file").stat().st_mode & 0o7777 == 0o4755
+        assert (tree / "app/file").stat().st_ino == (tree / "app/hard").stat().st_ino
+        assert (tree / "app/soft").readlink() == Path("/app/file")
+        assert (tree / "locked").stat().st_mode & 0o700 == 0o700
+        assert all(path.lstat().st_uid == 0 and path.lstat().st_mtime == 0 for path in tree.rglob("*"))
+        in_it = ["chroot", str(tree), "/bin/sh", "/etc/rc"]
+        assert shell.run(in_it).stdout == "entry default words $HOME"
+        assert shell.run([*in_it, "given 'words'", "$x"]).stdout == "entry given 'words' $x"
+
+
+def test_locked_names_what_changed_and_leaves_everything(lab: ImageLab) -> None:
+    first = lab.build()
+    before = lab.lock_file.read_text()
+    lab.build(locked=True, fresh=True)
+    lab.write(DOCKERFILE.replace("ARG GREETING=hello", "ARG GREETING=goodbye"))
+    with pytest.raises(LockError) as caught:
+        lab.build(locked=True)
+    assert "config.env.GREETING: hello -> goodbye" in caught.value.message
+    assert lab.lock_file.read_text() == before
+    assert [path.stem for path in lab.images() if path.suffix == ".sqsh"] == [first.lock.sha256]
+
+
+def test_a_step_that_gives_other_bytes_each_time_is_found(lab: ImageLab) -> None:
+    lab.write(DOCKERFILE + "RUN date +%N > /app/now\n")
+    lab.build()
+    with pytest.raises(LockError, match="a step of the Dockerfile gives other bytes each time"):
+        lab.build(locked=True, fresh=True)
+
+
+def test_a_build_with_a_network_says_so_in_its_lock(lab: ImageLab) -> None:
+    lab.write(toml='[build]\nnetwork = "host"\n')
+    made = lab.build().lock
+    assert not made.reproducible
+    assert "network" in made.notes[0]
+
+
+def test_build_arguments_and_target_stage(lab: ImageLab) -> None:
+    staged = DOCKERFILE.replace("FROM ${BASE}", "FROM ${BASE} AS first", 1) + "FROM first AS second\nENV STAGE=second\n"
+    lab.write(staged, toml='[build]\nargs = { GREETING = "a \\"b\\" $c" }\ntarget = "first"\n')
+    env = lab.build().lock.config.env
+    assert env["GREETING"] == 'a "b" $c'
+    assert "STAGE" not in env
+
+
+def test_a_failing_step_is_shown_with_its_last_lines(lab: ImageLab) -> None:
+    lab.write(DOCKERFILE + "RUN echo the last words && ls /no-such-place\n")
+    with pytest.raises(ImageError) as caught:
+        lab.build()
+    assert "RUN echo the last words" in caught.value.message
+    assert "  the last words" in caught.value.message
+    assert "/no-such-place" in caught.value.message
+    assert lab.images() == []
+
+
+def test_a_dockerfile_that_cannot_be_read_names_its_line(lab: ImageLab) -> None:
+    lab.write("ARG BASE\nFROM ${BASE}\nFETCH everything\n")
+    with pytest.raises(ImageError, match=r"(?i)line 3: unknown instruction: FETCH"):
+        lab.build()
+
+
+def test_a_typo_in_image_toml_names_the_nearest_key(lab: ImageLab) -> None:
+    lab.write(toml='[squash]\ncompresor = "zstd"\n')
+    with pytest.raises(ConfigError, match=r"squash\.compresor.*compressor"):
+        lab.build()
+
+
+def test_an_env_value_with_a_newline_reaches_the_container(lab: ImageLab, tmp_path: Path) -> None:
+    lab.write(toml='[build]\nargs = { GREETING = "two\\nlines" }\n')
+    made = lab.build()
+    assert made.lock.config.env["GREETING"] == "two\nlines"
+    shell.run(["unsquashfs", "-quiet", "-no-progress", "-d", str(tmp_path / "tree"), str(made.image), "etc"])
+    assert "GREETING" not in (tmp_path / "tree/etc/environment").read_text()
+    rc = (tmp_path / "tree/etc/rc").read_text().replace("exec ", 'printf %s "$GREETING"; exit; ', 1)
+    script = tmp_path / "rc"
+    script.write_text(rc.replace("cd /app", "cd /"))
+    assert shell.run(["sh", str(script), "x"]).stdout == "two\nlines"
+
+
+def test_two_builders_at_once_make_it_once(lab: ImageLab) -> None:
+    lab.write(DOCKERFILE + "RUN sleep 1\n")
+    both = [lab.kit("build-image", "tiny", "--json") for _ in range(2)]
+    outputs = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    results = [json.loads(out) for out, _ in outputs]
+    assert sorted(result["built"] for result in results) == [False, True]
+    assert results[0]["digest"] == results[1]["digest"]
+    assert sum("waiting, then using it" in err for _, err in outputs) == 1
+
+
+@pytest.mark.parametrize(
+    "stage", ["making the base ready", "building with the engine", "squashing by", "checking and locking"]
+)
+def test_a_builder_that_is_killed_leaves_nothing_and_blocks_nobody(lab: ImageLab, stage: str) -> None:
+    good = lab.build()
+    old_lock = lab.lock_file.read_text()
+    lab.write(
+        DOCKERFILE.replace("echo content", "echo other; dd if=/dev/urandom of=/app/big bs=1M count=40; echo content")
+    )
+    kill_at(lab.kit("build-image", "tiny"), stage)
+    assert [path.stem for path in lab.images() if path.suffix == ".sqsh"] == [good.lock.sha256]
+    assert lab.lock_file.read_text() == old_lock
+    wait_until(lambda: not _mentioning(lab.store))
+    again = lab.build()
+    assert again.built
+    assert list((lab.store / "tmp").iterdir()) == []
+    assert list((lab.store / "locks").iterdir()) == []
+
+
+def _mentioning(place: Path) -> list[str]:
+    """Command lines of running processes that name a path."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(place) in words:
+            found.append(words)
+    return found
+
+
+def test_no_engine_says_what_to_do(lab: ImageLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/socket")
+    with pytest.raises(EngineError) as caught:
+        lab.build()
+    assert "unix:///no/such/socket" in caught.value.message
+    assert "DOCKER_HOST" in caught.value.hint
+
+
+@needs_root
+@pytest.mark.parametrize("options", ["size=2m", "size=64m,nr_inodes=12"], ids=["space", "inodes"])
+def test_a_full_disk_leaves_the_old_image_usable(lab: ImageLab, tmp_path: Path, options: str) -> None:
+    with small_disk(tmp_path / "disk", options) as disk:
+        with pytest.raises(ImageError) as caught:
+            lab.build(store=disk / "store")
+        assert "No space left" in caught.value.message or "space" in caught.value.hint
+        assert not list((disk / "store").glob("sha256/*.sqsh"))
+        assert not list((disk / "store").glob("tmp/*"))
+    assert not lab.lock_file.exists()
+
+
+@needs_root
+def test_a_store_that_cannot_be_written_is_said_before_the_work(lab: ImageLab, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=1m,ro") as disk, pytest.raises(ImageError) as caught:
+        lab.build(store=disk / "store")
+    assert "Read-only file system" in caught.value.message
+    assert "--store" in caught.value.hint
+
+
+def test_a_name_with_shell_characters_is_refused(lab: ImageLab, tmp_path: Path) -> None:
+    process = lab.kit("build-image", f"$(touch {tmp_path}/ran)")
+    _, err = process.communicate()
+    assert process.returncode == ConfigError.exit_code
+    assert "Traceback" not in err
+    assert not (tmp_path / "ran").exists()
