@@ -2,6 +2,7 @@
 {% for option in sbatch %}
 #SBATCH {{ option }}
 {% endfor %}
+
 readonly KIT_ARRAY_DIR={{ array_dir | sh }}
 
 # Task n runs what link n of this folder points at: the run folder of one point.

@@ -24,7 +24,7 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from kit.cli import cluster, images, jobs, nodes, project, runs
+    from kit.cli import cluster, images, jobs, nodes, project, runs, sweep
 
     app.command("init")(project.init)
     app.command("build-image")(images.build_image)
@@ -32,6 +32,7 @@ def _register() -> None:
     app.command("submit")(jobs.submit)
     app.command("shell")(jobs.shell)
     app.command("nodes")(nodes.nodes)
+    app.command("sweep")(sweep.sweep)
     app.command("runs")(runs.runs)
     app.command("status")(runs.status)
     app.command("logs")(runs.logs)

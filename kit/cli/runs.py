@@ -6,13 +6,13 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from kit.slurm.client import JobId, QueuedJob
     from kit.runs.status import Status
+    from kit.slurm.client import JobId, QueuedJob
 
 RunName = Annotated[
     str | None,

@@ -67,13 +67,12 @@ def parse(uri: str) -> Reference:
     text = uri.removeprefix("docker://")
     found = _HASH_FORM.match(text) or _PLAIN_FORM.match(text)
     if found is None:
-        raise UsageError(
-            f"{uri!r} is not the name of an image",
-            hint="docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:...], with IMAGE in lower case",
-        )
+        raise _no_name(uri)
     registry, path = found["registry"] or "", found["path"]
     # As Docker decides: the first part is a registry only when it looks like a host.
     if registry and "#" not in text and not ("." in registry or ":" in registry or registry == "localhost"):
+        if registry != registry.lower():
+            raise _no_name(uri)
         registry, path = "", f"{registry}/{path}"
     if not registry:
         registry, path = _HUB, path if "/" in path else f"library/{path}"
@@ -84,6 +83,11 @@ def parse(uri: str) -> Reference:
         digest=found["digest"] or "",
         user=found["user"] or "",
     )
+
+
+def _no_name(uri: str) -> UsageError:
+    hint = "docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:...], with IMAGE in lower case"
+    return UsageError(f"{uri!r} is not the name of an image", hint=hint)
 
 
 def local(uri: str) -> str:

@@ -71,14 +71,14 @@ def fill(
     like: Like | None = None,
     durable: bool = True,
 ) -> None:
-    """Write all that a run starts with into `folder`. durable: as Manifest.write has it."""
+    """Write all that a run starts with into `folder`, over what an earlier start left. durable: as Manifest.write has it."""
     write_files(plan, folder, like=like)
     for source, name in plan.copies:
         shared = like is not None and (source, name) in like.plan.copies
+        shutil.rmtree(folder / name, ignore_errors=True)
         shutil.copytree(
             like.folder / name if like and shared else source,
             folder / name,
-            dirs_exist_ok=True,
             ignore=shutil.ignore_patterns("__pycache__"),
             copy_function=_link if shared else shutil.copy2,
         )

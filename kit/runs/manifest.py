@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -78,8 +79,41 @@ def read(path: Path) -> Manifest:
         raise RunError(f"{path}: cannot be understood: {error}") from None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What the manifests of all runs of one submission share."""
+
+    job_file: Path
+    user: str
+    submitted_at: datetime
+    git: Git | None
+    versions: dict[str, str]
+
+
+def origin(*, job_file: Path, user: str, now: datetime, slurm_version: str) -> Origin:
+    """Where a submission comes from: git is asked here, once."""
+    job_file = job_file.resolve()
+    return Origin(
+        job_file=job_file,
+        user=user,
+        submitted_at=now,
+        git=git_state(job_file.parent),
+        versions={
+            "kit": __version__,
+            "python": platform.python_version(),
+            "pydantic": version("pydantic"),
+            "slurm": slurm_version,
+        },
+    )
+
+
 def of(plan: Plan, *, job_file: Path, user: str, now: datetime, slurm_version: str) -> Manifest:
     """The manifest of a plan that is about to be submitted."""
+    return of_plan(plan, origin(job_file=job_file, user=user, now=now, slurm_version=slurm_version))
+
+
+def of_plan(plan: Plan, where_from: Origin) -> Manifest:
+    """The same, for one of many plans."""
     return Manifest(
         run_id=plan.run_id,
         job_name=plan.job.name,
@@ -94,18 +128,13 @@ def of(plan: Plan, *, job_file: Path, user: str, now: datetime, slurm_version: s
         ranks_per_node=plan.layout.ranks_per_node,
         world_size=plan.layout.world_size,
         seed=plan.job.seed or 0,
-        job_file=str(job_file.resolve()),
+        job_file=str(where_from.job_file),
         argv=plan.argv,
         shell_argv=plan.shell_argv,
-        submitted_at=now,
-        user=user,
-        git=git_state(job_file.resolve().parent),
-        versions={
-            "kit": __version__,
-            "python": platform.python_version(),
-            "pydantic": version("pydantic"),
-            "slurm": slurm_version,
-        },
+        submitted_at=where_from.submitted_at,
+        user=where_from.user,
+        git=where_from.git,
+        versions=where_from.versions,
     )
 
 

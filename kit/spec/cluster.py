@@ -32,7 +32,9 @@ class QosRow(Model):
     memory: Memory | None = None
     cpus_per_node: int | None = Field(default=None, ge=1)
     time: TimeLimit | None = Field(default=None, description="Longest time limit; also the default.")
-    max_nodes: int | None = Field(default=None, ge=1)
+    max_nodes: int | None = Field(default=None, ge=1, description="Most nodes of one job.")
+    max_gpus_per_node: int | None = Field(default=None, ge=0, description="Most GPUs of one job on a node.")
+    max_array: int | None = Field(default=None, ge=1, description="Most tasks of one array.")
 
 
 class ContainerRules(Model):
@@ -66,6 +68,9 @@ class Cluster(Model):
         default_factory=dict, description="NCCL, Gloo and fabric variables of every rank."
     )
     setup: tuple[Text, ...] = Field(default=(), description="Shell lines before the job's own set-up.")
+    max_array: int = Field(
+        default=1001, ge=1, description="Most tasks of one array: Slurm's MaxArraySize, 1001 unless it is configured."
+    )
     defaults: dict[str, Any] = Field(
         default_factory=dict, description="Job keys that this cluster fills in where the job is silent."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kit.spec.sweep import Value
 
@@ -30,3 +30,14 @@ def shown(value: Value) -> str:
     if isinstance(value, tuple):
         return " ".join(shown(one) for one in value)
     return str(value)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`[0, 1, 2, 5]` -> `0-2,5`, as Slurm writes the tasks of an array."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)

@@ -22,6 +22,7 @@ class SentArray(Model):
     number: int
     job_id: int
     members: tuple[int, ...]
+    argv: tuple[str, ...]
 
 
 class RecordedPoint(Model):

@@ -56,17 +56,15 @@ retry::wants_requeue() {
     [[ "${got_signal}" == USR1 ]] || retry::is_retryable "${code}"
 }
 
-# Slurm holds a requeued job for two minutes unless its start time is set again.
+# Slurm holds a requeued job for the life of a credential, two minutes unless the site set AuthInfo's cred_expire.
 retry::requeue() {
     log::info "exit code $1; back to the queue (${SLURM_RESTART_COUNT:-0} times so far)${retry_without:+, without ${retry_without}}"
     events::record requeue exit_code "$1"
-    local -a changes=(StartTime=now)
-    if [[ -n "${retry_without:-}" ]]; then
-        changes+=("ExcNodeList=${retry_without}")
-    fi
     if ! scontrol requeue "${SLURM_JOB_ID}"; then
         events::record end exit_code "$1"
         return 1
     fi
-    scontrol update "JobId=${SLURM_JOB_ID}" "${changes[@]}" || true
+    if [[ -n "${retry_without:-}" ]]; then
+        scontrol update "JobId=${SLURM_JOB_ID}" "ExcNodeList=${retry_without}" || true
+    fi
 }

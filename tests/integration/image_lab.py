@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -155,3 +158,35 @@ def small_disk(target: Path, options: str) -> Iterator[Path]:
         yield target
     finally:
         shell.run(["umount", "--lazy", str(target)])
+
+
+class DyingEngine:
+    """A socket before the real engine's that breaks every connection once `limit` bytes have come back through it."""
+
+    def __init__(self, place: Path, limit: int) -> None:
+        self.url = f"unix://{place}"
+        self._left = limit
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(place))
+        self._listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            engine = socket.socket(socket.AF_UNIX)
+            engine.connect("/run/docker.sock")
+            threading.Thread(target=self._pass, args=(client, engine, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(engine, client, True), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+                if counted:
+                    self._left -= len(data)
+                    if self._left < 0:
+                        break
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

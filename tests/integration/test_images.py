@@ -14,9 +14,11 @@ import pytest
 from kit import shell
 from kit.errors import ConfigError, EngineError, ImageError, LockError
 from kit.images import engine as engines
-from kit.images import lock, store, verify
+from kit.images import importing, lock, store, verify
+from kit.images.progress import Silent
 from tests.integration.image_lab import (
     DOCKERFILE,
+    DyingEngine,
     ImageLab,
     import_base,
     kill_at,
@@ -241,6 +243,20 @@ def test_no_engine_says_what_to_do(lab: ImageLab, monkeypatch: pytest.MonkeyPatc
     assert "DOCKER_HOST" in caught.value.hint
 
 
+@pytest.mark.parametrize("limit", [2_000, 300_000], ids=["while building", "while exporting"])
+def test_an_engine_that_dies_midway_leaves_nothing(
+    lab: ImageLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(engines, "_reachable", lambda driver: ())
+    with monkeypatch.context() as dying:
+        dying.setenv("DOCKER_HOST", DyingEngine(tmp_path / "engine.sock", limit).url)
+        with pytest.raises(EngineError, match="stopped answering"):
+            lab.build()
+    assert lab.images() == []
+    assert not lab.lock_file.exists()
+    assert lab.build().built
+
+
 @needs_root
 @pytest.mark.parametrize("options", ["size=2m", "size=64m,nr_inodes=12"], ids=["space", "inodes"])
 def test_a_full_disk_leaves_the_old_image_usable(lab: ImageLab, tmp_path: Path, options: str) -> None:
@@ -267,3 +283,38 @@ def test_a_name_with_shell_characters_is_refused(lab: ImageLab, tmp_path: Path) 
     assert process.returncode == ConfigError.exit_code
     assert "Traceback" not in err
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.pyxis
+@needs_root
+@pytest.mark.skipif(shell.which("enroot") is None, reason="enroot is not installed")
+def test_the_tree_is_that_of_enroot_import(lab: ImageLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every difference to `enroot import dockerd://` of the same image is one of the table in docs/images.md."""
+    lab.build()
+    (tmp_path / "temp").mkdir()
+    env = os.environ | {
+        "ENROOT_TEMP_PATH": str(tmp_path / "temp"),
+        "ENROOT_CACHE_PATH": str(tmp_path / "enroot-cache"),
+        "ENROOT_DATA_PATH": str(tmp_path / "enroot-data"),
+        "ENROOT_RUNTIME_PATH": str(tmp_path / "enroot-run"),
+    }
+    shell.run(["enroot", "import", "-o", str(tmp_path / "enroot.sqsh"), "dockerd://kit-image/tiny:latest"], env=env)
+    order = importing.Order(uri="dockerd://kit-image/tiny:latest", name="x", project=lab.project, store=lab.store)
+    ours = _tree(importing.run(order, Silent()).image, tmp_path / "ours")
+    theirs = _tree(tmp_path / "enroot.sqsh", tmp_path / "theirs")
+    documented = {"etc/rc", "etc/rc.local", "etc/hosts", "etc/mtab", "run", "tmp", "mnt"}
+    assert {path for path in ours.keys() | theirs.keys() if ours.get(path) != theirs.get(path)} <= documented
+    for image in ("ours", "theirs"):
+        said = shell.run(["chroot", str(tmp_path / image), "/bin/sh", "/etc/rc", "a b", "$HOME"]).stdout
+        assert said == "entry a b $HOME"
+
+
+def _tree(image: Path, target: Path) -> dict[str, tuple[object, ...]]:
+    """Path -> type and mode, owner, link target or content, of an unpacked image."""
+    shell.run(["unsquashfs", "-quiet", "-no-progress", "-d", str(target), str(image)])
+    found = {}
+    for path in target.rglob("*"):
+        stat = path.lstat()
+        what = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        found[str(path.relative_to(target))] = (oct(stat.st_mode), stat.st_uid, stat.st_gid, what)
+    return found

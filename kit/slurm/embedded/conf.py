@@ -16,6 +16,10 @@ Version = tuple[int, int]
 _CGROUP_DISABLED: Version = (24, 5)
 
 
+# Seconds that a step's credential lives, and that Slurm holds a requeued job: its own default is two minutes.
+_CREDENTIAL_S = 20
+
+
 def parse_version(text: str) -> Version:
     """(22, 5) from what `slurmctld -V` prints, such as `slurm-wlm 22.05.8`."""
     match = re.search(r"(\d+)\.(\d+)", text)
@@ -41,7 +45,7 @@ SlurmdUser={user}
 
 # Its own munge and its own files: nothing here is shared with another Slurm on this machine.
 AuthType=auth/munge
-AuthInfo=socket={layout.munge_socket}
+AuthInfo=socket={layout.munge_socket},cred_expire={_CREDENTIAL_S}
 StateSaveLocation={layout.controller_state}
 SlurmdSpoolDir={layout.spool}/%n
 SlurmctldPidFile={layout.folder}/slurmctld.pid

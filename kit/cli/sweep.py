@@ -1,0 +1,179 @@
+"""kit sweep: the points of a job, as a table and as Slurm arrays."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kit.cli.jobs import ClusterName, Containers, JobFile, Overrides
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from kit.sweeps.arrays import Array
+    from kit.sweeps.prepare import PreparedSweep
+    from kit.sweeps.record import SweepRecord
+
+# A submission shows this many points at most; --dry-run shows all.
+_SHOWN = 20
+
+
+def sweep(
+    job: JobFile = Path("job.toml"),
+    cluster: ClusterName = None,
+    containers: Containers = True,
+    set_: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the points; submit nothing.")] = False,
+    retry: Annotated[
+        bool,
+        typer.Option("--retry", help="Submit failed and missing points again, and those that are new in the file."),
+    ] = False,
+    of: Annotated[
+        str | None,
+        typer.Option("--of", metavar="SWEEP", help="With --retry: which sweep. [default: the job file's newest]"),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with 1 when a point failed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print points and arrays as JSON.")] = False,
+) -> None:
+    """Submit all points of a job's [sweep], those of one shape as one Slurm array."""
+    from kit.errors import UsageError
+    from kit.sweeps import prepare
+    from kit.sweeps import submit as sending
+
+    if of is not None and not retry:
+        raise UsageError("--of goes with --retry", hint="'kit sweep' alone submits a new sweep")
+    job_file = job / "job.toml" if job.is_dir() else job
+    into = _recorded(job_file, of) if retry else None
+    made = prepare.prepare(
+        job_file,
+        cluster=cluster or (into.cluster if into else None),
+        overrides=list(set_ or []),
+        containers=containers,
+        into=into,
+    )
+    todo = _to_send(made, into) if into else [point.index for point in made.points]
+    arrays = made.arrays(todo, first=len(into.arrays) if into else 0)
+    if not as_json:
+        _print_points(made, todo, to_stdout=dry_run)
+        _explain(made, arrays)
+    if dry_run or not todo:
+        record = into
+    elif into:
+        record = sending.resubmit(made, into, todo)
+    else:
+        record = sending.submit(made)
+    if as_json:
+        print(json.dumps(_facts(made, todo, arrays, None if dry_run else record), indent=2))
+    elif not dry_run:
+        print(made.folder)
+    if wait and record and not dry_run:
+        wait_sweep(made.folder)
+
+
+def wait_sweep(folder: Path) -> None:
+    """Wait for all points; RunFailed when one of them did not end with 0."""
+    from kit.cli import runs
+    from kit.errors import RunFailed
+    from kit.sweeps import progress
+    from kit.sweeps.names import ranges
+
+    seen: list[str] = []
+
+    def on_poll(count: Counter[str]) -> None:
+        line = ", ".join(f"{number} {state}" for state, number in sorted(count.items()))
+        if line not in seen[-1:]:
+            seen.append(line)
+            print(line, file=sys.stderr)
+
+    failed = progress.wait(folder, queue=runs.queue(), on_poll=on_poll)
+    if failed:
+        raise RunFailed(
+            f"{len(failed)} points did not end well: {ranges(failed)}",
+            exit_code=1,
+            hint=f"'kit why {folder.name}.{failed[0]}' looks at one; 'kit sweep --retry' runs them again",
+        )
+
+
+def _recorded(job_file: Path, name: str | None) -> SweepRecord:
+    from kit import resources
+    from kit.runs import registry
+    from kit.sweeps import find, record
+
+    folders = registry.folders(resources.project(job_file.resolve().parent))
+    return record.read(find.find_one(name, folders, job_file=job_file))
+
+
+def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
+    """The points to submit again or for the first time; what is passed over is said."""
+    from kit.cli import runs
+    from kit.sweeps import find
+    from kit.sweeps.names import ranges
+
+    again = find.to_retry(find.states(made.folder, into, queue=runs.queue()))
+    known = {point.index for point in into.points}
+    here = [point.index for point in made.points]
+    gone = [index for index in again if index not in here]
+    if gone:
+        print(f"left alone: points {ranges(gone)} have failed and are not in the file any more", file=sys.stderr)
+    return [index for index in here if index in again or index not in known]
+
+
+def _print_points(made: PreparedSweep, todo: list[int], *, to_stdout: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from kit.sweeps.names import short_names, shown
+
+    keys = list(dict.fromkeys(key for point in made.points for key in point.values))
+    short = short_names(keys)
+    named = any(point.name for point in made.points)
+    table = Table("point", *(["name"] if named else []), *(short[key] for key in keys), "nodes", "ranks", box=None)
+    wanted = [pair for pair in zip(made.points, made.runs, strict=True) if pair[0].index in todo]
+    for point, run in wanted if to_stdout else wanted[:_SHOWN]:
+        values = [shown(point.values[key]) if key in point.values else "" for key in keys]
+        layout = run.plan.layout
+        size = (str(layout.nodes), str(layout.world_size))
+        table.add_row(str(point.index), *([point.name] if named else []), *values, *size)
+    stream = sys.stdout if to_stdout else sys.stderr
+    Console(file=stream, width=None if stream.isatty() else 160, highlight=False).print(table)
+    if not to_stdout and len(wanted) > _SHOWN:
+        print(f"… and {len(wanted) - _SHOWN} more; --dry-run shows all", file=sys.stderr)
+
+
+def _explain(made: PreparedSweep, arrays: tuple[Array, ...]) -> None:
+    from kit.sweeps.names import ranges
+
+    left_out = made.expansion.duplicates
+    for point, first in left_out[:_SHOWN]:
+        print(f"left out: {point.label}: the same job as point {first.index}", file=sys.stderr)
+    if len(left_out) > _SHOWN:
+        print(f"… and {len(left_out) - _SHOWN} more duplicates", file=sys.stderr)
+    if made.expansion.refused:
+        print(f"left out: {made.expansion.refused} points by sweep.when", file=sys.stderr)
+    for array in arrays:
+        print(f"array {array.number}: points {ranges(array.members)}", file=sys.stderr)
+
+
+def _facts(
+    made: PreparedSweep, todo: list[int], arrays: tuple[Array, ...], record: SweepRecord | None
+) -> dict[str, object]:
+    sent = {array.number: array.job_id for array in record.arrays} if record else {}
+    return {
+        "sweep": made.folder.name,
+        "folder": str(made.folder),
+        "points": [
+            {"index": p.index, "name": p.name, "values": dict(p.values), "run_dir": str(run.plan.run_dir)}
+            for p, run in zip(made.points, made.runs, strict=True)
+            if p.index in todo
+        ],
+        "arrays": [
+            {"number": a.number, "job_id": sent.get(a.number), "points": a.members, "script": str(a.script)}
+            for a in arrays
+        ],
+        "duplicates": [{"values": dict(p.values), "same_as": first.index} for p, first in made.expansion.duplicates],
+        "refused": made.expansion.refused,
+    }

@@ -1,0 +1,68 @@
+"""Finds sweeps beside the runs, and says how their points stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kit.errors import RunError
+from kit.runs import status
+from kit.runs.status import Status
+from kit.slurm.client import JobId, QueuedJob
+from kit.spec.paths import RunPaths
+from kit.sweeps.record import SweepPaths, SweepRecord, read
+
+Queue = Callable[[str], dict[JobId, QueuedJob]]
+
+# A point that has no run folder, or one that was never sent.
+MISSING = "MISSING"
+
+
+def find_all(folders: list[Path]) -> list[Path]:
+    """All sweeps under these folders of runs, oldest first."""
+    inside = [p for folder in folders if folder.is_dir() for p in folder.iterdir() if not p.name.startswith(".")]
+    return sorted((p for p in inside if SweepPaths(p).record.is_file()), key=lambda p: (read(p).submitted_at, p.name))
+
+
+def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = None) -> Path:
+    """A sweep by its folder, id or unique start of an id; without a name the newest, of `job_file` where one is given."""
+    if name is not None and SweepPaths(Path(name)).record.is_file():
+        return Path(name).resolve()
+    known = find_all(folders)
+    if name is None:
+        mine = [p for p in known if job_file is None or read(p).job_file == str(job_file.resolve())]
+        if not mine:
+            whose = f" of {job_file}" if job_file else ""
+            raise RunError(f"no sweep{whose} yet", hint="'kit sweep' submits one")
+        return mine[-1]
+    matching = [p for p in known if p.name == name] or [p for p in known if p.name.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        names = ", ".join(p.name for p in matching[-3:])
+        raise RunError(f"{name}: {len(matching)} sweeps start with it", hint=f"such as {names}")
+    raise RunError(f"{name}: no such sweep", hint=f"known: {', '.join(p.name for p in known[-3:]) or 'none'}")
+
+
+def states(folder: Path, record: SweepRecord, *, queue: Queue) -> dict[int, Status | None]:
+    """How each point stands, by number; None for one without a run. Slurm is asked once."""
+    paths = SweepPaths(folder)
+    there = [p.index for p in record.points if RunPaths(paths.point(p.index)).manifest.is_file()]
+    found = dict(zip(there, status.of([paths.point(index) for index in there], queue=queue), strict=True))
+    return {p.index: found.get(p.index) for p in record.points}
+
+
+def state_of(one: Status | None) -> str:
+    """Slurm's word for a point's state; SUBMITTED without a job is as good as missing."""
+    return MISSING if one is None or one.job_id is None else one.state
+
+
+def to_retry(states_now: dict[int, Status | None]) -> list[int]:
+    """The points that have ended without success, or were never sent."""
+    return [index for index, one in states_now.items() if not _is_fine(one)]
+
+
+def _is_fine(one: Status | None) -> bool:
+    if one is None or one.job_id is None:
+        return False
+    return one.active or (one.state == "COMPLETED" and not one.exit_code)

@@ -1,0 +1,150 @@
+"""From a job file with a `[sweep]` to a plan for each point: each is checked as a job of its own, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from kit import config
+from kit.config import Resolved, Sources
+from kit.errors import UsageError
+from kit.plan import plan
+from kit.runs import submit
+from kit.runs.submit import Prepared
+from kit.spec.image import ImageLock
+from kit.spec.sweep import Sweep
+from kit.sweeps.arrays import Array, group
+from kit.sweeps.expand import Expansion, Point, expand
+from kit.sweeps.faults import Gathered, clash, of_points
+from kit.sweeps.keys import clashes, job_keys
+from kit.sweeps.limits import max_array
+from kit.sweeps.record import SweepPaths, SweepRecord
+from kit.sweeps.tables import Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedSweep:
+    """A sweep, planned. runs: a planned run for each point, in the order of `expansion.points`."""
+
+    job_file: Path
+    job_name: str
+    sweep: Sweep
+    expansion: Expansion
+    runs: tuple[Prepared, ...]
+    folder: Path
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The points, numbered as their run folders are."""
+        return self.expansion.points
+
+    def arrays(self, points: Sequence[int] | None = None, *, first: int = 0) -> tuple[Array, ...]:
+        """The arrays that submit these points (default: all). first: the number of the first array."""
+        wanted = {p.index for p in self.points} if points is None else set(points)
+        plans = {p.index: run.plan for p, run in zip(self.points, self.runs, strict=True) if p.index in wanted}
+        return group(
+            plans,
+            name=self.job_name,
+            folder=SweepPaths(self.folder).arrays,
+            first=first,
+            max_array=max_array(self.runs),
+            parallel=self.sweep.parallel,
+        )
+
+
+def prepare(
+    job_file: Path,
+    *,
+    cluster: str | None,
+    overrides: Sequence[str] = (),
+    containers: bool = True,
+    now: datetime | None = None,
+    into: SweepRecord | None = None,
+) -> PreparedSweep:
+    """Read, expand, check and plan. ConfigError with the faults of all points at once.
+
+    into: a sweep that was submitted; its points keep their numbers and its seed, new ones are numbered after them.
+    """
+    sources = config.read_job(job_file, cluster=cluster, overrides=overrides)
+    base = sources.resolve()
+    sweep = base.job.sweep
+    if sweep is None:
+        raise UsageError(
+            f"{base.job_file}: it has no [sweep]", hint="'kit submit' runs a single job; docs/sweeps.md shows the table"
+        )
+    file = base.job_file
+    expansion = expand(sweep, base=sources.merged(), tables=Tables(base.project), file=file)
+    if into is not None:
+        expansion = _renumbered(expansion, into)
+    faults = Gathered()
+    resolved = _resolve(sources, expansion.points, file, faults)
+    first = _first(resolved, job_file, containers=containers, now=now, faults=faults)
+    if into is not None:
+        first = replace(first, site=replace(first.site, seed=into.seed))
+    folder = first.site.run_dir.parent / (into.sweep_id if into else first.site.run_id)
+    runs = _plan(resolved, first, SweepPaths(folder), faults)
+    faults.raise_any()
+    return PreparedSweep(
+        job_file=job_file, job_name=base.job.name, sweep=sweep, expansion=expansion, runs=runs, folder=folder
+    )
+
+
+def _renumbered(expansion: Expansion, into: SweepRecord) -> Expansion:
+    """Points that the sweep has already get their old numbers; the others follow."""
+    known = {recorded.point().identity: recorded.index for recorded in into.points}
+    following = iter(range(len(into.points), len(into.points) + len(expansion.points)))
+    points = [replace(p, index=known[p.identity] if p.identity in known else next(following)) for p in expansion.points]
+    return replace(expansion, points=tuple(points))
+
+
+_Pair = tuple[Point, Resolved]
+
+
+def _resolve(sources: Sources, points: Sequence[Point], file: str, faults: Gathered) -> list[_Pair]:
+    """Each point with its job, those with faults left out."""
+    args = sources.merged().get("args", [])
+    found = []
+    for point in points:
+        faults.add(point, [clash(key, file) for key in clashes(point, sources.set_here)])
+        with faults.of(point):
+            one = sources.resolve(job_keys(point, args), label=of_points(file))
+            found.append((point, replace(one, job=one.job.model_copy(update={"sweep": None}))))
+    return found
+
+
+def _first(
+    resolved: Sequence[_Pair], job_file: Path, *, containers: bool, now: datetime | None, faults: Gathered
+) -> Prepared:
+    """The first point that can be planned, with what it found out about the cluster; all others are planned at the same place."""
+    for point, one in resolved:
+        with faults.of(point):
+            return submit.prepare_resolved(one, job_file, containers=containers, now=now)
+    raise faults.error()
+
+
+def _plan(resolved: Sequence[_Pair], first: Prepared, paths: SweepPaths, faults: Gathered) -> tuple[Prepared, ...]:
+    lock_of = _locks(first)
+    runs = []
+    for point, one in resolved:
+        run_dir = paths.point(point.index)
+        here = replace(one, cluster=first.resolved.cluster)
+        site = replace(first.site, run_id=run_dir.name, run_dir=run_dir)
+        with faults.of(point):
+            lock = lock_of(here)
+            runs.append(replace(first, plan=plan(here, lock, site), site=site, resolved=here, lock=lock))
+    return tuple(runs)
+
+
+def _locks(first: Prepared) -> Callable[[Resolved], ImageLock | None]:
+    """The lock of a point's image, read once for each image."""
+    known = {first.resolved.job.image: first.lock}
+
+    def lock_of(resolved: Resolved) -> ImageLock | None:
+        image = resolved.job.image
+        if image not in known:
+            known[image] = submit.lock_of(resolved) if first.site.containers else None
+        return known[image]
+
+    return lock_of

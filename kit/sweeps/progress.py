@@ -1,0 +1,31 @@
+"""Waits for the points of a sweep."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from kit.sweeps import find
+from kit.sweeps.find import Queue, state_of
+from kit.sweeps.record import read
+
+_POLL_S = 2.0
+# How long a point may be neither in the queue nor ended in its own record: a new job shows up late, an ended one writes late.
+_SETTLE_S = 10.0
+_UNSETTLED = {"LOST", "SUBMITTED", find.MISSING}
+
+
+def wait(folder: Path, *, queue: Queue, on_poll: Callable[[Counter[str]], None]) -> list[int]:
+    """Wait until no point of a sweep is on its way; return those that did not end well. `on_poll` hears the count of each state."""
+    record, unsettled = read(folder), 0.0
+    while True:
+        now = find.states(folder, record, queue=queue)
+        count = Counter(state_of(one) for one in now.values())
+        on_poll(count)
+        active = any(one is not None and one.active for one in now.values())
+        if not active and (not _UNSETTLED & count.keys() or unsettled >= _SETTLE_S):
+            return find.to_retry(now)
+        unsettled = 0.0 if active else unsettled + _POLL_S
+        time.sleep(_POLL_S)

@@ -1,0 +1,162 @@
+"""Writes a sweep's folder and sends its arrays: one sbatch for each, and nothing left behind when one is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kit.errors import SlurmError
+from kit.runs import folder, manifest, secret
+from kit.runs import submit as one_run
+from kit.runs.folder import Like
+from kit.runs.manifest import Manifest
+from kit.runs.submit import Prepared
+from kit.slurm import client
+from kit.spec.paths import RunPaths
+from kit.sweeps.arrays import Array
+from kit.sweeps.expand import Point
+from kit.sweeps.prepare import PreparedSweep
+from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
+
+
+def submit(prepared: PreparedSweep, *, after: Sequence[str] = (), now: datetime | None = None) -> SweepRecord:
+    """Write the sweep's folder and submit all its arrays. after: further options of sbatch, such as a dependency."""
+    now = now or datetime.now(UTC)
+    arrays = prepared.arrays()
+    _require_ready(prepared.runs)
+    _ask(arrays, prepared.runs[0].env, after)
+    with folder.whole(prepared.folder) as partial:
+        at = SweepPaths(partial)
+        at.points.mkdir()
+        _write_runs(prepared, prepared.points, partial, now=now)
+        _write_arrays(arrays, prepared.folder, partial)
+        unsent = _record(prepared, now=now)
+        unsent.write(at)
+    try:
+        sent = _send(arrays, prepared.runs[0].env, after)
+    except BaseException:
+        folder.remove(prepared.folder)
+        raise
+    record = unsent.model_copy(update={"arrays": sent})
+    _note(record, sent, prepared.folder)
+    return record
+
+
+def resubmit(
+    prepared: PreparedSweep, record: SweepRecord, points: Sequence[int], *, now: datetime | None = None
+) -> SweepRecord:
+    """Submit these points of a sweep again, or for the first time, in its own folder. What they have written stays."""
+    now = now or datetime.now(UTC)
+    paths = SweepPaths(prepared.folder)
+    arrays = prepared.arrays(points, first=max((a.number for a in record.arrays), default=-1) + 1)
+    wanted = [p for p in prepared.points if p.index in set(points)]
+    _require_ready(prepared.runs)
+    _ask(arrays, prepared.runs[0].env, ())
+    known = {p.index for p in record.points}
+    new = [p for p in wanted if p.index not in known]
+    try:
+        _write_runs(prepared, wanted, prepared.folder, now=now)
+        _write_arrays(arrays, prepared.folder, prepared.folder)
+        sent = _send(arrays, prepared.runs[0].env, ())
+    except BaseException:
+        for leftover in [*(a.folder for a in arrays), *(paths.point(p.index) for p in new)]:
+            folder.remove(leftover)
+        raise
+    points_now = (*record.points, *map(_recorded, sorted(new, key=lambda p: p.index)))
+    record = record.model_copy(update={"points": points_now, "arrays": (*record.arrays, *sent)})
+    _note(record, sent, prepared.folder)
+    return record
+
+
+def _require_ready(runs: Sequence[Prepared]) -> None:
+    """Once for each image; the cluster is the same for all."""
+    for run in {run.plan.image: run for run in runs}.values():
+        one_run.require_ready(run)
+
+
+def _ask(arrays: Iterable[Array], env: dict[str, str], after: Sequence[str]) -> None:
+    """Ask Slurm about every array before anything is written."""
+    for array in arrays:
+        client.test_only(array.text, env=env, options=after)
+
+
+def _write_runs(prepared: PreparedSweep, points: Sequence[Point], root: Path, *, now: datetime) -> None:
+    """The points' run folders under `root`, which is the sweep's folder or what will become it."""
+    runs = dict(zip((p.index for p in prepared.points), prepared.runs, strict=True))
+    first = runs[points[0].index]
+    secrets = secret.gather(first.resolved)
+    version = client.version(env=first.env)
+    origin = manifest.origin(job_file=prepared.job_file, user=getpass.getuser(), now=now, slurm_version=version)
+    like: Like | None = None
+    for point in points:
+        run = runs[point.index]
+        final = run.plan.run_dir
+        into = root / final.relative_to(prepared.folder)
+        into.mkdir(exist_ok=True)
+        secret.remove(into)
+        record = manifest.of_plan(run.plan, origin).model_copy(update={"point": dict(point.values)})
+        folder.fill(into, run.plan, record, secrets=secrets, like=like, durable=False)
+        like = like or Like(run.plan, into)
+
+
+def _write_arrays(arrays: Sequence[Array], final: Path, root: Path) -> None:
+    """Each array's script, and the link from each of its tasks to the point that it runs."""
+    for array in arrays:
+        into = root / array.folder.relative_to(final)
+        into.mkdir(parents=True)
+        script = into / array.script.name
+        script.write_text(array.text, encoding="utf-8")
+        script.chmod(0o755)
+        for task, index in enumerate(array.members):
+            (into / str(task)).symlink_to(Path("../..") / SweepPaths(final).point(index).relative_to(final))
+
+
+def _send(arrays: Sequence[Array], env: dict[str, str], after: Sequence[str]) -> tuple[SentArray, ...]:
+    """One sbatch for each array; when one is refused, those before it are cancelled."""
+    sent: list[SentArray] = []
+    try:
+        for array in arrays:
+            argv = ("sbatch", "--parsable", *after, str(array.script))
+            job_id = client.submit(argv, env=env)
+            sent.append(SentArray(number=array.number, job_id=job_id, members=array.members, argv=argv))
+    except BaseException:
+        for earlier in sent:
+            with contextlib.suppress(SlurmError):
+                client.cancel(earlier.job_id, env=env)
+        raise
+    return tuple(sent)
+
+
+def _note(record: SweepRecord, sent: Iterable[SentArray], root: Path) -> None:
+    """The arrays' numbers, in the sweep's record and in each point's manifest."""
+    paths = SweepPaths(root)
+    record.write(paths)
+    for array in sent:
+        for task, index in enumerate(array.members):
+            path = RunPaths(paths.point(index)).manifest
+            facts = {"job_id": array.job_id, "array_task": task, "argv": array.argv}
+            made: Manifest = manifest.read(path).model_copy(update=facts)
+            made.write(path, durable=False)
+
+
+def _record(prepared: PreparedSweep, *, now: datetime) -> SweepRecord:
+    plan = prepared.runs[0].plan
+    return SweepRecord(
+        sweep_id=prepared.folder.name,
+        job_name=prepared.job_name,
+        job_file=str(prepared.job_file.resolve()),
+        cluster=plan.cluster,
+        seed=prepared.runs[0].site.seed,
+        submitted_at=now,
+        metric=prepared.sweep.metric,
+        goal=prepared.sweep.goal,
+        points=tuple(map(_recorded, prepared.points)),
+        arrays=(),
+    )
+
+
+def _recorded(point: Point) -> RecordedPoint:
+    return RecordedPoint(index=point.index, name=point.name, values=point.values)

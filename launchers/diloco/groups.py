@@ -1,0 +1,93 @@
+"""This replica group among the others: who it is, where its files go, which checkpoint it starts from.
+
+Read here: REPLICA_GROUP_ID and NUM_REPLICA_GROUPS. RANK, WORLD_SIZE and MASTER_* are those within the group.
+
+    RUN_DIR/replica-0/          metrics.jsonl, profile/ and state/ of group 0
+    CHECKPOINT_DIR/replica-0/   its checkpoints, as in lib/checkpoint.py; at.json in each says where the run was
+"""
+
+import dataclasses
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from lib import checkpoint
+from lib.ranks import Ranks
+
+AT = "at.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A replica group, its id counted from 0."""
+
+    id: int
+    count: int
+
+    @property
+    def folder(self) -> str:
+        return f"replica-{self.id}"
+
+    def everywhere(self, here: Ranks) -> Ranks:
+        """This rank among the ranks of all groups, for sharing out data: groups of equal size, one after another."""
+        rank, world_size = self.id * here.world_size + here.rank, self.count * here.world_size
+        return dataclasses.replace(here, rank=rank, world_size=world_size)
+
+
+def from_environment() -> Group:
+    """The group that the environment names; without it, the only one."""
+    group = Group(int(os.environ.get("REPLICA_GROUP_ID") or 0), int(os.environ.get("NUM_REPLICA_GROUPS") or 1))
+    if not 0 <= group.id < group.count:
+        raise SystemExit(f"REPLICA_GROUP_ID {group.id} is not among NUM_REPLICA_GROUPS {group.count} (0 is the first).")
+    return group
+
+
+def agreed(value: Any, here: Ranks) -> Any:
+    """The first rank's value, on all ranks of the group."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=here.control)
+    return box[0]
+
+
+def newest(folder: Path, group: Group, here: Ranks, saves: checkpoint.Checkpoints) -> Path | None:
+    """The checkpoint to start from: the furthest sound one of any group, this group's own where two are as far."""
+    own = saves.newest()
+    best = own
+    if here.is_first:
+        others = [path for path in folder.glob("replica-*/step-*") if path.parent.name != group.folder]
+        for path in sorted(others, key=lambda path: path.name, reverse=True):
+            if best is not None and path.name <= best.name:
+                break
+            if _sound(path):
+                best = path
+                break
+    return agreed(best, here)
+
+
+def furthest(folder: Path) -> dict[str, Any] | None:
+    """Where the furthest group was at its newest checkpoint (at.json); None without any."""
+    found = []
+    for pointer in folder.glob("replica-*/latest"):
+        try:
+            found.append(json.loads((pointer.parent / pointer.read_text().strip() / AT).read_text()))
+        except (OSError, ValueError):
+            continue  # being replaced, or damaged: another group's will do
+    return max(found, key=lambda at: at["outer"], default=None)
+
+
+def _sound(folder: Path) -> bool:
+    """Whether all files of another group's checkpoint are as complete.json says. It may vanish meanwhile."""
+    try:
+        for name, (size, crc) in checkpoint.marker(folder)["files"].items():
+            found, length = 0, 0
+            with (folder / name).open("rb") as file:
+                while block := file.read(1 << 22):
+                    found, length = zlib.crc32(block, found), length + len(block)
+            if (length, found) != (size, crc):
+                return False
+    except (OSError, ValueError, KeyError):
+        return False
+    return True

@@ -1,0 +1,245 @@
+"""A replica group's seat in the quorum: with whom it synchronises, and how it gets the state that it missed.
+
+Built on torchft's parts: the lighthouse says which groups are alive, the manager server (one a group) sends it
+heartbeats and asks for a quorum, the reconfigurable process group connects the ranks of equal number of all groups, and
+the transport sends state from a group that has it to one that missed it. A meeting goes so:
+
+    join     wait until the lighthouse names the groups; connect to them; send or take state where one is behind
+    gather   a row of numbers from each group
+    (the caller averages)
+    confirm  nobody failed; only then may the caller use the average
+
+Each step ends the same way on all ranks of a group. After a failure, `again()` makes the next join connect anew.
+torchft's own Manager does the first step too, but gives up for good when one quorum request fails, and lets one group
+commit what another missed without either noticing.
+"""
+
+import hashlib
+import os
+import queue
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from groups import Group
+from lib.ranks import Ranks
+from torch.distributed import TCPStore
+from torch.distributed.distributed_c10d import AllgatherOptions
+from torchft.checkpointing import PGTransport
+from torchft.coordination import LighthouseServer, ManagerClient, ManagerServer
+from torchft.process_group import ProcessGroup, ProcessGroupGloo, ProcessGroupNCCL
+
+T = TypeVar("T")
+FOREVER = timedelta(days=30)
+CONNECT = timedelta(seconds=60)  # to find the lighthouse at the start
+
+
+class Failed(Exception):
+    """A step of a meeting did not work out on some rank of this group; meet again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members:
+    """The groups of a quorum in the order of their ranks in it, this one's place, and whether it took state."""
+
+    quorum_id: int
+    replica_ids: list[str]
+    me: int
+    healed: bool
+
+    @property
+    def groups(self) -> list[int]:
+        return [int(replica.partition(":")[0]) for replica in self.replica_ids]
+
+
+class Answer(Generic[T]):
+    """The result of `work`, which runs on a thread of its own. A daemon: it must not hold a program that ends."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._box: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        self._got: tuple[T | None, BaseException | None] | None = None
+        threading.Thread(target=self._run, args=(work,), daemon=True).start()
+
+    def _run(self, work: Callable[[], T]) -> None:
+        try:
+            self._box.put((work(), None))
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever asks for the value
+            self._box.put((None, error))
+
+    def ready(self, seconds: float) -> bool:
+        """Whether the result is there, waiting up to `seconds` for it."""
+        if self._got is None:
+            try:
+                self._got = self._box.get(timeout=seconds)
+            except queue.Empty:
+                return False
+        return True
+
+    def value(self) -> T:
+        """The result, or what went wrong."""
+        self.ready(3600 * 24)
+        assert self._got is not None
+        if self._got[1] is not None:
+            raise self._got[1]
+        return self._got[0]  # type: ignore[return-value]
+
+
+class Seat:
+    """Made by all ranks of the group together. `wire` is the device that traffic starts from: the CPU for gloo."""
+
+    def __init__(self, group: Group, here: Ranks, *, min_replicas: int, timeout: float, wire: torch.device) -> None:
+        self._here, self._min_replicas, self._timeout = here, min_replicas, timedelta(seconds=timeout)
+        self.pg: ProcessGroup = (ProcessGroupNCCL if wire.type == "cuda" else ProcessGroupGloo)(self._timeout)
+        self._wire = wire
+        self._transport: PGTransport[Any] = PGTransport(self.pg, self._timeout, wire)
+        self._failures = 0
+        self._connected: tuple[object, ...] = ()
+        alone = "RANK" not in os.environ  # then nobody has made a store
+        address, port = ("127.0.0.1", 0) if alone else (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        self._store = TCPStore(address, port, is_master=alone, wait_for_workers=False)
+        key = f"diloco/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/manager"
+        if here.is_first:
+            lighthouse = os.environ.get("TORCHFT_LIGHTHOUSE") or self._own_lighthouse(group)
+            try:
+                self._server = ManagerServer(
+                    replica_id=f"{group.id:04d}:{uuid.uuid4()}",
+                    lighthouse_addr=lighthouse,
+                    hostname=address,
+                    bind="0.0.0.0:0",
+                    store_addr=f"{address}:{self._store.port}",
+                    world_size=here.world_size,
+                    heartbeat_interval=timedelta(milliseconds=100),
+                    connect_timeout=CONNECT,
+                    quorum_retries=10**9,  # while the lighthouse is away, ask again ten times a second
+                )
+            except Exception as error:
+                raise SystemExit(f"no lighthouse answers at {lighthouse} (TORCHFT_LIGHTHOUSE): {error}") from None
+            self._store.set(key, self._server.address())
+        self._client = ManagerClient(self._store.get(key).decode(), connect_timeout=CONNECT)
+
+    def _own_lighthouse(self, group: Group) -> str:
+        if group.count > 1:
+            raise SystemExit("TORCHFT_LIGHTHOUSE is not set: it must name the lighthouse, as http://HOST:PORT.")
+        self._lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1)
+        return f"http://127.0.0.1:{self._lighthouse.address().rpartition(':')[2]}"
+
+    def join(
+        self, outer_step: int, *, give: Callable[[], Any], take: Callable[[Any], None], meanwhile: Callable[[], None]
+    ) -> Members:
+        """Wait for a quorum and connect to it. A group at an earlier `outer_step` than another takes that one's state.
+
+        `meanwhile` is called while waiting, by all ranks of the group together, and may raise to leave.
+        """
+        answer = Answer(
+            lambda: self._client._quorum(
+                group_rank=self._here.rank,
+                step=outer_step,
+                checkpoint_metadata="",
+                shrink_only=False,
+                timeout=FOREVER,
+                commit_failures=self._failures,
+                init_sync=False,
+            )
+        )
+        pause = 0.01
+        while not self._all(answer.ready(pause)):
+            pause = min(2 * pause, 0.25)
+            meanwhile()
+        found = answer.value()
+        if found.replica_world_size < self._min_replicas:  # the lighthouse was told of a smaller least number
+            time.sleep(1)
+            raise Failed(f"{found.replica_world_size} groups, of at least {self._min_replicas}")
+
+        def connect() -> None:
+            self._connect(found)
+            if found.recover_dst_replica_ranks:
+                self._transport.send_checkpoint(
+                    found.recover_dst_replica_ranks, found.max_step, give(), self._timeout
+                )
+            if found.heal:
+                source = found.recover_src_replica_rank
+                took.append(self._transport.recv_checkpoint(source, "", found.max_step, self._timeout))
+
+        took: list[Any] = []
+        self.together(connect)
+        if took:
+            take(took[0])
+        return Members(
+            quorum_id=found.quorum_id, replica_ids=found.replica_ids, me=found.replica_rank, healed=bool(took)
+        )
+
+    def _connect(self, found: Any) -> None:
+        """Connect to the members, unless they are those of before and none of them failed (a failure moves the id)."""
+        wanted = (found.quorum_id, found.store_address, tuple(found.replica_ids))
+        if wanted == self._connected:
+            return
+        self._connected = ()
+        # Ids start again at 1 in a new lighthouse; the rest keeps apart what lies under the same id in the store.
+        salt = hashlib.sha256(repr((*wanted, found.max_step)).encode()).hexdigest()[:16]
+        self.pg.configure(
+            f"{found.store_address}/diloco/{salt}/{self._here.rank}",
+            found.replica_ids[found.replica_rank],
+            found.replica_rank,
+            found.replica_world_size,
+            found.quorum_id,
+            self._here.rank,
+            self._here.world_size,
+        )
+        self._connected = wanted
+
+    def gather(self, row: list[int]) -> list[list[int]]:
+        """The rows of all members, in their order."""
+
+        def work() -> list[list[int]]:
+            mine = torch.tensor(row, device=self._wire)
+            rows = [torch.empty_like(mine) for _ in range(self.pg.size())]
+            self.pg.allgather([rows], [mine], AllgatherOptions()).wait()
+            return torch.stack(rows).tolist()
+
+        return self.together(work)
+
+    def confirm(self) -> None:
+        """Return only when every member called this, so that what went before worked out for all that are alive."""
+        self.gather([1])
+        self._failures = 0
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do `work` on this rank; if it fails on any rank of the group, Failed on all of them."""
+        failure = None
+        result = None
+        try:
+            result = work()
+            failure = self.pg.errored() if self._connected else None
+        except Exception as error:  # noqa: BLE001 - whatever a lost peer makes of a connection
+            failure = error
+        if failure is not None:
+            print(f"synchronisation failed on rank {self._here.rank}: {failure}", file=sys.stderr, flush=True)
+            self._connected = ()
+            self.pg.abort()  # lets the other groups notice at once
+        if not self._all(failure is None):
+            raise Failed(str(failure or "on another rank of this group"))
+        return result  # type: ignore[return-value]
+
+    def again(self) -> None:
+        """The next join connects anew, in all groups."""
+        self._failures += 1
+
+    def close(self) -> None:
+        """Leave: no more heartbeats. The other groups do not wait for this one any longer."""
+        if self._here.is_first:
+            self._server.shutdown()
+
+    def _all(self, good: bool) -> bool:
+        """Whether it is so on all ranks of the group."""
+        if self._here.world_size == 1:
+            return good
+        flag = torch.tensor([good], dtype=torch.int32)
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._here.control)
+        return bool(flag.item())

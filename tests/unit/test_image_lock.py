@@ -1,0 +1,161 @@
+"""image.lock: what it says, when it is written, what a difference is called; and verifying a file against it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from kit.errors import ConfigError, ImageError, LockError
+from kit.images import catalogue, lock, store, verify
+from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Packages, Squash
+
+
+def make(**changes: object) -> ImageLock:
+    base = {
+        "name": "tiny",
+        "sha256": "a" * 64,
+        "size": 4096,
+        "source": "build",
+        "inputs": "b" * 64,
+        "base": LockedBase(kind="bootstrap", reference="bookworm", digest=f"sha256:{'c' * 64}"),
+        "squash": Squash(),
+        "config": ImageConfig(env={"PATH": "/bin", "ODD": 'quote " and $X'}, labels={"a.b": "c"}),
+        "tools": LockedTools(kit="1", mksquashfs="4.5.1", engine="20", image_id="sha256:1"),
+        "packages": Packages(pip={"numpy": "2.1.0"}, apt={"bash": "5.2"}),
+    }
+    return ImageLock.model_validate(base | changes)
+
+
+def stored(root: Path, *, used: int = 5000, size: int = 8192) -> ImageLock:
+    """A lock and, in the store, a file that begins as a squashfs image does."""
+    content = bytearray(os.urandom(size))
+    content[:4], content[40:48] = b"hsqs", used.to_bytes(8, "little")
+    store.prepare(root)
+    (root / "image").write_bytes(content)
+    made = make(sha256=store.digest_of(root / "image"), size=size)
+    (root / "image").rename(store.path(root, made.sha256))
+    return made
+
+
+def test_a_lock_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    assert lock.write(tmp_path / "image.lock", make())
+    assert lock.read(tmp_path / "image.lock") == make()
+
+
+def test_ids_that_no_two_builds_share_are_no_reason_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "image.lock"
+    lock.write(path, make())
+    before = path.read_bytes()
+    tools = LockedTools(kit="2", mksquashfs="4.5.1", engine="21", image_id="sha256:2")
+    assert not lock.write(path, make(tools=tools))
+    assert path.read_bytes() == before
+    assert lock.write(path, make(inputs="d" * 64))
+
+
+def test_differences_are_named_by_key_causes_first() -> None:
+    new = make(sha256="d" * 64, packages=Packages(pip={"numpy": "2.2.0", "six": "1"}, apt={}))
+    assert list(lock.differences(make(), new)) == [
+        "packages.apt.bash: 5.2 -> (nothing)",
+        "packages.pip.numpy: 2.1.0 -> 2.2.0",
+        "packages.pip.six: (nothing) -> 1",
+        f"sha256: {'a' * 64} -> {'d' * 64}",
+    ]
+    assert list(lock.differences(make(), make())) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [("schema = 1", "schema = 2", "schema"), ('sha256 = "a', 'sha256 = "g', "sha256"), ("size", "sizes", "size")],
+)
+def test_a_damaged_or_newer_lock_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    path = tmp_path / "image.lock"
+    lock.write(path, make())
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(ConfigError, match=said):
+        lock.read(path)
+
+
+def test_a_whole_image_is_right(tmp_path: Path) -> None:
+    made = stored(tmp_path)
+    assert verify.check(made, tmp_path, full=False) == store.path(tmp_path, made.sha256)
+    assert verify.check(made, tmp_path, full=True) == store.path(tmp_path, made.sha256)
+
+
+def test_a_missing_image_names_the_command_that_makes_it(tmp_path: Path) -> None:
+    with pytest.raises(LockError) as caught:
+        verify.check(make(), tmp_path, full=False)
+    assert caught.value.hint == "run 'kit build-image tiny'"
+    with pytest.raises(LockError) as caught:
+        verify.check(make(source="docker://reg#a b"), tmp_path, full=False)
+    assert caught.value.hint == "run 'kit import-image 'docker://reg#a b' --name tiny'"
+
+
+def test_a_cut_off_image_is_found_without_reading_it(tmp_path: Path) -> None:
+    made = stored(tmp_path)
+    os.truncate(store.path(tmp_path, made.sha256), 4096)
+    with pytest.raises(LockError, match="cut off: 4096 bytes of 5000"):
+        verify.check(made, tmp_path, full=False)
+
+
+def test_a_flipped_bit_is_found_by_reading_all(tmp_path: Path) -> None:
+    made = stored(tmp_path)
+    path = store.path(tmp_path, made.sha256)
+    content = bytearray(path.read_bytes())
+    content[6000] ^= 1
+    path.write_bytes(content)
+    verify.check(made, tmp_path, full=False)
+    with pytest.raises(LockError, match="damaged"):
+        verify.check(made, tmp_path, full=True)
+
+
+def test_a_cheap_check_takes_milliseconds(tmp_path: Path) -> None:
+    made = stored(tmp_path)
+    os.truncate(store.path(tmp_path, made.sha256), 10**10)  # a sparse file: the time must not depend on the size
+    start = time.perf_counter()
+    with pytest.raises(LockError, match="has 10000000000 bytes"):
+        verify.check(made, tmp_path, full=False)
+    assert time.perf_counter() - start < 0.02
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (tmp_path / "project/containers").mkdir(parents=True)
+    return tmp_path / "project"
+
+
+def _prune(root: Path, project: Path, *, in_use: frozenset[str] = frozenset(), older_than_s: float = 0) -> set[str]:
+    gone = catalogue.prune(root, project, in_use=in_use, older_than_s=older_than_s, dry_run=False)
+    return {path.stem for path, _ in gone}
+
+
+def test_prune_keeps_what_a_lock_a_job_or_its_age_protects(tmp_path: Path, project: Path) -> None:
+    root = tmp_path / "store"
+    locked, other, used, loose, young = (stored(root) for _ in range(5))
+    (project / "containers/tiny").mkdir()
+    lock.write(project / "containers/tiny/image.lock", locked)
+    elsewhere = tmp_path / "elsewhere/image.lock"
+    lock.write(elsewhere, other)
+    store.register(root, elsewhere)
+    for made in (locked, other, used, loose):
+        os.utime(store.path(root, made.sha256), (0, 0))
+    assert _prune(root, project, in_use=frozenset({used.sha256}), older_than_s=60) == {loose.sha256}
+    assert {path.stem for path in (root / "sha256").glob("*.sqsh")} == {
+        made.sha256 for made in (locked, other, used, young)
+    }
+    rows = {row.sha256: row for row in catalogue.rows(root, project)}
+    assert rows[locked.sha256].locks == (project / "containers/tiny/image.lock",)
+    assert rows[used.sha256].locks == ()
+
+
+def test_prune_removes_nothing_while_a_lock_cannot_be_read(tmp_path: Path, project: Path) -> None:
+    root = tmp_path / "store"
+    made = stored(root)
+    (project / "containers/tiny").mkdir()
+    (project / "containers/tiny/image.lock").write_text("schema = 99\n")
+    with pytest.raises(ImageError, match="cannot be read"):
+        _prune(root, project)
+    assert store.path(root, made.sha256).is_file()

@@ -1,0 +1,165 @@
+"""What an image's tree gets and loses; any string of the image's author arrives as it was written."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kit.images import layers, tarstream, tree
+from kit.spec.image import ImageConfig
+
+# What execve(2) can carry.
+words = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=30)
+
+
+def run_rc(config: ImageConfig, *arguments: str) -> list[str]:
+    """Run /etc/rc with `printf` standing in for the container's program; return what it was given."""
+    script = tree.rc(config, "a test")
+    done = subprocess.run(["sh", "-c", script, "rc", *arguments], capture_output=True, check=True)
+    return done.stdout.decode(errors="surrogateescape").split("\0")[:-1]
+
+
+@given(cmd=st.lists(words, min_size=1, max_size=4), label=words)
+def test_the_command_arrives_as_it_was_written(cmd: list[str], label: str) -> None:
+    config = ImageConfig(entrypoint=("printf", "%s\\0"), cmd=tuple(cmd), labels={"label": label})
+    assert run_rc(config) == cmd
+
+
+@given(given_words=st.lists(words, min_size=1, max_size=4))
+def test_arguments_replace_the_command_and_follow_the_entrypoint(given_words: list[str]) -> None:
+    config = ImageConfig(entrypoint=("printf", "%s\\0"), cmd=("unused",))
+    assert run_rc(config, *given_words) == given_words
+
+
+def test_the_working_directory_is_made_and_entered(tmp_path: Path) -> None:
+    place = tmp_path / "it's $HOME"
+    config = ImageConfig(workdir=str(place), entrypoint=("sh", "-c", 'printf "%s\\0" "$PWD" "${OLDPWD-unset}"'))
+    assert run_rc(config) == [str(place), "unset"]
+
+
+def test_a_newline_in_a_value_goes_around_etc_environment() -> None:
+    config = ImageConfig(env={"ONE": "a=b", "TWO": "x\ny"}, entrypoint=("sh", "-c", 'printf "%s\\0" "$TWO"'))
+    assert tree.environment(config) == "ONE=a=b\n"
+    assert run_rc(config) == ["x\ny"]
+
+
+def test_what_enroot_cannot_carry_is_said() -> None:
+    config = ImageConfig(env={"A": "x\ny", "B": "${HOME}/x", "ENROOT_X": "1", "FINE": "$HOME"})
+    assert [warning.split()[1] for warning in tree.warnings(config)] == ["A", "B", "ENROOT_X"]
+
+
+def test_volumes_become_bind_lines_with_blanks_escaped() -> None:
+    assert tree.fstab(ImageConfig(volumes=("/b c", "/a"))) == (
+        "${ENROOT_ROOTFS}/a /a none x-create=dir,bind,rw,nosuid,nodev\n"
+        "${ENROOT_ROOTFS}/b\\040c /b\\040c none x-create=dir,bind,rw,nosuid,nodev\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "dropped"),
+    [
+        ("dev", False),
+        ("dev/null", True),
+        ("dev/shm/x", True),
+        ("etc/passwd-", True),
+        ("etc/passwd", False),
+        ("etc/deep/passwd-", False),
+        ("var/log/dpkg.log", True),
+        ("var/log/deep/x.log", False),
+        ("root/.cache/pip/x", True),
+        ("etc/rc", True),
+        ("etc/rc.d", False),
+        ("tmp", False),
+        ("tmp/x", True),
+    ],
+)
+def test_what_a_build_drops(path: str, dropped: bool) -> None:
+    edit = tree.edit(ImageConfig(), provenance="a test", noise=tree.BUILD_NOISE)
+    assert edit.drops(path) is dropped
+
+
+def tar_of(*members: tuple[str, bytes | str | None], format_: int = tarfile.PAX_FORMAT) -> bytes:
+    """A tar: (name, content), (name, None) for a folder, (name, target) for a symbolic link."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format_) as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            if content is None:
+                member.type, member.mode = tarfile.DIRTYPE, 0o500
+            elif isinstance(content, str):
+                member.type, member.linkname = tarfile.SYMTYPE, content
+            else:
+                member.size, member.mode = len(content), 0o000
+            archive.addfile(member, io.BytesIO(content) if isinstance(content, bytes) else None)
+    return out.getvalue()
+
+
+def edited(tar: bytes, config: ImageConfig) -> dict[str, tarfile.TarInfo]:
+    chunks = (tar[start : start + 700] for start in range(0, len(tar), 700))
+    out = b"".join(tarstream.edited(tarstream.entries(chunks), tree.edit(config, provenance="a test")))
+    with tarfile.open(fileobj=io.BytesIO(out)) as archive:
+        names = [member.name for member in archive.getmembers()]
+        assert names == sorted(names, key=tree.walk_key)
+        assert len(names) == len(set(names))
+        return {member.name: member for member in archive.getmembers()}
+
+
+def test_additions_are_merged_into_the_walk_and_modes_opened() -> None:
+    tar = tar_of(
+        ("bin", None), ("bin/sh", b"x" * 5000), ("etc", None), ("etc/rc", b"old"), ("usr", None), ("usr/a", b"")
+    )
+    found = edited(tar, ImageConfig(workdir="/srv/work"))
+    assert found["etc/rc"].size > 3
+    assert found["bin"].mode == 0o700
+    assert found["bin/sh"].mode == 0o400
+    assert found["bin/sh"].size == 5000
+    assert found["srv/work"].isdir()
+    assert found["etc/mtab"].linkname == "/proc/mounts"
+
+
+def test_a_folder_is_not_made_below_a_link() -> None:
+    found = edited(tar_of(("etc", None), ("srv", "/elsewhere")), ImageConfig(workdir="/srv/work"))
+    assert found["srv"].issym()
+    assert "srv/work" not in found
+
+
+def merged(tmp_path: Path, *tars: bytes) -> dict[str, bytes | str | None]:
+    files = []
+    for number, content in enumerate(tars):
+        files.append(tmp_path / f"{number}.tar")
+        files[-1].write_bytes(content)
+    found: dict[str, bytes | str | None] = {}
+    for member, data in layers.merged(files):
+        found[member.name] = data.read() if data else member.linkname or None
+    assert list(found) == sorted(found, key=tree.walk_key)
+    return found
+
+
+def test_layers_hide_and_replace_what_is_below(tmp_path: Path) -> None:
+    low = tar_of(("a", None), ("a/old", b"1"), ("b", None), ("b/x", b"2"), ("c", b"3"), ("d", None), ("d/e", b"4"))
+    high = tar_of(
+        ("a", None), ("a/.wh..wh..opq", b""), ("a/new", b"5"), ("b", None), ("b/.wh.x", b""), ("c", None), ("d", b"6")
+    )
+    assert merged(tmp_path, low, high) == {"a": None, "a/new": b"5", "b": None, "c": None, "d": b"6"}
+
+
+def test_a_whiteout_does_not_hide_its_own_layer(tmp_path: Path) -> None:
+    assert merged(tmp_path, tar_of(("x", b"1")), tar_of(("x", b"2"), (".wh.x", b""))) == {"x": b"2"}
+
+
+def test_hard_links_stay_links_to_whichever_name_comes_first(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        file = tarfile.TarInfo("z")
+        file.size = 3
+        archive.addfile(file, io.BytesIO(b"abc"))
+        link = tarfile.TarInfo("a")
+        link.type, link.linkname = tarfile.LNKTYPE, "./z"
+        archive.addfile(link)
+    assert merged(tmp_path, out.getvalue()) == {"a": b"abc", "z": "a"}
