@@ -6,9 +6,9 @@ One precedence rule: command line > job > QOS row > cluster > launcher > default
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +25,8 @@ from kit.spec.mount import Mount, MountSet
 M = TypeVar("M", bound=BaseModel)
 Table = dict[str, Any]
 Layer = tuple[Mapping[str, Any], str]
+# resources.find within one project: kind, name, who asks, under which key.
+Find = Callable[[str, str, str, str], resources.Entry]
 
 COMMAND_LINE = "--set"
 
@@ -112,25 +114,25 @@ class Sources:
         entry = self._launcher(above)
         layers = self._layers(above, label, entry)
         job = _merge_and_validate(layers, self.overrides)
-        file, cluster_file = shown(self.job_file), shown(self.cluster.path)
+        file, cluster_file = self._files
         return Resolved(
             job=job,
             job_file=file,
-            job_dir=self.job_file.parent.resolve(),
+            job_dir=self._job_dir,
             project=self.project,
             cluster=self.place,
             cluster_name=self.cluster.name,
             launcher=load_model(entry.path, Launcher),
             launcher_dir=entry.folder,
-            mounts=_mounts(job, self.place, self.project, file, cluster_file),
+            mounts=_mounts(job, self.place, self._find, file, cluster_file),
         )
 
     def _layers(self, point: Mapping[str, Any], label: str, entry: resources.Entry) -> list[Layer]:
         """Lowest first, each with the name that a fault in it gets."""
-        file, cluster_file = shown(self.job_file), shown(self.cluster.path)
+        file, cluster_file = self._files
         above = merge(self.set_here, point)
         return [
-            (load_model(entry.path, Launcher).defaults, f"{shown(entry.path)} [defaults]"),
+            (load_model(entry.path, Launcher).defaults, f"{self._shown(entry.path)} [defaults]"),
             (self.place.defaults, f"{cluster_file} [defaults]"),
             (_qos_layer(self.place, self.written, above, file), f"{cluster_file} [qos]"),
             (self.written, file),
@@ -141,14 +143,35 @@ class Sources:
     def _launcher(self, point: Mapping[str, Any]) -> resources.Entry:
         below = self.written.get("launcher", self.place.defaults.get("launcher"))
         name = point.get("launcher", self.set_here.get("launcher", below))
-        file = shown(self.job_file)
+        file, _ = self._files
         if not isinstance(name, str):
             known = ", ".join(resources.names("launchers", project_dir=self.project))
             got = "nothing" if name is None else repr(name)
             raise ConfigError.of(
                 Fault(file=file, key="launcher", got=got, allowed=known, hint='such as launcher = "ddp"')
             )
-        return resources.find("launchers", name, project_dir=self.project, asked_by=file, key="launcher")
+        return self._find("launchers", name, file, "launcher")
+
+    # One job may be resolved a thousand times, for the points of a sweep: what touches the disk is asked once.
+
+    @cached_property
+    def _files(self) -> tuple[str, str]:
+        """How faults name the job file and the cluster's file."""
+        return shown(self.job_file), shown(self.cluster.path)
+
+    @cached_property
+    def _shown(self) -> Callable[[Path], str]:
+        return lru_cache(maxsize=None)(shown)
+
+    @cached_property
+    def _job_dir(self) -> Path:
+        return self.job_file.parent.resolve()
+
+    @cached_property
+    def _find(self) -> Find:
+        return lru_cache(maxsize=None)(
+            lambda kind, name, file, key: resources.find(kind, name, project_dir=self.project, asked_by=file, key=key)
+        )
 
 
 def read_job(
@@ -295,14 +318,14 @@ def _qos_layer(cluster: Cluster, written: Table, set_here: Table, file: str) -> 
     }
 
 
-def _mounts(job: Job, cluster: Cluster, project: Path, job_file: str, cluster_file: str) -> tuple[Mount, ...]:
+def _mounts(job: Job, cluster: Cluster, find: Find, job_file: str, cluster_file: str) -> tuple[Mount, ...]:
     """The job's mounts with every logical name looked up in the mount set."""
     logical = [m for m in job.mounts if isinstance(m, str)]
     known: dict[str, Mount] = {}
     set_name = job.mount_set or cluster.mounts
     if set_name is not None:
         asked_by, key = (job_file, "mount_set") if job.mount_set else (cluster_file, "mounts")
-        entry = resources.find("mounts", set_name, project_dir=project, asked_by=asked_by, key=key)
+        entry = find("mounts", set_name, asked_by, key)
         known = load_model(entry.path, MountSet).root
     unknown = [
         Fault(

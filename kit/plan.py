@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
 
-from kit import runtimes
+from kit import frameworks, runtimes
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.layout import Layout, lay_out
@@ -19,6 +20,7 @@ from kit.render import lib_names, plain, render
 from kit.runtimes import Container
 from kit.scripts import (
     STEP,
+    WAIT_S,
     helper_step,
     monitor_step,
     preflight_step,
@@ -126,6 +128,9 @@ class _Making:
         self.job = _filled_in(resolved, site, runtime)
         self.image, self.digest = self._image(lock) if self.contained else ("", "")
         self.lock = lock if self.contained and self.image.startswith("/") else None
+        if self.lock:
+            _check_packages(resolved, self.lock)
+        self.extra = frameworks.prepare(resolved.launcher.framework, self.job, self.layout, file=resolved.job_file)
         self.mounts = self.places.mounts()
         # Where the run folder and the job's folder are, as the ranks see them.
         self.run_inside = CONTAINER_RUN if self.contained else str(site.run_dir)
@@ -141,6 +146,7 @@ class _Making:
             PlanFile(name="all-reduce.sh", text=self._all_reduce()),
             PlanFile(name="image-env.sh", text=render("image-env.sh", {"image_env": self._image_env()})),
             PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
+            *(PlanFile(name=name, text=text) for name, text in self.extra.files.items()),
             PlanFile(name="job.toml", text=tomli_w.dumps(self.job.model_dump(mode="json", exclude_none=True))),
             *(PlanFile(name=f"lib/{name}", text=plain(f"lib/{name}"), mode=0o755) for name in lib_names()),
         )
@@ -184,7 +190,7 @@ class _Making:
     def _batch(self) -> str:
         job, layout, paths = self.job, self.layout, self.paths
         nodes = layout.nodes + job.retry.spares
-        step = training_step(layout, paths, spares=bool(job.retry.spares))
+        step = training_step(layout, paths, spares=bool(job.retry.spares), wait_s=max(WAIT_S, job.slurm.lead))
         env = {**self.resolved.cluster.network, **job.env}
         preflight = preflight_step(
             job.preflight,
@@ -211,6 +217,7 @@ class _Making:
                 "world_size": layout.world_size,
                 "debug": job.debug,
                 "heartbeat": job.monitor.heartbeat,
+                "lead": job.slurm.lead,
                 "port_base": _PORT_BASE,
                 "retry_in_allocation": job.retry.in_allocation,
                 "retry_requeue": job.retry.requeue,
@@ -280,15 +287,39 @@ class _Making:
             raise ConfigError.of(
                 Fault(file=self.resolved.job_file, key="script", got="nothing", allowed="a program", hint=hint)
             )
-        return self._program_text([job.python, script, *job.args])
+        own = [word.replace("{run}", self.run_inside) for word in self.extra.args]
+        return self._program_text([job.python, script, *own, *job.args])
 
     def _all_reduce(self) -> str:
         """The preflight's collective, in the place of the program: same ranks, same environment, same container."""
         return self._program_text([self.job.python, f"{self.run_inside}/lib/all_reduce.py"])
 
     def _program_text(self, program: list[str]) -> str:
-        env = {**self.resolved.cluster.network, **self.job.env}
+        job = self.job
+        env = {**self.resolved.cluster.network, **job.checkpoint.env(), **job.profile.env(), **job.env}
         return render("program.sh", {"program": program, "program_env": [f"{n}={v}" for n, v in env.items()]})
+
+
+def _check_packages(resolved: Resolved, lock: ImageLock) -> None:
+    """ConfigError when the image lacks a package that the launcher's programs import: the lock knows, no node is asked."""
+    if resolved.job.script is not None or not lock.packages.pip:
+        return
+    held = {canonical(name) for name in lock.packages.pip}
+    lacking = [name for name in resolved.launcher.requires if canonical(name) not in held]
+    if lacking:
+        raise ConfigError.of(
+            Fault(
+                file=resolved.job_file,
+                key="image",
+                got=f"{lock.name!r}, which lacks {', '.join(lacking)}",
+                allowed=f"an image with what launcher {resolved.job.launcher!r} requires: {', '.join(resolved.launcher.requires)}",
+            )
+        )
+
+
+def canonical(name: str) -> str:
+    """A package name as PyPI compares them (PEP 503): `Megatron_Core` is `megatron-core`."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _filled_in(resolved: Resolved, site: Site, runtime: str) -> Job:

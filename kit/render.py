@@ -62,8 +62,8 @@ def plain(name: str) -> str:
 
 @cache
 def lib_names() -> tuple[str, ...]:
-    """The shared shell files, sorted."""
-    return tuple(sorted(p.name for p in (_folder() / "lib").glob("*.sh")))
+    """The shared shell files and the preflight's program, sorted."""
+    return tuple(sorted(p.name for p in (_folder() / "lib").iterdir() if p.suffix in {".sh", ".py"}))
 
 
 def _folder() -> Path:

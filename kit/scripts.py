@@ -13,8 +13,9 @@ from kit.spec.mount import Mount
 from kit.spec.paths import RunPaths
 
 STEP = "train"
-# Seconds that the other ranks get once one has ended, before srun ends them (field-notes 29).
-_WAIT_S = 60
+# Seconds that the other ranks get once one has ended well, before srun ends them (field-notes 29). At the lead signal the first rank may
+# be done long before the one that writes the checkpoint, so this is never less than the lead.
+WAIT_S = 60
 
 
 def sbatch_options(
@@ -65,7 +66,7 @@ def goes_back(job: Job) -> bool:
     return job.slurm.requeue or job.retry.requeue > 0 or job.preflight.on_failure == "exclude"
 
 
-def training_step(layout: Layout, paths: RunPaths, *, spares: bool) -> list[str]:
+def training_step(layout: Layout, paths: RunPaths, *, spares: bool, wait_s: int = WAIT_S) -> list[str]:
     """srun for the ranks. It gets every figure again: since 22.05 it ignores SLURM_CPUS_PER_TASK (field-notes 21).
 
     No GPU option stands here: with the job's --gpus-per-node every rank sees all of the job's GPUs on its node and takes the one of
@@ -82,7 +83,7 @@ def training_step(layout: Layout, paths: RunPaths, *, spares: bool) -> list[str]
         "--mpi=none",
         "--export=ALL",
         "--kill-on-bad-exit=1",
-        f"--wait={_WAIT_S}",
+        f"--wait={wait_s}",
         *(["--no-kill"] if spares else []),
         f"--output={paths.logs}/task-%t.log",
         "--open-mode=append",

@@ -28,13 +28,16 @@ main() {
         source "${KIT_RUN_DIR}/setup.sh"
         set -eu
     fi
-    # Slurm and torchrun signal the program as well as this shell. A handler that does nothing lets the shell outlive the signal and
-    # return the program's own code; a shell without one would die first and turn every code into 143.
-    trap : TERM USR1 USR2 HUP INT
+    # Slurm and torchrun signal the program as well as this shell. A handler lets the shell outlive the signal and tell the program's own
+    # code; a shell without one would die first and turn every code into 143.
+    local signalled=""
+    trap 'signalled=1' TERM USR1 USR2 HUP INT
     local -i code=0
     env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_PROGRAM[@]}" || code=$?
-    if ((code)); then
-        failures::record "${RANK}" "${code}"
+    if ((code)) && failures::record "${RANK}" "${code}" && [[ -n "${signalled}" ]]; then
+        # Told to end, it ended: srun and torchrun would kill the ranks that still save for a code other than 0. The batch script reads
+        # the recorded one.
+        code=0
     fi
     return "${code}"
 }

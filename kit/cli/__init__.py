@@ -24,7 +24,7 @@ app = typer.Typer(
 
 
 def _register() -> None:
-    from kit.cli import cluster, images, jobs, nodes, project, runs, sweep
+    from kit.cli import cluster, images, jobs, nodes, project, results, runs, sweep
 
     app.command("init")(project.init)
     app.command("build-image")(images.build_image)
@@ -33,6 +33,7 @@ def _register() -> None:
     app.command("shell")(jobs.shell)
     app.command("nodes")(nodes.nodes)
     app.command("sweep")(sweep.sweep)
+    app.command("results")(results.results)
     app.command("runs")(runs.runs)
     app.command("status")(runs.status)
     app.command("logs")(runs.logs)

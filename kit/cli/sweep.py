@@ -57,7 +57,9 @@ def sweep(
     )
     todo = _to_send(made, into) if into else [point.index for point in made.points]
     arrays = made.arrays(todo, first=len(into.arrays) if into else 0)
-    if not as_json:
+    if not todo:
+        print(f"{made.folder.name}: every point is done or on its way", file=sys.stderr)
+    elif not as_json:
         _print_points(made, todo, to_stdout=dry_run)
         _explain(made, arrays)
     if dry_run or not todo:
@@ -133,6 +135,7 @@ def _print_points(made: PreparedSweep, todo: list[int], *, to_stdout: bool) -> N
     named = any(point.name for point in made.points)
     table = Table("point", *(["name"] if named else []), *(short[key] for key in keys), "nodes", "ranks", box=None)
     wanted = [pair for pair in zip(made.points, made.runs, strict=True) if pair[0].index in todo]
+    wanted.sort(key=lambda pair: pair[0].index)
     for point, run in wanted if to_stdout else wanted[:_SHOWN]:
         values = [shown(point.values[key]) if key in point.values else "" for key in keys]
         layout = run.plan.layout

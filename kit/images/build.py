@@ -106,7 +106,7 @@ def _content(order: Order, folder: _Folder, engine: Engine, work: Path, report: 
     image = engine.inspect(image_id or tag)
     assert image is not None, "an image that was just built"
     return make.Content(
-        opened=lambda: opened(engine, image),
+        ways=ways(engine, image),
         size=image.size,
         config=image.config,
         kind=ready.kind,
@@ -119,11 +119,16 @@ def _content(order: Order, folder: _Folder, engine: Engine, work: Path, report: 
     )
 
 
-@contextlib.contextmanager
-def opened(engine: Engine, image: EngineImage) -> Iterator[squash.Tree | squash.Stream]:
-    """The image's content by the fastest way that this machine allows; both write the same bytes."""
-    if image.layers:
+def ways(engine: Engine, image: EngineImage) -> tuple[make.Way, ...]:
+    """How to get at an engine's image: its layers where they can be reached, and the engine's export."""
+
+    @contextlib.contextmanager
+    def mounted() -> Iterator[squash.Tree]:
         yield squash.Tree(layers=image.layers)
-    else:
+
+    @contextlib.contextmanager
+    def streamed() -> Iterator[squash.Stream]:
         with engine.export(image.id) as chunks:
             yield squash.Stream(members=tarstream.entries(chunks))
+
+    return (mounted, streamed) if image.layers else (streamed,)

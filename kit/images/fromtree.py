@@ -26,6 +26,13 @@ _PR_SET_PDEATHSIG = 1
 # mount(2) takes one page of options.
 _PAGE = 4096
 
+# Exit code for "nothing may be mounted here", as root in a container often finds (sysexits.h, EX_UNAVAILABLE).
+CANNOT_MOUNT = 69
+
+
+class CannotMountError(Exception):
+    """The kernel, or this container, allows no mount namespace or no overlay mount."""
+
 
 class Place(TypedDict):
     """A `tree.Addition`: content is the name of a file in the request's folder."""
@@ -116,7 +123,7 @@ def _overlay(layers: list[str], target: Path) -> None:
 
 def _mount(source: str, target: Path, kind: str | None, flags: int, options: str | None) -> None:
     if options is not None and len(options) >= _PAGE:
-        raise OSError(f"{target}: more layers than one overlay mount takes")
+        raise CannotMountError(f"{target}: more layers than one overlay mount takes")
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
     _check(_libc().mount(*words, flags, None if options is None else options.encode()), f"mount {target}")
 
@@ -135,11 +142,14 @@ def _libc() -> ctypes.CDLL:
 def _check(result: int, what: str) -> None:
     if result != 0:
         error = ctypes.get_errno()
-        raise OSError(error, f"{what}: {os.strerror(error)}")
+        raise CannotMountError(f"{what}: {os.strerror(error)}")
 
 
 if __name__ == "__main__":
     try:
         main(sys.argv[1])
+    except CannotMountError as error:
+        print(error, file=sys.stderr)
+        sys.exit(CANNOT_MOUNT)
     except OSError as error:
         sys.exit(str(error))

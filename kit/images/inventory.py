@@ -9,6 +9,7 @@ from kit import shell
 from kit.spec.image import Packages
 
 _INSTALL = "apt-get install squashfs-tools"
+_SAMPLE = 32
 _DIST_INFO = re.compile(r"/(?:site|dist)-packages/([^/]+)-([^/-]+)\.(?:dist|egg)-info$")
 
 
@@ -19,6 +20,29 @@ def packages(image: Path) -> Packages:
     python = dict(sorted((_canonical(found[1]), found[2]) for line in listing if (found := _DIST_INFO.search(line))))
     status = shell.run([unsquashfs, "-cat", str(image), "var/lib/dpkg/status"], check=False)
     return Packages(apt=_dpkg(status.stdout) if status.returncode == 0 else {}, pip=python)
+
+
+def has_stale_bytecode(image: Path, work: Path) -> bool:
+    """Whether Python will recompile what the image holds, because all its times are 0. It looks at a sample.
+
+    work: a private folder, for the sample.
+    """
+    unsquashfs = shell.require("unsquashfs", hint=_INSTALL)
+    listing = shell.run([unsquashfs, "-d", "", "-l", str(image)]).stdout.splitlines()
+    compiled = [line.lstrip("/") for line in listing if line.endswith(".pyc")]
+    sample = compiled[:: max(len(compiled) // _SAMPLE, 1)]
+    if not sample:
+        return False
+    target, names = work / "bytecode", work / "bytecode.list"
+    names.write_text("".join(f"{name}\n" for name in sample), encoding="utf-8")
+    shell.run([unsquashfs, "-quiet", "-no-progress", "-no-wildcards", "-d", str(target), "-ef", str(names), str(image)])
+    # PEP 552: after four bytes of magic, flags; 0 means "compare the source's time".
+    return any(_flags(target / name) == 0 for name in sample)
+
+
+def _flags(compiled: Path) -> int:
+    with compiled.open("rb") as file:
+        return int.from_bytes(file.read(8)[4:], "little")
 
 
 def _dpkg(status: str) -> dict[str, str]:

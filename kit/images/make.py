@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Literal
 
 from kit import __version__
-from kit.errors import LockError
+from kit.errors import ImageError, LockError
 from kit.images import inventory, lock, sqshfile, squash, store, tree, verify
 from kit.images.progress import Report
 from kit.images.squash import Finished, Stream, Tree
 from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Squash
+
+_STALE = (
+    "Python byte code in this image is checked against its source's time, which is 0 here: every rank compiles it again at "
+    "start. End the Dockerfile's RUN with: python3 -m compileall -q --invalidation-mode unchecked-hash FOLDER"
+)
+
+Way = Callable[[], contextlib.AbstractContextManager[Tree | Stream | Finished]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +56,13 @@ class Target:
 class Content:
     """An image that is ready to be squashed.
 
-    opened: gives its tree, tar stream or file for the length of a block. size: about, in bytes, for progress. kind, reference,
-    digest: what it stands on (see LockedBase); without a digest, the .sqsh's own. provenance: for /etc/rc, the same on every
-    machine. noise: what is left out beside what always
-    is. keep_times: see squash.Options. engine, image_id: for the lock, when an engine took part.
+    ways: each gives the tree, tar stream or file for the length of a block, fastest first; all write the same bytes.
+    size: about, in bytes, for progress. kind, reference, digest: what it stands on (see LockedBase); without a digest, the
+    .sqsh's own. provenance: for /etc/rc, the same on every machine. noise: what is left out beside what always is.
+    keep_times: see squash.Options. engine, image_id: for the lock, when an engine took part.
     """
 
-    opened: Callable[[], contextlib.AbstractContextManager[Tree | Stream | Finished]]
+    ways: tuple[Way, ...]
     size: int
     config: ImageConfig
     kind: Literal["bootstrap", "reference", "import"]
@@ -99,12 +106,7 @@ def make(target: Target, content: Content, work: Path, report: Report) -> Outcom
     LockError when the target is locked and the bytes differ; ImageError when squashing fails.
     """
     finished = work / "image.sqsh"
-    edit = tree.edit(content.config, provenance=content.provenance, noise=content.noise)
-    options = squash.Options(squash=target.squash, keep_times=content.keep_times)
-    with content.opened() as source:
-        with report.counting(f"squashing by {source.method}", content.size) as advance:
-            squash.write(source, edit, finished, options, on_bytes=advance)
-        method = source.method
+    method = _squash(target, content, finished, report)
     report.stage("checking and locking")
     new = _lock(target, content, finished, method)
     old = target.current
@@ -117,7 +119,26 @@ def make(target: Target, content: Content, work: Path, report: Report) -> Outcom
     store.register(target.store, target.lock_file)
     for warning in tree.warnings(content.config):
         report.warn(warning)
+    if not content.keep_times and inventory.has_stale_bytecode(image, work):
+        report.warn(_STALE)
     return Outcome(lock=new, lock_file=target.lock_file, image=image, built=True, method=method, changes=changes)
+
+
+def _squash(target: Target, content: Content, finished: Path, report: Report) -> str:
+    """Write the .sqsh by the first way that this machine allows; return how."""
+    edit = tree.edit(content.config, provenance=content.provenance, noise=content.noise)
+    options = squash.Options(squash=target.squash, keep_times=content.keep_times)
+    for way in content.ways:
+        with way() as source, report.counting(f"squashing by {source.method}", content.size) as advance:
+            try:
+                squash.write(source, edit, finished, options, on_bytes=advance)
+            except squash.CannotMountError as error:
+                report.warn(f"{error.message}; taking a slower way")
+            else:
+                return source.method
+    raise ImageError(
+        "nothing may be mounted here, and there is no other way to this image", hint="import it from an engine"
+    )
 
 
 def _lock(target: Target, content: Content, finished: Path, method: str) -> ImageLock:

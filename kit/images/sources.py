@@ -63,7 +63,7 @@ def _from_engine(uri: str) -> Ready:
 def _engine_content(client: engine.Engine, image: engine.EngineImage, name: str) -> Content:
     digest = image.repo_digests[0].rpartition("@")[2] if image.repo_digests else image.id
     return Content(
-        opened=lambda: build.opened(client, image),
+        ways=build.ways(client, image),
         size=image.size,
         config=image.config,
         kind="import",
@@ -144,7 +144,7 @@ def _oci_content(image: oci.OciImage, name: str, digest: str = "") -> Content:
         yield Stream(members=layers.merged(image.layers), method="merging the layers, unpacking nothing")
 
     return Content(
-        opened=opened,
+        ways=(opened,),
         size=sum(layer.stat().st_size for layer in image.layers),
         config=image.config,
         kind="import",
@@ -166,15 +166,16 @@ def _tar_content(path: Path, work: Path) -> Content:
 
 def _folder_content(path: Path) -> Content:
     @contextlib.contextmanager
-    def opened() -> Iterator[Tree | Stream]:
-        if os.geteuid() == 0:
-            yield Tree(layers=(path,))
-        else:
-            yield Stream(members=layers.walked(path), method="reading the folder")
+    def mounted() -> Iterator[Tree]:
+        yield Tree(layers=(path,))
+
+    @contextlib.contextmanager
+    def walked() -> Iterator[Stream]:
+        yield Stream(members=layers.walked(path), method="walking the folder")
 
     # A folder has no digest that could be had without reading all of it: it is squashed each time, and the result compared.
     return Content(
-        opened=opened,
+        ways=(mounted, walked) if os.geteuid() == 0 else (walked,),
         size=0,
         config=ImageConfig(),
         kind="import",
@@ -190,7 +191,7 @@ def _sqsh_content(path: Path) -> Content:
 
     sqshfile.check(path, hint="copy it again from where it came")
     return Content(
-        opened=opened,
+        ways=(opened,),
         size=path.stat().st_size,
         config=sqshfile.config(path),
         kind="import",

@@ -22,6 +22,10 @@ _INSTALL = "apt-get install squashfs-tools (4.5 or newer)"
 _SAMPLE_S = 0.2
 
 
+class CannotMountError(ImageError):
+    """This machine does not allow the overlay mount of a Tree; another way must be taken."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tree:
     """Content as folders on this machine, to be mounted by root: an image's layers, topmost first, or one plain folder."""
@@ -79,7 +83,8 @@ def write(
 ) -> None:
     """Squash `source`, edited, into the new file `target`. on_bytes hears how many more bytes were read.
 
-    target's folder is private to the caller and takes the working files. ImageError when mksquashfs fails.
+    target's folder is private to the caller and takes the working files. ImageError when mksquashfs fails, CannotMountError
+    for a Tree that may not be mounted here.
     """
     program, _ = mksquashfs()
     try:
@@ -127,7 +132,11 @@ def _from_tree(source: Tree, edit: Edit, target: Path, argv: list[str], on_bytes
     file = folder / "request.json"
     file.write_text(json.dumps(request), encoding="utf-8")
     with _watching(folder / "pid", on_bytes):
-        shell.run([sys.executable, "-m", "kit.images.fromtree", str(file)], env=_child_env())
+        done = shell.run([sys.executable, "-m", "kit.images.fromtree", str(file)], env=_child_env(), check=False)
+    if done.returncode == fromtree.CANNOT_MOUNT:
+        raise CannotMountError(done.stderr)
+    if done.returncode != 0:
+        raise shell.failed(done)
 
 
 def _place(addition: Addition, number: int, folder: Path) -> fromtree.Place:

@@ -73,15 +73,14 @@ def fill(
 ) -> None:
     """Write all that a run starts with into `folder`, over what an earlier start left. durable: as Manifest.write has it."""
     write_files(plan, folder, like=like)
-    for source, name in plan.copies:
-        shared = like is not None and (source, name) in like.plan.copies
+    for _, name in plan.copies:
         shutil.rmtree(folder / name, ignore_errors=True)
-        shutil.copytree(
-            like.folder / name if like and shared else source,
-            folder / name,
-            ignore=shutil.ignore_patterns("__pycache__"),
-            copy_function=_link if shared else shutil.copy2,
-        )
+    for source, name in plan.copies:
+        if like is None or like.plan.copies != plan.copies:
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, folder / name, dirs_exist_ok=True, ignore=ignore)
+        elif not (folder / name).exists():
+            shutil.copytree(like.folder / name, folder / name, copy_function=_link)
     for name in plan.folders:
         (folder / name).mkdir(parents=True, exist_ok=True)
     manifest.write(RunPaths(folder).manifest, durable=durable)
@@ -90,9 +89,8 @@ def fill(
 
 def write_files(plan: Plan, folder: Path, *, like: Like | None = None) -> list[Path]:
     """Write the plan's files under `folder` and return their paths. A file that is there already is replaced, not written into."""
-    folders = {folder / Path(file.name).parent for file in plan.files}
-    for one in sorted(folders):
-        one.mkdir(parents=True, exist_ok=True)
+    for name in {str(Path(file.name).parent) for file in plan.files}:
+        (folder / name).mkdir(parents=True, exist_ok=True)
     shared = {file.name: file for file in like.plan.files} if like else {}
     written = []
     for file in plan.files:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
 from kit.spec.ends import Monitor, Preflight, Retry, Secrets
 from kit.spec.mount import Mount
+from kit.spec.training import Checkpoint, Megatron, Profile
 from kit.spec.sweep import Sweep
 
 Shape = Literal["srun", "torchrun"]
@@ -170,6 +171,12 @@ class Job(Model):
     preflight: Preflight = Field(default_factory=Preflight)
     retry: Retry = Field(default_factory=Retry)
     secrets: Secrets = Field(default_factory=Secrets)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    profile: Profile = Field(default_factory=Profile)
+    deepspeed: dict[str, Any] | None = Field(
+        default=None, description="DeepSpeed's configuration; becomes ds_config.json."
+    )
+    megatron: Megatron | None = Field(default=None, description="Megatron's options; become arguments.")
     sweep: Sweep | None = Field(default=None, description="Many points of this job: 'kit sweep' submits them.")
 
     @field_validator("env")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,10 @@ class Launcher(Model):
     )
     script: str | None = Field(
         default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$", description="The reference program in this folder."
+    )
+    framework: Literal["deepspeed", "megatron"] | None = Field(
+        default=None,
+        description="A module of kit/frameworks/ that checks the job and adds the framework's own files and options.",
     )
     requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
     defaults: dict[str, Any] = Field(

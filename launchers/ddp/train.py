@@ -36,6 +36,7 @@ parser.add_argument("--width", type=int, default=32, help="channels of the first
 parser.add_argument("--epochs", type=int, default=15)
 parser.add_argument("--batch-size", type=int, default=64, help="images for each optimizer step, over all ranks")
 parser.add_argument("--accumulate", type=int, default=1, help="micro-steps for each optimizer step")
+parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw", help="sgd: with momentum 0.9")
 parser.add_argument("--lr", type=float, default=3e-3)
 parser.add_argument("--warmup", type=int, default=20, help="optimizer steps of linear warm-up; cosine decay follows")
 parser.add_argument("--weight-decay", type=float, default=0.01)
@@ -74,7 +75,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     net = model.ConvNet(channels=train_set[0][0].shape[0], classes=classes, width=args.width).to(here.device)
     device_ids = [here.device.index] if here.device.type == "cuda" else None
     ddp = DistributedDataParallel(torch.compile(net) if args.compile else net, device_ids=device_ids)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    if args.optimizer == "sgd":
+        optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9, weight_decay=args.weight_decay)
+    else:
+        optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     last_step = args.epochs * steps_per_epoch
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, last_step))
     scaler = torch.amp.GradScaler(here.device.type, enabled=args.precision == "fp16")

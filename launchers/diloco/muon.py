@@ -70,7 +70,9 @@ class Muon(Optimizer):
         update = orthogonal(whole.reshape(group["parts"], rows, columns)).reshape(parameter.shape).to(parameter.dtype)
         if isinstance(parameter, DTensor):
             mesh = parameter.device_mesh
-            update = DTensor.from_local(update, mesh, [Replicate()] * mesh.ndim).redistribute(mesh, parameter.placements)
+            update = DTensor.from_local(update, mesh, [Replicate()] * mesh.ndim).redistribute(
+                mesh, parameter.placements
+            )
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(update, alpha=-group["lr"] * 0.2 * max(rows, columns) ** 0.5)
 

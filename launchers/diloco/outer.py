@@ -1,18 +1,17 @@
-"""DiLoCo's outer loop: every few inner steps a part of the model is averaged over the replica groups.
+"""DiLoCo's outer loop: every few inner steps a fragment of the model is averaged over the replica groups.
 
     DiLoCo            Douillard et al., arXiv 2311.08105: pseudo-gradient = global - local, outer Nesterov SGD
     Streaming DiLoCo  Douillard et al., arXiv 2501.18512: fragments in turn, traffic under computing, mixing by alpha
 
 One outer step averages one fragment. Fragment 0 is averaged after H / F inner steps, fragment 1 after as many more, and
-so on, so that each comes round every H steps. After the last inner step all fragments are averaged once more, each in
-an outer step of its own, so that no inner step is lost.
+so on, so that each comes round every H steps. After the last inner step every fragment is averaged once more, in an
+outer step of its own, so that no inner step is lost.
 
 All groups hold the same global parameters, to the last bit; each meeting compares checksums. A group that differs (it
 committed alone, say, when the others' connections broke) takes the others' state. A group that fails in a meeting
 meets again with the same pseudo-gradient, so a peer's death costs time, not steps.
 """
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,29 +19,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from groups import Group
 from lib.ranks import Ranks
 from quantise import Average
 from quorum import Answer, Failed, Members, Seat
+from state import Globals, give_inner, local, take_inner
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 BEHIND = -1  # told to the lighthouse instead of the outer step: this group needs another's state
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`every` inner steps (H) bring each of the `fragments` round once; the sum of a fragment takes `delay` of them."""
+    """`every` inner steps (H) bring each of the `fragments` (F) round once; a fragment's average takes `delay` of them."""
 
-    every: int
-    fragments: int
-    delay: int
-    alpha: float
-    lr: float
-    momentum: float
-    bits: int
     steps: int
+    every: int
+    fragments: int = 1
+    delay: int = 0
+    alpha: float = 0.0
+    lr: float = 0.7
+    momentum: float = 0.9
+    bits: int = 32
 
     @property
     def interval(self) -> int:
@@ -52,16 +51,21 @@ class Settings:
     def check(self, blocks: int) -> None:
         """Refuse what cannot be, with the numbers."""
         if not 1 <= self.fragments <= blocks:
-            raise SystemExit(f"--fragments {self.fragments}: from 1 to {blocks}, the model's layers.")
+            raise SystemExit(f"--fragments {self.fragments} must be from 1 to {blocks}, the layers of the model.")
         if self.every < 1 or self.every % self.fragments:
             raise SystemExit(f"--sync-every {self.every} must be a multiple of --fragments {self.fragments}.")
         if not 0 <= self.delay < self.interval:
-            raise SystemExit(f"--overlap {self.delay}: from 0 to {self.interval - 1}, below sync-every / fragments.")
+            raise SystemExit(f"--overlap {self.delay} must be below sync-every / fragments, {self.interval}.")
+
+
+def ended(at: dict[str, int], settings: Settings) -> bool:
+    """Whether all inner steps are done, and every fragment averaged after the last of them."""
+    return at["step"] >= settings.steps and at["flushed"] >= settings.fragments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """What the members told each other: who counts how much, and the furthest inner step."""
+    """What the members told each other: who counts, the inner step that the average stands for, seconds waited."""
 
     members: Members
     weights: list[int]
@@ -70,14 +74,13 @@ class Meeting:
 
     @property
     def weight(self) -> int:
-        """0 after taking state: what this group did before was left behind."""
-        return 0 if self.members.healed else self.weights[self.members.me]
+        return self.weights[self.members.me]
 
 
 class DiLoCo:
-    """The outer state of one rank. `meanwhile` is called while waiting for others and may raise to leave."""
+    """The outer loop of one rank. `meanwhile` is called while waiting for other groups, and may raise to leave."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what a rank is made of
         self,
         net: nn.Module,
         inner: list[torch.optim.Optimizer],
@@ -88,150 +91,192 @@ class DiLoCo:
         wire: torch.device,
         meanwhile: Callable[[], None],
     ) -> None:
-        self.settings, self.seat = settings, seat
-        self._group, self._here, self._inner, self._meanwhile = group, here, inner, meanwhile
-        self.parameters = dict(net.named_parameters())
-        self._sharded = any(isinstance(parameter, DTensor) for parameter in self.parameters.values())
-        self.fragments = split(net, settings.fragments)
-        self.globals = {
-            name: local(p).detach().to(wire, torch.float32, copy=True) for name, p in self.parameters.items()
-        }
-        self.optimizer = torch.optim.SGD(
-            list(self.globals.values()), lr=settings.lr, momentum=settings.momentum, nesterov=settings.momentum > 0
+        self.settings = settings
+        self._net, self._inner, self._seat, self._group, self._meanwhile = net, inner, seat, group, meanwhile
+        self.globals = Globals(
+            net, here, wire, fragments=settings.fragments, lr=settings.lr, momentum=settings.momentum
         )
-        self.average = Average(seat.pg, settings.bits)
-        # outer steps done; inner steps done, and when the last outer step was; fragments averaged since the last inner
-        # step of all
+        self._average = Average(seat.pg, settings.bits)
+        # Outer steps done; inner steps done; those when the last outer step was; fragments averaged after the last.
         self.at = {"outer": 0, "step": 0, "committed": 0, "flushed": 0}
-        self.checksum = self._checksum()
         self._behind = False
         self._flying: tuple[Meeting, torch.Tensor, Answer[torch.Tensor]] | None = None
-        self._members: list[int] = []
-
-    # ---- when ----
+        self._present: list[int] = []
+        self._waited = {"quorum": 0.0, "average": 0.0}  # seconds since the last record
 
     @property
     def done(self) -> bool:
-        """Whether all inner steps are done and all fragments averaged after the last."""
         return ended(self.at, self.settings)
 
     @property
-    def due(self) -> bool:
-        """Whether the next thing to do is an outer step rather than an inner one."""
-        since = self.at["step"] - self.at["committed"]
-        return since >= self.settings.interval or self.at["step"] >= self.settings.steps
+    def fragment(self) -> int:
+        """The one whose turn it is."""
+        return self.at["outer"] % self.settings.fragments
 
-    def launch_if_due(self) -> dict[str, Any]:
-        """With overlap: start a fragment's sum `delay` inner steps before it is used. Returns the seconds waited."""
-        since = self.at["step"] - self.at["committed"]
-        if self._flying is not None or since < self.settings.interval - self.settings.delay or self.due:
-            return {}
-        began = time.perf_counter()
-        meeting = self._meet(1)
-        if meeting.weight:
-            values = self._pseudo_gradient()
-            fragment, weights, me = self.fragment, meeting.weights, meeting.members.me
-            self._settle()
-            work = Answer(lambda: self.average(fragment, values, weights, me))
-            self._flying = (meeting, values, work)
-        else:  # the others were ahead, and this group has taken their state: go on with them at once
-            self._complete(meeting, None)
-        return {"seconds": time.perf_counter() - began}
+    @property
+    def landing(self) -> int:
+        """The inner step after which the next average is used."""
+        return min(self.at["committed"] + self.settings.interval, self.settings.steps)
 
-    def open(self, patience: float) -> dict[str, Any] | None:
-        """At a start: wait for the other groups, at most `patience` seconds once there are enough of them.
+    def open(self, patience: float) -> Record | None:
+        """At a start: wait for the other groups, at most `patience` seconds once there are enough for a quorum.
 
-        When they are under way, take part in their next outer step, and only then train. Returns its record.
+        Where they are under way, this group takes part in their next outer step, without a pseudo-gradient of its own,
+        and only then trains. Returns the record of that step.
         """
         began = time.monotonic()
         while True:
             meeting = self._meet(0, waited=time.monotonic() - began)
             if sum(meeting.weights):
-                return self._complete(meeting, None)
-            self.at["step"] = self.at["step"] if self.at["step"] > self.at["committed"] else meeting.step
+                return self._finish(meeting)
             if len(meeting.weights) >= self._group.count or meeting.waited >= patience:
                 return None
             time.sleep(0.2)
 
-    def synchronise(self) -> dict[str, Any]:
-        """Average the fragment whose turn it is, and go on from the result. Returns the record of the outer step."""
-        if self._flying is not None:
+    def after_inner_step(self) -> Record | None:
+        """Count an inner step, and do what is due after it. Returns the record of an outer step."""
+        self.at["step"] += 1
+        return self.synchronise()
+
+    def synchronise(self) -> Record | None:
+        """The outer step, if one is due; with overlap, before that the start of its average."""
+        if self.at["step"] >= self.landing:
+            if self._flying is None:
+                return self._finish(self._meet(1))
             meeting, values, work = self._flying
             self._flying = None
-            return self._complete(meeting, values, work)
-        return self._complete(self._meet(1), None)
+            return self._finish(meeting, values, work)
+        if self._flying is None and self.at["step"] >= self.landing - self.settings.delay:
+            meeting = self._meet(1)
+            if not meeting.weight:  # this group missed outer steps and has taken state: on with the others at once
+                return self._finish(meeting)
+            values = self.globals.pseudo_gradient(self.fragment)
+            if values.is_cuda:
+                torch.cuda.current_stream().synchronize()  # the thread has a stream of its own
+            fragment, weights, me = self.fragment, meeting.weights, meeting.members.me
+            self._flying = (meeting, values, Answer(lambda: self._average(fragment, values, weights, me)))
+        return None
 
-    # ---- how ----
+    def give(self) -> Record:
+        """What a group that missed outer steps needs: the global state, and the moments of an inner optimizer."""
+        return {"at": dict(self.at), "globals": self.globals.give(), "inner": give_inner(self._net, self._inner)}
 
-    @property
-    def fragment(self) -> int:
-        return self.at["outer"] % self.settings.fragments
+    def take(self, state: Record) -> None:
+        """Go on from what another group gave, the model at the global parameters."""
+        self.at = dict(state["at"])
+        self.globals.take(state["globals"])
+        take_inner(self._net, self._inner, state["inner"])
+        self.globals.put(range(self.settings.fragments))
+        self._behind = False
+        self._flying = None
+
+    def save(self) -> Record:
+        """What a checkpoint holds: more than give(), so that this group goes on exactly where it was."""
+        own = {name: local(parameter).detach() for name, parameter in self._net.named_parameters()}
+        return self.give() | {"own": own, "residuals": self._average.residuals, "fragments": self.settings.fragments}
+
+    @torch.no_grad()
+    def load(self, state: Record, *, own: bool) -> None:
+        """Go on from a checkpoint: this group's own, or another group's."""
+        self.take(state)
+        if self.at["step"] < self.settings.steps:
+            self.at["flushed"] = 0  # the job was made longer
+        if own:
+            for name, parameter in self._net.named_parameters():
+                local(parameter).copy_(state["own"][name])
+            if state["fragments"] == self.settings.fragments:
+                self._average.residuals = state["residuals"]
+
+    # ---- one outer step ----
 
     def _meet(self, weight: int, *, waited: float = 0.0) -> Meeting:
-        """Join a quorum and hear the members' rows, until all that are in it have the same global parameters."""
-        healed = False
+        """Join a quorum whose members all have the same global parameters, and hear who counts."""
+        began = time.perf_counter()
         while True:
             try:
-                members = self.seat.join(
+                members = self._seat.join(
                     BEHIND if self._behind else self.at["outer"],
                     give=self.give,
                     take=self.take,
                     meanwhile=self._meanwhile,
                 )
-                healed = healed or members.healed
-                mine = [self.at["outer"], self.checksum, 0 if healed else weight, self.at["step"], int(waited * 1000)]
-                rows = self.seat.gather(mine)
+                weight = 0 if members.healed else weight
+                mine = (self.at["outer"], self.globals.checksum)
+                step = self.landing if weight else self.at["step"]
+                rows = self._seat.gather([*mine, weight, step, int(waited * 1000)])
             except Failed:
-                self.seat.again()
+                self._seat.again()
                 continue
-            states = Counter((outer, checksum) for outer, checksum, *_ in rows)
+            states = Counter((row[0], row[1]) for row in rows)
             if len(states) == 1:
-                return Meeting(
-                    members=members,
-                    weights=[row[2] for row in rows],
-                    step=max(row[3] for row in rows),
-                    waited=max(row[4] for row in rows) / 1000,
-                )
-            # most_common keeps the order of first appearance among equals: the lowest rank's state wins a tie
-            self._behind = states.most_common(1)[0][0] != (self.at["outer"], self.checksum)
-            self.seat.again()
-
-    def _complete(
-        self, meeting: Meeting, values: torch.Tensor | None, work: Answer[torch.Tensor] | None = None
-    ) -> dict[str, Any]:
-        """Average in this meeting, or in further ones until one works out; then step the outer optimizer."""
-        times = {"seconds": 0.0, "seconds_average": 0.0}
-        began = time.perf_counter()
-        attempts = 1
-        while True:
-            try:
-                if work is None and values is None:
-                    values = self._pseudo_gradient()
-                mean = self._averaged(meeting, values, work, times)
-                self.seat.confirm()
                 break
-            except Failed:
-                attempts += 1
-                self.seat.again()
-                work = None
-                meeting = self._meet(meeting.weight)
-                if not meeting.weight:
-                    values = None
-        weights = sum(meeting.weights)
-        if weights:
-            self._apply(mean)
-            self.at["outer"] += 1
-            self.at["step"] = self.at["committed"] = meeting.step
-            self.at["flushed"] += meeting.step >= self.settings.steps
-        times["seconds"] = time.perf_counter() - began
-        return self._record(meeting, attempts, times)
+            # Most groups are right; of equally many, those of the lowest rank, which most_common() names first.
+            self._behind = states.most_common(1)[0][0] != mine
+            self._seat.again()
+        self._waited["quorum"] += time.perf_counter() - began
+        return Meeting(
+            members=members,
+            weights=[row[2] for row in rows],
+            step=max((row[3] for row in rows if row[2]), default=self.at["step"]),
+            waited=max(row[4] for row in rows) / 1000,
+        )
 
-    def _averaged(
-        self, meeting: Meeting, values: torch.Tensor, work: Answer[torch.Tensor] | None, times: dict[str, float]
-    ) -> torch.Tensor:
+    def _finish(
+        self, meeting: Meeting, values: torch.Tensor | None = None, work: Answer[torch.Tensor] | None = None
+    ) -> Record | None:
+        """Average, in as many meetings as it takes, and step. None when in the end nobody had anything to average."""
+        meetings = 1
+        while sum(meeting.weights):
+            try:
+                if values is None:
+                    values = self.globals.pseudo_gradient(self.fragment)
+                mean = self._averaged(meeting, values, work)
+                self._seat.confirm()
+            except Failed:
+                self._seat.again()
+                counted = meeting.weight
+                meeting, work, meetings = self._meet(counted), None, meetings + 1
+                values = values if meeting.weight else None  # after taking state another fragment may be on
+            else:
+                self._step(meeting, mean)
+                return self._record(meeting, meetings)
+        return None
+
+    def _averaged(self, meeting: Meeting, values: torch.Tensor, work: Answer[torch.Tensor] | None) -> torch.Tensor:
         began = time.perf_counter()
-        weights, me = meeting.weights, meeting.members.me
-        average = work.value if work is not None else lambda: self.average(self.fragment, values, weights, me)
-        mean = self.seat.together(average) if sum(weights) else values
-        times["seconds_average"] += time.perf_counter() - began
+        now = work.value if work else lambda: self._average(self.fragment, values, meeting.weights, meeting.members.me)
+        mean = self._seat.together(now)
+        self._waited["average"] += time.perf_counter() - began
         return mean
+
+    def _step(self, meeting: Meeting, mean: torch.Tensor) -> None:
+        self._average.commit()
+        self.globals.step(self.fragment, mean)
+        # A group without a pseudo-gradient has no local progress to mix in.
+        self.globals.put([self.fragment], self.settings.alpha if meeting.weight else 0.0)
+        self.at["outer"] += 1
+        self.at["step"] = self.at["committed"] = meeting.step
+        if meeting.step >= self.settings.steps:
+            self.at["flushed"] += 1
+
+    def _record(self, meeting: Meeting, meetings: int) -> Record:
+        present, before = meeting.members.groups, self._present
+        self._present = present
+        sent, self._average.sent = self._average.sent, 0.0
+        waited, self._waited = self._waited, {"quorum": 0.0, "average": 0.0}
+        return {
+            "outer_step": self.at["outer"],
+            "step": self.at["step"],
+            "quorum_id": meeting.members.quorum_id,
+            "quorum_size": len(present),
+            "groups": present,
+            "joined": sorted(set(present) - set(before)),
+            "left": sorted(set(before) - set(present)),
+            "averaged": sum(meeting.weights),
+            "recovered": meeting.members.healed,
+            "meetings": meetings,
+            "bytes_sent": sent,
+            "seconds_quorum": waited["quorum"],
+            "seconds_average": waited["average"],
+            "checksum": f"{self.globals.checksum:016x}",
+        }

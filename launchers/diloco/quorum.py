@@ -32,7 +32,7 @@ from groups import Group
 from lib.ranks import Ranks
 from torch.distributed import TCPStore
 from torch.distributed.distributed_c10d import AllgatherOptions
-from torchft.checkpointing import PGTransport
+from torchft.checkpointing.pg_transport import PGTransport
 from torchft.coordination import LighthouseServer, ManagerClient, ManagerServer
 from torchft.process_group import ProcessGroup, ProcessGroupGloo, ProcessGroupNCCL
 
@@ -41,7 +41,7 @@ FOREVER = timedelta(days=30)
 CONNECT = timedelta(seconds=60)  # to find the lighthouse at the start
 
 
-class Failed(Exception):
+class Failed(Exception):  # noqa: N818 - a way to go on, not an error
     """A step of a meeting did not work out on some rank of this group; meet again."""
 
 
@@ -119,7 +119,7 @@ class Seat:
                     connect_timeout=CONNECT,
                     quorum_retries=10**9,  # while the lighthouse is away, ask again ten times a second
                 )
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - what torchft raises is not specified
                 raise SystemExit(f"no lighthouse answers at {lighthouse} (TORCHFT_LIGHTHOUSE): {error}") from None
             self._store.set(key, self._server.address())
         self._client = ManagerClient(self._store.get(key).decode(), connect_timeout=CONNECT)
@@ -160,9 +160,7 @@ class Seat:
         def connect() -> None:
             self._connect(found)
             if found.recover_dst_replica_ranks:
-                self._transport.send_checkpoint(
-                    found.recover_dst_replica_ranks, found.max_step, give(), self._timeout
-                )
+                self._transport.send_checkpoint(found.recover_dst_replica_ranks, found.max_step, give(), self._timeout)
             if found.heal:
                 source = found.recover_src_replica_rank
                 took.append(self._transport.recv_checkpoint(source, "", found.max_step, self._timeout))

@@ -4,7 +4,9 @@ Read here: RANK, WORLD_SIZE, LOCAL_RANK, NODE_RANK (or torchrun's GROUP_RANK), M
 the program is a group of one process, so that it has no second path for that.
 """
 
+import ctypes
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +36,7 @@ class Ranks:
 @contextmanager
 def started(device: str = "auto") -> Iterator[Ranks]:
     """Join the process group; leave it on the way out. `device` is auto, cpu or cuda."""
+    _die_with_torchrun()
     use_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
     backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
     if use_gpu:
@@ -53,6 +56,13 @@ def started(device: str = "auto") -> Iterator[Ranks]:
         # After an error the other ranks may be inside an NCCL collective, and destroying the group would wait for them.
         if not (failed and use_gpu):
             dist.destroy_process_group()
+
+
+def _die_with_torchrun() -> None:
+    """torchrun puts its ranks into sessions of their own: were it killed, they would train on with nobody to stop them."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        pr_set_pdeathsig = 1  # prctl(2), from linux/prctl.h
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _gpu_index() -> int:

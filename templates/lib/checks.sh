@@ -5,6 +5,25 @@
 readonly checks_failed_code=72
 retry_without=""
 
+# Pinned means pinned: every start of the ranks, of this job or after a requeue, is from the bytes of the first. The file's number, size
+# and time say that it is the same one; where they changed, its digest decides.
+checks::image() {
+    [[ "${KIT_IMAGE}" == /* && "${KIT_IMAGE_DIGEST}" == sha256:* ]] || return 0
+    local -r record="${KIT_RUN_DIR}/state/image"
+    local found digest
+    # A missing image is for the preflight to tell, on every node.
+    found="$(stat --dereference --format='%i %s %Y' -- "${KIT_IMAGE}" 2>/dev/null)" || return 0
+    if [[ -r "${record}" && "${found}" != "$(<"${record}")" ]]; then
+        log::info "image ${KIT_IMAGE} is not the file that this run began with; computing its digest"
+        digest="$(sha256sum -- "${KIT_IMAGE}")"
+        if [[ "sha256:${digest%% *}" != "${KIT_IMAGE_DIGEST}" ]]; then
+            log::error "image ${KIT_IMAGE} was replaced under the run: it has the digest sha256:${digest%% *}, the run is pinned to ${KIT_IMAGE_DIGEST}"
+            return 1
+        fi
+    fi
+    printf '%s\n' "${found}" >"${record}"
+}
+
 checks::nodes() {
     ((${#KIT_PREFLIGHT_ARGV[@]})) || return 0
     local -r folder="${KIT_RUN_DIR}/state/preflight"

@@ -46,18 +46,29 @@ nodes::address() {
     getent ahostsv4 "${known}" | awk 'NR == 1 { print $1 }'
 }
 
-# Adds to nodes_bad what Slurm has given up on: down, failing, or not answering (the `*`).
-nodes::find_lost() {
+# Prints those of the named nodes that Slurm has given up on: down, failing, or not answering (the `*`); 1 when there are none.
+nodes::lost() {
     local name state
-    for name in ${KIT_NODE_NAMES}; do
+    local -i found=1
+    for name in "$@"; do
         state="$(scontrol show node "${name}" --oneliner 2>/dev/null | grep -oP '(?<= State=)\S+')"
         case "${state}" in
             DOWN* | *NOT_RESPONDING* | *\* | FAIL* | ERROR*)
-                log::error "node ${name} is lost: Slurm calls it ${state}"
-                nodes_bad+=("${name}")
+                printf '%s %s\n' "${name}" "${state}"
+                found=0
                 ;;
         esac
     done
+    return "${found}"
+}
+
+# Adds the lost ones of the ranks' nodes to nodes_bad.
+nodes::find_lost() {
+    local name state
+    while read -r name state; do
+        log::error "node ${name} is lost: Slurm calls it ${state}"
+        nodes_bad+=("${name}")
+    done < <(nodes::lost ${KIT_NODE_NAMES})
 }
 
 # A port from the job's id, so that two jobs on one node differ, and from the attempt, so that a restart does not wait for the old

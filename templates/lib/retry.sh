@@ -4,6 +4,21 @@
 
 readonly retry_file="${KIT_RUN_DIR}/state/attempts"
 declare -i retry_in_allocation=0
+retry_possible=1
+
+# Seconds that the ranks get after a signal, before they are killed: less than Slurm leaves this script, which has to say so and clean up.
+retry::time_to_save() {
+    local -i seconds=30
+    case "$1" in
+        USR1) seconds=$((KIT_LEAD > 30 ? KIT_LEAD - 15 : KIT_LEAD ? KIT_LEAD / 2 : 120)) ;;
+        TERM)
+            seconds="$(scontrol show config 2>/dev/null | awk '$1 == "KillWait" { print $3 }')"
+            ((seconds)) || seconds=30
+            seconds=$((seconds > 7 ? seconds - 5 : 2))
+            ;;
+    esac
+    printf '%d' "${seconds}"
+}
 
 retry::begin_attempt() {
     local -i attempts=0
@@ -12,6 +27,8 @@ retry::begin_attempt() {
     printf '%d\n' "$((attempts + 1))" >"${retry_file}.new" && mv -f -- "${retry_file}.new" "${retry_file}"
     nodes::choose_port "${KIT_MASTER_PORT_BASE}" || return 1
     failures::prepare
+    # Unless a signal came, the ranks have all the time of the job.
+    [[ -n "${got_signal}" ]] || steps_deadline=0
     log::info "attempt ${attempts}: ranks on ${KIT_NODE_NAMES}; master ${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
     events::record attempt nodes "${KIT_NODE_NAMES// /,}" master "${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
 }
@@ -28,6 +45,10 @@ retry::again() {
         return 1
     fi
     nodes::choose || return 1
+    checks::image || {
+        retry_possible=""
+        return 1
+    }
     retry_in_allocation+=1
     log::info "restart ${retry_in_allocation} of ${KIT_RETRY_IN_ALLOCATION} in this allocation"
 }
@@ -44,7 +65,7 @@ retry::is_retryable() {
 # TERM: that was scancel, or a preemption after which Slurm requeues by itself.
 retry::wants_requeue() {
     local -ri code="$1"
-    if ((code == 0)) || [[ "${got_signal}" == TERM || "${got_signal}" == INT ]]; then
+    if ((code == 0)) || [[ "${got_signal}" == TERM || "${got_signal}" == INT || -z "${retry_possible}" ]]; then
         return 1
     fi
     if [[ -n "${retry_without:-}" ]]; then
@@ -56,15 +77,26 @@ retry::wants_requeue() {
     [[ "${got_signal}" == USR1 ]] || retry::is_retryable "${code}"
 }
 
+# Whether the TERM that came was Slurm's own requeue: it has counted the restart already.
+retry::slurm_requeued() {
+    [[ "${got_signal}" == TERM ]] || return 1
+    local restarts
+    restarts="$(scontrol show job "${SLURM_JOB_ID}" --oneliner 2>/dev/null | grep -oP '(?<= Restarts=)\d+')"
+    ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0}))
+}
+
 # Slurm holds a requeued job for the life of a credential, two minutes unless the site set AuthInfo's cred_expire.
 retry::requeue() {
     log::info "exit code $1; back to the queue (${SLURM_RESTART_COUNT:-0} times so far)${retry_without:+, without ${retry_without}}"
     events::record requeue exit_code "$1"
-    if ! scontrol requeue "${SLURM_JOB_ID}"; then
-        events::record end exit_code "$1"
-        return 1
-    fi
+    scontrol requeue "${SLURM_JOB_ID}" || return 1
     if [[ -n "${retry_without:-}" ]]; then
         scontrol update "JobId=${SLURM_JOB_ID}" "ExcNodeList=${retry_without}" || true
     fi
+}
+
+retry::end() {
+    rm -f -- "${KIT_RUN_DIR}/.secrets"
+    events::record end exit_code "$1"
+    log::info "end of job ${SLURM_JOB_ID}: exit code $1"
 }

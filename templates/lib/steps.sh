@@ -2,22 +2,30 @@
 # Slurm steps: started in the background and waited for by pid, since a trap has to wait for a foreground child.
 
 declare -A steps_pid=()
+# When the ranks have to be gone, in EPOCHSECONDS; 0: whenever they like.
+declare -i steps_deadline=0
 
 # steps::start NAME srun WORD…: on the nodes that were chosen.
 steps::start() {
     local -r name="$1" srun="$2"
     shift 2
     local -ar argv=("${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "$@")
-    # The heartbeat's pipe must have one holder only.
-    if [[ -n "${heartbeat_fd:-}" ]]; then
-        "${argv[@]}" {heartbeat_fd}>&- </dev/null &
-    else
-        "${argv[@]}" </dev/null &
-    fi
+    # The pipes of heartbeat.sh and watch.sh must have one holder only.
+    local -a keep=()
+    [[ -z "${heartbeat_fd:-}" ]] || keep+=("${heartbeat_fd}")
+    [[ -z "${watch_fd:-}" ]] || keep+=("${watch_fd}")
+    (
+        local fd
+        for fd in "${keep[@]}"; do
+            exec {fd}>&-
+        done
+        exec "${argv[@]}" </dev/null
+    ) &
     steps_pid["${name}"]=$!
 }
 
-# The step's own exit code. A trapped signal interrupts `wait` with a code above 128: wait on while srun is there.
+# The step's own exit code. A trapped signal interrupts `wait` with a code above 128: wait on while srun is there, and from the first
+# signal on with an eye on the clock.
 steps::wait() {
     local -r name="$1"
     local -r pid="${steps_pid[${name}]}"
@@ -25,12 +33,18 @@ steps::wait() {
     while true; do
         wait "${pid}"
         code=$?
-        if ((code > 128)) && kill -0 "${pid}" 2>/dev/null; then
-            continue
+        if ((code <= 128)) || ! kill -0 "${pid}" 2>/dev/null; then
+            break
         fi
-        break
+        while kill -0 "${pid}" 2>/dev/null; do
+            if ((steps_deadline && EPOCHSECONDS >= steps_deadline)); then
+                steps::kill "${name}"
+            fi
+            sleep 0.1
+        done
     done
     unset "steps_pid[${name}]"
+    ((code == 0)) || steps::end_orphan "${name}"
     return "${code}"
 }
 
@@ -61,6 +75,13 @@ steps::end() {
     local -r name="$1"
     local -r pid="${steps_pid[${name}]}"
     local -i tenths
+    if ! kill -0 "${pid}" 2>/dev/null; then
+        wait "${pid}" 2>/dev/null
+        tenths=$?
+        ((tenths == 0)) || log::info "step ${name} had ended before, with ${tenths}"
+        unset "steps_pid[${name}]"
+        return 0
+    fi
     steps::signal TERM "${name}"
     for ((tenths = 0; tenths < $2; tenths++)); do
         kill -0 "${pid}" 2>/dev/null || break
@@ -74,4 +95,32 @@ steps::end() {
     kill -KILL "${pid}" 2>/dev/null
     wait "${pid}" 2>/dev/null
     unset "steps_pid[${name}]"
+}
+
+# No more time: the tasks are killed, and srun too when it still waits for a node that does not answer.
+steps::kill() {
+    local -r name="$1"
+    local -r pid="${steps_pid[${name}]}"
+    local -i tenths
+    log::error "step ${name} is killed: ${steps_why:-it is still there at its deadline}"
+    steps::signal KILL "${name}"
+    for ((tenths = 0; tenths < 100; tenths++)); do
+        kill -0 "${pid}" 2>/dev/null || return 0
+        ((tenths == 30)) && kill -TERM "${pid}" 2>/dev/null
+        sleep 0.1
+    done
+    kill -KILL "${pid}" 2>/dev/null
+}
+
+# A step whose srun died is still there, and would hold its nodes against the next one.
+steps::end_orphan() {
+    local -r name="$1"
+    local -i tenths
+    [[ -n "$(steps::id "${name}")" ]] || return 0
+    log::error "srun is gone and step ${name} is not: somebody or something killed srun; the step is ended"
+    steps::signal KILL "${name}"
+    for ((tenths = 0; tenths < 50; tenths++)); do
+        [[ -n "$(steps::id "${name}")" ]] || return 0
+        sleep 0.1
+    done
 }

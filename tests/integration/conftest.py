@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -95,7 +95,20 @@ def lab(cluster: Cluster, train_cpu: Path, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(params=["bubblewrap", "pyxis", "enroot", "bare"])
 def runtime(request: pytest.FixtureRequest, cluster: Cluster) -> str:
     """Each container runtime that this machine has; the others are skipped by name."""
-    name = str(request.param)
+    return _there(str(request.param), cluster)
+
+
+@pytest.fixture
+def runtime_of(cluster: Cluster) -> Callable[[str], list[str]]:
+    """The options of `kit submit` for a runtime by name, which is skipped where the machine has none."""
+
+    def options(name: str) -> list[str]:
+        return ["--no-container"] if _there(name, cluster) == "bare" else ["--set", f"container.runtime={name}"]
+
+    return options
+
+
+def _there(name: str, cluster: Cluster) -> str:
     if name == "pyxis" and not cluster.has_pyxis:
         pytest.skip("Pyxis and Enroot are not on this machine")
     if name == "enroot" and shell.which("enroot") is None:

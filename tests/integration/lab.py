@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +17,8 @@ from kit.slurm.embedded import Cluster
 
 # Longest wait for one short job on a slow machine.
 TIMEOUT_S = 240
+# How long what a run started may outlive it: Slurm's KillWait on the embedded cluster, and a busy machine's time to reap.
+SETTLE_S = 25
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,21 @@ class Run:
     def result(self, name: str) -> object:
         """A JSON file that the job's program wrote into the run folder."""
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Process:
+    """A live process. argv: its command line, cut at the blanks that were NULs."""
+
+    pid: int
+    parent: int
+    argv: tuple[str, ...]
+    environ: bytes
+
+    @property
+    def line(self) -> str:
+        """The command line in one piece."""
+        return " ".join(self.argv)
 
 
 @dataclass(frozen=True)
@@ -60,33 +80,124 @@ class Lab:
         assert done.stdout, done.stderr
         return Run(Path(done.stdout.splitlines()[0]), done)
 
-    def submit(self, *options: str) -> Path:
+    def submit(self, *options: str, env: dict[str, str] | None = None) -> Path:
         """Submit job.toml and return at once."""
-        return Path(self.kit("submit", "--cluster", self.cluster.name, *options).stdout.splitlines()[0])
+        return Path(self.kit("submit", "--cluster", self.cluster.name, *options, env=env).stdout.splitlines()[0])
+
+    def status(self, run: Path) -> dict[str, object]:
+        """What `kit status --json` says."""
+        facts: dict[str, object] = json.loads(self.kit("status", run.name, "--json").stdout)
+        return facts
+
+    def slurm(self, *argv: str, check: bool = True) -> str:
+        """One of Slurm's own commands."""
+        return shell.run(argv, env={**os.environ, **self.cluster.env()}, timeout=60, check=check).stdout
+
+    def job(self, run: Path) -> dict[str, str]:
+        """`scontrol show job`, by field."""
+        text = self.slurm("scontrol", "--oneliner", "show", "job", str(job_id(run)))
+        return dict(re.findall(r"(\S+?)=(\S*)", text))
+
+    def wait(self, condition: Callable[[], object], run: Path, *, seconds: float = TIMEOUT_S) -> None:
+        """Until a condition holds; fails with the batch log."""
+        end = time.monotonic() + seconds
+        while not condition():
+            log = run / "logs" / "batch.log"
+            assert time.monotonic() < end, log.read_text() if log.exists() else "no batch log"
+            time.sleep(0.1)
+
+    def wait_end(self, run: Path, *, seconds: float = TIMEOUT_S) -> dict[str, str]:
+        """Until Slurm is done with the job, for good; what it then says of it."""
+        active = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+        self.wait(lambda: self.job(run)["JobState"] not in active, run, seconds=seconds)
+        return self.job(run)
+
+    def processes(self, run: Path) -> list[Process]:
+        """Live processes of a run: those that name its folder, or that Slurm started for its job. Zombies are init's to reap."""
+        number = job_id(run)
+        conf = f"SLURM_CONF={self.cluster.slurm_conf}\0".encode()
+        found = []
+        for one in _all_processes():
+            named = run.name.encode() in one.environ or run.name in one.line
+            ours = number is not None and conf in one.environ
+            titled = one.line.startswith(f"slurmstepd: [{number}.")
+            if named or (ours and (titled or f"SLURM_JOB_ID={number}\0".encode() in one.environ)):
+                found.append(one)
+        return found
+
+    def batch(self, run: Path) -> Process:
+        """The batch script's own shell, not a shell that it forked."""
+        shells = {p.pid: p for p in self.processes(run) if "slurm_script" in p.line}
+        return next(p for p in shells.values() if p.parent not in shells)
+
+    def srun(self, run: Path, step: str = "train") -> Process:
+        """The srun of a step, not the helper that it forks."""
+        sruns = {p.pid: p for p in self.processes(run) if p.argv[0] == "srun" and f"--job-name={step}" in p.argv}
+        return next(p for p in sruns.values() if p.parent not in sruns)
 
     def leftovers(self, run: Path) -> list[str]:
-        """Processes of a run and mounts of containers that are still there on any node; empty is what a test wants."""
-        found = [f"process {pid}: {line}" for pid, line in _processes_of(run)]
+        """All that is still there of a run, on any node; empty is what a test wants.
+
+        Processes, mounts, containers, loop devices, secrets and temporary files. Call it with no other run on the cluster: containers
+        and loop devices do not name their run.
+        """
+        found = [f"process {p.pid}: {p.line}" for p in self.processes(run)]
         for node in self.cluster.nodes:
             prefix = self.cluster.node_exec_argv(node.name) if self.cluster.isolated else []
             mounts = shell.run([*prefix, "cat", "/proc/self/mounts"]).stdout.splitlines()
             found += [f"{node.name}: {m}" for m in mounts if "squashfs" in m or "pyxis_" in m or str(run) in m]
-        return found
+            own = self.cluster.layout.node
+            places = [str(own / "run"), str(own / "enroot"), "/dev/shm"]
+            kept = ["!", "-path", "*/enroot/cache-*", "!", "-name", "enroot", "!", "-name", "pyxis"]
+            files = shell.run([*prefix, "find", *places, "-mindepth", "1", *kept], check=False).stdout.splitlines()
+            found += [f"{node.name}: {f}" for f in files if not re.search(r"/(enroot|pyxis)/(data-)?\d+$", f)]
+        found += [str(p) for p in Path("/tmp").iterdir() if run.name in p.name or f"slurm-{job_id(run)}" in p.name]
+        found += [str(p) for name in (".secrets", "**/*.new", "**/*.partial", "**/.reserve") for p in run.glob(name)]
+        return found + _loop_leftovers()
+
+    def settled(self, run: Path, *, seconds: float = SETTLE_S) -> list[str]:
+        """What is left of a run once what was on its way out is out."""
+        end = time.monotonic() + seconds
+        while left := self.leftovers(run):
+            if time.monotonic() > end:
+                return left
+            time.sleep(0.2)
+        return []
 
 
-def _processes_of(run: Path) -> list[tuple[int, str]]:
-    """Live processes whose command line or environment names the run folder. Zombies are the machine's init's to reap."""
-    found = []
+def job_id(run: Path) -> int | None:
+    """The Slurm job of a run."""
+    path = run / "manifest.json"
+    return json.loads(path.read_text(encoding="utf-8"))["job_id"] if path.exists() else None
+
+
+def _all_processes() -> Iterator[Process]:
     for proc in Path("/proc").iterdir():
         if not proc.name.isdigit() or int(proc.name) == os.getpid():
             continue
         try:
-            text = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes()
-            state = (proc / "stat").read_text().rpartition(")")[2].split()[0]
+            argv = (proc / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
+            environ = (proc / "environ").read_bytes() + b"\0"
+            state, parent, *_ = (proc / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if state != "Z" and run.name.encode() in text:
-            found.append(
-                (int(proc.name), (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-            )
-    return found
+        if state != "Z":
+            yield Process(int(proc.name), int(parent), tuple(argv), environ)
+
+
+def _loop_leftovers() -> list[str]:
+    """Loop devices over an image that no process has mounted: the last umount did not free them."""
+    backed = {}
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            if (name := path.read_text().strip()).endswith(".sqsh"):
+                backed[path.parts[3]] = name
+        except OSError:
+            continue
+    mounted = set()
+    for info in Path("/proc").glob("[0-9]*/mountinfo") if backed else ():
+        try:
+            mounted |= set(re.findall(r"/dev/(loop\d+) ", info.read_text()))
+        except OSError:
+            continue
+    return [f"loop device {loop} over {name}" for loop, name in backed.items() if loop not in mounted]

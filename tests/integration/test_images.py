@@ -27,6 +27,7 @@ from tests.integration.image_lab import (
     small_disk,
     wait_until,
 )
+from tests.support import REPO
 
 pytestmark = pytest.mark.engine
 
@@ -100,6 +101,25 @@ def test_overlay_mount_and_streamed_export_give_the_same_bytes(
     streamed = lab.build(store=tmp_path / "other")
     assert (overlay.method, streamed.method) == ("overlay mount of the layers", "streamed export")
     assert streamed.lock.sha256 == overlay.lock.sha256
+
+
+@needs_root
+def test_a_root_that_may_not_mount_takes_the_slower_way(lab: ImageLab, tmp_path: Path) -> None:
+    """As root of a container without CAP_SYS_ADMIN."""
+    first = lab.build()
+    (tmp_path / "other").mkdir()
+    weak = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-m", "kit"]
+    done = subprocess.run(
+        [*weak, "build-image", "tiny", "--json", "--store", str(tmp_path / "other")],
+        cwd=lab.project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "taking a slower way" in done.stderr, done.stderr
+    result = json.loads(done.stdout)
+    assert result["method"] == "streamed export"
+    assert result["digest"] == first.lock.digest
 
 
 @needs_root
@@ -190,6 +210,16 @@ def test_an_env_value_with_a_newline_reaches_the_container(lab: ImageLab, tmp_pa
     script = tmp_path / "rc"
     script.write_text(rc.replace("cd /app", "cd /"))
     assert shell.run(["sh", str(script), "x"]).stdout == "two\nlines"
+
+
+@pytest.mark.parametrize(("flags", "stale"), [(0, True), (1, False), (3, False)])
+def test_byte_code_that_would_be_compiled_again_is_found(lab: ImageLab, flags: int, stale: bool) -> None:
+    (lab.folder / "a.pyc").write_bytes(b"\xa7\r\r\n" + flags.to_bytes(4, "little") + bytes(100))
+    lab.write(DOCKERFILE + "COPY a.pyc /app/__pycache__/a.cpython-311.pyc\n")
+    process = lab.kit("build-image", "tiny")
+    _, err = process.communicate()
+    assert process.returncode == 0
+    assert ("compiles it again" in err) is stale
 
 
 def test_two_builders_at_once_make_it_once(lab: ImageLab) -> None:
@@ -285,6 +315,26 @@ def test_a_name_with_shell_characters_is_refused(lab: ImageLab, tmp_path: Path) 
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
+def test_the_shipped_image_can_be_built_again_from_nothing(engine: engines.Engine) -> None:
+    """The acceptance of the whole: other umask, locale and time zone, nothing cached, and the digest of the lock."""
+    store_dir = store.default()
+    if not store.path(store_dir, lock.read(REPO / "containers/train-cpu/image.lock").sha256).is_file():
+        pytest.skip("train-cpu has not been built here: kit build-image train-cpu")
+    done = subprocess.run(
+        [sys.executable, "-m", "kit", "verify-image", "train-cpu", "--rebuild"],
+        cwd=REPO,
+        env=os.environ | {"LC_ALL": "C", "TZ": "Asia/Kathmandu"},
+        umask=0o077,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0 and "packages.apt." in done.stderr:
+        pytest.skip("the distribution's mirror has newer packages than the lock")
+    assert "the same bytes" in done.stdout, done.stderr
+
+
 @pytest.mark.pyxis
 @needs_root
 @pytest.mark.skipif(shell.which("enroot") is None, reason="enroot is not installed")
@@ -302,7 +352,8 @@ def test_the_tree_is_that_of_enroot_import(lab: ImageLab, tmp_path: Path, monkey
     order = importing.Order(uri="dockerd://kit-image/tiny:latest", name="x", project=lab.project, store=lab.store)
     ours = _tree(importing.run(order, Silent()).image, tmp_path / "ours")
     theirs = _tree(tmp_path / "enroot.sqsh", tmp_path / "theirs")
-    documented = {"etc/rc", "etc/rc.local", "etc/hosts", "etc/mtab", "run", "tmp", "mnt"}
+    engines_own = {"etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/mtab"}
+    documented = {"etc/rc", "etc/rc.local", "run", "tmp", "mnt"} | engines_own
     assert {path for path in ours.keys() | theirs.keys() if ours.get(path) != theirs.get(path)} <= documented
     for image in ("ours", "theirs"):
         said = shell.run(["chroot", str(tmp_path / image), "/bin/sh", "/etc/rc", "a b", "$HOME"]).stdout

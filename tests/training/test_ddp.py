@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,21 @@ def test_kill_of_a_rank_and_the_resumed_run_is_the_same(training: Any, tools: An
     assert tools.records(second.run_dir, "resumed")[-1]["step"] >= 25
     assert tools.curve(second.run_dir, *EPOCH) == whole
     assert not list((second.run_dir / "checkpoints").glob(".tmp-*"))
+
+
+def test_ranks_die_with_their_torchrun(training: Any) -> None:
+    run = training.start(PROGRAM, "run", "--epochs", 500, "--log-every", 1, shape="torchrun")
+    run.until_step(5)
+    torchrun = run.processes[0]
+    children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
+    ranks = [pid for pid in children if PROGRAM in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(ranks) == 2
+    torchrun.kill()
+    torchrun.wait()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_text() for pid in ranks):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "no marker"])

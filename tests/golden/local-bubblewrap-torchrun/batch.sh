@@ -22,6 +22,7 @@ readonly KIT_NODES=2
 readonly KIT_WORLD_SIZE=4
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
+readonly KIT_LEAD=120
 readonly KIT_MASTER_PORT_BASE=20000
 readonly KIT_RETRY_IN_ALLOCATION=0
 readonly KIT_RETRY_REQUEUE=0
@@ -47,7 +48,7 @@ readonly -a KIT_STEP_ARGV=(
     --mpi=none
     --export=ALL
     --kill-on-bad-exit=1
-    --wait=60
+    --wait=120
     --output=/shared/runs/digits-1/logs/task-%t.log
     --open-mode=append
     /shared/runs/digits-1/lib/bubblewrap.sh
@@ -163,34 +164,60 @@ source "${KIT_RUN_DIR}/lib/events.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/watch.sh"
 source "${KIT_RUN_DIR}/lib/checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 
 # The lead signal (USR1) and a request to end (TERM: scancel, preemption, a node that goes down) go to the ranks, which save and end.
-# INT is the user's Ctrl-C where this script runs by hand.
+# INT is the user's Ctrl-C where this script runs by hand; a second one does not wait for the ranks.
 got_signal=""
 # shellcheck disable=SC2317 # called by traps
 on_signal() {
+    local -r again="${got_signal}"
     got_signal="$1"
+    steps_deadline=$((EPOCHSECONDS + $(retry::time_to_save "$1")))
+    steps_why="the ranks did not end within $(retry::time_to_save "$1") s after $1"
+    if [[ "$1" == INT && "${again}" == INT ]]; then
+        steps_deadline=EPOCHSECONDS steps_why="Ctrl-C came twice"
+    fi
     log::info "got $1; passing it on to the ranks"
     events::record signal name "$1"
     steps::signal "${1/INT/TERM}" "${KIT_STEP}"
 }
 
+# USR2 comes from watch.sh alone.
+# shellcheck disable=SC2317 # called by a trap
+on_trouble() {
+    if [[ -z "${got_signal}" ]]; then
+        steps_deadline=EPOCHSECONDS steps_why="a rank has failed or a node is lost, and the other ranks wait for it"
+    fi
+}
+
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
     local -r code=$?
+    local what=end
     trap - EXIT
-    trap '' TERM USR1 INT HUP
+    trap '' TERM USR1 USR2 INT HUP
+    watch::stop
+    if retry::wants_requeue "${code}"; then
+        what=requeue
+    elif retry::slurm_requeued; then
+        what=requeued
+    fi
+    # First of all, since after a TERM there are seconds only until Slurm kills this script.
+    [[ "${what}" != end ]] || rm -f -- "${KIT_RUN_DIR}/.secrets"
     steps::end_all
     heartbeat::stop
-    if retry::wants_requeue "${code}"; then
-        retry::requeue "${code}"
-    else
-        rm -f -- "${KIT_RUN_DIR}/.secrets"
-        events::record end exit_code "${code}"
-        log::info "end of job ${SLURM_JOB_ID}: exit code ${code}"
-    fi
+    failures::release_space
+    case "${what}" in
+        requeue) retry::requeue "${code}" || retry::end "${code}" ;;
+        requeued)
+            log::info "exit code ${code}; Slurm has put the job back into the queue"
+            events::record requeue exit_code "${code}"
+            ;;
+        end) retry::end "${code}" ;;
+    esac
     exit "${code}"
 }
 
@@ -198,10 +225,12 @@ train() {
     local -i code
     while true; do
         retry::begin_attempt || return 1
+        watch::start
         steps::start "${KIT_STEP}" "${KIT_STEP_ARGV[@]}"
         steps::wait "${KIT_STEP}"
         code=$?
-        if ((code)); then
+        watch::stop
+        if ((code)) || failures::any; then
             failures::explain "${code}"
             code=$?
         fi
@@ -217,10 +246,13 @@ main() {
     trap 'on_signal TERM' TERM
     trap 'on_signal USR1' USR1
     trap 'on_signal INT' INT
+    trap on_trouble USR2
 
     nodes::resolve || exit 1
     nodes::banner
     events::record start nodes "${SLURM_JOB_NODELIST}"
+    failures::reserve_space
+    checks::image || exit "${checks_failed_code}"
     checks::nodes || exit $?
 
     heartbeat::start "${KIT_HEARTBEAT}"

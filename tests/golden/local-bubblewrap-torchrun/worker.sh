@@ -43,7 +43,10 @@ main() {
         torchrun)
             ranks::node_from_slurm
             ranks::torchrun_argv
-            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/rank.sh"
+            # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
+            # signals back.
+            trap '' USR1 USR2
+            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/lib/unignore.sh" "${KIT_RUN_DIR}/rank.sh"
             ;;
     esac
 }

@@ -1,0 +1,21 @@
+"""`python -m benchmarks [NAME [OPTIONS]]`: one benchmark, or all of them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+
+def main() -> int:
+    """Run what is named, else every module beside this one; 1 when one of them missed a goal."""
+    known = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
+    if len(sys.argv) > 1 and sys.argv[1] not in known:
+        print(f"no such benchmark: {sys.argv[1]}; there are: {', '.join(known)}", file=sys.stderr)
+        return 2
+    chosen = sys.argv[1:2] or known
+    return max(int(importlib.import_module(f"benchmarks.{name}").main(sys.argv[2:])) for name in chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""kit results: the metrics of a sweep as a table, a file, a plot."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from kit.sweeps.results import Results
+
+
+def results(
+    sweep: Annotated[
+        str | None, typer.Argument(metavar="[SWEEP]", help="Sweep folder, id or start of an id; default: the newest.")
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", "-m", help="Sort by this metric. [default: the sweep's]", show_default=False),
+    ] = None,
+    goal: Annotated[
+        Literal["min", "max"] | None, typer.Option("--goal", help="Which is better. [default: the sweep's]")
+    ] = None,
+    reduce: Annotated[
+        Literal["last", "min", "max"], typer.Option("--value", help="Which of a run's values of a metric counts.")
+    ] = "last",
+    output: Annotated[
+        list[Path] | None, typer.Option("--output", "-o", help="Write .csv, .json or .parquet; may be repeated.")
+    ] = None,
+    plot: Annotated[
+        list[Path] | None, typer.Option("--plot", help="Draw .png, .svg or .html; may be repeated.")
+    ] = None,
+    x: Annotated[
+        str | None, typer.Option("--x", help="Swept key of the plot. [default: the first with several numbers]")
+    ] = None,
+    runs_dir: Annotated[
+        Path | None, typer.Option("--runs", help="Folder of runs; default: those of all clusters.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Gather the metrics of a sweep's points into one table, the best first."""
+    from kit import resources
+    from kit.cli import runs
+    from kit.runs import registry
+    from kit.sweeps import find, formats
+    from kit.sweeps import plot as drawing
+    from kit.sweeps.results import gather
+
+    folders = [runs_dir] if runs_dir else registry.folders(resources.project())
+    found = gather(find.find_one(sweep, folders), queue=runs.queue(), metric=metric, goal=goal, reduce=reduce)
+    if as_json:
+        print(formats.as_json(found))
+    else:
+        _print(found)
+    for path in output or []:
+        formats.write(found, path)
+        print(f"wrote {path}", file=sys.stderr)
+    for path in plot or []:
+        drawing.draw(found, path, x=x)
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def _print(found: Results) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from kit.sweeps.names import short_names, shown
+
+    short = short_names(found.keys)
+    named = any(row.name for row in found.rows)
+    heads = ["point", *(["name"] if named else []), *(short[key] for key in found.keys), "state", *found.headings().values()]
+    table = Table(*heads, box=None, pad_edge=False)
+    for row in found.rows:
+        values = [shown(row.values[key]) if key in row.values else "" for key in found.keys]
+        metrics = [shown(row.metrics[name]) if name in row.metrics else "" for name in found.metrics]
+        table.add_row(str(row.index), *([row.name] if named else []), *values, row.state, *metrics)
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+    best = found.best
+    if best is not None:
+        point = " ".join(
+            [best.name] * bool(best.name) + [f"{short[key]}={shown(best.values[key])}" for key in best.values]
+        )
+        print(f"best: point {best.index} ({point}): {found.metric} {shown(best.metrics[found.metric or ''])}")

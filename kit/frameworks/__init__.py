@@ -1,0 +1,31 @@
+"""Frameworks that want more than a program and its arguments: one module each, named by `framework` in launcher.toml.
+
+A module holds `prepare(job, layout, file) -> Extra`, and refuses, before anything is submitted, what the framework itself would
+refuse an hour later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import cast
+
+from kit.layout import Layout
+from kit.spec.job import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extra:
+    """What a framework adds: files of the run folder, name -> text; arguments, in which {run} is the run folder inside."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+
+
+def prepare(framework: str | None, job: Job, layout: Layout, *, file: str) -> Extra:
+    """What `framework` adds to a job; nothing when the launcher names none. ConfigError, with `file`, when the job does not fit."""
+    if framework is None:
+        return Extra()
+    module = import_module(f"kit.frameworks.{framework}")
+    return cast(Callable[..., Extra], module.prepare)(job, layout, file=file)

@@ -1,0 +1,90 @@
+"""DeepSpeed: the job's `[deepspeed]` table becomes ds_config.json, with its batch sizes checked against the world size.
+
+The arithmetic and the names are those of DeepSpeed's documentation ("DeepSpeed Configuration JSON", batch size parameters).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kit.errors import ConfigError, Fault
+from kit.frameworks import Extra
+from kit.layout import Layout
+from kit.spec.job import Job
+
+FILE = "ds_config.json"
+
+_TOTAL, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+
+
+def prepare(job: Job, layout: Layout, *, file: str) -> Extra:
+    """ds_config.json and the option that names it; nothing when the job has no [deepspeed]."""
+    if job.deepspeed is None:
+        return Extra()
+    config = resolve(job.deepspeed, layout.world_size, file=file)
+    return Extra(files={FILE: json.dumps(config, indent=2) + "\n"}, args=("--ds-config", f"{{run}}/{FILE}"))
+
+
+def resolve(table: Mapping[str, Any], world_size: int, *, file: str) -> dict[str, Any]:
+    """The table with every batch size in it. ConfigError for sizes that do not multiply, for 'auto', and for what ZeRO refuses."""
+    faults = [*_contradictions(table, file), *_autos(table, file)]
+    config = dict(table)
+    given = {name: table[name] for name in (_TOTAL, _MICRO, _STEPS) if table.get(name, "auto") != "auto"}
+    wrong = [
+        name for name, value in given.items() if not isinstance(value, int) or isinstance(value, bool) or value < 1
+    ]
+    faults += [
+        Fault(file=file, key=f"deepspeed.{n}", got=repr(given[n]), allowed="a whole number of 1 or more") for n in wrong
+    ]
+    if not wrong:
+        config |= _batch_sizes(given, world_size)
+        micro, steps, total = config[_MICRO], config[_STEPS], config[_TOTAL]
+        if micro * steps * world_size != total or micro < 1 or steps < 1:
+            got = f"{total}, with {micro} a GPU x {steps} accumulation steps x {world_size} ranks = {micro * steps * world_size}"
+            allowed = f"{_MICRO} x {_STEPS} x world size"
+            faults.append(
+                Fault(file=file, key=f"deepspeed.{_TOTAL}", got=got, allowed=allowed, hint="leave one of them out")
+            )
+    if faults:
+        raise ConfigError.of(*faults)
+    return config
+
+
+def _batch_sizes(given: Mapping[str, int], world_size: int) -> dict[str, int]:
+    """The three sizes; those left out follow from the others, as DeepSpeed works them out."""
+    total, micro, steps = given.get(_TOTAL), given.get(_MICRO), given.get(_STEPS)
+    if micro is None and total is not None:
+        micro = total // ((steps or 1) * world_size)
+    micro = micro or 1
+    if steps is None:
+        steps = total // (micro * world_size) if total is not None else 1
+    return {_TOTAL: total if total is not None else micro * steps * world_size, _MICRO: micro, _STEPS: steps}
+
+
+def _contradictions(table: Mapping[str, Any], file: str) -> Iterator[Fault]:
+    zero = table.get("zero_optimization", {})
+    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
+    if stage not in {0, 1, 2, 3}:
+        yield Fault(file=file, key="deepspeed.zero_optimization.stage", got=repr(stage), allowed="0, 1, 2 or 3")
+    elif isinstance(zero, Mapping):
+        if "offload_param" in zero and stage != 3:
+            key = "deepspeed.zero_optimization.offload_param"
+            yield Fault(file=file, key=key, got=f"with stage {stage}", allowed="stage 3: only it shards parameters")
+        if "offload_optimizer" in zero and stage == 0:
+            key = "deepspeed.zero_optimization.offload_optimizer"
+            yield Fault(file=file, key=key, got="with stage 0", allowed="stage 1, 2 or 3")
+    on = [name for name in ("fp16", "bf16") if isinstance(table.get(name), Mapping) and table[name].get("enabled")]
+    if len(on) == 2:
+        yield Fault(file=file, key="deepspeed.bf16.enabled", got="true, and fp16 too", allowed="one of them")
+
+
+def _autos(table: Mapping[str, Any], file: str, prefix: str = "deepspeed") -> Iterator[Fault]:
+    """'auto' is the Hugging Face Trainer's word; DeepSpeed itself fails on it, and the kit can only work out batch sizes."""
+    for key, value in table.items():
+        where = f"{prefix}.{key}"
+        if isinstance(value, Mapping):
+            yield from _autos(value, file, where)
+        elif value == "auto" and not (prefix == "deepspeed" and key in {_TOTAL, _MICRO, _STEPS}):
+            yield Fault(file=file, key=where, got="'auto'", allowed="a value: DeepSpeed itself refuses 'auto' here")

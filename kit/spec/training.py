@@ -1,0 +1,86 @@
+"""What a job says of its training that the kit hands on: checkpoints, traces, and the frameworks' own tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, Field, model_validator
+
+from kit.spec.base import Model
+
+
+class Checkpoint(Model):
+    """Reaches every program as KIT_CHECKPOINT_*; the reference programs all read them."""
+
+    every: int | None = Field(
+        default=None, ge=0, description="Steps between checkpoints; 0: at the end of an epoch or the run."
+    )
+    keep: int | None = Field(default=None, ge=1, description="Checkpoints to keep; older ones are removed.")
+    async_: bool | None = Field(default=None, alias="async", description="Write in the background.")
+    dir: str | None = Field(
+        default=None,
+        pattern=r"^/[^\x00-\x1f]*$",
+        description="Folder as the ranks see it; default: the run's checkpoints/.",
+    )
+
+    def env(self) -> dict[str, str]:
+        """The variables that say so."""
+        flags = {None: None, True: "1", False: "0"}
+        asked = {
+            "KIT_CHECKPOINT_EVERY": self.every,
+            "KIT_CHECKPOINT_KEEP": self.keep,
+            "KIT_CHECKPOINT_ASYNC": flags[self.async_],
+            "KIT_CHECKPOINT_DIR": self.dir,
+        }
+        return {name: str(value) for name, value in asked.items() if value is not None}
+
+
+class Profile(Model):
+    """A torch profiler trace of some steps on some ranks, in the run folder."""
+
+    steps: str | None = Field(default=None, pattern=r"^\d+(-\d+)?$", description="Steps to trace, such as '10-12'.")
+    ranks: tuple[int, ...] = Field(default=(0,), description="Ranks that write a trace.")
+
+    def env(self) -> dict[str, str]:
+        """The variables that say so."""
+        if self.steps is None:
+            return {}
+        return {"KIT_PROFILE_STEPS": self.steps, "KIT_PROFILE_RANKS": ",".join(map(str, self.ranks))}
+
+
+class Megatron(Model):
+    """Megatron's options. Those named here are checked against each other; any other is handed on as it is.
+
+    A key becomes an option of pretrain_gpt.py: `num_layers = 24` is `--num-layers 24`, true is the bare option, a list its values.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    num_layers: int = Field(default=12, ge=1)
+    hidden_size: int = Field(default=768, ge=1)
+    num_attention_heads: int = Field(default=12, ge=1)
+    ffn_hidden_size: int | None = Field(default=None, ge=1)
+    num_query_groups: int | None = Field(default=None, ge=1)
+    seq_length: int = Field(default=1024, ge=1)
+    max_position_embeddings: int | None = Field(default=None, ge=1)
+    tensor_model_parallel_size: int = Field(default=1, ge=1)
+    pipeline_model_parallel_size: int = Field(default=1, ge=1)
+    context_parallel_size: int = Field(default=1, ge=1)
+    expert_model_parallel_size: int = Field(default=1, ge=1)
+    num_experts: int | None = Field(default=None, ge=1)
+    sequence_parallel: bool = False
+    micro_batch_size: int = Field(default=1, ge=1)
+    global_batch_size: int = Field(default=8, ge=1)
+
+    @model_validator(mode="after")
+    def _plain_values(self) -> Megatron:
+        for key, value in (self.model_extra or {}).items():
+            items = value if isinstance(value, list) else [value]
+            if not all(isinstance(item, str | int | float | bool) for item in items):
+                raise ValueError(f"{key} = {value!r} is no option: give text, a number, true, or a list of them")
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """All options that were given or have a value, the checked ones first."""
+        named = {k: v for k, v in self.model_dump(exclude_none=True).items() if k in type(self).model_fields}
+        return {**named, **(self.model_extra or {})}

@@ -1,0 +1,174 @@
+"""The model as DiLoCo sees it: fragments, global parameters, and the state that recovery and checkpoints carry.
+
+Of a sharded parameter (FSDP) each rank handles its own shard, here always a plain tensor. What a rank gives is thus what
+the rank of the same number in another group can take.
+"""
+
+import hashlib
+
+import torch
+import torch.distributed as dist
+from lib.ranks import Ranks
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+Tensors = dict[str, torch.Tensor]
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a sharded tensor; another tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def like(tensor: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+    """The opposite of local(): `shard` as a part of a tensor that is sharded as `tensor` is."""
+    if not isinstance(tensor, DTensor):
+        return shard
+    return DTensor.from_local(
+        shard, tensor.device_mesh, tensor.placements, shape=tensor.shape, stride=tensor.stride(), run_check=False
+    )
+
+
+def split(net: nn.Module, count: int) -> list[list[str]]:
+    """The names of the parameters of each fragment.
+
+    Block i goes to fragment i modulo `count` (the strided pattern of Streaming DiLoCo, section 2.3), what comes before
+    the blocks to the first fragment, what comes after them to the last.
+    """
+    fragments: list[list[str]] = [[] for _ in range(count)]
+    after = False
+    for name, _ in net.named_parameters():
+        _, inside, rest = name.partition("blocks.")
+        if inside:
+            after = True
+            fragments[int(rest.split(".")[0]) % count].append(name)
+        else:
+            fragments[-1 if after else 0].append(name)
+    return fragments
+
+
+class Globals:
+    """The parameters that all groups agree on, and the outer optimizer that moves them: Nesterov SGD."""
+
+    def __init__(
+        self, net: nn.Module, here: Ranks, wire: torch.device, *, fragments: int, lr: float, momentum: float
+    ) -> None:
+        self._here, self._parameters = here, dict(net.named_parameters())
+        self._sharded = any(isinstance(parameter, DTensor) for parameter in self._parameters.values())
+        self.fragments = split(net, fragments)
+        self.values: Tensors = {
+            name: local(parameter).detach().to(wire, torch.float32, copy=True)
+            for name, parameter in self._parameters.items()
+        }
+        self.optimizer = torch.optim.SGD(
+            list(self.values.values()), lr=lr, momentum=momentum, nesterov=momentum > 0, foreach=False
+        )
+        self._sums = [0] * fragments
+        self._sum_up(range(fragments))
+
+    @torch.no_grad()
+    def pseudo_gradient(self, fragment: int) -> torch.Tensor:
+        """Global minus local parameters of a fragment, as a vector: the part that this rank averages with its peers.
+
+        Of a sharded model that is its shard; where each rank has the whole model, an equal part for each.
+        """
+        flat = torch.cat(
+            [
+                (self.values[name] - local(self._parameters[name]).to(self.values[name])).flatten()
+                for name in self.fragments[fragment]
+            ]
+        )
+        if self._sharded or self._here.world_size == 1:
+            return flat
+        return nn.functional.pad(flat, (0, -len(flat) % self._here.world_size)).chunk(self._here.world_size)[
+            self._here.rank
+        ]
+
+    @torch.no_grad()
+    def step(self, fragment: int, mean: torch.Tensor) -> None:
+        """One step of the outer optimizer; `mean` is the average of what pseudo_gradient() gave."""
+        if not self._sharded and self._here.world_size > 1:
+            parts = [torch.empty_like(mean) for _ in range(self._here.world_size)]
+            dist.all_gather(parts, mean.contiguous())
+            mean = torch.cat(parts)
+        first = 0
+        for name in self.fragments[fragment]:
+            value = self.values[name]
+            value.grad = mean[first : first + value.numel()].view_as(value)
+            first += value.numel()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._sum_up([fragment])
+
+    @torch.no_grad()
+    def put(self, fragments: range | list[int], alpha: float = 0.0) -> None:
+        """Set the model to the global parameters, keeping `alpha` of what it was."""
+        for fragment in fragments:
+            for name in self.fragments[fragment]:
+                mine = local(self._parameters[name])
+                mine.copy_(self.values[name].to(mine).lerp(mine, alpha) if alpha else self.values[name])
+
+    @property
+    def checksum(self) -> int:
+        """Of the whole group: groups with equal parameters have equal checksums."""
+        total = torch.tensor(sum((place + 1) * part for place, part in enumerate(self._sums)) % 2**62)
+        if self._sharded:
+            dist.all_reduce(total, group=self._here.control)
+        return int(total.item()) % 2**62
+
+    def digest(self) -> str:
+        """SHA-256 over all global parameters, in the model's order, put together from shards."""
+        sha = hashlib.sha256()
+        for name, value in self.values.items():
+            parameter = self._parameters[name]
+            whole = like(parameter, value.to(parameter.device)).full_tensor() if self._sharded else value
+            sha.update(whole.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return sha.hexdigest()
+
+    def give(self) -> dict[str, Tensors]:
+        """Parameters and momentum by name."""
+        momentum = {
+            name: self.optimizer.state.get(value, {}).get("momentum_buffer") for name, value in self.values.items()
+        }
+        return {"values": self.values, "momentum": {name: kept for name, kept in momentum.items() if kept is not None}}
+
+    @torch.no_grad()
+    def take(self, state: dict[str, Tensors]) -> None:
+        """Put back what give() returned."""
+        for name, value in self.values.items():
+            value.copy_(state["values"][name])
+            kept = state["momentum"].get(name)
+            self.optimizer.state[value] = {} if kept is None else {"momentum_buffer": kept.to(value, copy=True)}
+        self._sum_up(range(len(self.fragments)))
+
+    def _sum_up(self, fragments: range | list[int]) -> None:
+        """The sum of the bit patterns of a fragment: one changed bit changes it."""
+        for fragment in fragments:
+            sums = [self.values[name].view(torch.int32).sum(dtype=torch.int64) for name in self.fragments[fragment]]
+            self._sums[fragment] = sum((place + 1) * int(part) for place, part in enumerate(sums))
+
+
+def give_inner(net: nn.Module, optimizers: list[Optimizer]) -> dict[str, dict[str, torch.Tensor]]:
+    """The state of the inner optimizers, by the name of the parameter."""
+    names = {parameter: name for name, parameter in net.named_parameters()}
+    return {
+        names[parameter]: {key: local(value) for key, value in state.items()}
+        for optimizer in optimizers
+        for parameter, state in optimizer.state.items()
+    }
+
+
+def take_inner(net: nn.Module, optimizers: list[Optimizer], state: dict[str, dict[str, torch.Tensor]]) -> None:
+    """Put back what give_inner() returned."""
+    names = {parameter: name for name, parameter in net.named_parameters()}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                # What has the parameter's shape is sharded as it is; the rest (AdamW's step) is a number on the CPU.
+                optimizer.state[parameter] = {
+                    key: like(parameter, value.to(parameter.device, copy=True))
+                    if value.shape == local(parameter).shape
+                    else value.clone()
+                    for key, value in state.get(names[parameter], {}).items()
+                }

@@ -1,0 +1,308 @@
+"""A byte-level GPT trained by replica groups that average now and then: DiLoCo, or MuLoCo with --inner muon.
+
+    torchft_lighthouse --min_replicas 2                       once, on a host that all groups reach
+    TORCHFT_LIGHTHOUSE=http://HOST:29510 REPLICA_GROUP_ID=0 NUM_REPLICA_GROUPS=2 \\
+        torchrun --nproc-per-node=4 train.py --sync-every 30  for each group, with its own id
+    python train.py                                           one group, no lighthouse needed
+
+Any group may die and come back: it takes the state of a live one. Started again as a whole, the job goes on from the
+newest checkpoint, with any number of groups. How it works, options and files: docs/diloco.md.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import groups
+import muon
+import torch
+from lib import checkpoint, data, metrics, model, options, ranks, stop
+from outer import DiLoCo, Record, Settings, ended
+from quorum import Seat
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset
+
+NO_QUORUM = 75  # the exit code that sysexits.h calls a temporary failure
+
+parser = options.parser(__doc__)
+options.add_gpt(parser)
+parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+parser.add_argument("--inside", choices=("ddp", "fsdp"), default="ddp", help="how the ranks of a group share the work")
+outer_options = parser.add_argument_group("between the groups")
+outer_options.add_argument("--inner", choices=("adamw", "muon"), default="adamw", help="inner optimizer")
+outer_options.add_argument("--sync-every", type=int, default=30, metavar="H", help="inner steps between averages")
+outer_options.add_argument("--fragments", type=int, default=1, help="parts of the model, averaged in turn")
+outer_options.add_argument("--overlap", type=int, default=0, help="inner steps that an average may take, computing on")
+outer_options.add_argument("--alpha", type=float, help="local share in the mix afterwards; else 0.5 with overlap, or 0")
+outer_options.add_argument("--outer-lr", type=float, default=0.7)
+outer_options.add_argument("--outer-momentum", type=float, default=0.9)
+outer_options.add_argument("--bits", type=int, choices=(32, 8, 4, 2), default=32, help="of each value sent")
+outer_options.add_argument("--wire", choices=("auto", "gloo", "nccl"), default="auto", help="auto: nccl on GPUs")
+outer_options.add_argument("--min-replicas", type=int, help="groups in a quorum; else 2, or 1 of a single group")
+outer_options.add_argument("--start-wait", type=float, default=60, help="seconds to wait for all groups at a start")
+outer_options.add_argument("--timeout", type=float, default=60, help="seconds until a silent group is given up")
+outer_options.add_argument("--quorum-timeout", type=float, default=3600, help="seconds without a quorum to exit 75")
+parser.set_defaults(checkpoint_every=int(os.environ.get("KIT_CHECKPOINT_EVERY") or 1))
+args = options.parse(parser)
+
+
+class Leave(Exception):  # noqa: N818 - a way out, not an error
+    """Raised while waiting for other groups: a stop was asked for, the job is done without us, or nobody comes."""
+
+    def __init__(self, why: str, signal: int = 0) -> None:
+        super().__init__(why)
+        self.why, self.signal = why, signal
+
+
+def waiting(here: ranks.Ranks, requests: stop.StopRequest, settings: Settings) -> Callable[[], None]:
+    """What all ranks of the group do while they wait for a quorum: look for a reason to leave."""
+    last_call, began, looked = 0.0, 0.0, 0.0
+
+    def look() -> None:
+        nonlocal last_call, began, looked
+        now = time.monotonic()
+        if now - last_call > 1.5:  # a new wait
+            began = looked = now
+        last_call = now
+        if signal := requests.agreed():
+            raise Leave("stopped", signal)
+        why = None
+        if here.is_first and now - looked > 1:
+            looked = now
+            at = groups.furthest(args.checkpoint_dir)
+            if at is not None and ended(at, settings):
+                why = "finished"
+            elif now - began > args.quorum_timeout:
+                why = "no quorum"
+        if why := groups.agreed(why, here):
+            raise Leave(why)
+
+    return look
+
+
+def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
+    """Train to the last outer step, or until a stop is asked for; the exit code."""
+    group = groups.from_environment()
+    folder = args.run_dir / group.folder
+    log = metrics.Metrics(folder, here)
+    requests = stop.StopRequest(folder, here)
+    profile = metrics.Profile(folder, here, args.profile_steps, args.profile_ranks)
+    ending = folder / "state" / "ended.json"
+    if here.is_first:
+        ending.unlink(missing_ok=True)
+
+    def end(why: str, code: int) -> int:
+        profile.close()
+        if here.is_first:
+            ending.write_text(json.dumps({"state": why, "code": code} | diloco.at) + "\n", encoding="utf-8")
+        return code
+
+    # ---- data: the global batch is shared out over the ranks of all groups ----
+
+    everywhere = group.everywhere(here)
+    train_set, test_set = data.text(args.data, args.context)
+    micro_batch = ranks.share("--batch-size", args.batch_size, everywhere, args.accumulate)
+
+    def batches_from(step: int):
+        samples = step * args.batch_size
+        return data.batches(train_set, micro_batch, everywhere, seed=args.seed, samples=samples, workers=args.workers)
+
+    # ---- model: the same seed in all groups, so that they start with the same parameters ----
+
+    torch.manual_seed(args.seed)
+    shape = model.Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.context)
+    net = model.GPT(shape).to(here.device)
+    flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
+    half = {"fp32": None, "bf16": torch.bfloat16}[args.precision]
+    if args.inside == "fsdp":
+        mesh = init_device_mesh(here.device.type, (here.world_size,))
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+        for part in (*net.blocks, net):
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+        forward = torch.compile(net) if args.compile else net
+    else:
+        device_ids = [here.device.index] if here.device.type == "cuda" else None
+        forward = DistributedDataParallel(torch.compile(net) if args.compile else net, device_ids=device_ids)
+    inner = muon.optimizers(net, args.inner, lr=args.lr, weight_decay=args.weight_decay)
+    factor = options.cosine(args.warmup, args.steps)
+
+    # ---- the other groups ----
+
+    settings = Settings(
+        steps=args.steps,
+        every=args.sync_every,
+        fragments=args.fragments,
+        delay=args.overlap,
+        alpha=args.alpha if args.alpha is not None else 0.5 if args.overlap else 0.0,
+        lr=args.outer_lr,
+        momentum=args.outer_momentum,
+        bits=args.bits,
+    )
+    settings.check(args.layers)
+    on_gpu = here.device.type == "cuda" and args.wire != "gloo"
+    wire = here.device if on_gpu else torch.device("cpu")
+    least = args.min_replicas or min(2, group.count)
+    seat = Seat(group, here, min_replicas=least, timeout=args.timeout, wire=wire)
+    diloco = DiLoCo(net, inner, seat, group, here, settings, wire, waiting(here, requests, settings))
+    log.say(
+        f"group {group.id} of {group.count}: {here.world_size} ranks on {here.nodes} nodes, {args.inside}, {here.backend}, "
+        f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} bytes, seed {args.seed}"
+    )
+
+    # ---- resume ----
+
+    saves = checkpoint.Checkpoints(
+        args.checkpoint_dir / group.folder, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+    )
+
+    def restore(found: Path) -> None:
+        own = found.parent.name == group.folder
+        path = found / f"rank-{here.rank if args.inside == 'fsdp' else 0}.pt"
+        ranks_then = checkpoint.marker(found)["world_size"]
+        if args.inside == "fsdp" and ranks_then != here.world_size:
+            raise SystemExit(
+                f"{found} was written by {ranks_then} ranks a group and cannot be read by {here.world_size}."
+            )
+        diloco.load(torch.load(path, map_location="cpu", weights_only=True), own=own)
+        at = diloco.at
+        log.record(
+            "resumed", f"resumed from {found}, outer step {at['outer']}, step {at['step']}", **at, path=str(found)
+        )
+
+    def save(*, last: bool = False) -> None:
+        def start(target: Path) -> checkpoint.Finish | None:
+            if here.is_first:
+                (target / groups.AT).write_text(
+                    json.dumps(diloco.at | {"groups": group.count}) + "\n", encoding="utf-8"
+                )
+            elif args.inside == "ddp":
+                return None  # all ranks have the same
+            state = diloco.save()
+            kept = checkpoint.snapshot(state) if args.checkpoint_async and not last else state
+            return lambda: torch.save(kept, target / f"rank-{here.rank}.pt")
+
+        saves.save(diloco.at["step"] + diloco.at["flushed"], start, last=last)
+
+    checkpoint.seed_all(args.seed + 1_000_003 * group.id, here)
+    if found := groups.newest(args.checkpoint_dir, group, here, saves):
+        restore(found)
+
+    # ---- train ----
+
+    speed = metrics.Speed(args.batch_size // group.count * args.context, flops_per_token, here)
+    batches, next_step = batches_from(diloco.at["step"]), diloco.at["step"]
+
+    def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
+        tokens, targets = (tensor.to(here.device, non_blocking=True) for tensor in batch)
+        with torch.autocast(here.device.type, dtype=half, enabled=half is not None):
+            return forward(tokens, targets)
+
+    if (
+        args.inside == "ddp"
+    ):  # DDP settles the order of its sums in the first backward: have that before any that counts
+        loss_of(next(iter(DataLoader(train_set, micro_batch)))).backward()
+        net.zero_grad(set_to_none=True)
+
+    def inner_step() -> tuple[torch.Tensor, torch.Tensor]:
+        losses = torch.zeros((), device=here.device)
+        for micro_step in range(args.accumulate):
+            last_micro_step = micro_step == args.accumulate - 1
+            if args.inside == "fsdp":
+                net.set_requires_gradient_sync(last_micro_step)
+            with forward.no_sync() if args.inside == "ddp" and not last_micro_step else contextlib.nullcontext():
+                loss = loss_of(next(batches)) / args.accumulate
+                loss.backward()
+            losses += loss.detach()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
+        for optimizer in inner:
+            for param_group in optimizer.param_groups:
+                param_group["lr"] = args.lr * factor(diloco.at["step"])
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return losses, norm.full_tensor() if args.inside == "fsdp" else norm
+
+    def outer_step(record: Record | None, began: float) -> None:
+        if record is None:
+            return
+        record["bytes_sent"] = ranks.total(record["bytes_sent"], here=here)[0]
+        line = f"outer step {record['outer_step']}  step {record['step']}  groups {record['groups']}"
+        log.record("outer", line, replica=group.id, **record, seconds_blocked=time.perf_counter() - began)
+        if args.checkpoint_every and record["outer_step"] % args.checkpoint_every == 0:
+            save()
+
+    try:
+        began = time.perf_counter()
+        if not diloco.done:
+            outer_step(diloco.open(args.start_wait), began)
+        speed.restart()
+        while not diloco.done:
+            began = time.perf_counter()
+            if diloco.at["step"] >= diloco.landing:  # resumed where an average is due, or the last ones
+                outer_step(diloco.synchronise(), began)
+                continue
+            if next_step != diloco.at["step"]:  # outer steps went by without this group
+                batches, next_step = batches_from(diloco.at["step"]), diloco.at["step"]
+            profile.step(diloco.at["step"] + 1)
+            losses, norm = inner_step()
+            next_step += 1
+            speed.step()
+            if args.log_every and next_step % args.log_every == 0:
+                log.step(next_step, losses.item(), speed, here, replica=group.id, gradient_norm=norm.item())
+            began = time.perf_counter()
+            outer_step(diloco.after_inner_step(), began)
+            if signal := requests.agreed():
+                raise Leave("stopped", signal)
+    except Leave as leave:
+        if leave.why == "stopped":
+            save(last=True)
+            at = diloco.at
+            log.record(
+                "stopped", f"stopped by signal {leave.signal} at step {at['step']}, saved", **at, signal=leave.signal
+            )
+            return end("stopped", requests.finish(leave.signal, at["step"]))
+        if leave.why == "no quorum":
+            line = f"error: no quorum of {least} groups in {args.quorum_timeout:.0f} s (exit {NO_QUORUM})"
+            log.record("no-quorum", line, **diloco.at)
+            return end("no quorum", NO_QUORUM)
+        restore(groups.newest(args.checkpoint_dir, group, here, saves))  # the others ended without this group
+
+    # ---- the end: all groups have the same parameters now ----
+
+    save(last=True)
+    seat.close()
+    requests.close()
+    diloco.globals.put(range(args.fragments))
+    digest = diloco.globals.digest()
+    net.eval()
+    tests = min(args.test_batches, len(test_set) // (micro_batch * here.world_size))
+    mine = Subset(test_set, range(here.rank, tests * micro_batch * here.world_size, here.world_size))
+    test_loss = 0.0
+    with torch.no_grad():
+        for tokens, targets in DataLoader(mine, micro_batch):
+            test_loss += net(tokens.to(here.device), targets.to(here.device)).item()
+    test_loss = ranks.total(test_loss, here=here)[0] / max(tests * here.world_size, 1)
+    log.record(
+        "final",
+        f"done: test loss {test_loss:.4f} after {diloco.at['outer']} outer steps, parameters sha256 {digest}",
+        replica=group.id,
+        **diloco.at,
+        test_loss=test_loss,
+        sha256=digest,
+        world_size=here.world_size,
+        nodes=here.nodes,
+        backend=here.backend,
+    )
+    return end("finished", 0)
+
+
+if __name__ == "__main__":
+    with ranks.started(args.device) as here:
+        code = train(here)
+    sys.exit(code)

@@ -1,0 +1,57 @@
+"""Finds Megatron-LM's pretrain_gpt.py, checks what it needs beside it, and becomes it.
+
+    torchrun --nproc-per-node=8 run.py --num-layers 24 --hidden-size 1024 …
+
+MEGATRON_LM names the checkout; without it /opt/Megatron-LM, /workspace/Megatron-LM and the working folder are looked through. All
+arguments are Megatron-LM's own and are passed on untouched.
+"""
+
+import importlib.util
+import os
+import runpy
+import sys
+from pathlib import Path
+
+SCRIPT = "pretrain_gpt.py"
+# What pretrain_gpt.py imports from its own folder, by release: a copy of the script alone fails after all ranks have loaded.
+COMPANIONS = ("gpt_builders.py", "model_provider.py")
+
+
+def find() -> Path:
+    """The checkout that holds pretrain_gpt.py; an error that says how to get one otherwise."""
+    named = os.environ.get("MEGATRON_LM")
+    places = [Path(named)] if named else [Path("/opt/Megatron-LM"), Path("/workspace/Megatron-LM"), Path.cwd()]
+    for place in places:
+        if (place / SCRIPT).is_file():
+            return place
+    raise SystemExit(
+        f"no {SCRIPT} in {', '.join(map(str, places))}. Put a checkout of Megatron-LM into the image at /opt/Megatron-LM, or mount one "
+        'and name it: [env] MEGATRON_LM = "/path/in/the/container"'
+    )
+
+
+def check(folder: Path) -> None:
+    """An error, before any rank loads, for a checkout that is not whole."""
+    text = (folder / SCRIPT).read_text(encoding="utf-8")
+    missing = [name for name in COMPANIONS if f"from {name[:-3]} import" in text and not (folder / name).is_file()]
+    if missing:
+        raise SystemExit(
+            f"{folder}: {', '.join(missing)} is missing beside {SCRIPT}: copy the whole checkout, not the script alone"
+        )
+    sys.path.insert(0, str(folder))
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.training") is None:
+        raise SystemExit(
+            f"{folder}: there is no megatron.training. megatron-core from PyPI holds megatron.core only; the training package comes "
+            "with the checkout: run 'pip install --no-build-isolation .' in it when the image is built, or mount the whole folder"
+        )
+
+
+def main() -> None:
+    """Check, then run pretrain_gpt.py as the main program."""
+    folder = find()
+    check(folder)
+    runpy.run_path(str(folder / SCRIPT), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+# shellcheck shell=bash
+# Two things that no exit code tells in time: a rank that has failed while a launcher waits for ranks that do not listen, and a node that
+# Slurm has given up on while the ranks on the others wait for it. The loop tells the batch script by USR2. It lives as long as the pipe
+# that only this script holds open, as heartbeat.sh has it.
+
+# Seconds that the other ranks get once one has failed; srun's own --kill-on-bad-exit is faster where it sees the ranks.
+readonly watch_grace=10
+readonly watch_tick=2 watch_nodes_every=10
+
+watch::start() {
+    watch_fd=""
+    exec {watch_fd}> >(watch::loop "$$" "$(failures::folder)" "$((${#nodes_all[@]} > KIT_NODES))")
+}
+
+watch::stop() {
+    if [[ -n "${watch_fd:-}" ]]; then
+        exec {watch_fd}>&-
+        watch_fd=""
+    fi
+}
+
+watch::loop() {
+    local -r batch="$1" folder="$2" spares="$3"
+    local -i status failed_at=0 looked_at=0
+    trap '' TERM USR1 USR2 INT HUP
+    [[ -z "${heartbeat_fd:-}" ]] || exec {heartbeat_fd}>&-
+    while true; do
+        IFS= read -r -t "${watch_tick}" _
+        status=$?
+        # read: above 128 is a time-out; anything else is the end of the pipe.
+        ((status > 128)) || return 0
+        if compgen -G "${folder}/rank-*" >/dev/null; then
+            ((failed_at)) || failed_at=EPOCHSECONDS
+            ((EPOCHSECONDS - failed_at < watch_grace)) || kill -USR2 "${batch}" 2>/dev/null
+        fi
+        if ((spares && EPOCHSECONDS - looked_at >= watch_nodes_every)); then
+            looked_at=EPOCHSECONDS
+            nodes::lost ${KIT_NODE_NAMES} >/dev/null && kill -USR2 "${batch}" 2>/dev/null
+        fi
+    done
+}

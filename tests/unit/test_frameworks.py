@@ -1,0 +1,149 @@
+"""What frameworks would refuse an hour later is refused before submit, with the numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from kit import config
+from kit.errors import ConfigError
+from kit.frameworks import deepspeed
+from kit.plan import plan
+from tests.support import make_lock, make_site, plan_of, write_job
+
+BASE = {"name": "x", "image": "train-cpu", "resources": {"nodes": 2, "gpus_per_node": 2}}
+
+
+def keys_of(error: pytest.ExceptionInfo[ConfigError]) -> dict[str, str]:
+    return {fault.key: str(fault) for fault in error.value.faults}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (4, 1, 1)),
+        ({"train_batch_size": 32}, (32, 8, 1)),
+        ({"train_batch_size": 32, "gradient_accumulation_steps": 4}, (32, 2, 4)),
+        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 2}, (32, 2, 4)),
+        ({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}, (24, 3, 2)),
+        ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2}, (8, 2, 1)),
+    ],
+)
+def test_batch_sizes_follow_from_each_other(given: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    made = deepspeed.resolve(given, 4, file="job.toml")
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    assert tuple(made[name] for name in names) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "said"),
+    [
+        (
+            {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4},
+            "train_batch_size",
+            "30, with 2 a GPU x 4 accumulation steps x 4 ranks = 32",
+        ),
+        ({"train_batch_size": 2}, "train_batch_size", "x 4 ranks"),
+        ({"train_batch_size": 0}, "train_batch_size", "a whole number"),
+        (
+            {"scheduler": {"params": {"warmup_num_steps": "auto"}}},
+            "scheduler.params.warmup_num_steps",
+            "refuses 'auto'",
+        ),
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage", "0, 1, 2 or 3"),
+        ({"zero_optimization": {"stage": 2, "offload_param": {}}}, "zero_optimization.offload_param", "stage 3"),
+        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "bf16.enabled", "one of them"),
+    ],
+)
+def test_deepspeed_refuses(given: dict[str, Any], key: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        deepspeed.resolve(given, 4, file="job.toml")
+    assert said in keys_of(caught)[f"deepspeed.{key}"]
+
+
+def test_deepspeed_table_becomes_the_json_that_the_program_gets(tmp_path: Path) -> None:
+    job = {**BASE, "launcher": "deepspeed", "deepspeed": {"train_batch_size": 32, "zero_optimization": {"stage": 3}}}
+    resolved = config.load_job(write_job(tmp_path, tomli_w.dumps(job)), cluster="local")
+    lock = make_lock()
+    lock = lock.model_copy(
+        update={"packages": lock.packages.model_copy(update={"pip": {"torch": "2", "deepspeed": "0"}})}
+    )
+    made = plan(resolved, lock, make_site())
+    written = json.loads(made.text_of("ds_config.json"))
+    assert written["train_micro_batch_size_per_gpu"] == 8
+    assert "--ds-config\n    /kit/run/ds_config.json" in made.text_of("program.sh")
+    assert made.layout.tasks_per_node == 2, "one task per rank"
+
+
+def test_an_image_without_the_framework_is_refused_from_its_lock(tmp_path: Path) -> None:
+    job = write_job(tmp_path, tomli_w.dumps({**BASE, "launcher": "deepspeed"}))
+    with pytest.raises(ConfigError, match="lacks deepspeed"):
+        plan_of(job)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "said"),
+    [
+        ({"tensor_model_parallel_size": 3, "num_attention_heads": 12}, "tensor_model_parallel_size", "world size, 4"),
+        (
+            {"tensor_model_parallel_size": 4, "num_attention_heads": 6, "hidden_size": 768},
+            "num_attention_heads",
+            "size, 4",
+        ),
+        ({"pipeline_model_parallel_size": 4, "num_layers": 6}, "num_layers", "size, 4"),
+        ({"micro_batch_size": 3, "global_batch_size": 8}, "global_batch_size", "a multiple of 12"),
+        ({"sequence_parallel": True}, "sequence_parallel", "above 1"),
+        ({"expert_model_parallel_size": 2}, "expert_model_parallel_size", "unless num_experts"),
+        ({"expert_model_parallel_size": 3, "num_experts": 3}, "expert_model_parallel_size", "ranks, 4"),
+        ({"context_parallel_size": 2, "seq_length": 1026}, "seq_length", "a multiple of 2 x"),
+        ({"hidden_size": 100, "num_attention_heads": 12}, "hidden_size", "num_attention_heads, 12"),
+        ({"save": "/kit/run/checkpoints"}, "save", "save_interval"),
+    ],
+)
+def test_megatron_refuses(tmp_path: Path, table: dict[str, Any], key: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        megatron_plan(tmp_path, table)
+    assert said in keys_of(caught)[f"megatron.{key}"]
+
+
+def test_megatron_options(tmp_path: Path) -> None:
+    table = {
+        "tensor_model_parallel_size": 2,
+        "sequence_parallel": True,
+        "lr": 1e-4,
+        "bf16": True,
+        "mock_data": False,
+        "split": [9, 1],
+    }
+    text = megatron_plan(tmp_path, table)
+    for words in (
+        "--tensor-model-parallel-size\n    2",
+        "--sequence-parallel\n    --",
+        "--lr\n    0.0001",
+        "--split\n    9\n    1",
+    ):
+        assert words in text
+    assert "mock-data" not in text
+
+
+def megatron_plan(tmp_path: Path, table: dict[str, Any]) -> str:
+    """program.sh of a job on the launcher for Megatron-LM's own program."""
+    job = {**BASE, "launcher": "megatron-lm", "script": "pretrain_gpt.py", "megatron": table}
+    resolved = config.load_job(write_job(tmp_path, tomli_w.dumps(job)), cluster="local")
+    return plan(resolved, make_lock(), make_site()).text_of("program.sh")
+
+
+def test_checkpoint_and_profile_reach_the_program(tmp_path: Path) -> None:
+    job = {
+        **BASE,
+        "launcher": "ddp",
+        "checkpoint": {"every": 5, "async": True},
+        "profile": {"steps": "3-4", "ranks": [0, 2]},
+    }
+    text = plan_of(write_job(tmp_path, tomli_w.dumps(job))).text_of("program.sh")
+    for pair in ("KIT_CHECKPOINT_EVERY=5", "KIT_CHECKPOINT_ASYNC=1", "KIT_PROFILE_STEPS=3-4", "KIT_PROFILE_RANKS=0,2"):
+        assert pair in text

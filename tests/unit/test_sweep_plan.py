@@ -1,0 +1,154 @@
+"""Points become plans, and plans of one shape become one array; a bad point stops the whole sweep."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from kit.errors import ConfigError, UsageError
+from kit.runs.submit import prepare as prepare_job
+from kit.sweeps.prepare import PreparedSweep, prepare
+from kit.sweeps.record import RecordedPoint, SweepRecord
+from tests.support import write_job
+
+JOB = 'name = "digits"\nlauncher = "ddp"\nargs = ["--epochs", "3"]\n[resources]\nnodes = 2\ngpus_per_node = 2\n'
+
+
+def prepared(
+    folder: Path, sweep: str, *, overrides: tuple[str, ...] = (), into: SweepRecord | None = None
+) -> PreparedSweep:
+    return prepare(write_job(folder, JOB + sweep), cluster="here", overrides=overrides, into=into, containers=False)
+
+
+@pytest.fixture(autouse=True)
+def _cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")  # a Slurm of this machine has limits of its own
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "here.toml").write_text(
+        'default_qos = "normal"\n[node]\ncpus = 8\ngpus = 4\nmemory = "64G"\n[container]\nruntime = "bubblewrap"\n'
+        '[qos.normal]\npartition = "gpu"\n[qos.small]\nmax_array = 3\n'
+    )
+
+
+def header(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def program(made: PreparedSweep, point: int) -> str:
+    return made.runs[point].plan.text_of("program.sh")
+
+
+def test_each_point_is_the_plan_of_its_own_job(tmp_path: Path) -> None:
+    made = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [1e-3, 1e-2]\nenv.X = [1, 2]\nseed = [7]\n")
+    assert len(made.runs) == 4
+    text = program(made, 1)
+    assert "    --epochs\n    3\n    --lr\n    0.001\n" in text
+    assert "X=2" in text
+    plan = made.runs[1].plan
+    assert plan.run_dir == made.folder / "points" / f"{made.folder.name}.1"
+    assert plan.job.sweep is None, "the point's own job.toml can be submitted again"
+    assert plan.job.seed == 7
+
+
+def test_points_share_one_drawn_seed(tmp_path: Path) -> None:
+    made = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [1, 2, 3]\n")
+    assert len({run.plan.job.seed for run in made.runs}) == 1
+
+
+def test_one_shape_is_one_array(tmp_path: Path) -> None:
+    made = prepared(tmp_path, "[sweep]\nparallel = 2\n[sweep.grid]\nargs.--lr = [1, 2, 3]\n")
+    (array,) = made.arrays()
+    options = header(array.text)
+    assert array.members == (0, 1, 2)
+    assert options[:2] == ["--job-name=digits", "--array=0-2%2"]
+    assert f"--output={made.folder}/arrays/0/%a/logs/batch.log" in options
+    own = set(header(made.runs[0].plan.text_of("batch.sh")))
+    assert {o for o in own if not o.startswith("--output=")} < set(options), "everything else is as in a single job"
+
+
+def test_as_few_arrays_as_shapes(tmp_path: Path) -> None:
+    made = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [1, 2]\nresources.nodes = [1, 2]\nname = ['a', 'b']\n")
+    found = {array.members: array for array in made.arrays()}
+    assert set(found) == {(0, 1, 4, 5), (2, 3, 6, 7)}
+    for members, array in found.items():
+        nodes = {made.runs[index].plan.layout.nodes for index in members}
+        assert {o for o in header(array.text) if o.startswith("--nodes=")} == {f"--nodes={n}" for n in nodes}
+
+
+@pytest.mark.parametrize(
+    ("limit", "count", "sizes"), [(101, 1000, [101] * 9 + [91]), (1001, 1001, [1001]), (5, 11, [5, 5, 1])]
+)
+def test_arrays_are_split_at_the_clusters_limit(tmp_path: Path, limit: int, count: int, sizes: list[int]) -> None:
+    path = tmp_path / "clusters" / "here.toml"
+    path.write_text(f"max_array = {limit}\n" + path.read_text())
+    arrays = prepared(tmp_path, f"[sweep.random]\ncount = {count}\nkeys.args.--lr.uniform = [0, 1]\n").arrays()
+    assert [len(array.members) for array in arrays] == sizes
+    assert [index for array in arrays for index in array.members] == list(range(count))
+    assert all(f"--array=0-{len(a.members) - 1}" in header(a.text) for a in arrays), "tasks are numbered from 0 in each"
+
+
+def test_a_qos_row_limits_arrays_too(tmp_path: Path) -> None:
+    made = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [1, 2, 3, 4]\n", overrides=("qos=small",))
+    assert [array.members for array in made.arrays()] == [(0, 1, 2), (3,)]
+
+
+def test_faults_of_all_points_at_once_with_their_numbers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepared(
+            tmp_path, "[sweep.grid]\nresources.nodes = [1, 0]\nresources.gpus_per_node = [2, 5]\nseed = [1, -1, 2]\n"
+        )
+    found = {(fault.key, fault.got): fault.file for fault in caught.value.faults}
+    assert found["resources.nodes", "0"].endswith("[sweep]: points 6-11")
+    assert found["seed", "-1"].endswith("[sweep]: points 1,4,7,10")
+    assert found["resources.gpus_per_node", "5"].endswith(": points 3,5"), (
+        "what fits no node is found in the same reading"
+    )
+    assert len(found) == 3
+
+
+def test_one_bad_point_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"point 1 \(b nodez=2\): resources.nodez: got an unknown key; .*did you mean 'nodes'"
+    ):
+        prepared(tmp_path, "[sweep.points.a]\nseed = 1\n[sweep.points.b]\nresources.nodez = 2\n")
+
+
+def test_a_swept_key_on_the_command_line_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="seed: got a value; allowed: none: the sweep sets it"):
+        prepared(tmp_path, "[sweep.grid]\nseed = [1, 2]\n", overrides=("seed=3",))
+    made = prepared(tmp_path, "[sweep.grid]\nseed = [1, 2]\n", overrides=("sweep.grid.seed=[5]", "resources.nodes=1"))
+    assert [(r.plan.job.seed, r.plan.layout.nodes) for r in made.runs] == [(5, 1)]
+
+
+def test_submit_and_sweep_point_at_each_other(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has a"):
+        prepare_job(write_job(tmp_path, JOB + "[sweep.grid]\nseed = [1]\n"), cluster="here", overrides=[])
+    with pytest.raises(UsageError, match="has no"):
+        prepared(tmp_path, "")
+
+
+def test_points_of_an_earlier_sweep_keep_their_numbers(tmp_path: Path) -> None:
+    first = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [1, 2]\n")
+    record = SweepRecord(
+        sweep_id="digits-1", job_name="digits", job_file="job.toml", cluster="here", seed=99, metric=None, goal="min", arrays=(),
+        submitted_at="2026-01-01T00:00:00Z",  # type: ignore[arg-type]
+        points=tuple(RecordedPoint(index=p.index, name=p.name, values=p.values) for p in first.points),
+    )  # fmt: skip
+    again = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [3, 2, 4]\n", into=record)
+    assert {p.values["args.--lr"]: p.index for p in again.points} == {2: 1, 3: 2, 4: 3}
+    assert again.folder.name == "digits-1"
+    assert {run.plan.job.seed for run in again.runs} == {99}, "what was drawn at the first submission holds"
+
+
+def test_a_thousand_points_in_one_process(tmp_path: Path) -> None:
+    """The target is 2 s of an idle core; processor time is what other load on the machine cannot stretch."""
+    sweep = '[sweep.random]\ncount = 1000\nkeys.args.--lr.uniform = [0, 1]\n[sweep.set]\nargs.--steps = "= int(1000 * lr)"\n'
+    prepared(tmp_path, "[sweep.grid]\nseed = [1]\n")
+    began = time.process_time()
+    made = prepared(tmp_path, sweep)
+    seconds = time.process_time() - began
+    assert len(made.runs) == 1000
+    assert len(made.arrays()) == 1
+    assert seconds < 2.0
