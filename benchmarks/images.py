@@ -31,13 +31,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One way: wall and CPU in seconds (medians), size of the result and peak memory in MB; None where there is none."""
+    """One way: wall and CPU in seconds (medians), size of the result and peak memory in MB; None where not measured."""
 
     name: str
     wall: float
-    cpu: float
+    cpu: float | None
     size: float | None
-    memory: float
+    memory: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +67,15 @@ def main(arguments: Sequence[str]) -> int:
         goals = [*_ratios(rows), *_commands(options.image, options.rounds)]
     print("| way | wall s | CPU s | MB | peak MB |\n|---|---|---|---|---|")
     for row in rows.values():
-        size = "" if row.size is None else f"{row.size:.0f}"
-        print(f"| {row.name} | {row.wall:.2f} | {row.cpu:.2f} | {size} | {row.memory:.0f} |")
+        print(f"| {row.name} | {row.wall:.2f} | {_cell(row.cpu, 2)} | {_cell(row.size)} | {_cell(row.memory)} |")
     print("\n| goal | measured | bound | met |\n|---|---|---|---|")
     for goal in goals:
         print(f"| {goal.name} | {goal.value:.2f} | {goal.bound} | {'yes' if goal.met else 'NO'} |")
     return 0 if all(goal.met for goal in goals) else 1
+
+
+def _cell(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
 
 
 def _ways(image: str, work: Path, rounds: int) -> dict[str, Row]:
@@ -87,7 +90,7 @@ def _ways(image: str, work: Path, rounds: int) -> dict[str, Row]:
 
 def _ratios(rows: dict[str, Row]) -> list[Goal]:
     kit, theirs = rows["kit"], rows["theirs"]
-    assert kit.size and theirs.size
+    assert kit.size and theirs.size and kit.memory
     found = [
         _at_least(f"{theirs.name} / kit, wall", theirs.wall / kit.wall, 14),
         _at_least(f"{theirs.name} / kit, size", theirs.size / kit.size, 2.4),
@@ -156,7 +159,7 @@ def _squash_only(image: str, work: Path, options: Squash, rounds: int) -> Row:
         size = (folder / "image.sqsh").stat().st_size
         shutil.rmtree(folder)
     name = f"squash alone, {options.compressor}"
-    return Row(name=name, wall=statistics.median(walls), cpu=0.0, size=size / 1e6, memory=0.0)
+    return Row(name=name, wall=statistics.median(walls), cpu=None, size=size / 1e6, memory=None)
 
 
 def _enroot(image: str, work: Path) -> Row:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
@@ -94,13 +96,40 @@ def _check(resolved: Resolved, *, gpus: int, ranks: int, cpus: int, shape: str) 
     memory = job.resources.memory
     if memory and cluster.node.memory and kilobytes(memory) > kilobytes(cluster.node.memory):
         refuse("resources.memory", memory, f"at most {cluster.node.memory}: {place} has no more")
-    row = cluster.qos.get(job.qos) if job.qos else None
-    if row and row.max_nodes and job.resources.nodes > row.max_nodes:
-        refuse("resources.nodes", job.resources.nodes, f"at most {row.max_nodes} under QOS {job.qos!r}")
-    if row and row.time and job.resources.time and minutes(job.resources.time) > minutes(row.time):
-        refuse("resources.time", job.resources.time, f"at most {row.time} under QOS {job.qos!r}")
+    for rule in _broken_rules(resolved, gpus=gpus, cpus=cpus):
+        refuse(rule.key, rule.got, f"at most {rule.limit} under QOS {job.qos!r}: its rule {rule.name}")
     if faults:
         raise ConfigError.of(*faults)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    """A rule of the QOS row: its name there, the job's key, what is asked, the most that is given."""
+
+    name: str
+    key: str
+    got: object
+    limit: object
+
+
+def _broken_rules(resolved: Resolved, *, gpus: int, cpus: int) -> list[_Rule]:
+    row = resolved.cluster.qos.get(resolved.job.qos) if resolved.job.qos else None
+    if row is None:
+        return []
+    asked = resolved.job.resources
+    nodes = asked.nodes + resolved.job.retry.spares
+    rules: list[tuple[str, str, Any, Any, Callable[[Any], float]]] = [
+        ("max_nodes", "resources.nodes", nodes, row.max_nodes, float),
+        ("max_gpus_per_node", "resources.gpus_per_node", gpus, row.max_gpus_per_node, float),
+        ("cpus_per_node", "resources.cpus_per_node", cpus, row.cpus_per_node, float),
+        ("memory", "resources.memory", asked.memory, row.memory, kilobytes),
+        ("time", "resources.time", asked.time, row.time, minutes),
+    ]
+    return [
+        _Rule(name=name, key=key, got=got, limit=limit)
+        for name, key, got, limit, measure in rules
+        if got is not None and limit is not None and measure(got) > measure(limit)
+    ]
 
 
 def minutes(limit: str) -> float:

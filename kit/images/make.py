@@ -143,7 +143,7 @@ def _squash(target: Target, content: Content, finished: Path, report: Report) ->
 
 def _lock(target: Target, content: Content, finished: Path, method: str) -> ImageLock:
     _, version = squash.mksquashfs()
-    sha256 = store.digest_of(finished)
+    sha256 = store.settle(finished)
     base = LockedBase(kind=content.kind, reference=content.reference, digest=content.digest or f"sha256:{sha256}")
     return ImageLock(
         name=target.name,

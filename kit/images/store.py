@@ -16,6 +16,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kit import resources
@@ -107,11 +108,10 @@ def clean(store: Path) -> list[Path]:
 def publish(store: Path, finished: Path, sha256: str, facts: Mapping[str, object]) -> Path:
     """Give a finished .sqsh its place in the store and return it.
 
-    `finished` lies in a `workspace` of the same store. It is on the disk before it is visible, and visible whole.
+    `finished` lies in a `workspace` of the same store and has been settled: it is on the disk before it is visible, and
+    visible whole.
     """
     target = path(store, sha256)
-    with finished.open("rb") as image:
-        os.fsync(image.fileno())
     mode = 0o644 & store.stat().st_mode | 0o400
     finished.chmod(mode)
     notes = finished.with_suffix(".json")
@@ -119,7 +119,7 @@ def publish(store: Path, finished: Path, sha256: str, facts: Mapping[str, object
     notes.chmod(mode)
     notes.rename(target.with_suffix(".json"))
     finished.rename(target)
-    _sync_folder(target.parent)
+    _sync(target.parent)
     return target
 
 
@@ -141,6 +141,15 @@ def registered(store: Path) -> list[Path]:
     return [place for place in places if place.is_file()]
 
 
+def settle(file: Path) -> str:
+    """Bring a finished file to the disk while hashing it; its sha256, in hex."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        synced = pool.submit(_sync, file)
+        digest = digest_of(file)
+        synced.result()
+    return digest
+
+
 def digest_of(file: Path) -> str:
     """sha256 of a file, in hex."""
     with file.open("rb") as stream:
@@ -156,8 +165,9 @@ def facts(store: Path, sha256: str) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(place: Path) -> None:
+    """fsync(2) of a file or a folder."""
+    handle = os.open(place, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -20,7 +20,7 @@ from kit.spec.image import PythonPackages
 
 
 def fetch(packages: PythonPackages, folder: Path, *, fresh: bool, on_line: Callable[[str], None]) -> tuple[Path, ...]:
-    """The wheels of the lock file in `folder`, from the cache or the index; sorted by name.
+    """The wheels, and sources where there are only those, of the lock file in `folder`, from the cache or the index; sorted by name.
 
     fresh: fetch again even if the cache has them. ImageError when the lock is missing or a package cannot be had.
     """
@@ -31,11 +31,11 @@ def fetch(packages: PythonPackages, folder: Path, *, fresh: bool, on_line: Calla
     cached = platformdirs.user_cache_path("kit") / "wheels" / _key(packages, lock)
     if fresh or not cached.is_dir():
         _fill(cached, packages, lock, on_line)
-    return tuple(sorted(cached.glob("*.whl")))
+    return tuple(sorted(p for p in cached.iterdir() if p.name.endswith((".whl", ".tar.gz"))))
 
 
 def _key(packages: PythonPackages, lock: Path) -> str:
-    meaning = [packages.version, packages.platforms, hashlib.sha256(lock.read_bytes()).hexdigest()]
+    meaning = [packages.version, packages.platforms, packages.sdists, hashlib.sha256(lock.read_bytes()).hexdigest()]
     return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:16]
 
 
@@ -56,6 +56,8 @@ def _download(packages: PythonPackages, lock: Path, target: Path, on_line: Calla
     argv = [*_pip(), "download", "--require-hashes", "--only-binary=:all:", "--progress-bar=off", "--no-input"]
     argv += ["--disable-pip-version-check", f"--python-version={packages.version}", "--implementation=cp"]
     argv += [f"--platform={tag}" for tag in packages.platforms]
+    # A lock with hashes names every package, so pip need not look for more; and only then does it take a source.
+    argv += ["--no-deps", *(f"--no-binary={name}" for name in packages.sdists)]
     argv += [f"--dest={target}", f"--requirement={lock}"]
     try:
         _run(argv, on_line)

@@ -52,6 +52,9 @@ class PythonPackages(Model):
         default=("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"),
         description="Wheel platform tags that run inside the image; each also admits what is older.",
     )
+    sdists: tuple[PackageName, ...] = Field(
+        default=(), description="Packages that come as source only; the Dockerfile builds them from wheels/*.tar.gz."
+    )
     extra_indexes: tuple[Text, ...] = Field(
         default=(),
         alias="extra-indexes",

@@ -24,7 +24,7 @@ def prepared(
 
 @pytest.fixture(autouse=True)
 def _cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")  # a Slurm of this machine has limits of its own
+    monkeypatch.setenv("PATH", str(tmp_path))  # a Slurm of this machine has limits of its own
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "here.toml").write_text(
         'default_qos = "normal"\n[node]\ncpus = 8\ngpus = 4\nmemory = "64G"\n[container]\nruntime = "bubblewrap"\n'
