@@ -9,6 +9,7 @@ memory is that of its largest process, which the kernel counts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import statistics
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +80,9 @@ def _cell(value: float | None, digits: int = 0) -> str:
 
 
 def _ways(image: str, work: Path, rounds: int) -> dict[str, Row]:
-    rows = {"export": _measure("docker export >/dev/null", [_export(image)], None, rounds)}
+    with _container(image) as container:
+        export = ["docker", "export", container]
+        rows = {"export": _measure("docker export >/dev/null", [export], None, rounds)}
     rows["kit"] = _measure("kit import-image dockerd://", [_kit_import(image, work)], _imported(work), rounds)
     if os.geteuid() == 0:
         rows["plain"] = _squash_only(image, work, Squash(compressor="none"), rounds)
@@ -120,9 +123,14 @@ def _at_most(name: str, value: float, bound: float) -> Goal:
     return Goal(name=name, value=value, bound=f"<= {bound:g}", met=value <= bound)
 
 
-def _export(image: str) -> list[str]:
-    container = shell.run(["docker", "create", image, "true"]).stdout
-    return ["docker", "export", container]
+@contextlib.contextmanager
+def _container(image: str) -> Iterator[str]:
+    """A container of the image, never started."""
+    name = shell.run(["docker", "create", image, "true"]).stdout
+    try:
+        yield name
+    finally:
+        shell.run(["docker", "rm", name])
 
 
 def _kit_import(image: str, work: Path) -> list[str]:
@@ -171,15 +179,15 @@ def _enroot(image: str, work: Path) -> Row:
         env["ENROOT_SQUASH_OPTIONS"] = _ENROOT_DEFAULT  # whatever this machine's enroot.conf says
         steps = [["enroot", "import", "-o", str(target), f"dockerd://{image}"]]
         return _measure("enroot import dockerd://", steps, lambda: target, 1, env=env)
-    container = shell.run(["docker", "create", image, "true"]).stdout
     tar, tree_ = work / "theirs.tar", work / "temp/tree"
     tree_.mkdir()
-    steps = [
-        ["docker", "export", "-o", str(tar), container],
-        ["tar", "-xpf", str(tar), "-C", str(tree_), "--exclude=dev/*"],
-        ["mksquashfs", str(tree_), str(target), "-all-root", "-no-progress", *_ENROOT_DEFAULT.split()],
-    ]
-    return _measure("Enroot's steps by hand", steps, lambda: target, 1)
+    with _container(image) as container:
+        steps = [
+            ["docker", "export", "-o", str(tar), container],
+            ["tar", "-xpf", str(tar), "-C", str(tree_), "--exclude=dev/*"],
+            ["mksquashfs", str(tree_), str(target), "-all-root", "-no-progress", *_ENROOT_DEFAULT.split()],
+        ]
+        return _measure("Enroot's steps by hand", steps, lambda: target, 1)
 
 
 def _measure(

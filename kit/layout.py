@@ -8,6 +8,7 @@ from typing import Any
 
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
+from kit.spec.cluster import QosRow
 
 _UNITS = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 
@@ -35,7 +36,9 @@ def lay_out(resolved: Resolved) -> Layout:
     """The layout of a job; ConfigError with every figure that the cluster's nodes or its QOS row cannot give."""
     job, node = resolved.job, resolved.cluster.node
     asked = job.resources
-    gpus = node.gpus if asked.gpus_per_node is None else asked.gpus_per_node
+    row = _row(resolved)
+    most_gpus = node.gpus if row is None or row.max_gpus_per_node is None else min(node.gpus, row.max_gpus_per_node)
+    gpus = most_gpus if asked.gpus_per_node is None else asked.gpus_per_node
     ranks = asked.ranks_per_node or max(1, gpus)
     cpus, why = _cpus(resolved, gpus)
     shape = job.shape or resolved.launcher.shapes[0]
@@ -60,6 +63,11 @@ def kilobytes(memory: str) -> int:
     """sbatch's memory text in KiB; a bare number is MiB, as sbatch(1) says."""
     unit = memory[-1] if memory[-1] in _UNITS else "M"
     return int(memory.rstrip("KMGT")) * _UNITS[unit]
+
+
+def _row(resolved: Resolved) -> QosRow | None:
+    """The job's row of the QOS table."""
+    return resolved.cluster.qos.get(resolved.job.qos) if resolved.job.qos else None
 
 
 def _cpus(resolved: Resolved, gpus: int) -> tuple[int, str]:
@@ -96,7 +104,10 @@ def _check(resolved: Resolved, *, gpus: int, ranks: int, cpus: int, shape: str) 
     memory = job.resources.memory
     if memory and cluster.node.memory and kilobytes(memory) > kilobytes(cluster.node.memory):
         refuse("resources.memory", memory, f"at most {cluster.node.memory}: {place} has no more")
-    for rule in _broken_rules(resolved, gpus=gpus, cpus=cpus):
+    # A row gives no more than a node has: where both are passed, the row's limit is the one to know.
+    rules = _broken_rules(resolved, gpus=gpus, cpus=cpus)
+    faults = [fault for fault in faults if fault.key not in {rule.key for rule in rules}]
+    for rule in rules:
         refuse(rule.key, rule.got, f"at most {rule.limit} under QOS {job.qos!r}: its rule {rule.name}")
     if faults:
         raise ConfigError.of(*faults)
@@ -113,7 +124,7 @@ class _Rule:
 
 
 def _broken_rules(resolved: Resolved, *, gpus: int, cpus: int) -> list[_Rule]:
-    row = resolved.cluster.qos.get(resolved.job.qos) if resolved.job.qos else None
+    row = _row(resolved)
     if row is None:
         return []
     asked = resolved.job.resources

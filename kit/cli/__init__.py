@@ -28,8 +28,13 @@ def _register() -> None:
 
     app.command("init")(project.init)
     app.command("build-image")(images.build_image)
+    app.command("import-image")(images.import_image)
+    app.command("images")(images.images)
+    app.command("verify-image")(images.verify_image)
+    app.command("prune-images")(images.prune_images)
     app.command("render")(jobs.render)
     app.command("submit")(jobs.submit)
+    app.command("resume")(jobs.resume)
     app.command("shell")(jobs.shell)
     app.command("nodes")(nodes.nodes)
     app.command("sweep")(sweep.sweep)

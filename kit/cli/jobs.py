@@ -89,6 +89,24 @@ def submit(
         runs.wait_run(run_dir)
 
 
+def resume(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A run that has ended; default: the newest.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the run's own code.")] = False,
+) -> None:
+    """Submit a run that has ended again, in its own folder: its program goes on from the newest checkpoint."""
+    from kit.cli import runs
+    from kit.runs.resume import resume as submit_again
+
+    one = runs.find(run)
+    made = submit_again(one, env=runs.env_of(one.manifest.cluster))
+    print(f"job {made.job_id}: {made.run_id} goes on", file=sys.stderr)
+    print(one.run_dir)
+    if wait:
+        runs.wait_run(one.run_dir)
+
+
 def shell(
     job: JobFile = Path("job.toml"),
     cluster: ClusterName = None,

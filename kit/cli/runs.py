@@ -108,7 +108,7 @@ def cancel(run: RunName = None, runs_dir: RunsDir = None) -> None:
     print(f"job {one.job_id} cancelled", file=sys.stderr)
 
 
-def find(name: str) -> Status:
+def find(name: str | None) -> Status:
     """The status of a run, by any of its names."""
     from kit.runs import registry
     from kit.runs import status as of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import ImageError
-from kit.spec.image import ImageSpec
+from kit.spec.image import ImageSpec, Squash
 
 # Raised when the kit itself writes other bytes from the same inputs (`kit.images.tree`, `kit.images.squash`).
 RECIPE = 1
@@ -51,8 +51,11 @@ def scan(folder: Path) -> tuple[ContextFile, ...]:
 def digest(spec: ImageSpec, files: Iterable[ContextFile]) -> str:
     """sha256 (hex) of all that decides the image's bytes and stands in its folder."""
     listed = [[file.name, file.mode, file.target or _sha256(file.path)] for file in files]
-    # The bound on memory changes how long squashing takes, not what it writes.
-    meaning = spec.model_dump(mode="json", exclude={"description": True, "squash": {"memory"}})
+    # The bound on memory changes how long squashing takes, not what it writes. Without defaults: a key that a later kit adds
+    # makes no lock stale.
+    squash = spec.squash.model_copy(update={"memory": Squash().memory})
+    decisive = spec.model_copy(update={"squash": squash, "description": ""})
+    meaning = decisive.model_dump(mode="json", exclude_defaults=True)
     text = json.dumps({"recipe": RECIPE, "spec": meaning, "files": listed}, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -20,7 +20,7 @@ from kit.spec.image import PythonPackages
 
 
 def fetch(packages: PythonPackages, folder: Path, *, fresh: bool, on_line: Callable[[str], None]) -> tuple[Path, ...]:
-    """The wheels, and sources where there are only those, of the lock file in `folder`, from the cache or the index; sorted by name.
+    """The packages of the lock file in `folder`, from the cache or the index: wheels, or sources where named; sorted.
 
     fresh: fetch again even if the cache has them. ImageError when the lock is missing or a package cannot be had.
     """

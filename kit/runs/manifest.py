@@ -51,6 +51,7 @@ class Manifest(Model):
     git: Git | None
     versions: dict[str, str]
     shell_argv: tuple[str, ...] = ()
+    earlier_job_ids: tuple[int, ...] = Field(default=(), description="Jobs of this run before it was resumed.")
     job_id: int | None = None
     array_task: int | None = Field(
         default=None, description="Which task of the array job_id; none for a job of its own."

@@ -10,31 +10,30 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from kit.config import Resolved, load_toml, shown
+from kit.config import load_toml, shown
 from kit.errors import ConfigError, Fault
+from kit.spec.job import Job
 
 FILE = ".secrets"
 
 
-def gather(resolved: Resolved, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def gather(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Name -> value of the job's secrets. ConfigError, naming none of the values, when one is not to be had."""
     environ = os.environ if environ is None else environ
-    wanted = resolved.job.secrets
-    values = _from_file(resolved) if wanted.file else {}
+    wanted = job.secrets
+    values = _from_file(job_dir / wanted.file) if wanted.file else {}
     faults = []
     for name in wanted.env:
         if name in environ:
             values[name] = environ[name]
         elif name not in values:
             allowed = "a value in the environment of 'kit submit', or in secrets.file"
-            faults.append(
-                Fault(file=resolved.job_file, key="secrets.env", got=f"{name}, which is not set", allowed=allowed)
-            )
-    clashes = sorted(set(values) & set(resolved.job.env))
+            faults.append(Fault(file=job_file, key="secrets.env", got=f"{name}, which is not set", allowed=allowed))
+    clashes = sorted(set(values) & set(job.env))
     if clashes:
         faults.append(
             Fault(
-                file=resolved.job_file,
+                file=job_file,
                 key=f"env.{clashes[0]}",
                 got="a secret of the same name",
                 allowed="one place for a variable",
@@ -60,9 +59,7 @@ def remove(run_dir: Path) -> None:
     (run_dir / FILE).unlink(missing_ok=True)
 
 
-def _from_file(resolved: Resolved) -> dict[str, str]:
-    assert resolved.job.secrets.file is not None
-    path = resolved.job_dir / resolved.job.secrets.file
+def _from_file(path: Path) -> dict[str, str]:
     table = load_toml(path)
     wrong = [name for name, value in table.items() if not isinstance(value, str) or not name.isidentifier()]
     if wrong:

@@ -80,6 +80,7 @@ def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manif
     """Write the run folder and submit it. Nothing is left behind when the image is not the locked one or sbatch refuses."""
     made = prepared.plan
     require_ready(prepared)
+    client.test_only(made.text_of("batch.sh"), env=prepared.env, options=made.argv[2:-1])
     record = manifest.of(
         made,
         job_file=prepared.job_file,
@@ -87,7 +88,7 @@ def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manif
         now=now or datetime.now(UTC),
         slurm_version=client.version(env=prepared.env),
     )
-    paths = folder.create(made, record, secrets=secret.gather(prepared.resolved))
+    paths = folder.create(made, record, secrets=secrets_of(prepared))
     try:
         job_id = client.submit(made.argv, env=prepared.env)
     except BaseException:
@@ -96,6 +97,12 @@ def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manif
     record = record.model_copy(update={"job_id": job_id})
     record.write(paths.manifest)
     return record
+
+
+def secrets_of(prepared: Prepared) -> dict[str, str]:
+    """Name -> value of the job's secrets; see `secret.gather`."""
+    resolved = prepared.resolved
+    return secret.gather(resolved.job, job_dir=resolved.job_dir, job_file=resolved.job_file)
 
 
 def require_ready(prepared: Prepared) -> None:

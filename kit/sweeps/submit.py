@@ -87,7 +87,7 @@ def _write_runs(prepared: PreparedSweep, points: Sequence[Point], root: Path, *,
     """The points' run folders under `root`, which is the sweep's folder or what will become it."""
     runs = dict(zip((p.index for p in prepared.points), prepared.runs, strict=True))
     first = runs[points[0].index]
-    secrets = secret.gather(first.resolved)
+    secrets = secret.gather(first.resolved.job, job_dir=first.resolved.job_dir, job_file=first.resolved.job_file)
     version = client.version(env=first.env)
     origin = manifest.origin(job_file=prepared.job_file, user=getpass.getuser(), now=now, slurm_version=version)
     like: Like | None = None

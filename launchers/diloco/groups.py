@@ -3,7 +3,8 @@
 Read here: REPLICA_GROUP_ID and NUM_REPLICA_GROUPS. RANK, WORLD_SIZE and MASTER_* are those within the group.
 
     RUN_DIR/replica-0/          metrics.jsonl, profile/ and state/ of group 0
-    CHECKPOINT_DIR/replica-0/   its checkpoints, as in lib/checkpoint.py; at.json in each says where the run was
+    CHECKPOINT_DIR/replica-0/   its checkpoints, as in lib/checkpoint.py; at.json in each says where the run was. Their
+                                numbers count inner and outer steps, so that no two states have the same
 """
 
 import dataclasses

@@ -78,7 +78,7 @@ class Meeting:
 
 
 class DiLoCo:
-    """The outer loop of one rank. `meanwhile` is called while waiting for other groups, and may raise to leave."""
+    """The outer loop of one rank. `meanwhile` is called with `at` while waiting for others, and may raise."""
 
     def __init__(  # noqa: PLR0917 - what a rank is made of
         self,
@@ -89,7 +89,7 @@ class DiLoCo:
         here: Ranks,
         settings: Settings,
         wire: torch.device,
-        meanwhile: Callable[[], None],
+        meanwhile: Callable[[dict[str, int]], None],
     ) -> None:
         self.settings = settings
         self._net, self._inner, self._seat, self._group, self._meanwhile = net, inner, seat, group, meanwhile
@@ -198,7 +198,7 @@ class DiLoCo:
                     BEHIND if self._behind else self.at["outer"],
                     give=self.give,
                     take=self.take,
-                    meanwhile=self._meanwhile,
+                    meanwhile=lambda: self._meanwhile(self.at),
                 )
                 weight = 0 if members.healed else weight
                 mine = (self.at["outer"], self.globals.checksum)

@@ -61,25 +61,24 @@ class Leave(Exception):  # noqa: N818 - a way out, not an error
         self.why, self.signal = why, signal
 
 
-def waiting(here: ranks.Ranks, requests: stop.StopRequest, settings: Settings) -> Callable[[], None]:
-    """What all ranks of the group do while they wait for a quorum: look for a reason to leave."""
-    last_call, began, looked = 0.0, 0.0, 0.0
+def waiting(here: ranks.Ranks, requests: stop.StopRequest, settings: Settings) -> Callable[[dict[str, int]], None]:
+    """What all ranks of the group do while they wait for a quorum, standing at `at`: look for a reason to leave."""
+    stood, since, looked = {"outer": -1}, 0.0, 0.0
 
-    def look() -> None:
-        nonlocal last_call, began, looked
-        now = time.monotonic()
-        if now - last_call > 1.5:  # a new wait
-            began = looked = now
-        last_call = now
+    def look(at: dict[str, int]) -> None:
+        nonlocal stood, since, looked
         if signal := requests.agreed():
             raise Leave("stopped", signal)
+        now = time.monotonic()
+        if at != stood:
+            stood, since, looked = dict(at), now, now
         why = None
         if here.is_first and now - looked > 1:
             looked = now
-            at = groups.furthest(args.checkpoint_dir)
-            if at is not None and ended(at, settings):
+            others = groups.furthest(args.checkpoint_dir)
+            if others is not None and ended(others, settings):
                 why = "finished"
-            elif now - began > args.quorum_timeout:
+            elif now - since > args.quorum_timeout:
                 why = "no quorum"
         if why := groups.agreed(why, here):
             raise Leave(why)
@@ -188,7 +187,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             kept = checkpoint.snapshot(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, target / f"rank-{here.rank}.pt")
 
-        saves.save(diloco.at["step"] + diloco.at["flushed"], start, last=last)
+        saves.save(diloco.at["step"] + diloco.at["outer"], start, last=last)
 
     checkpoint.seed_all(args.seed + 1_000_003 * group.id, here)
     if found := groups.newest(args.checkpoint_dir, group, here, saves):
@@ -271,7 +270,9 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             line = f"error: no quorum of {least} groups in {args.quorum_timeout:.0f} s (exit {NO_QUORUM})"
             log.record("no-quorum", line, **diloco.at)
             return end("no quorum", NO_QUORUM)
-        restore(groups.newest(args.checkpoint_dir, group, here, saves))  # the others ended without this group
+        if (found := groups.newest(args.checkpoint_dir, group, here, saves)) is None:
+            raise SystemExit("the other groups are done, but none of their checkpoints is sound") from leave
+        restore(found)
 
     # ---- the end: all groups have the same parameters now ----
 

@@ -47,7 +47,9 @@ def test_container_options_stand_on_srun_only(tmp_path: Path) -> None:
     for option in ("--container-image=", "--container-mounts=", "--container-workdir=/workspace"):
         assert any(word.startswith(option) for word in step)
     assert {"--no-container-mount-home", "--container-remap-root", "--container-readonly"} <= set(step)
-    assert not any(word.startswith("--container") for word in array(made, "KIT_MONITOR_ARGV") + array(made, "KIT_PREFLIGHT_ARGV"))
+    assert not any(
+        word.startswith("--container") for word in array(made, "KIT_MONITOR_ARGV") + array(made, "KIT_PREFLIGHT_ARGV")
+    )
 
 
 def test_no_container_prints_none(tmp_path: Path) -> None:
@@ -101,7 +103,7 @@ def test_mounts_say_target_and_flags(tmp_path: Path) -> None:
         ("resources.gpus_per_node=9", "resources.gpus_per_node", "at most 8"),
         ("resources.cpus_per_node=97", "resources.cpus_per_node", "at most 96"),
         ("resources.ranks_per_node=200", "resources.ranks_per_node", "one CPU a rank"),
-        ("resources.memory=2T", "resources.memory", "at most 960G"),
+        ("resources.memory=2T", "resources.memory", "at most 900G"),
         ("resources.nodes=33", "resources.nodes", "under QOS 'normal'"),
         ("resources.time=3-00:00:00", "resources.time", "under QOS 'normal'"),
     ],
@@ -112,6 +114,54 @@ def test_what_the_cluster_cannot_give(tmp_path: Path, override: str, key: str, r
     (fault,) = caught.value.faults
     assert fault.key == key
     assert reason in fault.allowed
+
+
+RULES = """
+default_qos = "tight"
+[node]
+cpus = 64
+gpus = 8
+memory = "512G"
+[qos.tight]
+account = "a"
+max_nodes = 4
+max_gpus_per_node = 2
+cpus_per_node = 16
+memory = "128G"
+time = "01:00:00"
+"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "override", "key"),
+    [
+        ("max_nodes", "resources.nodes=5", "resources.nodes"),
+        ("max_nodes", "retry.spares=3", "resources.nodes"),
+        ("max_gpus_per_node", "resources.gpus_per_node=3", "resources.gpus_per_node"),
+        ("cpus_per_node", "resources.cpus_per_node=17", "resources.cpus_per_node"),
+        ("memory", "resources.memory=129G", "resources.memory"),
+        ("time", "resources.time=01:00:01", "resources.time"),
+    ],
+)
+def test_each_rule_of_a_qos_row_is_named_when_it_is_broken(tmp_path: Path, rule: str, override: str, key: str) -> None:
+    job = write_job(tmp_path, JOB)
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "tight.toml").write_text(RULES)
+    assert plan_of(job, cluster="tight").layout.nodes == 2, "the job itself fits"
+    with pytest.raises(ConfigError) as caught:
+        plan_of(job, cluster="tight", overrides=(override,))
+    (fault,) = caught.value.faults
+    assert fault.key == key
+    assert fault.allowed.endswith(f"under QOS 'tight': its rule {rule}")
+
+
+def test_a_silent_job_gets_what_its_qos_row_gives(tmp_path: Path) -> None:
+    job = write_job(tmp_path, 'name = "digits"\nlauncher = "ddp"\n')
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "tight.toml").write_text(RULES)
+    made = plan_of(job, cluster="tight")
+    assert (made.layout.gpus_per_node, made.layout.cpus_per_task, made.layout.memory) == (2, 16, "128G")
+    assert "--time=01:00:00" in header(made)
 
 
 def test_a_mount_may_not_hide_the_run(tmp_path: Path) -> None:

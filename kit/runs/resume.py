@@ -1,0 +1,46 @@
+"""`kit resume`: submit a run that has ended once more, in its own folder, so that its program finds its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kit.config import load_model
+from kit.errors import RunError
+from kit.images import sqshfile
+from kit.runs import secret
+from kit.runs.manifest import Manifest
+from kit.runs.status import Status
+from kit.slurm import client
+from kit.spec.job import Job
+from kit.spec.paths import RunPaths
+
+
+def resume(status: Status, *, env: dict[str, str]) -> Manifest:
+    """Submit the same scripts again; the logs go on, KIT_RESTART_COUNT counts on. The manifest gets the new job id.
+
+    RunError for a run that Slurm still has, or that is a point of an array; LockError when its image is gone or cut off.
+    """
+    paths, record = RunPaths(status.run_dir), status.manifest
+    if status.active:
+        raise RunError(
+            f"run {record.run_id} is {status.state}: it has not ended", hint=f"'kit cancel {record.run_id}' ends it"
+        )
+    if record.array_task is not None:
+        raise RunError(
+            f"run {record.run_id} is a point of a sweep", hint="'kit sweep --retry' runs failed points again"
+        )
+    if record.image.startswith("/"):
+        sqshfile.check(Path(record.image), hint=f"run 'kit build-image {record.image_name}'")
+    job = load_model(paths.job, Job)
+    origin = Path(record.job_file)
+    secret.remove(status.run_dir)
+    secret.write(status.run_dir, secret.gather(job, job_dir=origin.parent, job_file=record.job_file))
+    try:
+        job_id = client.submit(record.argv, env=client.environment(env, inherit=job.inherit))
+    except BaseException:
+        secret.remove(status.run_dir)
+        raise
+    earlier = (*record.earlier_job_ids, *([record.job_id] if record.job_id is not None else []))
+    record = record.model_copy(update={"job_id": job_id, "earlier_job_ids": earlier})
+    record.write(paths.manifest)
+    return record

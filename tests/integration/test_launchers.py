@@ -1,0 +1,139 @@
+"""Every launcher trains for real, in its image, over two nodes; and goes on where it was stopped, to the same final loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from kit import shell
+from kit.errors import KitError
+from kit.images import lock as image_lock
+from kit.images import verify
+from tests.integration.lab import TIMEOUT_S, Lab
+from tests.support import REPO
+
+pytestmark = pytest.mark.cluster
+
+SMALL = ["--steps", "24", "--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--batch-size", "16"]
+EXAMPLES = {
+    "fsdp": (),
+    "deepspeed-zero3-offload": ('deepspeed.train_batch_size=16',),
+    "megatron-core": (),
+}
+EXTRA = {"megatron-core": ["--tp", "2", "--pp", "2"]}
+
+
+@pytest.fixture(params=list(EXAMPLES))
+def example(request: pytest.FixtureRequest, lab: Lab) -> str:
+    """An example's name; its job file is the lab's job.toml, and its image is there."""
+    name = str(request.param)
+    text = (REPO / "examples" / name / "job.toml").read_text(encoding="utf-8")
+    (lab.project / "job.toml").write_text(text, encoding="utf-8")
+    image = next(line for line in text.splitlines() if line.startswith("image = ")).split('"')[1]
+    store = (lab.project / "clusters" / f"{lab.cluster.name}.toml").read_text().split('store = "')[1].split('"')[0]
+    try:
+        verify.check(image_lock.read(REPO / "containers" / image / "image.lock"), Path(store), full=False)
+    except KitError:
+        pytest.skip(f"image {image} is not in the store: kit build-image {image}")
+    return name
+
+
+def options(example: str, *more: str) -> list[str]:
+    args = json.dumps([*EXTRA.get(example, []), *SMALL])
+    sets = [f"args={args}", "seed=7", "checkpoint.every=4", "checkpoint.async=false", *EXAMPLES[example], *more]
+    return [word for text in sets for word in ("--set", text)]
+
+
+def records(run: Path) -> list[dict[str, object]]:
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+
+
+def last_checkpoint(run: Path) -> int:
+    found = [int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*") if (p / "complete.json").exists()]
+    return max(found, default=0)
+
+
+def wait_for_checkpoint(run: Path, step: int) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while last_checkpoint(run) < step:
+        log = run / "logs" / "batch.log"
+        assert time.monotonic() < end, log.read_text() if log.exists() else "no batch log"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("stop", ["kill -9 of a rank", "cancel"])
+def test_stopped_and_resumed_is_uninterrupted(lab: Lab, example: str, stop: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    whole = uninterrupted(lab, example, tmp_path_factory)
+    run = lab.submit(*options(example, "retry.in_allocation=1", 'args=' + json.dumps([*EXTRA.get(example, []), *SMALL])))
+    wait_for_checkpoint(run, 8)
+    if stop == "cancel":
+        lab.kit("cancel", run.name)
+        wait_until_ended(lab, run)
+        done = lab.kit("resume", run.name, "--wait", check=False)
+    else:
+        os.kill(pid_of_a_rank(run), signal.SIGKILL)
+        wait_until_ended(lab, run)
+        done = lab.kit("status", run.name)
+    log = (run / "logs" / "batch.log").read_text()
+    assert done.returncode == 0, log
+    final = records(run)[-1]
+    assert final["kind"] == "final", log
+    assert [r for r in records(run) if r["kind"] == "resumed"], "it went on from a checkpoint"
+    assert final["loss"] == whole["loss"]
+
+
+_WHOLE: dict[str, dict[str, object]] = {}
+
+
+def uninterrupted(lab: Lab, example: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """The last record of a run that nobody stopped; made once per example."""
+    if example not in _WHOLE:
+        run = lab.run(*options(example))
+        assert run.done.returncode == 0, run.log("batch") + run.log("rank-0")
+        seen = records(run.folder)
+        losses = [float(str(r["loss"])) for r in seen if r["kind"] == "step"]
+        assert losses[-1] < losses[0], "the loss falls"
+        assert seen[-1]["world_size"] == 4
+        assert lab.leftovers(run.folder) == []
+        _WHOLE[example] = seen[-1]
+    return _WHOLE[example]
+
+
+def wait_until_ended(lab: Lab, run: Path) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while json.loads(lab.kit("status", run.name, "--json").stdout)["state"] in {"RUNNING", "PENDING", "COMPLETING"}:
+        assert time.monotonic() < end, (run / "logs" / "batch.log").read_text()
+        time.sleep(0.5)
+
+
+def pid_of_a_rank(run: Path) -> int:
+    """A process of the program itself, not of the shells around it."""
+    for proc in Path("/proc").iterdir():
+        try:
+            words = (proc / "cmdline").read_bytes().split(b"\0")
+            environ = (proc / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        mine = b"RANK=1" in environ and any(run.name.encode() in e for e in environ if e.startswith(b"SLURM_JOB_STDOUT")) 
+        if b"python3" in words[0] and b"/kit/run/code/train.py" in words and (mine or _job_of(run) in environ and b"RANK=1" in environ):
+            return int(proc.name)
+    raise AssertionError(f"no rank 1 of {run.name} is running: {shell.run(['ps', 'ax']).stdout}")
+
+
+def _job_of(run: Path) -> bytes:
+    return f"SLURM_JOB_ID={json.loads((run / 'manifest.json').read_text())['job_id']}".encode()
+
+
+def test_the_examples_are_submitted_as_they_are(lab: Lab) -> None:
+    """Every example but those that need GPUs or their own checkout is run by a test; nobody forgets a new one."""
+    shipped = {p.parent.name for p in (REPO / "examples").glob("*/job.toml")}
+    elsewhere = {"ddp", "ddp-srun", "sweep", "megatron-lm", "diloco", "diloco-multinode", "diloco-compare"}
+    assert shipped <= set(EXAMPLES) | elsewhere
+    assert shutil.which("python3")
