@@ -27,6 +27,7 @@ from kit.scripts import (
     salloc_options,
     sbatch_options,
     shell_step,
+    signal_step,
     training_step,
 )
 from kit.spec.image import ImageLock
@@ -229,6 +230,7 @@ class _Making:
                 "inherit": job.inherit,
                 "step": STEP,
                 "step_argv": self._wrapped(step, f"{self.run_inside}/worker.sh"),
+                "signal_argv": signal_step(layout.nodes, paths),
                 "monitor_argv": monitor_step(job.monitor, layout.nodes, paths),
                 "preflight_argv": preflight,
                 "probe_argv": self._probe(nodes) if preflight else [],

@@ -45,8 +45,10 @@ def project(start: Path | None = None) -> Path:
     It is the nearest folder upwards that holds `.git` or one of the data folders; without one, `start` itself.
     """
     here = (start or Path.cwd()).resolve()
+    # The kit's own folders of the user hold `clusters/` too, and the root may hold anything.
+    never = {Path("/"), user_data().resolve(), user_config().resolve()}
     for folder in (here, *here.parents):
-        if (folder / ".git").exists() or any((folder / kind).is_dir() for kind in KINDS if folder != Path("/")):
+        if (folder / ".git").exists() or (folder not in never and any((folder / kind).is_dir() for kind in KINDS)):
             return folder
     return here
 

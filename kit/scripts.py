@@ -13,8 +13,8 @@ from kit.spec.mount import Mount
 from kit.spec.paths import RunPaths
 
 STEP = "train"
-# Seconds that the other ranks get once one has ended well, before srun ends them (field-notes 29). At the lead signal the first rank may
-# be done long before the one that writes the checkpoint, so this is never less than the lead.
+# Seconds that the other ranks get once one has ended well, before srun ends them (field-notes 29). Never less than the lead: at its
+# signal the first rank may be done long before the one that writes the checkpoint.
 WAIT_S = 60
 
 
@@ -97,6 +97,11 @@ def monitor_step(monitor: Monitor, nodes: int, paths: RunPaths) -> list[str]:
     command = [f"{paths.lib}/gpu-monitor.sh", str(paths.monitor), monitor.select, monitor.options, str(monitor.delay)]
     command += [",".join(monitor.query)] if monitor.query else []
     return [*helper_step("kit-monitor", nodes, f"{paths.monitor}/monitor-%n.log"), *command]
+
+
+def signal_step(nodes: int, paths: RunPaths) -> list[str]:
+    """Sends a signal, whose name the batch script adds, to the ranks on every node and to nothing else."""
+    return [*helper_step("kit-signal", nodes, "/dev/null"), f"{paths.lib}/signal.sh"]
 
 
 def preflight_step(

@@ -28,6 +28,7 @@ readonly KIT_AVOID_DIR={{ avoid_dir | sh }}
 readonly -a KIT_INHERIT={{ inherit | sh }}
 readonly KIT_STEP={{ step | sh }}
 readonly -a KIT_STEP_ARGV={{ step_argv | sh }}
+readonly -a KIT_SIGNAL_ARGV={{ signal_argv | sh }}
 readonly -a KIT_MONITOR_ARGV={{ monitor_argv | sh }}
 readonly -a KIT_PREFLIGHT_ARGV={{ preflight_argv | sh }}
 readonly -a KIT_PROBE_ARGV={{ probe_argv | sh }}
@@ -48,9 +49,9 @@ source "${KIT_RUN_DIR}/lib/watch.sh"
 source "${KIT_RUN_DIR}/lib/checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 
-# The lead signal (USR1) and a request to end (TERM: scancel, preemption, a node that goes down) go to the ranks, which save and end.
+# The lead signal (USR1) and a request to end (TERM: a cancel, preemption, a node that goes down) go to the ranks, which save and end.
 # INT is the user's Ctrl-C where this script runs by hand; a second one does not wait for the ranks.
-got_signal=""
+got_signal="" got_slurms_term=""
 # shellcheck disable=SC2317 # called by traps
 on_signal() {
     local -r again="${got_signal}"
@@ -62,7 +63,11 @@ on_signal() {
     fi
     log::info "got $1; passing it on to the ranks"
     events::record signal name "$1"
-    steps::signal "${1/INT/TERM}" "${KIT_STEP}"
+    if [[ "$1" == TERM ]] && ! retry::is_running; then
+        got_slurms_term=1
+    else
+        steps::signal_ranks "${1/INT/TERM}"
+    fi
 }
 
 # USR2 comes from watch.sh alone.
@@ -98,6 +103,10 @@ finish() {
             ;;
         end) retry::end "${code}" ;;
     esac
+    # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
+    if [[ -n "${environment_batch}" && "${what}" == end && "${got_signal}" == TERM && -z "${got_slurms_term}" ]]; then
+        scancel "${SLURM_JOB_ID}" 2>/dev/null
+    fi
     exit "${code}"
 }
 

@@ -6,9 +6,8 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import click
 import typer
 
 from kit.errors import ConfigError, KitError
@@ -21,6 +20,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+# Click's base of all usage errors. Typer brings a click of its own in some releases and uses the installed one in others; its own
+# exception knows which.
+_UsageFault: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 def _register() -> None:
@@ -70,7 +73,7 @@ def main() -> NoReturn:
         # The reader of our output went away (`kit logs | head`): nothing to report, and nothing more to flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except click.ClickException as error:
+    except _UsageFault as error:
         error.show()
         sys.exit(error.exit_code)
     sys.exit(0)

@@ -23,6 +23,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the job, such as resources.nodes=4."),
 ]
+After = Annotated[
+    list[str] | None,
+    typer.Option("--after", metavar="RUN[:ok|any|notok]", help="Start when another run, chain or sweep has ended so."),
+]
 Containers = Annotated[
     bool, typer.Option("--container/--no-container", help="Run in the job's image, or on the nodes as they are.")
 ]
@@ -63,6 +67,7 @@ def submit(
     debug: Annotated[
         bool, typer.Option("--debug", help="A short run on 2 nodes at most: scripts traced, NCCL and torch talk.")
     ] = False,
+    after: After = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as 'kit render'.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -75,6 +80,8 @@ def submit(
         render(job, cluster, containers, overrides)
         return
     ready = prepared(job, cluster, containers, overrides, debug=debug)
+    if after:
+        ready = runs.waiting(ready, after)
     made = submit_run(ready)
     run_dir = ready.plan.run_dir
     where = f"runtime {made.runtime}" + (f", image {made.image_digest}" if made.image_digest else "")

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from kit.runs.status import Status
+    from kit.runs.submit import Prepared
     from kit.slurm.client import JobId, QueuedJob
 
 RunName = Annotated[
@@ -88,9 +89,9 @@ def logs(
 
 
 def cancel(run: RunName = None, runs_dir: RunsDir = None) -> None:
-    """Cancel the job of a run."""
+    """Cancel the job of a run: its ranks are asked to save and end. A second time, Slurm ends it at once."""
     from kit.errors import RunError
-    from kit.runs import registry, secret
+    from kit.runs import chain, registry, secret
     from kit.runs import status as of
     from kit.slurm import client
 
@@ -101,7 +102,10 @@ def cancel(run: RunName = None, runs_dir: RunsDir = None) -> None:
     if not one.active:
         print(f"job {one.job_id} has ended already: {one.state}", file=sys.stderr)
         return
-    client.cancel(one.job_id, env=env_of(one.manifest.cluster))
+    env = env_of(one.manifest.cluster)
+    chain.cancel([link for link in one.manifest.links if link != one.job_id], env=env)
+    asked = any(e["event"] == "signal" and e.get("name") == "TERM" for e in of.events(run_dir))
+    client.cancel(one.job_id, env=env, gently=one.state == "RUNNING" and not asked)
     if one.state == "PENDING":
         # Its batch script, which would remove them, will not start.
         secret.remove(one.run_dir)
@@ -172,6 +176,13 @@ def queue() -> Callable[[str], dict[JobId, QueuedJob]]:
 
     ask = cluster_queue(env_of)
     return lambda name: ask(name) if is_up(name) else {}
+
+
+def waiting(prepared: Prepared, after: list[str]) -> Prepared:
+    """The same job, submitted to wait for others."""
+    from kit.sweeps.after import with_dependency
+
+    return with_dependency(prepared, after, _folders(None), queue=queue())
 
 
 def env_of(cluster: str) -> dict[str, str]:

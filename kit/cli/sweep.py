@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli.jobs import ClusterName, Containers, JobFile, Overrides
+from kit.cli.jobs import After, ClusterName, Containers, JobFile, Overrides
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -28,6 +28,7 @@ def sweep(
     containers: Containers = True,
     set_: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the points; submit nothing.")] = False,
+    after: After = None,
     retry: Annotated[
         bool,
         typer.Option("--retry", help="Submit failed and missing points again, and those that are new in the file."),
@@ -44,6 +45,8 @@ def sweep(
     from kit.sweeps import prepare
     from kit.sweeps import submit as sending
 
+    if retry and after:
+        raise UsageError("--after goes with a new sweep, not with --retry")
     if of is not None and not retry:
         raise UsageError("--of goes with --retry", hint="'kit sweep' alone submits a new sweep")
     job_file = job / "job.toml" if job.is_dir() else job
@@ -67,7 +70,7 @@ def sweep(
     elif into:
         record = sending.resubmit(made, into, todo)
     else:
-        record = sending.submit(made)
+        record = sending.submit(made, after=_after(after or [], arrays, job_file))
     if as_json:
         print(json.dumps(_facts(made, todo, arrays, None if dry_run else record), indent=2))
     elif not dry_run:
@@ -100,13 +103,34 @@ def wait_sweep(folder: Path) -> None:
         )
 
 
-def _recorded(job_file: Path, name: str | None) -> SweepRecord:
+def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path) -> dict[int, list[str]]:
+    """sbatch's options of each array, so that it waits."""
+    from kit.cli import runs
+    from kit.errors import UsageError
+    from kit.sweeps import after
+
+    folders = _folders(job_file)
+    afters = [after.parse(text) for text in texts]
+    corr = [one for one in afters if one.kind == "corr"]
+    if corr and len(afters) > 1:
+        raise UsageError("--after SWEEP:corr stands alone", hint="the other sweep can itself wait for what it needs")
+    if corr:
+        return after.pairs(corr[0], arrays, folders)
+    options = after.options(afters, folders, queue=runs.queue())
+    return {array.number: options for array in arrays}
+
+
+def _folders(job_file: Path) -> list[Path]:
     from kit import resources
     from kit.runs import registry
+
+    return registry.folders(resources.project(job_file.resolve().parent))
+
+
+def _recorded(job_file: Path, name: str | None) -> SweepRecord:
     from kit.sweeps import find, record
 
-    folders = registry.folders(resources.project(job_file.resolve().parent))
-    return record.read(find.find_one(name, folders, job_file=job_file))
+    return record.read(find.find_one(name, _folders(job_file), job_file=job_file))
 
 
 def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:

@@ -56,6 +56,7 @@ class Manifest(Model):
     array_task: int | None = Field(
         default=None, description="Which task of the array job_id; none for a job of its own."
     )
+    links: tuple[int, ...] = Field(default=(), description="The jobs of a chain after job_id.")
     point: dict[str, Value] = Field(default={}, description="The values of a point of a sweep.")
 
     @property

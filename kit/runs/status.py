@@ -6,8 +6,10 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+from kit.runs import secret
 from kit.runs.manifest import Manifest, read
 from kit.slurm import client
 from kit.slurm.client import ACTIVE, JobId, QueuedJob
@@ -16,6 +18,8 @@ from kit.spec.paths import RunPaths
 _POLL_FIRST_S, _POLL_MOST_S = 0.3, 5.0
 # How long a job may be neither in the queue nor ended in its own record: a new job shows up late, an ended one writes late.
 _SETTLE_S = 10.0
+# After this long a job that Slurm does not know has been forgotten.
+_FORGOTTEN_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,10 @@ def of(run_dirs: Sequence[Path], *, queue: Callable[[str], dict[JobId, QueuedJob
     """The status of many runs. `queue` is asked once per cluster."""
     manifests = [read(RunPaths(p).manifest) for p in run_dirs]
     queues = {name: queue(name) for name in dict.fromkeys(m.cluster for m in manifests)}
-    return [_status(p, m, queues[m.cluster]) for p, m in zip(run_dirs, manifests, strict=True)]
+    found = [_status(p, m, queues[m.cluster]) for p, m in zip(run_dirs, manifests, strict=True)]
+    for one in found:
+        _clean(one)
+    return found
 
 
 def wait(run_dir: Path, *, queue: Callable[[str], dict[JobId, QueuedJob]], on_poll: Callable[[Status], None]) -> Status:
@@ -80,20 +87,51 @@ def _status(run_dir: Path, manifest: Manifest, queue: dict[JobId, QueuedJob]) ->
     recorded = events(run_dir)
     starts = [e for e in recorded if e["event"] == "start"]
     ended = recorded[-1] if recorded and recorded[-1]["event"] == "end" else None
-    job_id = manifest.slurm_id or next((int(str(e["job_id"])) for e in recorded), None)
+    job_id = _job_of(manifest, starts, queue)
     queued = queue.get(job_id) if job_id is not None else None
     code = int(str(ended["exit_code"])) if ended else None
+    state = _state(queued, code, submitted=job_id is not None)
     return Status(
         manifest=manifest,
         run_dir=run_dir,
         job_id=job_id,
-        state=_state(queued, code, submitted=job_id is not None),
+        state=state,
         exit_code=code,
         nodes=(queued.nodes if queued else "") or (str(starts[-1]["nodes"]) if starts else ""),
         elapsed=queued.elapsed if queued else "",
-        reason=queued.reason if queued and queued.reason != "None" else "",
+        reason=_reason(queued, state, recorded),
         restarts=max((int(str(e["restart"])) for e in starts), default=0),
     )
+
+
+def _reason(queued: QueuedJob | None, state: str, recorded: list[dict[str, object]]) -> str:
+    """Slurm's own, and that the batch script had no last word, where it began and did not end."""
+    said = queued.reason if queued and queued.reason != "None" else ""
+    if state in ACTIVE or not recorded or recorded[-1]["event"] in {"end", "requeue"}:
+        return said
+    return ": ".join(filter(None, [said, "the batch script was killed, or its node was lost: it recorded no end"]))
+
+
+def _clean(one: Status) -> None:
+    """Remove what a batch script that was killed, or never started, could not remove itself."""
+    if one.active or one.exit_code is not None or one.state == "SUBMITTED":
+        return
+    age = (datetime.now(UTC) - one.manifest.submitted_at).total_seconds()
+    # A job that Slurm does not know may be one that it does not know yet.
+    if one.state != "LOST" or age > _FORGOTTEN_S:
+        secret.remove(one.run_dir)
+        (RunPaths(one.run_dir).state / ".reserve").unlink(missing_ok=True)
+
+
+def _job_of(manifest: Manifest, starts: list[dict[str, object]], queue: dict[JobId, QueuedJob]) -> JobId | None:
+    """The run's job; of a chain's links the first that is not over, else the last that has started."""
+    started = [int(str(e["job_id"])) for e in starts]
+    if manifest.slurm_id is None:
+        return started[0] if started else None
+    links: tuple[JobId, ...] = (manifest.slurm_id, *manifest.links)
+    on = [link for link in links if link in queue and queue[link].state in ACTIVE]
+    over = [link for link in links if link in started]
+    return (on or over[-1:] or links)[0]
 
 
 def _state(queued: QueuedJob | None, code: int | None, *, submitted: bool) -> str:

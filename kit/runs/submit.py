@@ -15,7 +15,7 @@ from kit.images import lock as image_lock
 from kit.images import verify
 from kit.layout import minutes
 from kit.plan import Plan, Site, plan
-from kit.runs import avoid, folder, manifest, registry, secret
+from kit.runs import avoid, chain, folder, manifest, registry, secret
 from kit.slurm import client, embedded
 from kit.spec.image import ImageLock
 from kit.spec.job import Job
@@ -72,7 +72,7 @@ def prepare_resolved(
         pyxis = client.has_pyxis(env=env)
     lock = lock_of(resolved) if containers else None
     site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers)
-    made = plan(resolved, lock, site)
+    made = chain.with_links(plan(resolved, lock, site), file=resolved.job_file)
     return Prepared(plan=made, site=site, resolved=resolved, lock=lock, env=env, job_file=job_file)
 
 
@@ -91,10 +91,11 @@ def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manif
     paths = folder.create(made, record, secrets=secrets_of(prepared))
     try:
         job_id = client.submit(made.argv, env=prepared.env)
+        links = chain.send(made, job_id, env=prepared.env)
     except BaseException:
         folder.remove(made.run_dir)
         raise
-    record = record.model_copy(update={"job_id": job_id})
+    record = record.model_copy(update={"job_id": job_id, "links": links})
     record.write(paths.manifest)
     return record
 

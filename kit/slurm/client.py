@@ -89,9 +89,14 @@ def queue(*, env: Mapping[str, str], job_ids: Sequence[JobId] = ()) -> dict[JobI
     return jobs
 
 
-def cancel(job_id: JobId, *, env: Mapping[str, str]) -> None:
-    """scancel; SlurmError when Slurm does not know the job."""
-    done = shell.run(["scancel", str(job_id)], env=env, timeout=_TIMEOUT_S, check=False)
+def cancel(job_id: JobId, *, env: Mapping[str, str], gently: bool = False) -> None:
+    """scancel; SlurmError when Slurm does not know the job.
+
+    gently: ask the batch script alone. Slurm's own TERM goes to every process of the job, a container's FUSE daemon among them, and
+    ranks whose files are gone cannot save.
+    """
+    options = ["--batch", "--signal=TERM"] if gently else []
+    done = shell.run(["scancel", *options, str(job_id)], env=env, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise SlurmError(f"scancel {job_id}: {done.stderr or 'refused'}")
 

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
+from kit.spec.chain import Chain
 from kit.spec.ends import Monitor, Preflight, Retry, Secrets
 from kit.spec.mount import Mount
-from kit.spec.training import Checkpoint, Megatron, Profile
 from kit.spec.sweep import Sweep
+from kit.spec.training import Checkpoint, Megatron, Profile
 
 Shape = Literal["srun", "torchrun"]
 RuntimeName = Literal["auto", "pyxis", "enroot", "bubblewrap", "bare"]
@@ -177,6 +178,7 @@ class Job(Model):
         default=None, description="DeepSpeed's configuration; becomes ds_config.json."
     )
     megatron: Megatron | None = Field(default=None, description="Megatron's options; become arguments.")
+    chain: Chain | None = Field(default=None, description="Several jobs after each other: longer than a time limit.")
     sweep: Sweep | None = Field(default=None, description="Many points of this job: 'kit sweep' submits them.")
 
     @field_validator("env")

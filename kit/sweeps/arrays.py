@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kit.plan import Plan
 from kit.render import render
+from kit.runs.chain import header
 
-_HEADER = "#SBATCH "
 # What tells the points of an array apart: their names, and the paths inside their run folders.
 _OWN_NAME = "--job-name="
 _RUN_DIR = "<run folder>"
@@ -54,9 +53,7 @@ def group(
 
 def _shape(plan: Plan) -> tuple[str, ...]:
     """The header of a plan's batch script without what is the point's own."""
-    head = itertools.takewhile(lambda line: line.startswith("#"), plan.text_of("batch.sh").splitlines())
-    options = [line.removeprefix(_HEADER) for line in head if line.startswith(_HEADER)]
-    return tuple(o.replace(str(plan.run_dir), _RUN_DIR) for o in options if not o.startswith(_OWN_NAME))
+    return tuple(o.replace(str(plan.run_dir), _RUN_DIR) for o in header(plan) if not o.startswith(_OWN_NAME))
 
 
 def _script(shape: Sequence[str], *, name: str, folder: Path, count: int, parallel: int | None) -> str:

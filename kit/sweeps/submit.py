@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,9 +21,13 @@ from kit.sweeps.expand import Point
 from kit.sweeps.prepare import PreparedSweep
 from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
 
+# Further options of sbatch for an array, by its number: what it waits for.
+After = Mapping[int, Sequence[str]]
 
-def submit(prepared: PreparedSweep, *, after: Sequence[str] = (), now: datetime | None = None) -> SweepRecord:
-    """Write the sweep's folder and submit all its arrays. after: further options of sbatch, such as a dependency."""
+
+def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime | None = None) -> SweepRecord:
+    """Write the sweep's folder and submit all its arrays."""
+    after = after or {}
     now = now or datetime.now(UTC)
     arrays = prepared.arrays()
     _require_ready(prepared.runs)
@@ -54,13 +58,13 @@ def resubmit(
     arrays = prepared.arrays(points, first=max((a.number for a in record.arrays), default=-1) + 1)
     wanted = [p for p in prepared.points if p.index in set(points)]
     _require_ready(prepared.runs)
-    _ask(arrays, prepared.runs[0].env, ())
+    _ask(arrays, prepared.runs[0].env, {})
     known = {p.index for p in record.points}
     new = [p for p in wanted if p.index not in known]
     try:
         _write_runs(prepared, wanted, prepared.folder, now=now)
         _write_arrays(arrays, prepared.folder, prepared.folder)
-        sent = _send(arrays, prepared.runs[0].env, ())
+        sent = _send(arrays, prepared.runs[0].env, {})
     except BaseException:
         for leftover in [*(a.folder for a in arrays), *(paths.point(p.index) for p in new)]:
             folder.remove(leftover)
@@ -77,10 +81,10 @@ def _require_ready(runs: Sequence[Prepared]) -> None:
         one_run.require_ready(run)
 
 
-def _ask(arrays: Iterable[Array], env: dict[str, str], after: Sequence[str]) -> None:
+def _ask(arrays: Iterable[Array], env: dict[str, str], after: After) -> None:
     """Ask Slurm about every array before anything is written."""
     for array in arrays:
-        client.test_only(array.text, env=env, options=after)
+        client.test_only(array.text, env=env, options=after.get(array.number, ()))
 
 
 def _write_runs(prepared: PreparedSweep, points: Sequence[Point], root: Path, *, now: datetime) -> None:
@@ -114,12 +118,12 @@ def _write_arrays(arrays: Sequence[Array], final: Path, root: Path) -> None:
             (into / str(task)).symlink_to(Path("../..") / SweepPaths(final).point(index).relative_to(final))
 
 
-def _send(arrays: Sequence[Array], env: dict[str, str], after: Sequence[str]) -> tuple[SentArray, ...]:
+def _send(arrays: Sequence[Array], env: dict[str, str], after: After) -> tuple[SentArray, ...]:
     """One sbatch for each array; when one is refused, those before it are cancelled."""
     sent: list[SentArray] = []
     try:
         for array in arrays:
-            argv = ("sbatch", "--parsable", *after, str(array.script))
+            argv = ("sbatch", "--parsable", *after.get(array.number, ()), str(array.script))
             job_id = client.submit(argv, env=env)
             sent.append(SentArray(number=array.number, job_id=job_id, members=array.members, argv=argv))
     except BaseException:

@@ -150,11 +150,7 @@ class DiLoCo:
             meeting = self._meet(1)
             if not meeting.weight:  # this group missed outer steps and has taken state: on with the others at once
                 return self._finish(meeting)
-            values = self.globals.pseudo_gradient(self.fragment)
-            if values.is_cuda:
-                torch.cuda.current_stream().synchronize()  # the thread has a stream of its own
-            fragment, weights, me = self.fragment, meeting.weights, meeting.members.me
-            self._flying = (meeting, values, Answer(lambda: self._average(fragment, values, weights, me)))
+            self._flying = self._launch(meeting)
         return None
 
     def give(self) -> Record:
@@ -234,13 +230,29 @@ class DiLoCo:
                 self._seat.confirm()
             except Failed:
                 self._seat.again()
-                counted = meeting.weight
-                meeting, work, meetings = self._meet(counted), None, meetings + 1
+                meeting, work, meetings = self._meet(meeting.weight), None, meetings + 1
                 values = values if meeting.weight else None  # after taking state another fragment may be on
             else:
                 self._step(meeting, mean)
                 return self._record(meeting, meetings)
         return None
+
+    def _launch(self, meeting: Meeting) -> tuple[Meeting, torch.Tensor, Answer[torch.Tensor]]:
+        """Start the average on a thread of its own, and on a GPU on a stream of its own."""
+        values = self.globals.pseudo_gradient(self.fragment)
+        fragment, weights, me = self.fragment, meeting.weights, meeting.members.me
+        if not values.is_cuda:
+            return meeting, values, Answer(lambda: self._average(fragment, values, weights, me))
+
+        def average() -> torch.Tensor:
+            torch.cuda.set_device(values.device)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                mean = self._average(fragment, values, weights, me)
+                torch.cuda.current_stream().synchronize()
+            return mean
+
+        torch.cuda.current_stream().synchronize()
+        return meeting, values, Answer(average)
 
     def _averaged(self, meeting: Meeting, values: torch.Tensor, work: Answer[torch.Tensor] | None) -> torch.Tensor:
         began = time.perf_counter()

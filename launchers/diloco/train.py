@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import groups
@@ -109,7 +109,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     train_set, test_set = data.text(args.data, args.context)
     micro_batch = ranks.share("--batch-size", args.batch_size, everywhere, args.accumulate)
 
-    def batches_from(step: int):
+    def batches_from(step: int) -> Iterator[list[torch.Tensor]]:
         samples = step * args.batch_size
         return data.batches(train_set, micro_batch, everywhere, seed=args.seed, samples=samples, workers=args.workers)
 
@@ -203,9 +203,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
         with torch.autocast(here.device.type, dtype=half, enabled=half is not None):
             return forward(tokens, targets)
 
-    if (
-        args.inside == "ddp"
-    ):  # DDP settles the order of its sums in the first backward: have that before any that counts
+    # DDP settles the order of its sums in the first backward: have that before any that counts.
+    if args.inside == "ddp":
         loss_of(next(iter(DataLoader(train_set, micro_batch)))).backward()
         net.zero_grad(set_to_none=True)
 

@@ -15,6 +15,9 @@ environment::require_allocation() {
             unset "${name}"
         done
     fi
+    # Slurm marks what sbatch started; a job whose script somebody runs by hand is the user's to cancel or to queue again.
+    environment_batch=""
+    [[ "${ENVIRONMENT:-}" != BATCH ]] || environment_batch=1
     export KIT_RESTART_COUNT="${SLURM_RESTART_COUNT:-0}"
 }
 

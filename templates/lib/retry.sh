@@ -65,7 +65,7 @@ retry::is_retryable() {
 # TERM: that was scancel, or a preemption after which Slurm requeues by itself.
 retry::wants_requeue() {
     local -ri code="$1"
-    if ((code == 0)) || [[ "${got_signal}" == TERM || "${got_signal}" == INT || -z "${retry_possible}" ]]; then
+    if ((code == 0)) || [[ "${got_signal}" == TERM || "${got_signal}" == INT || -z "${retry_possible}" || -z "${environment_batch}" ]]; then
         return 1
     fi
     if [[ -n "${retry_without:-}" ]]; then
@@ -75,6 +75,11 @@ retry::wants_requeue() {
         return 1
     fi
     [[ "${got_signal}" == USR1 ]] || retry::is_retryable "${code}"
+}
+
+# Whether Slurm lets the job run; not while it is ending it.
+retry::is_running() {
+    [[ "$(squeue --noheader --jobs="${SLURM_JOB_ID}" --format=%T 2>/dev/null)" == RUNNING ]]
 }
 
 # Whether the TERM that came was Slurm's own requeue: it has counted the restart already.

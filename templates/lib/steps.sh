@@ -4,6 +4,7 @@
 declare -A steps_pid=()
 # When the ranks have to be gone, in EPOCHSECONDS; 0: whenever they like.
 declare -i steps_deadline=0
+declare -i steps_signals=0
 
 # steps::start NAME srun WORD…: on the nodes that were chosen.
 steps::start() {
@@ -60,6 +61,13 @@ steps::signal() {
     for id in $(steps::id "${name}"); do
         scancel --signal="${signal}" "${id}" 2>/dev/null || true
     done
+}
+
+# TERM or USR1 for the ranks alone, by a step of its own. A job that Slurm is ending takes no new step, and has had Slurm's own TERM.
+steps::signal_ranks() {
+    local -r name="kit-signal-$((++steps_signals))"
+    [[ -n "${steps_pid[${KIT_STEP}]:-}" ]] || return 0
+    steps::start "${name}" "${KIT_SIGNAL_ARGV[@]}" "$1" 2>/dev/null
 }
 
 # Ends every step that still runs: asked first, then killed, never waited for longer than ten seconds each.

@@ -77,11 +77,29 @@ def train_cpu() -> Path:
 @pytest.fixture(scope="session")
 def lab(cluster: Cluster, train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """A project folder whose `--cluster <name>` is the test cluster."""
-    project = tmp_path_factory.mktemp("lab")
+    return project_on(cluster, train_cpu, tmp_path_factory.mktemp("lab"))
+
+
+@pytest.fixture(scope="session")
+def spare_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A project on a cluster of three nodes, one more than its jobs need, for tests that break a node and mend it again."""
+    _skip_without_slurm()
+    name = f"kit-spare-{os.getpid()}"
+    with _short_folder() as parent:
+        folder = parent / "cluster"
+        try:
+            cluster = up(name, Shape(nodes=3, gpus_per_node=4, placeholder_gpus=True), folder=folder)
+            yield project_on(cluster, train_cpu, tmp_path_factory.mktemp("spare"))
+        finally:
+            down(name, folder=folder)
+
+
+def project_on(cluster: Cluster, store: Path, project: Path) -> Lab:
+    """A project folder whose `--cluster <name>` is `cluster`."""
     (project / ".git").mkdir()
     (project / "clusters").mkdir()
     (project / "clusters" / f"{cluster.name}.toml").write_text(
-        f'embedded = true\n[node]\ncpus = 8\ngpus = 4\n[paths]\nstore = "{train_cpu}"\n'
+        f'embedded = true\n[node]\ncpus = 8\ngpus = 4\n[paths]\nstore = "{store}"\n'
         f'[defaults]\nimage = "train-cpu"\n[defaults.resources]\nnodes = 2\ngpus_per_node = 2\ntime = "00:05:00"\n'
         f'[defaults.env]\nOMP_NUM_THREADS = "1"\n',
         encoding="utf-8",

@@ -138,8 +138,8 @@ class Lab:
     def leftovers(self, run: Path) -> list[str]:
         """All that is still there of a run, on any node; empty is what a test wants.
 
-        Processes, mounts, containers, loop devices, secrets and temporary files. Call it with no other run on the cluster: containers
-        and loop devices do not name their run.
+        Processes, mounts, containers, loop devices, secrets and temporary files. Call it with no other run on the cluster:
+        containers and loop devices do not name their run.
         """
         found = [f"process {p.pid}: {p.line}" for p in self.processes(run)]
         for node in self.cluster.nodes:
@@ -155,6 +155,41 @@ class Lab:
         found += [str(p) for name in (".secrets", "**/*.new", "**/*.partial", "**/.reserve") for p in run.glob(name)]
         return found + _loop_leftovers()
 
+    def inside(self, node: str, *argv: str) -> str:
+        """A command inside a node's namespaces, as root."""
+        return shell.run([*self.cluster.node_exec_argv(node), *argv], timeout=30, check=False).stdout
+
+    def node_processes(self, node: str) -> list[Process]:
+        """All processes of a node but its first one."""
+        init = self.cluster.node(node).init
+        assert init is not None
+        space = os.readlink(f"/proc/{init.pid}/ns/pid")
+        return [p for p in _all_processes() if p.pid != init.pid and _namespace(p.pid) == space]
+
+    def restart_slurmd(self, node: str) -> None:
+        """Bring a node back whose daemon is gone."""
+        layout = self.cluster.layout
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": "/root",
+            "KIT_CLUSTER_FOLDER": str(layout.folder),
+            **self.cluster.env(),
+        }
+        argv = [*self.cluster.node_exec_argv(node), "slurmd", "-D", "-N", node]
+        shell.daemon(argv, log=layout.console(node), env=env, cwd=layout.folder)
+        self.wait_nodes()
+
+    def wait_nodes(self) -> None:
+        """Until every node may be given a job."""
+        end = time.monotonic() + TIMEOUT_S
+        while {s.rstrip("*") for s in self.slurm("sinfo", "-h", "-N", "-o", "%T").split()} - {
+            "idle",
+            "mixed",
+            "allocated",
+        }:
+            assert time.monotonic() < end, self.slurm("sinfo", "-N", "-l")
+            time.sleep(0.5)
+
     def settled(self, run: Path, *, seconds: float = SETTLE_S) -> list[str]:
         """What is left of a run once what was on its way out is out."""
         end = time.monotonic() + seconds
@@ -169,6 +204,13 @@ def job_id(run: Path) -> int | None:
     """The Slurm job of a run."""
     path = run / "manifest.json"
     return json.loads(path.read_text(encoding="utf-8"))["job_id"] if path.exists() else None
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
 
 
 def _all_processes() -> Iterator[Process]:

@@ -6,12 +6,14 @@ docs/faults.md says the same in words.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pytest
 
 from tests.integration.image_lab import needs_root, small_disk
 from tests.integration.lab import Lab
+from tests.support import REPO
 
 pytestmark = pytest.mark.cluster
 
@@ -77,8 +80,9 @@ def kill_monitor(lab: Lab, run: Path) -> None:
     finish(lab, run)
 
 
-DMON = 'case "$1" in dmon) echo "#args $*"; while true; do echo line; sleep 0.2; done;; esac'
-DEAF_DMON = 'trap "" TERM INT HUP USR1; case "$1" in dmon) while true; do echo line; sleep 0.2; done;; esac'
+LIST = "--list-gpus) printf 'GPU 0: x\\nGPU 1: x\\n';; "
+DMON = 'case "$1" in ' + LIST + 'dmon) echo "#args $*"; while true; do echo line; sleep 0.2; done;; esac'
+DEAF_DMON = 'trap "" TERM INT HUP USR1; case "$1" in ' + LIST + "dmon) while true; do echo line; sleep 0.2; done;; esac"
 STUCK = 'case "$1" in --list-gpus) touch "{marker}"; sleep 600;; esac'
 
 FAULTS = {
@@ -121,7 +125,9 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("name", "shape", "wanted"), CELLS)
-def test_fault(lab: Lab, runtime_of: Callable[[str], list[str]], tmp_path: Path, name: str, shape: str, wanted: str) -> None:
+def test_fault(
+    lab: Lab, runtime_of: Callable[[str], list[str]], tmp_path: Path, name: str, shape: str, wanted: str
+) -> None:
     fault = FAULTS[name]
     run = start(lab, fault, [*runtime_of(wanted), "--set", f"shape={shape}"], tmp_path)
     fault.act(lab, run)
@@ -142,7 +148,8 @@ def test_fault(lab: Lab, runtime_of: Callable[[str], list[str]], tmp_path: Path,
 def start(lab: Lab, fault: Fault, options: list[str], tmp_path: Path) -> Path:
     """Submit faulty.py and return once its ranks are up, or, where none will come up, once the preflight hangs."""
     lab.write(
-        f'script = "program.py"\npython = "/usr/bin/python3"\nargs = ["{fault.how}", "{fault.rank}"]\n{QUICK}{fault.job}', PROGRAM
+        f'script = "program.py"\npython = "/usr/bin/python3"\nargs = ["{fault.how}", "{fault.rank}"]\n{QUICK}{fault.job}',
+        PROGRAM,
     )
     marker = tmp_path / "stuck"
     for tool, script in fault.tools.items():
@@ -150,13 +157,218 @@ def start(lab: Lab, fault: Fault, options: list[str], tmp_path: Path) -> Path:
         path.write_text(f"#!/bin/bash\n{script.format(marker=marker) if 'marker' in script else script}\n")
         path.chmod(0o755)
     run = lab.submit(*options, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    if fault.ranks_start:
-        lab.wait(lambda: len(list(run.glob("up-*-0"))) == 4, run)
-    else:
-        lab.wait(marker.exists, run)
+    wait_up(lab, run) if fault.ranks_start else lab.wait(marker.exists, run)
     return run
+
+
+def wait_up(lab: Lab, run: Path, *, start: int = 0) -> None:
+    """Until all ranks of a start are up, or the run has ended."""
+    lab.wait(lambda: len(list(run.glob(f"up-*-{start}"))) == 4 or '"end"' in read_events(run), run, seconds=90)
+
+
+def read_events(run: Path) -> str:
+    path = run / "state" / "events.jsonl"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def read(run: Path, name: str) -> str:
     path = run / "logs" / f"{name}.log"
     return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def write(lab: Lab, job: str, how: str = "wait", rank: int = 1) -> None:
+    lab.write(
+        f'script = "program.py"\nshape = "srun"\npython = "/usr/bin/python3"\nargs = ["{how}", "{rank}"]\n{QUICK}{job}',
+        PROGRAM,
+    )
+
+
+# ---- restarts and requeues ----
+
+
+def test_the_lead_signal_by_slurm_itself_requeues_up_to_the_cap(lab: Lab) -> None:
+    """Slurm looks at limits every 30 s and sends the signal up to a minute early: a limit of a minute with a lead of one is soon."""
+    write(lab, '[resources]\ntime = "00:01:00"\n[slurm]\nlead = 59\n[retry]\nrequeue = 1\n')
+    run = lab.submit()
+    wait_up(lab, run)
+    lab.wait(lambda: (run / "saved-0-0").exists(), run)
+    wait_up(lab, run, start=1)
+    job = lab.wait_end(run)
+    log = read(run, "batch")
+    assert (job["JobState"], job["Restarts"], lab.status(run)["exit_code"]) == ("COMPLETED", "1", 0), log
+    assert "back to the queue (0 times so far)" in log, "the first start's log is kept"
+    assert lab.settled(run) == []
+
+
+def test_a_traceback_is_never_retried(lab: Lab) -> None:
+    write(lab, "[retry]\nrequeue = 3\nin_allocation = 3\n", how="traceback")
+    run = lab.run().folder
+    assert (lab.job(run)["JobState"], lab.job(run)["Restarts"], lab.status(run)["exit_code"]) == ("FAILED", "0", 1)
+    assert "exit code 1 is the program's own" in read(run, "batch")
+    assert not list(run.glob("up-*-1"))
+
+
+@pytest.mark.parametrize("shape", ["srun", pytest.param("torchrun", marks=pytest.mark.faults)])
+def test_a_killed_rank_is_started_again_in_the_allocation(lab: Lab, shape: str) -> None:
+    write(lab, "[retry]\nin_allocation = 2\n", how="kill")
+    run = lab.run("--set", f"shape={shape}").folder
+    assert lab.status(run)["exit_code"] == 0, read(run, "batch")
+    assert (lab.job(run)["Restarts"], len(list(run.glob("up-*-1")))) == ("0", 4)
+    died = min(float(p.read_text().split()[0]) for p in (run / "state" / "failures-0").iterdir())
+    began = min(float(p.read_text()) for p in run.glob("up-*-1"))
+    print(f"from the rank's death to the first new rank: {began - died:.2f} s")
+    assert lab.settled(run) == []
+
+
+def test_restarts_are_capped(lab: Lab) -> None:
+    write(lab, "[retry]\nin_allocation = 1\n", how="again")
+    run = lab.run().folder
+    assert lab.status(run)["exit_code"] == 137
+    assert (len(list(run.glob("up-*-1"))), len(list(run.glob("up-*-2")))) == (4, 0)
+
+
+# ---- nodes ----
+
+
+def test_node_daemon_killed(spare_lab: Lab) -> None:
+    """The node's ranks run on, and nobody can end them, until its daemon is back."""
+    lab = spare_lab
+    write(lab, "")
+    run = lab.submit()
+    wait_up(lab, run)
+    node = lab.cluster.nodes[1].name
+    for one in lab.node_processes(node):
+        if one.argv[0].endswith("slurmd") and "-N" in one.argv:
+            kill(one.pid)
+    try:
+        job = lab.wait_end(run)
+        assert job["JobState"] == "NODE_FAIL", read(run, "batch")
+        assert lab.status(run)["exit_code"] == 143, read(run, "batch")
+        assert lab.status(run)["reason"] == "NodeDown"
+    finally:
+        lab.restart_slurmd(node)
+    assert lab.settled(run) == []
+
+
+def test_network_of_a_node_cut(spare_lab: Lab) -> None:
+    """Slurm gives the node up and queues the job again, which goes on in the same folder on the nodes that are left."""
+    lab = spare_lab
+    write(lab, "[retry]\nrequeue = 1\n")
+    run = lab.submit()
+    wait_up(lab, run)
+    node = lab.cluster.nodes[1].name
+    lab.inside(node, "ip", "link", "set", "eth0", "down")
+    try:
+        wait_up(lab, run, start=1)
+        job = lab.wait_end(run)
+        assert (job["JobState"], lab.status(run)["exit_code"]) == ("COMPLETED", 0), read(run, "batch")
+        assert node not in lab.slurm("scontrol", "show", "hostnames", job["NodeList"]).split()
+        assert "Slurm has put the job back into the queue" in read(run, "batch")
+    finally:
+        lab.inside(node, "ip", "link", "set", "eth0", "up")
+        lab.wait_nodes()
+    assert lab.settled(run, seconds=60) == []
+
+
+def test_a_spare_takes_a_lost_nodes_place(spare_lab: Lab) -> None:
+    lab = spare_lab
+    write(lab, "[retry]\nin_allocation = 1\nspares = 1\n")
+    run = lab.submit()
+    wait_up(lab, run)
+    node = lab.cluster.nodes[1].name
+    for one in lab.node_processes(node):
+        kill(one.pid)
+    try:
+        wait_up(lab, run, start=1)
+        job = lab.wait_end(run)
+        log = read(run, "batch")
+        assert (job["JobState"], job["Restarts"], lab.status(run)["exit_code"]) == ("COMPLETED", "0", 0), log
+        assert f"node {node} is lost" in log
+    finally:
+        lab.restart_slurmd(node)
+    assert lab.settled(run) == []
+
+
+# ---- disk and image ----
+
+
+@needs_root
+@pytest.mark.parametrize("shape", ["srun", pytest.param("torchrun", marks=pytest.mark.faults)])
+def test_disk_full_in_the_run_folder(lab: Lab, shape: str) -> None:
+    write(lab, "", how="fill")
+    with small_disk(lab.project / "small", "size=8M") as disk, runs_at(lab, disk) as options:
+        run = Path(lab.kit("submit", *options, "--set", f"shape={shape}").stdout.splitlines()[0])
+        job = lab.wait_end(run)
+        facts, log = lab.kit("status", str(run), "--json").stdout, read(run, "batch")
+        assert job["JobState"] == "FAILED"
+        assert "no space is left where the run folder is" in log
+        assert re.search(r'"exit_code": (1|120|137)', facts), facts + log
+        assert lab.settled(run) == []
+
+
+def test_image_replaced_under_the_job(lab: Lab, train_cpu: Path, tmp_path: Path) -> None:
+    """What runs goes on with the bytes that it has; nothing is started again from others."""
+    write(lab, "[retry]\nin_allocation = 2\n")
+    with store_at(lab, train_cpu, tmp_path) as (options, image):
+        run = Path(lab.kit("submit", *options).stdout.splitlines()[0])
+        wait_up(lab, run)
+        other = image.with_suffix(".other")
+        other.write_bytes(b"not the image")
+        other.replace(image)
+        kill(next(p.pid for p in lab.processes(run) if p.argv[0] == "/usr/bin/python3"))
+        lab.wait_end(run)
+        log = read(run, "batch")
+        assert lab.status(run)["exit_code"] == 137, log
+        assert "was replaced under the run" in log
+        assert not list(run.glob("up-*-1"))
+        assert lab.settled(run) == []
+
+
+def test_image_replaced_before_the_job(lab: Lab, train_cpu: Path, tmp_path: Path) -> None:
+    """Between submit and start: the preflight tells."""
+    write(lab, "")
+    with store_at(lab, train_cpu, tmp_path) as (options, image):
+        run = Path(lab.kit("submit", *options, "--set", 'slurm.extra=["--begin=now+3"]').stdout.splitlines()[0])
+        image.unlink()
+        image.write_bytes(b"not the image")
+        lab.wait_end(run)
+        assert lab.status(run)["exit_code"] == 72
+        assert "has 13 bytes here, and its lock says" in read(run, "batch")
+
+
+@contextmanager
+def runs_at(lab: Lab, folder: Path) -> Iterator[list[str]]:
+    """Options of `kit submit` for the same cluster with its runs in `folder`."""
+    with variant(lab, "runs", f'runs = "{folder}"') as options:
+        yield options
+
+
+@contextmanager
+def store_at(lab: Lab, store: Path, folder: Path) -> Iterator[tuple[list[str], Path]]:
+    """Options for the same cluster with a store of its own, and the image in it: a link to the real one, never written."""
+    found = re.search(r'^sha256 = "(\w+)"', (REPO / "containers/train-cpu/image.lock").read_text(), re.MULTILINE)
+    assert found
+    image = folder / "sha256" / f"{found[1]}.sqsh"
+    image.parent.mkdir()
+    for suffix in (".sqsh", ".json"):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy(store / "sha256" / f"{found[1]}{suffix}", image.with_suffix(suffix))
+    with variant(lab, "store", f'store = "{folder}"') as options:
+        yield options, image
+
+
+@contextmanager
+def variant(lab: Lab, name: str, path_line: str) -> Iterator[list[str]]:
+    """The lab's cluster under another name, with one path of its own."""
+    key = path_line.split()[0]
+    text = (lab.project / "clusters" / f"{lab.cluster.name}.toml").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith(f"{key} = ")]
+    lines.insert(lines.index("[paths]") + 1, path_line)
+    file = lab.project / "clusters" / f"{lab.cluster.name}-{name}.toml"
+    link = lab.project / "xdg/kit/clusters" / file.stem
+    file.write_text("\n".join(lines) + "\n")
+    link.symlink_to(lab.cluster.folder)
+    try:
+        yield ["--cluster", file.stem]
+    finally:
+        link.unlink()

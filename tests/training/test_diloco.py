@@ -355,6 +355,13 @@ def test_a_job_that_was_stopped_or_killed_ends_as_if_it_never_had_been(
     assert final["sha256"] == whole or "--overlap" in options
 
 
+def test_a_group_with_other_parameters_takes_those_of_the_others(job: Job) -> None:
+    job.start(0, "--steps", 10)
+    job.start(1, "--steps", 10, env={"KIT_SEED": "8"})
+    job.succeed()
+    assert [record["averaged"] for record in job.records(1, "outer")] == [2]
+
+
 def test_another_number_of_groups_goes_on(job: Job) -> None:
     job.start_all("--steps", 20)
     job.succeed()

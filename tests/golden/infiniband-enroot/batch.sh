@@ -65,6 +65,21 @@ readonly -a KIT_STEP_ARGV=(
     /kit/run/lib/unignore.sh
     /kit/run/worker.sh
 )
+readonly -a KIT_SIGNAL_ARGV=(
+    srun
+    --job-name=kit-signal
+    --overlap
+    --mem=0
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/dev/null
+    --open-mode=append
+    /shared/runs/digits-1/lib/signal.sh
+)
 readonly -a KIT_MONITOR_ARGV=()
 readonly -a KIT_PREFLIGHT_ARGV=(
     srun
@@ -134,9 +149,9 @@ source "${KIT_RUN_DIR}/lib/watch.sh"
 source "${KIT_RUN_DIR}/lib/checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 
-# The lead signal (USR1) and a request to end (TERM: scancel, preemption, a node that goes down) go to the ranks, which save and end.
+# The lead signal (USR1) and a request to end (TERM: a cancel, preemption, a node that goes down) go to the ranks, which save and end.
 # INT is the user's Ctrl-C where this script runs by hand; a second one does not wait for the ranks.
-got_signal=""
+got_signal="" got_slurms_term=""
 # shellcheck disable=SC2317 # called by traps
 on_signal() {
     local -r again="${got_signal}"
@@ -148,7 +163,11 @@ on_signal() {
     fi
     log::info "got $1; passing it on to the ranks"
     events::record signal name "$1"
-    steps::signal "${1/INT/TERM}" "${KIT_STEP}"
+    if [[ "$1" == TERM ]] && ! retry::is_running; then
+        got_slurms_term=1
+    else
+        steps::signal_ranks "${1/INT/TERM}"
+    fi
 }
 
 # USR2 comes from watch.sh alone.
@@ -184,6 +203,10 @@ finish() {
             ;;
         end) retry::end "${code}" ;;
     esac
+    # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
+    if [[ -n "${environment_batch}" && "${what}" == end && "${got_signal}" == TERM && -z "${got_slurms_term}" ]]; then
+        scancel "${SLURM_JOB_ID}" 2>/dev/null
+    fi
     exit "${code}"
 }
 

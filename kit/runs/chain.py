@@ -1,0 +1,71 @@
+"""Chains: the later links of a run that is longer than its time limit.
+
+All links share one run folder. Each waits for all before it to end with another code than 0: a link that ends with 0 makes those
+after it impossible, and Slurm drops them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from kit.errors import ConfigError, Fault, SlurmError
+from kit.plan import Plan, PlanFile
+from kit.render import render
+from kit.runs import atomic
+from kit.slurm import client
+from kit.spec.paths import RunPaths
+
+LINK = "link.sh"
+_HEADER = "#SBATCH "
+
+
+def header(plan: Plan) -> list[str]:
+    """The sbatch options of a plan's batch script."""
+    head = takewhile(lambda line: line.startswith("#"), plan.text_of("batch.sh").splitlines())
+    return [line.removeprefix(_HEADER) for line in head if line.startswith(_HEADER)]
+
+
+def with_links(plan: Plan, *, file: str) -> Plan:
+    """The plan with the script of the later links, where its job is a chain."""
+    if plan.job.chain is None:
+        return plan
+    if plan.job.secrets.env or plan.job.secrets.file:
+        allowed = "a job without secrets: they are removed when its first link ends"
+        raise ConfigError.of(
+            Fault(
+                file=file,
+                key="chain",
+                got="a chain",
+                allowed=allowed,
+                hint="retry.requeue keeps them between its starts",
+            )
+        )
+    text = render(LINK, {"sbatch": header(plan), "run_dir": plan.run_dir})
+    return replace(plan, files=(*plan.files, PlanFile(name=LINK, text=text, mode=0o755)))
+
+
+def send(plan: Plan, first: int, *, env: Mapping[str, str]) -> tuple[int, ...]:
+    """Submit the links after the first; their job ids. When one is refused, all are cancelled."""
+    if plan.job.chain is None:
+        return ()
+    sent = [first]
+    try:
+        for _ in range(plan.job.chain.times - 1):
+            before = ":".join(map(str, sent))
+            options = ["--kill-on-invalid-dep=yes", f"--dependency=afternotok:{before}"]
+            sent.append(client.submit(["sbatch", "--parsable", *options, str(plan.run_dir / LINK)], env=env))
+        atomic.write(RunPaths(plan.run_dir).state / "links", "".join(f"{job_id}\n" for job_id in sent))
+    except BaseException:
+        cancel(sent, env=env)
+        raise
+    return tuple(sent[1:])
+
+
+def cancel(job_ids: Sequence[client.JobId], *, env: Mapping[str, str]) -> None:
+    """Cancel the links of a chain, the last one first, so that none starts because one before it ended."""
+    for job_id in reversed(job_ids):
+        with contextlib.suppress(SlurmError):
+            client.cancel(job_id, env=env)

@@ -1,0 +1,13 @@
+"""Chain: several Slurm jobs, one after the other, for a run that is longer than a time limit. The `[chain]` table of job.toml."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from kit.spec.base import Model
+
+
+class Chain(Model):
+    """Each link goes on from the checkpoint of the one before, in the same run folder; the chain ends when the program does."""
+
+    times: int = Field(ge=2, le=1000, description="How many jobs at most.")

@@ -1,0 +1,134 @@
+"""`--after RUN[:ok|any|notok|corr]` as sbatch's dependency, for runs, chains, sweeps and Slurm's own job numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kit.errors import RunError, UsageError
+from kit.runs import registry, status
+from kit.runs.status import Status
+from kit.runs.submit import Prepared
+from kit.sweeps import find
+from kit.sweeps.arrays import Array
+from kit.sweeps.find import Queue
+from kit.sweeps.record import SweepRecord, read
+
+# sbatch(1), --dependency.
+_TYPES = {"ok": "afterok", "any": "afterany", "notok": "afternotok", "corr": "aftercorr"}
+
+
+@dataclass(frozen=True)
+class After:
+    """One `--after`: what to wait for, and how it has to end. corr: each task waits for the task of the same number."""
+
+    name: str
+    kind: str
+
+    @property
+    def type(self) -> str:
+        """sbatch's word for it."""
+        return _TYPES[self.kind]
+
+
+def parse(text: str) -> After:
+    """`RUN`, which means `RUN:ok`, or `RUN:KIND`."""
+    name, colon, kind = text.rpartition(":")
+    if not colon:
+        name, kind = text, "ok"
+    if not name or kind not in _TYPES:
+        raise UsageError(
+            f"--after {text}: not of the form RUN[:{'|'.join(_TYPES)}]", hint="such as --after digits-2026:ok"
+        )
+    return After(name, kind)
+
+
+def with_dependency(prepared: Prepared, texts: Sequence[str], folders: list[Path], *, queue: Queue) -> Prepared:
+    """The same job, submitted to wait for others."""
+    afters = [parse(text) for text in texts]
+    if any(after.kind == "corr" for after in afters):
+        raise UsageError("--after RUN:corr pairs the points of two sweeps", hint="use it with 'kit sweep'")
+    *sbatch, script = prepared.plan.argv
+    argv = (*sbatch, *options(afters, folders, queue=queue), script)
+    return replace(prepared, plan=replace(prepared.plan, argv=argv))
+
+
+def options(afters: Sequence[After], folders: list[Path], *, queue: Queue) -> list[str]:
+    """sbatch's options; none when there is nothing left to wait for. RunError when what is waited for can no longer happen."""
+    terms = [term for after in afters for term in _terms(after, folders, queue=queue)]
+    if not terms:
+        return []
+    if len(terms) > 1 and any("?" in term for term in terms):
+        raise UsageError("--after a chain cannot be joined with another --after", hint="chain:any can")
+    # Without this a job whose condition has become impossible would stay in the queue for ever.
+    return ["--kill-on-invalid-dep=yes", f"--dependency={','.join(terms)}"]
+
+
+def pairs(after: After, arrays: Sequence[Array], folders: list[Path]) -> dict[int, list[str]]:
+    """The options of each array, by its number, so that each task waits for the task of the same number in another sweep."""
+    sent = read(find.find_one(after.name, folders)).arrays
+    if [len(a.members) for a in arrays] != [len(a.members) for a in sent]:
+        sizes = ", ".join(str(len(a.members)) for a in sent)
+        raise UsageError(
+            f"--after {after.name}:corr: its arrays have {sizes} tasks, these {', '.join(str(len(a.members)) for a in arrays)}",
+            hint="tasks are paired by their number: the sweeps must have as many points of each shape; or use :ok",
+        )
+    return {
+        array.number: ["--kill-on-invalid-dep=yes", f"--dependency=aftercorr:{other.job_id}"]
+        for array, other in zip(arrays, sent, strict=True)
+    }
+
+
+def _terms(after: After, folders: list[Path], *, queue: Queue) -> list[str]:
+    try:
+        run_dir = registry.find_one(after.name, folders)
+    except RunError as no_run:
+        if after.name.isdigit():
+            return [f"{after.type}:{after.name}"]
+        try:
+            folder = find.find_one(after.name, folders)
+        except RunError:
+            raise no_run from None
+        record = read(folder)
+        return _of_sweep(after, record, find.states(folder, record, queue=queue))
+    (one,) = status.of([run_dir], queue=queue)
+    return _of_run(after, one)
+
+
+def _of_run(after: After, one: Status) -> list[str]:
+    if not one.active:
+        _require_possible(after, one)
+        return []
+    jobs = [str(job) for job in (one.manifest.slurm_id, *one.manifest.links)]
+    if after.kind == "any":
+        return [f"afterany:{jobs[-1]}"]
+    if after.kind == "notok":
+        return [f"afternotok:{':'.join(jobs)}"]
+    # Any one link that ends with 0 ends the chain: `?` is sbatch's or.
+    return ["?".join(f"afterok:{job}" for job in jobs)]
+
+
+def _of_sweep(after: After, record: SweepRecord, states: dict[int, Status | None]) -> list[str]:
+    """Whole arrays where they are still the last word on all their points; single tasks where some were sent again."""
+    last = {index: array.number for array in record.arrays for index in array.members}
+    jobs: list[str] = []
+    for array in record.arrays:
+        mine = [states[index] for index in array.members if last[index] == array.number]
+        on = [one for one in mine if one is not None and one.active]
+        for one in mine:
+            if one is not None and not one.active:
+                _require_possible(after, one)
+        whole = len(on) == len(array.members)
+        jobs += [str(array.job_id)] if whole else [str(one.manifest.slurm_id) for one in on]
+    return [f"{after.type}:{':'.join(jobs)}"] if jobs else []
+
+
+def _require_possible(after: After, one: Status) -> None:
+    """RunError when a run that has ended did not end as it should."""
+    good = one.state == "COMPLETED" and not one.exit_code
+    if (after.kind == "ok" and not good) or (after.kind == "notok" and good):
+        raise RunError(
+            f"--after {after.name}:{after.kind}: run {one.run_dir.name} has ended already: {one.state}",
+            hint=f"--after {after.name}:any does not mind" if after.kind == "ok" else "it cannot fail any more",
+        )

@@ -1,0 +1,80 @@
+"""Unpickling that runs no code: the classes that a checkpoint's own files need, and an empty stand-in for any other.
+
+A checkpoint's .metadata and common.pt are pickles, and a pickle may name any function. Those of somebody else's checkpoint
+must not run; those of a framework that is not installed (Megatron-LM's enumerations) cannot.
+"""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_ALLOWED = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.planner": {"BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
+    "torch.serialization": {"_get_layout"},
+    "torch._utils": {"_rebuild_tensor_v2", "_rebuild_tensor"},
+    "torch": {"Size", "device"},
+    "pathlib": {"Path", "PosixPath", "PurePosixPath"},
+    "collections": {"OrderedDict", "defaultdict"},
+    "argparse": {"Namespace"},
+}
+
+
+class StandIn:
+    """What became of an object whose class is not known here."""
+
+    def __init__(self, *_args: Any, **_values: Any) -> None:
+        pass
+
+    def __call__(self, *_args: Any, **_values: Any) -> "StandIn":
+        return self
+
+    def __setstate__(self, _state: Any) -> None:
+        pass
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class Unpickler(pickle.Unpickler):
+    """pickle's, with `_ALLOWED` and torch's data and storage types as all that it finds."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The class or function that a pickle asks for; StandIn when it may not have it."""
+        if name in _ALLOWED.get(module, ()):
+            return super().find_class(module, name)
+        if module == "torch" and (isinstance(getattr(torch, name, None), torch.dtype) or name.endswith("Storage")):
+            return getattr(torch, name)
+        return StandIn
+
+
+def metadata(path: Path) -> Any:
+    """The Metadata in a .metadata file. pickle.UnpicklingError and others when it is damaged."""
+    with path.open("rb") as file:
+        return Unpickler(file).load()
+
+
+class _Module:
+    """What torch.load takes as its pickle_module."""
+
+    Unpickler = Unpickler
+    UnpicklingError = pickle.UnpicklingError
+    load: Callable[..., Any] = staticmethod(lambda file, **options: Unpickler(file, **options).load())
+
+
+def common(path: Path) -> Any:
+    """The content of a .pt file, with stand-ins for what is not plain data."""
+    return torch.load(path, map_location="cpu", pickle_module=_Module, weights_only=False)

@@ -1,0 +1,101 @@
+"""A sharded checkpoint as one .pt file, or as a Hugging Face folder. `kit convert-checkpoint` runs this in an image.
+
+    PYTHONPATH=launchers python launchers/convert/convert.py runs/gpt-1/checkpoints model.pt --to pytorch
+    PYTHONPATH=launchers python launchers/convert/convert.py runs/gpt-1/checkpoints/step-00000100 model/ --to huggingface --heads 8
+
+Reads the distributed checkpoints of torch (.metadata, *.distcp) and of megatron (and common.pt, metadata.json), with torch alone.
+Writes a line of JSON to stdout at the end. Exit code 7: the checkpoint, or what was asked, cannot be. See docs/checkpoints.md.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import huggingface
+import pytorch
+import shapes
+from faults import Refused
+from output import Output
+from progress import Progress
+from source import Source
+
+REFUSED = 7
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("source", type=Path, help="a checkpoint, or the folder that the run saves them in")
+    made.add_argument("target", type=Path)
+    made.add_argument("--to", choices=("pytorch", "huggingface"), required=True)
+    made.add_argument("--force", action="store_true", help="replace the target")
+    made.add_argument("--shard-size", type=int, default=10**9, metavar="BYTES", help="of a .safetensors file, at most")
+    made.add_argument("--heads", type=int, help="attention heads")
+    made.add_argument("--context", type=int, help="the longest sequence")
+    made.add_argument("--norm-eps", type=float, help="of RMSNorm")
+    made.add_argument("--rope-base", type=float, help="of the rotary positions")
+    made.add_argument("--run-args", type=json.loads, default=[], help="the training program's arguments, a JSON list")
+    made.add_argument("--json-lines", action="store_true", help="progress, warnings and errors as JSON")
+    return made.parse_args()
+
+
+def convert(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    """Do it; what was made."""
+    with Output(args.target, force=args.force) as output:
+        source = Source(args.source, progress)
+        for name in source.dropped:
+            progress.warn(f"{name} is no tensor and is left out")
+        output.need(source.bytes)
+        given = shapes.Given(
+            heads=args.heads, context=args.context, norm_eps=args.norm_eps, rope_base=args.rope_base
+        )
+        config = shapes.config(source, given, args.run_args)
+        if args.to == "huggingface":
+            shape = shapes.of(source, given, args.run_args)
+            groups = huggingface.check(source, shape)
+            files = [path.name for path in huggingface.write(output.new, source, shape, groups, args.shard_size, progress)]
+        else:
+            if config.get("heads", 0) is None:
+                progress.warn("the number of attention heads is not known: it is null in model_config; or give --heads")
+            pytorch.write(output.new, source, config, progress)
+            files = [args.target.name]
+        output.commit()
+        return {
+            "source": str(source.folder),
+            "target": str(args.target),
+            "to": args.to,
+            "tensors": len(source.pieces),
+            "bytes": source.bytes,
+            "files": files,
+            "model_config": config,
+        }
+
+
+def main() -> int:
+    """The exit code."""
+    args = parse()
+    signal.signal(signal.SIGTERM, _ended)
+    try:
+        print(json.dumps(convert(args, Progress(as_json=args.json_lines))))
+    except Refused as error:
+        message, hint = error.message, error.hint
+    except OSError as error:
+        message, hint = f"{error.filename or args.target}: {error.strerror}", ""
+    else:
+        return 0
+    if args.json_lines:
+        print(json.dumps({"error": message, "hint": hint}), file=sys.stderr)
+    else:
+        print(f"error: {message}" + (f"\n  try: {hint}" if hint else ""), file=sys.stderr)
+    return REFUSED
+
+
+def _ended(number: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + number)  # unwinds, so that nothing half is left
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""A folder that transformers loads as LlamaForCausalLM: config.json, model*.safetensors and their index.
+
+Held in memory: the tensors of one file of the output (--shard-size, or the one tensor that is larger) and one stored chunk.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from faults import Refused
+from names import Group, llama
+from progress import Progress
+from shapes import Shape, not_llama
+from source import Source
+
+try:
+    from safetensors.torch import save_file
+except ModuleNotFoundError:
+    save_file = None
+
+# What config.json says of a model whose longest sequence nobody told: Llama's own. No weight depends on it.
+_CONTEXT = 2048
+
+
+def check(source: Source, shape: Shape | None) -> list[Group]:
+    """What is to be written. Refused, with the reason, when it cannot be."""
+    if save_file is None:
+        raise Refused(
+            "the Python that converts lacks the package 'safetensors'", hint="an image whose requirements.in names it"
+        )
+    reason = not_llama(source)
+    if shape is None:
+        reason = "its tensors have neither the names of megatron's GPT nor those of launchers/lib/model.py"
+    if shape is None or reason:
+        raise Refused(f"{source.folder}: its model is not of the Llama family: {reason}", hint="--to pytorch keeps any model")
+    if shape.heads is None:
+        raise Refused(
+            f"{source.folder}: neither the checkpoint nor a run folder around it tells how many attention heads the model has",
+            hint="give --heads, the number that the model was trained with",
+        )
+    return llama(source, shape)
+
+
+def write(folder: Path, source: Source, shape: Shape, groups: list[Group], shard_size: int, progress: Progress) -> list[Path]:
+    """Write the folder, which must not be there; its files."""
+    folder.mkdir()
+    shards = _shards(groups, shard_size)
+    single = len(shards) == 1
+    weight_map: dict[str, str] = {}
+    with progress.counting("converting", source.bytes) as advance:
+        for number, shard in enumerate(shards, 1):
+            name = "model.safetensors" if single else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+            tensors: dict[str, torch.Tensor] = {}
+            for group in shard:
+                parts = group.split(source.read(group.piece))
+                # A part may be a view of the whole, and a file of views would hold the whole for each.
+                tensors |= {to: part.clone() if len(parts) > 1 else part for to, part in zip(group.names, parts, strict=True)}
+                advance(group.piece.bytes)
+            save_file(tensors, folder / name, metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(tensors, name)
+    if not single:
+        index = {"metadata": {"total_size": source.bytes}, "weight_map": dict(sorted(weight_map.items()))}
+        _write_json(folder / "model.safetensors.index.json", index)
+    _write_json(folder / "config.json", _config(shape, groups[0].piece.dtype))
+    if shape.context is None:
+        progress.warn(f"the longest sequence is not known: max_position_embeddings is {_CONTEXT} in config.json; or give --context")
+    return sorted(folder.iterdir())
+
+
+def _shards(groups: list[Group], shard_size: int) -> list[list[Group]]:
+    """The tensors of each file, in order; a tensor that is larger than a file may be has one of its own."""
+    shards: list[list[Group]] = []
+    filled = 0
+    for group in groups:
+        if not shards or filled + group.piece.bytes > shard_size:
+            shards.append([])
+            filled = 0
+        shards[-1].append(group)
+        filled += group.piece.bytes
+    return shards
+
+
+def _config(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": shape.dim,
+        "intermediate_size": shape.feed_forward,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocabulary,
+        "max_position_embeddings": shape.context or _CONTEXT,
+        "rms_norm_eps": shape.norm_eps,
+        # transformers 5 reads rope_parameters and dtype, transformers 4 the other two.
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_base},
+        "rope_theta": shape.rope_base,
+        "dtype": str(dtype).removeprefix("torch."),
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "tie_word_embeddings": shape.tied_embeddings,
+        "attention_bias": False,
+        "mlp_bias": False,
+        # The tokenizer stays with the user: no token is special until they say so.
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,83 @@
+"""Where the result goes: under a temporary name beside it until it is whole and on the disk, then by a rename."""
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Self
+
+from faults import Refused
+
+
+class Output:
+    """`target` is made, or is left as it was. What a killed conversion to it left behind goes at the next one.
+
+    .NAME.converting/ beside it holds the lock of the conversion, `new`, and `old` for the moment of a replacement.
+    """
+
+    def __init__(self, target: Path, *, force: bool) -> None:
+        self.target, self._force = target, force
+        self._work = target.with_name(f".{target.name}.converting")
+        self.new, self._old = self._work / "new", self._work / "old"
+
+    def __enter__(self) -> Self:
+        self._work.mkdir(exist_ok=True)
+        self._lock = (self._work / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise Refused(f"{self.target}: another conversion is writing it") from None
+        if self._old.exists() and not self.target.exists():  # killed between the two renames
+            self._old.rename(self.target)
+        _remove(self._old)
+        _remove(self.new)
+        try:
+            self._check()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._work, ignore_errors=True)
+        self._lock.close()
+
+    def need(self, size: int) -> None:
+        """Refused when the disk has no room for `size` bytes."""
+        free = shutil.disk_usage(self._work).free
+        if size > free:
+            raise Refused(f"{self.target}: {size / 1e9:.2f} GB are needed, and {free / 1e9:.2f} GB are free")
+
+    def commit(self) -> None:
+        """Give `new` its name. An old folder is away for the moment between two renames; a file never is."""
+        for path in (*self.new.rglob("*"), self.new):
+            _sync(path)
+        if self.target.is_dir():
+            self.target.rename(self._old)
+        self.new.rename(self.target)
+        _sync(self.target.parent)
+
+    def _check(self) -> None:
+        if not os.path.lexists(self.target):
+            return
+        if not self._force:
+            raise Refused(f"{self.target}: it exists", hint="--force replaces it, once the new one is whole")
+        # Not any folder: --force must not take away what no conversion made.
+        if self.target.is_dir() and not (self.target / "config.json").is_file():
+            raise Refused(f"{self.target}: it is a folder without config.json, which --force does not replace")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

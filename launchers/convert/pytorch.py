@@ -1,0 +1,34 @@
+"""One .pt file with model_state_dict and model_config, which torch.load(..., weights_only=True) reads.
+
+torch lays the file out first, with no bytes in the place of the tensors' data; each tensor is then written to its place.
+Held in memory: one tensor, and one stored chunk of it. The checksums in the file are not filled in, and torch checks none.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from progress import Progress
+from source import Source
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+def write(path: Path, source: Source, config: dict[str, Any], progress: Progress) -> None:
+    """Write the file, which must not be there. Names are the source's, with the layers one by one."""
+    with FakeTensorMode():
+        empty = {piece.name: torch.empty(piece.shape, dtype=piece.dtype) for piece in source.pieces}
+    with torch.serialization.skip_data(materialize_fake_tensors=True):
+        torch.save({"model_state_dict": empty, "model_config": config}, path)
+    with FakeTensorMode():
+        laid_out = torch.load(path, weights_only=True)["model_state_dict"]
+    with path.open("r+b") as file, progress.counting("converting", source.bytes) as advance:
+        for piece in source.pieces:
+            if not piece.bytes:
+                continue
+            data = memoryview(source.read(piece).reshape(-1).view(torch.uint8).numpy())
+            file.seek(laid_out[piece.name].untyped_storage()._checkpoint_offset)  # of skip_data's documentation
+            file.write(data)
+            advance(piece.bytes)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,267 @@
+"""A checkpoint of torch.distributed.checkpoint, megatron's or torch's own, checked first, then read a tensor at a time.
+
+torch's reader does the reading, in one process without a process group; Megatron is not needed. Megatron stores the layers of
+a model stacked, one tensor with a leading layer dimension for each kind of weight; here each layer is a piece of its own.
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import confined
+import torch
+from faults import Refused
+from progress import Progress
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, LoadPlan, ReadItem
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType
+
+_STACKED = re.compile(r"(decoder\.layers\.)(?!\d)(.+)")
+# Where programs put the model among what they save, in torch's own checkpoints.
+_MODEL = ("model", "model_state_dict", "state_dict", "module")
+# What is no part of the model in megatron's.
+_NOT_MODEL = re.compile(r"optimizer|chained_\d|opt_param_scheduler|rng|rerun|iteration|args")
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of the model: one that is stored so, or the slice `layer` of a stacked one."""
+
+    name: str
+    stored: str
+    layer: int | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class Source:
+    """A checkpoint that is complete. kind: megatron, gpt (launchers/lib/model.py), or other. step: None where it does not say."""
+
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        self.folder = _resolve(folder)
+        marker = _marker(self.folder)
+        self.is_megatron = _is_megatron(self.folder)
+        metadata = _metadata(self.folder)
+        _check_files(self.folder, metadata.storage_data.values())
+        if marker:
+            _check_sums(self.folder, marker["files"], progress)
+        self._tensors: dict[str, TensorStorageMetadata] = {}
+        self.dropped: list[str] = []
+        for key, name in _model_keys(metadata, self.is_megatron):
+            one = metadata.state_dict_metadata[key]
+            if isinstance(one, TensorStorageMetadata):
+                self._tensors[key] = _covered(self.folder, key, one, metadata.storage_data)
+            elif "_extra_state" not in name:  # Transformer Engine's fp8 scales, of no use elsewhere
+                self.dropped.append(name)
+        names = dict(_model_keys(metadata, self.is_megatron))
+        self.pieces = [piece for key, one in self._tensors.items() for piece in _unstacked(key, names[key], one, self.kind)]
+        if not self.pieces:
+            raise Refused(f"{self.folder}: it holds no tensor of a model")
+        self.common = _common(self.folder) if self.is_megatron else {}
+        self.step: int | None = marker["step"] if marker else self.common.get("iteration")
+        self._reader = FileSystemReader(self.folder)
+        self._reader.set_up_storage_reader(metadata, is_coordinator=True)
+
+    @property
+    def kind(self) -> str:
+        """The model's family, by the names of its tensors."""
+        if "embedding.word_embeddings.weight" in self._tensors:
+            return "megatron"
+        ends = ("embedding.weight", "blocks.0.qkv.weight", "blocks.0.gate_up.weight")
+        return "gpt" if all(any(key.endswith(end) for key in self._tensors) for end in ends) else "other"
+
+    @property
+    def bytes(self) -> int:
+        """The size of all tensors of the model."""
+        return sum(piece.bytes for piece in self.pieces)
+
+    def read(self, piece: Piece) -> torch.Tensor:
+        """One tensor. What it takes of memory is the tensor, and one stored chunk of it at a time."""
+        whole = self._tensors[piece.stored]
+        first = [piece.layer or 0] + [0] * (len(whole.size) - 1) if piece.layer is not None else [0] * len(whole.size)
+        last = [start + (1 if piece.layer is not None and d == 0 else whole.size[d]) for d, start in enumerate(first)]
+        items = []
+        for chunk in whole.chunks:
+            low = [max(a, b) for a, b in zip(first, chunk.offsets, strict=True)]
+            high = [min(a, b + n) for a, b, n in zip(last, chunk.offsets, chunk.sizes, strict=True)]
+            if any(a >= b for a, b in zip(low, high, strict=True)):
+                continue
+            items.append(
+                ReadItem(
+                    type=LoadItemType.TENSOR,
+                    dest_index=MetadataIndex(piece.stored),
+                    dest_offsets=_minus(low, first),
+                    storage_index=MetadataIndex(piece.stored, chunk.offsets),
+                    storage_offsets=_minus(low, chunk.offsets),
+                    lengths=_minus(high, low),
+                )
+            )
+        into = torch.empty([b - a for a, b in zip(first, last, strict=True)], dtype=piece.dtype)
+        try:
+            self._reader.read_data(LoadPlan(items), _Into(into)).wait()
+        except (OSError, RuntimeError, ValueError, EOFError, AssertionError) as error:
+            raise Refused(f"{self.folder}: {piece.stored} cannot be read: {error}") from None
+        return into.reshape(piece.shape)
+
+
+class _Into(DefaultLoadPlanner):
+    """Hands the reader the place in one tensor that each chunk goes to."""
+
+    def __init__(self, into: torch.Tensor) -> None:
+        super().__init__()
+        self._into = into
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self._into
+
+
+def _minus(left: Iterable[int], right: Iterable[int]) -> torch.Size:
+    return torch.Size([a - b for a, b in zip(left, right, strict=True)])
+
+
+def _resolve(folder: Path) -> Path:
+    """The checkpoint itself, where `folder` is the one that checkpoints are saved in."""
+    if folder.name.startswith(".tmp-"):
+        raise Refused(f"{folder}: incomplete: its save did not end")
+    latest, iteration = folder / "latest", folder / "latest_checkpointed_iteration.txt"
+    if latest.is_file():
+        return folder / latest.read_text(encoding="utf-8").strip()
+    if iteration.is_file():  # Megatron-LM's
+        number = iteration.read_text(encoding="utf-8").strip()
+        return folder / (f"iter_{int(number):07d}" if number.isdigit() else number)
+    return folder
+
+
+def _marker(folder: Path) -> dict[str, Any] | None:
+    """complete.json of the kit's own checkpoints; None for others."""
+    path = folder / "complete.json"
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise Refused(f"{path}: damaged: {error}") from None
+
+
+def _is_megatron(folder: Path) -> bool:
+    """Whether it is megatron's, which has metadata.json, written last, and common.pt beside torch's files."""
+    sign, common = folder / "metadata.json", folder / "common.pt"
+    if sign.is_file() != common.is_file():
+        missing = common.name if sign.is_file() else sign.name
+        raise Refused(f"{folder}: incomplete: {missing} is missing")
+    if not sign.is_file():
+        return False
+    try:
+        backend = json.loads(sign.read_text(encoding="utf-8"))["sharded_backend"]
+    except (ValueError, KeyError) as error:
+        raise Refused(f"{sign}: damaged: {error}") from None
+    if backend != "torch_dist":
+        raise Refused(f"{folder}: its format is {backend!r}; only megatron's 'torch_dist' can be read")
+    return True
+
+
+def _metadata(folder: Path) -> Any:
+    path = folder / ".metadata"
+    if not folder.is_dir():
+        raise Refused(f"{folder}: no such folder")
+    if not path.is_file():
+        if any(folder.glob("*.distcp")):
+            raise Refused(f"{folder}: incomplete: .metadata is missing")
+        hint = "the folder of one checkpoint, or the one that they are saved in"
+        if (folder / "state.pt").is_file():
+            hint = "state.pt in it is a plain file already: torch.load(..., weights_only=True)['model']"
+        elif (folder / "deepspeed").is_dir():
+            hint = "DeepSpeed converts its own checkpoints: zero_to_fp32.py"
+        raise Refused(f"{folder}: not a checkpoint of torch.distributed.checkpoint or megatron", hint=hint)
+    try:
+        metadata = confined.metadata(path)
+        if not metadata.state_dict_metadata or metadata.storage_data is None:
+            raise ValueError("it names no tensors")
+    except Exception as error:  # noqa: BLE001 - a damaged pickle can raise anything
+        raise Refused(f"{path}: damaged: {error}") from None
+    return metadata
+
+
+def _check_files(folder: Path, stored: Iterable[Any]) -> None:
+    """Refused unless each shard file is there and as long as what the metadata says of it."""
+    ends: dict[str, int] = {}
+    for one in stored:
+        ends[one.relative_path] = max(ends.get(one.relative_path, 0), one.offset + one.length)
+    for name, end in sorted(ends.items()):
+        path = folder / name
+        if not path.is_file():
+            raise Refused(f"{folder}: incomplete: {name} is missing")
+        if path.stat().st_size < end:
+            raise Refused(f"{folder}: incomplete: {name} has {path.stat().st_size} bytes of {end}")
+
+
+def _check_sums(folder: Path, files: dict[str, list[int]], progress: Progress) -> None:
+    """Refused unless every file is as complete.json has it."""
+    with progress.counting("checking the checkpoint", sum(size for size, _ in files.values())) as advance:
+        for name, (size, want) in sorted(files.items()):
+            path = folder / name
+            if not path.is_file():
+                raise Refused(f"{folder}: incomplete: {name} is missing")
+            if path.stat().st_size != size:
+                raise Refused(f"{folder}: incomplete: {name} has {path.stat().st_size} bytes of {size}")
+            crc = 0
+            with path.open("rb") as file:
+                while block := file.read(_BLOCK):
+                    crc = zlib.crc32(block, crc)
+                    advance(len(block))
+            if crc != want:
+                raise Refused(f"{folder}: damaged: {name} differs from what was written")
+
+
+def _model_keys(metadata: Any, is_megatron: bool) -> Iterator[tuple[str, str]]:
+    """Stored key and name in the model, of all that belongs to the model."""
+    keys = list(metadata.state_dict_metadata)
+    if is_megatron:
+        yield from ((key, key) for key in keys if not _NOT_MODEL.match(key))
+        return
+    # The path of a key in what was saved, ("model", "blocks.0.qkv.weight"), where the program saved a nested state.
+    paths = {key: [str(part) for part in (metadata.planner_data or {}).get(key, (key,))] for key in keys}
+    tops = {path[0] for path in paths.values() if len(path) > 1}
+    top = next((name for name in _MODEL if name in tops), None)
+    for key, path in paths.items():
+        if top is not None and path[0] == top:
+            yield key, ".".join(path[1:])
+        elif top is None and not path[0].startswith("optim"):
+            yield key, ".".join(path)
+
+
+def _covered(folder: Path, key: str, one: TensorStorageMetadata, stored: dict[MetadataIndex, Any]) -> TensorStorageMetadata:
+    """`one`, when its chunks are stored and make up the whole tensor."""
+    for chunk in one.chunks:
+        if chunk.sizes.numel() and MetadataIndex(key, chunk.offsets) not in stored:
+            raise Refused(f"{folder}: incomplete: a part of {key} is stored nowhere")
+    if sum(chunk.sizes.numel() for chunk in one.chunks) < one.size.numel():
+        raise Refused(f"{folder}: incomplete: parts of {key} are missing")
+    return one
+
+
+def _unstacked(key: str, name: str, one: TensorStorageMetadata, kind: str) -> Iterator[Piece]:
+    stacked = _STACKED.fullmatch(name) if kind == "megatron" else None
+    if stacked is None:
+        yield Piece(name, key, None, tuple(one.size), one.properties.dtype)
+        return
+    for layer in range(one.size[0]):
+        yield Piece(f"{stacked[1]}{layer}.{stacked[2]}", key, layer, tuple(one.size[1:]), one.properties.dtype)
+
+
+def _common(folder: Path) -> dict[str, Any]:
+    try:
+        content = confined.common(folder / "common.pt")
+    except Exception as error:  # noqa: BLE001 - a damaged pickle can raise anything
+        raise Refused(f"{folder / 'common.pt'}: damaged: {error}") from None
+    return content if isinstance(content, dict) else {}

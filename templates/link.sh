@@ -1,0 +1,17 @@
+#!/bin/bash
+{% for option in sbatch %}
+#SBATCH {{ option }}
+{% endfor %}
+
+readonly KIT_RUN_DIR={{ run_dir | sh }}
+
+# A later link of a chain: it goes on where the one before it was cut.
+# shellcheck source-path=SCRIPTDIR
+# Below this line nothing is generated.
+set -uo pipefail
+
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/chain.sh"
+
+chain::require_more
+exec "${KIT_RUN_DIR}/batch.sh"

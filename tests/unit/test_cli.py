@@ -1,0 +1,55 @@
+"""The one place that prints errors: codes by class, no traceback, one line per fault."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit import resources, shell
+from tests.support import write_job
+
+
+def kit(*args: str, cwd: Path) -> shell.Completed:
+    return shell.run([sys.executable, "-m", "kit", *args], cwd=cwd, check=False)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("nosuch",), 2, "No such command 'nosuch'"),
+        (("render", "--nope"), 2, "No such option"),
+        (("render",), 3, "job.toml: no such file"),
+        (("schema", "jb"), 2, "did you mean 'job'?"),
+        (("status", "nothing-of-that-name"), 7, "no such run"),
+        (("cluster", "status", "--name", "no-such-cluster"), 6, "kit cluster up"),
+    ],
+)
+def test_exit_code_by_class(tmp_path: Path, args: tuple[str, ...], code: int, said: str) -> None:
+    (tmp_path / ".git").mkdir()
+    done = kit(*args, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_every_fault_on_a_line_of_its_own(tmp_path: Path) -> None:
+    write_job(tmp_path, 'name = "X"\nlauncher = "ddp"\nimge = "x"\n')
+    done = kit("render", cwd=tmp_path)
+    assert done.returncode == 3
+    assert len([line for line in done.stderr.splitlines() if "job.toml: " in line]) == 2
+
+
+def test_the_users_own_folders_are_no_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    inside = tmp_path / "kit" / "clusters" / "local"
+    inside.mkdir(parents=True)
+    assert resources.project(inside) == inside
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    done = shell.run(["bash", "-c", f"{sys.executable} -m kit schema job | head -n 1"], cwd=tmp_path)
+    assert done.stdout == "{"
+    assert "Traceback" not in done.stderr
