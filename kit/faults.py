@@ -20,7 +20,7 @@ def config_error(
     error: ValidationError, model: type[BaseModel], file_of: Callable[[tuple[str | int, ...]], str]
 ) -> ConfigError:
     """All faults of `error` as one ConfigError. `file_of` says which file (or option) a key came from."""
-    faults = dict.fromkeys(_fault(one, model, file_of) for one in _distinct(error.errors()))
+    faults = dict.fromkeys(_fault(one, model, file_of) for one in _distinct(error.errors(), model))
     return ConfigError.of(*faults)
 
 
@@ -65,13 +65,18 @@ def _reworded(message: str, kind: str, context: Mapping[str, Any]) -> str:
     return message.removeprefix("Input should be ").removeprefix("Value error, ")
 
 
-def _distinct(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """A union reports every branch; keep, per key, the branch that got furthest into the value."""
+def _distinct(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[ErrorDetails]:
+    """A union reports every branch. Keep, per key, the branches that got furthest into the value, and of several at one place those
+    that say more than that the value is of another type."""
     depth: dict[tuple[str | int, ...], int] = {}
+    told: set[tuple[str | int, ...]] = set()
     for one in errors:
         root = one["loc"][:2]
         depth[root] = max(depth.get(root, 0), len(one["loc"]))
-    return [one for one in errors if len(one["loc"]) == depth[one["loc"][:2]] or len(one["loc"]) <= 2]
+        if one["type"] not in _WRONG_TYPE:
+            told.add(_clean(one["loc"], model))
+    furthest = [one for one in errors if len(one["loc"]) == depth[one["loc"][:2]] or len(one["loc"]) <= 2]
+    return [one for one in furthest if one["type"] not in _WRONG_TYPE or _clean(one["loc"], model) not in told]
 
 
 def _clean(location: tuple[str | int, ...], model: type[BaseModel]) -> tuple[str | int, ...]:
@@ -80,6 +85,7 @@ def _clean(location: tuple[str | int, ...], model: type[BaseModel]) -> tuple[str
     return tuple(keys)
 
 
+_WRONG_TYPE = {"model_type", "model_attributes_type", "dict_type", "string_type"}
 _BRANCHES = {"str", "int", "float", "bool", "constrained-str", "function-after", "[key]"}
 
 

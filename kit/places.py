@@ -61,6 +61,11 @@ class Places:
         return self._fill(self._resolved.cluster.paths.cache, self._cluster_file, "paths.cache")
 
     @property
+    def stage(self) -> str:
+        """Node-local folder of staged images, on the host."""
+        return f"{self.cache}/images"
+
+    @property
     def store(self) -> str:
         """The image store, on the host."""
         return self._fill(self._resolved.cluster.paths.store, self._cluster_file, "paths.store")

@@ -28,6 +28,7 @@ from kit.scripts import (
     sbatch_options,
     shell_step,
     signal_step,
+    stage_step,
     training_step,
 )
 from kit.spec.image import ImageLock
@@ -58,6 +59,7 @@ class PlanFile:
 class Plan:
     """All that a run will do. `argv` submits it.
 
+    image: as the ranks' node sees it. stored: the .sqsh in the store, empty for a reference; another path when it is staged.
     shell_argv: a shell in the job's container, as a step of an allocation; `salloc_argv` makes one.
     copies: folders to copy into the run folder, (source, name there). folders: those to make there.
     """
@@ -68,6 +70,7 @@ class Plan:
     cluster: str
     runtime: str
     image: str
+    stored: str
     image_digest: str
     layout: Layout
     files: tuple[PlanFile, ...]
@@ -96,6 +99,7 @@ def plan(resolved: Resolved, lock: ImageLock | None, site: Site) -> Plan:
         cluster=resolved.cluster_name,
         runtime=runtime,
         image=making.image,
+        stored=making.stored,
         image_digest=making.digest,
         layout=making.layout,
         files=making.files(),
@@ -127,6 +131,7 @@ class _Making:
         self.paths = RunPaths(site.run_dir)
         self.layout = lay_out(resolved)
         self.job = _filled_in(resolved, site, runtime)
+        self.stored = ""
         self.image, self.digest = self._image(lock) if self.contained else ("", "")
         self.lock = lock if self.contained and self.image.startswith("/") else None
         if self.lock:
@@ -168,7 +173,7 @@ class _Making:
 
     def _image(self, lock: ImageLock | None) -> tuple[str, str]:
         """The image as the runtime takes it, and its digest."""
-        name = self.job.image
+        name = self.job.image_name
         if name is None:
             hint = 'such as image = "train-cpu", or use --no-container'
             raise ConfigError.of(
@@ -186,7 +191,9 @@ class _Making:
                     hint=f"run 'kit build-image {name}'",
                 )
             )
-        return f"{self.places.store}/sha256/{lock.sha256}.sqsh", f"sha256:{lock.sha256}"
+        self.stored = f"{self.places.store}/sha256/{lock.sha256}.sqsh"
+        image = f"{self.places.stage}/{lock.sha256}.sqsh" if self.job.staged else self.stored
+        return image, f"sha256:{lock.sha256}"
 
     def _batch(self) -> str:
         job, layout, paths = self.job, self.layout, self.paths
@@ -198,7 +205,7 @@ class _Making:
             nodes,
             paths,
             lock=self.lock,
-            image=self.image,
+            image=self.stored or self.image,
             cache=self.places.cache,
             mounts=self.mounts if self.contained else (),
             gpus=layout.gpus_per_node,
@@ -233,6 +240,9 @@ class _Making:
                 "signal_argv": signal_step(layout.nodes, paths),
                 "monitor_argv": monitor_step(job.monitor, layout.nodes, paths),
                 "preflight_argv": preflight,
+                "stage_argv": stage_step(
+                    job.staged, nodes, paths, lock=self.lock, source=self.stored, folder=self.places.stage
+                ),
                 "probe_argv": self._probe(nodes) if preflight else [],
             },
         )

@@ -8,7 +8,7 @@ from kit.layout import Layout
 from kit.spec.cluster import NodeShape
 from kit.spec.ends import Monitor, Preflight
 from kit.spec.image import ImageLock
-from kit.spec.job import Job
+from kit.spec.job import ImageChoice, Job
 from kit.spec.mount import Mount
 from kit.spec.paths import RunPaths
 
@@ -144,6 +144,16 @@ def preflight_step(
 def shell_step() -> list[str]:
     """srun for an interactive shell: one task that shares whatever the job has on its node."""
     return ["srun", "--pty", "--overlap", "--mem=0", "--nodes=1", "--ntasks=1", "--mpi=none", "--export=ALL"]
+
+
+def stage_step(
+    choice: ImageChoice | None, nodes: int, paths: RunPaths, *, lock: ImageLock | None, source: str, folder: str
+) -> list[str]:
+    """A copy of the image on every node's own disk; nothing unless the job asks for it. source: the image in the store."""
+    if choice is None or lock is None:
+        return []
+    command = [f"{paths.lib}/stage.sh", source, lock.sha256, folder, str(int(choice.cap_gb * 1e6))]
+    return [*helper_step("kit-stage", nodes, f"{paths.logs}/stage.log"), *command]
 
 
 def helper_step(name: str, nodes: int, output: str) -> list[str]:

@@ -32,6 +32,7 @@ readonly -a KIT_SIGNAL_ARGV={{ signal_argv | sh }}
 readonly -a KIT_MONITOR_ARGV={{ monitor_argv | sh }}
 readonly -a KIT_PREFLIGHT_ARGV={{ preflight_argv | sh }}
 readonly -a KIT_PROBE_ARGV={{ probe_argv | sh }}
+readonly -a KIT_STAGE_ARGV={{ stage_argv | sh }}
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
 # Below this line nothing is generated.
@@ -60,6 +61,8 @@ on_signal() {
     steps_why="the ranks did not end within $(retry::time_to_save "$1") s after $1"
     if [[ "$1" == INT && "${again}" == INT ]]; then
         steps_deadline=EPOCHSECONDS steps_why="Ctrl-C came twice"
+    elif [[ -z "${steps_pid[${KIT_STEP}]:-}" ]]; then
+        steps_deadline=EPOCHSECONDS steps_why="got $1, and there are no ranks yet"
     fi
     log::info "got $1; passing it on to the ranks"
     events::record signal name "$1"
@@ -142,6 +145,7 @@ main() {
     events::record start nodes "${SLURM_JOB_NODELIST}"
     failures::reserve_space
     checks::image || exit "${checks_failed_code}"
+    checks::stage || exit $?
     checks::nodes || exit $?
 
     heartbeat::start "${KIT_HEARTBEAT}"

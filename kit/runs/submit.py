@@ -112,7 +112,7 @@ def require_ready(prepared: Prepared) -> None:
     if prepared.resolved.cluster.embedded and embedded.find(prepared.resolved.cluster_name) is None:
         raise SlurmError(f"cluster {made.cluster!r} is not up", hint=_up_hint(made.cluster))
     if prepared.lock is not None and made.runtime != "bare":
-        verify.check(prepared.lock, Path(made.image).parent.parent, full=False)
+        verify.check(prepared.lock, Path(made.stored).parent.parent, full=False)
 
 
 def run_paths(prepared: Prepared) -> RunPaths:
@@ -140,7 +140,7 @@ def _shaped_like(resolved: Resolved, running: embedded.Cluster) -> Resolved:
 
 def lock_of(resolved: Resolved) -> ImageLock | None:
     """The lock of the job's image; None when it was never built, or is a reference with its own digest."""
-    name = resolved.job.image
+    name = resolved.job.image_name
     if name is None or name.startswith("docker://"):
         return None
     path = image_lock.find(name, project=resolved.project)

@@ -55,6 +55,20 @@ def _short(value: str) -> str:
 Arg = Annotated[Text, AfterValidator(_short)]
 
 
+class ImageChoice(Model):
+    """The image with a word on how it reaches the nodes."""
+
+    name: Annotated[str, AfterValidator(_image)] = Field(
+        description="A folder of containers/, or a reference with its digest."
+    )
+    stage: Literal["shared", "node"] = Field(
+        default="shared", description="node: copy it once to each node's own disk before the ranks start."
+    )
+    cap_gb: float = Field(
+        default=50.0, gt=0, description="With stage 'node': most GB of images kept on a node, oldest use goes."
+    )
+
+
 class Resources(Model):
     """How much of the cluster. Every figure is per node unless it says otherwise."""
 
@@ -137,8 +151,9 @@ class Job(Model):
 
     name: Name = Field(description="Slurm's job name, and the start of the run's id.")
     launcher: Name = Field(description="How ranks start: a folder of launchers/.")
-    image: Annotated[str, AfterValidator(_image)] | None = Field(
-        default=None, description="A folder of containers/, or a reference with its digest."
+    image: Annotated[str, AfterValidator(_image)] | ImageChoice | None = Field(
+        default=None,
+        description="A folder of containers/, or a reference with its digest; or a table that also says `stage`.",
     )
     script: Arg | None = Field(
         default=None, description="Program, relative to the job file; default: the launcher's own."
@@ -180,6 +195,16 @@ class Job(Model):
     megatron: Megatron | None = Field(default=None, description="Megatron's options; become arguments.")
     chain: Chain | None = Field(default=None, description="Several jobs after each other: longer than a time limit.")
     sweep: Sweep | None = Field(default=None, description="Many points of this job: 'kit sweep' submits them.")
+
+    @property
+    def image_name(self) -> str | None:
+        """The image's name or reference, however it was written."""
+        return self.image.name if isinstance(self.image, ImageChoice) else self.image
+
+    @property
+    def staged(self) -> ImageChoice | None:
+        """The image's table when it is to be copied to the nodes."""
+        return self.image if isinstance(self.image, ImageChoice) and self.image.stage == "node" else None
 
     @field_validator("env")
     @classmethod

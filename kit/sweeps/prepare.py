@@ -139,10 +139,10 @@ def _plan(resolved: Sequence[_Pair], first: Prepared, paths: SweepPaths, faults:
 
 def _locks(first: Prepared) -> Callable[[Resolved], ImageLock | None]:
     """The lock of a point's image, read once for each image."""
-    known = {first.resolved.job.image: first.lock}
+    known = {first.resolved.job.image_name: first.lock}
 
     def lock_of(resolved: Resolved) -> ImageLock | None:
-        image = resolved.job.image
+        image = resolved.job.image_name
         if image not in known:
             known[image] = submit.lock_of(resolved) if first.site.containers else None
         return known[image]

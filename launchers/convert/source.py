@@ -50,35 +50,28 @@ class Source:
     def __init__(self, folder: Path, progress: Progress) -> None:
         self.folder = _resolve(folder)
         marker = _marker(self.folder)
-        self.is_megatron = _is_megatron(self.folder)
+        is_megatron = _is_megatron(self.folder)
         metadata = _metadata(self.folder)
         _check_files(self.folder, metadata.storage_data.values())
         if marker:
             _check_sums(self.folder, marker["files"], progress)
         self._tensors: dict[str, TensorStorageMetadata] = {}
         self.dropped: list[str] = []
-        for key, name in _model_keys(metadata, self.is_megatron):
+        names = dict(_model_keys(metadata, is_megatron))
+        self.kind = _kind(set(names.values()))
+        for key, name in names.items():
             one = metadata.state_dict_metadata[key]
             if isinstance(one, TensorStorageMetadata):
                 self._tensors[key] = _covered(self.folder, key, one, metadata.storage_data)
             elif "_extra_state" not in name:  # Transformer Engine's fp8 scales, of no use elsewhere
                 self.dropped.append(name)
-        names = dict(_model_keys(metadata, self.is_megatron))
         self.pieces = [piece for key, one in self._tensors.items() for piece in _unstacked(key, names[key], one, self.kind)]
         if not self.pieces:
             raise Refused(f"{self.folder}: it holds no tensor of a model")
-        self.common = _common(self.folder) if self.is_megatron else {}
+        self.common = _common(self.folder) if is_megatron else {}
         self.step: int | None = marker["step"] if marker else self.common.get("iteration")
         self._reader = FileSystemReader(self.folder)
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)
-
-    @property
-    def kind(self) -> str:
-        """The model's family, by the names of its tensors."""
-        if "embedding.word_embeddings.weight" in self._tensors:
-            return "megatron"
-        ends = ("embedding.weight", "blocks.0.qkv.weight", "blocks.0.gate_up.weight")
-        return "gpt" if all(any(key.endswith(end) for key in self._tensors) for end in ends) else "other"
 
     @property
     def bytes(self) -> int:
@@ -238,6 +231,13 @@ def _model_keys(metadata: Any, is_megatron: bool) -> Iterator[tuple[str, str]]:
             yield key, ".".join(path[1:])
         elif top is None and not path[0].startswith("optim"):
             yield key, ".".join(path)
+
+
+def _kind(names: set[str]) -> str:
+    """The model's family, by the names of its tensors."""
+    if "embedding.word_embeddings.weight" in names:
+        return "megatron"
+    return "gpt" if {"embedding.weight", "blocks.0.qkv.weight", "blocks.0.gate_up.weight"} <= names else "other"
 
 
 def _covered(folder: Path, key: str, one: TensorStorageMetadata, stored: dict[MetadataIndex, Any]) -> TensorStorageMetadata:

@@ -24,6 +24,17 @@ checks::image() {
     printf '%s\n' "${found}" >"${record}"
 }
 
+# The image goes to every node's own disk before anything starts from it there.
+checks::stage() {
+    ((${#KIT_STAGE_ARGV[@]})) || return 0
+    KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-stage "${KIT_STAGE_ARGV[@]}"
+    steps::wait kit-stage && return 0
+    [[ -z "${got_signal}" ]] || return 143
+    log::error "the image was not staged on every node; no rank was started"
+    tail --lines=5 -- "${KIT_RUN_DIR}/logs/stage.log" 2>/dev/null | sed 's/^/  | /' >&2
+    return "${checks_failed_code}"
+}
+
 checks::nodes() {
     ((${#KIT_PREFLIGHT_ARGV[@]})) || return 0
     local -r folder="${KIT_RUN_DIR}/state/preflight"

@@ -49,6 +49,9 @@ failures::explain() {
     fi
     log::error "rank ${rank} on node ${node} failed first, with exit code ${code}"
     failures::tail "${KIT_RUN_DIR}/logs/rank-${rank}.log"
+    if [[ -n "${got_slurms_term}" && ("${KIT_RUNTIME}" == pyxis || "${KIT_RUNTIME}" == enroot) ]]; then
+        log::info "Slurm's own TERM ends the container's FUSE daemons too, and the ranks' files with them; 'kit cancel' spares them"
+    fi
     return "${code}"
 }
 

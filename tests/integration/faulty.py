@@ -1,6 +1,7 @@
 """A training program that goes wrong on request: `faulty.py HOW RANK`, where RANK shows the fault and the others behave.
 
-No framework is imported: the faults are those of processes, nodes and disks. It saves on TERM and USR1 as the launchers' programs do.
+No framework is imported: the faults are those of processes, nodes and disks. It saves on TERM and USR1, as the launchers'
+programs do.
 """
 
 import os

@@ -163,7 +163,7 @@ class Lab:
         """All processes of a node but its first one."""
         init = self.cluster.node(node).init
         assert init is not None
-        space = os.readlink(f"/proc/{init.pid}/ns/pid")
+        space = _namespace(init.pid)
         return [p for p in _all_processes() if p.pid != init.pid and _namespace(p.pid) == space]
 
     def restart_slurmd(self, node: str) -> None:
@@ -208,7 +208,7 @@ def job_id(run: Path) -> int | None:
 
 def _namespace(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
         return ""
 

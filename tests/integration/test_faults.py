@@ -187,11 +187,11 @@ def write(lab: Lab, job: str, how: str = "wait", rank: int = 1) -> None:
 
 
 def test_the_lead_signal_by_slurm_itself_requeues_up_to_the_cap(lab: Lab) -> None:
-    """Slurm looks at limits every 30 s and sends the signal up to a minute early: a limit of a minute with a lead of one is soon."""
+    """Slurm looks at limits every 30 s and sends the signal up to a minute early: a limit of a minute is soon."""
     write(lab, '[resources]\ntime = "00:01:00"\n[slurm]\nlead = 59\n[retry]\nrequeue = 1\n')
     run = lab.submit()
     wait_up(lab, run)
-    lab.wait(lambda: (run / "saved-0-0").exists(), run)
+    lab.wait((run / "saved-0-0").exists, run)
     wait_up(lab, run, start=1)
     job = lab.wait_end(run)
     log = read(run, "batch")
@@ -230,11 +230,11 @@ def test_restarts_are_capped(lab: Lab) -> None:
 # ---- nodes ----
 
 
-def test_node_daemon_killed(spare_lab: Lab) -> None:
+def test_node_daemon_killed(spare_lab: Lab, runtime_of: Callable[[str], list[str]]) -> None:
     """The node's ranks run on, and nobody can end them, until its daemon is back."""
     lab = spare_lab
     write(lab, "")
-    run = lab.submit()
+    run = lab.submit(*runtime_of("bubblewrap"))
     wait_up(lab, run)
     node = lab.cluster.nodes[1].name
     for one in lab.node_processes(node):
@@ -360,7 +360,7 @@ def store_at(lab: Lab, store: Path, folder: Path) -> Iterator[tuple[list[str], P
 @contextmanager
 def variant(lab: Lab, name: str, path_line: str) -> Iterator[list[str]]:
     """The lab's cluster under another name, with one path of its own."""
-    key = path_line.split()[0]
+    key = path_line.split(maxsplit=1)[0]
     text = (lab.project / "clusters" / f"{lab.cluster.name}.toml").read_text()
     lines = [line for line in text.splitlines() if not line.startswith(f"{key} = ")]
     lines.insert(lines.index("[paths]") + 1, path_line)

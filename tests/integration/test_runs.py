@@ -311,3 +311,33 @@ def test_the_check_for_leftovers_finds_one(lab: Lab) -> None:
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
+
+
+def test_an_image_staged_to_the_nodes(lab: Lab, tmp_path: Path) -> None:
+    cluster = lab.project / "clusters" / f"{lab.cluster.name}.toml"
+    text = cluster.read_text()
+    cluster.write_text(text.replace("[paths]", f'[paths]\ncache = "{tmp_path}"'))
+    stage = tmp_path / "images"
+    stage.mkdir()
+    (stage / "old.sqsh").write_bytes(b"x" * 300_000_000)
+    (stage / ".partial-of-a-killed-job").write_text("half")
+    lab.write(
+        'script = "program.py"\nshape = "srun"\nimage = { name = "train-cpu", stage = "node", cap_gb = 0.5 }\n', LOOK
+    )
+    try:
+        run = lab.run("--set", "container.runtime=bubblewrap")
+        assert run.done.returncode == 0, run.log("batch") + run.log("stage")
+        (staged,) = stage.glob("*.sqsh")
+        assert staged.stem in run.log("batch"), "the locked image, under its digest, and the old one is gone"
+        assert not list(stage.glob(".partial*"))
+        before = staged.stat().st_ino
+        assert lab.run("--set", "container.runtime=bubblewrap").done.returncode == 0
+        assert staged.stat().st_ino == before, "the second job finds it there"
+        tiny = lab.run("--set", "container.runtime=bubblewrap", "--set", "image.cap_gb=0.001")
+        assert tiny.done.returncode == 0, "what is staged already needs no room"
+        staged.unlink()
+        refused = lab.run("--set", "container.runtime=bubblewrap", "--set", "image.cap_gb=0.001")
+        assert refused.done.returncode == 72
+        assert "at most 1000 are kept here" in refused.log("batch")
+    finally:
+        cluster.write_text(text)

@@ -23,7 +23,7 @@ def kit(*args: str, cwd: Path) -> shell.Completed:
         (("render",), 3, "job.toml: no such file"),
         (("schema", "jb"), 2, "did you mean 'job'?"),
         (("status", "nothing-of-that-name"), 7, "no such run"),
-        (("cluster", "status", "--name", "no-such-cluster"), 6, "kit cluster up"),
+        (("cluster", "status", "--name", "nope"), 6, "kit cluster up"),
     ],
 )
 def test_exit_code_by_class(tmp_path: Path, args: tuple[str, ...], code: int, said: str) -> None:

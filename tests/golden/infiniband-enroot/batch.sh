@@ -132,6 +132,7 @@ readonly -a KIT_PROBE_ARGV=(
     /kit/run/lib/probe.sh
     python3
 )
+readonly -a KIT_STAGE_ARGV=()
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
 # Below this line nothing is generated.
@@ -242,6 +243,7 @@ main() {
     events::record start nodes "${SLURM_JOB_NODELIST}"
     failures::reserve_space
     checks::image || exit "${checks_failed_code}"
+    checks::stage || exit $?
     checks::nodes || exit $?
 
     heartbeat::start "${KIT_HEARTBEAT}"

@@ -1,0 +1,53 @@
+#!/bin/bash
+# stage.sh SOURCE SHA256 FOLDER CAP_KB: one task per node, before everything else: the image on this node's own disk, once, verified.
+# FOLDER is local and the user's own, so flock is enough; a copy is whole or it is not there.
+set -uo pipefail
+
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname -- "${BASH_SOURCE[0]}")/log.sh"
+
+fail() {
+    log::error "image not staged: $*"
+    exit 1
+}
+
+# Oldest use first. An image that a job has open may go: its blocks stay until the job has closed it.
+make_room() {
+    local -r folder="$1"
+    local -ri cap_kb="$2" wanted_kb="$3"
+    local oldest
+    while (($(du --summarize --block-size=1K -- "${folder}" | cut -f 1) + wanted_kb > cap_kb)); do
+        oldest="$(find "${folder}" -maxdepth 1 -name '*.sqsh' -printf '%T@ %p\n' | sort --numeric-sort | head -n 1 | cut -d ' ' -f 2-)"
+        [[ -n "${oldest}" ]] || return 0
+        log::info "removes ${oldest##*/} from ${folder}: at most ${cap_kb} KB are kept"
+        rm -f -- "${oldest}"
+    done
+}
+
+main() {
+    local -r source="$1" sha256="$2" folder="$3" cap_kb="$4"
+    local -r target="${folder}/${sha256}.sqsh" partial="${folder}/.partial-${sha256}"
+    (umask 077 && mkdir -p -- "${folder}") || fail "${folder} cannot be made"
+    exec {lock}>"${folder}/.lock" || fail "${folder} cannot be written"
+    flock "${lock}" || fail "${folder}/.lock cannot be locked"
+    # Whoever held the lock before is gone: what is partial now will never be whole.
+    rm -f -- "${folder}"/.partial-*
+    if [[ -f "${target}" ]]; then
+        touch -- "${target}"
+        return 0
+    fi
+    [[ -r "${source}" ]] || fail "${source} is not readable here"
+    local -ri wanted_kb=$(($(stat --dereference --format=%s -- "${source}") / 1024 + 1))
+    ((wanted_kb <= cap_kb)) || fail "it has ${wanted_kb} KB, and at most ${cap_kb} are kept here (image.cap_gb)"
+    make_room "${folder}" "${cap_kb}" "${wanted_kb}"
+    trap 'rm -f -- "${partial}"' EXIT
+    cp -- "${source}" "${partial}" || fail "the copy to ${folder} failed; free space: $(df --output=avail -h -- "${folder}" | tail -n 1)"
+    local found
+    found="$(sha256sum -- "${partial}")"
+    [[ "${found%% *}" == "${sha256}" ]] || fail "the copy has the digest ${found%% *}, the lock says ${sha256}"
+    sync -- "${partial}"
+    mv -- "${partial}" "${target}"
+    log::info "image staged to ${target}"
+}
+
+main "$@"

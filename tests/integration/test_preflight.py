@@ -1,0 +1,223 @@
+"""The preflight: each check fails on purpose, with its message and its node. The script itself is run wherever no cluster is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+from kit import shell
+from kit.shell import Completed
+from tests.integration.image_lab import needs_root, small_disk
+from tests.integration.lab import Lab
+from tests.support import REPO
+
+SCRIPT = REPO / "templates" / "lib" / "preflight.sh"
+NODE = "node7"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with what the script writes into."""
+    (tmp_path / "run" / "state" / "preflight").mkdir(parents=True)
+    return tmp_path / "run"
+
+
+def check(run: Path, *options: str, limits: tuple[str, ...] = ()) -> Completed:
+    """preflight.sh with `options`, on a node called NODE. limits: options of prlimit(1)."""
+    words = [f"run={run}", f"cache={run.parent}/cache", *options]
+    env = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": NODE}
+    return shell.run([*(["prlimit", *limits] if limits else []), str(SCRIPT), *words], env=env, check=False)
+
+
+def refused(run: Path, *options: str, limits: tuple[str, ...] = ()) -> str:
+    """What the script says of a node that fails; the same is in its report."""
+    done = check(run, *options, limits=limits)
+    assert done.returncode == 1, done
+    assert not (run / "state/preflight" / f"{NODE}.preflight.ok").exists()
+    assert (run / "state/preflight" / f"{NODE}.preflight.failed").read_text().strip() == done.stdout
+    assert all(line.startswith(f"{NODE}: ") for line in done.stdout.splitlines())
+    return done.stdout
+
+
+def image(run: Path, text: bytes = b"image") -> Path:
+    path = run.parent / "image.sqsh"
+    path.write_bytes(text)
+    return path
+
+
+def test_a_good_node(run: Path) -> None:
+    done = check(
+        run, f"image={image(run)}", "size=5", f"source={run}", "interface=lo", f"now={int(time.time())}", "nofile=16"
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert (run / "state/preflight" / f"{NODE}.preflight.ok").exists()
+
+
+def test_image_missing(run: Path) -> None:
+    assert "image /no/such.sqsh is not readable here; the image store must be" in refused(run, "image=/no/such.sqsh")
+
+
+def test_image_truncated(run: Path) -> None:
+    said = refused(run, f"image={image(run)}", "size=4096")
+    assert f"image {run.parent}/image.sqsh has 5 bytes here, and its lock says 4096; build it again" in said
+
+
+def test_image_of_other_bytes(run: Path) -> None:
+    """The size is right; only the digest tells."""
+    assert check(run, f"image={image(run)}", "size=5").returncode == 0
+    said = refused(run, f"image={image(run)}", "size=5", f"sha256={'0' * 64}")
+    assert (
+        "has the digest 6105d6cc76af400325e94d588ce511be5bfdbb73b437dc51eca43917d7a43e3d here, and its lock says 0000"
+        in said
+    )
+
+
+def test_mount_source_missing(run: Path) -> None:
+    assert "mount source /no/such folder does not exist here" in refused(run, "source=/no/such folder")
+
+
+@needs_root
+def test_no_space_for_caches(run: Path) -> None:
+    with small_disk(run.parent / "small", "size=1M") as disk:
+        said = refused(run, f"cache={disk}", "free_kb=5000")
+    assert f"{disk} has 1024 KB free, 5000 are wanted (preflight.free_disk_gb)" in said
+
+
+def test_cache_cannot_be_made(run: Path) -> None:
+    assert "cache folder /proc/none cannot be made or written; set paths.cache" in refused(run, "cache=/proc/none")
+
+
+def test_run_folder_missing(run: Path) -> None:
+    done = check(run, "run=/no/such")
+    assert "run folder /no/such is not writable here; set paths.runs" in done.stdout
+    assert done.returncode == 1
+
+
+def test_shared_memory_too_small(run: Path) -> None:
+    assert "are wanted (preflight.shm_gb)" in refused(run, f"shm_kb={10**12}")
+
+
+def test_too_few_open_files(run: Path) -> None:
+    said = refused(run, "nofile=1024", limits=("--nofile=64:64",))
+    assert "ulimit -n is 64, 1024 are wanted (preflight.nofile)" in said
+
+
+def test_memory_cannot_be_pinned(run: Path) -> None:
+    said = refused(run, "memlock=unlimited", limits=("--memlock=65536:65536",))
+    assert "ulimit -l is 64; RDMA cannot pin memory (set LimitMEMLOCK=infinity for slurmd)" in said
+    unlimited = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY
+    if unlimited:
+        assert check(run, "memlock=unlimited", limits=("--memlock=unlimited",)).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["ib9", "=l", "=lo0,ib9"])
+def test_interface_missing(run: Path, name: str) -> None:
+    said = refused(run, f"interface={name}")
+    assert f"no network interface {name} here; there are: " in said
+    assert "lo" in said
+
+
+@pytest.mark.parametrize("name", ["lo", "l", "=lo", "^docker0", "ib9,lo"])
+def test_interface_there(run: Path, name: str) -> None:
+    assert check(run, f"interface={name}").returncode == 0
+
+
+@pytest.mark.parametrize("offset", [-60, 60])
+def test_clock_differs(run: Path, offset: int) -> None:
+    said = refused(run, f"now={int(time.time()) + offset}", "skew=5")
+    assert "s from the first node's; at most 5 are allowed" in said
+    assert check(run, f"now={int(time.time()) + offset}", "skew=100").returncode == 0
+
+
+def test_all_faults_at_once(run: Path) -> None:
+    said = refused(run, "image=/no/such.sqsh", "source=/none", "interface=ib9", f"shm_kb={10**12}")
+    assert len(said.splitlines()) == 4
+
+
+def test_unknown_option(run: Path) -> None:
+    done = check(run, "colour=blue")
+    assert done.returncode == 2
+    assert "unknown option colour=blue" in done.stderr
+
+
+# ---- on the cluster ----
+
+
+@pytest.mark.cluster
+def test_container_without_python(lab: Lab) -> None:
+    lab.write('script = "program.py"\npython = "python9"\n', "print('no')\n")
+    run = lab.run()
+    assert lab.status(run.folder)["exit_code"] == 72
+    for node in lab.cluster.nodes:
+        assert f"{node.name}: the container starts, and has no python9 on its PATH" in run.log("batch")
+    assert not list((run.folder / "logs").glob("rank-*")), "no rank was started"
+    assert lab.settled(run.folder) == []
+
+
+@pytest.mark.cluster
+def test_container_that_does_not_start(lab: Lab) -> None:
+    lab.write('script = "program.py"\nworkdir = "/no/such/folder"\n', "print('no')\n")
+    run = lab.run()
+    assert lab.status(run.folder)["exit_code"] == 72
+    assert f"{lab.cluster.nodes[0].name}: probe: no answer within 60 s, or it could not start" in run.log("batch")
+    assert lab.settled(run.folder) == []
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("shape", ["srun", pytest.param("torchrun", marks=pytest.mark.faults)])
+def test_all_reduce(lab: Lab, shape: str) -> None:
+    lab.write('script = "program.py"\n[preflight]\nall_reduce_s = 120\n', "print('trained')\n")
+    run = lab.run("--set", f"shape={shape}")
+    assert run.done.returncode == 0, run.log("batch") + run.log("rank-0")
+    assert "all-reduce over 4 ranks: as it should be" in run.log("rank-0")
+    assert "trained" in run.log("rank-3")
+
+
+@pytest.mark.cluster
+def test_all_reduce_takes_too_long(lab: Lab) -> None:
+    """Nobody imports torch and meets in a second."""
+    lab.write('script = "program.py"\nshape = "srun"\n[preflight]\nall_reduce_s = 1\n', "print('trained')\n")
+    run = lab.run()
+    assert lab.status(run.folder)["exit_code"] == 72
+    assert "the all-reduce over 4 ranks did not end within 1 s" in run.log("batch")
+    assert "trained" not in run.log("rank-0")
+    assert lab.settled(run.folder) == []
+
+
+@pytest.mark.cluster
+def test_excluded_node(spare_lab: Lab) -> None:
+    """One node lacks a mount source: the job goes on without it; it is remembered, avoided, and forgotten on request."""
+    lab = spare_lab
+    bad = lab.cluster.nodes[0].name
+    data = lab.project / "everywhere"
+    data.mkdir()
+    lab.inside(bad, "mount", "-t", "tmpfs", "tmpfs", str(lab.project / "everywhere"))
+    (data / "here").mkdir()
+    lab.write(
+        f'script = "program.py"\nshape = "srun"\nmounts = [{{ source = "{data}/here", target = "/data" }}]\n'
+        '[preflight]\non_failure = "exclude"\n',
+        "print('trained')\n",
+    )
+    try:
+        run = lab.submit()
+        job = lab.wait_end(run)
+        assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), (run / "logs/batch.log").read_text()
+        assert bad not in lab.slurm("scontrol", "show", "hostnames", job["NodeList"]).split()
+        assert f"without {bad}" in (run / "logs/batch.log").read_text()
+        (known,) = json.loads(lab.kit("nodes", "--cluster", lab.cluster.name, "--json").stdout)
+        assert known["node"] == bad
+        assert "mount source" in known["reason"]
+        second = lab.run().folder
+        assert bad not in lab.slurm("scontrol", "show", "hostnames", lab.job(second)["NodeList"]).split()
+        assert lab.job(second)["Restarts"] == "0"
+        lab.kit("nodes", "--cluster", lab.cluster.name, "--forget", bad)
+        assert json.loads(lab.kit("nodes", "--cluster", lab.cluster.name, "--json").stdout) == []
+    finally:
+        lab.inside(bad, "umount", str(data))
+        lab.kit("nodes", "--cluster", lab.cluster.name, "--forget", bad, check=False)
+    assert lab.settled(run) == []
