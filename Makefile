@@ -18,7 +18,8 @@ setup: ## system packages, .venv, a Docker Engine; says what it installs
 demo: setup ## the main job: cluster up, image built and pinned, DDP on 2 nodes in the container, cluster down
 	@scripts/demo.sh
 
-test: setup ## all tests, on a real Slurm and a real Docker Engine; skips are named
+test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips are named
+	@scripts/setup.sh --with-tests
 	@$(PY) -m pytest $(ARGS)
 
 lint: ## ruff, mypy --strict, layers, shellcheck on rendered scripts, codespell

@@ -1,5 +1,5 @@
 #!/bin/bash
-# setup.sh [--system-only]: makes this machine ready for the kit, and says what it installs before it does.
+# setup.sh [--with-tests]: makes this machine ready for the kit, and says what it installs before it does.
 #   1. Debian or Ubuntu packages that are missing, as root or through sudo
 #   2. .venv, with the versions and hashes of requirements/dev.lock
 #   3. a Docker Engine, started when none answers (scripts/engine.sh)
@@ -33,7 +33,7 @@ missing_packages() {
     while read -r program package; do
         [[ -z "${program}" || "${program}" == \#* ]] && continue
         PATH="${PATH}:/usr/sbin:/sbin" command -v "${program}" >/dev/null || printf '%s\n' "${package}"
-    done <scripts/system-packages.txt | sort -u
+    done < <(cat -- "${package_lists[@]}") | sort -u
     if ! docker_answers && ! command -v dockerd >/dev/null; then
         printf 'docker.io\n'
     fi
@@ -83,10 +83,11 @@ install_kit() {
     sha256sum requirements/dev.lock pyproject.toml >"${stamp}"
 }
 
-install_packages
-if [[ "${1:-}" == --system-only ]]; then
-    exit 0
+package_lists=(scripts/system-packages.txt)
+if [[ "${1:-}" == --with-tests ]]; then
+    package_lists+=(scripts/test-packages.txt)
 fi
+install_packages
 install_kit
 scripts/engine.sh up
 say "done: .venv/bin/kit"

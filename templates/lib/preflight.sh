@@ -66,13 +66,13 @@ check_folders() {
 
 check_space() {
     local available
-    available="$(df --output=avail --block-size=1K -- "$1" | tail -n 1)"
+    available="$(df --output=avail --block-size=1K -- "$1" | tail -n 1 | tr -d ' ')"
     ((available >= free_kb)) || fault "$1 has ${available} KB free, ${free_kb} are wanted (preflight.free_disk_gb)"
 }
 
 check_limits() {
     local value
-    value="$(df --output=size --block-size=1K /dev/shm 2>/dev/null | tail -n 1)"
+    value="$(df --output=size --block-size=1K /dev/shm 2>/dev/null | tail -n 1 | tr -d ' ')"
     ((${value:-0} >= shm_kb)) || fault "/dev/shm has ${value:-0} KB, ${shm_kb} are wanted (preflight.shm_gb)"
     value="$(ulimit -n)"
     [[ "${value}" == unlimited ]] || ((value >= nofile)) || fault "ulimit -n is ${value}, ${nofile} are wanted (preflight.nofile)"

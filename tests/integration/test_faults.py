@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.image_lab import needs_root, small_disk
+from kit import shell
+from tests.integration.image_lab import needs_root
 from tests.integration.lab import Lab
 from tests.support import REPO
 
@@ -277,7 +278,8 @@ def test_a_spare_takes_a_lost_nodes_place(spare_lab: Lab) -> None:
     wait_up(lab, run)
     node = lab.cluster.nodes[1].name
     for one in lab.node_processes(node):
-        kill(one.pid)
+        with contextlib.suppress(ProcessLookupError):
+            kill(one.pid)
     try:
         wait_up(lab, run, start=1)
         job = lab.wait_end(run)
@@ -296,7 +298,7 @@ def test_a_spare_takes_a_lost_nodes_place(spare_lab: Lab) -> None:
 @pytest.mark.parametrize("shape", ["srun", pytest.param("torchrun", marks=pytest.mark.faults)])
 def test_disk_full_in_the_run_folder(lab: Lab, shape: str) -> None:
     write(lab, "", how="fill")
-    with small_disk(lab.project / "small", "size=8M") as disk, runs_at(lab, disk) as options:
+    with shared_disk(lab, lab.project / "small", megabytes=8) as disk, runs_at(lab, disk) as options:
         run = Path(lab.kit("submit", *options, "--set", f"shape={shape}").stdout.splitlines()[0])
         job = lab.wait_end(run)
         facts, log = lab.kit("status", str(run), "--json").stdout, read(run, "batch")
@@ -334,6 +336,27 @@ def test_image_replaced_before_the_job(lab: Lab, train_cpu: Path, tmp_path: Path
         lab.wait_end(run)
         assert lab.status(run)["exit_code"] == 72
         assert "has 13 bytes here, and its lock says" in read(run, "batch")
+
+
+@contextmanager
+def shared_disk(lab: Lab, target: Path, *, megabytes: int) -> Iterator[Path]:
+    """A small file system that this machine and every node of the cluster have mounted: a mount here is not seen there."""
+    image = target.with_suffix(".ext4")
+    with image.open("wb") as file:
+        file.truncate(megabytes << 20)
+    shell.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image)])
+    target.mkdir()
+    shell.run(["mount", "-o", "loop", str(image), str(target)])
+    try:
+        device = shell.run(["findmnt", "--noheadings", "--output=SOURCE", str(target)]).stdout
+        for node in lab.cluster.nodes:
+            lab.inside(node.name, "mount", device, str(target))
+        yield target
+    finally:
+        for node in lab.cluster.nodes:
+            lab.inside(node.name, "umount", str(target))
+        shell.run(["umount", str(target)])
+        target.rmdir()
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.server
+import json
 import os
 import shutil
 import socket
@@ -238,7 +240,7 @@ def test_what_is_no_image_is_refused_by_name(lab: ImageLab, source: str) -> None
 
 
 class Registry(http.server.BaseHTTPRequestHandler):
-    """A registry that answers every image with `status`; with 200, a manifest whose layer breaks off."""
+    """A registry that answers every image with `status`."""
 
     status = 401
 
@@ -282,6 +284,69 @@ def test_what_a_registry_refuses_is_said_with_what_to_do(
         server.shutdown()
         server.server_close()
     assert hint in caught.value.hint, caught.value.message
+    assert list((lab.store / "sha256").iterdir()) == []
+
+
+def _blob(content: bytes, kind: str) -> dict[str, object]:
+    return {"mediaType": kind, "size": len(content), "digest": f"sha256:{hashlib.sha256(content).hexdigest()}"}
+
+
+class BreakingOff(Registry):
+    """A registry that has an image, and drops the line in the middle of its only layer, every time."""
+
+    layer = os.urandom(400_000)
+    config = json.dumps(
+        {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [f"sha256:{'0' * 64}"]}}
+    )
+    _DOCKER = "application/vnd.docker."
+    manifest = json.dumps(
+        {
+            "schemaVersion": 2,
+            "mediaType": f"{_DOCKER}distribution.manifest.v2+json",
+            "config": _blob(config.encode(), f"{_DOCKER}container.image.v1+json"),
+            "layers": [_blob(layer, f"{_DOCKER}image.rootfs.diff.tar.gzip")],
+        }
+    ).encode()
+
+    def do_GET(self) -> None:
+        if "/manifests/" in self.path:
+            self._send(self.manifest, f"{self._DOCKER}distribution.manifest.v2+json", whole=True)
+        elif self.path.endswith(hashlib.sha256(self.config.encode()).hexdigest()):
+            self._send(self.config.encode(), "application/octet-stream", whole=True)
+        elif "/blobs/" in self.path:
+            self._send(self.layer, "application/octet-stream", whole=False)
+        else:
+            self._answer(200, b"{}")
+
+    def _send(self, body: bytes, kind: str, *, whole: bool) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Docker-Content-Digest", f"sha256:{hashlib.sha256(body).hexdigest()}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body if whole else body[:100_000])
+        self.close_connection = True
+
+
+# The engine asks again for a minute before it gives up.
+@pytest.mark.parametrize(
+    "with_skopeo",
+    [pytest.param(True, marks=needs_skopeo), pytest.param(False, marks=pytest.mark.slow)],
+    ids=["skopeo", "engine"],
+)
+def test_a_line_that_drops_leaves_nothing(
+    lab: ImageLab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, with_skopeo: bool
+) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), BreakingOff)
+    _plain_http(monkeypatch, tmp_path, f"127.0.0.1:{server.server_port}", with_skopeo=with_skopeo)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(ImageError):
+            run_import(lab, f"docker://127.0.0.1:{server.server_port}#some/image:1")
+    finally:
+        server.shutdown()
+        server.server_close()
     assert list((lab.store / "sha256").iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""The preflight: each check fails on purpose, with its message and its node. The script itself is run wherever no cluster is needed."""
+"""The preflight: each check fails on purpose, with its message and its node. Most need the script alone, and no cluster."""
 
 from __future__ import annotations
 
@@ -69,7 +69,6 @@ def test_image_truncated(run: Path) -> None:
 
 def test_image_of_other_bytes(run: Path) -> None:
     """The size is right; only the digest tells."""
-    assert check(run, f"image={image(run)}", "size=5").returncode == 0
     said = refused(run, f"image={image(run)}", "size=5", f"sha256={'0' * 64}")
     assert (
         "has the digest 6105d6cc76af400325e94d588ce511be5bfdbb73b437dc51eca43917d7a43e3d here, and its lock says 0000"
