@@ -309,7 +309,7 @@ def _qos_layer(cluster: Cluster, written: Table, set_here: Table, file: str) -> 
             Fault(file=COMMAND_LINE if "qos" in set_here else file, key="qos", got=repr(name), allowed=known)
         )
     row: QosRow = cluster.qos[name]
-    slurm = {"account": row.account, "partition": row.partition, "qos": row.qos or name}
+    slurm = {"account": row.account, "partition": row.partition, "qos": None if row.qos is False else row.qos or name}
     resources_ = {"memory": row.memory, "cpus_per_node": row.cpus_per_node, "time": row.time}
     return {
         "qos": name,

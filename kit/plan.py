@@ -249,7 +249,7 @@ class _Making:
 
     def shell(self) -> tuple[str, ...]:
         """A shell on one node, beside whatever runs there."""
-        return tuple(self._wrapped(shell_step(), f"{self.run_inside}/lib/shell.sh"))
+        return tuple(self._wrapped(shell_step(), f"{self.run_inside}/lib/shell.sh", self.job.workdir or self.workspace))
 
     def _probe(self, nodes: int) -> list[str]:
         """A first start of the container on every node, at the price of one task."""

@@ -84,7 +84,8 @@ def training_step(layout: Layout, paths: RunPaths, *, spares: bool, wait_s: int 
         "--export=ALL",
         "--kill-on-bad-exit=1",
         f"--wait={wait_s}",
-        *(["--no-kill"] if spares else []),
+        # A step with a lost node may never end for Slurm: the next one has to share with what is left of it.
+        *(["--no-kill", "--overlap"] if spares else []),
         f"--output={paths.logs}/task-%t.log",
         "--open-mode=append",
     ]

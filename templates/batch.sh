@@ -108,7 +108,7 @@ finish() {
     esac
     # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
     if [[ -n "${environment_batch}" && "${what}" == end && "${got_signal}" == TERM && -z "${got_slurms_term}" ]]; then
-        scancel "${SLURM_JOB_ID}" 2>/dev/null
+        scancel "${environment_job}" 2>/dev/null
     fi
     exit "${code}"
 }

@@ -27,7 +27,7 @@ _UsageFault: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "
 
 
 def _register() -> None:
-    from kit.cli import cluster, images, jobs, nodes, project, results, runs, sweep
+    from kit.cli import checkpoints, cluster, images, jobs, model, nodes, project, results, runs, sweep
 
     app.command("init")(project.init)
     app.command("build-image")(images.build_image)
@@ -42,10 +42,13 @@ def _register() -> None:
     app.command("nodes")(nodes.nodes)
     app.command("sweep")(sweep.sweep)
     app.command("results")(results.results)
+    app.command("model")(model.model)
     app.command("runs")(runs.runs)
     app.command("status")(runs.status)
     app.command("logs")(runs.logs)
     app.command("cancel")(runs.cancel)
+    app.command("convert-checkpoint")(checkpoints.convert_checkpoint)
+    app.command("checkpoint-size")(checkpoints.checkpoint_size)
     app.command("schema")(project.schema)
     app.add_typer(cluster.app, name="cluster")
 
@@ -58,7 +61,8 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         _register()
-        app(standalone_mode=False)
+        # Without standalone mode the code of a command's typer.Exit is what the call returns.
+        code = app(standalone_mode=False)
     except KitError as error:
         if debug:
             raise
@@ -76,7 +80,7 @@ def main() -> NoReturn:
     except _UsageFault as error:
         error.show()
         sys.exit(error.exit_code)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def report(error: KitError) -> None:

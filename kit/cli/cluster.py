@@ -84,6 +84,43 @@ def down(*, name: Name = "local", folder: Folder = None) -> None:
     _say(f"cluster {name}: removed" if removed else f"cluster {name}: there is none")
 
 
+@app.command()
+def detect(
+    name: Annotated[
+        str, typer.Argument(help="The new file's name: clusters/NAME.toml of the project.", show_default=False)
+    ],
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a first clusters/NAME.toml from what this machine's Slurm says of itself."""
+    import tomli_w
+
+    from kit import config, resources
+    from kit.errors import UsageError
+    from kit.slurm import client
+    from kit.slurm.detect import detect as ask
+    from kit.spec.cluster import Cluster
+
+    path = resources.project() / "clusters" / f"{name}.toml"
+    if path.exists() and not force:
+        raise UsageError(f"{path}: there is one already", hint="--force writes over it")
+    found = ask(env=client.environment({}))
+    config.validate(found, Cluster, file=str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_DETECTED + tomli_w.dumps(found), encoding="utf-8")
+    typer.echo(str(path))
+    _say(
+        "next: read it; set paths.runs and paths.store to folders that all nodes see; add accounts and QOS to its rows"
+    )
+
+
+# What Slurm cannot say stands at the top of the file.
+_DETECTED = """\
+# Written by `kit cluster detect`. Slurm does not say which account and QOS you may use, which folders all nodes see, or what your
+# fabric wants: add account and qos to the rows below, and [paths], [network] and mounts (docs/cluster.md).
+"""
+
+
 def _say(line: str) -> None:
     typer.echo(line, err=True)
 

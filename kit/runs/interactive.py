@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import getpass
+import signal
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kit import shell
 from kit.errors import RunError
 from kit.runs import folder, manifest, secret
-from kit.runs.status import Status
+from kit.runs.status import Status, events
 from kit.runs.submit import Prepared, require_ready, secrets_of
 from kit.slurm import client
 
@@ -27,6 +28,8 @@ def allocate(prepared: Prepared) -> int:
     )
     folder.create(made, record, secrets=secrets_of(prepared))
     try:
+        # A terminal that is closed hangs up on salloc, which gives the allocation back; this process waits for that, and cleans up.
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
         return shell.call([*made.salloc_argv, *made.shell_argv], env=_with_terminal(prepared.env))
     finally:
         secret.remove(made.run_dir)
@@ -38,7 +41,10 @@ def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
         raise RunError(f"run {status.run_dir.name} is {status.state}: only a running job has nodes to go to")
     step = list(status.manifest.shell_argv)
     where = [f"--nodelist={node}"] if node else []
-    return shell.call([step[0], f"--jobid={status.job_id}", *where, *step[1:]], env=_with_terminal(env))
+    # srun takes a job's own number only; a task of an array has one, which its batch script has recorded.
+    started = [one["job_id"] for one in events(status.run_dir) if one["event"] == "start"]
+    number = started[-1] if started else status.job_id
+    return shell.call([step[0], f"--jobid={number}", *where, *step[1:]], env=_with_terminal(env))
 
 
 def run_dir_of(prepared: Prepared) -> Path:

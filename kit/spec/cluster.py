@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -28,7 +28,9 @@ class QosRow(Model):
 
     account: SbatchWord | None = None
     partition: SbatchWord | None = None
-    qos: SbatchWord | None = Field(default=None, description="Slurm's QOS; default: the row's own name.")
+    qos: SbatchWord | Literal[False] | None = Field(
+        default=None, description="Slurm's QOS; default: the row's own name. false: none is asked for."
+    )
     memory: Memory | None = None
     cpus_per_node: int | None = Field(default=None, ge=1)
     time: TimeLimit | None = Field(default=None, description="Longest time limit; also the default.")

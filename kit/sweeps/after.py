@@ -75,7 +75,8 @@ def pairs(after: After, arrays: Sequence[Array], folders: list[Path]) -> dict[in
             hint="tasks are paired by their number: the sweeps must have as many points of each shape; or use :ok",
         )
     return {
-        array.number: ["--kill-on-invalid-dep=yes", f"--dependency=aftercorr:{other.job_id}"]
+        # Not killed when it can no longer hold: Slurm would kill the whole array for the first pair that has failed.
+        array.number: [f"--dependency=aftercorr:{other.job_id}"]
         for array, other in zip(arrays, sent, strict=True)
     }
 

@@ -37,7 +37,7 @@ def clashes(point: Point, set_here: Mapping[str, Any]) -> list[str]:
         at: Any = set_here
         for part in key.split("."):
             at = at.get(part) if isinstance(at, Mapping) else None
-        if at is not None or (key.startswith(_ARGS) and "args" in set_here):
+        if at is not None:
             found.append(key)
     return found
 

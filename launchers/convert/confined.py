@@ -6,6 +6,7 @@ must not run; those of a framework that is not installed (Megatron-LM's enumerat
 
 import pickle
 from collections.abc import Callable
+from enum import EnumMeta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,13 @@ _ALLOWED = {
         "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.distributed.checkpoint.planner": {"BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
+    "torch.distributed.checkpoint.planner": {
+        "BytesIOWriteData",
+        "SavePlan",
+        "TensorWriteData",
+        "WriteItem",
+        "WriteItemType",
+    },
     "torch.serialization": {"_get_layout"},
     "torch._utils": {"_rebuild_tensor_v2", "_rebuild_tensor"},
     "torch": {"Size", "device"},
@@ -49,6 +56,11 @@ class StandIn:
         return id(self)
 
 
+def _member(of: Any, name: str) -> Any:
+    """getattr, by which Python 3.11.2 (Debian 12) pickles a member of an enumeration, and for nothing else."""
+    return of[name] if isinstance(of, EnumMeta) else StandIn()
+
+
 class Unpickler(pickle.Unpickler):
     """pickle's, with `_ALLOWED` and torch's data and storage types as all that it finds."""
 
@@ -56,6 +68,8 @@ class Unpickler(pickle.Unpickler):
         """The class or function that a pickle asks for; StandIn when it may not have it."""
         if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if module == "torch" and (isinstance(getattr(torch, name, None), torch.dtype) or name.endswith("Storage")):
             return getattr(torch, name)
         return StandIn

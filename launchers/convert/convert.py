@@ -49,14 +49,14 @@ def convert(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         for name in source.dropped:
             progress.warn(f"{name} is no tensor and is left out")
         output.need(source.bytes)
-        given = shapes.Given(
-            heads=args.heads, context=args.context, norm_eps=args.norm_eps, rope_base=args.rope_base
-        )
+        given = shapes.Given(heads=args.heads, context=args.context, norm_eps=args.norm_eps, rope_base=args.rope_base)
         config = shapes.config(source, given, args.run_args)
         if args.to == "huggingface":
             shape = shapes.of(source, given, args.run_args)
             groups = huggingface.check(source, shape)
-            files = [path.name for path in huggingface.write(output.new, source, shape, groups, args.shard_size, progress)]
+            size = args.shard_size
+            written = huggingface.write(output.new, source, shape, groups, shard_size=size, progress=progress)
+            files = [path.name for path in written]
         else:
             if config.get("heads", 0) is None:
                 progress.warn("the number of attention heads is not known: it is null in model_config; or give --heads")

@@ -33,7 +33,9 @@ def check(source: Source, shape: Shape | None) -> list[Group]:
     if shape is None:
         reason = "its tensors have neither the names of megatron's GPT nor those of launchers/lib/model.py"
     if shape is None or reason:
-        raise Refused(f"{source.folder}: its model is not of the Llama family: {reason}", hint="--to pytorch keeps any model")
+        raise Refused(
+            f"{source.folder}: its model is not of the Llama family: {reason}", hint="--to pytorch keeps any model"
+        )
     if shape.heads is None:
         raise Refused(
             f"{source.folder}: neither the checkpoint nor a run folder around it tells how many attention heads the model has",
@@ -42,7 +44,9 @@ def check(source: Source, shape: Shape | None) -> list[Group]:
     return llama(source, shape)
 
 
-def write(folder: Path, source: Source, shape: Shape, groups: list[Group], shard_size: int, progress: Progress) -> list[Path]:
+def write(
+    folder: Path, source: Source, shape: Shape, groups: list[Group], *, shard_size: int, progress: Progress
+) -> list[Path]:
     """Write the folder, which must not be there; its files."""
     folder.mkdir()
     shards = _shards(groups, shard_size)
@@ -55,16 +59,21 @@ def write(folder: Path, source: Source, shape: Shape, groups: list[Group], shard
             for group in shard:
                 parts = group.split(source.read(group.piece))
                 # A part may be a view of the whole, and a file of views would hold the whole for each.
-                tensors |= {to: part.clone() if len(parts) > 1 else part for to, part in zip(group.names, parts, strict=True)}
+                tensors |= {
+                    to: part.clone() if len(parts) > 1 else part for to, part in zip(group.names, parts, strict=True)
+                }
                 advance(group.piece.bytes)
             save_file(tensors, folder / name, metadata={"format": "pt"})
+            (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors makes files for its user alone
             weight_map |= dict.fromkeys(tensors, name)
     if not single:
         index = {"metadata": {"total_size": source.bytes}, "weight_map": dict(sorted(weight_map.items()))}
         _write_json(folder / "model.safetensors.index.json", index)
     _write_json(folder / "config.json", _config(shape, groups[0].piece.dtype))
     if shape.context is None:
-        progress.warn(f"the longest sequence is not known: max_position_embeddings is {_CONTEXT} in config.json; or give --context")
+        progress.warn(
+            f"the longest sequence is not known: max_position_embeddings is {_CONTEXT} in config.json; or give --context"
+        )
     return sorted(folder.iterdir())
 
 

@@ -75,7 +75,9 @@ def llama(source: Source, shape: Shape) -> list[Group]:
     wanted = {f"model.layers.{number}.{name}" for number in range(shape.layers) for name in layer}
     wanted |= set(_WHOLE[source.kind].values()) - ({"lm_head.weight"} if shape.tied_embeddings else set())
     if missing := sorted(wanted - made):
-        raise Refused(f"{source.folder}: incomplete, or no Llama: nothing in it becomes {missing[0]} ({len(missing)} missing)")
+        raise Refused(
+            f"{source.folder}: incomplete, or no Llama: nothing in it becomes {missing[0]} ({len(missing)} missing)"
+        )
     return groups
 
 
@@ -102,7 +104,9 @@ def _group(piece: Piece, source: Source, shape: Shape) -> Group:
         split = lambda tensor: list(tensor.split(rows))  # noqa: E731
     if sum(rows) != piece.shape[0]:
         what = "its feed-forward part is not gated" if len(names) == len(_GATED) else "its layers differ in size"
-        raise Refused(f"{source.folder}: its model is not of the Llama family: {what} ({piece.name} has {piece.shape[0]} rows)")
+        raise Refused(
+            f"{source.folder}: its model is not of the Llama family: {what} ({piece.name} has {piece.shape[0]} rows)"
+        )
     return Group(piece, names, tuple((count, *piece.shape[1:]) for count in rows), split)
 
 

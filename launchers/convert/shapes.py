@@ -68,7 +68,10 @@ def of(source: Source, given: Given, run_args: list[str]) -> Shape | None:
     heads = given.heads or told.get("heads")
     head_dim, kv_heads = _heads(heads, told.get("head_dim"), rows=size[names["qkv"]][0], wide=size[names["out"]][1])
     return Shape(
-        layers=1 + max(int(name.split(".")[2 if is_megatron else 1]) for name in size if ".layers." in name or "blocks." in name),
+        layers=1
+        + max(
+            int(name.split(".")[2 if is_megatron else 1]) for name in size if ".layers." in name or "blocks." in name
+        ),
         dim=dim,
         feed_forward=size[names["down"]][1],
         vocabulary=vocabulary,

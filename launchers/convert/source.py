@@ -65,7 +65,9 @@ class Source:
                 self._tensors[key] = _covered(self.folder, key, one, metadata.storage_data)
             elif "_extra_state" not in name:  # Transformer Engine's fp8 scales, of no use elsewhere
                 self.dropped.append(name)
-        self.pieces = [piece for key, one in self._tensors.items() for piece in _unstacked(key, names[key], one, self.kind)]
+        self.pieces = [
+            piece for key, one in self._tensors.items() for piece in _unstacked(key, names[key], one, self.kind)
+        ]
         if not self.pieces:
             raise Refused(f"{self.folder}: it holds no tensor of a model")
         self.common = _common(self.folder) if is_megatron else {}
@@ -240,7 +242,9 @@ def _kind(names: set[str]) -> str:
     return "gpt" if {"embedding.weight", "blocks.0.qkv.weight", "blocks.0.gate_up.weight"} <= names else "other"
 
 
-def _covered(folder: Path, key: str, one: TensorStorageMetadata, stored: dict[MetadataIndex, Any]) -> TensorStorageMetadata:
+def _covered(
+    folder: Path, key: str, one: TensorStorageMetadata, stored: dict[MetadataIndex, Any]
+) -> TensorStorageMetadata:
     """`one`, when its chunks are stored and make up the whole tensor."""
     for chunk in one.chunks:
         if chunk.sizes.numel() and MetadataIndex(key, chunk.offsets) not in stored:

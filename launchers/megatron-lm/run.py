@@ -25,8 +25,8 @@ def find() -> Path:
         if (place / SCRIPT).is_file():
             return place
     raise SystemExit(
-        f"no {SCRIPT} in {', '.join(map(str, places))}. Put a checkout of Megatron-LM into the image at /opt/Megatron-LM, or mount one "
-        'and name it: [env] MEGATRON_LM = "/path/in/the/container"'
+        f"no {SCRIPT} in {', '.join(map(str, places))}. Put a checkout of Megatron-LM into the image at /opt/Megatron-LM, or "
+        'mount one and name it: [env] MEGATRON_LM = "/path/in/the/container"'
     )
 
 
@@ -41,8 +41,8 @@ def check(folder: Path) -> None:
     sys.path.insert(0, str(folder))
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.training") is None:
         raise SystemExit(
-            f"{folder}: there is no megatron.training. megatron-core from PyPI holds megatron.core only; the training package comes "
-            "with the checkout: run 'pip install --no-build-isolation .' in it when the image is built, or mount the whole folder"
+            f"{folder}: there is no megatron.training. megatron-core from PyPI holds megatron.core only; the training package "
+            "comes with the checkout: run 'pip install --no-build-isolation .' in it when the image is built, or mount the whole folder"
         )
 
 

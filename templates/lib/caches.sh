@@ -3,7 +3,11 @@
 
 caches::point_at() {
     local dir="$1"
-    if ! mkdir -p -- "${dir}" 2>/dev/null || [[ ! -w "${dir}" ]]; then
+    # The preflight made it on every node; asking first spares a process on each rank.
+    if [[ ! -d "${dir}" ]]; then
+        mkdir -p -- "${dir}" 2>/dev/null || true
+    fi
+    if [[ ! -w "${dir}" ]]; then
         dir="${TMPDIR:-/tmp}/kit-cache"
         mkdir -p -- "${dir}"
     fi

@@ -16,6 +16,12 @@ environment::require_allocation() {
         done
     fi
     # Slurm marks what sbatch started; a job whose script somebody runs by hand is the user's to cancel or to queue again.
+    # What Slurm's commands call this job. The last task of an array has the array's number as its own, and by that number they
+    # mean all of its tasks.
+    environment_job="${SLURM_JOB_ID}"
+    if [[ -n "${SLURM_ARRAY_TASK_ID:-}" ]]; then
+        environment_job="${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+    fi
     environment_batch=""
     [[ "${ENVIRONMENT:-}" != BATCH ]] || environment_batch=1
     export KIT_RESTART_COUNT="${SLURM_RESTART_COUNT:-0}"

@@ -5,8 +5,8 @@ events::record() {
     local -r event="$1"
     shift
     local line
-    printf -v line '{"time": "%(%Y-%m-%dT%H:%M:%S%z)T", "event": "%s", "job_id": %s, "restart": %s, "attempt": %s' \
-        -1 "${event}" "${SLURM_JOB_ID}" "${SLURM_RESTART_COUNT:-0}" "${KIT_RESTART_COUNT}"
+    printf -v line '{"time": "%(%Y-%m-%dT%H:%M:%S%z)T", "epoch": %s, "event": "%s", "job_id": %s, "restart": %s, "attempt": %s' \
+        -1 "${EPOCHREALTIME/,/.}" "${event}" "${SLURM_JOB_ID}" "${SLURM_RESTART_COUNT:-0}" "${KIT_RESTART_COUNT}"
     while (($#)); do
         line+=", \"$1\": \"$2\""
         shift 2

@@ -79,14 +79,14 @@ retry::wants_requeue() {
 
 # Whether Slurm lets the job run; not while it is ending it.
 retry::is_running() {
-    [[ "$(squeue --noheader --jobs="${SLURM_JOB_ID}" --format=%T 2>/dev/null)" == RUNNING ]]
+    [[ "$(squeue --noheader --jobs="${environment_job}" --format=%T 2>/dev/null)" == RUNNING ]]
 }
 
 # Whether the TERM that came was Slurm's own requeue: it has counted the restart already.
 retry::slurm_requeued() {
     [[ "${got_signal}" == TERM ]] || return 1
     local restarts
-    restarts="$(scontrol show job "${SLURM_JOB_ID}" --oneliner 2>/dev/null | grep -oP '(?<= Restarts=)\d+')"
+    restarts="$(scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -oP '(?<= Restarts=)\d+')"
     ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0}))
 }
 
@@ -94,9 +94,9 @@ retry::slurm_requeued() {
 retry::requeue() {
     log::info "exit code $1; back to the queue (${SLURM_RESTART_COUNT:-0} times so far)${retry_without:+, without ${retry_without}}"
     events::record requeue exit_code "$1"
-    scontrol requeue "${SLURM_JOB_ID}" || return 1
+    scontrol requeue "${environment_job}" || return 1
     if [[ -n "${retry_without:-}" ]]; then
-        scontrol update "JobId=${SLURM_JOB_ID}" "ExcNodeList=${retry_without}" || true
+        scontrol update "JobId=${environment_job}" "ExcNodeList=${retry_without}" || true
     fi
 }
 

@@ -1,6 +1,6 @@
 #!/bin/bash
 # shellcheck source-path=SCRIPTDIR/..
-# An interactive shell with what a rank would find: the image's environment, the caches, the job's variables, its secrets.
+# shell.sh FOLDER: an interactive shell there, with what a rank would find: the image's environment, the caches, the job's variables, its secrets.
 set -uo pipefail
 
 KIT_RUN_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -21,5 +21,13 @@ if [[ -s "${KIT_RUN_DIR}/setup.sh" ]]; then
     # shellcheck source=/dev/null
     source "${KIT_RUN_DIR}/setup.sh"
 fi
+cd -- "$1" || exit
 log::info "shell in the job's container; the program would be: ${KIT_PROGRAM[*]@Q}"
-exec env -- "${KIT_PROGRAM_ENV[@]}" bash --norc -i
+env -- "${KIT_PROGRAM_ENV[@]}" bash --norc -i
+code=$?
+# Pyxis and Enroot leave a stopped process in this task's group to hold the container's FUSE daemons. On a terminal of its own the group
+# gets no hang-up from the kernel when the task ends, and without cgroups they would stay for good.
+trap '' HUP
+kill -HUP 0
+kill -CONT 0
+exit "${code}"

@@ -51,7 +51,7 @@ steps::wait() {
 
 # Slurm's id of a running step, by its name: ids depend on the order in which steps came up.
 steps::id() {
-    squeue --noheader --steps --jobs="${SLURM_JOB_ID}" --format='%i %j' 2>/dev/null | awk -v name="$1" '$2 == name { print $1 }'
+    squeue --noheader --steps --jobs="${environment_job}" --format='%i %j' 2>/dev/null | awk -v name="$1" '$2 == name { print $1 }'
 }
 
 # Signals go to the step, never to srun, which would kill its tasks at once.

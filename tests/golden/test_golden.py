@@ -1,4 +1,4 @@
-"""The generated scripts, whole text, against the committed ones. After a change that is meant: `make golden`, then read the diff."""
+"""The generated scripts, whole text, against the committed ones. After a meant change: `make golden`, then read the diff."""
 
 from __future__ import annotations
 

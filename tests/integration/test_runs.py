@@ -132,10 +132,7 @@ def test_the_trainings_own_exit_code(lab: Lab, shape: str, code: int) -> None:
 
 
 def test_killed_rank(lab: Lab, runtime: str) -> None:
-    if runtime == "bare":
-        lab_options = ["--no-container"]
-    else:
-        lab_options = ["--set", f"container.runtime={runtime}"]
+    lab_options = ["--no-container"] if runtime == "bare" else ["--set", f"container.runtime={runtime}"]
     lab.write(
         'script = "program.py"\nshape = "srun"\npython = "/usr/bin/python3"\n',
         "import os, signal, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)\n",

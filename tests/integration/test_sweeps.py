@@ -245,10 +245,9 @@ def test_cancelling_a_chain_cancels_every_link(lab: Lab) -> None:
     ("code", "kind", "runs"), [(0, "ok", True), (3, "ok", False), (3, "notok", True), (3, "any", True)]
 )
 def test_after(lab: Lab, code: int, kind: str, runs: bool) -> None:
-    lab.write(SWEEP, f"import sys, time\ntime.sleep(5)\nsys.exit({code})\n")
-    first = lab.submit()
-    lab.write(SWEEP, "pass\n")
-    second = lab.submit("--after", f"{first.name}:{kind}", "--no-container", "--set", "python=/usr/bin/true")
+    lab.write(SWEEP, "import sys, time\nseconds, code = map(int, sys.argv[1:])\ntime.sleep(seconds)\nsys.exit(code)\n")
+    first = lab.submit("--set", f'args=["8", "{code}"]')
+    second = lab.submit("--set", 'args=["0", "0"]', "--after", f"{first.name}:{kind}")
     assert lab.status(second)["state"] == "PENDING"
     lab.wait(lambda: lab.status(second)["state"] not in {"PENDING", "RUNNING", "COMPLETING"}, second)
     assert lab.status(second)["state"] == ("COMPLETED" if runs else "CANCELLED")
@@ -260,11 +259,10 @@ def test_points_wait_for_the_points_of_another_sweep(lab: Lab) -> None:
     lab.write(SWEEP + "[sweep.grid]\nargs.--lr = [0.02, 0.03]\n")
     second = folder_of(sweep(lab, "--after", f"{first.name}:corr"))
     runs = [point(second, number) for number in range(2)]
-    for run in runs:
-        lab.wait(lambda run=run: lab.status(run)["state"] in {"COMPLETED", "CANCELLED"}, run)
-    assert [lab.status(run)["state"] for run in runs] == ["COMPLETED", "CANCELLED"], (
-        "the second waited for one that failed"
-    )
+    lab.wait(lambda: lab.status(runs[0])["state"] == "COMPLETED", runs[0])
+    lab.wait(lambda: lab.status(runs[1])["reason"] == "DependencyNeverSatisfied", runs[1])
+    assert lab.status(point(first, 1))["state"] == "FAILED", "and this is what it waits for"
+    lab.kit("cancel", runs[1].name)
 
 
 @pytest.mark.timeout(1800)

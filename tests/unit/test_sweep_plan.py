@@ -122,6 +122,11 @@ def test_a_swept_key_on_the_command_line_is_refused(tmp_path: Path) -> None:
     assert [(r.plan.job.seed, r.plan.layout.nodes) for r in made.runs] == [(5, 1)]
 
 
+def test_a_swept_option_goes_into_the_arguments_of_the_command_line(tmp_path: Path) -> None:
+    made = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [1, 2]\n", overrides=('args=["--fast"]',))
+    assert [list(run.plan.job.args) for run in made.runs] == [["--fast", "--lr", "1"], ["--fast", "--lr", "2"]]
+
+
 def test_submit_and_sweep_point_at_each_other(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has a"):
         prepare_job(write_job(tmp_path, JOB + "[sweep.grid]\nseed = [1]\n"), cluster="here", overrides=[])

@@ -173,6 +173,8 @@ on_signal() {
     steps_why="the ranks did not end within $(retry::time_to_save "$1") s after $1"
     if [[ "$1" == INT && "${again}" == INT ]]; then
         steps_deadline=EPOCHSECONDS steps_why="Ctrl-C came twice"
+    elif [[ -z "${steps_pid[${KIT_STEP}]:-}" ]]; then
+        steps_deadline=EPOCHSECONDS steps_why="got $1, and there are no ranks yet"
     fi
     log::info "got $1; passing it on to the ranks"
     events::record signal name "$1"
@@ -218,7 +220,7 @@ finish() {
     esac
     # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
     if [[ -n "${environment_batch}" && "${what}" == end && "${got_signal}" == TERM && -z "${got_slurms_term}" ]]; then
-        scancel "${SLURM_JOB_ID}" 2>/dev/null
+        scancel "${environment_job}" 2>/dev/null
     fi
     exit "${code}"
 }

@@ -14,8 +14,8 @@ export KIT_SEED=1234
 # Below this line nothing is generated.
 set -euo pipefail
 
-KIT_RUN_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-readonly KIT_RUN_DIR
+# Always started by its absolute path; every process spared here is spared on every rank.
+readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/*}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/ranks.sh"

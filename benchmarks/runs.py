@@ -1,0 +1,210 @@
+"""What the kit's own scripts cost a run, beside the bare thing, on an embedded cluster of four nodes.
+
+    python -m benchmarks runs [--rounds 15]
+
+Needs Slurm on this machine and the image train-cpu in the store. Pairs are taken in turn inside one job, so that a machine whose
+speed drifts does not favour either; the figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import resources, shell
+from kit.images import lock as image_lock
+from kit.slurm import client
+from kit.slurm.embedded import Cluster, Shape, down, up
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME, NODES = "bench", 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """A measured figure with its bound."""
+
+    name: str
+    value: float
+    bound: float
+    unit: str
+
+    def __str__(self) -> str:
+        met = "yes" if self.value <= self.bound else "no"
+        return f"| {self.name} | {self.value:.3f} {self.unit} | <= {self.bound:g} | {met} |"
+
+
+# One round is one pair: the bare thing, then the kit's. Times are bash's own, in seconds.
+PAIRS = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 --output={out}.log
+cd {run}
+export KIT_MASTER_ADDR=127.0.0.1 KIT_MASTER_PORT=20000 KIT_RESTART_COUNT=0
+mkdir -p {run}/state/failures-0
+for ((i = 0; i < {rounds}; i++)); do
+    for kind in bare kit; do
+        if [[ $kind == bare ]]; then words=({bare}); else words=({kit}); fi
+        s=$EPOCHREALTIME
+        srun --mpi=none --cpus-per-task=2 --ntasks={tasks} --nodes=2 --output=/dev/null "${{words[@]}}" || exit 1
+        printf '%s %s\\n' "$kind" "$(bc <<<"$EPOCHREALTIME - $s")" >>{out}
+    done
+done
+"""
+
+DIES_ONCE = """\
+import os, pathlib, signal, time
+run, attempt = pathlib.Path(os.environ["KIT_RUN_DIR"]), os.environ["KIT_RESTART_COUNT"]
+if os.environ["RANK"] == "1":
+    (run / f"time-{attempt}").write_text(str(time.time()))
+    if attempt == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(2)
+"""
+
+# A fixed piece of arithmetic, again and again: the median of one piece is what a monitor could slow down.
+STEPS = """\
+import os, pathlib, statistics, time
+def step():
+    began = time.perf_counter()
+    sum(i * i for i in range(200_000))
+    return time.perf_counter() - began
+end = time.time() + 20
+times = []
+while time.time() < end:
+    times.append(step())
+pathlib.Path(os.environ["KIT_RUN_DIR"], "steps-" + os.environ["RANK"]).write_text(str(statistics.median(times)))
+"""
+
+MONITOR = '#!/bin/bash\ncase "$1" in --list-gpus) echo "GPU 0: x";; dmon) while true; do echo "0 1 2 3"; sleep 1; done;; esac\n'
+
+
+class Bench:
+    """A project on the benchmark's cluster."""
+
+    def __init__(self, cluster: Cluster, project: Path, rounds: int) -> None:
+        self.cluster, self.project, self.rounds = cluster, project, rounds
+        self.env = client.environment(cluster.env())
+
+    def submit(self, program: str, *sets: str, env: dict[str, str] | None = None) -> Path:
+        """Run a program as a job on the nodes themselves and return its run folder; ToolError when it fails."""
+        (self.project / "program.py").write_text(program)
+        words = [word for text in sets for word in ("--set", text)]
+        argv = [sys.executable, "-m", "kit", "submit", "--cluster", NAME, "--wait", *words]
+        return Path(shell.run(argv, cwd=self.project, env={**self.env, **(env or {})}).stdout.splitlines()[0])
+
+    def pairs(self, run: Path, *, bare: str, kit: str, tasks: int) -> dict[str, list[float]]:
+        """Seconds of srun around two commands, taken in turn."""
+        out = self.project / "pairs"
+        out.unlink(missing_ok=True)
+        text = PAIRS.format(out=out, run=run, rounds=self.rounds, bare=bare, kit=kit, tasks=tasks)
+        script = self.project / "pairs.sh"
+        script.write_text(text)
+        shell.run(["sbatch", "--wait", str(script)], env=self.env)
+        found: dict[str, list[float]] = {"bare": [], "kit": []}
+        for line in out.read_text().splitlines():
+            kind, seconds = line.split()
+            found[kind].append(float(seconds))
+        return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; 1 when a goal is missed."""
+    parser = argparse.ArgumentParser(prog="benchmarks runs", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args(arguments)
+    with bench(options.rounds) as on:
+        goals = [*prologue(on), *restart(on), *monitors(on), *preflight(on)]
+    print("| goal | measured | bound | met |\n|---|---|---|---|")
+    for goal in goals:
+        print(goal)
+    return 0 if all(goal.value <= goal.bound for goal in goals) else 1
+
+
+@contextmanager
+def bench(rounds: int) -> Iterator[Bench]:
+    """The cluster, and a project whose job asks for two ranks on each of two nodes."""
+    with tempfile.TemporaryDirectory(prefix="kit-bench-") as folder:
+        project = Path(folder)
+        project.chmod(0o755)
+        for kind in (".git", "clusters"):
+            (project / kind).mkdir()
+        (project / "clusters" / f"{NAME}.toml").write_text("embedded = true\n[node]\ncpus = 8\ngpus = 1\n")
+        (project / "job.toml").write_text(
+            'name = "bench"\nlauncher = "ddp"\nscript = "program.py"\nshape = "srun"\npython = "/usr/bin/python3"\n'
+            "[resources]\nnodes = 2\ngpus_per_node = 1\nranks_per_node = 2\n[container]\nruntime = 'bare'\n"
+        )
+        try:
+            yield Bench(up(NAME, Shape(nodes=NODES, gpus_per_node=1, placeholder_gpus=True)), project, rounds)
+        finally:
+            down(NAME)
+
+
+def prologue(on: Bench) -> list[Goal]:
+    """worker.sh and rank.sh around `true` against `true`; the container around `true` against mount and chroot."""
+    run = on.submit("")
+    (run / "program.sh").write_text("readonly -a KIT_PROGRAM=(true)\nreadonly -a KIT_PROGRAM_ENV=()\n")
+    ranks = on.pairs(run, bare="true", kit=f"{run}/worker.sh", tasks=4)
+    added = statistics.median(b - a for a, b in zip(ranks["bare"], ranks["kit"], strict=True))
+    locked = image_lock.read(ROOT / "containers/train-cpu/image.lock")
+    image = resources.user_data() / "images/sha256" / f"{locked.sha256}.sqsh"
+    floor = on.project / "floor.sh"
+    floor.write_text(
+        '#!/bin/bash\n[[ -n "$1" ]] || exec unshare --mount --propagation private "$0" in\n'
+        f"mount -t squashfs -o loop,ro {image} /mnt && exec chroot /mnt true\n"
+    )
+    floor.chmod(0o755)
+    inside = f"{run}/lib/bubblewrap.sh --image={image} --workdir=/ --remap-root --mount {run} /kit/run rw -- /bin/true"
+    started = on.pairs(run, bare=str(floor), kit=inside, tasks=2)
+    over = statistics.median(b - a for a, b in zip(started["bare"], started["kit"], strict=True))
+    return [
+        Goal(name="worker prologue a rank, beyond bare srun", value=1000 * added, bound=30, unit="ms"),
+        Goal(name="container start (bubblewrap), beyond mount + chroot", value=1000 * over, bound=200, unit="ms"),
+    ]
+
+
+def restart(on: Bench) -> list[Goal]:
+    """From the moment a rank is killed to the moment that its successor runs."""
+    run = on.submit(DIES_ONCE, "retry.in_allocation=1")
+    died, came = (float((run / f"time-{attempt}").read_text()) for attempt in (0, 1))
+    return [Goal(name="rank death to restarted rank", value=came - died, bound=1.0, unit="s")]
+
+
+def monitors(on: Bench) -> list[Goal]:
+    """The median step beside the monitors over the median step without, two rounds of each, best against best."""
+    tool = on.project / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(MONITOR)
+    tool.chmod(0o755)
+    path = {"PATH": f"{tool.parent}:{on.env['PATH']}"}
+    one = ("resources.nodes=1", "resources.ranks_per_node=1", "monitor.heartbeat=5", "preflight.enabled=false")
+    took: dict[str, list[float]] = {"true": [], "false": []}
+    for enabled in ("true", "false") * 3:
+        run = on.submit(STEPS, *one, f"monitor.enabled={enabled}", env=path)
+        took[enabled].append(float((run / "steps-0").read_text()))
+    return [
+        Goal(
+            name="step beside the monitors / without",
+            value=min(took["true"]) / min(took["false"]),
+            bound=1.005,
+            unit="",
+        )
+    ]
+
+
+def preflight(on: Bench) -> list[Goal]:
+    """From the start of the batch script to the first attempt, on four nodes, the container probe included."""
+    sets = ("resources.nodes=4", "image=train-cpu", "container.runtime=bubblewrap", "python=python3")
+    took = []
+    for _ in range(3):
+        run = on.submit("", *sets)
+        events = [json.loads(line) for line in (run / "state/events.jsonl").read_text().splitlines()]
+        at = {e["event"]: float(e["epoch"]) for e in events}
+        took.append(at["attempt"] - at["start"])
+    return [Goal(name="preflight on 4 nodes", value=statistics.median(took), bound=2.0, unit="s")]

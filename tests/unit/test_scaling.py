@@ -1,0 +1,114 @@
+"""Model arithmetic against published figures, and the shipped tables against the arithmetic."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from kit import config, scaling
+from kit.scaling import Shape
+from kit.spec.sweep import Sweep
+from kit.spec.table import Table
+from kit.sweeps.expand import expand
+from kit.sweeps.tables import Tables
+from tests.support import REPO
+
+# Totals that the models' authors publish.
+PUBLISHED = {
+    "GPT-2": (Shape(layers=12, dim=768, heads=12, vocab=50257, tied=True, biases=True, positions=1024), 124_439_808),
+    "Pythia-70m": (Shape(layers=6, dim=512, heads=8, vocab=50304, biases=True), 70_426_624),
+    "Pythia-12b": (Shape(layers=36, dim=5120, heads=40, vocab=50688, biases=True), 11_846_072_320),
+    "Llama-7B": (Shape(layers=32, dim=4096, heads=32, vocab=32000, ffn=11008, gated=True), 6_738_415_616),
+    "Llama-3-8B": (
+        Shape(layers=32, dim=4096, heads=32, kv_heads=8, vocab=128256, ffn=14336, gated=True),
+        8_030_261_248,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_ones(name: str) -> None:
+    shape, count = PUBLISHED[name]
+    assert scaling.parameters(shape) == count
+
+
+def test_tokens_steps_and_operations() -> None:
+    tokens = scaling.optimal_tokens(10**9)
+    assert tokens == 20 * 10**9, "Hoffmann 2022, table 3, has 20.2 billion"
+    assert scaling.optimal_tokens(10**9, tokens_per_parameter=1.5) == 15 * 10**8
+    assert scaling.steps(tokens, global_batch=512, context=2048) == 19074
+    assert scaling.steps(2048 * 512 * 3, global_batch=512, context=2048) == 3
+    assert scaling.steps(2048 * 512 * 3 + 1, global_batch=512, context=2048) == 4, "no token is left out"
+    assert scaling.operations(67 * 10**9, int(1.5e12)) == pytest.approx(6.03e23), "Hoffmann 2022: about 5.76e23 for 67B"
+
+
+def test_a_shape_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="dim 100 cannot be divided over 3 heads"):
+        Shape(layers=1, dim=100, heads=3, vocab=10)
+    with pytest.raises(ValueError, match="4 heads cannot be divided over 3 key-value heads"):
+        Shape(layers=1, dim=64, heads=4, kv_heads=3, vocab=10)
+
+
+def values(name: str) -> dict[str, Any]:
+    return config.load_model(REPO / "tables" / f"{name}.toml", Table).values
+
+
+def shapes() -> dict[str, Shape]:
+    return {
+        name: Shape(biases=True, **{key: row[key] for key in ("layers", "dim", "heads", "vocab", "context")})
+        for name, row in values("models").items()
+    }
+
+
+def test_every_shipped_table_is_valid() -> None:
+    found = sorted(path.stem for path in (REPO / "tables").glob("*.toml"))
+    assert found == ["local_batch", "models", "sharding", "steps", "weight_decay"]
+    for name in found:
+        assert config.load_model(REPO / "tables" / f"{name}.toml", Table).source, "a number has its source"
+
+
+def test_counts_in_the_models_table() -> None:
+    for name, shape in shapes().items():
+        row = values("models")[name]
+        assert (row["parameters"], row["non_embedding"]) == (scaling.parameters(shape), scaling.non_embedding(shape))
+
+
+def test_local_batches_in_their_table() -> None:
+    for name, row in values("local_batch").items():
+        for memory, batch in row.items():
+            assert batch == scaling.local_batch(shapes()[name], gpu_memory_gb=float(memory)), (name, memory)
+            fits = not scaling.needs_sharding(scaling.parameters(shapes()[name]), gpu_memory_gb=float(memory))
+            assert fits or batch in {0, 1}, "a model that needs sharding has hardly any room for a batch"
+
+
+def test_a_scaling_study_looks_its_figures_up() -> None:
+    text = """
+    grid.var.model = ["70m", "6.9b"]
+    grid.var.global_batch = [256, 512]
+    set.var.gpu_memory_gb = 80
+    set.var.optimizer = "adamw"
+    set.args.--steps = "lookup:steps"
+    set.args.--shard = "lookup:sharding"
+    set.args.--weight-decay = "lookup:weight_decay"
+    set.args.--layers = "lookup:models.layers"
+    """
+    sweep = config.validate(tomllib.loads(text), Sweep, file="job.toml")
+    points = expand(sweep, base={}, tables=Tables(REPO), file="job.toml").points
+    for point in points:
+        shape = shapes()[str(point.values["var.model"])]
+        count = scaling.parameters(shape)
+        batch = int(str(point.values["var.global_batch"]))
+        steps = scaling.steps(scaling.optimal_tokens(count), global_batch=batch, context=shape.context)
+        assert point.values["args.--steps"] == steps
+        assert point.values["args.--shard"] == scaling.needs_sharding(count, gpu_memory_gb=80)
+        assert point.values["args.--layers"] == shape.layers
+        assert point.values["args.--weight-decay"] == 0.1
+    assert {point.values["args.--shard"] for point in points} == {True, False}
+    tokens = {p.values["var.model"]: set() for p in points}
+    for p in points:
+        tokens[p.values["var.model"]].add(
+            round(int(str(p.values["args.--steps"])) * int(str(p.values["var.global_batch"])), -4)
+        )
+    assert all(len(one) == 1 for one in tokens.values()), "every batch size sees the same tokens"
