@@ -1,13 +1,14 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type golden schema lock bench submit clean
+.PHONY: help setup demo test faults soak lint type golden schema lock bench submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
 JOB ?= examples/ddp
 CLUSTER ?= local
 ARGS ?=
+N ?= 50
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +22,15 @@ demo: setup ## the main job: cluster up, image built and pinned, DDP on 2 nodes 
 test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips are named
 	@scripts/setup.sh --with-tests
 	@$(PY) -m pytest $(ARGS)
+
+faults: ## the whole fault matrix: every fault in every start shape and container runtime of this machine
+	@scripts/setup.sh --with-tests
+	@$(PY) -m pytest -m 'faults or not faults' tests/integration/test_faults.py tests/integration/test_preflight.py \
+		tests/integration/test_secrets.py tests/integration/test_interactive.py $(ARGS)
+
+soak: ## N runs with random faults (SEED=… repeats them); prints leaks and wrong codes
+	@scripts/setup.sh --with-tests
+	@$(PY) -m tests.soak --runs $(N) $(if $(SEED),--seed $(SEED))
 
 lint: ## ruff, mypy --strict, layers, shellcheck on rendered scripts, codespell
 	@.venv/bin/ruff check .

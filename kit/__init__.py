@@ -1,3 +1,37 @@
-"""A containerized launcher kit for Slurm clusters with Enroot and Pyxis."""
+"""A containerized launcher kit for Slurm clusters with Enroot and Pyxis.
+
+`from kit import Job, plan, submit` is the Python API (kit/api.py, docs/python.md). It is imported when one of its names is first
+used, so that `import kit` stays light.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kit.api import Run, SweepRun, plan, results, submit, sweep
+    from kit.spec.job import Job
 
 __version__ = "0.1.0"
+__all__ = ["Job", "Run", "SweepRun", "plan", "results", "submit", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'kit' has no attribute {name!r}")
+    from kit import api
+
+    return getattr(api, name)
+
+
+class _Package(ModuleType):
+    """`kit.plan` is a function here and a module of the package: importing the module does not put it over the function."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -181,7 +181,18 @@ def read_job(
 
     cluster: a name of clusters/, default 'local'. overrides: 'a.b=c' each; c is TOML, or text where it is not.
     """
-    written = load_toml(job_file)
+    return job_of(load_toml(job_file), job_file, cluster=cluster, overrides=overrides, project=project)
+
+
+def job_of(
+    written: Table,
+    job_file: Path,
+    *,
+    cluster: str | None,
+    overrides: Sequence[str] = (),
+    project: Path | None = None,
+) -> Sources:
+    """The same for a job that is a table already. job_file: what faults call it, in the folder that its paths start from."""
     project = project or resources.project(job_file.parent)
     entry = resources.find("clusters", cluster or "local", project_dir=project, asked_by="--cluster", key="cluster")
     return Sources(

@@ -2,11 +2,11 @@
 {% for option in sbatch %}
 #SBATCH {{ option }}
 {% endfor %}
+# shellcheck source-path=SCRIPTDIR
 
 readonly KIT_RUN_DIR={{ run_dir | sh }}
 
 # A later link of a chain: it goes on where the one before it was cut.
-# shellcheck source-path=SCRIPTDIR
 # Below this line nothing is generated.
 set -uo pipefail
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from kit.plan import Plan
     from kit.runs.submit import Prepared
 
 JobFile = Annotated[
@@ -42,17 +43,14 @@ def render(
     ] = None,
 ) -> None:
     """Show what a submit would write and run. Nothing is submitted."""
-    from kit.runs import folder
+    from kit.cli import stages
 
-    made = prepared(job, cluster, containers, set_).plan
-    if output is not None:
-        for path in folder.write_files(made, output):
-            print(path)
+    if stages.staged(job):
+        for stage in stages.prepared(job, cluster, containers, set_):
+            print(f"# stage {stage.name}" + "".join(f", after {one.name}:{one.kind}" for one in stage.after))
+            _render(stage.prepared.plan, output / stage.name if output else None)
         return
-    for name in ("batch.sh", "worker.sh", "program.sh"):
-        print(f"# ==> {name} <==")
-        print(made.text_of(name))
-    print(f"# {' '.join(made.argv)}")
+    _render(prepared(job, cluster, containers, set_).plan, output)
 
 
 def submit(
@@ -72,12 +70,18 @@ def submit(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Write the run folder and submit it."""
-    from kit.cli import runs
+    from kit.cli import runs, stages
+    from kit.errors import UsageError
     from kit.runs.submit import submit as submit_run
 
     overrides = [*(set_ or []), *(["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])]
     if dry_run:
         render(job, cluster, containers, overrides)
+        return
+    if stages.staged(job):
+        if debug or follow or after:
+            raise UsageError("--debug, --follow and --after go with a single job", hint="--wait waits for all stages")
+        stages.submit(stages.prepared(job, cluster, containers, overrides), wait=wait, as_json=as_json)
         return
     ready = prepared(job, cluster, containers, overrides, debug=debug)
     if after:
@@ -133,6 +137,19 @@ def shell(
         one = runs.find(attach)
         raise typer.Exit(interactive.attach(one, node=node, env=runs.env_of(one.manifest.cluster)))
     raise typer.Exit(interactive.allocate(prepared(job, cluster, containers, set_)))
+
+
+def _render(made: Plan, output: Path | None) -> None:
+    from kit.runs import folder
+
+    if output is not None:
+        for path in folder.write_files(made, output):
+            print(path)
+        return
+    for name in ("batch.sh", "worker.sh", "program.sh"):
+        print(f"# ==> {name} <==")
+        print(made.text_of(name))
+    print(f"# {' '.join(made.argv)}")
 
 
 def is_true(text: str) -> bool:

@@ -70,7 +70,13 @@ def _print(found: Results) -> None:
 
     short = short_names(found.keys)
     named = any(row.name for row in found.rows)
-    heads = ["point", *(["name"] if named else []), *(short[key] for key in found.keys), "state", *found.headings().values()]
+    heads = [
+        "point",
+        *(["name"] if named else []),
+        *(short[key] for key in found.keys),
+        "state",
+        *found.headings().values(),
+    ]
     table = Table(*heads, box=None, pad_edge=False)
     for row in found.rows:
         values = [shown(row.values[key]) if key in row.values else "" for key in found.keys]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,7 +105,9 @@ def cancel(run: RunName = None, runs_dir: RunsDir = None) -> None:
         return
     env = env_of(one.manifest.cluster)
     chain.cancel([link for link in one.manifest.links if link != one.job_id], env=env)
-    asked = any(e["event"] == "signal" and e.get("name") == "TERM" for e in of.events(run_dir))
+    # Since the batch script's last start: an earlier one may have had Slurm's TERM, for a requeue.
+    this_start = takewhile(lambda e: e["event"] != "start", reversed(of.events(run_dir)))
+    asked = any(e["event"] == "signal" and e.get("name") == "TERM" for e in this_start)
     client.cancel(one.job_id, env=env, gently=one.state == "RUNNING" and not asked)
     if one.state == "PENDING":
         # Its batch script, which would remove them, will not start.
@@ -172,10 +175,9 @@ def follow_run(run_dir: Path, *, rank: int | None = None, fail: bool = True) -> 
 
 def queue() -> Callable[[str], dict[JobId, QueuedJob]]:
     """Asks Slurm once per cluster; a cluster that is not up has no jobs."""
-    from kit.runs.status import cluster_queue
+    from kit.runs import queues
 
-    ask = cluster_queue(env_of)
-    return lambda name: ask(name) if is_up(name) else {}
+    return queues.queue()
 
 
 def waiting(prepared: Prepared, after: list[str]) -> Prepared:
@@ -186,25 +188,10 @@ def waiting(prepared: Prepared, after: list[str]) -> Prepared:
 
 
 def env_of(cluster: str) -> dict[str, str]:
-    """The environment of Slurm's commands for a cluster: an embedded one has its own SLURM_CONF."""
-    from kit.slurm import client, embedded
+    """The environment of Slurm's commands for a cluster."""
+    from kit.runs import queues
 
-    running = embedded.find(cluster)
-    return client.environment(running.env() if running else {})
-
-
-def is_up(cluster: str) -> bool:
-    """Whether there is a Slurm to ask: an embedded cluster may be down, any other is taken to be there."""
-    from kit import config, resources
-    from kit.errors import ConfigError
-    from kit.slurm import embedded
-    from kit.spec.cluster import Cluster
-
-    try:
-        entry = resources.find("clusters", cluster, project_dir=resources.project())
-        return not config.load_model(entry.path, Cluster).embedded or embedded.find(cluster) is not None
-    except ConfigError:
-        return embedded.find(cluster) is not None
+    return queues.env_of(cluster)
 
 
 def _end(one: Status) -> None:

@@ -99,7 +99,7 @@ def wait_sweep(folder: Path) -> None:
         raise RunFailed(
             f"{len(failed)} points did not end well: {ranges(failed)}",
             exit_code=1,
-            hint=f"'kit why {folder.name}.{failed[0]}' looks at one; 'kit sweep --retry' runs them again",
+            hint=f"'kit logs {folder.name}.{failed[0]}' shows one; 'kit sweep --retry' runs them again",
         )
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from kit.runs import secret
 from kit.runs.manifest import Manifest, read
-from kit.slurm import client
 from kit.slurm.client import ACTIVE, JobId, QueuedJob
 from kit.spec.paths import RunPaths
 
@@ -140,8 +139,3 @@ def _state(queued: QueuedJob | None, code: int | None, *, submitted: bool) -> st
     if code is not None:
         return "COMPLETED" if code == 0 else "FAILED"
     return "LOST" if submitted else "SUBMITTED"
-
-
-def cluster_queue(env_of: Callable[[str], dict[str, str]]) -> Callable[[str], dict[JobId, QueuedJob]]:
-    """A `queue` for `of` and `wait`: one squeue per cluster and call."""
-    return lambda name: client.queue(env=env_of(name))

@@ -52,6 +52,8 @@ def prepare(
     resolved = config.load_job(job_file, cluster=cluster, overrides=overrides)
     if resolved.job.sweep is not None:
         raise UsageError(f"{resolved.job_file}: it has a [sweep]", hint="'kit sweep' plans and submits its points")
+    if resolved.job.stages:
+        raise UsageError(f"{resolved.job_file}: it has [stages]", hint="'kit submit' and 'kit render' take all of them")
     if debug:
         resolved = replace(resolved, job=_for_debugging(resolved.job))
     return prepare_resolved(resolved, job_file, containers=containers, now=now)

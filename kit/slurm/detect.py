@@ -45,10 +45,10 @@ def detect(*, env: Mapping[str, str]) -> dict[str, Any]:
     return {
         "description": f"Slurm cluster {config.get('ClusterName', 'without a name')}",
         "max_array": int(config.get("MaxArraySize", "1001")),
-        "default_qos": _row_name(default["PartitionName"]),
+        "default_qos": row_name(default["PartitionName"]),
         "node": {"cpus": node.cpus, "gpus": node.gpus, **_memory(node)},
         "container": {"runtime": "pyxis" if client.has_pyxis(env=env) else "auto"},
-        "qos": {_row_name(p["PartitionName"]): _row(p) for p in partitions},
+        "qos": {row_name(p["PartitionName"]): row_of(p) for p in partitions},
     }
 
 
@@ -63,11 +63,11 @@ def _commonest(listed: str, partition: str) -> _Shape:
     mine = [row for row in rows if row[0] == partition] or rows
     if not mine:
         raise SlurmError("Slurm has no node", hint="sinfo --Node")
-    shapes = Counter(_Shape(cpus=int(c), memory_mb=int(m), gpus=_gpus(g)) for _, c, m, g in mine)
+    shapes = Counter(_Shape(cpus=int(c), memory_mb=int(m), gpus=gpus_of(g)) for _, c, m, g in mine)
     return max(shapes, key=lambda shape: (shapes[shape], shape.gpus))
 
 
-def _gpus(gres: str) -> int:
+def gpus_of(gres: str) -> int:
     """`gpu:h100:8(S:0-1),nvme:1` -> 8."""
     return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,(]+)*?:(\d+)(?=\(|,|$)", gres))
 
@@ -76,12 +76,12 @@ def _memory(node: _Shape) -> dict[str, str]:
     return {"memory": f"{node.memory_mb}M"} if node.memory_mb > _UNSET_MEMORY_MB else {}
 
 
-def _row_name(partition: str) -> str:
+def row_name(partition: str) -> str:
     """A partition's name as a name of the kit: lower case, other characters as dashes."""
     return re.sub(r"[^a-z0-9._-]+", "-", partition.lower()).strip("-._") or "partition"
 
 
-def _row(partition: Mapping[str, str]) -> dict[str, Any]:
+def row_of(partition: Mapping[str, str]) -> dict[str, Any]:
     """A partition as a row of the QOS table. No QOS is asked for: which one a user may have, Slurm does not say here."""
     row: dict[str, Any] = {"partition": partition["PartitionName"], "qos": False}
     if partition.get("MaxTime", "UNLIMITED") not in _UNLIMITED:

@@ -11,6 +11,7 @@ from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLi
 from kit.spec.chain import Chain
 from kit.spec.ends import Monitor, Preflight, Retry, Secrets
 from kit.spec.mount import Mount
+from kit.spec.stages import Stage
 from kit.spec.sweep import Sweep
 from kit.spec.training import Checkpoint, Megatron, Profile
 
@@ -194,6 +195,7 @@ class Job(Model):
     )
     megatron: Megatron | None = Field(default=None, description="Megatron's options; become arguments.")
     chain: Chain | None = Field(default=None, description="Several jobs after each other: longer than a time limit.")
+    stages: dict[Name, Stage] = Field(default_factory=dict, description="Jobs of this file that follow each other.")
     sweep: Sweep | None = Field(default=None, description="Many points of this job: 'kit sweep' submits them.")
 
     @property

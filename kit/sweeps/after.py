@@ -10,6 +10,7 @@ from kit.errors import RunError, UsageError
 from kit.runs import registry, status
 from kit.runs.status import Status
 from kit.runs.submit import Prepared
+from kit.slurm.client import JobId
 from kit.sweeps import find
 from kit.sweeps.arrays import Array
 from kit.sweeps.find import Queue
@@ -49,14 +50,22 @@ def with_dependency(prepared: Prepared, texts: Sequence[str], folders: list[Path
     afters = [parse(text) for text in texts]
     if any(after.kind == "corr" for after in afters):
         raise UsageError("--after RUN:corr pairs the points of two sweeps", hint="use it with 'kit sweep'")
+    return with_options(prepared, [one for after in afters for one in _terms(after, folders, queue=queue)])
+
+
+def with_options(prepared: Prepared, terms: Sequence[str]) -> Prepared:
+    """The same job, submitted with these terms of a dependency."""
     *sbatch, script = prepared.plan.argv
-    argv = (*sbatch, *options(afters, folders, queue=queue), script)
+    argv = (*sbatch, *_joined(terms), script)
     return replace(prepared, plan=replace(prepared.plan, argv=argv))
 
 
 def options(afters: Sequence[After], folders: list[Path], *, queue: Queue) -> list[str]:
     """sbatch's options; none when there is nothing left to wait for. RunError when what is waited for can no longer happen."""
-    terms = [term for after in afters for term in _terms(after, folders, queue=queue)]
+    return _joined([one for after in afters for one in _terms(after, folders, queue=queue)])
+
+
+def _joined(terms: Sequence[str]) -> list[str]:
     if not terms:
         return []
     if len(terms) > 1 and any("?" in term for term in terms):
@@ -101,13 +110,18 @@ def _of_run(after: After, one: Status) -> list[str]:
     if not one.active:
         _require_possible(after, one)
         return []
-    jobs = [str(job) for job in (one.manifest.slurm_id, *one.manifest.links)]
+    assert one.manifest.slurm_id is not None
+    return [term(after, (one.manifest.slurm_id, *one.manifest.links))]
+
+
+def term(after: After, jobs: Sequence[JobId]) -> str:
+    """What sbatch is told of one run. jobs: its own, or the links of its chain."""
     if after.kind == "any":
-        return [f"afterany:{jobs[-1]}"]
+        return f"afterany:{jobs[-1]}"
     if after.kind == "notok":
-        return [f"afternotok:{':'.join(jobs)}"]
+        return f"afternotok:{':'.join(map(str, jobs))}"
     # Any one link that ends with 0 ends the chain: `?` is sbatch's or.
-    return ["?".join(f"afterok:{job}" for job in jobs)]
+    return "?".join(f"afterok:{job}" for job in jobs)
 
 
 def _of_sweep(after: After, record: SweepRecord, states: dict[int, Status | None]) -> list[str]:

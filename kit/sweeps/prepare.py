@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kit import config
 from kit.config import Resolved, Sources
-from kit.errors import UsageError
+from kit.errors import ConfigError, Fault, UsageError
 from kit.plan import plan
 from kit.runs import submit
 from kit.runs.submit import Prepared
@@ -68,7 +68,14 @@ def prepare(
     into: a sweep that was submitted; its points keep their numbers and its seed, new ones are numbered after them.
     """
     sources = config.read_job(job_file, cluster=cluster, overrides=overrides)
-    base = sources.resolve()
+    return prepare_sources(sources, containers=containers, now=now, into=into)
+
+
+def prepare_sources(
+    sources: Sources, *, containers: bool = True, now: datetime | None = None, into: SweepRecord | None = None
+) -> PreparedSweep:
+    """The same for a job that is read already."""
+    job_file, base = sources.job_file, sources.resolve()
     sweep = base.job.sweep
     if sweep is None:
         raise UsageError(
@@ -110,8 +117,23 @@ def _resolve(sources: Sources, points: Sequence[Point], file: str, faults: Gathe
         faults.add(point, [clash(key, file) for key in clashes(point, sources.set_here)])
         with faults.of(point):
             one = sources.resolve(job_keys(point, args), label=of_points(file))
+            _require_single(one)
             found.append((point, replace(one, job=one.job.model_copy(update={"sweep": None}))))
     return found
+
+
+def _require_single(one: Resolved) -> None:
+    """A point is one job: tasks of an array cannot be links of a chain, and have no stages."""
+    wrong = [
+        Fault(file=one.job_file, key=key, got="a table", allowed="nothing in a job with [sweep]", hint=hint)
+        for key, there, hint in (
+            ("chain", one.job.chain is not None, "retry.requeue takes a point past its time limit"),
+            ("stages", bool(one.job.stages), "a sweep can wait for another: --after SWEEP:corr"),
+        )
+        if there
+    ]
+    if wrong:
+        raise ConfigError.of(*wrong)
 
 
 def _first(

@@ -19,6 +19,7 @@ on where it stopped. docs/training.md says what it reads and writes, lib/stop.py
 import contextlib
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -75,10 +76,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     net = model.ConvNet(channels=train_set[0][0].shape[0], classes=classes, width=args.width).to(here.device)
     device_ids = [here.device.index] if here.device.type == "cuda" else None
     ddp = DistributedDataParallel(torch.compile(net) if args.compile else net, device_ids=device_ids)
-    if args.optimizer == "sgd":
-        optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9, weight_decay=args.weight_decay)
-    else:
-        optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    kinds = {"adamw": torch.optim.AdamW, "sgd": partial(torch.optim.SGD, momentum=0.9)}
+    optimizer = kinds[args.optimizer](net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     last_step = args.epochs * steps_per_epoch
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, last_step))
     scaler = torch.amp.GradScaler(here.device.type, enabled=args.precision == "fp16")

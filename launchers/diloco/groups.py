@@ -54,18 +54,26 @@ def agreed(value: Any, here: Ranks) -> Any:
 
 
 def newest(folder: Path, group: Group, here: Ranks, saves: checkpoint.Checkpoints) -> Path | None:
-    """The checkpoint to start from: the furthest sound one of any group, this group's own where two are as far."""
-    own = saves.newest()
-    best = own
+    """The checkpoint to start from: a sound one of the furthest outer step, this group's own where it is as far."""
+    best = saves.newest()
     if here.is_first:
+        reached = _outer_step(best) if best else -1
         others = [path for path in folder.glob("replica-*/step-*") if path.parent.name != group.folder]
-        for path in sorted(others, key=lambda path: path.name, reverse=True):
-            if best is not None and path.name <= best.name:
+        for path in sorted(others, key=_outer_step, reverse=True):
+            if _outer_step(path) <= reached:
                 break
             if _sound(path):
                 best = path
                 break
     return agreed(best, here)
+
+
+def _outer_step(folder: Path) -> int:
+    """The outer step of a checkpoint; -1 when it cannot be read. It may vanish meanwhile, being another group's."""
+    try:
+        return int(json.loads((folder / AT).read_text())["outer"])
+    except (OSError, ValueError, KeyError):
+        return -1
 
 
 def furthest(folder: Path) -> dict[str, Any] | None:

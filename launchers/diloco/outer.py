@@ -182,6 +182,8 @@ class DiLoCo:
                 local(parameter).copy_(state["own"][name])
             if state["fragments"] == self.settings.fragments:
                 self._average.residuals = state["residuals"]
+        else:
+            self.at["step"] = self.at["committed"]  # what that group had done since is not in its global parameters
 
     # ---- one outer step ----
 

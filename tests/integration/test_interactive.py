@@ -32,7 +32,14 @@ signal.signal(signal.SIGTERM, save)
 while not (run / "finish").exists():
     time.sleep(0.1)
 """
-JOB = 'script = "program.py"\nshape = "srun"\npython = "/usr/bin/python3"\n[preflight]\nfree_disk_gb = 0\n[env]\nMY_OWN = "of the job"\n'
+JOB = """script = "program.py"
+shape = "srun"
+python = "/usr/bin/python3"
+[preflight]
+free_disk_gb = 0
+[env]
+MY_OWN = "of the job"
+"""
 
 
 @dataclass

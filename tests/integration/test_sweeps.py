@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kit import shell
 from kit.shell import Completed
-from tests.integration.lab import Lab
+from tests.integration.lab import TIMEOUT_S, Lab
 from tests.support import REPO
 
 pytestmark = pytest.mark.cluster
@@ -289,3 +292,84 @@ def test_the_example_of_twelve_trainings(lab: Lab, tmp_path: Path) -> None:
     assert scores == sorted(scores, reverse=True)
     assert {(row["optimizer"], row["seed"]) for row in rows} == {(o, s) for o in ("adamw", "sgd") for s in (1, 2)}
     assert all(path.stat().st_size > 500 for path in (*plots, *files))
+
+
+API = """
+from kit import Job, submit, sweep
+options = {"name": "api", "launcher": "ddp", "script": "program.py", "shape": "srun", "container": {"runtime": "bubblewrap"},
+           "resources": {"nodes": 1, "gpus_per_node": 1}}
+first = submit(Job(**options, args=("--lr", "0.01"), seed=3), cluster=CLUSTER)
+second = submit(Job(**options, args=("--lr", "0.02"), seed=3), cluster=CLUSTER, after=[first])
+end = second.wait()
+assert (end.state, end.exit_code) == ("COMPLETED", 0), end
+assert first.metrics() == {"loss": 0.03}, first.metrics()
+many = sweep(Job(**options, sweep={"metric": "loss", "grid": {"args.--lr": [0.01, 0.1], "seed": [1, 2]}}), cluster=CLUSTER)
+failed = many.wait()
+best = many.results().best
+print(len(many.runs), len(failed), best.values["args.--lr"], best.values["seed"], best.metrics["loss"])
+"""
+
+
+def test_the_python_api(lab: Lab) -> None:
+    lab.write("", PROGRAM)
+    (lab.project / "api.py").write_text(API.replace("CLUSTER", repr(lab.cluster.name)))
+    env = {**os.environ, **lab.env}
+    done = shell.run([sys.executable, "api.py"], cwd=lab.project, env=env, timeout=TIMEOUT_S)
+    assert done.stdout == "4 2 0.01 1 0.01"
+
+
+STAGES = """
+[stages.evaluate]
+after = ["convert"]
+args = ["evaluate", "{stages.convert}/out"]
+[stages.convert]
+after = ["pretrain"]
+args = ["convert", "{stages.pretrain}/out"]
+[stages.pretrain]
+args = ["pretrain"]
+"""
+STAGE = """
+import os, pathlib, sys
+read = [pathlib.Path(path).read_text() for path in sys.argv[2:]]
+pathlib.Path(os.environ["KIT_RUN_DIR"], "out").write_text(" ".join([sys.argv[1], *read]))
+if sys.argv[1] == "convert" and os.path.exists("broken"):
+    sys.exit(4)
+"""
+
+
+def test_stages_follow_each_other_and_stop_at_the_first_that_fails(lab: Lab) -> None:
+    lab.write(SWEEP + STAGES, STAGE)
+    done = lab.kit("submit", "-c", lab.cluster.name, "--wait")
+    pretrain, convert, evaluate = map(Path, done.stdout.split())
+    assert (evaluate / "out").read_text() == "evaluate convert pretrain"
+    (lab.project / "broken").touch()
+    try:
+        done = lab.kit("submit", "-c", lab.cluster.name, "--wait", check=False)
+    finally:
+        (lab.project / "broken").unlink()
+    assert done.returncode == 4, "the code of the stage that failed"
+    pretrain, convert, evaluate = map(Path, done.stdout.split())
+    lab.wait(lambda: lab.status(evaluate)["state"] == "CANCELLED", evaluate)
+    assert [lab.status(run)["state"] for run in (pretrain, convert)] == ["COMPLETED", "FAILED"]
+
+
+def test_a_cluster_file_from_what_slurm_says(lab: Lab) -> None:
+    """The same cluster, met as any other Slurm: its file is detected, and a job runs by it."""
+    env = {"SLURM_CONF": str(lab.cluster.slurm_conf)}
+    path = Path(lab.kit("cluster", "detect", "found", env=env).stdout.strip())
+    try:
+        text = path.read_text()
+        for line in (
+            "max_array = 1001",
+            f"cpus = {lab.cluster.cpus_per_node}",
+            "gpus = 4",
+            'partition = "main"',
+            "qos = false",
+        ):
+            assert line in text
+        assert "there is one already" in lab.kit("cluster", "detect", "found", env=env, check=False).stderr
+        lab.write(SWEEP + "[sweep.grid]\nargs.--lr = [0.01]\n", PROGRAM)
+        done = lab.kit("sweep", "-c", "found", "--wait", "--no-container", "--set", "container.runtime=bare", env=env)
+        assert results(lab, folder_of(done))[0]["loss"] is not None
+    finally:
+        path.unlink()

@@ -1,7 +1,9 @@
 """Checkpoints of real trainings, converted: the same numbers come out, without the framework that wrote them."""
 
 import argparse
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -34,18 +36,23 @@ def need(module: str) -> None:
 
 
 def convert(*args: object, check: bool = True) -> Any:
-    """The program's last word on stdout; the finished process where it may fail."""
-    done = subprocess.run(
-        [sys.executable, PROGRAM, *map(str, args)],
-        env={**os.environ, "PYTHONPATH": str(LAUNCHERS), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """The program's last word on stdout; its exit code and outputs where it may fail. In this process: torch loads slowly."""
+    sys.path[:0] = [path for path in (str(PROGRAM.parent), str(LAUNCHERS)) if path not in sys.path]
+    import convert as program
+
+    out, err = io.StringIO(), io.StringIO()
+    before, handler = sys.argv, signal.getsignal(signal.SIGTERM)
+    sys.argv = [str(PROGRAM), *map(str, args)]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = program.main()
+    finally:
+        sys.argv = before
+        signal.signal(signal.SIGTERM, handler)
     if not check:
-        return done
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+        return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+    assert code == 0, err.getvalue()
+    return json.loads(out.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +104,9 @@ def source_logits(name: str, checkpoint: Path, tmp_path: Path) -> tuple[Any, Any
 
 
 def gpt() -> Any:
-    sys.path.insert(0, str(LAUNCHERS))
-    try:
-        from lib import model
-    finally:
-        sys.path.remove(str(LAUNCHERS))
+    sys.path[:0] = [str(LAUNCHERS)] if str(LAUNCHERS) not in sys.path else []
+    from lib import model
+
     return model.GPT(model.Shape(layers=2, heads=4, dim=64, context=64)).eval()
 
 
@@ -260,19 +265,15 @@ def test_members_of_enumerations_are_understood_as_every_python_pickles_them(tmp
 
     class Reaching:
         def __reduce__(self) -> Any:
-            return getattr, (os, "getcwd")
+            return getattr, (Path, "home")
 
     (tmp_path / "pickle").write_bytes(pickle.dumps([ByName(), WriteItemType.SHARD, Reaching()]))
-    code = "import sys, pathlib, confined; print(confined.metadata(pathlib.Path(sys.argv[1])))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "pickle")],
-        env={**os.environ, "PYTHONPATH": str(PROGRAM.parent)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.count("WriteItemType.SHARD") == 2
-    assert "StandIn" in done.stdout
+    sys.path[:0] = [str(PROGRAM.parent)]
+    import confined
+
+    by_name, by_value, reached = confined.metadata(tmp_path / "pickle")
+    assert (by_name, by_value) == (WriteItemType.SHARD, WriteItemType.SHARD)
+    assert isinstance(reached, confined.StandIn)
 
 
 def test_the_arguments_of_megatron_lm_are_read(trained: Any, tmp_path: Path) -> None:
@@ -368,3 +369,25 @@ def test_a_conversion_is_the_same_bytes_each_time(trained: Any, tmp_path: Path) 
         (tmp_path / name).mkdir()
         convert(trained("fsdp"), tmp_path / name / "model.pt", "--to", "pytorch")
     assert (tmp_path / "a/model.pt").read_bytes() == (tmp_path / "b/model.pt").read_bytes()
+
+
+def test_the_command_line(trained: Any, tmp_path: Path) -> None:
+    """`kit convert-checkpoint --no-container`: the kit in its own Python, the program in this one."""
+    repo = LAUNCHERS.parent
+    candidates = [Path(sys.executable), repo / ".venv/bin/python"]
+    has_kit = ["-c", "import kit.runs.convert, kit.cli.checkpoints"]
+    for python in candidates:
+        if (
+            python.exists()
+            and subprocess.run([python, *has_kit], cwd=repo, check=False, capture_output=True).returncode == 0
+        ):
+            break
+    else:
+        pytest.skip("the kit is not installed (make setup)")
+    argv = [str(python), "-m", "kit", "convert-checkpoint", str(trained("fsdp")), str(tmp_path / "model.pt")]
+    argv += ["--to", "pytorch", "--no-container", "--python", sys.executable, "--heads", "4", "--json"]
+    done = subprocess.run(argv, cwd=repo, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model_config"]["heads"] == 4
+    again = subprocess.run(argv, cwd=repo, check=False, capture_output=True, text=True)
+    assert (again.returncode, again.stdout) == (7, "")

@@ -343,8 +343,9 @@ def test_a_job_that_was_stopped_or_killed_ends_as_if_it_never_had_been(
         job.run_dir.mkdir()
     job.start_all(*options)
     job.until(0, "step", "step", random.Random(way).randrange(11, 18))
-    for group in (0, 1):
-        job.signal(group, way)
+    job.signal(0, way)
+    time.sleep(0.05)  # so that they stop at different steps
+    job.signal(1, way)
     assert job.codes() == ({143} if way == signal.SIGTERM else {-9}), job.output()
     if way == signal.SIGTERM:
         assert json.loads((job.run_dir / "replica-0" / "state" / "ended.json").read_text())["state"] == "stopped"
@@ -352,7 +353,9 @@ def test_a_job_that_was_stopped_or_killed_ends_as_if_it_never_had_been(
     final = job.succeed()[0]
     assert job.records(0, "resumed")
     # An average that was under way is started anew, from parameters of a later step: with overlap the sums differ.
-    assert final["sha256"] == whole or "--overlap" in options
+    # A group that was killed before it had saved what another had takes that one's, without what quantising owes.
+    behind = any(f"replica-{group}/" not in job.records(group, "resumed")[0]["path"] for group in (0, 1))
+    assert final["sha256"] == whole or "--overlap" in options or (behind and way == signal.SIGKILL)
 
 
 def test_a_group_with_other_parameters_takes_those_of_the_others(job: Job) -> None:

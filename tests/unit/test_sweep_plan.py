@@ -127,6 +127,12 @@ def test_a_swept_option_goes_into_the_arguments_of_the_command_line(tmp_path: Pa
     assert [list(run.plan.job.args) for run in made.runs] == [["--fast", "--lr", "1"], ["--fast", "--lr", "2"]]
 
 
+def test_a_point_is_no_chain_and_has_no_stages(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path, "[chain]\ntimes = 2\n[stages.a]\nseed = 1\n[sweep.grid]\nseed = [1, 2]\n")
+    assert {fault.key for fault in caught.value.faults} == {"chain", "stages"}
+
+
 def test_submit_and_sweep_point_at_each_other(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has a"):
         prepare_job(write_job(tmp_path, JOB + "[sweep.grid]\nseed = [1]\n"), cluster="here", overrides=[])

@@ -1,0 +1,175 @@
+"""The Python API: what the command line does, for scripts and notebooks.
+
+    from kit import Job, plan, submit
+
+    job = Job(name="digits", launcher="ddp", image="train-cpu", args=("--epochs", "12"))
+    print(plan(job, cluster="local").text_of("batch.sh"))
+    run = submit(job, cluster="local")
+    print(run.wait().state, run.metrics()["accuracy"])
+
+A job is a `Job`, or the path of a job file or of its folder. Errors are those of kit.errors; nothing is printed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import config, resources
+from kit.config import Sources
+from kit.errors import UsageError
+from kit.plan import Plan
+from kit.runs import chain, queues, registry, status
+from kit.runs import submit as one_run
+from kit.runs.manifest import Manifest, read
+from kit.runs.status import Status
+from kit.runs.submit import Prepared
+from kit.slurm import client
+from kit.spec.job import Job
+from kit.spec.paths import RunPaths
+from kit.sweeps import after as waiting
+from kit.sweeps import find, prepare, progress, record
+from kit.sweeps import submit as sending
+from kit.sweeps.results import Goal, Reduce, Results, gather, metrics_of
+
+# What faults call a job that was made in Python.
+_IN_PYTHON = "Job(...)"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: one folder that holds all there is to know of it."""
+
+    folder: Path
+
+    @property
+    def manifest(self) -> Manifest:
+        """What was submitted: image digest, seed, versions, job id."""
+        return read(RunPaths(self.folder).manifest)
+
+    def status(self) -> Status:
+        """How it stands; Slurm is asked once."""
+        (one,) = status.of([self.folder], queue=queues.queue())
+        return one
+
+    def wait(self) -> Status:
+        """Wait for the end; its exit code is in the status, and is no exception."""
+        return status.wait(self.folder, queue=queues.queue(), on_poll=lambda _: None)
+
+    def cancel(self) -> None:
+        """Cancel the job, and all links of a chain. SlurmError when Slurm does not know it."""
+        one = self.status()
+        if one.job_id is not None and one.active:
+            env = queues.env_of(one.manifest.cluster)
+            chain.cancel([link for link in one.manifest.links if link != one.job_id], env=env)
+            client.cancel(one.job_id, env=env)
+
+    def metrics(self, *, reduce: Reduce = "last") -> dict[str, float]:
+        """The numbers that the program reported, by name."""
+        return metrics_of(self.folder, reduce=reduce)
+
+    def records(self) -> list[dict[str, object]]:
+        """Every line of metrics.jsonl so far."""
+        path = RunPaths(self.folder).metrics
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """A sweep that was submitted: a folder with a run for each point."""
+
+    folder: Path
+
+    @property
+    def runs(self) -> list[Run]:
+        """The points' runs, in order."""
+        paths = record.SweepPaths(self.folder)
+        return [Run(paths.point(point.index)) for point in record.read(self.folder).points]
+
+    def wait(self) -> list[Run]:
+        """Wait for all points; return the runs of those that did not end well."""
+        paths = record.SweepPaths(self.folder)
+        failed = progress.wait(self.folder, queue=queues.queue(), on_poll=lambda _: None)
+        return [Run(paths.point(index)) for index in failed]
+
+    def results(self, *, metric: str | None = None, goal: Goal | None = None, reduce: Reduce = "last") -> Results:
+        """All points with their metrics, the best first."""
+        return gather(self.folder, queue=queues.queue(), metric=metric, goal=goal, reduce=reduce)
+
+
+def plan(
+    job: Job | str | Path,
+    *,
+    cluster: str | None = None,
+    overrides: Sequence[str] = (),
+    folder: Path | None = None,
+    containers: bool = True,
+) -> Plan:
+    """What `submit` would write and run; nothing is written. The options are those of `submit`."""
+    return _prepared(job, cluster, overrides, folder, containers).plan
+
+
+def submit(
+    job: Job | str | Path,
+    *,
+    cluster: str | None = None,
+    overrides: Sequence[str] = (),
+    folder: Path | None = None,
+    containers: bool = True,
+    after: Sequence[str | Run] = (),
+) -> Run:
+    """Write the run folder and submit it, as `kit submit` does.
+
+    cluster: a name of clusters/, default 'local'. overrides: 'resources.nodes=4' each. folder: where relative paths of a `Job`
+    start, default the working folder. after: runs to wait for, as `--after` has them; a Run stands for `RUN:ok`.
+    """
+    ready = _prepared(job, cluster, overrides, folder, containers)
+    if after:
+        texts = [one.folder.name if isinstance(one, Run) else one for one in after]
+        folders = registry.folders(ready.resolved.project)
+        ready = waiting.with_dependency(ready, texts, folders, queue=queues.queue())
+    one_run.submit(ready)
+    return Run(ready.plan.run_dir)
+
+
+def sweep(
+    job: Job | str | Path,
+    *,
+    cluster: str | None = None,
+    overrides: Sequence[str] = (),
+    folder: Path | None = None,
+    containers: bool = True,
+) -> SweepRun:
+    """Submit every point of a job's `[sweep]`, as `kit sweep` does."""
+    made = prepare.prepare_sources(_sources(job, cluster, overrides, folder), containers=containers)
+    sending.submit(made)
+    return SweepRun(made.folder)
+
+
+def results(name: str | None = None, *, metric: str | None = None, goal: Goal | None = None) -> Results:
+    """The results of a sweep by its id, the start of one, or its folder; the newest by default."""
+    found = find.find_one(name, registry.folders(resources.project()))
+    return SweepRun(found).results(metric=metric, goal=goal)
+
+
+def _prepared(
+    job: Job | str | Path, cluster: str | None, overrides: Sequence[str], folder: Path | None, containers: bool
+) -> Prepared:
+    sources = _sources(job, cluster, overrides, folder)
+    resolved = sources.resolve()
+    if resolved.job.sweep is not None:
+        raise UsageError(f"{resolved.job_file}: it has a sweep", hint="kit.sweep() submits its points")
+    if resolved.job.stages:
+        raise UsageError(f"{resolved.job_file}: it has stages", hint="'kit submit' takes all of them")
+    return one_run.prepare_resolved(resolved, sources.job_file, containers=containers)
+
+
+def _sources(job: Job | str | Path, cluster: str | None, overrides: Sequence[str], folder: Path | None) -> Sources:
+    if isinstance(job, Job):
+        here = (folder or Path.cwd()).resolve()
+        written = job.model_dump(mode="json", exclude_unset=True)
+        return config.job_of(written, here / _IN_PYTHON, cluster=cluster, overrides=overrides)
+    path = Path(job)
+    return config.read_job(path / "job.toml" if path.is_dir() else path, cluster=cluster, overrides=overrides)

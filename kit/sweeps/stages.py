@@ -1,0 +1,161 @@
+"""Stages of one job file: each is an ordinary run; one that waits for another sees that run's folder.
+
+`{stages.pretrain}` in a stage's script, args or env is the folder of stage pretrain's run as the program sees it, read-only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from kit.config import Resolved, Sources
+from kit.errors import ConfigError, Fault, SlurmError
+from kit.runs import chain, submit
+from kit.runs.manifest import Manifest
+from kit.runs.submit import Prepared
+from kit.slurm import client
+from kit.spec.stages import Stage
+from kit.sweeps.after import After, term, with_options
+
+TARGET = "/kit/stages"
+_PLACE = re.compile(r"\{stages\.([^{}]*)\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedStage:
+    """A stage, planned."""
+
+    name: str
+    prepared: Prepared
+    after: tuple[After, ...]
+
+
+def prepare(sources: Sources, *, containers: bool = True) -> tuple[PreparedStage, ...]:
+    """All stages of a job, each after those that it waits for. ConfigError with all that is wrong with their order."""
+    base = sources.resolve()
+    order = _order(base.job.stages, base.job_file)
+    made: dict[str, PreparedStage] = {}
+    faults: list[Fault] = []
+    for name in order:
+        waits_for = _afters(base.job.stages[name])
+        if any(one.name not in made for one in waits_for):
+            continue  # for one with faults, which are enough to stop here
+        folders = {one.name: made[one.name].prepared.plan.run_dir for one in waits_for}
+        try:
+            prepared = _prepare_one(sources, base, name, folders, containers=containers)
+        except ConfigError as error:
+            if not error.faults:
+                raise
+            faults += error.faults
+            continue
+        made[name] = PreparedStage(name=name, prepared=prepared, after=tuple(waits_for))
+    if faults:
+        raise ConfigError.of(*faults)
+    return tuple(made.values())
+
+
+def _prepare_one(
+    sources: Sources, base: Resolved, name: str, folders: Mapping[str, Path], *, containers: bool
+) -> Prepared:
+    label = f"{base.job_file} [stages.{name}]"
+    keys = {"name": f"{base.job.name}-{name}", **(base.job.stages[name].model_extra or {})}
+    keys = _with_folders(sources, keys, folders, contained=containers, file=label)
+    resolved = sources.resolve(keys, label=label)
+    resolved = replace(resolved, job=resolved.job.model_copy(update={"stages": {}}))
+    return submit.prepare_resolved(resolved, sources.job_file, containers=containers)
+
+
+def submit_all(stages: tuple[PreparedStage, ...], *, say: Callable[[str, Manifest], None]) -> list[Path]:
+    """Submit the stages in order; their run folders. When one is refused, those before it are cancelled.
+
+    say: hears each stage's name and manifest as it is submitted.
+    """
+    for stage in stages:
+        client.test_only(stage.prepared.plan.text_of("batch.sh"), env=stage.prepared.env)
+    sent: dict[str, Manifest] = {}
+    try:
+        for stage in stages:
+            terms = [term(one, _jobs(sent[one.name])) for one in stage.after]
+            sent[stage.name] = submit.submit(with_options(stage.prepared, terms))
+            say(stage.name, sent[stage.name])
+    except BaseException:
+        for stage in reversed(stages):
+            if stage.name in sent:
+                with contextlib.suppress(SlurmError):
+                    chain.cancel(_jobs(sent[stage.name]), env=stage.prepared.env)
+        raise
+    return [stage.prepared.plan.run_dir for stage in stages]
+
+
+def _jobs(made: Manifest) -> tuple[int, ...]:
+    assert made.job_id is not None
+    return (made.job_id, *made.links)
+
+
+def _afters(stage: Stage) -> list[After]:
+    return [After(name, kind or "ok") for name, _, kind in (text.partition(":") for text in stage.after)]
+
+
+def _order(stages: Mapping[str, Stage], file: str) -> tuple[str, ...]:
+    """Every stage after those that it waits for."""
+    faults = []
+    for name, stage in stages.items():
+        for one in _afters(stage):
+            if one.name not in stages:
+                near = get_close_matches(one.name, stages, n=1)
+                faults.append(
+                    Fault(
+                        file=file,
+                        key=f"stages.{name}.after",
+                        got=repr(one.name),
+                        allowed=", ".join(other for other in stages if other != name) or "no other stage",
+                        hint=f"did you mean {near[0]!r}?" if near else "",
+                    )
+                )
+    if faults:
+        raise ConfigError.of(*faults)
+    try:
+        return tuple(TopologicalSorter({n: {a.name for a in _afters(s)} for n, s in stages.items()}).static_order())
+    except CycleError as error:
+        circle = " -> ".join(error.args[1])
+        raise ConfigError.of(
+            Fault(file=file, key="stages", got=circle, allowed="stages that do not wait for each other")
+        ) from None
+
+
+def _with_folders(
+    sources: Sources, keys: dict[str, Any], seen: Mapping[str, Path], *, contained: bool, file: str
+) -> dict[str, Any]:
+    """The keys with the folders of earlier stages put in and, in a container, mounted."""
+    below = sources.merged(keys)
+    inside = {name: f"{TARGET}/{name}" if contained else str(path) for name, path in seen.items()}
+    faults: list[Fault] = []
+
+    def put(text: str, key: str) -> str:
+        for name in _PLACE.findall(text):
+            if name not in inside:
+                allowed = ", ".join(f"{{stages.{one}}}" for one in inside) or "none: this stage waits for no other"
+                faults.append(Fault(file=file, key=key, got=f"{{stages.{name}}}", allowed=allowed))
+        return _PLACE.sub(lambda found: inside.get(found[1], ""), text)
+
+    changed = dict(keys)
+    if isinstance(below.get("args"), list):
+        changed["args"] = [
+            put(word, f"args[{n}]") if isinstance(word, str) else word for n, word in enumerate(below["args"])
+        ]
+    if isinstance(below.get("script"), str):
+        changed["script"] = put(below["script"], "script")
+    if isinstance(below.get("env"), Mapping):
+        changed["env"] = {n: put(v, f"env.{n}") if isinstance(v, str) else v for n, v in below["env"].items()}
+    if faults:
+        raise ConfigError.of(*faults)
+    if contained and inside:
+        own = [{"source": str(seen[name]), "target": place, "flags": ["ro"]} for name, place in inside.items()]
+        changed["mounts"] = [*below.get("mounts", []), *own]
+    return changed

@@ -1,0 +1,103 @@
+"""`kit convert-checkpoint` in an image: a checkpoint goes in, a whole file or an error comes out, nothing else is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kit import resources, shell
+from kit.errors import KitError
+from kit.images import lock as image_lock
+from kit.images import verify
+from kit.runs.convert import lacking
+from kit.runtimes.base import Container
+from kit.runtimes.bubblewrap import runtime
+from kit.spec.job import ContainerOptions
+from kit.spec.mount import Mount
+from tests.support import REPO
+
+# The GPT of launchers/lib, saved as launchers/fsdp/train.py does.
+SAVE = """
+import sys; sys.path.insert(0, "/kit/launchers")
+import torch, torch.distributed.checkpoint as dcp
+from lib.model import GPT, Shape
+net = GPT(Shape(layers=2, heads=4, dim=64, context=32))
+dcp.save({"model": net.state_dict()}, checkpoint_id="/kit/work/saved", no_dist=True)
+"""
+
+
+@pytest.fixture
+def saved(train_cpu: Path, tmp_path: Path) -> Path:
+    """A checkpoint that torch wrote in the image."""
+    if shell.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed: make setup")
+    lock = image_lock.read(REPO / "containers/train-cpu/image.lock")
+    mounts = (
+        Mount(source=str(REPO / "templates/lib"), target="/kit/run/lib", flags=("ro",)),
+        Mount(source=str(REPO / "launchers"), target="/kit/launchers", flags=("ro",)),
+        Mount(source=str(tmp_path), target="/kit/work"),
+    )
+    container = Container(
+        image=str(verify.check(lock, train_cpu, full=False)),
+        mounts=mounts,
+        workdir="/",
+        options=ContainerOptions(remap_root=False),
+        lib=REPO / "templates/lib",
+        home="/",
+    )
+    shell.run(runtime.wrap([], ["python3", "-c", SAVE], container), timeout=120)
+    return tmp_path / "saved"
+
+
+def kit(*words: object) -> shell.Completed:
+    return shell.run([sys.executable, "-m", "kit", "convert-checkpoint", *map(str, words)], cwd=REPO, check=False)
+
+
+def test_one_file(saved: Path, train_cpu: Path) -> None:
+    target = saved.parent / "model.pt"
+    done = kit(saved, target, "--to", "pytorch", "--image", "train-cpu", "--store", train_cpu, "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert (made["source"], made["target"]) == (str(saved), str(target))
+    assert made["model_config"]["layers"] == 2
+    with zipfile.ZipFile(target) as content:
+        held = sum(one.file_size for one in content.infolist() if "/data/" in one.filename)
+    assert held == made["bytes"]
+    shard = next(saved.glob("*.distcp"))
+    os.truncate(shard, shard.stat().st_size - 1)
+    refused = kit(saved, target, "--to", "pytorch", "--image", "train-cpu", "--store", train_cpu, "--force")
+    assert refused.returncode == 7
+    assert f"{saved}: incomplete: {shard.name} has" in refused.stderr
+    assert sorted(path.name for path in saved.parent.iterdir()) == ["model.pt", "saved"]
+
+
+def test_an_image_without_safetensors_is_refused(saved: Path, train_cpu: Path) -> None:
+    lock = image_lock.read(REPO / "containers/train-cpu/image.lock")
+    if not lacking(lock, "huggingface"):
+        pytest.skip("train-cpu has safetensors")
+    done = kit(saved, saved.parent / "hf", "--to", "huggingface", "--image", "train-cpu", "--store", train_cpu)
+    assert done.returncode == 5
+    assert "lacks safetensors" in done.stderr
+    assert [path.name for path in saved.parent.iterdir()] == ["saved"]
+
+
+def test_a_folder_for_transformers(saved: Path) -> None:
+    store = resources.user_data() / "images"
+    lock = image_lock.read(REPO / "containers/frameworks-cpu/image.lock")
+    if missing := lacking(lock, "huggingface"):
+        pytest.skip(f"frameworks-cpu lacks {', '.join(missing)}: add it to its requirements.in and build it")
+    try:
+        verify.check(lock, store, full=False)
+    except KitError:
+        pytest.skip("image frameworks-cpu is not in the store: kit build-image frameworks-cpu")
+    target = saved.parent / "hf"
+    done = kit(saved, target, "--to", "huggingface", "--heads", 4, "--context", 32)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((target / "config.json").read_text())
+    assert (config["architectures"], config["num_key_value_heads"]) == (["LlamaForCausalLM"], 4)
+    assert (target / "model.safetensors").stat().st_size > 4 * 64 * 256

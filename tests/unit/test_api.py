@@ -1,0 +1,78 @@
+"""The Python API does what the command line does, and `import kit` stays light."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import kit.plan  # the module of that name may not hide the function
+from kit import Job, plan, shell, submit, sweep
+from kit.errors import ConfigError, UsageError
+from kit.plan import Plan
+from kit.runs.submit import prepare
+from tests.support import write_job
+
+JOB = (
+    'name = "digits"\nlauncher = "ddp"\nscript = "train.py"\nargs = ["--lr", "0.1"]\nseed = 1\n[resources]\nnodes = 2\n'
+)
+CLUSTER = '[node]\ncpus = 8\ngpus = 4\n[container]\nruntime = "bubblewrap"\n[defaults.resources]\ntime = "00:07:00"\n'
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "here.toml").write_text(CLUSTER)
+    write_job(tmp_path, JOB)
+    return tmp_path
+
+
+def same(one: Plan, other: Plan) -> bool:
+    """Two plans but for the run's id, which holds the time."""
+    files = tuple(replace(f, text=f.text.replace(other.run_id, one.run_id)) for f in other.files)
+    return one.files == files and one.job == other.job and one.layout == other.layout
+
+
+def test_a_job_in_python_is_the_job_of_a_file(project: Path) -> None:
+    job = Job(name="digits", launcher="ddp", script="train.py", args=("--lr", "0.1"), seed=1, resources={"nodes": 2})  # type: ignore[arg-type]
+    made = plan(job, cluster="here", folder=project, containers=False)
+    assert same(made, plan(project / "job.toml", cluster="here", containers=False))
+    assert same(made, plan(str(project), cluster="here", containers=False)), "a folder stands for its job.toml"
+    command_line = prepare(project / "job.toml", cluster="here", overrides=[], containers=False)
+    assert same(made, command_line.plan)
+    assert made.job.resources.time == "00:07:00", "what the Job leaves unset, the cluster fills in"
+    assert (
+        plan(job, cluster="here", folder=project, containers=False, overrides=["resources.nodes=3"]).layout.nodes == 3
+    )
+
+
+def test_a_loop_over_jobs(project: Path) -> None:
+    job = Job(name="digits", launcher="ddp", script="train.py")
+    plans = [
+        plan(job.model_copy(update={"seed": seed}), cluster="here", folder=project, containers=False) for seed in (1, 2)
+    ]
+    assert [made.job.seed for made in plans] == [1, 2]
+
+
+def test_faults_name_the_job_in_python(project: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Job\(\.\.\.\): resources.gpus_per_node: got 9; allowed: at most 4"):
+        plan(Job(name="a", launcher="ddp", resources={"gpus_per_node": 9}), cluster="here", folder=project)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="has a sweep"):
+        submit(Job(name="a", launcher="ddp", sweep={"grid": {"seed": [1]}}), cluster="here", folder=project)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="has no"):
+        sweep(Job(name="a", launcher="ddp"), cluster="here", folder=project)
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = "import sys, kit; print(sorted(m for m in sys.modules if m.startswith(('kit.', 'pydantic', 'jinja2', 'typer'))))"
+    assert shell.run([sys.executable, "-c", code]).stdout == "[]"
+
+
+def test_the_module_plan_does_not_hide_the_function() -> None:
+    assert callable(kit.plan)
+    code = "import kit.plan; from kit import plan; from kit.plan import Plan; print(plan.__module__, Plan.__module__)"
+    assert shell.run([sys.executable, "-c", code]).stdout == "kit.api kit.plan"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        kit.nothing  # noqa: B018

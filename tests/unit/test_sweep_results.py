@@ -1,0 +1,209 @@
+"""Results: which value counts, what is best, how files and plots are written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from kit.errors import ConfigError, RunError, ToolError, UsageError
+from kit.runs.manifest import Manifest
+from kit.spec.sweep import Value
+from kit.sweeps import formats, plot
+from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
+from kit.sweeps.results import Results, gather, metrics_of
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def manifest(task: int) -> Manifest:
+    what = {
+        "run_id": "r",
+        "job_name": "digits",
+        "launcher": "ddp",
+        "shape": "srun",
+        "cluster": "here",
+        "runtime": "bare",
+    }
+    where = {
+        "image": "",
+        "image_name": None,
+        "image_digest": "",
+        "job_file": "job.toml",
+        "argv": (),
+        "user": "ada",
+        "git": None,
+    }
+    size = {"nodes": 1, "ranks_per_node": 1, "world_size": 1, "seed": 0, "versions": {}, "submitted_at": NOW}
+    return Manifest.model_validate({**what, **where, **size, "job_id": 7, "array_task": task})
+
+
+def write_sweep(root: Path, points: list[tuple[dict[str, Value], list[dict[str, object]], int | None]]) -> Path:
+    """A sweep whose points have these values, metrics records and exit codes (None: still without an end)."""
+    folder = root / "digits-1"
+    paths = SweepPaths(folder)
+    for number, (_, records, code) in enumerate(points):
+        run = paths.point(number)
+        (run / "state").mkdir(parents=True)
+        manifest(number).write(run / "manifest.json")
+        (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        if code is not None:
+            end = {"event": "end", "job_id": 7, "restart": 0, "exit_code": str(code)}
+            (run / "state" / "events.jsonl").write_text(json.dumps(end) + "\n")
+    SweepRecord(
+        sweep_id="digits-1", job_name="digits", job_file="job.toml", cluster="here", seed=0,
+        submitted_at=NOW, metric="loss", goal="min",
+        points=tuple(RecordedPoint(index=n, name="", values=values) for n, (values, _, _) in enumerate(points)),
+        arrays=(SentArray(number=0, job_id=7, members=tuple(range(len(points))), argv=()),),
+    ).write(paths)  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_sweep(
+        tmp_path,
+        [
+            (
+                {"args.--lr": 0.001, "seed": 1},
+                [{"kind": "epoch", "loss": 0.2, "lr": 9}, {"kind": "final", "loss": 0.5}],
+                0,
+            ),
+            ({"args.--lr": 0.01, "seed": 1}, [{"kind": "final", "loss": 0.3, "steps": 7, "on": True, "who": "x"}], 0),
+            ({"args.--lr": 0.1, "seed": 1}, [{"kind": "final", "loss": float("nan")}], 0),
+            ({"args.--lr": 1.0, "seed": 1}, [], 3),
+        ],
+    )
+
+
+def gathered(folder: Path, **options: object) -> Results:
+    return gather(folder, queue=lambda _: {}, **options)  # type: ignore[arg-type]
+
+
+def test_the_best_first_then_diverged_then_without_metric(folder: Path) -> None:
+    found = gathered(folder)
+    assert [row.index for row in found.rows] == [1, 0, 2, 3]
+    assert [row.state for row in found.rows] == ["COMPLETED", "COMPLETED", "COMPLETED", "FAILED"]
+    assert found.best is not None
+    assert found.best.metrics == {"loss": 0.3, "steps": 7}, "text, flags and bookkeeping are no metrics"
+    assert [row.index for row in gathered(folder, goal="max").rows] == [0, 1, 2, 3]
+    assert [row.index for row in gathered(folder, reduce="min").rows] == [0, 1, 2, 3], "0.2 was reached on the way"
+
+
+def test_an_unknown_metric_names_the_known(folder: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        gathered(folder, metric="los")
+    assert caught.value.hint == "they wrote loss, lr, steps"
+
+
+def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"loss": 1.5}\n[1]\n{"loss": 1.')
+    assert metrics_of(tmp_path) == {"loss": 1.5}
+    assert metrics_of(tmp_path / "none") == {}
+
+
+def test_files(folder: Path, tmp_path: Path) -> None:
+    found = gathered(folder)
+    for name in ("a.csv", "b.json", "c.parquet"):
+        formats.write(found, tmp_path / "out" / name)
+    with (tmp_path / "out" / "a.csv").open() as text:
+        rows = list(csv.DictReader(text))
+    assert [(row["point"], row["lr"], row["metrics.lr"], row["loss"]) for row in rows[:2]] == [
+        ("1", "0.01", "", "0.3"), ("0", "0.001", "9", "0.5"),
+    ], "a metric and a key of one name stay apart"  # fmt: skip
+    assert [p["point"] for p in json.loads((tmp_path / "out" / "b.json").read_text())["points"]] == [1, 0, 2, 3]
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert parquet.read_table(tmp_path / "out" / "c.parquet").column("loss").to_pylist()[:2] == [0.3, 0.5]
+    with pytest.raises(UsageError, match="names no format"):
+        formats.write(found, tmp_path / "a.xlsx")
+
+
+def test_columns_of_mixed_types_become_text_in_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    folder = write_sweep(tmp_path, [({"var.x": 1}, [], 0), ({"var.x": "auto"}, [], 0)])
+    formats.write(gathered(folder), tmp_path / "x.parquet")
+    assert parquet.read_table(tmp_path / "x.parquet").column("x").to_pylist() == ["1", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("values", "logarithmic"),
+    [
+        ([1e-3, 3e-3, 1e-2], True),
+        ([1, 2, 3], False),
+        ([1, 2, 4], True),
+        ([0.1, 0.2, 0.3, 0.4], False),
+        ([1, 200], True),
+        ([1, 2], False),
+        ([0, 1, 1000], False),
+        ([-1, 1, 100], False),
+        ([0.5, 40, 90], True),
+        ([64, 128, 256, 512], True),
+        ([5], False),
+    ],
+)
+def test_a_log_axis_where_the_values_are_logarithmic(values: list[float], logarithmic: bool) -> None:
+    assert plot.is_logarithmic(values) is logarithmic
+
+
+def test_series_by_the_other_keys_with_the_mean_over_seeds(tmp_path: Path) -> None:
+    points: list[tuple[dict[str, Value], list[dict[str, object]], int | None]] = [
+        (
+            {"args.--lr": lr, "args.--optimizer": kind, "seed": seed},
+            [{"loss": lr * (2 if kind == "sgd" else 1) + seed}],
+            0,
+        )
+        for lr in (0.1, 0.2)
+        for kind in ("adamw", "sgd")
+        for seed in (1, 3)
+    ]
+    series = {one.label: one for one in plot.series_of(gathered(write_sweep(tmp_path, points)), "args.--lr")}
+    assert set(series) == {"optimizer=adamw", "optimizer=sgd"}
+    assert [at for at, _ in series["optimizer=sgd"].line] == [0.1, 0.2]
+    assert [y for _, y in series["optimizer=sgd"].line] == pytest.approx([2.2, 2.4])
+    assert len(series["optimizer=sgd"].dots) == 4
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "html"])
+def test_the_same_results_make_the_same_plot(folder: Path, tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("matplotlib")
+    first, second = tmp_path / f"1.{kind}", tmp_path / f"2.{kind}"
+    for path in (first, second):
+        plot.draw(gathered(folder), path)
+    assert first.read_bytes() == second.read_bytes()
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!DOCTYPE html>"}[kind]
+    assert first.read_bytes().startswith(start)
+    if kind == "html":
+        text = first.read_text()
+        assert "<svg" in text
+        assert "<td>0.01</td>" in text
+        assert re.findall(r'(?:src|href)="(?!#)', text) == [], "nothing is loaded from elsewhere"
+
+
+def test_what_cannot_be_plotted_says_why(folder: Path, tmp_path: Path) -> None:
+    found = gathered(folder)
+    with pytest.raises(ConfigError, match="a swept key: lr, seed"):
+        plot.draw(found, tmp_path / "a.png", x="optimizer")
+    with pytest.raises(UsageError, match="names no format"):
+        plot.draw(found, tmp_path / "a.pdf")
+    with pytest.raises(RunError, match="no point has numbers"):
+        plot.draw(
+            gathered(write_sweep(tmp_path / "other", [({"args.--x": 1}, [], 0), ({"args.--x": 2}, [], 0)])),
+            tmp_path / "a.png",
+        )
+
+
+def test_without_the_extra_the_command_that_installs_it_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("matplotlib", "pyarrow"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    with pytest.raises(ToolError) as caught:
+        plot.draw(gathered(folder), tmp_path / "a.png")
+    assert "slurm-kit[plot]" in caught.value.hint
+    with pytest.raises(ToolError) as caught:
+        formats.write(gathered(folder), tmp_path / "a.parquet")
+    assert "slurm-kit[parquet]" in caught.value.hint
