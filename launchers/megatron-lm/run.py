@@ -42,7 +42,7 @@ def check(folder: Path) -> None:
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.training") is None:
         raise SystemExit(
             f"{folder}: there is no megatron.training. megatron-core from PyPI holds megatron.core only; the training package "
-            "comes with the checkout: run 'pip install --no-build-isolation .' in it when the image is built, or mount the whole folder"
+            "comes with the checkout: run 'pip install --no-build-isolation .' in it in the image's build, or mount the folder"
         )
 
 

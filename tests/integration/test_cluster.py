@@ -322,8 +322,9 @@ def test_a_start_that_was_killed_is_removed(own_folder: Path, after: str, tmp_pa
 
 
 def test_ctrl_c_takes_a_start_back(own_folder: Path, tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", CLI, "up", "--name=own", f"--dir={own_folder}", "--placeholder-gpus"]
-    pid = shell.daemon(argv, log=tmp_path / "up.log")
+    up_argv = [sys.executable, "-c", CLI, "up", "--name=own", f"--dir={own_folder}", "--placeholder-gpus"]
+    # Tests that run in the background of a script ignore SIGINT, and what they start would too.
+    pid = shell.daemon(["env", "--default-signal=INT", *up_argv], log=tmp_path / "up.log")
     wait_until((own_folder / "munge" / "munge.socket").exists)
     os.kill(pid, signal.SIGINT)
     assert os.waitpid(pid, 0)[1] != 0

@@ -370,6 +370,7 @@ def test_a_cluster_file_from_what_slurm_says(lab: Lab) -> None:
         assert "there is one already" in lab.kit("cluster", "detect", "found", env=env, check=False).stderr
         lab.write(SWEEP + "[sweep.grid]\nargs.--lr = [0.01]\n", PROGRAM)
         done = lab.kit("sweep", "-c", "found", "--wait", "--no-container", "--set", "container.runtime=bare", env=env)
-        assert results(lab, folder_of(done))[0]["loss"] is not None
+        found = json.loads(lab.kit("results", folder_of(done).name, "--json", env=env).stdout)["points"]
+        assert [(row["state"], row["lr"]) for row in found] == [("COMPLETED", 0.01)]
     finally:
         path.unlink()
