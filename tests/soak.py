@@ -55,7 +55,15 @@ def main() -> int:
             for runtime in runtimes(lab, shape)
         ]
         for number in range(asked.runs):
-            one = run(lab, *draw.choice(cells), pause=draw.uniform(0, 1.5))
+            cell, pause = draw.choice(cells), draw.uniform(0, 1.5)
+            try:
+                one = run(lab, *cell, pause=pause)
+            except AssertionError as error:
+                nodes = " ".join(lab.slurm("sinfo", "--noheader", "--Node", "--format=%N %T %E").split())
+                said = (str(error).splitlines() or [""])[-1]
+                one = Seen(
+                    " ".join(cell), 0.0, f"WRONG: it never came to the fault or to its end: {said} ({nodes})", ()
+                )
             seen.append(one)
             state = "; ".join(filter(None, [one.wrong, *one.leaks])) or "as documented"
             print(f"{number + 1:>4}  {one.what:<46} {one.seconds:5.1f} s  {state}", flush=True)
