@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test faults soak lint type golden schema lock bench submit clean
+.PHONY: help setup demo test slow faults soak lint type golden schema lock bench submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -31,6 +31,9 @@ faults: ## the whole fault matrix: every fault in every start shape and containe
 soak: ## N runs with random faults (SEED=… repeats them); prints leaks and wrong codes
 	@scripts/setup.sh --with-tests
 	@$(PY) -m tests.soak --runs $(N) $(if $(SEED),--seed $(SEED))
+
+slow: setup ## the tests that take more than a minute each: rebuilds from nothing, stubborn registries, every launcher cancelled
+	@$(PY) -m pytest -m slow $(ARGS)
 
 lint: ## ruff, mypy --strict, layers, shellcheck on rendered scripts, codespell
 	@.venv/bin/ruff check .

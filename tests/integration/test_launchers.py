@@ -71,7 +71,7 @@ def wait_for_checkpoint(run: Path, step: int) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("stop", ["kill -9 of a rank", "cancel"])
+@pytest.mark.parametrize("stop", ["kill -9 of a rank", pytest.param("cancel", marks=pytest.mark.slow)])
 def test_stopped_and_resumed_is_uninterrupted(
     lab: Lab, example: str, stop: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
