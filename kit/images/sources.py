@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kit import shell
-from kit.errors import ImageError, UsageError
+from kit.errors import ImageError, ToolError, UsageError
 from kit.images import build, engine, layers, oci, reference, registry, sqshfile, store
 from kit.images.make import Content
 from kit.images.progress import Report
@@ -80,7 +80,10 @@ def _from_podman(uri: str, work: Path, report: Report) -> Ready:
     name = reference.local(uri)
     archive = work / "podman.tar"
     report.stage(f"saving {name} from Podman")
-    shell.run([podman, "save", "--quiet", "--format=oci-archive", f"--output={archive}", name])
+    try:
+        shell.run([podman, "save", "--quiet", "--format=oci-archive", f"--output={archive}", name])
+    except ToolError as error:
+        raise ImageError(f"{uri}: {error.message}", hint="'podman images' lists what it has, by its full names") from None
     return Ready(uri=uri, content=_oci_content(oci.read(archive, work), name))
 
 
