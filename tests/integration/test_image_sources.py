@@ -411,11 +411,10 @@ def test_a_tag_of_a_registry_is_locked_by_its_digest(
 
 @pytest.mark.skipif(shutil.which("podman") is None, reason="podman is not installed")
 def test_podman_gives_the_bytes_that_docker_gives(lab: ImageLab, tmp_path: Path) -> None:
-    subprocess.run(
-        ["podman", "load", "--quiet", "--input", str(saved(tmp_path))], check=True, stdout=subprocess.DEVNULL
-    )
+    loaded = shell.run(["podman", "load", "--quiet", "--input", str(saved(tmp_path))]).stdout
+    shell.run(["podman", "tag", loaded.rpartition("Loaded image: ")[2], f"localhost/{IMAGE}"])
     try:
         made = run_import(lab, f"podman://{IMAGE}", name="from-podman")
     finally:
-        subprocess.run(["podman", "rmi", "--force", f"localhost/{IMAGE}"], check=True, stdout=subprocess.DEVNULL)
+        shell.run(["podman", "rmi", "--force", f"localhost/{IMAGE}"])
     assert made.lock.sha256 == run_import(lab, f"dockerd://{IMAGE}", name="from-docker").lock.sha256
