@@ -458,8 +458,7 @@ def variant(lab: Lab, name: str, path_line: str) -> Iterator[list[str]]:
     file = lab.project / "clusters" / f"{lab.cluster.name}-{name}.toml"
     link = lab.project / "xdg/kit/clusters" / file.stem
     file.write_text("\n".join(lines) + "\n")
-    link.symlink_to(lab.cluster.folder)
-    try:
-        yield ["--cluster", file.stem]
-    finally:
-        link.unlink()
+    # It stays for the rest of the session: 'kit runs' asks for the cluster of every run there is.
+    if not link.is_symlink():
+        link.symlink_to(lab.cluster.folder)
+    yield ["--cluster", file.stem]
