@@ -106,7 +106,7 @@ def uninterrupted(lab: Lab, example: str, tmp_path_factory: pytest.TempPathFacto
         losses = [float(str(r["loss"])) for r in seen if r["kind"] == "step"]
         assert losses[-1] < losses[0], "the loss falls"
         assert seen[-1]["world_size"] == 4
-        assert lab.leftovers(run.folder) == []
+        assert lab.settled(run.folder) == []
         _WHOLE[example] = seen[-1]
     return _WHOLE[example]
 

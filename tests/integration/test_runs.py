@@ -42,7 +42,7 @@ def test_ddp_on_two_nodes_in_the_container(lab: Lab, runtime: str, shape: str) -
     assert (run.folder / "checkpoints" / "latest").exists()
     for rank in range(4):
         assert f"rank {rank} of 4: node rank {rank // 2}, local rank {rank % 2}" in run.log(f"rank-{rank}")
-    assert lab.leftovers(run.folder) == []
+    assert lab.settled(run.folder) == []
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -128,7 +128,7 @@ def test_the_trainings_own_exit_code(lab: Lab, shape: str, code: int) -> None:
     assert f"rank 2 on node {lab.cluster.nodes[1].name} failed first, with exit code {code}" in run.log("batch")
     assert "  | this is 2" in run.log("batch"), "the end of its log is shown"
     assert time.monotonic() - began < 120, "the other ranks do not wait out their ten minutes"
-    assert lab.leftovers(run.folder) == []
+    assert lab.settled(run.folder) == []
 
 
 def test_killed_rank(lab: Lab, runtime: str) -> None:
@@ -140,7 +140,7 @@ def test_killed_rank(lab: Lab, runtime: str) -> None:
     run = lab.run(*lab_options)
     assert run.done.returncode == 137
     assert "rank 1 on node" in run.log("batch")
-    assert lab.leftovers(run.folder) == []
+    assert lab.settled(run.folder) == []
 
 
 def test_cancel_leaves_nothing(lab: Lab, runtime: str) -> None:
@@ -162,7 +162,8 @@ def test_cancel_leaves_nothing(lab: Lab, runtime: str) -> None:
 def test_the_monitor_is_a_step_of_its_own(lab: Lab, tmp_path: Path) -> None:
     """Its nvidia-smi never ends by itself, and ignores TERM."""
     stand_in_for_nvidia_smi(
-        tmp_path, 'case "$1" in dmon) trap "" TERM; echo "#args $*"; while true; do echo line; sleep 0.2; done;; esac'
+        tmp_path,
+        GPUS + '; case "$1" in dmon) trap "" TERM; echo "#args $*"; while true; do echo line; sleep 0.2; done;; esac',
     )
     lab.write(
         'script = "program.py"\nshape = "srun"\n[monitor]\nselect = "pu"\ndelay = 3\nheartbeat = 1\n',
@@ -176,7 +177,7 @@ def test_the_monitor_is_a_step_of_its_own(lab: Lab, tmp_path: Path) -> None:
         assert text.startswith("#args dmon -s pu -d 3 -o DT")
         assert "line" in text
     assert "still running" in run.log("batch")
-    assert lab.leftovers(run.folder) == []
+    assert lab.settled(run.folder) == []
 
 
 GPUS = 'case "$1" in --list-gpus) printf "GPU 0: x\\nGPU 1: x\\n";; esac'
@@ -218,7 +219,7 @@ def test_preflight_names_the_node(lab: Lab) -> None:
     run = lab.run()
     assert run.done.returncode == 72
     for node in lab.cluster.nodes:
-        assert f"{node.name}: error: mount source /no/such/folder does not exist here" in run.log("batch")
+        assert f"{node.name}: mount source /no/such/folder does not exist here" in run.log("batch")
     assert not list((run.folder / "logs").glob("task-*.log")), "no rank was started"
 
 

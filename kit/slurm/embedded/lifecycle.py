@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from kit import resources, shell
-from kit.errors import SlurmError, ToolError
+from kit.errors import SlurmError, ToolError, UsageError
 from kit.slurm.embedded import address, conf, daemons, gpus, lock, nodes, teardown
 from kit.slurm.embedded.layout import Layout, checked_name, node_names
 from kit.slurm.embedded.model import Cluster, Node, Shape, machine_memory_mb, this_boot
@@ -52,7 +52,12 @@ def default_folder(name: str) -> Path:
 
 def find(name: str = "local", *, folder: Path | None = None) -> Cluster | None:
     """The cluster as recorded, if it was up when last seen; nothing is asked of Slurm and no process is looked at."""
-    cluster = Cluster.load(_layout(name, folder))
+    try:
+        layout = _layout(name, folder)
+    except UsageError:
+        # Where no cluster could be started, none is up: a listing of runs must not fail over a name in one of them.
+        return None
+    cluster = Cluster.load(layout)
     return cluster if cluster and cluster.phase == "up" and cluster.boot_id == this_boot() else None
 
 
