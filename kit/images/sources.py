@@ -83,7 +83,9 @@ def _from_podman(uri: str, work: Path, report: Report) -> Ready:
     try:
         shell.run([podman, "save", "--quiet", "--format=oci-archive", f"--output={archive}", name])
     except ToolError as error:
-        raise ImageError(f"{uri}: {error.message}", hint="'podman images' lists what it has, by its full names") from None
+        raise ImageError(
+            f"{uri}: {error.message}", hint="'podman images' lists what it has, by its full names"
+        ) from None
     return Ready(uri=uri, content=_oci_content(oci.read(archive, work), name))
 
 
