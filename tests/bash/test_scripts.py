@@ -17,7 +17,8 @@ TEMPLATES = sorted((REPO / "templates").rglob("*.sh"))
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: p.name)
 def test_raw_template_is_valid_bash(path: Path) -> None:
-    shell.run(["bash", "-n", str(path)])
+    done = shell.run(["bash", "-n", str(path)], check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: p.name)
