@@ -233,7 +233,7 @@ class _Making:
                 "preflight_timeout": job.preflight.timeout_s,
                 "preflight_on_failure": job.preflight.on_failure,
                 "all_reduce_timeout": job.preflight.all_reduce_s,
-                "avoid_dir": f"{self.site.run_dir.parent}/{AVOID_DIR}",
+                "avoid_dir": f"{self.site.runs_dir}/{AVOID_DIR}",
                 "inherit": job.inherit,
                 "step": STEP,
                 "step_argv": self._wrapped(step, f"{self.run_inside}/worker.sh"),

@@ -34,6 +34,7 @@ def make_site(*, run_dir: Path = Path("/shared/runs/digits-1"), pyxis: bool = Fa
     return Site(
         run_id=run_dir.name,
         run_dir=run_dir,
+        runs_dir=run_dir.parent,
         user="ada",
         home="/home/ada",
         data="/home/ada/.local/share/kit",

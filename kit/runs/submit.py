@@ -162,6 +162,7 @@ def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool) -
     return Site(
         run_id=run_id,
         run_dir=runs_dir / run_id,
+        runs_dir=runs_dir,
         avoid=tuple(one.node for one in avoid.read(runs_dir)),
         user=user,
         home=home,

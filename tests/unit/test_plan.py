@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -201,3 +202,11 @@ def test_image_without_lock_says_the_command(tmp_path: Path) -> None:
 )
 def test_time_limits(text: str, expected: float) -> None:
     assert minutes(text) == expected
+
+
+def test_failed_nodes_are_remembered_where_every_submit_looks(tmp_path: Path) -> None:
+    """A point of a sweep lies deeper than other runs; the nodes that it fails on are everybody's."""
+    site = replace(make_site(run_dir=Path("/shared/runs/sweep-1/points/3")), runs_dir=Path("/shared/runs"))
+    assert "readonly KIT_AVOID_DIR=/shared/runs/.avoid\n" in plan_of(write_job(tmp_path, JOB), site=site).text_of(
+        "batch.sh"
+    )
