@@ -21,8 +21,8 @@ class Site:
     """What a plan needs to know of the place it is made at; everything else is in the job.
 
     seed: drawn by the caller, used where the job names none. pyxis: whether the cluster's Slurm has the plugin.
-    containers: False for `--no-container`. runs_dir: the folder of all runs, where failed nodes are remembered; a point of a sweep lies
-    deeper. avoid: nodes that failed a preflight within the last day.
+    containers: False for `--no-container`. runs_dir: the folder of all runs, where failed nodes are remembered; a point of a
+    sweep lies deeper. avoid: nodes that failed a preflight within the last day.
     """
 
     run_id: str
