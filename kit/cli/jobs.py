@@ -146,9 +146,11 @@ def _render(made: Plan, output: Path | None) -> None:
         for path in folder.write_files(made, output):
             print(path)
         return
-    for name in ("batch.sh", "worker.sh", "program.sh"):
-        print(f"# ==> {name} <==")
-        print(made.text_of(name))
+    texts = {file.name: file.text for file in made.files}
+    for name in ("layout.txt", "batch.sh", "worker.sh", "program.sh"):
+        if name in texts:
+            print(f"# ==> {name} <==")
+            print(texts[name])
     print(f"# {' '.join(made.argv)}")
 
 

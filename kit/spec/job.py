@@ -9,13 +9,14 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
 from kit.spec.chain import Chain
+from kit.spec.diloco import DiLoCo
 from kit.spec.ends import Monitor, Preflight, Retry, Secrets
 from kit.spec.mount import Mount
 from kit.spec.stages import Stage
 from kit.spec.sweep import Sweep
 from kit.spec.training import Checkpoint, Megatron, Profile
 
-Shape = Literal["srun", "torchrun"]
+Shape = Literal["srun", "torchrun", "replicas"]
 RuntimeName = Literal["auto", "pyxis", "enroot", "bubblewrap", "bare"]
 
 # Set by the worker script for every rank, or read by bash itself before the script can act: a job cannot own these.
@@ -160,7 +161,10 @@ class Job(Model):
         default=None, description="Program, relative to the job file; default: the launcher's own."
     )
     args: tuple[Arg, ...] = Field(default=(), description="Arguments of the program, passed through byte for byte.")
-    shape: Shape | None = Field(default=None, description="torchrun: one task a node; srun: one task a rank.")
+    shape: Shape | None = Field(
+        default=None,
+        description="torchrun: one task a node; srun: one task a rank; replicas: one torchrun a replica group.",
+    )
     python: Arg = Field(default="python3", description="Interpreter inside the container.")
     env: dict[EnvName, Arg] = Field(default_factory=dict, description="Environment of every rank.")
     inherit: tuple[EnvName, ...] = Field(
@@ -193,6 +197,7 @@ class Job(Model):
     deepspeed: dict[str, Any] | None = Field(
         default=None, description="DeepSpeed's configuration; becomes ds_config.json."
     )
+    diloco: DiLoCo | None = Field(default=None, description="Replica groups, and how they average.")
     megatron: Megatron | None = Field(default=None, description="Megatron's options; become arguments.")
     chain: Chain | None = Field(default=None, description="Several jobs after each other: longer than a time limit.")
     stages: dict[Name, Stage] = Field(default_factory=dict, description="Jobs of this file that follow each other.")

@@ -20,7 +20,7 @@ class Launcher(Model):
     script: str | None = Field(
         default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$", description="The reference program in this folder."
     )
-    framework: Literal["deepspeed", "megatron"] | None = Field(
+    framework: Literal["deepspeed", "diloco", "megatron"] | None = Field(
         default=None,
         description="A module of kit/frameworks/ that checks the job and adds the framework's own files and options.",
     )

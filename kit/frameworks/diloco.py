@@ -1,0 +1,134 @@
+"""DiLoCo: the job's nodes come apart into replica groups, each a training of its own that averages with the others now and then.
+
+`replica_groups` says who is in which group; the start shape `replicas` makes it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kit.errors import ConfigError, Fault
+from kit.frameworks import Extra
+from kit.layout import Layout
+from kit.spec.diloco import DiLoCo
+from kit.spec.job import Job
+
+PICTURE = "layout.txt"
+
+# Nodes drawn one by one; of more, the first ones and the last.
+_DRAWN = 8
+
+# Key, what it is, what is allowed.
+Broken = tuple[str, object, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One replica group. nodes: counted from 0 over the job's. gpus: those of each of its nodes; none on a cluster without."""
+
+    index: int
+    nodes: tuple[int, ...]
+    gpus: tuple[int, ...]
+    ranks_per_node: int
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of this group."""
+        return len(self.nodes) * self.ranks_per_node
+
+
+def prepare(job: Job, layout: Layout, *, file: str) -> Extra:
+    """The program's options, and the layout as a picture in the run folder."""
+    table = job.diloco or DiLoCo()
+    groups = replica_groups(
+        layout.nodes, layout.gpus_per_node, table, ranks_per_node=job.resources.ranks_per_node, file=file
+    )
+    words = [str(word) for pair in table.options().items() for word in pair]
+    return Extra(files={PICTURE: picture(groups, least(table, len(groups)))}, args=tuple(words))
+
+
+def replica_groups(
+    nodes: int, gpus_per_node: int, table: DiLoCo, *, ranks_per_node: int | None = None, file: str = "job.toml"
+) -> tuple[Group, ...]:
+    """The groups, in the order of their nodes. ranks_per_node: over all groups of a node; default: one a GPU, or one a group.
+
+    ConfigError, with `file`, for every figure that does not divide.
+    """
+    here, span = table.replicas_per_node or 1, table.nodes_per_replica or 1
+    ranks = ranks_per_node or gpus_per_node or here
+    broken = [*_indivisible(nodes, gpus_per_node, ranks, here, span), *_too_few(table, nodes * here // span)]
+    if broken:
+        raise ConfigError.of(
+            *(Fault(file=file, key=key, got=str(got), allowed=allowed) for key, got, allowed in broken)
+        )
+    gpus = gpus_per_node // here
+    return tuple(
+        Group(
+            index=index,
+            nodes=tuple(range(index // here * span, (index // here + 1) * span)),
+            gpus=tuple(range(index % here * gpus, (index % here + 1) * gpus)),
+            ranks_per_node=ranks // here,
+        )
+        for index in range(nodes // span * here)
+    )
+
+
+def least(table: DiLoCo, groups: int) -> int:
+    """Groups that a quorum needs. A fresh group alone must never be one: it would set the model back to its start."""
+    return table.min_replicas or min(2, groups)
+
+
+def picture(groups: Sequence[Group], quorum: int) -> str:
+    """The layout for people: nodes, groups, GPUs, ports, where the lighthouse lives. P is the job's MASTER_PORT."""
+    nodes = groups[-1].nodes[-1] + 1
+    held = [[group for group in groups if node in group.nodes] for node in range(nodes)]
+    title = f"{_count(nodes, 'node')}, {_count(len(groups), 'replica group')} of {_count(groups[0].world_size, 'rank')}"
+    lines = [f"{title}; an average needs {quorum} of them. P is MASTER_PORT.", ""]
+    shown = range(nodes) if nodes <= _DRAWN else (*range(_DRAWN - 2), nodes - 1)
+    for node in shown:
+        if node == nodes - 1 and nodes > _DRAWN:
+            lines.append(f"  …      nodes {_DRAWN - 2} to {nodes - 2} likewise")
+        items = [] if node else ["lighthouse" + " " * 28 + "port P"]
+        items += [_line(group, node) for group in held[node]]
+        for place, item in enumerate(items):
+            branch = "─" if len(items) == 1 else "┬" if place == 0 else "└" if place == len(items) - 1 else "├"
+            lines.append(f"{f'node {node}' if place == 0 else '':8} {'─' if place == 0 else ' '}{branch}─ {item}")
+    return "\n".join(lines) + "\n"
+
+
+def _line(group: Group, node: int) -> str:
+    """One group on one of its nodes."""
+    first = group.nodes.index(node) * group.ranks_per_node
+    gpus = f"GPU {_span(group.gpus)}" if group.gpus else "no GPU"
+    ranks = f"rank {_span(range(first, first + group.ranks_per_node))}"
+    where = f"port P+{group.index + 1}" if node == group.nodes[0] else f"joins node {group.nodes[0]}"
+    return f"group {group.index:<5}{gpus:13}{ranks:14}{where}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _indivisible(nodes: int, gpus: int, ranks: int, here: int, span: int) -> Iterator[Broken]:
+    if gpus % here:
+        yield "diloco.replicas_per_node", here, f"a divisor of the GPUs of a node, {gpus}"
+    if ranks % here:
+        yield "resources.ranks_per_node", ranks, f"a multiple of diloco.replicas_per_node, {here}"
+    if nodes % span:
+        yield "diloco.nodes_per_replica", span, f"a divisor of the nodes, {nodes}"
+
+
+def _too_few(table: DiLoCo, groups: int) -> Iterator[Broken]:
+    asked = table.min_replicas
+    if asked is None:
+        return
+    if asked > max(groups, 1):
+        yield "diloco.min_replicas", asked, f"at most {groups}, the groups that there are"
+    elif asked < 2 <= groups:
+        allowed = f"2 to {groups}: a group that starts alone would set the model back to its start"
+        yield "diloco.min_replicas", asked, allowed

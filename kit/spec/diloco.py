@@ -1,0 +1,63 @@
+"""`[diloco]`: how a job's nodes come apart into replica groups, and how these average."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from kit.spec.base import Model
+
+# These say where groups are; all others are options of the program.
+_LAYOUT = {"replicas_per_node", "nodes_per_replica"}
+
+
+class DiLoCo(Model):
+    """Replica groups. With neither layout key each node is a group. What is left out is the program's own default.
+
+    sync_every = 30 reaches the program as `--sync-every 30`, and so on: docs/diloco.md says what each does.
+    """
+
+    replicas_per_node: int | None = Field(
+        default=None, ge=1, description="Groups on each node; its GPUs are shared out over them."
+    )
+    nodes_per_replica: int | None = Field(default=None, ge=1, description="Nodes that one group spans.")
+    min_replicas: int | None = Field(
+        default=None, ge=1, description="Groups without which nothing is averaged; default: 2, or 1 of a single group."
+    )
+    inner: Literal["adamw", "muon"] | None = Field(default=None, description="adamw: DiLoCo; muon: MuLoCo.")
+    sync_every: int | None = Field(default=None, ge=1, description="H: inner steps from one average to the next.")
+    fragments: int | None = Field(default=None, ge=1, description="Parts of the model, averaged in turn.")
+    overlap: int | None = Field(default=None, ge=0, description="Inner steps that an average may take, computing on.")
+    alpha: float | None = Field(default=None, ge=0, lt=1, description="Share of a group's own parameters in the mix.")
+    outer_lr: float | None = Field(default=None, gt=0, description="Learning rate of the outer Nesterov SGD.")
+    outer_momentum: float | None = Field(default=None, ge=0, lt=1, description="Its momentum.")
+    bits: Literal[32, 8, 4, 2] | None = Field(default=None, description="Of each value that is sent.")
+    inside: Literal["ddp", "fsdp"] | None = Field(default=None, description="How the ranks of a group share the work.")
+    wire: Literal["auto", "gloo", "nccl"] | None = Field(default=None, description="What carries the averages.")
+    start_wait: float | None = Field(default=None, ge=0, description="Seconds to wait for all groups at a start.")
+    timeout: float | None = Field(default=None, gt=0, description="Seconds until a silent group is given up.")
+    quorum_timeout: float | None = Field(default=None, gt=0, description="Seconds without a quorum until a group ends.")
+
+    @model_validator(mode="after")
+    def _one_layout(self) -> DiLoCo:
+        if (self.replicas_per_node or 1) > 1 and (self.nodes_per_replica or 1) > 1:
+            raise ValueError(
+                "replicas_per_node puts groups inside a node, nodes_per_replica over nodes; give one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rounds(self) -> DiLoCo:
+        """What the program refuses too, where both figures are known here."""
+        every, parts = self.sync_every, self.fragments or 1
+        if every is not None and every % parts:
+            raise ValueError(f"sync_every = {every} must be a multiple of fragments = {parts}")
+        if every is not None and (self.overlap or 0) >= every // parts:
+            raise ValueError(f"overlap = {self.overlap} must be below sync_every / fragments = {every // parts}")
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """What was given for the program, by the name of its option."""
+        given = self.model_dump(exclude_none=True, exclude=_LAYOUT)
+        return {f"--{name.replace('_', '-')}": value for name, value in given.items()}

@@ -1,0 +1,158 @@
+"""Replica groups: who is in which, what does not divide is refused with its numbers, and the picture says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from pydantic import ValidationError
+
+from kit import config
+from kit.errors import ConfigError
+from kit.frameworks.diloco import Group, least, picture, replica_groups
+from kit.plan import Plan, plan
+from kit.spec.diloco import DiLoCo
+from tests.support import make_lock, make_site, write_job
+
+
+def group(index: int, nodes: tuple[int, ...], gpus: tuple[int, ...], ranks: int) -> Group:
+    return Group(index=index, nodes=nodes, gpus=gpus, ranks_per_node=ranks)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "table", "expected"),
+    [
+        (2, 4, {}, [group(0, (0,), (0, 1, 2, 3), 4), group(1, (1,), (0, 1, 2, 3), 4)]),
+        (1, 4, {"replicas_per_node": 2}, [group(0, (0,), (0, 1), 2), group(1, (0,), (2, 3), 2)]),
+        (2, 1, {"nodes_per_replica": 2}, [group(0, (0, 1), (0,), 1)]),
+        (
+            2,
+            2,
+            {"replicas_per_node": 2},
+            [group(0, (0,), (0,), 1), group(1, (0,), (1,), 1), group(2, (1,), (0,), 1), group(3, (1,), (1,), 1)],
+        ),
+        (4, 2, {"nodes_per_replica": 2}, [group(0, (0, 1), (0, 1), 2), group(1, (2, 3), (0, 1), 2)]),
+        (1, 0, {"replicas_per_node": 2}, [group(0, (0,), (), 1), group(1, (0,), (), 1)]),
+    ],
+)
+def test_groups_share_out_nodes_and_gpus(nodes: int, gpus: int, table: dict[str, Any], expected: list[Group]) -> None:
+    assert list(replica_groups(nodes, gpus, DiLoCo(**table))) == expected
+
+
+@pytest.mark.parametrize("nodes", [2, 6])
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+@pytest.mark.parametrize("table", [{"replicas_per_node": 2}, {"nodes_per_replica": 2}, {}])
+def test_every_gpu_is_in_one_group(nodes: int, gpus: int, table: dict[str, Any]) -> None:
+    groups = replica_groups(nodes, gpus, DiLoCo(**table))
+    held = [(node, gpu) for one in groups for node in one.nodes for gpu in one.gpus]
+    assert sorted(held) == [(node, gpu) for node in range(nodes) for gpu in range(gpus)]
+    assert sum(one.world_size for one in groups) == nodes * gpus
+    assert [one.index for one in groups] == list(range(len(groups)))
+
+
+def test_ranks_of_a_node_are_shared_out_when_they_are_given() -> None:
+    groups = replica_groups(2, 2, DiLoCo(replicas_per_node=2), ranks_per_node=4)
+    assert {one.ranks_per_node for one in groups} == {2}
+
+
+@pytest.mark.parametrize(
+    ("size", "table", "key", "said"),
+    [
+        ((2, 3, None), {"replicas_per_node": 2}, "diloco.replicas_per_node", "the GPUs of a node, 3"),
+        ((2, 4, 6), {"replicas_per_node": 4}, "resources.ranks_per_node", "a multiple of diloco.replicas_per_node, 4"),
+        ((3, 2, None), {"nodes_per_replica": 2}, "diloco.nodes_per_replica", "a divisor of the nodes, 3"),
+        ((2, 2, None), {"min_replicas": 1}, "diloco.min_replicas", "2 to 2: a group that starts alone"),
+        ((2, 2, None), {"min_replicas": 3}, "diloco.min_replicas", "at most 2"),
+    ],
+)
+def test_what_does_not_divide_is_refused(
+    size: tuple[int, int, int | None], table: dict[str, Any], key: str, said: str
+) -> None:
+    nodes, gpus, ranks = size
+    with pytest.raises(ConfigError) as caught:
+        replica_groups(nodes, gpus, DiLoCo(**table), ranks_per_node=ranks, file="job.toml")
+    assert said in {fault.key: str(fault) for fault in caught.value.faults}[key]
+
+
+def test_all_faults_come_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        replica_groups(2, 3, DiLoCo(replicas_per_node=2, min_replicas=9), file="job.toml")
+    assert {fault.key for fault in caught.value.faults} == {
+        "diloco.replicas_per_node",
+        "resources.ranks_per_node",
+        "diloco.min_replicas",
+    }
+
+
+@pytest.mark.parametrize(
+    ("groups", "table", "expected"), [(1, {}, 1), (2, {}, 2), (8, {}, 2), (8, {"min_replicas": 5}, 5)]
+)
+def test_a_group_alone_is_no_quorum_where_there_are_others(groups: int, table: dict[str, Any], expected: int) -> None:
+    assert least(DiLoCo(**table), groups) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"replicas_per_node": 2, "nodes_per_replica": 2}, "give one of them"),
+        ({"sync_every": 9, "fragments": 2}, "sync_every = 9 must be a multiple of fragments = 2"),
+        ({"sync_every": 10, "fragments": 2, "overlap": 5}, "overlap = 5 must be below sync_every / fragments = 5"),
+        ({"sync_evry": 10}, "sync_evry"),
+        ({"bits": 16}, "32, 8, 4 or 2"),
+    ],
+)
+def test_the_table_refuses(table: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        DiLoCo(**table)
+
+
+def test_the_picture_names_every_group_and_where_the_lighthouse_lives() -> None:
+    drawn = picture(replica_groups(2, 4, DiLoCo(replicas_per_node=2)), 2)
+    assert drawn == (
+        "2 nodes, 4 replica groups of 2 ranks; an average needs 2 of them. P is MASTER_PORT.\n"
+        "\n"
+        "node 0   ─┬─ lighthouse                            port P\n"
+        "          ├─ group 0    GPU 0-1      rank 0-1      port P+1\n"
+        "          └─ group 1    GPU 2-3      rank 0-1      port P+2\n"
+        "node 1   ─┬─ group 2    GPU 0-1      rank 0-1      port P+3\n"
+        "          └─ group 3    GPU 2-3      rank 0-1      port P+4\n"
+    )
+
+
+def test_the_picture_of_groups_over_nodes_says_whose_store_they_join() -> None:
+    drawn = picture(replica_groups(4, 2, DiLoCo(nodes_per_replica=2)), 2).splitlines()
+    assert drawn[4:] == [
+        "node 1   ─── group 0    GPU 0-1      rank 2-3      joins node 0",
+        "node 2   ─── group 1    GPU 0-1      rank 0-1      port P+2",
+        "node 3   ─── group 1    GPU 0-1      rank 2-3      joins node 2",
+    ]
+
+
+def test_the_picture_of_many_nodes_stays_on_a_screen() -> None:
+    drawn = picture(replica_groups(64, 8, DiLoCo()), 2)
+    assert "nodes 6 to 62 likewise" in drawn
+    assert "node 63  ─── group 63   GPU 0-7" in drawn
+    assert len(drawn.splitlines()) < 15
+
+
+def diloco_plan(folder: Path, table: dict[str, Any]) -> Plan:
+    job = {"name": "x", "launcher": "diloco", "resources": {"nodes": 2, "gpus_per_node": 2}, "diloco": table}
+    resolved = config.load_job(write_job(folder, tomli_w.dumps(job)), cluster="local")
+    lock = make_lock("frameworks-cpu")
+    held = lock.packages.model_copy(update={"pip": {"torch": "2", "torchft": "0"}})
+    return plan(resolved, lock.model_copy(update={"packages": held}), make_site())
+
+
+def test_the_table_reaches_the_program_and_the_picture_the_run_folder(tmp_path: Path) -> None:
+    made = diloco_plan(tmp_path, {"replicas_per_node": 2, "sync_every": 10, "outer_lr": 1.0, "inner": "muon"})
+    text = made.text_of("program.sh")
+    assert "--inner\n    muon\n    --sync-every\n    10\n    --outer-lr\n    1.0\n" in text
+    assert "replicas-per-node" not in text, "the layout is the start shape's, not the program's"
+    assert "4 replica groups of 1 rank" in made.text_of("layout.txt")
+
+
+def test_a_job_whose_gpus_do_not_divide_is_refused_before_submit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="a divisor of the GPUs of a node, 2"):
+        diloco_plan(tmp_path, {"replicas_per_node": 3})
