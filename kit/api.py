@@ -12,7 +12,6 @@ A job is a `Job`, or the path of a job file or of its folder. Errors are those o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from kit.config import Sources
 from kit.errors import UsageError
 from kit.plan import Plan
 from kit.runs import chain, queues, registry, status
+from kit.runs import metrics as reported
 from kit.runs import submit as one_run
 from kit.runs.manifest import Manifest, read
 from kit.runs.status import Status
@@ -71,9 +71,8 @@ class Run:
         return metrics_of(self.folder, reduce=reduce)
 
     def records(self) -> list[dict[str, object]]:
-        """Every line of metrics.jsonl so far."""
-        path = RunPaths(self.folder).metrics
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        """Every record that the program has written so far; those of several replica groups by their times."""
+        return reported.records(self.folder)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -56,15 +57,16 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
 
 
 def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
-    """Say how one run stands: state, nodes, exit code, image, where its files are."""
-    from kit.runs import registry
+    """Say how one run stands: state, nodes, exit code, image, where its files are; of replica groups the last quorum."""
+    from kit.runs import metrics, registry
     from kit.runs import status as of
 
     (one,) = of.of([registry.find_one(run, _folders(runs_dir))], queue=queue())
-    facts = _facts(one)
+    facts, quorum = _facts(one), metrics.quorum(one.run_dir)
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print(json.dumps({**facts, "quorum": dataclasses.asdict(quorum) if quorum else None}, indent=2))
         return
+    facts["quorum"] = f"{quorum}, {quorum.time}" if quorum else None
     width = max(map(len, facts))
     for name, value in facts.items():
         if value not in (None, ""):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from kit.errors import ConfigError, Fault, RunError
-from kit.spec.paths import RunPaths
+from kit.runs import metrics
 from kit.spec.sweep import Value
 from kit.sweeps import find
 from kit.sweeps.find import Queue, state_of
@@ -117,18 +116,10 @@ def gather(
 
 
 def metrics_of(run_dir: Path, *, reduce: Reduce = "last") -> dict[str, float]:
-    """The numbers of a run's metrics.jsonl by name. A line that was cut off, by a kill or a full disk, is passed over."""
+    """The numbers that a run reported, by name."""
     values: dict[str, list[float]] = {}
-    try:
-        lines = RunPaths(run_dir).metrics.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return {}
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        for name, value in record.items() if isinstance(record, dict) else ():
+    for record in metrics.records(run_dir):
+        for name, value in record.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NOT_METRICS:
                 values.setdefault(name, []).append(value)
     return {name: _REDUCE[reduce](found) for name, found in values.items()}
