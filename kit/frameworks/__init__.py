@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import cast
 
+from kit.errors import ConfigError, Fault
 from kit.layout import Layout
 from kit.spec.job import Job
 
@@ -25,6 +26,10 @@ class Extra:
 
 def prepare(framework: str | None, job: Job, layout: Layout, *, file: str) -> Extra:
     """What `framework` adds to a job; nothing when the launcher names none. ConfigError, with `file`, when the job does not fit."""
+    unread = [key for key in ("deepspeed", "megatron") if key != framework and getattr(job, key) is not None]
+    if unread:
+        got, allowed = f"a table that launcher {job.launcher!r} does not read", "options of its program in args"
+        raise ConfigError.of(*(Fault(file=file, key=key, got=got, allowed=allowed) for key in unread))
     if framework is None:
         return Extra()
     module = import_module(f"kit.frameworks.{framework}")

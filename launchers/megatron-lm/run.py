@@ -4,13 +4,18 @@
 
 MEGATRON_LM names the checkout; without it /opt/Megatron-LM, /workspace/Megatron-LM and the working folder are looked through. All
 arguments are Megatron-LM's own and are passed on untouched.
+
+With --exit-signal-handler Megatron-LM saves and ends at a TERM, with code 0. The lead signal of a time limit is a USR1: it becomes
+a TERM here, and the code 138, by which the batch script tells a stopped run from one that is done.
 """
 
 import importlib.util
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 SCRIPT = "pretrain_gpt.py"
 # What pretrain_gpt.py imports from its own folder, by release: a copy of the script alone fails after all ranks have loaded.
@@ -46,11 +51,29 @@ def check(folder: Path) -> None:
         )
 
 
+def become(script: Path) -> None:
+    """Run it as the main program; after a USR1, a good end is the end of a stopped run."""
+    came: list[int] = []
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGUSR1, pass_on)
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    if came:
+        raise SystemExit(128 + signal.SIGUSR1)
+
+
 def main() -> None:
     """Check, then run pretrain_gpt.py as the main program."""
     folder = find()
     check(folder)
-    runpy.run_path(str(folder / SCRIPT), run_name="__main__")
+    become(folder / SCRIPT)
 
 
 if __name__ == "__main__":

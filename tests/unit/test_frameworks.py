@@ -102,6 +102,17 @@ def test_an_image_without_the_framework_is_refused_from_its_lock(tmp_path: Path)
         ({"context_parallel_size": 2, "seq_length": 1026}, "seq_length", "a multiple of 2 x"),
         ({"hidden_size": 100, "num_attention_heads": 12}, "hidden_size", "num_attention_heads, 12"),
         ({"save": "/kit/run/checkpoints"}, "save", "save_interval"),
+        ({"num_query_groups": 5}, "num_query_groups", "num_attention_heads, 12"),
+        ({"max_position_embeddings": 512}, "max_position_embeddings", "seq_length, 1024"),
+        ({"num_experts": 4, "tensor_model_parallel_size": 2}, "sequence_parallel", "true"),
+        ({"lr": 1e-5, "min_lr": 1e-4}, "min_lr", "at most lr"),
+        ({"train_samples": 100}, "train_iters", "either"),
+        ({"overlap_param_gather": True, "overlap_grad_reduce": True}, "overlap_param_gather", "distributed_optimizer"),
+        ({"mock_data": True, "data_path": "/data/x"}, "data_path", "one source"),
+        ({"tokenizer_type": "HuggingFaceTokenizer"}, "tokenizer_model", "HuggingFaceTokenizer needs it"),
+        ({"lr_warmpup_fraction": 0.1}, "lr_warmpup_fraction", "lr_warmup_fraction"),
+        ({"lr": True}, "lr", "a value"),
+        ({"swiglu": "yes"}, "swiglu", "true or false"),
     ],
 )
 def test_megatron_refuses(tmp_path: Path, table: dict[str, Any], key: str, said: str) -> None:
@@ -110,31 +121,61 @@ def test_megatron_refuses(tmp_path: Path, table: dict[str, Any], key: str, said:
     assert said in keys_of(caught)[f"megatron.{key}"]
 
 
-def test_megatron_options(tmp_path: Path) -> None:
-    table = {
-        "tensor_model_parallel_size": 2,
-        "sequence_parallel": True,
-        "lr": 1e-4,
-        "bf16": True,
-        "mock_data": False,
-        "split": [9, 1],
-    }
-    text = megatron_plan(tmp_path, table)
-    for words in (
-        "--tensor-model-parallel-size\n    2",
-        "--sequence-parallel\n    --",
-        "--lr\n    0.0001",
-        "--split\n    9\n    1",
-    ):
-        assert words in text
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"tensor_model_parallel_size": 2}, "--tensor-model-parallel-size\n    2"),
+        ({"sequence_parallel": True, "tensor_model_parallel_size": 2}, "--sequence-parallel\n    --"),
+        ({"lr": 1e-4}, "--lr\n    0.0001"),
+        ({"split": [9, 1, 0]}, "--split\n    9,1,0"),
+        (
+            {"data_path": ["0.5", "/data/a", "0.5", "/data/b"]},
+            "--data-path\n    0.5\n    /data/a\n    0.5\n    /data/b",
+        ),
+        ({"masked_softmax_fusion": False}, "--no-masked-softmax-fusion"),
+        ({"add_bias_linear": False}, "--disable-bias-linear"),
+        ({"ckpt_fully_parallel_save": False}, "--no-ckpt-fully-parallel-save"),
+        ({"rl_partial_rollouts": False}, "--no-rl-partial-rollouts"),
+        ({"num_query_groups": 4}, "--group-query-attention"),
+        ({"an_option_of_another_release": [1, 2]}, "--an-option-of-another-release\n    1\n    2"),
+        ({"save": "/x", "save_interval": 5}, "--exit-signal-handler"),
+    ],
+)
+def test_megatron_options(tmp_path: Path, table: dict[str, Any], words: str) -> None:
+    assert words in megatron_plan(tmp_path, table)
+
+
+def test_megatron_options_that_say_nothing(tmp_path: Path) -> None:
+    text = megatron_plan(tmp_path, {"mock_data": False, "masked_softmax_fusion": True})
     assert "mock-data" not in text
+    assert "softmax-fusion" not in text
 
 
-def megatron_plan(tmp_path: Path, table: dict[str, Any]) -> str:
+def test_megatron_saves_as_the_checkpoint_table_says(tmp_path: Path) -> None:
+    text = megatron_plan(tmp_path, {}, checkpoint={"every": 20, "async": True})
+    assert "--save\n    /kit/run/checkpoints\n    --load\n    /kit/run/checkpoints\n    --save-interval\n    20" in text
+    assert "--async-save\n    --use-persistent-ckpt-worker" in text
+    with pytest.raises(ConfigError, match="save_retain_interval"):
+        megatron_plan(tmp_path, {}, checkpoint={"every": 20, "keep": 2})
+
+
+def test_fsdp_of_megatron_wants_more_connections(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"env\.CUDA_DEVICE_MAX_CONNECTIONS"):
+        megatron_plan(tmp_path, {"use_megatron_fsdp": True})
+
+
+def megatron_plan(tmp_path: Path, table: dict[str, Any], **keys: Any) -> str:
     """program.sh of a job on the launcher for Megatron-LM's own program."""
-    job = {**BASE, "launcher": "megatron-lm", "script": "pretrain_gpt.py", "megatron": table}
+    table = {"train_iters": 10, **table}
+    job = {**BASE, "launcher": "megatron-lm", "script": "pretrain_gpt.py", "megatron": table, **keys}
     resolved = config.load_job(write_job(tmp_path, tomli_w.dumps(job)), cluster="local")
     return plan(resolved, make_lock(), make_site()).text_of("program.sh")
+
+
+def test_a_table_that_the_launcher_does_not_read_is_refused(tmp_path: Path) -> None:
+    job = write_job(tmp_path, tomli_w.dumps({**BASE, "launcher": "ddp", "megatron": {"num_layers": 2}}))
+    with pytest.raises(ConfigError, match="launcher 'ddp' does not read"):
+        plan_of(job)
 
 
 def test_checkpoint_and_profile_reach_the_program(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""How Megatron-LM's parser wants its options written: megatron-options.toml lists them, of release core_v0.16.1.
+
+That file is what the parser itself says of them (tests/training/test_megatron_lm.py compares); an option that it does not know is
+handed on, since another release may have it, unless it looks like a slip of the pen.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("megatron-options.toml")
+# How alike an unknown name and a known one are when the first is taken for a misspelt second, of difflib's 0 to 1.
+_ALIKE = 0.88
+
+
+@cache
+def known() -> dict[str, Any]:
+    """value, several, bare, both: names by how they are written; off: what is on by default -> the option that switches it off."""
+    kinds: dict[str, Any] = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return {kind: names if kind == "off" else frozenset(names) for kind, names in kinds.items()}
+
+
+def words(options: Mapping[str, Any]) -> list[str]:
+    """`--num-layers 24 --no-bias-gelu-fusion …`."""
+    return [word for key, value in options.items() for word in _words(key, value)]
+
+
+def _words(key: str, value: Any) -> list[str]:
+    kinds = known()
+    name = f"--{key.replace('_', '-')}"
+    if value is False and key in kinds["off"]:
+        return [f"--{kinds['off'][key].replace('_', '-')}"]
+    if value is False:
+        return [f"--no-{name[2:]}"] if key in kinds["both"] else []
+    if value is True:
+        return [] if key in kinds["off"] and key not in kinds["bare"] else [name]
+    if isinstance(value, list | tuple):
+        items = [str(item) for item in value]
+        return [name, ",".join(items)] if key in kinds["value"] else [name, *items]
+    return [name, str(value)]
+
+
+def faults(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Key, what it is, what is allowed: names that are misspelt, values that the option cannot take."""
+    kinds = known()
+    names = {*kinds["value"], *kinds["several"], *kinds["bare"], *kinds["both"], *kinds["off"]}
+    for key, value in options.items():
+        if key not in names:
+            near = get_close_matches(key, names, n=1, cutoff=_ALIKE)
+            if near:
+                yield key, "an option that Megatron-LM does not know", f"{near[0]}; one of your own goes into args"
+        elif isinstance(value, bool) and key in kinds["value"] | kinds["several"]:
+            yield key, str(value).lower(), "a value: the option is no switch"
+        elif not isinstance(value, bool) and key not in kinds["value"] | kinds["several"]:
+            yield key, repr(value), "true or false: the option is a switch"
