@@ -44,6 +44,7 @@ class Resolved:
     launcher: Launcher
     launcher_dir: Path
     mounts: tuple[Mount, ...]
+    template: tuple[str, str] | None = None  # of the batch script, the user's own: how faults call it, its text
 
 
 def load_toml(path: Path) -> Table:
@@ -125,6 +126,7 @@ class Sources:
             launcher=load_model(entry.path, Launcher),
             launcher_dir=entry.folder,
             mounts=_mounts(job, self.place, self._find, file, cluster_file),
+            template=_template(job, self._job_dir, file),
         )
 
     def _layers(self, point: Mapping[str, Any], label: str, entry: resources.Entry) -> list[Layer]:
@@ -327,6 +329,19 @@ def _qos_layer(cluster: Cluster, written: Table, set_here: Table, file: str) -> 
         "slurm": {k: v for k, v in slurm.items() if v is not None},
         "resources": {k: v for k, v in resources_.items() if v is not None},
     }
+
+
+def _template(job: Job, job_dir: Path, job_file: str) -> tuple[str, str] | None:
+    if job.slurm.template is None:
+        return None
+    path = job_dir / job.slurm.template
+    try:
+        return shown(path), path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        allowed = "a file that can be read, relative to the job file"
+        hint = "'kit template eject' writes the kit's own, to start from"
+        got = f"{job.slurm.template!r}: {error}"
+        raise ConfigError.of(Fault(file=job_file, key="slurm.template", got=got, allowed=allowed, hint=hint)) from None
 
 
 def _mounts(job: Job, cluster: Cluster, find: Find, job_file: str, cluster_file: str) -> tuple[Mount, ...]:

@@ -34,6 +34,7 @@ from kit.scripts import (
 from kit.spec.image import ImageLock
 from kit.spec.job import Job
 from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
+from kit.template import batch_script
 
 __all__ = ["Plan", "PlanFile", "Site", "plan"]
 
@@ -211,8 +212,10 @@ class _Making:
             gpus=layout.gpus_per_node,
             interfaces=[env[name] for name in _INTERFACE_ENV if env.get(name)],
         )
-        return render(
-            "batch.sh",
+        return batch_script(
+            self.resolved,
+            self.site,
+            layout,
             {
                 "sbatch": sbatch_options(job, self.resolved.cluster.node, layout, paths, avoid=self.site.avoid),
                 "explained": layout.explained,

@@ -9,11 +9,13 @@ import shlex
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
 from kit import resources
+
+E = TypeVar("E", bound=jinja2.Environment)
 
 MARK = "# Below this line nothing is generated.\n"
 
@@ -42,8 +44,13 @@ def _parts(template: str) -> tuple[jinja2.Template, str]:
 
 @cache
 def environment() -> jinja2.Environment:
-    """A block tag takes its whole line, and a file keeps its last newline."""
-    made = jinja2.Environment(
+    """For the kit's own templates."""
+    return configured(jinja2.Environment)
+
+
+def configured(kind: type[E]) -> E:
+    """Strict, with one filter. A block tag takes its whole line, and a file keeps its last newline."""
+    made = kind(
         undefined=jinja2.StrictUndefined,
         autoescape=False,
         trim_blocks=True,

@@ -27,7 +27,7 @@ _UsageFault: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "
 
 
 def _register() -> None:
-    from kit.cli import checkpoints, cluster, images, jobs, model, nodes, project, results, runs, sweep
+    from kit.cli import checkpoints, cluster, images, jobs, model, nodes, project, results, runs, sweep, template
 
     app.command("init")(project.init)
     app.command("build-image")(images.build_image)
@@ -51,6 +51,7 @@ def _register() -> None:
     app.command("checkpoint-size")(checkpoints.checkpoint_size)
     app.command("schema")(project.schema)
     app.add_typer(cluster.app, name="cluster")
+    app.add_typer(template.app, name="template")
 
 
 def main() -> NoReturn:

@@ -108,6 +108,9 @@ class SlurmOptions(Model):
     lead: int = Field(
         default=120, ge=0, description="Seconds before the time limit at which the batch script gets USR1; 0: never."
     )
+    template: Text | None = Field(
+        default=None, description="A batch script of your own, a Jinja template, relative to the job file."
+    )
     extra: tuple[str, ...] = Field(
         default=(), description="Further sbatch options, each as one string, such as '--nice=100'."
     )

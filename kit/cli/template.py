@@ -1,0 +1,32 @@
+"""kit template."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="The template of the batch script.", no_args_is_help=True)
+
+
+@app.command()
+def eject(
+    file: Annotated[Path | None, typer.Argument(help="Where to write it.", show_default="standard output")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Write the kit's own batch template, for [slurm] template to start from."""
+    from kit.errors import UsageError
+    from kit.render import plain
+    from kit.template import DEFAULT
+
+    text = plain(DEFAULT)
+    if file is None:
+        print(text, end="")
+        return
+    if file.exists() and not force:
+        raise UsageError(f"{file}: there is one already", hint="--force writes over it")
+    file.write_text(text, encoding="utf-8")
+    print(file)
+    print(f'next: [slurm] template = "{file.name}" in the job file beside it', file=sys.stderr)
