@@ -18,7 +18,7 @@ import pytest
 
 from kit import shell
 from kit.errors import SlurmError
-from kit.slurm.embedded import Cluster, Shape, down, find, status, up
+from kit.slurm.embedded import Cluster, Shape, down, find, links, status, up
 from kit.slurm.embedded.address import choose_ports
 from kit.slurm.embedded.layout import Layout
 
@@ -130,6 +130,25 @@ def test_every_node_resolves_every_name_both_ways(isolated: Cluster) -> None:
         shown = slurm(isolated, "srun", "-N2", "getent", "hosts", node.name, node.address).splitlines()
         assert {tuple(line.split()) for line in shown} == {(node.address, node.name)}
         assert len(shown) == 4
+
+
+def test_links_count_what_leaves_a_node_and_can_be_slowed(isolated: Cluster) -> None:
+    first, second = isolated.nodes[:2]
+    before = links.sent(isolated)
+    code = (
+        "import socket; s = socket.socket(type=socket.SOCK_DGRAM)\n"
+        f"for _ in range(200): s.sendto(bytes(1000), {(second.address, 9)})"
+    )
+    shell.run([*isolated.node_exec_argv(first.name), sys.executable, "-c", code])
+    assert links.sent(isolated) - before >= 200 * 1000
+    queue = [*isolated.node_exec_argv(first.name), "tc", "qdisc", "show", "dev", "eth0"]
+    links.limit(isolated, "100mbit")
+    links.limit(isolated, "10mbit")
+    try:
+        assert "rate 10Mbit" in shell.run(queue).stdout
+    finally:
+        links.limit(isolated, None)
+    assert "tbf" not in shell.run(queue).stdout
 
 
 def test_nodes_have_ports_shared_memory_and_processes_of_their_own(isolated: Cluster, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@
 | `conf` | the text of slurm.conf and its companions; pure |
 | `process` | finds and ends processes without ever trusting a name or a bare pid |
 | `nodes` | the namespaces and the network of virtual nodes |
+| `links` | bytes that went over the links, and how fast they may be |
 | `daemons` | munged, slurmctld, slurmd |
 | `lifecycle` | up, down, status |
 """
