@@ -21,6 +21,7 @@ from kit.runtimes import Container
 from kit.scripts import (
     STEP,
     WAIT_S,
+    container_step,
     helper_step,
     monitor_step,
     preflight_step,
@@ -224,6 +225,7 @@ class _Making:
                 "image": self.image,
                 "image_digest": self.digest,
                 "runtime": self.runtime,
+                "pyxis_unpacks": {None: "", True: "yes", False: "no"}[self.resolved.cluster.container.pyxis_unpacks],
                 "nodes": layout.nodes,
                 "world_size": layout.world_size,
                 "debug": job.debug,
@@ -234,6 +236,7 @@ class _Making:
                 "retry_requeue": job.retry.requeue,
                 "retry_codes": job.retry.exit_codes,
                 "preflight_timeout": job.preflight.timeout_s,
+                "unpack_timeout": job.preflight.unpack_s,
                 "preflight_on_failure": job.preflight.on_failure,
                 "all_reduce_timeout": job.preflight.all_reduce_s,
                 "avoid_dir": f"{self.site.runs_dir}/{AVOID_DIR}",
@@ -246,6 +249,9 @@ class _Making:
                 "stage_argv": stage_step(
                     job.staged, nodes, paths, lock=self.lock, source=self.stored, folder=self.places.stage
                 ),
+                "container_argv": container_step(nodes, paths, spares=bool(job.retry.spares))
+                if self.runtime == "pyxis"
+                else [],
                 "probe_argv": self._probe(nodes) if preflight else [],
             },
         )

@@ -157,6 +157,12 @@ def stage_step(
     return [*helper_step("kit-stage", nodes, f"{paths.logs}/stage.log"), *command]
 
 
+def container_step(nodes: int, paths: RunPaths, *, spares: bool) -> list[str]:
+    """Removes at the end what Pyxis unpacked; the batch script adds names, and starts it only where Pyxis unpacks."""
+    step = helper_step("kit-container", nodes, f"{paths.logs}/container.log")
+    return [*step, *(["--no-kill"] if spares else []), f"{paths.lib}/container.sh"]
+
+
 def helper_step(name: str, nodes: int, output: str) -> list[str]:
     """One task a node beside the training step, without memory or CPUs of its own (field-notes 24)."""
     return [

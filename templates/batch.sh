@@ -12,6 +12,7 @@ readonly KIT_JOB_NAME={{ job_name | sh }}
 readonly KIT_IMAGE={{ image | sh }}
 readonly KIT_IMAGE_DIGEST={{ image_digest | sh }}
 readonly KIT_RUNTIME={{ runtime | sh }}
+readonly KIT_PYXIS_UNPACKS={{ pyxis_unpacks | sh }}
 readonly KIT_NODES={{ nodes | sh }}
 readonly KIT_WORLD_SIZE={{ world_size | sh }}
 readonly KIT_DEBUG_DEFAULT={{ debug | sh }}
@@ -22,6 +23,7 @@ readonly KIT_RETRY_IN_ALLOCATION={{ retry_in_allocation | sh }}
 readonly KIT_RETRY_REQUEUE={{ retry_requeue | sh }}
 readonly -a KIT_RETRY_CODES={{ retry_codes | sh }}
 readonly KIT_PREFLIGHT_TIMEOUT={{ preflight_timeout | sh }}
+readonly KIT_UNPACK_TIMEOUT={{ unpack_timeout | sh }}
 readonly KIT_PREFLIGHT_ON_FAILURE={{ preflight_on_failure | sh }}
 readonly KIT_ALL_REDUCE_TIMEOUT={{ all_reduce_timeout | sh }}
 readonly KIT_AVOID_DIR={{ avoid_dir | sh }}
@@ -33,6 +35,7 @@ readonly -a KIT_MONITOR_ARGV={{ monitor_argv | sh }}
 readonly -a KIT_PREFLIGHT_ARGV={{ preflight_argv | sh }}
 readonly -a KIT_PROBE_ARGV={{ probe_argv | sh }}
 readonly -a KIT_STAGE_ARGV={{ stage_argv | sh }}
+readonly -a KIT_CONTAINER_ARGV={{ container_argv | sh }}
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
 # Below this line nothing is generated.
@@ -44,6 +47,7 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
+source "${KIT_RUN_DIR}/lib/containers.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/watch.sh"
@@ -146,6 +150,7 @@ main() {
     failures::reserve_space
     checks::image || exit "${checks_failed_code}"
     checks::stage || exit $?
+    containers::begin
     checks::nodes || exit $?
 
     heartbeat::start "${KIT_HEARTBEAT}"

@@ -44,7 +44,17 @@ def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
     # srun takes a job's own number only; a task of an array has one, which its batch script has recorded.
     started = [one["job_id"] for one in events(status.run_dir) if one["event"] == "start"]
     number = started[-1] if started else status.job_id
-    return shell.call([step[0], f"--jobid={number}", *where, *step[1:]], env=_with_terminal(env))
+    return shell.call(
+        [step[0], f"--jobid={number}", *where, *_container(status.run_dir), *step[1:]], env=_with_terminal(env)
+    )
+
+
+def _container(run_dir: Path) -> list[str]:
+    """The option that names the run's container, where Pyxis unpacked one: a shell does not wait for another."""
+    try:
+        return [(run_dir / "state" / "container").read_text(encoding="utf-8").strip()]
+    except FileNotFoundError:
+        return []
 
 
 def run_dir_of(prepared: Prepared) -> Path:

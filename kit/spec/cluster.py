@@ -43,6 +43,10 @@ class ContainerRules(Model):
     """The cluster's container runtime and what it can do."""
 
     runtime: RuntimeName = Field(default="auto", description="auto: pyxis where the cluster has it, else bubblewrap.")
+    pyxis_unpacks: bool | None = Field(
+        default=None,
+        description="Whether Pyxis unpacks images instead of mounting them; default: what the nodes' plugstack.conf says.",
+    )
 
 
 class Paths(Model):

@@ -56,6 +56,11 @@ class Preflight(Model):
         default=0, ge=0, description="Seconds for one all-reduce over all ranks; 0: none is made."
     )
     timeout_s: int = Field(default=60, ge=1, description="Seconds for all checks together.")
+    unpack_s: int = Field(
+        default=1800,
+        ge=0,
+        description="Seconds more where Pyxis has to unpack the image for the container's first start.",
+    )
     on_failure: Literal["fail", "exclude"] = Field(
         default="fail",
         description="exclude: put the job back in the queue without the failed nodes, and avoid them for a day.",

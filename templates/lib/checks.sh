@@ -46,7 +46,7 @@ checks::nodes() {
     if ((${#KIT_PROBE_ARGV[@]})); then
         KIT_NODE_NAMES="${all}" steps::start kit-probe "${KIT_PROBE_ARGV[@]}"
     fi
-    checks::await "${KIT_PREFLIGHT_TIMEOUT}"
+    checks::await "$((KIT_PREFLIGHT_TIMEOUT + (containers_unpacked ? KIT_UNPACK_TIMEOUT : 0)))"
     [[ -z "${got_signal}" ]] || return 143
     checks::judge "${folder}"
 }

@@ -10,7 +10,8 @@ declare -i steps_signals=0
 steps::start() {
     local -r name="$1" srun="$2"
     shift 2
-    local -ar argv=("${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "$@")
+    containers::name "$@"
+    local -ar argv=("${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "${containers_named[@]}" "$@")
     # The pipes of heartbeat.sh and watch.sh must have one holder only.
     local -a keep=()
     [[ -z "${heartbeat_fd:-}" ]] || keep+=("${heartbeat_fd}")
@@ -70,12 +71,13 @@ steps::signal_ranks() {
     steps::start "${name}" "${KIT_SIGNAL_ARGV[@]}" "$1" 2>/dev/null
 }
 
-# Ends every step that still runs: asked first, then killed, never waited for longer than ten seconds each.
+# Ends every step that still runs: asked first, then killed, never waited for longer than ten seconds each. Their containers go last.
 steps::end_all() {
     local name
     for name in "${!steps_pid[@]}"; do
-        steps::end "${name}" 100
+        [[ "${name}" == kit-container ]] || steps::end "${name}" 100
     done
+    containers::end
 }
 
 # steps::end NAME TENTHS

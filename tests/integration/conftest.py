@@ -25,9 +25,9 @@ from tests.support import REPO
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Two nodes with four placeholder GPUs each, as root isolated from each other; taken down at the end."""
-    _skip_without_slurm()
+    skip_without_slurm()
     name = f"kit-test-{os.getpid()}"
-    with _short_folder() as parent:
+    with short_folder() as parent:
         folder = parent / "cluster"
         try:
             yield up(name, Shape(nodes=2, gpus_per_node=4, placeholder_gpus=True), folder=folder)
@@ -38,21 +38,21 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def own_folder() -> Iterator[Path]:
     """A folder, not yet there, for a cluster of the test's own; whatever the test leaves of it is taken down."""
-    _skip_without_slurm()
-    with _short_folder() as parent:
+    skip_without_slurm()
+    with short_folder() as parent:
         try:
             yield parent / "own"
         finally:
             down("own", folder=parent / "own")
 
 
-def _skip_without_slurm() -> None:
+def skip_without_slurm() -> None:
     if shell.which("slurmctld") is None:
         pytest.skip("slurmctld is not installed: make setup")
 
 
 @contextmanager
-def _short_folder() -> Iterator[Path]:
+def short_folder() -> Iterator[Path]:
     """Short enough a path for Slurm's sockets, and one that other users may enter."""
     folder = Path(tempfile.mkdtemp(prefix="kit-", dir="/tmp"))
     folder.chmod(0o755)
@@ -84,9 +84,9 @@ def lab(cluster: Cluster, train_cpu: Path, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="session")
 def spare_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A project on a cluster of three nodes, one more than its jobs need, for tests that break a node and mend it again."""
-    _skip_without_slurm()
+    skip_without_slurm()
     name = f"kit-spare-{os.getpid()}"
-    with _short_folder() as parent:
+    with short_folder() as parent:
         folder = parent / "cluster"
         try:
             cluster = up(name, Shape(nodes=3, gpus_per_node=4, placeholder_gpus=True), folder=folder)

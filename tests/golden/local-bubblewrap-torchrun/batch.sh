@@ -18,6 +18,7 @@ readonly KIT_JOB_NAME=digits
 readonly KIT_IMAGE=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
 readonly KIT_IMAGE_DIGEST=sha256:c0ffee0000000000000000000000000000000000000000000000000000000000
 readonly KIT_RUNTIME=bubblewrap
+readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=2
 readonly KIT_WORLD_SIZE=4
 readonly KIT_DEBUG_DEFAULT=0
@@ -33,6 +34,7 @@ readonly -a KIT_RETRY_CODES=(
     139
 )
 readonly KIT_PREFLIGHT_TIMEOUT=60
+readonly KIT_UNPACK_TIMEOUT=1800
 readonly KIT_PREFLIGHT_ON_FAILURE=fail
 readonly KIT_ALL_REDUCE_TIMEOUT=0
 readonly KIT_AVOID_DIR=/shared/runs/.avoid
@@ -167,6 +169,7 @@ readonly -a KIT_PROBE_ARGV=(
     python3
 )
 readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_CONTAINER_ARGV=()
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
 # Below this line nothing is generated.
@@ -178,6 +181,7 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
+source "${KIT_RUN_DIR}/lib/containers.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/watch.sh"
@@ -280,6 +284,7 @@ main() {
     failures::reserve_space
     checks::image || exit "${checks_failed_code}"
     checks::stage || exit $?
+    containers::begin
     checks::nodes || exit $?
 
     heartbeat::start "${KIT_HEARTBEAT}"

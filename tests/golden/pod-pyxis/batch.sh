@@ -19,6 +19,7 @@ readonly KIT_JOB_NAME=digits
 readonly KIT_IMAGE=/scratch/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
 readonly KIT_IMAGE_DIGEST=sha256:c0ffee0000000000000000000000000000000000000000000000000000000000
 readonly KIT_RUNTIME=pyxis
+readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=2
 readonly KIT_WORLD_SIZE=16
 readonly KIT_DEBUG_DEFAULT=0
@@ -34,6 +35,7 @@ readonly -a KIT_RETRY_CODES=(
     139
 )
 readonly KIT_PREFLIGHT_TIMEOUT=60
+readonly KIT_UNPACK_TIMEOUT=1800
 readonly KIT_PREFLIGHT_ON_FAILURE=fail
 readonly KIT_ALL_REDUCE_TIMEOUT=0
 readonly KIT_AVOID_DIR=/shared/runs/.avoid
@@ -148,6 +150,21 @@ readonly -a KIT_PROBE_ARGV=(
     python3
 )
 readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_CONTAINER_ARGV=(
+    srun
+    --job-name=kit-container
+    --overlap
+    --mem=0
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/container.log
+    --open-mode=append
+    /shared/runs/digits-1/lib/container.sh
+)
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
 # Below this line nothing is generated.
@@ -159,6 +176,7 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
+source "${KIT_RUN_DIR}/lib/containers.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/watch.sh"
@@ -261,6 +279,7 @@ main() {
     failures::reserve_space
     checks::image || exit "${checks_failed_code}"
     checks::stage || exit $?
+    containers::begin
     checks::nodes || exit $?
 
     heartbeat::start "${KIT_HEARTBEAT}"

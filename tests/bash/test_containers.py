@@ -1,0 +1,74 @@
+"""Which containers get a name: decided on the node, from the plugin's own configuration and the step's own options."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kit import shell
+from tests.support import REPO, SHA
+
+LIB = REPO / "templates" / "lib"
+FILE, REFERENCE = f"/store/sha256/{SHA}.sqsh", f"docker://reg.example#ns/name@sha256:{SHA}"
+
+
+def bash(folder: Path, script: str, *, image: str = FILE, unpacks: str = "") -> str:
+    """What a script says that has the batch script's constants and lib/containers.sh; `scontrol` names <folder>/plugstack.conf."""
+    (folder / "scontrol").write_text(f'#!/bin/sh\necho "PlugStackConfig         = {folder}/plugstack.conf"\n')
+    (folder / "scontrol").chmod(0o755)
+    head = f"KIT_IMAGE='{image}' KIT_PYXIS_UNPACKS={unpacks} KIT_RUN_DIR={folder}\n"
+    text = f"set -uo pipefail\n{head}source {LIB}/containers.sh\n{script}\n"
+    return shell.run(["bash", "-c", text], env={"PATH": f"{folder}:{os.environ['PATH']}"}).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("line", "image", "unpacks"),
+    [
+        ("required /usr/lib/spank_pyxis.so runtime_path=/run/pyxis", FILE, True),
+        ("required spank_pyxis.so", FILE, True),
+        ("required /usr/lib/spank_pyxis.so use_squashfuse=1 container_scope=job", FILE, False),
+        ("optional /usr/lib/spank_pyxis.so container_scope=job use_squashfuse=yes", FILE, False),
+        ("required /usr/lib/spank_pyxis.so use_squashfuse=0", FILE, True),
+        ("required /usr/lib/spank_pyxis.so use_squashfuse=1", REFERENCE, True),
+        ("required /usr/lib/spank_pyxis.so use_squashfuse=1 importer=/usr/bin/importer", REFERENCE, False),
+        ("required /usr/lib/spank_pyxis.so importer=/usr/bin/importer", REFERENCE, True),
+        ("# required /usr/lib/spank_pyxis.so", FILE, False),
+        ("required /usr/lib/other.so", FILE, False),
+    ],
+)
+def test_the_plugins_own_configuration_decides(tmp_path: Path, line: str, image: str, unpacks: bool) -> None:
+    (tmp_path / "plugstack.conf").write_text(f"{line}\n")
+    assert bash(tmp_path, "containers::unpacks && echo yes || echo no", image=image) == ("yes" if unpacks else "no")
+
+
+@pytest.mark.parametrize("pattern", ["{folder}/more.d/*.conf", "more.d/*"])
+def test_included_files_are_read(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "plugstack.conf").write_text(f"include {pattern.format(folder=tmp_path)}\n")
+    (tmp_path / "more.d").mkdir()
+    (tmp_path / "more.d" / "pyxis.conf").write_text("required /usr/lib/spank_pyxis.so\n")
+    assert bash(tmp_path, "containers::unpacks && echo yes") == "yes"
+
+
+@pytest.mark.parametrize(("unpacks", "said"), [("yes", "0"), ("no", "1")])
+def test_the_clusters_file_wins(tmp_path: Path, unpacks: str, said: str) -> None:
+    (tmp_path / "plugstack.conf").write_text("required spank_pyxis.so\n" if unpacks == "no" else "")
+    assert bash(tmp_path, "containers::unpacks; echo $?", unpacks=unpacks) == said
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (f"srun --container-image={FILE} --container-readonly /kit/run/worker.sh", True),
+        (f"--nodes=2 --container-image={REFERENCE} /kit/run/worker.sh", True),
+        (f"--container-image={FILE} --container-writable /kit/run/worker.sh", False),
+        ("--nodes=2 /run/lib/gpu-monitor.sh /run/monitor", False),
+        (f"--nodes=2 /run/lib/preflight.sh --container-image={FILE}", False),
+    ],
+)
+def test_steps_with_a_readonly_container_are_named(tmp_path: Path, words: str, named: bool) -> None:
+    (tmp_path / "state").mkdir()
+    script = f'containers_prefix=kit-7-1700000000\ncontainers::name {words.removeprefix("srun ")}\necho "${{containers_named[*]}}"'
+    assert bash(tmp_path, script) == (f"--container-name=kit-7-1700000000-{SHA[:12]}:no_exec" if named else "")
+    assert (tmp_path / "state" / "container").exists() == named
