@@ -32,6 +32,7 @@ signal.signal(signal.SIGTERM, save)
 while not (run / "finish").exists():
     time.sleep(0.1)
 """
+DEAF = WAIT.replace("SIGTERM, save", "SIGTERM, signal.SIG_IGN if os.environ['RANK'] == '1' else save")
 JOB = """script = "program.py"
 shape = "srun"
 python = "/usr/bin/python3"
@@ -73,7 +74,15 @@ class Terminal:
             assert time.monotonic() < end, f"still running:\n{self.seen}"
             self._read()
 
+    def hang_up(self) -> None:
+        """Close the terminal's window."""
+        os.close(self.master)
+        self.master = -1
+
     def _read(self) -> None:
+        if self.master < 0:
+            time.sleep(0.1)
+            return
         ready, _, _ = select.select([self.master], [], [], 0.1)
         if ready:
             with contextlib.suppress(OSError):
@@ -94,7 +103,8 @@ def terminal(argv: Sequence[str], *, cwd: Path, env: dict[str, str]) -> Iterator
         if screen.pid:
             os.killpg(screen.pid, signal.SIGKILL)
             os.waitpid(screen.pid, 0)
-        os.close(master)
+        if screen.master >= 0:
+            os.close(screen.master)
 
 
 @contextmanager
@@ -122,6 +132,21 @@ def test_shell_in_an_allocation_of_its_own(lab: Lab, runtime_of: Callable[[str],
         run = newest_run(lab)
         screen.type("exit 3\n")
         assert screen.code() == 3
+    lab.wait(lambda: "test" not in lab.slurm("squeue", "--noheader", "--format=%j").split(), run)
+    assert lab.settled(run) == []
+
+
+def test_the_terminal_of_a_shell_is_closed(lab: Lab, runtime_of: Callable[[str], list[str]], runtime: str) -> None:
+    """The window is gone and what ran in the shell is still there: the allocation and all of it end."""
+    lab.write(JOB + '[secrets]\nenv = ["API_KEY"]\n', WAIT)
+    with kit(lab, "shell", "--cluster", lab.cluster.name, *runtime_of(runtime), env={"API_KEY": "canary"}) as screen:
+        screen.expect("shell in the job's container")
+        run = newest_run(lab)
+        screen.type("sleep 600 & touch $KIT_RUN_DIR/up; sleep 601\n")
+        lab.wait((run / "up").exists, run)
+        assert (run / ".secrets").exists()
+        screen.hang_up()
+        screen.code()
     lab.wait(lambda: "test" not in lab.slurm("squeue", "--noheader", "--format=%j").split(), run)
     assert lab.settled(run) == []
 
@@ -156,9 +181,9 @@ def test_attach_needs_a_running_job(lab: Lab) -> None:
 
 
 @contextmanager
-def by_hand(lab: Lab) -> Iterator[tuple[Terminal, Path]]:
+def by_hand(lab: Lab, program: str = WAIT) -> Iterator[tuple[Terminal, Path]]:
     """The batch script of a run that was not submitted, started by hand inside an allocation of salloc."""
-    lab.write(JOB, WAIT)
+    lab.write(JOB, program)
     run = lab.submit("--set", 'slurm.extra=["--begin=now+3600"]')
     lab.slurm("scancel", lab.job(run)["JobId"])
     env = {**os.environ, **lab.cluster.env()}
@@ -194,6 +219,20 @@ def test_ctrl_c_by_hand(lab: Lab) -> None:
         )
         screen.type("echo allocation [$(squeue -h -j $SLURM_JOB_ID -o %T)]\nexit\n")
         screen.expect(r"allocation \[RUNNING\]")
+        screen.code()
+    assert lab.settled(run) == []
+
+
+def test_a_second_ctrl_c_by_hand_does_not_wait(lab: Lab) -> None:
+    """Rank 1 does not listen; the first Ctrl-C gives it 30 s, the second none."""
+    with by_hand(lab, DEAF) as (screen, run):
+        lab.wait(lambda: len(list(run.glob("up-*"))) == 4, run)
+        screen.type("\x03")
+        lab.wait(lambda: len(list(run.glob("saved-*"))) == 3, run)
+        screen.type("\x03")
+        screen.expect("Ctrl-C came twice")
+        assert screen.expect(r"code=(\d+)=", seconds=25)[1] == "143"
+        screen.type("exit\n")
         screen.code()
     assert lab.settled(run) == []
 
