@@ -21,6 +21,7 @@ readonly KIT_LEAD={{ lead | sh }}
 readonly KIT_MASTER_PORT_BASE={{ port_base | sh }}
 readonly KIT_RETRY_IN_ALLOCATION={{ retry_in_allocation | sh }}
 readonly KIT_RETRY_REQUEUE={{ retry_requeue | sh }}
+readonly KIT_REQUEUE_CAPPED={{ requeue_capped | sh }}
 readonly -a KIT_RETRY_CODES={{ retry_codes | sh }}
 readonly KIT_PREFLIGHT_TIMEOUT={{ preflight_timeout | sh }}
 readonly KIT_UNPACK_TIMEOUT={{ unpack_timeout | sh }}
@@ -152,6 +153,8 @@ main() {
     checks::stage || exit $?
     containers::begin
     checks::nodes || exit $?
+    # From here on nothing queues the job again without a failed node.
+    retry::cap_slurm
 
     heartbeat::start "${KIT_HEARTBEAT}"
     if ((${#KIT_MONITOR_ARGV[@]})); then

@@ -71,7 +71,11 @@ class Retry(Model):
     """What happens after a rank died, a lead signal came, or a node was lost."""
 
     in_allocation: int = Field(default=0, ge=0, description="Restarts of the ranks inside the allocation.")
-    requeue: int = Field(default=0, ge=0, description="Times that the job goes back to the queue.")
+    requeue: int = Field(
+        default=0,
+        ge=0,
+        description="Times that the job goes back to the queue, those by Slurm itself (a lost node, preemption) among them.",
+    )
     exit_codes: tuple[int, ...] = Field(
         default=RETRYABLE, description="Codes of the first failed rank that are retried."
     )

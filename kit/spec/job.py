@@ -103,7 +103,8 @@ class SlurmOptions(Model):
     mail_type: SbatchWord | None = None
     exclusive: bool = False
     requeue: bool = Field(
-        default=False, description="Let Slurm start the job again after a node failure or preemption."
+        default=False,
+        description="Let Slurm start the job again after a node failure or preemption, as often as it happens.",
     )
     lead: int = Field(
         default=120, ge=0, description="Seconds before the time limit at which the batch script gets USR1; 0: never."

@@ -90,6 +90,14 @@ retry::slurm_requeued() {
     ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0}))
 }
 
+# Slurm itself queues a job again whose node is lost, as often as that happens: a node that breaks whatever runs on it would never be
+# found. Once the times of retry.requeue are used up Slurm is told not to, unless slurm.requeue leaves it to Slurm.
+retry::cap_slurm() {
+    if ((KIT_REQUEUE_CAPPED && ${SLURM_RESTART_COUNT:-0} >= KIT_RETRY_REQUEUE)) && [[ -n "${environment_batch}" ]]; then
+        scontrol update "JobId=${environment_job}" Requeue=0 || true
+    fi
+}
+
 # Slurm holds a requeued job for the life of a credential, two minutes unless the site set AuthInfo's cred_expire.
 retry::requeue() {
     log::info "exit code $1; back to the queue (${SLURM_RESTART_COUNT:-0} times so far)${retry_without:+, without ${retry_without}}"

@@ -307,9 +307,7 @@ def test_node_daemon_killed(spare_lab: Lab, runtime_of: Callable[[str], list[str
     run = lab.submit(*runtime_of("bubblewrap"))
     wait_up(lab, run)
     node = lab.cluster.nodes[1].name
-    for one in lab.node_processes(node):
-        if one.argv[0].endswith("slurmd") and "-N" in one.argv:
-            kill(one.pid)
+    kill_slurmd(lab, node)
     try:
         job = lab.wait_end(run)
         assert job["JobState"] == "NODE_FAIL", read(run, "batch")
@@ -318,6 +316,32 @@ def test_node_daemon_killed(spare_lab: Lab, runtime_of: Callable[[str], list[str
     finally:
         lab.restart_slurmd(node)
     assert lab.settled(run) == []
+
+
+@pytest.mark.faults
+def test_nodes_lost_one_after_the_other(spare_lab: Lab) -> None:
+    """Slurm's own requeues count: `retry.requeue` of them, and the job ends."""
+    lab = spare_lab
+    write(lab, "[retry]\nrequeue = 1\n", how="deaf", rank=9)
+    run = lab.submit()
+    for start in (0, 1):
+        wait_up(lab, run, start=start)
+        node = lab.slurm("scontrol", "show", "hostnames", lab.job(run)["NodeList"]).split()[-1]
+        kill_slurmd(lab, node)
+        try:
+            lab.wait(lambda: lab.job(run)["JobState"] not in {"RUNNING", "COMPLETING"}, run)
+        finally:
+            lab.restart_slurmd(node)
+    job = lab.wait_end(run)
+    assert (job["JobState"], job["Restarts"]) == ("NODE_FAIL", "1"), read(run, "batch")
+    assert not list(run.glob("up-*-2"))
+    assert lab.settled(run) == []
+
+
+def kill_slurmd(lab: Lab, node: str) -> None:
+    for one in lab.node_processes(node):
+        if one.argv[0].endswith("slurmd") and "-N" in one.argv:
+            kill(one.pid)
 
 
 def test_network_of_a_node_cut(spare_lab: Lab) -> None:

@@ -31,6 +31,7 @@ readonly KIT_LEAD=120
 readonly KIT_MASTER_PORT_BASE=20000
 readonly KIT_RETRY_IN_ALLOCATION=0
 readonly KIT_RETRY_REQUEUE=0
+readonly KIT_REQUEUE_CAPPED=0
 readonly -a KIT_RETRY_CODES=(
     134
     135
@@ -252,6 +253,8 @@ main() {
     checks::stage || exit $?
     containers::begin
     checks::nodes || exit $?
+    # From here on nothing queues the job again without a failed node.
+    retry::cap_slurm
 
     heartbeat::start "${KIT_HEARTBEAT}"
     if ((${#KIT_MONITOR_ARGV[@]})); then
