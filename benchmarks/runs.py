@@ -68,18 +68,44 @@ if os.environ["RANK"] == "1":
 time.sleep(2)
 """
 
-# A fixed piece of arithmetic, again and again: the median of one piece is what a monitor could slow down.
+# A fixed piece of arithmetic, again and again for some seconds: the median of one piece is what a monitor could slow down.
 STEPS = """\
-import os, pathlib, statistics, time
+import statistics, sys, time
 def step():
     began = time.perf_counter()
     sum(i * i for i in range(200_000))
     return time.perf_counter() - began
-end = time.time() + 20
+end = time.time() + 3
 times = []
 while time.time() < end:
     times.append(step())
-pathlib.Path(os.environ["KIT_RUN_DIR"], "steps-" + os.environ["RANK"]).write_text(str(statistics.median(times)))
+print(sys.argv[1], statistics.median(times))
+"""
+
+# One round is one pair again, now with the first of the two in turn. The monitor and the heartbeat are the run's own.
+MONITORED = """\
+#!/bin/bash
+#SBATCH --nodes=1 --ntasks=1 --cpus-per-task=2 --output={out}.log
+KIT_RUN_DIR={run}
+source {run}/lib/log.sh
+source {run}/lib/heartbeat.sh
+for ((i = 0; i < {rounds}; i++)); do
+    kinds=(bare kit)
+    ((i % 2)) && kinds=(kit bare)
+    for kind in "${{kinds[@]}}"; do
+        if [[ $kind == kit ]]; then
+            heartbeat::start 1
+            {monitor} &
+            sleep 2
+        fi
+        srun --overlap --mem=0 --ntasks=1 --cpus-per-task=1 --mpi=none python3 {steps} "$kind" >>{out} || exit 1
+        if [[ $kind == kit ]]; then
+            heartbeat::stop
+            scancel "$(squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' | awk '/ kit-monitor$/ {{ print $1 }}')"
+            wait
+        fi
+    done
+done
 """
 
 MONITOR = '#!/bin/bash\ncase "$1" in --list-gpus) echo "GPU 0: x";; dmon) while true; do echo "0 1 2 3"; sleep 1; done;; esac\n'
@@ -101,16 +127,18 @@ class Bench:
 
     def pairs(self, run: Path, *, bare: str, kit: str, tasks: int) -> dict[str, list[float]]:
         """Seconds of srun around two commands, taken in turn."""
-        out = self.project / "pairs"
+        return self.measured(PAIRS, run=run, bare=bare, kit=kit, tasks=tasks)
+
+    def measured(self, script: str, **words: object) -> dict[str, list[float]]:
+        """Run a batch script that writes `bare FIGURE` and `kit FIGURE` lines to `{out}`."""
+        out, path = self.project / "pairs", self.project / "pairs.sh"
         out.unlink(missing_ok=True)
-        text = PAIRS.format(out=out, run=run, rounds=self.rounds, bare=bare, kit=kit, tasks=tasks)
-        script = self.project / "pairs.sh"
-        script.write_text(text)
-        shell.run(["sbatch", "--wait", str(script)], env=self.env)
+        path.write_text(script.format(out=out, rounds=self.rounds, **words))
+        shell.run(["sbatch", "--wait", str(path)], env=self.env)
         found: dict[str, list[float]] = {"bare": [], "kit": []}
         for line in out.read_text().splitlines():
-            kind, seconds = line.split()
-            found[kind].append(float(seconds))
+            kind, figure = line.split()
+            found[kind].append(float(figure))
         return found
 
 
@@ -171,31 +199,28 @@ def prologue(on: Bench) -> list[Goal]:
 
 def restart(on: Bench) -> list[Goal]:
     """From the moment a rank is killed to the moment that its successor runs."""
-    run = on.submit(DIES_ONCE, "retry.in_allocation=1")
-    died, came = (float((run / f"time-{attempt}").read_text()) for attempt in (0, 1))
-    return [Goal(name="rank death to restarted rank", value=came - died, bound=1.0, unit="s")]
+    took = []
+    for _ in range(5):
+        run = on.submit(DIES_ONCE, "retry.in_allocation=1")
+        died, came = (float((run / f"time-{attempt}").read_text()) for attempt in (0, 1))
+        took.append(came - died)
+    return [Goal(name="rank death to restarted rank", value=statistics.median(took), bound=1.0, unit="s")]
 
 
 def monitors(on: Bench) -> list[Goal]:
-    """The median step beside the monitors over the median step without, two rounds of each, best against best."""
+    """The median step beside the monitors over the median step without, in pairs of one job."""
     tool = on.project / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text(MONITOR)
     tool.chmod(0o755)
-    path = {"PATH": f"{tool.parent}:{on.env['PATH']}"}
-    one = ("resources.nodes=1", "resources.ranks_per_node=1", "monitor.heartbeat=5", "preflight.enabled=false")
-    took: dict[str, list[float]] = {"true": [], "false": []}
-    for enabled in ("true", "false") * 3:
-        run = on.submit(STEPS, *one, f"monitor.enabled={enabled}", env=path)
-        took[enabled].append(float((run / "steps-0").read_text()))
-    return [
-        Goal(
-            name="step beside the monitors / without",
-            value=min(took["true"]) / min(took["false"]),
-            bound=1.005,
-            unit="",
-        )
-    ]
+    run = on.submit("", "resources.nodes=1", "resources.ranks_per_node=1")
+    steps = on.project / "steps.py"
+    steps.write_text(STEPS)
+    words = [f"PATH={tool.parent}:$PATH", "srun", "--job-name=kit-monitor", "--overlap", "--mem=0", "--ntasks=1"]
+    words += ["--mpi=none", f"{run}/lib/gpu-monitor.sh", f"{run}/monitor", "pumt", "DT", "1"]
+    took = on.measured(MONITORED, run=run, steps=steps, monitor=" ".join(words))
+    ratio = statistics.median(b / a for a, b in zip(took["bare"], took["kit"], strict=True))
+    return [Goal(name="step beside the monitors / without, paired", value=ratio, bound=1.005, unit="")]
 
 
 def preflight(on: Bench) -> list[Goal]:

@@ -90,6 +90,12 @@ retry::slurm_requeued() {
     ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0}))
 }
 
+# Whether Slurm has chosen the job to make room. With a GraceTime only the steps hear of it, by TERM, and the job that ends within the
+# grace has to go back to the queue by itself.
+retry::preempted() {
+    [[ -n "${environment_batch}" ]] && scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -qE ' PreemptTime=[0-9]'
+}
+
 # Slurm itself queues a job again whose node is lost, as often as that happens: a node that breaks whatever runs on it would never be
 # found. Once the times of retry.requeue are used up Slurm is told not to, unless slurm.requeue leaves it to Slurm.
 retry::cap_slurm() {

@@ -96,12 +96,37 @@ def spare_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             down(name, folder=folder)
 
 
+@pytest.fixture(scope="session")
+def preempting_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A project on a cluster whose partition `urgent` may take the nodes of the default one: its jobs go back to the queue."""
+    skip_without_slurm()
+    name = f"kit-urgent-{os.getpid()}"
+    with short_folder() as parent:
+        folder = parent / "cluster"
+        try:
+            cluster = up(name, Shape(nodes=2, gpus_per_node=4, placeholder_gpus=True), folder=folder)
+            names = ",".join(node.name for node in cluster.nodes)
+            _reconfigure(
+                cluster,
+                "\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+                f"PartitionName=urgent Nodes={names} PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP\n",
+            )
+            yield project_on(cluster, train_cpu, tmp_path_factory.mktemp("urgent"))
+        finally:
+            down(name, folder=folder)
+
+
 def _notice_soon(cluster: Cluster) -> None:
     """A lost node is noticed in seconds. On a busy machine that is too soon, so only these tests have it."""
+    _reconfigure(cluster, SlurmdTimeout="8", MessageTimeout="8")
+
+
+def _reconfigure(cluster: Cluster, more: str = "", **changes: str) -> None:
+    """Change settings of slurm.conf, and add lines to it."""
     text = cluster.slurm_conf.read_text()
-    for name in ("SlurmdTimeout", "MessageTimeout"):
-        text = re.sub(f"(?m)^{name}=.*$", f"{name}=8", text)
-    cluster.slurm_conf.write_text(text)
+    for name, value in changes.items():
+        text = re.sub(f"(?m)^{name}=.*$", f"{name}={value}", text)
+    cluster.slurm_conf.write_text(text + more)
     shell.run(["scontrol", "reconfigure"], env={**os.environ, **cluster.env()}, timeout=30)
 
 

@@ -297,6 +297,26 @@ def test_restarts_are_capped(lab: Lab) -> None:
     assert (len(list(run.glob("up-*-1"))), len(list(run.glob("up-*-2")))) == (4, 0)
 
 
+@pytest.mark.parametrize("grace", [0, 20], ids=["at-once", "with-grace"])
+def test_preemption(preempting_lab: Lab, grace: int) -> None:
+    """A job of another partition takes the nodes; the ranks save, the job waits, and goes on in its own folder."""
+    lab = preempting_lab
+    lab.slurm("scontrol", "update", "PartitionName=main", f"GraceTime={grace}")
+    write(lab, '[slurm]\nrequeue = true\n[secrets]\nenv = ["API_KEY"]\n')
+    run = lab.submit(env={"API_KEY": "canary"})
+    wait_up(lab, run)
+    lab.slurm("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
+    lab.wait(lambda: lab.job(run)["Restarts"] == "1", run)
+    lab.wait(lambda: read(run, "batch").count("exit code 143") >= 1, run)
+    assert len(list(run.glob("saved-*"))) == 4, read(run, "batch")
+    assert (run / ".secrets").exists()
+    assert "failed first" not in read(run, "batch")
+    wait_up(lab, run, start=1)
+    job = lab.wait_end(run)
+    assert (job["JobState"], job["Restarts"], lab.status(run)["exit_code"]) == ("COMPLETED", "1", 0), read(run, "batch")
+    assert lab.settled(run) == []
+
+
 # ---- nodes ----
 
 

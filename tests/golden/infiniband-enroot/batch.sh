@@ -197,6 +197,8 @@ finish() {
         what=requeue
     elif retry::slurm_requeued; then
         what=requeued
+    elif ((code)) && [[ -z "${got_signal}" || -n "${got_slurms_term}" ]] && retry::preempted; then
+        what=requeue
     fi
     # First of all, since after a TERM there are seconds only until Slurm kills this script.
     [[ "${what}" != end ]] || rm -f -- "${KIT_RUN_DIR}/.secrets"
@@ -228,6 +230,7 @@ train() {
         code=$?
         watch::stop
         if ((code)) || failures::any; then
+            [[ -n "${got_signal}" ]] || ! retry::preempted || got_signal=TERM got_slurms_term=1
             failures::explain "${code}"
             code=$?
         fi
