@@ -59,11 +59,11 @@ def main() -> int:
             try:
                 one = run(lab, *cell, pause=pause)
             except AssertionError as error:
-                nodes = " ".join(lab.slurm("sinfo", "--noheader", "--Node", "--format=%N %T %E").split())
                 said = (str(error).splitlines() or [""])[-1]
                 one = Seen(
-                    " ".join(cell), 0.0, f"WRONG: it never came to the fault or to its end: {said} ({nodes})", ()
+                    " ".join(cell), 0.0, f"WRONG: it never came to the fault or to its end: {said} ({why(lab)})", ()
                 )
+                end_all(lab)
             seen.append(one)
             state = "; ".join(filter(None, [one.wrong, *one.leaks])) or "as documented"
             print(f"{number + 1:>4}  {one.what:<46} {one.seconds:5.1f} s  {state}", flush=True)
@@ -72,6 +72,22 @@ def main() -> int:
         print(f"  {what:<22} {count}")
     print(f"{len(seen)} runs: {leaks} leaks, {wrong} wrong codes (seed {asked.seed})")
     return int(bool(wrong or leaks))
+
+
+def why(lab: Lab) -> str:
+    """What Slurm says of its nodes and of the jobs that it holds."""
+    nodes = lab.slurm("sinfo", "--noheader", "--Node", "--format=%N %T %E")
+    jobs = lab.slurm("squeue", "--noheader", "--format=%i %T %r %N %S")
+    steps = lab.slurm("squeue", "--noheader", "--steps", "--format=%i %j %N")
+    return "; ".join(" ".join(text.split()) for text in (nodes, jobs, steps))
+
+
+def end_all(lab: Lab) -> None:
+    """One run that hangs is one wrong run: it does not hold the nodes against the next."""
+    lab.slurm("scancel", "--me", check=False)
+    end = time.monotonic() + 60
+    while lab.slurm("squeue", "--noheader") and time.monotonic() < end:
+        time.sleep(0.5)
 
 
 def runtimes(lab: Lab, shape: str) -> list[str]:

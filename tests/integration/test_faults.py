@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from kit import shell
 from tests.integration.image_lab import needs_root
@@ -27,6 +28,8 @@ from tests.support import REPO
 pytestmark = pytest.mark.cluster
 
 PROGRAM = Path(__file__).with_name("faulty.py").read_text(encoding="utf-8")
+# The runtimes that mount images by FUSE, whose daemons Slurm's own signals end.
+FUSE = ("pyxis", "enroot")
 QUICK = "[preflight]\nfree_disk_gb = 0\n"
 
 
@@ -56,7 +59,7 @@ class Fault:
 
     def at_mercy(self, runtime: str) -> bool:
         """Whether the ranks' own end is not defined in this runtime."""
-        return self.by_slurm and runtime in {"pyxis", "enroot"}
+        return self.by_slurm and runtime in FUSE
 
 
 def kill(pid: int) -> None:
@@ -182,18 +185,28 @@ FAULTS = {
     ),
 }
 
-CELLS = [
-    pytest.param((name, shape, runtime), id=f"{name}-{shape}-{runtime}", marks=() if once else pytest.mark.faults)
-    for name, fault in FAULTS.items()
-    for shape in ("srun", "torchrun")
-    for runtime in ("bubblewrap", "pyxis", "enroot", "bare")
-    for once in [fault.once == (shape, runtime)]
-    if not (shape == "torchrun" and runtime == "bare")  # torch is in the image only
-]
+
+def cells(once: tuple[str, str], *name: str) -> list[ParameterSet]:
+    """Every start shape in every container runtime; all but `once` belong to `make faults`. Torch is in the image only."""
+    return [
+        pytest.param(
+            (*name, shape, runtime),
+            id="-".join((*name, shape, runtime)),
+            marks=() if once == (shape, runtime) else pytest.mark.faults,
+        )
+        for shape in ("srun", "torchrun")
+        for runtime in ("bubblewrap", "pyxis", "enroot", "bare")
+        if not (shape == "torchrun" and runtime == "bare")
+    ]
+
+
+CELLS = [cell for name, fault in FAULTS.items() for cell in cells(fault.once, name)]
+Cell = tuple[str, str]
+RuntimeOf = Callable[[str], list[str]]
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_fault(lab: Lab, runtime_of: Callable[[str], list[str]], tmp_path: Path, cell: tuple[str, str, str]) -> None:
+def test_fault(lab: Lab, runtime_of: RuntimeOf, tmp_path: Path, cell: tuple[str, str, str]) -> None:
     name, shape, runtime = cell
     fault = FAULTS[name]
     run = start(lab, fault, [*runtime_of(runtime), "--set", f"shape={shape}"], tmp_path)
@@ -243,6 +256,11 @@ def read_events(run: Path) -> str:
 def read(run: Path, name: str) -> str:
     path = run / "logs" / f"{name}.log"
     return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def options_of(cell: Cell, runtime_of: RuntimeOf) -> list[str]:
+    """The options of `kit submit` for a shape and a runtime."""
+    return [*runtime_of(cell[1]), "--set", f"shape={cell[0]}"]
 
 
 def write(lab: Lab, job: str, how: str = "wait", rank: int = 1) -> None:
@@ -298,12 +316,12 @@ def test_restarts_are_capped(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("grace", [0, 20], ids=["at-once", "with-grace"])
-def test_preemption(preempting_lab: Lab, grace: int) -> None:
+def test_preemption(preempting_lab: Lab, runtime_of: RuntimeOf, grace: int) -> None:
     """A job of another partition takes the nodes; the ranks save, the job waits, and goes on in its own folder."""
     lab = preempting_lab
     lab.slurm("scontrol", "update", "PartitionName=main", f"GraceTime={grace}")
     write(lab, '[slurm]\nrequeue = true\n[secrets]\nenv = ["API_KEY"]\n')
-    run = lab.submit(env={"API_KEY": "canary"})
+    run = lab.submit(*runtime_of("bubblewrap"), env={"API_KEY": "canary"})
     wait_up(lab, run)
     lab.slurm("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
     lab.wait(lambda: lab.job(run)["Restarts"] == "1", run)
@@ -320,18 +338,19 @@ def test_preemption(preempting_lab: Lab, grace: int) -> None:
 # ---- nodes ----
 
 
-def test_node_daemon_killed(spare_lab: Lab, runtime_of: Callable[[str], list[str]]) -> None:
+@pytest.mark.parametrize("cell", cells(("srun", "bubblewrap")))
+def test_node_daemon_killed(spare_lab: Lab, runtime_of: RuntimeOf, cell: Cell) -> None:
     """The node's ranks run on, and nobody can end them, until its daemon is back."""
     lab = spare_lab
     write(lab, "")
-    run = lab.submit(*runtime_of("bubblewrap"))
+    run = lab.submit(*options_of(cell, runtime_of))
     wait_up(lab, run)
     node = lab.cluster.nodes[1].name
     kill_slurmd(lab, node)
     try:
         job = lab.wait_end(run)
         assert job["JobState"] == "NODE_FAIL", read(run, "batch")
-        assert lab.status(run)["exit_code"] == 143, read(run, "batch")
+        assert lab.status(run)["exit_code"] == 143 or cell[1] in FUSE, read(run, "batch")
         assert lab.status(run)["reason"] == "NodeDown"
     finally:
         lab.restart_slurmd(node)
@@ -339,11 +358,11 @@ def test_node_daemon_killed(spare_lab: Lab, runtime_of: Callable[[str], list[str
 
 
 @pytest.mark.faults
-def test_nodes_lost_one_after_the_other(spare_lab: Lab) -> None:
+def test_nodes_lost_one_after_the_other(spare_lab: Lab, runtime_of: RuntimeOf) -> None:
     """Slurm's own requeues count: `retry.requeue` of them, and the job ends."""
     lab = spare_lab
     write(lab, "[retry]\nrequeue = 1\n", how="deaf", rank=9)
-    run = lab.submit()
+    run = lab.submit(*runtime_of("bubblewrap"))
     for start in (0, 1):
         wait_up(lab, run, start=start)
         node = lab.slurm("scontrol", "show", "hostnames", lab.job(run)["NodeList"]).split()[-1]
@@ -364,11 +383,12 @@ def kill_slurmd(lab: Lab, node: str) -> None:
             kill(one.pid)
 
 
-def test_network_of_a_node_cut(spare_lab: Lab) -> None:
+@pytest.mark.parametrize("cell", cells(("srun", "bubblewrap")))
+def test_network_of_a_node_cut(spare_lab: Lab, runtime_of: RuntimeOf, cell: Cell) -> None:
     """Slurm gives the node up and queues the job again; test_excluded_node shows one that goes on where there are good nodes."""
     lab = spare_lab
     write(lab, "[retry]\nrequeue = 1\n")
-    run = lab.submit()
+    run = lab.submit(*options_of(cell, runtime_of))
     wait_up(lab, run)
     node = lab.cluster.nodes[1].name
     lab.inside(node, "ip", "link", "set", "eth0", "down")
@@ -407,11 +427,11 @@ def test_a_spare_takes_a_lost_nodes_place(spare_lab: Lab) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("shape", ["srun", pytest.param("torchrun", marks=pytest.mark.faults)])
-def test_disk_full_in_the_run_folder(lab: Lab, shape: str) -> None:
+@pytest.mark.parametrize("cell", cells(("srun", "bubblewrap")))
+def test_disk_full_in_the_run_folder(lab: Lab, runtime_of: RuntimeOf, cell: Cell) -> None:
     write(lab, "", how="fill")
     with shared_disk(lab, lab.project / "small", megabytes=8) as disk, runs_at(lab, disk) as options:
-        run = Path(lab.kit("submit", *options, "--set", f"shape={shape}").stdout.splitlines()[0])
+        run = Path(lab.kit("submit", *options, *options_of(cell, runtime_of)).stdout.splitlines()[0])
         job = lab.wait_end(run)
         facts, log = lab.kit("status", str(run), "--json").stdout, read(run, "batch")
         assert job["JobState"] == "FAILED"
@@ -420,11 +440,14 @@ def test_disk_full_in_the_run_folder(lab: Lab, shape: str) -> None:
         assert lab.settled(run) == []
 
 
-def test_image_replaced_under_the_job(lab: Lab, train_cpu: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cell", [cell for cell in cells(("srun", "bubblewrap")) if "bare" not in str(cell.id)])
+def test_image_replaced_under_the_job(
+    lab: Lab, runtime_of: RuntimeOf, train_cpu: Path, tmp_path: Path, cell: Cell
+) -> None:
     """What runs goes on with the bytes that it has; nothing is started again from others."""
     write(lab, "[retry]\nin_allocation = 2\n")
     with store_at(lab, train_cpu, tmp_path) as (options, image):
-        run = Path(lab.kit("submit", *options).stdout.splitlines()[0])
+        run = Path(lab.kit("submit", *options, *options_of(cell, runtime_of)).stdout.splitlines()[0])
         wait_up(lab, run)
         other = image.with_suffix(".other")
         other.write_bytes(b"not the image")
