@@ -2,7 +2,7 @@
 # Attempts. KIT_RESTART_COUNT counts every start of the ranks in this run, inside one allocation and over requeues: programs find a
 # number that only grows, and every attempt has a port and a record of failures of its own.
 
-readonly retry_file="${KIT_RUN_DIR}/state/attempts"
+readonly retry_file="${KIT_RUN_DIR}/state/attempts" retry_queued_file="${KIT_RUN_DIR}/state/requeues"
 declare -i retry_in_allocation=0
 retry_possible=1
 
@@ -71,10 +71,22 @@ retry::wants_requeue() {
     if [[ -n "${retry_without:-}" ]]; then
         return 0
     fi
-    if ((${SLURM_RESTART_COUNT:-0} >= KIT_RETRY_REQUEUE)); then
+    if (($(retry::times_queued) >= KIT_RETRY_REQUEUE)); then
         return 1
     fi
     [[ "${got_signal}" == USR1 ]] || retry::is_retryable "${code}"
+}
+
+# How often the job has gone back to the queue, as far as retry.requeue counts it: without Slurm's own requeues when slurm.requeue leaves
+# them to Slurm.
+retry::times_queued() {
+    local -i times="${SLURM_RESTART_COUNT:-0}"
+    # A job's first start has none, whatever an earlier job of the same run folder left there.
+    if ((times && !KIT_REQUEUE_CAPPED)); then
+        times=0
+        [[ -r "${retry_queued_file}" ]] && read -r times <"${retry_queued_file}"
+    fi
+    printf '%d' "${times}"
 }
 
 # Whether Slurm lets the job run; not while it is ending it.
@@ -108,6 +120,9 @@ retry::cap_slurm() {
 retry::requeue() {
     log::info "exit code $1; back to the queue (${SLURM_RESTART_COUNT:-0} times so far)${retry_without:+, without ${retry_without}}"
     events::record requeue exit_code "$1"
+    if [[ -z "${retry_without:-}" && -z "${got_slurms_term}" ]]; then
+        printf '%d\n' "$(($(retry::times_queued) + 1))" >"${retry_queued_file}"
+    fi
     scontrol requeue "${environment_job}" || return 1
     if [[ -n "${retry_without:-}" ]]; then
         scontrol update "JobId=${environment_job}" "ExcNodeList=${retry_without}" || true
