@@ -26,7 +26,7 @@ test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips
 faults: ## the whole fault matrix: every fault in every start shape and container runtime of this machine
 	@scripts/setup.sh --with-tests
 	@$(PY) -m pytest -m 'faults or not faults' tests/integration/test_faults.py tests/integration/test_preflight.py \
-		tests/integration/test_secrets.py tests/integration/test_interactive.py $(ARGS)
+		tests/integration/test_secrets.py tests/integration/test_interactive.py tests/integration/test_containers.py $(ARGS)
 
 soak: ## N runs with random faults (SEED=… repeats them); prints leaks and wrong codes
 	@scripts/setup.sh --with-tests

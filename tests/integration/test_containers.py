@@ -150,8 +150,14 @@ ENDS: dict[str, tuple[Callable[[Lab, Path], object], int | None, int | None]] = 
 }
 
 
-@pytest.mark.parametrize("scope", ["global", "job"])
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("end", "scope"),
+    [
+        pytest.param(end, scope, marks=() if end in often else pytest.mark.faults)
+        for scope, often in (("global", {"scancel", "batch-killed"}), ("job", {"batch-killed"}))
+        for end in ENDS
+    ],
+)
 def test_gone_at_every_end(unpacking: Lab, end: str, scope: str) -> None:
     """With container_scope=job Pyxis removes the container itself. Ranks that save still have their files."""
     lab, (act, code, saved) = unpacking, ENDS[end]
