@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
@@ -14,6 +15,7 @@ from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE
 
 # sbatch reads `%` in a file name as a pattern and splits header lines at blanks.
 _RUN_DIR = re.compile(r"^/[A-Za-z0-9_./+=@-]*$")
+_HEADER_WORD = re.compile(r"^/[A-Za-z0-9_./%+=@,:-]*$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,20 @@ class Places:
     def store(self) -> str:
         """The image store, on the host."""
         return self._fill(self._resolved.cluster.paths.store, self._cluster_file, "paths.store")
+
+    def log(self, key: Literal["output", "error"]) -> str | None:
+        """The job's slurm.output or slurm.error, absolute, with Slurm's patterns left to Slurm; None where the job names none."""
+        pattern: str | None = getattr(self._resolved.job.slurm, key)
+        if pattern is None:
+            return None
+        file, dotted = self._resolved.job_file, f"slurm.{key}"
+        filled = self._fill(pattern, file, dotted)
+        path = filled if filled.startswith("/") else f"{self._resolved.job_dir}/{filled}"
+        # What a placeholder stood for may hold a `%`, too: to Slurm it would be a pattern.
+        if not _HEADER_WORD.match(path) or path.count("%") != pattern.count("%"):
+            allowed = "a place without blanks and '%': sbatch splits its header at the one and expands the other"
+            raise ConfigError.of(Fault(file=file, key=dotted, got=repr(path), allowed=allowed))
+        return path
 
     def mounts(self) -> tuple[Mount, ...]:
         """The run folder, the job's folder and the cache, then the job's own, with absolute sources."""

@@ -33,6 +33,7 @@ from kit.scripts import (
     stage_step,
     training_step,
 )
+from kit.spec import patterns
 from kit.spec.image import ImageLock
 from kit.spec.job import Job
 from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
@@ -141,6 +142,7 @@ class _Making:
             _check_packages(resolved, self.lock)
         self.extra = frameworks.prepare(resolved.launcher.framework, self.job, self.layout, file=resolved.job_file)
         self.mounts = self.places.mounts()
+        self.output, self.error = self.places.log("output") or str(self.paths.batch_log), self.places.log("error")
         # Where the run folder and the job's folder are, as the ranks see them.
         self.run_inside = CONTAINER_RUN if self.contained else str(site.run_dir)
         self.workspace = CONTAINER_WORKSPACE if self.contained else str(resolved.job_dir)
@@ -168,10 +170,14 @@ class _Making:
         return ((folder, "code"), (folder.parent / "lib", "code/lib"))
 
     def folders(self) -> tuple[str, ...]:
-        """The run's own, and those that mounts of the run folder need."""
+        """The run's own, and those that mounts of the run folder and files of the batch script's output need."""
         own = ("logs", "monitor", "checkpoints", "state")
         mounted = [Path(m.source) for m in self.mounts if Path(m.source).is_relative_to(self.site.run_dir)]
-        names = [str(m.relative_to(self.site.run_dir)) for m in mounted if m != self.site.run_dir]
+        written = [
+            patterns.folder(p, job_name=self.job.name, user=self.site.user) for p in (self.output, self.error) if p
+        ]
+        written = [p for p in written if p.is_relative_to(self.site.run_dir)]
+        names = [str(m.relative_to(self.site.run_dir)) for m in (*mounted, *written) if m != self.site.run_dir]
         return tuple(dict.fromkeys((*own, *names)))
 
     def _image(self, lock: ImageLock | None) -> tuple[str, str]:
@@ -219,7 +225,14 @@ class _Making:
             self.site,
             layout,
             {
-                "sbatch": sbatch_options(job, self.resolved.cluster.node, layout, paths, avoid=self.site.avoid),
+                "sbatch": sbatch_options(
+                    job,
+                    self.resolved.cluster.node,
+                    layout,
+                    output=self.output,
+                    error=self.error,
+                    avoid=self.site.avoid,
+                ),
                 "explained": layout.explained,
                 "run_dir": self.site.run_dir,
                 "job_name": job.name,

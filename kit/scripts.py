@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from kit.layout import Layout
 from kit.spec.cluster import NodeShape
@@ -16,15 +17,26 @@ STEP = "train"
 # Seconds that the other ranks get once one has ended well, before srun ends them (field-notes 29). Never less than the lead: at its
 # signal the first rank may be done long before the one that writes the checkpoint.
 WAIT_S = 60
+_HEADER = "#SBATCH "
 
 
 def sbatch_options(
-    job: Job, node: NodeShape, layout: Layout, paths: RunPaths, *, avoid: Sequence[str] = ()
+    job: Job,
+    node: NodeShape,
+    layout: Layout,
+    *,
+    output: str,
+    error: str | None = None,
+    avoid: Sequence[str] = (),
 ) -> list[str]:
-    """The header, one option a line, in a fixed order. avoid: nodes that the job is kept off, besides its own `exclude`."""
+    """The header, one option a line, in a fixed order.
+
+    output, error: files, with Slurm's patterns; without `error` both streams go to one. avoid: nodes that the job is kept off,
+    besides its own `exclude`.
+    """
     slurm = job.slurm
     options = _resource_options(job, node, layout, avoid)
-    options += [f"--output={paths.batch_log}", "--open-mode=append"]
+    options += [f"--output={output}", *([f"--error={error}"] if error else []), "--open-mode=append"]
     # `B:` reaches the batch shell, which passes the signal on; without it Slurm would signal every process of the step.
     options += [f"--signal=B:USR1@{slurm.lead}"] if slurm.lead and job.resources.time else []
     options += [f"--{n}={v}" for n, v in (("mail-user", slurm.mail_user), ("mail-type", slurm.mail_type)) if v]
@@ -32,6 +44,12 @@ def sbatch_options(
     # With spares the job outlives a lost node; without, Slurm ends it and, with --requeue, queues it again.
     options += ["--no-kill"] if job.retry.spares else []
     return [*options, *slurm.extra]
+
+
+def header(script: str) -> list[str]:
+    """The sbatch options of a batch script."""
+    head = takewhile(lambda line: line.startswith("#"), script.splitlines())
+    return [line.removeprefix(_HEADER) for line in head if line.startswith(_HEADER)]
 
 
 def salloc_options(job: Job, node: NodeShape, layout: Layout, *, avoid: Sequence[str] = ()) -> list[str]:

@@ -44,6 +44,7 @@ set -uo pipefail
 
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/environment.sh"
+source "${KIT_RUN_DIR}/lib/output.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
@@ -140,6 +141,7 @@ train() {
 
 main() {
     environment::require_allocation
+    output::link
     trap finish EXIT
     environment::scrub "${KIT_INHERIT[@]}"
     debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"

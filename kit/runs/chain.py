@@ -9,23 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 from kit.errors import ConfigError, Fault, SlurmError
 from kit.plan import Plan, PlanFile
 from kit.render import render
 from kit.runs import atomic
+from kit.scripts import header
 from kit.slurm import client
 from kit.spec.paths import RunPaths
 
 LINK = "link.sh"
-_HEADER = "#SBATCH "
-
-
-def header(plan: Plan) -> list[str]:
-    """The sbatch options of a plan's batch script."""
-    head = takewhile(lambda line: line.startswith("#"), plan.text_of("batch.sh").splitlines())
-    return [line.removeprefix(_HEADER) for line in head if line.startswith(_HEADER)]
 
 
 def with_links(plan: Plan, *, file: str) -> Plan:
@@ -43,7 +36,7 @@ def with_links(plan: Plan, *, file: str) -> Plan:
                 hint="retry.requeue keeps them between its starts",
             )
         )
-    text = render(LINK, {"sbatch": header(plan), "run_dir": plan.run_dir})
+    text = render(LINK, {"sbatch": header(plan.text_of("batch.sh")), "run_dir": plan.run_dir})
     return replace(plan, files=(*plan.files, PlanFile(name=LINK, text=text, mode=0o755)))
 
 

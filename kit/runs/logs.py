@@ -45,8 +45,8 @@ def sources(run_dir: Path, *, rank: int | None = None) -> list[Path]:
         return [paths.rank_log(rank)]
 
     def order(path: Path) -> tuple[int, int]:
-        found = re.fullmatch(r"(batch|task|rank)(?:-(\d+))?", path.stem)
-        kinds = ("batch", "task", "rank")
+        found = re.fullmatch(r"(batch|error|task|rank)(?:-(\d+))?", path.stem)
+        kinds = ("batch", "error", "task", "rank")
         return (kinds.index(found[1]), int(found[2] or 0)) if found else (len(kinds), 0)
 
     return sorted(paths.logs.glob("*.log"), key=order)

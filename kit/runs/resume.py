@@ -7,7 +7,7 @@ from pathlib import Path
 from kit.config import load_model
 from kit.errors import RunError
 from kit.images import sqshfile
-from kit.runs import secret
+from kit.runs import outputs, secret
 from kit.runs.manifest import Manifest
 from kit.runs.status import Status
 from kit.slurm import client
@@ -36,7 +36,8 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
     secret.remove(status.run_dir)
     secret.write(status.run_dir, secret.gather(job, job_dir=origin.parent, job_file=record.job_file))
     try:
-        job_id = client.submit(record.argv, env=client.environment(env, inherit=job.inherit))
+        with outputs.folders([paths.batch.read_text(encoding="utf-8")]):
+            job_id = client.submit(record.argv, env=client.environment(env, inherit=job.inherit))
     except BaseException:
         secret.remove(status.run_dir)
         raise

@@ -15,7 +15,7 @@ from kit.images import lock as image_lock
 from kit.images import verify
 from kit.layout import minutes
 from kit.plan import Plan, Site, plan
-from kit.runs import avoid, chain, folder, manifest, registry, secret
+from kit.runs import avoid, chain, folder, manifest, outputs, registry, secret
 from kit.slurm import client, embedded
 from kit.spec.image import ImageLock
 from kit.spec.job import Job
@@ -92,8 +92,9 @@ def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manif
     )
     paths = folder.create(made, record, secrets=secrets_of(prepared))
     try:
-        job_id = client.submit(made.argv, env=prepared.env)
-        links = chain.send(made, job_id, env=prepared.env)
+        with outputs.folders([made.text_of("batch.sh")]):
+            job_id = client.submit(made.argv, env=prepared.env)
+            links = chain.send(made, job_id, env=prepared.env)
     except BaseException:
         folder.remove(made.run_dir)
         raise

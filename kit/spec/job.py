@@ -12,6 +12,7 @@ from kit.spec.chain import Chain
 from kit.spec.diloco import DiLoCo
 from kit.spec.ends import Monitor, Preflight, Retry, Secrets
 from kit.spec.mount import Mount
+from kit.spec.patterns import LogPattern
 from kit.spec.stages import Stage
 from kit.spec.sweep import Sweep
 from kit.spec.training import Checkpoint, Megatron, Profile
@@ -101,6 +102,14 @@ class SlurmOptions(Model):
     licenses: SbatchWord | None = None
     mail_user: SbatchWord | None = None
     mail_type: SbatchWord | None = None
+    output: LogPattern | None = Field(
+        default=None,
+        description="File of the batch script's output, with Slurm's patterns, such as 'logs/%x-%j.out'; relative to the job "
+        "file, and may hold {run} {project} {job} {user} {home} {data}. Default: batch.log in the run folder.",
+    )
+    error: LogPattern | None = Field(
+        default=None, description="The same for its errors, which otherwise go to the same file."
+    )
     exclusive: bool = False
     requeue: bool = Field(
         default=False,
@@ -123,14 +132,9 @@ class SlurmOptions(Model):
             if not re.fullmatch(r"--[a-z][a-z-]*(=[A-Za-z0-9_.,:@/+=\[\]&|*()%-]+)?", value):
                 raise ValueError(f"{value!r} is not of the form --option or --option=value without blanks")
             name = value.split("=")[0]
-            if name.startswith("--container") or name in {
-                "--wrap",
-                "--export",
-                "--array",
-                "--output",
-                "--error",
-                "--open-mode",
-            }:
+            if name in {"--output", "--error"}:
+                raise ValueError(f"slurm.{name[2:]} in the place of {name}")
+            if name.startswith("--container") or name in {"--wrap", "--export", "--array", "--open-mode"}:
                 raise ValueError(
                     f"{name} cannot stand here: the kit sets it, or it would put the batch script into the container"
                 )

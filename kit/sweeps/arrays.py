@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kit.plan import Plan
 from kit.render import render
-from kit.runs.chain import header
+from kit.scripts import header
 
 # What tells the points of an array apart: their names, and the paths inside their run folders.
 _OWN_NAME = "--job-name="
@@ -53,7 +53,9 @@ def group(
 
 def _shape(plan: Plan) -> tuple[str, ...]:
     """The header of a plan's batch script without what is the point's own."""
-    return tuple(o.replace(str(plan.run_dir), _RUN_DIR) for o in header(plan) if not o.startswith(_OWN_NAME))
+    return tuple(
+        o.replace(str(plan.run_dir), _RUN_DIR) for o in header(plan.text_of("batch.sh")) if not o.startswith(_OWN_NAME)
+    )
 
 
 def _script(shape: Sequence[str], *, name: str, folder: Path, count: int, parallel: int | None) -> str:

@@ -13,6 +13,7 @@ from kit.errors import ConfigError, Fault, UsageError
 from kit.plan import plan
 from kit.runs import submit
 from kit.runs.submit import Prepared
+from kit.spec import patterns
 from kit.spec.image import ImageLock
 from kit.spec.sweep import Sweep
 from kit.sweeps.arrays import Array, group
@@ -123,7 +124,7 @@ def _resolve(sources: Sources, points: Sequence[Point], file: str, faults: Gathe
 
 
 def _require_single(one: Resolved) -> None:
-    """A point is one job: tasks of an array cannot be links of a chain, and have no stages."""
+    """A point is one job: tasks of an array cannot be links of a chain, have no stages, and do not write into one file."""
     wrong = [
         Fault(file=one.job_file, key=key, got="a table", allowed="nothing in a job with [sweep]", hint=hint)
         for key, there, hint in (
@@ -132,6 +133,10 @@ def _require_single(one: Resolved) -> None:
         )
         if there
     ]
+    for key, pattern in (("slurm.output", one.job.slurm.output), ("slurm.error", one.job.slurm.error)):
+        if pattern is not None and not patterns.is_of_one_job(pattern, array=True):
+            allowed = "%j, or %A and %a: the tasks of an array would write into one file"
+            wrong.append(Fault(file=one.job_file, key=key, got=repr(pattern), allowed=allowed))
     if wrong:
         raise ConfigError.of(*wrong)
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kit.errors import SlurmError
-from kit.runs import folder, manifest, secret
+from kit.runs import folder, manifest, outputs, secret
 from kit.runs import submit as one_run
 from kit.runs.folder import Like
 from kit.runs.manifest import Manifest
@@ -122,10 +122,11 @@ def _send(arrays: Sequence[Array], env: dict[str, str], after: After) -> tuple[S
     """One sbatch for each array; when one is refused, those before it are cancelled."""
     sent: list[SentArray] = []
     try:
-        for array in arrays:
-            argv = ("sbatch", "--parsable", *after.get(array.number, ()), str(array.script))
-            job_id = client.submit(argv, env=env)
-            sent.append(SentArray(number=array.number, job_id=job_id, members=array.members, argv=argv))
+        with outputs.folders(array.text for array in arrays):
+            for array in arrays:
+                argv = ("sbatch", "--parsable", *after.get(array.number, ()), str(array.script))
+                job_id = client.submit(argv, env=env)
+                sent.append(SentArray(number=array.number, job_id=job_id, members=array.members, argv=argv))
     except BaseException:
         for earlier in sent:
             with contextlib.suppress(SlurmError):

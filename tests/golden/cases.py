@@ -41,7 +41,12 @@ CASES = (
     Case(
         name="infiniband-qos-high",
         cluster="infiniband",
-        overrides=("qos=high", "resources.nodes=8", "slurm.requeue=true"),
+        overrides=(
+            "qos=high",
+            "resources.nodes=8",
+            "slurm.requeue=true",
+            "slurm.output=/lustre/{user}/logs/%x-%4j.out",
+        ),
     ),
     Case(
         name="infiniband-enroot", cluster="infiniband", overrides=("container.runtime=enroot", "monitor.enabled=false")

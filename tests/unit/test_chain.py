@@ -8,8 +8,8 @@ import pytest
 
 from kit import config
 from kit.errors import ConfigError, UsageError
-from kit.runs.chain import header
 from kit.runs.submit import prepare
+from kit.scripts import header
 from kit.sweeps import stages
 from kit.sweeps.after import After, parse, term
 from kit.sweeps.stages import PreparedStage
@@ -35,7 +35,7 @@ def test_a_chain_has_a_script_for_its_later_links(tmp_path: Path) -> None:
     job = write_job(tmp_path, JOB + "[chain]\ntimes = 3\n")
     made = prepare(job, cluster="here", overrides=[], containers=False).plan
     link = made.text_of("link.sh")
-    assert [line.removeprefix("#SBATCH ") for line in link.splitlines() if line.startswith("#SBATCH")] == header(made)
+    assert header(link) == header(made.text_of("batch.sh"))
     assert f"KIT_RUN_DIR={made.run_dir}" in link, "all links share the run folder"
     alone = prepare(write_job(tmp_path, JOB), cluster="here", overrides=[], containers=False).plan
     assert "link.sh" not in [file.name for file in alone.files]

@@ -9,7 +9,7 @@
 #SBATCH --mem=900G
 #SBATCH --time=12:00:00
 #SBATCH --gres=gpu:2
-#SBATCH --output=/shared/runs/digits-1/logs/batch.log
+#SBATCH --output=/lustre/ada/logs/%x-%4j.out
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
@@ -174,6 +174,7 @@ set -uo pipefail
 
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/environment.sh"
+source "${KIT_RUN_DIR}/lib/output.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
@@ -270,6 +271,7 @@ train() {
 
 main() {
     environment::require_allocation
+    output::link
     trap finish EXIT
     environment::scrub "${KIT_INHERIT[@]}"
     debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
