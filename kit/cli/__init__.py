@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -14,7 +15,6 @@ from kit.errors import ConfigError, KitError
 
 app = typer.Typer(
     name="kit",
-    help="One job file and one command: container-pinned training runs on Slurm with Enroot and Pyxis.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -26,42 +26,60 @@ app = typer.Typer(
 _UsageFault: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
-def _register() -> None:
-    from kit.cli import checkpoints, cluster, images, jobs, model, nodes, project, results, runs, sweep, template
+# Each command by its name, as module of this package and function there. A command's own module is the only one that it waits for.
+_COMMANDS = {
+    "init": "project.init",
+    "build-image": "images.build_image",
+    "import-image": "images.import_image",
+    "images": "images.images",
+    "verify-image": "images.verify_image",
+    "prune-images": "images.prune_images",
+    "render": "jobs.render",
+    "submit": "jobs.submit",
+    "resume": "jobs.resume",
+    "shell": "jobs.shell",
+    "nodes": "nodes.nodes",
+    "sweep": "sweep.sweep",
+    "results": "results.results",
+    "model": "model.model",
+    "runs": "runs.runs",
+    "status": "runs.status",
+    "logs": "runs.logs",
+    "cancel": "runs.cancel",
+    "convert-checkpoint": "checkpoints.convert_checkpoint",
+    "checkpoint-size": "checkpoints.checkpoint_size",
+    "schema": "project.schema",
+}
+_NOUNS = ("cluster", "template")
 
-    app.command("init")(project.init)
-    app.command("build-image")(images.build_image)
-    app.command("import-image")(images.import_image)
-    app.command("images")(images.images)
-    app.command("verify-image")(images.verify_image)
-    app.command("prune-images")(images.prune_images)
-    app.command("render")(jobs.render)
-    app.command("submit")(jobs.submit)
-    app.command("resume")(jobs.resume)
-    app.command("shell")(jobs.shell)
-    app.command("nodes")(nodes.nodes)
-    app.command("sweep")(sweep.sweep)
-    app.command("results")(results.results)
-    app.command("model")(model.model)
-    app.command("runs")(runs.runs)
-    app.command("status")(runs.status)
-    app.command("logs")(runs.logs)
-    app.command("cancel")(runs.cancel)
-    app.command("convert-checkpoint")(checkpoints.convert_checkpoint)
-    app.command("checkpoint-size")(checkpoints.checkpoint_size)
-    app.command("schema")(project.schema)
-    app.add_typer(cluster.app, name="cluster")
-    app.add_typer(template.app, name="template")
+
+@app.callback()
+def _kit() -> None:
+    """One job file and one command: container-pinned training runs on Slurm with Enroot and Pyxis."""
+
+
+def _register(asked: str) -> None:
+    """The command or noun that is asked for; all of them for help, and for a name that is none of them."""
+    known = {*_COMMANDS, *_NOUNS}
+    for name, place in _COMMANDS.items():
+        if name == asked or asked not in known:
+            module, _, function = place.partition(".")
+            app.command(name)(getattr(import_module(f"kit.cli.{module}"), function))
+    for name in _NOUNS:
+        if name == asked or asked not in known:
+            app.add_typer(import_module(f"kit.cli.{name}").app, name=name)
 
 
 def main() -> NoReturn:
     """Run the command line; exit with the code of the error's class (kit/errors.py)."""
     debug = "--debug-kit" in sys.argv[1:] or os.environ.get("KIT_TRACEBACK") == "1"
     sys.argv = [word for word in sys.argv if word != "--debug-kit"]
+    # Plugins that the environment holds for pydantic are none of the kit's, and looking for them costs more than reading a job.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # TERM unwinds the stack as Ctrl-C does, so that every lock, child and temporary file finds its owner.
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        _register()
+        _register(sys.argv[1] if len(sys.argv) > 1 else "")
         # Without standalone mode the code of a command's typer.Exit is what the call returns.
         code = app(standalone_mode=False)
     except KitError as error:

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
     from kit.slurm.embedded import Cluster, Status
@@ -154,6 +152,9 @@ def _enter(cluster: Cluster, node: str) -> list[str] | None:
 
 
 def _print_table(found: Status) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     cluster = found.cluster
     console = Console(highlight=False)
     table = Table("NODE", "STATE", "ADDRESS", "CPUS", "GPUS", box=None, pad_edge=False)

@@ -40,7 +40,7 @@ def sweep(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with 1 when a point failed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print points and arrays as JSON.")] = False,
 ) -> None:
-    """Submit all points of a job's [sweep], those of one shape as one Slurm array."""
+    """Submit all points of a job's sweep table, those of one shape as one Slurm array."""
     from kit.errors import UsageError
     from kit.sweeps import prepare
     from kit.sweeps import submit as sending
