@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tomli_w
 
@@ -34,10 +35,12 @@ from kit.scripts import (
     training_step,
 )
 from kit.spec import patterns
-from kit.spec.image import ImageLock
 from kit.spec.job import Job
 from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
 from kit.template import batch_script
+
+if TYPE_CHECKING:
+    from kit.spec.image import ImageLock
 
 __all__ = ["Plan", "PlanFile", "Site", "plan"]
 

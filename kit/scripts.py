@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from kit.layout import Layout
 from kit.spec.cluster import NodeShape
 from kit.spec.ends import Monitor, Preflight
-from kit.spec.image import ImageLock
 from kit.spec.job import ImageChoice, Job
 from kit.spec.mount import Mount
 from kit.spec.paths import RunPaths
+
+if TYPE_CHECKING:
+    from kit.spec.image import ImageLock
 
 STEP = "train"
 # Seconds that the other ranks get once one has ended well, before srun ends them (field-notes 29). Never less than the lead: at its

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -94,6 +92,9 @@ class Origin:
 
 def origin(*, job_file: Path, user: str, now: datetime, slurm_version: str) -> Origin:
     """Where a submission comes from: git is asked here, once."""
+    import platform
+    from importlib.metadata import version
+
     job_file = job_file.resolve()
     return Origin(
         job_file=job_file,

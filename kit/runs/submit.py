@@ -7,19 +7,20 @@ import secrets
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kit import config, resources
 from kit.config import Resolved
 from kit.errors import SlurmError, UsageError
-from kit.images import lock as image_lock
-from kit.images import verify
 from kit.layout import minutes
 from kit.plan import Plan, Site, plan
 from kit.runs import avoid, chain, folder, manifest, outputs, registry, secret
 from kit.slurm import client, embedded
-from kit.spec.image import ImageLock
 from kit.spec.job import Job
 from kit.spec.paths import RunPaths
+
+if TYPE_CHECKING:
+    from kit.spec.image import ImageLock
 
 _DEBUG_NODES, _DEBUG_TIME = 2, "00:15:00"
 
@@ -111,6 +112,8 @@ def secrets_of(prepared: Prepared) -> dict[str, str]:
 
 def require_ready(prepared: Prepared) -> None:
     """SlurmError when the cluster is not up; LockError when the image is not there or not the locked one."""
+    from kit.images import verify
+
     made = prepared.plan
     if prepared.resolved.cluster.embedded and embedded.find(prepared.resolved.cluster_name) is None:
         raise SlurmError(f"cluster {made.cluster!r} is not up", hint=_up_hint(made.cluster))
@@ -146,6 +149,8 @@ def lock_of(resolved: Resolved) -> ImageLock | None:
     name = resolved.job.image_name
     if name is None or name.startswith("docker://"):
         return None
+    from kit.images import lock as image_lock
+
     path = image_lock.find(name, project=resolved.project)
     if path is not None:
         return image_lock.read(path)

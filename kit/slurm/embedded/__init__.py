@@ -16,10 +16,26 @@
 | `nodes` | the namespaces and the network of virtual nodes |
 | `links` | bytes that went over the links, and how fast they may be |
 | `daemons` | munged, slurmctld, slurmd |
+| `recorded` | what is recorded of a cluster, without loading the rest |
 | `lifecycle` | up, down, status |
 """
 
-from kit.slurm.embedded.lifecycle import Status, default_folder, down, find, status, up
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from kit.slurm.embedded.model import Cluster, Node, Shape
+from kit.slurm.embedded.recorded import default_folder, find
+
+if TYPE_CHECKING:
+    from kit.slurm.embedded.lifecycle import Status, down, status, up
 
 __all__ = ["Cluster", "Node", "Shape", "Status", "default_folder", "down", "find", "status", "up"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kit.slurm.embedded import lifecycle
+
+    return getattr(lifecycle, name)

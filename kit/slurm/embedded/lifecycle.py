@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kit import resources, shell
-from kit.errors import SlurmError, ToolError, UsageError
+from kit import shell
+from kit.errors import SlurmError, ToolError
 from kit.slurm.embedded import address, conf, daemons, gpus, lock, nodes, teardown
-from kit.slurm.embedded.layout import Layout, checked_name, node_names
+from kit.slurm.embedded.layout import Layout, node_names
 from kit.slurm.embedded.model import Cluster, Node, Shape, machine_memory_mb, this_boot
 from kit.slurm.embedded.pyxis import Pyxis, choose, plugstack_conf
+from kit.slurm.embedded.recorded import layout_of
 
 Say = Callable[[str], None]
 
@@ -45,22 +46,6 @@ class Status:
     dead: tuple[str, ...]
 
 
-def default_folder(name: str) -> Path:
-    """Where a cluster lives unless told otherwise."""
-    return resources.user_data() / "clusters" / name
-
-
-def find(name: str = "local", *, folder: Path | None = None) -> Cluster | None:
-    """The cluster as recorded, if it was up when last seen; nothing is asked of Slurm and no process is looked at."""
-    try:
-        layout = _layout(name, folder)
-    except UsageError:
-        # Where no cluster could be started, none is up: a listing of runs must not fail over a name in one of them.
-        return None
-    cluster = Cluster.load(layout)
-    return cluster if cluster and cluster.phase == "up" and cluster.boot_id == this_boot() else None
-
-
 def up(
     name: str = "local",
     shape: Shape | None = None,
@@ -77,7 +62,7 @@ def up(
     Raises UsageError for a shape that cannot be, ToolError for missing programs, SlurmError with a daemon's last words.
     """
     daemons.require_programs()
-    layout = _layout(name, folder)
+    layout = layout_of(name, folder)
     with lock.held(layout.folder, timeout_s=_LOCK_S):
         isolated = nodes.allowed()
         plugin = choose(pyxis, isolated=isolated)
@@ -102,7 +87,7 @@ def up(
 
 def down(name: str = "local", *, folder: Path | None = None) -> bool:
     """End the cluster's jobs and daemons and remove all that is left of it; False when there was nothing."""
-    layout = _layout(name, folder)
+    layout = layout_of(name, folder)
     if not layout.folder.parent.exists():
         return False
     with lock.held(layout.folder, timeout_s=_LOCK_S):
@@ -114,7 +99,7 @@ def down(name: str = "local", *, folder: Path | None = None) -> bool:
 
 def status(name: str = "local", *, folder: Path | None = None) -> Status:
     """The cluster's state and its nodes'. SlurmError when no such cluster is recorded."""
-    cluster = Cluster.load(_layout(name, folder))
+    cluster = Cluster.load(layout_of(name, folder))
     if cluster is None:
         raise SlurmError(f"no cluster {name!r} is up", hint=_command("up", name))
     gone = _dead(cluster)
@@ -129,11 +114,6 @@ def status(name: str = "local", *, folder: Path | None = None) -> Status:
 
 def _command(verb: str, name: str) -> str:
     return f"`kit cluster {verb}{'' if name == 'local' else f' --name {name}'}`"
-
-
-def _layout(name: str, folder: Path | None) -> Layout:
-    longest = node_names(checked_name(name), 1)[-1]
-    return Layout.of(folder or default_folder(name), node=longest)
 
 
 def _dead(cluster: Cluster) -> tuple[str, ...]:
