@@ -1,0 +1,244 @@
+"""Many jobs at once, and one from the command line: the kit beside sbatch, submitit and torchx.
+
+    python -m benchmarks sweeps [--rounds 5] [--jobs 200] [--points 1000]
+
+Needs Slurm on this machine. submitit and torchx come from benchmarks/requirements.txt into a venv of their own. All jobs are
+submitted held and cancelled again, so nothing runs; ways are taken in turn, and the figures are medians of whole processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import getpass
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from kit import shell
+from kit.slurm import client
+from kit.slurm.embedded import Shape, down, up
+from kit.sweeps import prepare
+
+ROOT = Path(__file__).resolve().parents[1]
+PEERS = ROOT / ".bench-venv"
+NAME = "bench-sweeps"
+TIMEOUT_S = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """A measured figure with its bound; none for what is only shown."""
+
+    name: str
+    value: float
+    unit: str
+    bound: float | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether the figure keeps its bound."""
+        return self.bound is None or self.value <= self.bound
+
+    def __str__(self) -> str:
+        bound, met = ("", "") if self.bound is None else (f"<= {self.bound:g}", "yes" if self.met else "no")
+        return f"| {self.name} | {self.value:.2f}{self.unit} | {bound} | {met} |"
+
+
+JOB = """\
+name = "bench"
+launcher = "ddp"
+script = "train.py"
+[resources]
+nodes = 1
+gpus_per_node = 0
+time = "00:10:00"
+[slurm]
+extra = ["--hold"]
+"""
+
+# submitit's loop and its array. Both pickle the call, write a script and run sbatch; the time of a whole process is taken.
+SUBMITIT = """\
+import sys, submitit
+def point(seed):
+    return seed
+executor = submitit.SlurmExecutor(folder=sys.argv[2])
+executor.update_parameters(
+    job_name="bench", time=10, nodes=1, ntasks_per_node=1, use_srun=False, additional_parameters={"hold": True}
+)
+if sys.argv[1] == "array":
+    executor.map_array(point, list(range(int(sys.argv[3]))))
+else:
+    for seed in range(int(sys.argv[3])):
+        executor.submit(point, seed)
+"""
+
+# What submitit would hand to sbatch for one job: it has no command line, so this is the shortest program that says so.
+SUBMITIT_DRY = """\
+import submitit
+executor = submitit.SlurmExecutor(folder="logs")
+executor.update_parameters(job_name="bench", time=10, nodes=2, ntasks_per_node=2)
+print(executor._make_submission_file_text("python3 train.py", "1"))
+"""
+
+TORCHX_JOB = ("dist.ddp", "-j", "2x2", "--script", "train.py")
+
+LOOP = '#!/bin/bash\nfor ((i = 0; i < $1; i++)); do sbatch --parsable --hold "$2" "$i" || exit 1; done\n'
+SCRIPT = (
+    "#!/bin/bash\n#SBATCH --job-name=bench --nodes=1 --time=10 --output=/dev/null\nexec python3 train.py --seed $1\n"
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the tables; 1 when a goal is missed."""
+    parser = argparse.ArgumentParser(prog="benchmarks sweeps", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--points", type=int, default=1000)
+    options = parser.parse_args(arguments)
+    install_peers()
+    # An installed package has its bytecode; a checkout of somebody who forbids writing it has not.
+    compileall.compile_dir(ROOT / "kit", quiet=1)
+    with project() as folder:
+        goals = [*rendering(folder, options.points), *command_line(folder, options.rounds)]
+        goals += submission(folder, options.jobs, options.rounds)
+    print("| what | measured | bound | met |\n|---|---|---|---|")
+    for goal in goals:
+        print(goal)
+    return 0 if all(goal.met for goal in goals) else 1
+
+
+def install_peers() -> None:
+    """submitit and torchx in .bench-venv, at the versions of benchmarks/requirements.txt."""
+    wanted = ROOT / "benchmarks" / "requirements.txt"
+    stamp = PEERS / "requirements.txt"
+    if stamp.is_file() and stamp.read_text() == wanted.read_text():
+        return
+    shell.run([sys.executable, "-m", "venv", "--clear", str(PEERS)], timeout=TIMEOUT_S)
+    shell.run([str(PEERS / "bin/pip"), "install", "--quiet", "-r", str(wanted)], timeout=TIMEOUT_S)
+    compileall.compile_dir(PEERS, quiet=1)
+    stamp.write_text(wanted.read_text())
+
+
+@contextmanager
+def project() -> Iterator[Path]:
+    """A project with one job."""
+    with tempfile.TemporaryDirectory(prefix="kit-bench-") as name:
+        folder = Path(name)
+        for kind in (".git", "clusters"):
+            (folder / kind).mkdir()
+        (folder / "clusters" / f"{NAME}.toml").write_text("embedded = true\n[node]\ncpus = 8\n")
+        (folder / "job.toml").write_text(JOB)
+        (folder / "train.py").write_text("print('trained')\n")
+        for program, text in (("submitit_jobs.py", SUBMITIT), ("submitit_dry.py", SUBMITIT_DRY)):
+            (folder / program).write_text(text)
+        for script, text in (("loop.sh", LOOP), ("job.sh", SCRIPT)):
+            (folder / script).write_text(text)
+            (folder / script).chmod(0o755)
+        yield folder
+
+
+def sweep_of(folder: Path, points: int) -> Path:
+    """The job with a sweep of that many points."""
+    job = folder / "sweep.toml"
+    job.write_text(f"{JOB}[sweep.grid]\nargs.--seed = {list(range(points))}\n")
+    return job
+
+
+def rendering(folder: Path, points: int) -> list[Goal]:
+    """Expand, check and plan every point, and the arrays' scripts, in this process."""
+    job = sweep_of(folder, points)
+    began = time.perf_counter()
+    made = prepare.prepare(job, cluster=NAME, containers=False)
+    arrays = made.arrays()
+    took = time.perf_counter() - began
+    assert len(made.points) == points
+    return [
+        Goal(name=f"{points:,} points rendered and checked, {len(arrays)} arrays", value=took, unit=" s", bound=2.0)
+    ]
+
+
+def command_line(folder: Path, rounds: int) -> list[Goal]:
+    """One job's script on stdout, as whole processes: wall time over that of a bare Python."""
+    python, peers = sys.executable, PEERS / "bin"
+    ways: dict[str, list[str]] = {
+        "bare": [python, "-c", "pass"],
+        "kit": [str(Path(python).parent / "kit"), "render", "--no-container", "--cluster", NAME],
+        "torchx": [str(peers / "torchx"), "run", "--scheduler", "slurm", "--dryrun", *TORCHX_JOB],
+        "submitit": [str(peers / "python"), "submitit_dry.py"],
+    }
+    took = in_turn({name: partial(_timed, argv, folder) for name, argv in ways.items()}, 2 * rounds)
+    bare = took["bare"]
+    return [
+        Goal(name="bare Python, start and end", value=1000 * bare, unit=" ms"),
+        Goal(name="`kit render` / bare Python", value=took["kit"] / bare, unit="", bound=5.0),
+        Goal(name="`torchx run --dryrun` / bare Python", value=took["torchx"] / bare, unit=""),
+        Goal(name="submitit's script of one job / bare Python", value=took["submitit"] / bare, unit=""),
+        Goal(name="`kit render` / `torchx run --dryrun`", value=took["kit"] / took["torchx"], unit="", bound=1.0),
+    ]
+
+
+def submission(folder: Path, jobs: int, rounds: int) -> list[Goal]:
+    """From the command to its end, all jobs in the queue."""
+    try:
+        cluster = up(NAME, Shape(nodes=1))
+        env = client.environment(cluster.env())
+        job = sweep_of(folder, jobs)
+        kit, theirs = str(Path(sys.executable).parent / "kit"), [str(PEERS / "bin/python"), "submitit_jobs.py"]
+        ways: dict[str, list[str]] = {
+            "kit": [kit, "sweep", str(job), "--no-container", "--cluster", NAME],
+            "one": ["sbatch", "--parsable", "--hold", f"--array=0-{jobs - 1}", "job.sh"],
+            "loop": ["./loop.sh", str(jobs), "job.sh"],
+            "map_array": [*theirs, "array", "theirs", str(jobs)],
+            "submit": [*theirs, "loop", "theirs", str(jobs)],
+        }
+        took = in_turn({name: partial(_sent, argv, folder, env, jobs) for name, argv in ways.items()}, rounds)
+    finally:
+        down(NAME)
+    names = {
+        "one": "one sbatch of an array, nothing else",
+        "loop": "a loop of sbatch calls",
+        "map_array": "submitit, map_array",
+        "submit": "submitit, a loop of submit()",
+    }
+    return [
+        Goal(name=f"{jobs} jobs: `kit sweep`, a run folder for each", value=took["kit"], unit=" s"),
+        *(Goal(name=f"{jobs} jobs: {text}", value=took[name], unit=" s") for name, text in names.items()),
+        Goal(name="`kit sweep` / a loop of sbatch calls", value=took["kit"] / took["loop"], unit="", bound=1.0),
+        Goal(name="`kit sweep` / map_array", value=took["kit"] / took["map_array"], unit="", bound=1.0),
+        Goal(name="`kit sweep` / a loop of submit()", value=took["kit"] / took["submit"], unit="", bound=1.0),
+    ]
+
+
+def in_turn(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    """The median seconds of each way, one of each a round, after one round that is not counted."""
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            seconds = way()
+            if number:
+                took[name].append(seconds)
+    return {name: statistics.median(values) for name, values in took.items()}
+
+
+def _timed(argv: Sequence[str], folder: Path, env: Mapping[str, str] | None = None) -> float:
+    began = time.perf_counter()
+    shell.run(argv, cwd=folder, env=env, timeout=TIMEOUT_S)
+    return time.perf_counter() - began
+
+
+def _sent(argv: Sequence[str], folder: Path, env: Mapping[str, str], jobs: int) -> float:
+    """The same for a submission, which has to have worked; the queue is empty again afterwards."""
+    took = _timed(argv, folder, env)
+    queued = shell.run(["squeue", "--noheader", "--array", "--format=%i"], env=env).stdout.splitlines()
+    assert len(queued) == jobs, f"{argv[0]}: {len(queued)} of {jobs} jobs are in the queue"
+    shell.run(["scancel", f"--user={getpass.getuser()}"], env=env)
+    while shell.run(["squeue", "--noheader", "--format=%i"], env=env).stdout:
+        time.sleep(0.1)
+    return took
