@@ -7,9 +7,11 @@ environment::require_allocation() {
         log::error "this script runs under sbatch, or by hand inside an allocation of salloc"
         exit 2
     fi
-    # By hand in an interactive step: that step's own variables would be taken for this script's.
+    # By hand in an interactive step: that step's own variables would be taken for this script's, and what it holds is to be shared.
+    environment_share=()
     if [[ -n "${SLURM_PTY_PORT:-}" || -n "${SLURM_STEP_ID:-}" ]]; then
         log::info "interactive: step variables reset"
+        environment_share=(--overlap)
         local name
         for name in $(compgen -e | grep -E '^SLURM_(STEP|STEPID|PROCID|LOCALID|NODEID|NTASKS|TASK_PID|PTY|SRUN|LAUNCH|GTIDS|DISTRIBUTION|OVERCOMMIT|UMASK)'); do
             unset "${name}"

@@ -11,7 +11,7 @@ steps::start() {
     local -r name="$1" srun="$2"
     shift 2
     containers::name "$@"
-    local -ar argv=("${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "${containers_named[@]}" "$@")
+    local -ar argv=("${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "${containers_named[@]}" "${environment_share[@]}" "$@")
     # The pipes of heartbeat.sh and watch.sh must have one holder only.
     local -a keep=()
     [[ -z "${heartbeat_fd:-}" ]] || keep+=("${heartbeat_fd}")

@@ -358,6 +358,24 @@ def test_node_daemon_killed(spare_lab: Lab, runtime_of: RuntimeOf, cell: Cell) -
 
 
 @pytest.mark.faults
+def test_node_rebooted(spare_lab: Lab, runtime_of: RuntimeOf) -> None:
+    """All that ran there is gone, and the node is back before Slurm has missed it."""
+    lab = spare_lab
+    write(lab, "")
+    run = lab.submit(*runtime_of("bubblewrap"))
+    wait_up(lab, run)
+    node = lab.slurm("scontrol", "show", "hostnames", lab.job(run)["NodeList"]).split()[-1]
+    for one in lab.node_processes(node):
+        with contextlib.suppress(ProcessLookupError):
+            kill(one.pid)
+    lab.restart_slurmd(node)
+    job = lab.wait_end(run)
+    print(job, lab.status(run), read(run, "batch"))
+    assert job["JobState"] == "FAILED", read(run, "batch")
+    assert lab.settled(run) == []
+
+
+@pytest.mark.faults
 def test_nodes_lost_one_after_the_other(spare_lab: Lab, runtime_of: RuntimeOf) -> None:
     """Slurm's own requeues count: `retry.requeue` of them, and the job ends."""
     lab = spare_lab

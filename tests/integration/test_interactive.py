@@ -181,14 +181,23 @@ def test_attach_needs_a_running_job(lab: Lab) -> None:
 
 
 @contextmanager
-def by_hand(lab: Lab, program: str = WAIT) -> Iterator[tuple[Terminal, Path]]:
-    """The batch script of a run that was not submitted, started by hand inside an allocation of salloc."""
+def by_hand(lab: Lab, program: str = WAIT, *, step: Sequence[str] = ()) -> Iterator[tuple[Terminal, Path]]:
+    """The batch script of a run that was not submitted, started by hand inside an allocation of salloc, or in a step of it."""
     lab.write(JOB, program)
     run = lab.submit("--set", 'slurm.extra=["--begin=now+3600"]')
     lab.slurm("scancel", lab.job(run)["JobId"])
     env = {**os.environ, **lab.cluster.env()}
     with terminal(
-        ["salloc", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2", "--gpus-per-node=2", "bash", "--norc"],
+        [
+            "salloc",
+            "--nodes=2",
+            "--ntasks-per-node=2",
+            "--cpus-per-task=2",
+            "--gpus-per-node=2",
+            *step,
+            "bash",
+            "--norc",
+        ],
         cwd=lab.project,
         env=env,
     ) as screen:
@@ -199,6 +208,18 @@ def by_hand(lab: Lab, program: str = WAIT) -> Iterator[tuple[Terminal, Path]]:
 
 def test_batch_script_by_hand(lab: Lab) -> None:
     with by_hand(lab) as (screen, run):
+        lab.wait(lambda: len(list(run.glob("up-*"))) == 4, run)
+        (run / "finish").touch()
+        assert screen.expect(r"code=(\d+)=")[1] == "0"
+        screen.type("exit\n")
+        assert screen.code() == 0
+    assert lab.settled(run) == []
+
+
+def test_batch_script_in_an_interactive_step(lab: Lab) -> None:
+    """`srun --pty` holds CPUs, memory and GPUs, and its variables look like those of a task."""
+    with by_hand(lab, step=["srun", "--pty", "--nodes=1", "--ntasks=1"]) as (screen, run):
+        screen.expect("interactive: step variables reset")
         lab.wait(lambda: len(list(run.glob("up-*"))) == 4, run)
         (run / "finish").touch()
         assert screen.expect(r"code=(\d+)=")[1] == "0"
