@@ -161,12 +161,9 @@ def test_cancel_leaves_nothing(lab: Lab, runtime: str) -> None:
 
 def test_the_monitor_is_a_step_of_its_own(lab: Lab, tmp_path: Path) -> None:
     """Its nvidia-smi never ends by itself, and ignores TERM."""
-    stand_in_for_nvidia_smi(
-        tmp_path,
-        GPUS + '; case "$1" in dmon) trap "" TERM; echo "#args $*"; while true; do echo line; sleep 0.2; done;; esac',
-    )
+    stand_in_for_nvidia_smi(tmp_path, f"{GPUS}\n{ENDLESS}")
     lab.write(
-        'script = "program.py"\nshape = "srun"\n[monitor]\nselect = "pu"\ndelay = 3\nheartbeat = 1\n',
+        'script = "program.py"\nshape = "srun"\n[monitor]\nselect = "pu"\ndelay = 3\nheartbeat = 1\nquery = ["utilization.gpu"]\n',
         "import time\ntime.sleep(3)\n",
     )
     run = lab.run(env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
@@ -176,10 +173,21 @@ def test_the_monitor_is_a_step_of_its_own(lab: Lab, tmp_path: Path) -> None:
         text = (run.folder / "monitor" / f"slurm-{job}.{node.name}.gutil").read_text()
         assert text.startswith("#args dmon -s pu -d 3 -o DT")
         assert "line" in text
+        table = (run.folder / "monitor" / f"slurm-{job}.{node.name}.csv").read_text()
+        assert table.startswith("#args --query-gpu=timestamp,index,utilization.gpu --format=csv --loop=3")
     assert "still running" in run.log("batch")
     assert lab.settled(run.folder) == []
 
 
+ENDLESS = """case "$1" in dmon | --query-gpu=timestamp*)
+    trap "" TERM
+    echo "#args $*"
+    while true; do
+        echo line
+        sleep 0.2
+    done
+    ;;
+esac"""
 GPUS = 'case "$1" in --list-gpus) printf "GPU 0: x\\nGPU 1: x\\n";; esac'
 
 
