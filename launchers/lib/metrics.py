@@ -15,10 +15,11 @@ from .ranks import Ranks, total
 class Metrics:
     """Appends, so that a restarted run goes on in the same file; `restart` in a record says which start wrote it."""
 
-    def __init__(self, run_dir: Path, here: Ranks) -> None:
+    def __init__(self, run_dir: Path, here: Ranks | None = None) -> None:
+        """here: None for a program that is no group of ranks."""
         self._restart = int(os.environ.get("KIT_RESTART_COUNT") or 0)
         self._file = None
-        if here.is_first:
+        if here is None or here.is_first:
             run_dir.mkdir(parents=True, exist_ok=True)
             self._file = (run_dir / "metrics.jsonl").open("a", buffering=1, encoding="utf-8")
 

@@ -3,8 +3,12 @@
 import argparse
 import math
 import os
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from .model import Shape
 
 
 def _environ(name: str, default: str) -> str:
@@ -24,6 +28,9 @@ def parser(docstring: str | None) -> argparse.ArgumentParser:
     """A parser with the run's options; the program adds its own."""
     made = argparse.ArgumentParser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
     run = made.add_argument_group("run")
+    run.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML with options by their names; those given here win"
+    )
     run.add_argument("--seed", type=int, default=int(_environ("KIT_SEED", "1")), help="KIT_SEED, else 1")
     run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda when there is a GPU")
     run.add_argument(
@@ -90,14 +97,60 @@ def add_gpt(made: argparse.ArgumentParser) -> None:
     made.set_defaults(log_every=10)
 
 
+def add_policy(made: argparse.ArgumentParser) -> None:
+    """The options of the programs that train a policy: where it comes from, and how its answers are sampled."""
+    what = made.add_argument_group("model")
+    what.add_argument(
+        "--model", type=Path, metavar="CHECKPOINT", help="start from it, shape and all; else from a new one"
+    )
+    what.add_argument("--layers", type=int, default=2)
+    what.add_argument("--heads", type=int, default=4)
+    what.add_argument("--dim", type=int, default=32)
+    what.add_argument("--seq-len", type=int, default=32, help="tokens (bytes) of a prompt and its completion, at most")
+    what.add_argument("--temperature", type=float, default=1.0, help="of the sampled answers")
+
+
+def shape(args: argparse.Namespace) -> Shape:
+    """The shape that these options ask for."""
+    return Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.seq_len)
+
+
 def cosine(warmup: int, steps: int) -> Callable[[int], float]:
     """The factor of the learning rate at a step: linear warm-up, then a cosine down to 0 at `steps`."""
     return lambda step: min(1.0, (step + 1) / max(warmup, 1)) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
 
 
 def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line and settle where checkpoints go."""
+    """Parse the command line over the --config file, and settle where checkpoints go."""
     args = made.parse_args()
+    if args.config is not None:
+        given = _flat(tomllib.loads(args.config.read_text(encoding="utf-8")))
+        if unknown := sorted(given.keys() - vars(args).keys()):
+            made.error(f"{args.config}: not an option of this program: {', '.join(unknown)}")
+        made.set_defaults(**given)
+        args = made.parse_args()
     if args.checkpoint_dir is None:
         args.checkpoint_dir = Path(_environ("KIT_CHECKPOINT_DIR", str(args.run_dir / "checkpoints")))
     return args
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`[checkpoint] every = 5` is the option checkpoint_every."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}_") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def port(role: str, name: str, otherwise: int) -> int:
+    """The port that the kit gave to a role of this job under a name; `otherwise` outside of it."""
+    return int(_environ(f"KIT_ROLE_{_upper(role)}_PORT_{_upper(name)}", str(otherwise)))
+
+
+def addresses(role: str) -> list[str]:
+    """The addresses of the nodes of a role of this job; this machine's own outside of it."""
+    return _environ(f"KIT_ROLE_{_upper(role)}_NODES", "127.0.0.1").split()
+
+
+def _upper(name: str) -> str:
+    return name.upper().replace("-", "_")

@@ -153,6 +153,12 @@ def curve(run_dir: Path, *names: str) -> dict[int, tuple[float, ...]]:
     return {r["step"]: tuple(r[name] for name in names) for r in records(run_dir) if all(name in r for name in names)}
 
 
+@pytest.fixture(name="free_port", scope="session")
+def free_port_fixture() -> Callable[[], int]:
+    """free_port, for tests."""
+    return free_port
+
+
 @pytest.fixture(scope="session")
 def tools() -> Any:
     """The functions above, for tests (a conftest cannot be imported)."""

@@ -1,0 +1,135 @@
+"""A GPT as a policy: completions sampled with their log-probabilities, and the log-probabilities of given completions.
+
+Rows are padded on the right. Under causal attention a padded position changes no other, so lengths in a batch may differ.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from . import model
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """Sampled tokens, the last of them the end token unless the limit came first, and the log-probability of each."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+@torch.inference_mode()
+def sample(
+    net: model.GPT,
+    prompts: list[list[int]],
+    *,
+    count: int,
+    max_tokens: int,
+    temperature: float,
+    end: int,
+    generator: torch.Generator,
+) -> list[list[Completion]]:
+    """`count` completions for each prompt. Log-probabilities are of what was sampled from: the softmax of logits / temperature."""
+    device = net.embedding.weight.device
+    rows, lengths = _padded(prompts, room=max_tokens, device=device)
+    longest = int(lengths.max())
+    last = torch.arange(len(prompts), device=device)
+    # The first token of all completions of a prompt comes from one forward pass.
+    scores = net(rows[:, :longest])[last, lengths - 1].repeat_interleave(count, 0)
+    rows, lengths = rows.repeat_interleave(count, 0), lengths.repeat_interleave(count)
+    last = torch.arange(len(rows), device=device)
+    drawn, chosen = [], []
+    running = torch.ones(len(rows), dtype=torch.bool, device=device)
+    for position in range(max_tokens):
+        if position:
+            scores = net(rows[:, : longest + position])[last, lengths + position - 1]
+        logprobs = functional.log_softmax(scores.float() / temperature, dim=-1)
+        tokens = torch.multinomial(logprobs.exp(), 1, generator=generator)
+        rows[last, lengths + position] = tokens[:, 0]
+        # A completion that has ended goes on being drawn with its batch; -1 marks what does not count.
+        drawn.append(tokens[:, 0].where(running, -1))
+        chosen.append(logprobs.gather(1, tokens)[:, 0])
+        running &= tokens[:, 0] != end
+        if not running.any():
+            break
+    every = []
+    for of_row, at in zip(torch.stack(drawn, 1).tolist(), torch.stack(chosen, 1).tolist(), strict=True):
+        tokens = [token for token in of_row if token >= 0]
+        every.append(Completion(tokens=tokens, logprobs=at[: len(tokens)]))
+    return [every[first : first + count] for first in range(0, len(every), count)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Prompts with completions as tensors. tokens: [rows, length], padded; targets: the same moved by one; mask: 1.0 where a target
+    is a token of the completion, else 0.0."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    mask: torch.Tensor
+
+    def spread(self, values: list[list[float]]) -> torch.Tensor:
+        """A number for each token of each completion, where the mask is 1; 0.0 elsewhere."""
+        placed = torch.zeros_like(self.mask)
+        placed[self.mask.bool()] = torch.tensor([v for row in values for v in row], device=placed.device)
+        return placed
+
+
+def batch(prompts: list[list[int]], completions: list[list[int]], device: torch.device) -> Batch:
+    """A batch of them; row i is prompts[i] followed by completions[i]."""
+    rows, _ = _padded([p + c for p, c in zip(prompts, completions, strict=True)], room=0, device=device)
+    mask = torch.zeros(rows.shape, device=device)
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        mask[row, len(prompt) : len(prompt) + len(completion)] = 1.0
+    return Batch(tokens=rows[:, :-1], targets=rows[:, 1:], mask=mask[:, 1:])
+
+
+def logprobs(scores: torch.Tensor, rows: Batch) -> torch.Tensor:
+    """[rows, length]: the log-probability of each target under logits [rows, length, vocabulary]."""
+    return -functional.cross_entropy(scores.flatten(0, 1), rows.targets.flatten(), reduction="none").view_as(rows.mask)
+
+
+def entropy(scores: torch.Tensor) -> torch.Tensor:
+    """[rows, length] of logits [rows, length, vocabulary]: how open the choice of each token is, in nats."""
+    logprobs = functional.log_softmax(scores, dim=-1)
+    return -(logprobs.exp() * logprobs).sum(-1)
+
+
+def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The mean over where the mask is 1."""
+    return (values * mask).sum() / mask.sum()
+
+
+def described(net: model.GPT) -> dict[str, int]:
+    """The model's shape as plain numbers, for a file or a message."""
+    return asdict(net.shape)
+
+
+def built(shape: dict[str, int]) -> model.GPT:
+    """A new model of a shape that `described` gave."""
+    return model.GPT(model.Shape(**shape))
+
+
+def load(checkpoint: Path) -> dict[str, Any]:
+    """state.pt of a checkpoint folder of launchers/rl or launchers/sft; of the newest one below a folder of checkpoints."""
+    pointer = checkpoint / "latest"
+    folder = checkpoint / pointer.read_text(encoding="utf-8").strip() if pointer.exists() else checkpoint
+    if not (folder / "state.pt").exists():
+        raise SystemExit(f"{checkpoint}: neither a checkpoint (state.pt) nor a folder of checkpoints (latest).")
+    state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or not {"model", "shape"} <= state.keys():
+        raise SystemExit(f"{folder / 'state.pt'}: not of launchers/rl or launchers/sft: model and shape are not in it.")
+    return state
+
+
+def _padded(rows: list[list[int]], *, room: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """[rows, longest + room] tokens, and how many of each row are given."""
+    lengths = [len(row) for row in rows]
+    width = max(lengths) + room
+    tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
+    return tokens, torch.tensor(lengths, device=device)

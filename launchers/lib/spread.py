@@ -1,0 +1,49 @@
+"""A model over the ranks: copies of it, or each copy in shards. Its state is whole in checkpoints, so that any layout reads it."""
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from .model import GPT
+from .policy import Weights
+from .ranks import Ranks
+
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def over(here: Ranks, net: GPT, copies: int) -> nn.Module:
+    """What to call instead of `net`. copies: 0 for one on each rank (DDP); else each lies in shards over its ranks (FSDP2)."""
+    copies = copies or here.world_size
+    if here.world_size % copies:
+        raise SystemExit(f"--dp-replicate {copies} does not divide {here.world_size} ranks.")
+    if copies == here.world_size:
+        return DistributedDataParallel(net)
+    size = (copies, here.world_size // copies)
+    mesh = init_device_mesh(here.device.type, size, mesh_dim_names=("replicate", "shard"))
+    for part in (*net.blocks, net):
+        fully_shard(part, mesh=mesh if copies > 1 else mesh["shard"])
+    return net
+
+
+def state(net: GPT, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    """Weights and optimizer, whole, in host memory of rank 0. Called by all ranks."""
+    weights, updates = get_state_dict(net, optimizer, options=FULL)
+    return {"model": weights, "optimizer": updates}
+
+
+def restore(net: GPT, optimizer: torch.optim.Optimizer, saved: dict[str, dict[str, object]]) -> None:
+    """Put back what `state` returned. Called by all ranks, each with the whole."""
+    set_state_dict(net, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"], options=FULL)
+
+
+def weights(net: GPT) -> Weights:
+    """The weights, whole, in host memory of rank 0. Called by all ranks."""
+    return get_model_state_dict(net, options=FULL)

@@ -1,0 +1,199 @@
+"""Serves the policy over HTTP: completions with their log-probabilities, from weights that are replaced while it runs.
+
+    python inference.py --port 8000 --workers 2
+
+    GET  /health          {"version": 3, "workers": 2, "waiting": 0}; version is null until the first weights have come
+    POST /generate        {"prompts": [[49, 43, 50, 61]], "count": 16, "max_tokens": 4, "temperature": 1.0, "end": 10}
+                          -> {"start": "9f2c", "version": 3, "completions":
+                          [[{"tokens": [51, 10], "logprobs": [-0.1, -0.01]}, ...]]};
+                          503 while there are no weights
+    POST /update_weights  what broadcast.py announces -> {"version": 4}; 409 when they could not be had
+
+Each worker is a thread with the policy on a device of its own: a GPU of this node, or the CPU. It takes what waits, as many
+requests as fit a batch, so that many small requests cost one forward pass a token. A batch is sampled with one version.
+There is one server on each node of the role; TERM ends it. docs/rl.md says how the three programs work together.
+"""
+
+import argparse
+import asyncio
+import collections
+import copy
+import os
+import signal
+import threading
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from aiohttp import web
+from broadcast import MISSED, NO_WEIGHTS, Announcement, fetch
+from lib import model, options, policy
+
+parser = options.parser(__doc__)
+parser.add_argument("--host", default="0.0.0.0", help="address to listen on")
+parser.add_argument(
+    "--port", type=int, default=options.port("inference", "http", 8000), help="KIT_ROLE_INFERENCE_PORT_HTTP"
+)
+parser.add_argument("--workers", type=int, default=0, help="copies of the policy; 0: one for each GPU, or one")
+parser.add_argument("--max-batch", type=int, default=4096, metavar="ROWS", help="completions sampled together at most")
+parser.add_argument(
+    "--weights-timeout", type=float, default=60, metavar="SECONDS", help="for one transfer of the weights"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A request that waits for a worker. `asked` is what all requests of a batch must share."""
+
+    prompts: list[list[int]]
+    asked: dict[str, Any]
+    answer: Future[tuple["Weights", list[list[policy.Completion]]]] = field(default_factory=Future)
+
+
+class Waiting:
+    """The requests that no worker has taken yet."""
+
+    def __init__(self) -> None:
+        self._requests: collections.deque[Request] = collections.deque()
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def put(self, request: Request) -> None:
+        with self._changed:
+            self._requests.append(request)
+            self._changed.notify()
+
+    def take(self, rows: int) -> list[Request]:
+        """The next request, and those behind it that ask for the same and fit into `rows`; waits for the first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._requests)
+            taken = [self._requests.popleft()]
+            count = taken[0].asked["count"]
+            rows -= len(taken[0].prompts) * count
+            while self._requests and self._requests[0].asked == taken[0].asked:
+                rows -= len(self._requests[0].prompts) * count
+                if rows < 0:
+                    break
+                taken.append(self._requests.popleft())
+            return taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Which weights a worker has: the trainer's start that they come from, and their version in it."""
+
+    start: str
+    version: int
+
+
+class Worker(threading.Thread):
+    """A copy of the policy on one device. The lock keeps its weights from changing within a batch."""
+
+    def __init__(self, device: torch.device, waiting: Waiting, seed: int, max_batch: int) -> None:
+        super().__init__(daemon=True)
+        self.device, self._waiting, self._max_batch = device, waiting, max_batch
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._lock = threading.Lock()
+        self._net: model.GPT | None = None
+        self.weights: Weights | None = None
+
+    def replace(self, net: model.GPT, weights: Weights) -> None:
+        """Go on with another policy, from the next batch on."""
+        with self._lock:
+            self._net, self.weights = net, weights
+
+    def run(self) -> None:
+        while True:
+            requests = self._waiting.take(self._max_batch)
+            try:
+                self._serve(requests)
+            except Exception as error:  # noqa: BLE001 - each request gets it as its answer; the worker goes on
+                for request in requests:
+                    request.answer.set_exception(error)
+
+    def _serve(self, requests: list[Request]) -> None:
+        prompts = [prompt for request in requests for prompt in request.prompts]
+        with self._lock:
+            weights = self.weights
+            made = iter(policy.sample(self._net, prompts, **requests[0].asked, generator=self._generator))
+        for request in requests:
+            request.answer.set_result((weights, [next(made) for _ in request.prompts]))
+
+
+class Server:
+    """The HTTP side. Heavy work is on threads, so that /health answers at any time."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args, self._waiting = args, Waiting()
+        use_gpu = torch.cuda.is_available() if args.device == "auto" else args.device == "cuda"
+        gpus = torch.cuda.device_count() if use_gpu else 0
+        devices = [
+            torch.device("cuda", n % gpus) if gpus else torch.device("cpu") for n in range(args.workers or gpus or 1)
+        ]
+        # Servers on different nodes must not draw the same numbers.
+        seed = args.seed * 1_000_003 + int(os.environ.get("NODE_RANK") or 0) * len(devices)
+        self._workers = [Worker(d, self._waiting, seed + n, args.max_batch) for n, d in enumerate(devices)]
+        self._updating = asyncio.Lock()
+        self._weights: Weights | None = None  # what all workers have
+        for worker in self._workers:
+            worker.start()
+
+    async def health(self, _: web.Request) -> web.Response:
+        version = self._weights.version if self._weights else None
+        return web.json_response({"version": version, "workers": len(self._workers), "waiting": len(self._waiting)})
+
+    async def generate(self, request: web.Request) -> web.Response:
+        if self._weights is None:
+            return web.json_response({"error": "no weights yet"}, status=NO_WEIGHTS)
+        asked = await request.json()
+        waiting = Request(prompts=asked.pop("prompts"), asked=asked)
+        self._waiting.put(waiting)
+        weights, completions = await asyncio.wrap_future(waiting.answer)
+        found = [[asdict(completion) for completion in of_prompt] for of_prompt in completions]
+        return web.json_response({**asdict(weights), "completions": found})
+
+    async def update(self, request: web.Request) -> web.Response:
+        news = Announcement.parse(await request.json())
+        async with self._updating:
+            # A collective needs all its members, also one that has these weights already.
+            if news.store or self._weights != Weights(start=news.start, version=news.version):
+                try:
+                    await asyncio.to_thread(self._update, news)
+                except (RuntimeError, OSError) as error:
+                    print(f"warning: weights of version {news.version}: {error}", flush=True)
+                    return web.json_response({"error": str(error)}, status=MISSED)
+        return web.json_response({"version": news.version})
+
+    def _update(self, news: Announcement) -> None:
+        weights = Weights(start=news.start, version=news.version)
+        first = policy.built(news.shape).to(self._workers[0].device).eval()
+        first.load_state_dict(fetch(news, first.state_dict(), self._args.weights_timeout))
+        for worker in self._workers:
+            worker.replace(copy.deepcopy(first).to(worker.device), weights)
+        self._weights = weights
+        print(f"weights of version {news.version}", flush=True)
+
+
+def main() -> None:
+    """Serve until TERM."""
+    args = options.parse(parser)
+    # The signal before a time limit is for programs that have something to save.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    server = Server(args)
+    app = web.Application(client_max_size=1 << 30)
+    app.add_routes(
+        [
+            web.get("/health", server.health),
+            web.post("/generate", server.generate),
+            web.post("/update_weights", server.update),
+        ]
+    )
+    print(f"listening on {args.host}:{args.port}", flush=True)
+    web.run_app(app, host=args.host, port=args.port, print=None, shutdown_timeout=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""Turns the policy's own answers into training batches: rollouts by the inference servers, rewards, advantages.
+
+    python orchestrator.py --servers http://127.0.0.1:8000 --max-steps 60
+
+For each step it draws problems, asks the servers for several completions of each (rollouts), rewards those that are right
+(lib/arithmetic.py), and compares each with the others of its problem: the group-relative advantage of GRPO (Shao et al.
+2024, arXiv 2402.03300, section 4.1.2). The batch goes to the trainer as <run>/rollouts/<start>/step-<n>.json. New weights are
+announced by the trainer (broadcast.py) and handed to every server here.
+
+The batch of step n may be sampled while step n - 1 is still being trained: never from weights older than version
+n - 1 - max_async_level; what comes back from older ones is thrown away and asked for again. It keeps no state: on which step
+it is, the trainer's announcements say. It runs until TERM, and tests the policy on the held-out problems now and then.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from broadcast import MISSED, NO_WEIGHTS, Announcement, announced, ask_again
+from lib import arithmetic, metrics, options
+
+parser = options.parser(__doc__)
+parser.add_argument(
+    "--servers", nargs="+", metavar="URL", help="the inference servers; else those of KIT_ROLE_INFERENCE_NODES"
+)
+parser.add_argument("--max-steps", type=int, default=100, help="batches to make")
+parser.add_argument("--batch-size", type=int, default=512, help="rollouts for each step")
+parser.add_argument(
+    "--rollouts-per-example", type=int, default=16, help="completions of one problem, compared with each other"
+)
+parser.add_argument("--max-tokens", type=int, default=4, help="longest completion")
+parser.add_argument("--seq-len", type=int, default=32, help="longest prompt with its completion, in tokens")
+parser.add_argument("--temperature", type=float, default=1.0)
+parser.add_argument("--max-async-level", type=int, default=1, help="versions that the sampling policy may be behind")
+parser.add_argument("--eval-every", type=int, default=20, metavar="STEPS", help="test on held-out problems; 0: never")
+parser.add_argument("--eval-rollouts", type=int, default=8, help="completions of each held-out problem")
+parser.add_argument(
+    "--server-timeout", type=float, default=120, metavar="SECONDS", help="give up on a server after that long"
+)
+
+POLL_S = 0.02
+
+
+class StartedAnew(Exception):  # noqa: N818 - nothing is wrong
+    """The trainer was started again: what it said before no longer counts."""
+
+
+class Servers:
+    """The inference servers. A request goes to the one with the fewest; one that does not answer is asked again, for a time."""
+
+    def __init__(self, urls: list[str], session: aiohttp.ClientSession, run_dir: Path, timeout: float) -> None:
+        self._urls, self._session, self._run_dir, self._timeout = urls, session, run_dir, timeout
+        self._busy = dict.fromkeys(urls, 0)
+
+    async def generate(
+        self, problems: list[arithmetic.Problem], asked: dict[str, Any], start: str, oldest: int
+    ) -> list[dict[str, Any]]:
+        """A rollout for each completion, by weights no older than version `oldest`; those of a problem beside each other."""
+        parts = [problems[n :: len(self._urls)] for n in range(len(self._urls))]
+        found = await asyncio.gather(*(self._part(part, asked, start, oldest) for part in parts if part))
+        return [rollout for part in found for rollout in part]
+
+    async def update(self, news: Announcement) -> None:
+        """Hand weights to all servers. One may miss them, such as those that a newer announcement has replaced meanwhile."""
+        told = [replace(news, rank=number) for number in range(1, len(self._urls) + 1)]
+        await asyncio.gather(
+            *(self._post(url, "update_weights", asdict(one)) for url, one in zip(self._urls, told, strict=True))
+        )
+
+    async def _part(
+        self, problems: list[arithmetic.Problem], asked: dict[str, Any], start: str, oldest: int
+    ) -> list[dict[str, Any]]:
+        prompts = [arithmetic.encode(prompt) for prompt, _ in problems]
+        while True:
+            url = min(self._urls, key=lambda one: self._busy[one])
+            self._busy[url] += 1
+            try:
+                got = await self._post(url, "generate", {"prompts": prompts, **asked})
+            finally:
+                self._busy[url] -= 1
+            if got["start"] != start:
+                raise StartedAnew
+            if got["version"] >= oldest:
+                return [
+                    {"problem": problem, "prompt": prompt, "version": got["version"], **completion}
+                    for problem, prompt, completions in zip(problems, prompts, got["completions"], strict=True)
+                    for completion in completions
+                ]
+            ask_again(self._run_dir)
+            await asyncio.sleep(POLL_S)
+
+    async def _post(self, url: str, what: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The server's answer. One that is being started again does not answer, then has no weights: it gets its time."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                async with self._session.post(f"{url}/{what}", json=body) as answer:
+                    if answer.status in {200, MISSED}:
+                        return await answer.json()
+                    fault = f"{answer.status}: {(await answer.text())[:200]}"
+                    if answer.status == NO_WEIGHTS:
+                        ask_again(self._run_dir)
+            except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
+                fault = f"{type(error).__name__}: {error}"
+            if time.monotonic() > deadline:
+                raise SystemExit(f"inference server {url}: no {what} within {self._timeout:g} s: {fault}")
+            await asyncio.sleep(0.2)
+
+
+class Weights:
+    """Follows the trainer's announcements and hands each to the servers. `start` and `version` are what the servers have."""
+
+    def __init__(self, run_dir: Path, servers: Servers) -> None:
+        self._run_dir, self._servers = run_dir, servers
+        self._changed = asyncio.Condition()
+        self.start, self.version = "", -1
+
+    async def follow(self) -> None:
+        """Without end."""
+        known: Announcement | None = None
+        handing: asyncio.Task[None] | None = None
+        while True:
+            news = announced(self._run_dir)
+            if news is not None and news != known:
+                if handing is not None:
+                    handing.cancel()  # a transfer that failed is announced again, and nobody waits for the first
+                known, handing = news, asyncio.create_task(self._hand_on(news))
+            if handing is not None and handing.done():
+                handing.result()
+                handing = None
+            await asyncio.sleep(POLL_S)
+
+    async def at_least(self, start: str, version: int) -> None:
+        """Wait until the servers have that version. StartedAnew when the trainer has another start by then."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.start != start or self.version >= version)
+            if self.start != start:
+                raise StartedAnew
+
+    async def another_start(self, than: str) -> str:
+        """Wait until the servers have weights of another start of the trainer; which."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.start != than)
+            return self.start
+
+    async def _hand_on(self, news: Announcement) -> None:
+        await self._servers.update(news)
+        async with self._changed:
+            self.start, self.version = news.start, news.version
+            self._changed.notify_all()
+
+
+async def make_batches(
+    servers: Servers, weights: Weights, start: str, log: metrics.Metrics, args: argparse.Namespace
+) -> None:
+    """The batches of one start of the trainer, to the last step."""
+    training, held_out = arithmetic.problems()
+    asked = {"max_tokens": args.max_tokens, "temperature": args.temperature, "end": arithmetic.END}
+    longest = max(len(prompt) for prompt, _ in training + held_out) + args.max_tokens
+    if longest > args.seq_len:
+        raise SystemExit(
+            f"a prompt with --max-tokens {args.max_tokens} has up to {longest} tokens, over --seq-len {args.seq_len}."
+        )
+    folder = args.run_dir / "rollouts" / start
+    folder.mkdir(parents=True, exist_ok=True)
+    tested = -1
+
+    async def test() -> None:
+        nonlocal tested
+        tested = weights.version
+        found = await servers.generate(held_out, {**asked, "count": args.eval_rollouts}, start, tested)
+        right = statistics.fmean(arithmetic.is_right(one["problem"], one["tokens"]) for one in found)
+        reward = statistics.fmean(arithmetic.reward(one["problem"], one["tokens"]) for one in found)
+        line = f"version {tested}: reward {reward:.3f}, {right:.1%} right on {len(held_out)} held-out problems"
+        log.record("eval", line, step=tested, reward=reward, accuracy=right)
+
+    for step in range(weights.version + 1, args.max_steps + 1):
+        oldest = step - 1 - args.max_async_level
+        await weights.at_least(start, oldest)
+        if args.eval_every and weights.version // args.eval_every > tested // args.eval_every:
+            await test()
+        began = time.perf_counter()
+        # The problems of a step are the same in every start of the run.
+        draw = random.Random(args.seed * 1_000_003 + step)
+        problems = draw.choices(training, k=args.batch_size // args.rollouts_per_example)
+        found = await servers.generate(problems, {**asked, "count": args.rollouts_per_example}, start, oldest)
+        add_advantages(found, args.rollouts_per_example)
+        write(folder / f"step-{step:08d}.json", {"start": start, "step": step, "rollouts": found})
+        reward = statistics.fmean(one["reward"] for one in found)
+        behind = statistics.fmean(step - 1 - one["version"] for one in found)
+        line = f"step {step}  reward {reward:.3f}  weights {behind:.1f} versions behind"
+        log.record("rollouts", line, step=step, reward=reward, behind=behind, seconds=time.perf_counter() - began)
+    await weights.at_least(start, args.max_steps)
+    if args.eval_every and tested < args.max_steps:
+        await test()
+
+
+def add_advantages(found: list[dict[str, Any]], group: int) -> None:
+    """Give each rollout its reward, and its advantage: the reward less the mean of its group, over the group's deviation."""
+    for first in range(0, len(found), group):
+        members = found[first : first + group]
+        rewards = [arithmetic.reward(one["problem"], one["tokens"]) for one in members]
+        mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
+        for one, reward in zip(members, rewards, strict=True):
+            one |= {"reward": reward, "advantage": (reward - mean) / (deviation + 1e-4)}
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """The trainer sees a whole file or none."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(content), encoding="utf-8")
+    new.replace(path)
+
+
+async def orchestrate(args: argparse.Namespace) -> None:
+    """Batches for every start of the trainer, one after the other, without end."""
+    port = options.port("inference", "http", 8000)
+    urls = args.servers or [f"http://{address}:{port}" for address in options.addresses("inference")]
+    log = metrics.Metrics(args.run_dir / "orchestrator")
+    log.say(f"{len(urls)} inference servers: {' '.join(urls)}")
+
+    async def every_start(weights: Weights) -> None:
+        start = ""
+        while True:
+            start = await weights.another_start(start)
+            with contextlib.suppress(StartedAnew):
+                await make_batches(servers, weights, start, log, args)
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=args.server_timeout)) as session:
+        servers = Servers(urls, session, args.run_dir, args.server_timeout)
+        weights = Weights(args.run_dir, servers)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(weights.follow())
+            tasks.create_task(every_start(weights))
+
+
+def main() -> None:
+    """Work until TERM."""
+    args = options.parse(parser)
+    if args.batch_size % args.rollouts_per_example:
+        raise SystemExit(
+            f"--batch-size {args.batch_size} is no multiple of --rollouts-per-example {args.rollouts_per_example}."
+        )
+    # The signal before a time limit is for programs that have something to save; TERM ends a service well.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    asyncio.run(orchestrate(args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Trains the policy on the orchestrator's batches by clipped policy gradient, on CPUs (gloo) or GPUs (nccl).
+
+    torchrun --standalone --nproc-per-node=2 trainer.py --max-steps 60
+    python trainer.py --model ../sft-run/checkpoints --weight-broadcast nccl
+
+Without --model it starts from a new one that is taught, with supervised steps on random digits, what an answer looks like; which
+answer is right it learns from the rewards alone. --model is a checkpoint of this program or of launchers/sft.
+
+Step n takes <run>/rollouts/<start>/step-<n>.json, makes --updates optimizer steps of it, and hands out the weights as version n
+(broadcast.py). With --dp-replicate copies of the model, each copy lies in shards over world size / copies ranks (FSDP2); as many
+copies as ranks is plain data parallelism (DDP). Its end is the end of the run. Started again with the same checkpoint folder it
+goes on where it stopped; the other two programs notice. `lib`, options and files: docs/training.md and docs/rl.md.
+"""
+
+import json
+import random
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from broadcast import Broadcaster
+from lib import arithmetic, checkpoint, exam, metrics, model, options, policy, ranks, spread, stop
+from torch import nn
+
+parser = options.parser(__doc__)
+options.add_policy(parser)
+parser.add_argument("--max-steps", type=int, default=100, help="batches to train on")
+parser.add_argument(
+    "--form-steps", type=int, default=60, help="supervised steps on random digits first, without --model"
+)
+parser.add_argument("--updates", type=int, default=4, help="optimizer steps on each batch, each on a part of it")
+parser.add_argument("--lr", type=float, default=3e-3, help="at first; it falls to 0 at the last step")
+parser.add_argument("--entropy", type=float, default=0.02, help="weight of the entropy, which keeps the policy trying")
+parser.add_argument(
+    "--clip-ratio", type=float, default=0.2, help="how far a token's probability may move from the sampler's"
+)
+parser.add_argument("--clip", type=float, default=1.0, help="largest gradient norm")
+parser.add_argument("--dp-replicate", type=int, default=0, help="copies of the model; 0: as many as ranks")
+parser.add_argument(
+    "--weight-broadcast", choices=("filesystem", "nccl"), default="filesystem", help="nccl: a collective; gloo on CPUs"
+)
+parser.add_argument(
+    "--inference-servers", type=int, default=len(options.addresses("inference")), help="members of the collective"
+)
+parser.add_argument(
+    "--broadcast-port", type=int, default=options.port("trainer", "broadcast", 0), help="0: any free one"
+)
+parser.add_argument(
+    "--broadcast-timeout", type=float, default=60, metavar="SECONDS", help="for one attempt to hand out weights"
+)
+parser.add_argument("--batch-timeout", type=float, default=600, metavar="SECONDS", help="give up when no batch comes")
+parser.add_argument(
+    "--test-rollouts", type=int, default=16, help="completions of each held-out problem, before and after"
+)
+parser.set_defaults(log_every=1)
+args = options.parse(parser)
+
+POLL_S = 0.02
+
+
+def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
+    """Train to the last batch, or until a stop is asked for; the exit code."""
+    log = metrics.Metrics(args.run_dir, here)
+    requests = stop.StopRequest(args.run_dir, here)
+    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
+    training, held_out = arithmetic.problems()
+
+    # ---- model: copies of it, or shards of copies ----
+
+    torch.manual_seed(args.seed)
+    given = policy.load(args.model) if args.model else None
+    net = policy.built(given["shape"]) if given else model.GPT(options.shape(args))
+    if given:
+        net.load_state_dict(given["model"])
+    shape = policy.described(net)
+    forward = spread.over(here, net.to(here.device), args.dp_replicate)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    log.say(
+        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, "
+        f"{sum(p.numel() for p in net.parameters()):,} parameters, weights by {args.weight_broadcast}, seed {args.seed}"
+    )
+
+    # ---- resume ----
+
+    saves = checkpoint.Checkpoints(
+        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+    )
+    at: dict[str, Any] = {"step": 0}
+    found = saves.newest()
+    if found:
+        saved = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
+        spread.restore(net, optimizer, saved)
+        at = saved["at"]
+        checkpoint.restore_rng(saved["rng"], here, seed=args.seed, step=at["step"])
+        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
+    else:
+        checkpoint.seed_all(args.seed, here)
+
+    def save(*, last: bool = False) -> None:
+        def start(folder: Path) -> checkpoint.Finish | None:
+            whole = spread.state(net, optimizer)
+            rng = checkpoint.gathered(checkpoint.rng_state(), here)
+            if not here.is_first:
+                return None
+            made = {**whole, "shape": shape, "at": dict(at), "rng": rng}
+            kept = saves.copy(made) if args.checkpoint_async and not last else made
+            return lambda: torch.save(kept, folder / "state.pt")
+
+        saves.save(at["step"], start, last=last)
+
+    def update(loss: torch.Tensor, lr: float = args.lr) -> float:
+        """One optimizer step; the gradient norm."""
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return norm.item()
+
+    # ---- the form of an answer, not its value ----
+
+    if not (found or given):
+        draw = random.Random(args.seed + here.rank)
+        for _ in range(args.form_steps):
+            prompts = [arithmetic.encode(prompt) for prompt, _ in draw.choices(training, k=32)]
+            rows = policy.batch(prompts, [arithmetic.guess(draw) for _ in prompts], here.device)
+            update(policy.masked_mean(-policy.logprobs(forward(rows.tokens), rows), rows.mask))
+
+    # ---- hand out the weights ----
+
+    caster: Broadcaster | None = None
+    if here.is_first:
+        shutil.rmtree(args.run_dir / "rollouts", ignore_errors=True)  # what was sampled for an earlier start
+        address = (options.addresses("trainer")[0], args.broadcast_port)
+        caster = Broadcaster(
+            args.run_dir,
+            shape,
+            how=args.weight_broadcast,
+            servers=args.inference_servers,
+            address=address,
+            timeout=args.broadcast_timeout,
+        )
+
+    def hand_out() -> policy.Weights:
+        """Weights to the servers, as the version of this step; the weights, whole, on rank 0."""
+        weights = spread.weights(net)
+        if caster:
+            caster.publish(at["step"], {name: tensor.to(here.device) for name, tensor in weights.items()})
+        return weights
+
+    def test(weights: policy.Weights) -> tuple[float, float]:
+        return exam.take(shape, weights, held_out, count=args.test_rollouts, seed=args.seed)
+
+    weights = hand_out()
+    if here.is_first and not found:
+        at["reward_before"], at["accuracy_before"] = test(weights)
+        log.record(
+            "test",
+            f"before: reward {at['reward_before']:.3f}, {at['accuracy_before']:.1%} right on {len(held_out)} held-out problems",
+            step=0,
+            reward=at["reward_before"],
+            accuracy=at["accuracy_before"],
+        )
+
+    # ---- train ----
+
+    def next_batch(step: int) -> tuple[list[dict[str, Any]], int]:
+        """The rollouts of a step, or the number of a signal that came while waiting for them. The same on all ranks."""
+        deadline = time.monotonic() + args.batch_timeout
+        while True:
+            box: list[Any] = [None]
+            if caster:
+                caster.repeat_if_asked()
+                path = args.run_dir / "rollouts" / caster.start / f"step-{step:08d}.json"
+                if path.exists():
+                    box = [json.loads(path.read_text(encoding="utf-8"))["rollouts"]]
+                elif time.monotonic() > deadline:
+                    box = [f"no batch for step {step} within {args.batch_timeout:g} s: is the orchestrator alive?"]
+            dist.broadcast_object_list(box, src=0, group=here.control)
+            if isinstance(box[0], str):
+                raise SystemExit(box[0])
+            if signal := requests.agreed():
+                return [], signal
+            if box[0] is not None:
+                return box[0], 0
+            time.sleep(POLL_S)
+
+    while at["step"] < args.max_steps:
+        step = at["step"] + 1
+        began = time.perf_counter()
+        rollouts, signal = next_batch(step)
+        if signal:
+            save(last=True)
+            line = f"stopped by signal {signal} after step {at['step']}, saved"
+            log.record("stopped", line, step=at["step"], signal=signal)
+            return requests.finish(signal, at["step"])
+        profile.step(step)
+        waited = time.perf_counter() - began
+        random.Random(args.seed + step).shuffle(rollouts)  # so that no part of a batch is of a few problems
+        clipped = 0.0
+        for number in range(args.updates):
+            part = rollouts[number :: args.updates]
+            mine = part[here.rank :: here.world_size]
+            rows = policy.batch([one["prompt"] for one in mine], [one["tokens"] for one in mine], here.device)
+            old = rows.spread([one["logprobs"] for one in mine])
+            advantages = torch.tensor([one["advantage"] for one in mine], device=here.device)[:, None]
+            scores = forward(rows.tokens).float() / args.temperature
+            ratio = (policy.logprobs(scores, rows) - old).exp()
+            limited = ratio.clamp(1 - args.clip_ratio, 1 + args.clip_ratio)
+            gain = torch.minimum(ratio * advantages, limited * advantages) + args.entropy * policy.entropy(scores)
+            # Each token counts the same; the backward pass takes the mean over ranks, whose numbers of tokens differ.
+            tokens = sum(len(one["tokens"]) for one in part)
+            norm = update(
+                -(gain * rows.mask).sum() * here.world_size / tokens, lr=args.lr * (1 - at["step"] / args.max_steps)
+            )
+            clipped += ((ratio != limited) * rows.mask).sum().item() / rows.mask.sum().item() / args.updates
+        at["step"] = step
+        weights = hand_out()
+        if args.log_every and step % args.log_every == 0:
+            reward = sum(one["reward"] for one in rollouts) / len(rollouts)
+            right = sum(arithmetic.is_right(tuple(one["problem"]), one["tokens"]) for one in rollouts) / len(rollouts)
+            log.record(
+                "step",
+                f"step {step}  reward {reward:.3f}  {right:.1%} right  {clipped:.1%} clipped",
+                step=step,
+                reward=reward,
+                accuracy=right,
+                clipped=clipped,
+                gradient_norm=norm,
+                behind=sum(step - 1 - one["version"] for one in rollouts) / len(rollouts),
+                waited=waited,
+                seconds=time.perf_counter() - began,
+            )
+        if args.checkpoint_every and step % args.checkpoint_every == 0:
+            save()
+
+    # ---- the end ----
+
+    save(last=True)
+    requests.close()
+    profile.close()
+    if here.is_first:
+        reward, right = test(weights)
+        log.record(
+            "final",
+            f"done: reward {reward:.3f}, {right:.1%} right on {len(held_out)} held-out problems after {at['step']} steps; "
+            f"before: {at['reward_before']:.3f}, {at['accuracy_before']:.1%}",
+            step=at["step"],
+            reward=reward,
+            accuracy=right,
+            reward_before=at["reward_before"],
+            accuracy_before=at["accuracy_before"],
+            world_size=here.world_size,
+            nodes=here.nodes,
+            backend=here.backend,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    with ranks.started(args.device) as here:
+        code = train(here)
+    sys.exit(code)

@@ -1,0 +1,149 @@
+"""Supervised fine-tuning of the byte-level GPT on worked examples, on CPUs (gloo) or GPUs (nccl).
+
+    torchrun --standalone --nproc-per-node=2 train.py --max-steps 100
+    python train.py --model ../rl-run/checkpoints
+
+The examples are those of launchers/rl (lib/arithmetic.py), each with its right answer; the loss counts the tokens of the answer
+only. --model is a checkpoint of this program or of launchers/rl, and launchers/rl starts from one of this. Started again with the
+same checkpoint folder it goes on where it stopped. `lib`, options and files: docs/training.md and docs/rl.md.
+"""
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lib import arithmetic, checkpoint, exam, metrics, model, options, policy, ranks, spread, stop
+from torch import nn
+
+parser = options.parser(__doc__)
+options.add_policy(parser)
+parser.add_argument("--max-steps", type=int, default=200, help="optimizer steps")
+parser.add_argument("--batch-size", type=int, default=64, help="examples for each optimizer step, over all ranks")
+parser.add_argument("--lr", type=float, default=6e-3)
+parser.add_argument("--warmup", type=int, default=10, help="optimizer steps of linear warm-up; cosine decay follows")
+parser.add_argument("--weight-decay", type=float, default=0.1)
+parser.add_argument("--clip", type=float, default=1.0, help="largest gradient norm")
+parser.add_argument("--dp-replicate", type=int, default=0, help="copies of the model; 0: as many as ranks")
+parser.add_argument(
+    "--test-rollouts", type=int, default=16, help="sampled answers to each held-out problem, for the test"
+)
+parser.set_defaults(log_every=10)
+args = options.parse(parser)
+
+
+def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+    """Train to the last step, or until a stop is asked for; the exit code."""
+    log = metrics.Metrics(args.run_dir, here)
+    requests = stop.StopRequest(args.run_dir, here)
+    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
+    training, held_out = arithmetic.problems()
+    share = ranks.share("--batch-size", args.batch_size, here)
+
+    # ---- model ----
+
+    torch.manual_seed(args.seed)
+    given = policy.load(args.model) if args.model else None
+    net = policy.built(given["shape"]) if given else model.GPT(options.shape(args))
+    if given:
+        net.load_state_dict(given["model"])
+    shape = policy.described(net)
+    forward = spread.over(here, net.to(here.device), args.dp_replicate)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, args.max_steps))
+    log.say(
+        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, "
+        f"{sum(p.numel() for p in net.parameters()):,} parameters, {len(training)} examples, seed {args.seed}"
+    )
+
+    def test(weights: policy.Weights) -> tuple[float, float]:
+        return exam.take(shape, weights, held_out, count=args.test_rollouts, seed=args.seed)
+
+    # ---- resume ----
+
+    saves = checkpoint.Checkpoints(
+        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+    )
+    at: dict[str, Any] = {"step": 0}
+    found = saves.newest()
+    if found:
+        saved = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
+        spread.restore(net, optimizer, saved)
+        schedule.load_state_dict(saved["schedule"])
+        at = saved["at"]
+        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
+    else:
+        weights = spread.weights(net)
+        if here.is_first:
+            at["reward_before"], at["accuracy_before"] = test(weights)
+
+    def save(*, last: bool = False) -> None:
+        def start(folder: Path) -> checkpoint.Finish | None:
+            whole = spread.state(net, optimizer)
+            if not here.is_first:
+                return None
+            made = {**whole, "schedule": schedule.state_dict(), "shape": shape, "at": dict(at)}
+            kept = saves.copy(made) if args.checkpoint_async and not last else made
+            return lambda: torch.save(kept, folder / "state.pt")
+
+        saves.save(at["step"], start, last=last)
+
+    # ---- train ----
+
+    while at["step"] < args.max_steps:
+        profile.step(at["step"] + 1)
+        # The examples of a step are the same on every world size and in every start.
+        drawn = random.Random(args.seed * 1_000_003 + at["step"]).choices(training, k=args.batch_size)
+        mine = drawn[here.rank * share :][:share]
+        rows = policy.batch(
+            [arithmetic.encode(prompt) for prompt, _ in mine], [arithmetic.solution(one) for one in mine], here.device
+        )
+        loss = policy.masked_mean(-policy.logprobs(forward(rows.tokens), rows), rows.mask)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        at["step"] += 1
+
+        if args.log_every and at["step"] % args.log_every == 0:
+            line = f"step {at['step']}  loss {loss.item():.4f} on rank 0"
+            log.record("step", line, step=at["step"], loss=loss.item(), gradient_norm=norm.item())
+        if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
+            save()
+        signal = requests.agreed()
+        if signal:
+            save(last=True)
+            line = f"stopped by signal {signal} at step {at['step']}, saved"
+            log.record("stopped", line, step=at["step"], signal=signal)
+            return requests.finish(signal, at["step"])
+
+    # ---- the end ----
+
+    save(last=True)
+    requests.close()
+    profile.close()
+    weights = spread.weights(net)
+    if here.is_first:
+        reward, right = test(weights)
+        log.record(
+            "final",
+            f"done: {right:.1%} right on {len(held_out)} held-out problems after {at['step']} steps; "
+            f"before: {at['accuracy_before']:.1%}",
+            step=at["step"],
+            reward=reward,
+            accuracy=right,
+            reward_before=at["reward_before"],
+            accuracy_before=at["accuracy_before"],
+            world_size=here.world_size,
+            nodes=here.nodes,
+            backend=here.backend,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    with ranks.started(args.device) as here:
+        code = train(here)
+    sys.exit(code)
