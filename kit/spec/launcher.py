@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kit.spec.base import Model
+from kit.spec.base import Model, Name
 from kit.spec.job import Shape
+from kit.spec.programs import Programs
 
 
 class Launcher(Model):
@@ -23,6 +24,10 @@ class Launcher(Model):
     framework: Literal["deepspeed", "diloco", "megatron"] | None = Field(
         default=None,
         description="A module of kit/frameworks/ that checks the job and adds the framework's own files and options.",
+    )
+    programs: dict[Name, Programs] = Field(
+        default={},
+        description="Sets of programs for the roles of [rl] or [sft], by the name that its `programs` chooses.",
     )
     requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
     defaults: dict[str, Any] = Field(

@@ -1,0 +1,12 @@
+#!/bin/bash
+# A rank of prime-rl's trainer: trainer.sh CONFIG filesystem|nccl
+set -euo pipefail
+
+# ZMQ is how rollouts come, unless the configuration names another transport; then these two stand in its way: leave them out there.
+argv=(python -m prime_rl.trainer.rl.train @ "$1"
+    --rollout_transport.host "${KIT_ROLE_ORCHESTRATOR_ADDR}"
+    --rollout_transport.port "${KIT_ROLE_ORCHESTRATOR_PORT_ROLLOUTS}")
+if [[ "$2" == nccl ]]; then
+    argv+=(--weight_broadcast.host 0.0.0.0 --weight_broadcast.port "${KIT_ROLE_TRAINER_PORT_BROADCAST}")
+fi
+exec "${argv[@]}"
