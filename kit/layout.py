@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from kit.config import Resolved
@@ -129,12 +130,14 @@ def _broken_rules(resolved: Resolved, *, gpus: int, cpus: int) -> list[_Rule]:
         return []
     asked = resolved.job.resources
     nodes = asked.nodes + resolved.job.retry.spares
+    # To sbatch no memory is all of the node's, and no time has no end.
+    all_memory = kilobytes(resolved.cluster.node.memory or "0") or inf
     rules: list[tuple[str, str, Any, Any, Callable[[Any], float]]] = [
         ("max_nodes", "resources.nodes", nodes, row.max_nodes, float),
         ("max_gpus_per_node", "resources.gpus_per_node", gpus, row.max_gpus_per_node, float),
         ("cpus_per_node", "resources.cpus_per_node", cpus, row.cpus_per_node, float),
-        ("memory", "resources.memory", asked.memory, row.memory, kilobytes),
-        ("time", "resources.time", asked.time, row.time, minutes),
+        ("memory", "resources.memory", asked.memory, row.memory, lambda text: kilobytes(text) or all_memory),
+        ("time", "resources.time", asked.time, row.time, lambda text: minutes(text) or inf),
     ]
     return [
         _Rule(name=name, key=key, got=got, limit=limit)

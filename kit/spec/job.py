@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from kit.spec import sbatch
 from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
 from kit.spec.chain import Chain
 from kit.spec.diloco import DiLoCo
@@ -121,24 +122,9 @@ class SlurmOptions(Model):
     template: Text | None = Field(
         default=None, description="A batch script of your own, a Jinja template, relative to the job file."
     )
-    extra: tuple[str, ...] = Field(
+    extra: tuple[Annotated[str, AfterValidator(sbatch.further)], ...] = Field(
         default=(), description="Further sbatch options, each as one string, such as '--nice=100'."
     )
-
-    @field_validator("extra")
-    @classmethod
-    def _long_options(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        for value in values:
-            if not re.fullmatch(r"--[a-z][a-z-]*(=[A-Za-z0-9_.,:@/+=\[\]&|*()%-]+)?", value):
-                raise ValueError(f"{value!r} is not of the form --option or --option=value without blanks")
-            name = value.split("=")[0]
-            if name in {"--output", "--error"}:
-                raise ValueError(f"slurm.{name[2:]} in the place of {name}")
-            if name.startswith("--container") or name in {"--wrap", "--export", "--array", "--open-mode"}:
-                raise ValueError(
-                    f"{name} cannot stand here: the kit sets it, or it would put the batch script into the container"
-                )
-        return values
 
 
 class ContainerOptions(Model):

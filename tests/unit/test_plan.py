@@ -141,7 +141,9 @@ time = "01:00:00"
         ("max_gpus_per_node", "resources.gpus_per_node=3", "resources.gpus_per_node"),
         ("cpus_per_node", "resources.cpus_per_node=17", "resources.cpus_per_node"),
         ("memory", "resources.memory=129G", "resources.memory"),
+        ("memory", "resources.memory=0", "resources.memory"),
         ("time", "resources.time=01:00:01", "resources.time"),
+        ("time", "resources.time=0", "resources.time"),
     ],
 )
 def test_each_rule_of_a_qos_row_is_named_when_it_is_broken(tmp_path: Path, rule: str, override: str, key: str) -> None:
@@ -154,6 +156,31 @@ def test_each_rule_of_a_qos_row_is_named_when_it_is_broken(tmp_path: Path, rule:
     (fault,) = caught.value.faults
     assert fault.key == key
     assert fault.allowed.endswith(f"under QOS 'tight': its rule {rule}")
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--nodes=64", "resources.nodes in the place of --nodes"),
+        ("--tim=9-0", "resources.time in the place of --tim"),
+        ("--mem=0", "resources.memory in the place of --mem"),
+        ("--time=9-0", "resources.time in the place of --time"),
+        ("--gres=gpu:8", "resources.gpus_per_node in the place of --gres"),
+        ("--qos=high", "slurm.qos in the place of --qos"),
+        ("--part=x", "slurm.partition in the place of --part"),
+        ("--mail-user=x", "slurm.mail_user in the place of --mail-user"),
+        ("--array=0-9", "cannot stand here"),
+        ("--container-image=x", "cannot stand here"),
+        ("--nice = 3", "without blanks"),
+    ],
+)
+def test_further_options_pass_no_rule_by(tmp_path: Path, option: str, said: str) -> None:
+    job = write_job(tmp_path, f"{JOB}[slurm]\nextra = ['--nice=3', '--gres=nvme:1', '{option}']\n")
+    with pytest.raises(ConfigError) as caught:
+        plan_of(job)
+    (fault,) = caught.value.faults
+    assert fault.key == "slurm.extra[2]"
+    assert said in fault.allowed
 
 
 def test_a_silent_job_gets_what_its_qos_row_gives(tmp_path: Path) -> None:
