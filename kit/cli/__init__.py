@@ -45,6 +45,7 @@ _COMMANDS = {
     "runs": "runs.runs",
     "status": "runs.status",
     "logs": "runs.logs",
+    "tmux": "runs.tmux",
     "cancel": "runs.cancel",
     "convert-checkpoint": "checkpoints.convert_checkpoint",
     "checkpoint-size": "checkpoints.checkpoint_size",

@@ -1,4 +1,4 @@
-"""kit runs, kit status, kit logs, kit cancel."""
+"""kit runs, kit status, kit logs, kit tmux, kit cancel."""
 
 from __future__ import annotations
 
@@ -89,6 +89,33 @@ def logs(
         return
     for source, line in reading.follow(run_dir, rank=rank, ended=lambda: True, once=True):
         print(f"{source} | {line}")
+
+
+def tmux(
+    run: RunName = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Make the session, print its name, do not show it.")
+    ] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Open a tmux session for a run: a shell, and its logs with a pane for each role. Goes back to one that is there."""
+    from kit import resources
+    from kit.runs import registry
+    from kit.runs import tmux as sessions
+
+    run_dir = registry.find_one(run, _folders(runs_dir))
+    session = sessions.session_of(run_dir)
+
+    def following(role: str | None) -> list[str]:
+        # This very kit, whatever the session's shell has in its PATH.
+        return [sys.executable, "-m", "kit", "logs", str(run_dir), *([role] if role else []), "--follow"]
+
+    if not sessions.exists(session):
+        sessions.make(session, run_dir, cwd=resources.project(), following=following)
+    if detach:
+        print(session)
+    elif code := sessions.attach(session):
+        raise typer.Exit(code)
 
 
 def cancel(run: RunName = None, runs_dir: RunsDir = None) -> None:

@@ -1,0 +1,127 @@
+"""`kit tmux` in a real tmux, with a server of its own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kit.runs import tmux
+
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run with three roles; tmux's server is one that nobody else has, and ends with the test."""
+    folder = tmp_path / "sums-1.2"
+    for role in ("inference", "orchestrator", "trainer"):
+        (folder / "logs" / role).mkdir(parents=True)
+        (folder / "logs" / role / "rank-0.log").write_text(f"{role} says hello\n")
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    monkeypatch.setenv("TMUX_TMPDIR", str(sockets))
+    monkeypatch.delenv("TMUX", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    yield folder
+    subprocess.run(["tmux", "kill-server"], check=False, capture_output=True)
+
+
+def follow(run_dir: Path) -> Callable[[str | None], list[str]]:
+    """What `kit logs` prints, without a Slurm to ask whether the run has ended."""
+    code = (
+        "import sys; from pathlib import Path; from kit.runs import logs\n"
+        "for source, line in logs.follow(Path(sys.argv[1]), rank=None, ended=lambda: False):\n"
+        "    print(source, line, flush=True)\n"
+    )
+    return lambda role: [sys.executable, "-c", code, str(run_dir)]
+
+
+def tail(run_dir: Path) -> Callable[[str | None], list[str]]:
+    return lambda role: ["tail", "-n+1", "-F", str(run_dir / "logs" / str(role) / "rank-0.log")]
+
+
+def ask(*words: str) -> list[str]:
+    return subprocess.run(["tmux", *words], check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_two_windows_and_a_pane_for_each_role(run_dir: Path) -> None:
+    session = tmux.session_of(run_dir)
+    assert session == "sums-1_2"
+    assert not tmux.exists(session)
+    tmux.make(session, run_dir, cwd=run_dir, following=tail(run_dir))
+    assert tmux.exists(session)
+    assert ask("list-windows", "-t", session, "-F", "#{window_name}") == ["shell", "logs"]
+    panes = ask("list-panes", "-t", f"{session}:logs", "-F", "#{pane_id} #{pane_title}")
+    assert [line.split()[1] for line in panes] == ["inference", "orchestrator", "trainer"]
+    for line in panes:
+        pane, role = line.split()
+        until(
+            lambda pane=pane, role=role: any(
+                f"{role} says hello" in text for text in ask("capture-pane", "-p", "-t", pane)
+            )
+        )
+    with (run_dir / "logs" / "trainer" / "rank-0.log").open("a") as log:
+        log.write("step 2\n")
+    until(lambda: "step 2" in ask("capture-pane", "-p", "-t", panes[2].split()[0]))
+    assert ask("display-message", "-p", "-t", f"{session}:shell", "#{pane_current_path}") == [str(run_dir)]
+
+
+def test_a_pane_outlives_its_command(run_dir: Path) -> None:
+    session = tmux.session_of(run_dir)
+    tmux.make(session, run_dir, cwd=run_dir, following=lambda role: ["echo", f"the end of {role}"])
+    (pane, *_) = ask("list-panes", "-t", f"{session}:logs", "-F", "#{pane_id}")
+    until(lambda: ask("display-message", "-p", "-t", pane, "#{pane_dead}") == ["1"])
+    # With its history: tmux moves the text up by a line, to say below it that the command has ended.
+    until(lambda: "the end of inference" in ask("capture-pane", "-p", "-S", "-", "-t", pane))
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_any_number_of_roles_finds_room(count: int, run_dir: Path) -> None:
+    shutil.rmtree(run_dir / "logs")
+    for number in range(count):
+        (run_dir / "logs" / f"replica-{number:02}").mkdir(parents=True)
+    session = tmux.session_of(run_dir)
+    tmux.make(session, run_dir, cwd=run_dir, following=lambda role: ["sleep", "60"])
+    assert len(ask("list-panes", "-t", f"{session}:logs")) == count
+
+
+def test_a_plain_job_has_one_pane(run_dir: Path) -> None:
+    shutil.rmtree(run_dir / "logs")
+    (run_dir / "logs").mkdir()
+    (run_dir / "logs" / "batch.log").write_text("the batch script\n")
+    session = tmux.session_of(run_dir)
+    tmux.make(session, run_dir, cwd=run_dir, following=follow(run_dir))
+    (pane,) = ask("list-panes", "-t", f"{session}:logs", "-F", "#{pane_id} #{pane_title}")
+    assert pane.endswith("all ranks")
+    until(lambda: "batch the batch script" in ask("capture-pane", "-p", "-t", pane.split()[0]))
+    (run_dir / "logs" / "rank-0.log").write_text("a log made later\n")
+    until(lambda: "rank-0 a log made later" in ask("capture-pane", "-p", "-t", pane.split()[0]))
+
+
+def test_attach_shows_the_session_on_a_terminal(run_dir: Path) -> None:
+    session = tmux.session_of(run_dir)
+    tmux.make(session, run_dir, cwd=run_dir, following=lambda role: ["sleep", "60"])
+    code = f"import sys; from kit.runs import tmux; sys.exit(tmux.attach({session!r}))"
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    until(lambda: bool(ask("list-clients", "-t", session)))
+    ask("detach-client", "-s", session)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    os.close(terminal)
+    assert tmux.exists(session)
