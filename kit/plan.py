@@ -15,6 +15,7 @@ import tomli_w
 from kit import frameworks, runtimes
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
+from kit.frameworks import programs
 from kit.layout import Layout, lay_out
 from kit.places import Places, Site
 from kit.render import lib_names, plain, render
@@ -143,6 +144,8 @@ class _Making:
         self.lock = lock if self.contained and self.image.startswith("/") else None
         if self.lock:
             _check_packages(resolved, self.lock)
+        if _is_launchers(self.job.script):
+            programs.check(self.job, resolved.launcher, self.layout, file=resolved.job_file)
         self.extra = frameworks.prepare(resolved.launcher.framework, self.job, self.layout, file=resolved.job_file)
         self.mounts = self.places.mounts()
         self.output, self.error = self.places.log("output") or str(self.paths.batch_log), self.places.log("error")
@@ -166,8 +169,8 @@ class _Making:
         )
 
     def copies(self) -> tuple[tuple[Path, str], ...]:
-        """The launcher's program and the library beside it, as they are at submit."""
-        if self.job.script is not None:
+        """The launcher's programs and the library beside them, as they are at submit."""
+        if not _is_launchers(self.job.script):
             return ()
         folder = self.resolved.launcher_dir
         return ((folder, "code"), (folder.parent / "lib", "code/lib"))
@@ -317,7 +320,9 @@ class _Making:
 
     def _program(self) -> str:
         job, launcher = self.job, self.resolved.launcher
-        if job.script is not None:
+        if job.script is not None and _is_launchers(job.script):
+            script = job.script.replace(CONTAINER_RUN, self.run_inside, 1)
+        elif job.script is not None:
             script = job.script if job.script.startswith("/") else f"{self.workspace}/{job.script}"
         elif launcher.script is not None:
             script = f"{self.run_inside}/code/{launcher.script}"
@@ -341,7 +346,7 @@ class _Making:
 
 def _check_packages(resolved: Resolved, lock: ImageLock) -> None:
     """ConfigError when the image lacks a package that the launcher's programs import: the lock knows, no node is asked."""
-    if resolved.job.script is not None or not lock.packages.pip:
+    if not _is_launchers(resolved.job.script) or not lock.packages.pip:
         return
     held = {canonical(name) for name in lock.packages.pip}
     lacking = [name for name in resolved.launcher.requires if canonical(name) not in held]
@@ -354,6 +359,11 @@ def _check_packages(resolved: Resolved, lock: ImageLock) -> None:
                 allowed=f"an image with what launcher {resolved.job.launcher!r} requires: {', '.join(resolved.launcher.requires)}",
             )
         )
+
+
+def _is_launchers(script: str | None) -> bool:
+    """Whether the program is one of the launcher's own: its first, or one named by its place in the run folder."""
+    return script is None or script.startswith(f"{CONTAINER_RUN}/code/")
 
 
 def canonical(name: str) -> str:

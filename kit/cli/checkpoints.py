@@ -35,10 +35,10 @@ def convert_checkpoint(
     ] = True,
     python: Annotated[str, typer.Option("--python", help="Without a container: a python that has torch.")] = "python3",
     heads: Annotated[
-        int | None, typer.Option("--heads", min=1, help="Attention heads.", show_default="the run's")
+        int | None, typer.Option("--heads", min=1, help="Attention heads.", show_default="the checkpoint's")
     ] = None,
     context: Annotated[
-        int | None, typer.Option("--context", min=1, help="Longest sequence.", show_default="the run's")
+        int | None, typer.Option("--context", min=1, help="Longest sequence.", show_default="the checkpoint's")
     ] = None,
     norm_eps: Annotated[
         float | None, typer.Option("--norm-eps", help="Of RMSNorm.", show_default="the framework's")

@@ -1,6 +1,6 @@
 """`kit convert-checkpoint`: starts launchers/convert/convert.py, which has torch, in an image on this machine.
 
-The kit itself has no torch. What it adds is the container, the arguments of the run that the checkpoint belongs to, and the bar.
+The kit itself has no torch. What it adds is the container and the bar.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +32,6 @@ Format = Literal["pytorch", "huggingface"]
 
 NEEDS: dict[Format, tuple[str, ...]] = {"pytorch": ("torch", "numpy"), "huggingface": ("torch", "numpy", "safetensors")}
 
-# Launchers whose own program says in its arguments what the checkpoint does not: heads and context.
-_PROGRAMS = frozenset({"fsdp", "megatron"})
 _SOURCE, _TARGET, _LAUNCHERS = "/kit/source", "/kit/target", "/kit/launchers"
 
 
@@ -65,7 +62,6 @@ def convert(order: Order, report: Report) -> dict[str, Any]:
     source, target = _checkpoint(order.source), order.target.absolute()
     _check(order, source, target)
     words = ["--to", order.to, *(["--force"] if order.force else []), *order.options, "--json-lines"]
-    words += ["--run-args", json.dumps(run_args(source))]
     launchers = resources.packaged() / "launchers"
     if order.python is not None:
         argv = [order.python, str(launchers / "convert/convert.py"), str(source), str(target), *words]
@@ -73,20 +69,6 @@ def convert(order: Order, report: Report) -> dict[str, Any]:
     program = ["python3", f"{_LAUNCHERS}/convert/convert.py", _SOURCE, f"{_TARGET}/{target.name}", *words]
     shown = {_TARGET: str(target.parent), _SOURCE: str(source)}
     return _run(_contained(order, source, target, program), _environment(), shown, report)
-
-
-def run_args(source: Path) -> list[str]:
-    """The arguments of the training program whose run folder `source` is in; none for a program of the user's own."""
-    for folder in (source, *source.parents[:3]):
-        paths = RunPaths(folder)
-        if paths.job.is_file() and paths.manifest.is_file():
-            try:
-                job = tomllib.loads(paths.job.read_text(encoding="utf-8"))
-            except (OSError, tomllib.TOMLDecodeError) as error:
-                raise RunError(f"{paths.job}: cannot be read: {error}") from None
-            is_ours = job.get("launcher") in _PROGRAMS and job.get("script") is None
-            return [str(word) for word in job.get("args", [])] if is_ours else []
-    return []
 
 
 def _checkpoint(source: Path) -> Path:

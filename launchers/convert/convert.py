@@ -3,7 +3,8 @@
     PYTHONPATH=launchers python launchers/convert/convert.py runs/gpt-1/checkpoints model.pt --to pytorch
     PYTHONPATH=launchers python launchers/convert/convert.py runs/gpt-1/checkpoints/step-00000100 model/ --to huggingface --heads 8
 
-Reads the distributed checkpoints of torch (.metadata, *.distcp) and of megatron (and common.pt, metadata.json), with torch alone.
+Reads the distributed checkpoints of torch (.metadata, *.distcp) and of megatron (and common.pt, metadata.json), and the state.pt of
+launchers/ddp, with torch alone.
 Writes a line of JSON to stdout at the end. Exit code 7: the checkpoint, or what was asked, cannot be. See docs/checkpoints.md.
 """
 
@@ -19,8 +20,8 @@ import pytorch
 import shapes
 from faults import Refused
 from output import Output
+from plain import opened
 from progress import Progress
-from source import Source
 
 REFUSED = 7
 
@@ -37,7 +38,6 @@ def parse() -> argparse.Namespace:
     made.add_argument("--context", type=int, help="the longest sequence")
     made.add_argument("--norm-eps", type=float, help="of RMSNorm")
     made.add_argument("--rope-base", type=float, help="of the rotary positions")
-    made.add_argument("--run-args", type=json.loads, default=[], help="the training program's arguments, a JSON list")
     made.add_argument("--json-lines", action="store_true", help="progress, warnings and errors as JSON")
     return made.parse_args()
 
@@ -45,14 +45,14 @@ def parse() -> argparse.Namespace:
 def convert(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     """Do it; what was made."""
     with Output(args.target, force=args.force) as output:
-        source = Source(args.source, progress)
+        source = opened(args.source, progress)
         for name in source.dropped:
             progress.warn(f"{name} is no tensor and is left out")
         output.need(source.bytes)
         given = shapes.Given(heads=args.heads, context=args.context, norm_eps=args.norm_eps, rope_base=args.rope_base)
-        config = shapes.config(source, given, args.run_args)
+        config = shapes.config(source, given)
         if args.to == "huggingface":
-            shape = shapes.of(source, given, args.run_args)
+            shape = shapes.of(source, given)
             groups = huggingface.check(source, shape)
             size = args.shard_size
             written = huggingface.write(output.new, source, shape, groups, shard_size=size, progress=progress)

@@ -38,7 +38,7 @@ def check(source: Source, shape: Shape | None) -> list[Group]:
         )
     if shape.heads is None:
         raise Refused(
-            f"{source.folder}: neither the checkpoint nor a run folder around it tells how many attention heads the model has",
+            f"{source.folder}: nothing in the checkpoint tells how many attention heads the model has",
             hint="give --heads, the number that the model was trained with",
         )
     return llama(source, shape)

@@ -43,9 +43,9 @@ class Shape:
     tied_embeddings: bool
 
 
-def config(source: Source, given: Given, run_args: list[str]) -> dict[str, Any]:
+def config(source: Source, given: Given) -> dict[str, Any]:
     """model_config of a .pt file: plain values, all that is known of the model."""
-    shape = of(source, given, run_args)
+    shape = of(source, given)
     return {
         "architecture": {"megatron": "megatron-gpt", "gpt": "kit-gpt", "other": "unknown"}[source.kind],
         "step": source.step,
@@ -53,8 +53,8 @@ def config(source: Source, given: Given, run_args: list[str]) -> dict[str, Any]:
     }
 
 
-def of(source: Source, given: Given, run_args: list[str]) -> Shape | None:
-    """The shape; None of a model that is none of the two families. run_args: the training program's, if they are known."""
+def of(source: Source, given: Given) -> Shape | None:
+    """The shape; None of a model that is none of the two families."""
     if source.kind == "other":
         return None
     size = {piece.name: piece.shape for piece in source.pieces}
@@ -64,7 +64,7 @@ def of(source: Source, given: Given, run_args: list[str]) -> Shape | None:
         if name not in size:
             raise Refused(f"{source.folder}: incomplete, or of another model: {name} is missing")
     vocabulary, dim = size[names["embedding"]]
-    told = _told(source, run_args)
+    told = _told(source)
     heads = given.heads or told.get("heads")
     head_dim, kv_heads = _heads(heads, told.get("head_dim"), rows=size[names["qkv"]][0], wide=size[names["out"]][1])
     return Shape(
@@ -113,28 +113,20 @@ def _heads(heads: int | None, head_dim: int | None, *, rows: int, wide: int) -> 
     return head_dim, kv_heads
 
 
-def _told(source: Source, run_args: list[str]) -> dict[str, Any]:
-    """What Megatron-LM's arguments in common.pt say, or else those of the run."""
+def _told(source: Source) -> dict[str, Any]:
+    """What model.json of the kit's own checkpoints says, or else Megatron-LM's arguments in common.pt."""
+    if source.model:
+        return source.model
     args = source.common.get("args")
-    if isinstance(args, argparse.Namespace):
-        return {
-            "heads": getattr(args, "num_attention_heads", None),
-            "head_dim": getattr(args, "kv_channels", None),
-            "context": getattr(args, "max_position_embeddings", None),
-            "norm_eps": getattr(args, "norm_epsilon", None),
-            "rope_base": getattr(args, "rotary_base", None),
-        }
-    if not run_args:
+    if not isinstance(args, argparse.Namespace):
         return {}
-    from lib import options  # of the training programs: their defaults  # noqa: PLC0415
-
-    program = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    options.add_gpt(program)
-    try:
-        parsed, _ = program.parse_known_args(run_args)
-    except argparse.ArgumentError as error:
-        raise Refused(f"the run's own arguments cannot be understood: {error}", hint="give --heads") from None
-    return {"heads": parsed.heads, "context": parsed.context}
+    return {
+        "heads": getattr(args, "num_attention_heads", None),
+        "head_dim": getattr(args, "kv_channels", None),
+        "context": getattr(args, "max_position_embeddings", None),
+        "norm_eps": getattr(args, "norm_epsilon", None),
+        "rope_base": getattr(args, "rotary_base", None),
+    }
 
 
 def not_llama(source: Source) -> str | None:

@@ -45,20 +45,24 @@ class Piece:
 
 
 class Source:
-    """A checkpoint that is complete. kind: megatron, gpt (launchers/lib/model.py), or other. step: None where it does not say."""
+    """A checkpoint that is complete. kind: megatron, gpt (launchers/lib/model.py), or other. step: None where it does not say.
+
+    model: what model.json says of the model; empty where there is none.
+    """
 
     def __init__(self, folder: Path, progress: Progress) -> None:
-        self.folder = _resolve(folder)
-        marker = _marker(self.folder)
+        self.folder = resolve(folder)
+        marker = read_json(self.folder / "complete.json")
+        self.model = read_json(self.folder / "model.json")
         is_megatron = _is_megatron(self.folder)
         metadata = _metadata(self.folder)
         _check_files(self.folder, metadata.storage_data.values())
         if marker:
-            _check_sums(self.folder, marker["files"], progress)
+            check_sums(self.folder, marker["files"], progress)
         self._tensors: dict[str, TensorStorageMetadata] = {}
         self.dropped: list[str] = []
         names = dict(_model_keys(metadata, is_megatron))
-        self.kind = _kind(set(names.values()))
+        self.kind = family(set(names.values()))
         for key, name in names.items():
             one = metadata.state_dict_metadata[key]
             if isinstance(one, TensorStorageMetadata):
@@ -124,7 +128,7 @@ def _minus(left: Iterable[int], right: Iterable[int]) -> torch.Size:
     return torch.Size([a - b for a, b in zip(left, right, strict=True)])
 
 
-def _resolve(folder: Path) -> Path:
+def resolve(folder: Path) -> Path:
     """The checkpoint itself, where `folder` is the one that checkpoints are saved in."""
     if folder.name.startswith(".tmp-"):
         raise Refused(f"{folder}: incomplete: its save did not end")
@@ -137,15 +141,15 @@ def _resolve(folder: Path) -> Path:
     return folder
 
 
-def _marker(folder: Path) -> dict[str, Any] | None:
-    """complete.json of the kit's own checkpoints; None for others."""
-    path = folder / "complete.json"
+def read_json(path: Path) -> dict[str, Any]:
+    """One of the two files of the kit's own checkpoints; empty for others."""
     if not path.is_file():
-        return None
+        return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise Refused(f"{path}: damaged: {error}") from None
+    return content
 
 
 def _is_megatron(folder: Path) -> bool:
@@ -173,9 +177,7 @@ def _metadata(folder: Path) -> Any:
         if any(folder.glob("*.distcp")):
             raise Refused(f"{folder}: incomplete: .metadata is missing")
         hint = "the folder of one checkpoint, or the one that they are saved in"
-        if (folder / "state.pt").is_file():
-            hint = "state.pt in it is a plain file already: torch.load(..., weights_only=True)['model']"
-        elif (folder / "deepspeed").is_dir():
+        if (folder / "deepspeed").is_dir():
             hint = "DeepSpeed converts its own checkpoints: zero_to_fp32.py"
         raise Refused(f"{folder}: not a checkpoint of torch.distributed.checkpoint or megatron", hint=hint)
     try:
@@ -200,7 +202,7 @@ def _check_files(folder: Path, stored: Iterable[Any]) -> None:
             raise Refused(f"{folder}: incomplete: {name} has {path.stat().st_size} bytes of {end}")
 
 
-def _check_sums(folder: Path, files: dict[str, list[int]], progress: Progress) -> None:
+def check_sums(folder: Path, files: dict[str, list[int]], progress: Progress) -> None:
     """Refused unless every file is as complete.json has it."""
     with progress.counting("checking the checkpoint", sum(size for size, _ in files.values())) as advance:
         for name, (size, want) in sorted(files.items()):
@@ -235,7 +237,7 @@ def _model_keys(metadata: Any, is_megatron: bool) -> Iterator[tuple[str, str]]:
             yield key, ".".join(path)
 
 
-def _kind(names: set[str]) -> str:
+def family(names: set[str]) -> str:
     """The model's family, by the names of its tensors."""
     if "embedding.word_embeddings.weight" in names:
         return "megatron"

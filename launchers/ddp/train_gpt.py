@@ -78,6 +78,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
             rng = checkpoint.gathered(checkpoint.rng_state(), here)
+            checkpoint.write_model(folder, here, net.described())
             if not here.is_first:
                 return None
             state = {name: part.state_dict() for name, part in parts.items()} | {"at": dict(at), "rng": rng}
@@ -85,6 +86,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             return lambda: torch.save(kept, folder / "state.pt")
 
         saves.save(at["step"], start, last=last)
+        log.saved(at["step"], saves)
 
     # ---- train ----
 

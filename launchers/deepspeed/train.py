@@ -34,6 +34,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     os.environ.setdefault("DS_ACCELERATOR", here.device.type)
     os.environ.setdefault("LOCAL_RANK", "0")  # a single process has none, and DeepSpeed insists
     import deepspeed  # noqa: PLC0415
+    from later import Later  # noqa: PLC0415
 
     # On CPU it would compile a kernel that only inference uses, and fail in an image without a compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -69,9 +70,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
-    saves = checkpoint.Checkpoints(args.checkpoint_dir, here, keep=args.checkpoint_keep)
-    if args.checkpoint_async:
-        log.say("DeepSpeed's own checkpoints are written in the foreground: --checkpoint-async is left out of account.")
+    saves = checkpoint.Checkpoints(
+        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+    )
+    later = Later(engine.checkpoint_engine) if args.checkpoint_async else None
+    if later:
+        engine.checkpoint_engine = later
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     found = saves.newest()
     if found:
@@ -88,11 +92,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         checkpoint.seed_all(args.seed, here)
 
     def save(*, last: bool = False) -> None:
-        def start(folder: Path) -> None:
+        def start(folder: Path) -> checkpoint.Finish | None:
             engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
             checkpoint.write_rank(folder, here, at, {})
+            checkpoint.write_model(folder, here, net.described())
+            return later.writes(saves.copy) if later else None
 
         saves.save(at["step"], start, last=last)
+        log.saved(at["step"], saves)
 
     # ---- train ----
 

@@ -9,12 +9,14 @@ rest is to run in the background); the function that it returns writes, on a thr
 All files are then synced, named in complete.json, and the folder renamed. It must be on storage that all ranks see.
 """
 
+import copy
 import json
 import os
 import random
 import shutil
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +27,7 @@ import torch.distributed as dist
 
 from .ranks import Ranks
 
-MARKER = "complete.json"
+MARKER, MODEL = "complete.json", "model.json"
 Finish = Callable[[], None]
 
 
@@ -40,6 +42,7 @@ class Checkpoints:
         self._error: BaseException | None = None
         self._last = -1
         self._copied: Any = None
+        self.took = 0.0
         if here.is_first:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(".tmp-*"):
@@ -47,27 +50,18 @@ class Checkpoints:
         dist.barrier(group=here.control)
 
     def save(self, step: int, start: Callable[[Path], Finish | None], *, last: bool = False) -> None:
-        """Save what `start` takes, as the checkpoint of `step` (once). With `last`, return only when it is on disk."""
+        """Save what `start` takes, as the checkpoint of `step` (once). With `last`, return only when it is on disk.
+
+        `took` then says for how many seconds this rank was kept from training.
+        """
+        began = time.perf_counter()
         self.wait()
-        if step == self._last:
-            return
-        self._last = step
-        target = self._folder / f"step-{step:08d}"
-        writing = self._folder / f".tmp-{target.name}"
-        if self._here.is_first:
-            writing.mkdir()
-        dist.barrier(group=self.group)
-        finish = start(writing)
-        if self._background and not last:
-            # A daemon: a rank that fails must not be held by a thread that waits for the other ranks.
-            self._thread = threading.Thread(target=self._write, args=(finish, writing, target), daemon=True)
-            self._thread.start()
-        else:
-            self._write(finish, writing, target)
-            self._raise()
+        if step != self._last:
+            self._save(step, start, background=self._background and not last)
+        self.took = time.perf_counter() - began
 
     def copy(self, state: Any) -> Any:
-        """A copy of a nested state dict in host memory, which training cannot change; the next copy uses it again."""
+        """A copy of a nested state in host memory, which training cannot change; the next copy uses its tensors again."""
         self._copied = _copy(state, self._copied)
         return self._copied
 
@@ -94,6 +88,22 @@ class Checkpoints:
                 shutil.rmtree(aside, ignore_errors=True)
                 folder.rename(aside)
         return None
+
+    def _save(self, step: int, start: Callable[[Path], Finish | None], *, background: bool) -> None:
+        self._last = step
+        target = self._folder / f"step-{step:08d}"
+        writing = self._folder / f".tmp-{target.name}"
+        if self._here.is_first:
+            writing.mkdir()
+        dist.barrier(group=self.group)
+        finish = start(writing)
+        if background:
+            # A daemon: a rank that fails must not be held by a thread that waits for the other ranks.
+            self._thread = threading.Thread(target=self._write, args=(finish, writing, target), daemon=True)
+            self._thread.start()
+        else:
+            self._write(finish, writing, target)
+            self._raise()
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -216,6 +226,12 @@ def write_rank(folder: Path, here: Ranks, at: dict[str, int], schedule: dict[str
     torch.save(state, folder / f"rank-{here.rank}.pt")
 
 
+def write_model(folder: Path, here: Ranks, shape: dict[str, Any]) -> None:
+    """model.json: what a model is beside its weights. `kit convert-checkpoint` needs no other word about it."""
+    if here.is_first:
+        (folder / MODEL).write_text(json.dumps(shape, indent=1) + "\n", encoding="utf-8")
+
+
 def read_rank(folder: Path, here: Ranks, *, seed: int) -> tuple[dict[str, int], dict[str, Any]]:
     """Where the run was and its schedule; the generators as they were, or seeded anew on another world size."""
     path = folder / f"rank-{here.rank}.pt"
@@ -234,10 +250,10 @@ def _copy(state: Any, old: Any) -> Any:
         return new.copy_(state.detach())
     if isinstance(state, dict):
         return {key: _copy(value, old.get(key) if isinstance(old, dict) else None) for key, value in state.items()}
-    if isinstance(state, list | tuple):
+    if isinstance(state, list | tuple) and not isinstance(state, torch.Size):
         olds = old if isinstance(old, list | tuple) and len(old) == len(state) else [None] * len(state)
         return type(state)(_copy(value, before) for value, before in zip(state, olds, strict=True))
-    return state
+    return copy.deepcopy(state)
 
 
 def _files(folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .checkpoint import Checkpoints
 from .ranks import Ranks, total
 
 
@@ -25,11 +26,8 @@ class Metrics:
 
     def record(self, kind: str, line: str, **values: Any) -> None:
         """Print `line`; write the values. Floats keep all their digits, so that runs can be compared exactly."""
-        if self._file is None:
-            return
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        print(line, flush=True)
-        self._file.write(json.dumps({"kind": kind, "time": now, "restart": self._restart, **values}) + "\n")
+        self.say(line)
+        self._write(kind, **values)
 
     def step(self, step: int, loss: float, speed: "Speed", here: Ranks, **values: float) -> None:
         """The record of a step: its loss as the mean over ranks, and the speed since the last one. Called by all ranks."""
@@ -41,6 +39,10 @@ class Metrics:
             line += f"  MFU {measured['mfu']:.1%}"
         self.record("step", line, step=step, loss=loss, **values, **measured)
 
+    def saved(self, step: int, saves: Checkpoints) -> None:
+        """The record of a checkpoint, for the file alone: how long the loop stood still for it."""
+        self._write("saved", step=step, seconds=saves.took)
+
     def final(self, step: int, test_loss: float, here: Ranks) -> None:
         """The last record of a program that trains on text."""
         line = f"done: test loss {test_loss:.4f} after {step} steps, world size {here.world_size} on {here.nodes} nodes"
@@ -51,6 +53,11 @@ class Metrics:
         """A line for people only."""
         if self._file is not None:
             print(line, flush=True)
+
+    def _write(self, kind: str, **values: Any) -> None:
+        if self._file is not None:
+            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self._file.write(json.dumps({"kind": kind, "time": now, "restart": self._restart, **values}) + "\n")
 
 
 # Dense bf16 operations a second of one GPU, from its maker's data sheet; the name is matched in this order.

@@ -1,11 +1,14 @@
 """Models, small and plain."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as again
+
+ROPE_BASE = 10000.0
 
 
 class ConvNet(nn.Module):
@@ -80,7 +83,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(shape.dim)
         self.head = nn.Linear(shape.dim, shape.vocabulary, bias=False)
         half = shape.dim // shape.heads // 2
-        angles = torch.arange(shape.context)[:, None] * 10000.0 ** (-torch.arange(half) / half)
+        angles = torch.arange(shape.context)[:, None] * ROPE_BASE ** (-torch.arange(half) / half)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
         for name, parameter in self.named_parameters():
@@ -98,6 +101,24 @@ class GPT(nn.Module):
         if targets is None:
             return logits
         return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    def described(self) -> dict[str, Any]:
+        """What model.json says of it."""
+        shape = self.shape
+        return {
+            "architecture": "kit-gpt",
+            "layers": shape.layers,
+            "dim": shape.dim,
+            "feed_forward": 4 * shape.dim,
+            "vocabulary": shape.vocabulary,
+            "heads": shape.heads,
+            "kv_heads": shape.heads,
+            "head_dim": shape.dim // shape.heads,
+            "context": shape.context,
+            "norm_eps": torch.finfo(torch.float32).eps,  # what nn.RMSNorm takes without an eps
+            "rope_base": ROPE_BASE,
+            "tied_embeddings": False,
+        }
 
     def flops_per_token(self) -> float:
         """Forward and backward, by 6 N + 12 L H Q T of PaLM's appendix B (arXiv 2204.02311); the embedding not counted."""

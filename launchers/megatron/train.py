@@ -11,7 +11,6 @@ options and files: docs/training.md.
 
 import contextlib
 import dataclasses
-import queue
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 from lib import checkpoint, data, metrics, options, ranks, stop, without_cuda
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
@@ -31,10 +29,13 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
+from two_halves import TwoHalves
 
 # How the distributed optimizer's state is written. The format for any layout cannot be read back with torch's Adam, which
 # megatron.core 0.16 takes where neither Transformer Engine nor Apex is; then another number of data parallel ranks can.
 CONTENT = {"distrib_optim_sharding_type": "fully_reshardable" if HAVE_APEX_OR_TE else "dp_reshardable"}
+
+VOCABULARY, NORM_EPS, ROPE_BASE = 256, 1e-5, 10000
 
 parser = options.parser(__doc__)
 options.add_gpt(parser)
@@ -98,7 +99,7 @@ def make_model(here: ranks.Ranks) -> DistributedDataParallel:
         sequence_parallel=args.sequence_parallel,
         # The Llama family: RMSNorm, gated SiLU, rotary positions, no biases, no dropout.
         normalization="RMSNorm",
-        layernorm_epsilon=1e-5,
+        layernorm_epsilon=NORM_EPS,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
@@ -124,11 +125,12 @@ def make_model(here: ranks.Ranks) -> DistributedDataParallel:
     net = GPTModel(
         config,
         layer,
-        vocab_size=256,
+        vocab_size=VOCABULARY,
         max_sequence_length=args.context,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         position_embedding_type="rope",
+        rotary_base=ROPE_BASE,
     )
     if on_gpu:
         net.cuda()
@@ -220,12 +222,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
-    # Megatron would start a process that serves this queue to other processes; a save in the foreground needs none, and
-    # one of a killed rank would stay behind.
-    filesystem_async._results_queue = queue.Queue()
-    saves = checkpoint.Checkpoints(args.checkpoint_dir, here, keep=args.checkpoint_keep)
-    if args.checkpoint_async:
-        log.say("Megatron's checkpoints are written in the foreground here: --checkpoint-async is left out of account.")
+    saves = checkpoint.Checkpoints(
+        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+    )
+    strategy = TwoHalves()
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all data parallel ranks
 
     def sharded_state(*, loading: bool = False) -> dict[str, Any]:
@@ -244,11 +244,16 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         checkpoint.seed_all(args.seed, here)
 
     def save(*, last: bool = False) -> None:
-        def start(folder: Path) -> None:
-            dist_checkpointing.save(sharded_state(), str(folder), content_metadata=CONTENT)
+        def start(folder: Path) -> checkpoint.Finish:
+            dist_checkpointing.save(
+                sharded_state(), str(folder), strategy, async_sharded_save=True, content_metadata=CONTENT
+            )
             checkpoint.write_rank(folder, here, at, {})
+            checkpoint.write_model(folder, here, described())
+            return strategy.writes(folder, saves)
 
         saves.save(at["step"], start, last=last)
+        log.saved(at["step"], saves)
 
     def loss_of_all(losses: list[dict[str, torch.Tensor]]) -> float:
         """The mean over micro-batches, made so that its mean over all ranks is the loss: only last stages have one."""
@@ -313,10 +318,28 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     return 0
 
 
+def described() -> dict[str, Any]:
+    """What model.json says of the model."""
+    return {
+        "architecture": "megatron-gpt",
+        "layers": args.layers,
+        "dim": args.dim,
+        "feed_forward": 4 * args.dim,
+        "vocabulary": VOCABULARY,
+        "heads": args.heads,
+        "kv_heads": args.kv_heads or args.heads,
+        "head_dim": args.dim // args.heads,
+        "context": args.context,
+        "norm_eps": NORM_EPS,
+        "rope_base": ROPE_BASE,
+        "tied_embeddings": False,
+    }
+
+
 def flops_per_token() -> float:
     """Forward and backward of the whole model, by 6 N + 12 L H Q T of PaLM's appendix B; the embedding not counted."""
     groups = (args.kv_heads or args.heads) / args.heads
-    weights = args.layers * args.dim**2 * (2 + 2 * groups + 12) + 256 * args.dim
+    weights = args.layers * args.dim**2 * (2 + 2 * groups + 12) + VOCABULARY * args.dim
     return 6 * weights + 12 * args.layers * args.dim * args.context
 
 

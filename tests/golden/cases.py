@@ -29,6 +29,8 @@ class Case:
     containers: bool = True
 
 
+# The example's own batch would not do for 128 ranks.
+BATCH = 'args=["--batch-size", "128"]'
 CASES = (
     Case(name="local-bubblewrap-torchrun", cluster="local"),
     Case(name="local-bubblewrap-srun", cluster="local", example="ddp-srun"),
@@ -36,7 +38,9 @@ CASES = (
     Case(name="local-bare", cluster="local", containers=False),
     Case(name="pod-pyxis", cluster="pod", overrides=('mounts=["data", "scratch"]', "resources.gpus_per_node=8")),
     Case(
-        name="aws-efa", cluster="aws-efa", overrides=("resources.nodes=16", "resources.gpus_per_node=8", "debug=true")
+        name="aws-efa",
+        cluster="aws-efa",
+        overrides=("resources.nodes=16", "resources.gpus_per_node=8", "debug=true", BATCH),
     ),
     Case(
         name="infiniband-qos-high",

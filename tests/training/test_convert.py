@@ -22,6 +22,7 @@ LAUNCHERS = Path(__file__).parents[2] / "launchers"
 PROGRAM = LAUNCHERS / "convert" / "convert.py"
 SMALL = ("--layers", 2, "--dim", 64, "--heads", 4, "--context", 64, "--steps", 3)
 RUNS = {
+    "ddp": ("ddp/train_gpt.py", 2, ()),
     "fsdp": ("fsdp/train.py", 2, ()),
     "megatron-tp2-pp2": ("megatron/train.py", 4, ("--tp", 2, "--pp", 2, "--kv-heads", 2)),
     "megatron-bf16-distributed-optimizer": ("megatron/train.py", 2, ("--precision", "bf16", "--distributed-optimizer")),
@@ -72,10 +73,10 @@ def trained(module_training: Any) -> Callable[[str], Path]:
 
 
 def copied(checkpoint: Path, to: Path, *, marker: bool = True) -> Path:
-    """A copy that a test may damage; without its complete.json, it is as other programs write theirs."""
+    """A copy that a test may damage; without its complete.json and model.json, it is as other programs write theirs."""
     shutil.copytree(checkpoint, to)
-    if not marker:
-        (to / "complete.json").unlink()
+    for name in () if marker else ("complete.json", "model.json"):
+        (to / name).unlink()
     return to
 
 
@@ -95,8 +96,11 @@ def source_logits(name: str, checkpoint: Path, tmp_path: Path) -> tuple[Any, Any
     import torch.distributed.checkpoint as dcp
 
     net = gpt()
-    state = {"model": net.state_dict()}
-    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
+    if name == "ddp":
+        state = torch.load(checkpoint / "state.pt", weights_only=True)
+    else:
+        state = {"model": net.state_dict()}
+        dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
     net.load_state_dict(state["model"])
     tokens = torch.randint(256, (3, 64), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
@@ -118,9 +122,7 @@ def test_huggingface_logits(name: str, shard_size: int, trained: Any, tmp_path: 
     import torch
     from transformers import LlamaForCausalLM
 
-    made = convert(
-        trained(name), tmp_path / "hf", "--to", "huggingface", "--heads", 4, "--context", 64, "--shard-size", shard_size
-    )
+    made = convert(trained(name), tmp_path / "hf", "--to", "huggingface", "--shard-size", shard_size)
     net, loading = LlamaForCausalLM.from_pretrained(tmp_path / "hf", output_loading_info=True, dtype=torch.float32)
     assert not loading["missing_keys"] and not loading["unexpected_keys"] and not loading["mismatched_keys"]
     assert net.config.num_key_value_heads == (2 if "--kv-heads" in RUNS[name][2] else 4)
@@ -134,24 +136,25 @@ def test_huggingface_logits(name: str, shard_size: int, trained: Any, tmp_path: 
     assert difference < CLOSE
 
 
-def test_pytorch_of_fsdp_is_the_model(trained: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_pytorch_of_the_gpt_is_the_model(name: str, trained: Any, tmp_path: Path) -> None:
     import torch
 
-    made = convert(trained("fsdp"), tmp_path / "model.pt", "--to", "pytorch", "--heads", 4, "--context", 64)
+    made = convert(trained(name), tmp_path / "model.pt", "--to", "pytorch")
     loaded = torch.load(tmp_path / "model.pt", weights_only=True)
     assert loaded["model_config"] == made["model_config"]
     config = loaded["model_config"]
     assert (config["architecture"], config["step"], config["layers"], config["heads"]) == ("kit-gpt", 3, 2, 4)
     net = gpt()
     net.load_state_dict(loaded["model_state_dict"])
-    tokens, expected = source_logits("fsdp", trained("fsdp"), tmp_path)
+    tokens, expected = source_logits(name, trained(name), tmp_path)
     with torch.no_grad():
         assert torch.equal(net(tokens), expected)
 
 
 def test_pytorch_of_megatron_loads_without_megatron(trained: Any, tmp_path: Path) -> None:
     checkpoint = trained("megatron-tp2-pp2")
-    convert(checkpoint.parent, tmp_path / "model.pt", "--to", "pytorch", "--heads", 4)
+    convert(checkpoint.parent, tmp_path / "model.pt", "--to", "pytorch")
     code = (
         "import sys; sys.modules['megatron'] = None\n"
         "import torch; got = torch.load(sys.argv[1], weights_only=True, mmap=True)\n"
@@ -299,18 +302,41 @@ class _Enumeration:
     """Stands for a class that the converter cannot import."""
 
 
-def test_heads_come_from_the_option_the_run_or_nowhere(trained: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", RUNS)
+def test_a_checkpoint_of_the_kit_tells_its_shape(name: str, trained: Any, tmp_path: Path) -> None:
+    config = convert(trained(name), tmp_path / "model.pt", "--to", "pytorch")["model_config"]
+    assert config == json.loads((trained(name) / "model.json").read_text()) | {"step": 3}
+
+
+def test_a_damaged_state_pt_is_refused(trained: Any, tmp_path: Path) -> None:
+    folder = copied(trained("ddp"), tmp_path / "saved", marker=False)
+    os.truncate(folder / "state.pt", 1000)
+    refused = convert(folder, tmp_path / "model.pt", "--to", "pytorch", check=False)
+    assert refused.returncode == 7
+    assert "state.pt: not a checkpoint of launchers/ddp" in refused.stderr
+
+
+def test_a_damaged_model_json_is_refused(trained: Any, tmp_path: Path) -> None:
+    folder = copied(trained("fsdp"), tmp_path / "saved", marker=False)
+    (folder / "model.json").write_text('{"heads": ')
+    refused = convert(folder, tmp_path / "model.pt", "--to", "pytorch", check=False)
+    assert refused.returncode == 7
+    assert "model.json: damaged" in refused.stderr
+
+
+def test_heads_come_from_the_option_the_checkpoint_or_nowhere(trained: Any, tmp_path: Path) -> None:
     need("safetensors")
-    checkpoint = trained("megatron-tp2-pp2")
+    made = convert(trained("megatron-tp2-pp2"), tmp_path / "told", "--to", "huggingface")
+    assert (made["model_config"]["heads"], made["model_config"]["context"]) == (4, 64)
+    checkpoint = copied(trained("megatron-tp2-pp2"), tmp_path / "saved", marker=False)
     unknown = convert(checkpoint, tmp_path / "hf", "--to", "huggingface", check=False)
     assert unknown.returncode == 7
     assert "--heads" in unknown.stderr
     wrong = convert(checkpoint, tmp_path / "hf", "--to", "huggingface", "--heads", 5, check=False)
     assert wrong.returncode == 7
     assert "5 heads do not fit" in wrong.stderr
-    run_args = json.dumps([str(word) for word in ("--tp", 2, *SMALL, "--kv-heads", 2)])
-    made = convert(checkpoint, tmp_path / "hf", "--to", "huggingface", "--run-args", run_args)
-    assert (made["model_config"]["heads"], made["model_config"]["context"]) == (4, 64)
+    given = convert(checkpoint, tmp_path / "hf", "--to", "huggingface", "--heads", 4)
+    assert (given["model_config"]["heads"], given["model_config"]["context"]) == (4, None)
 
 
 def test_an_old_target_is_kept_until_the_new_one_is_whole(trained: Any, tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 import importlib.util
 import json
+import os
 import random
 import signal
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 pytestmark = pytest.mark.timeout(240)
+LAUNCHERS = Path(__file__).parents[2] / "launchers"
 SMALL = ("--layers", 2, "--dim", 64, "--context", 64, "--steps", 30, "--log-every", 1, "--checkpoint-every", 5)
 VALUES = ("loss", "gradient_norm", "lr")
 ZERO3 = {
@@ -33,11 +38,11 @@ CASES = [
     Case("ddp", "ddp/train_gpt.py", ("--accumulate", 2, "--checkpoint-async")),
     Case("fsdp", "fsdp/train.py", ("--checkpoint-async",)),
     Case("fsdp-bf16-offload-recompute", "fsdp/train.py", ("--precision", "bf16", "--cpu-offload", "--recompute")),
-    Case("deepspeed-zero2", "deepspeed/train.py", ()),
+    Case("deepspeed-zero2", "deepspeed/train.py", ("--checkpoint-async",)),
     Case("deepspeed-zero3-offload-bf16", "deepspeed/train.py", ("--ds-config", "zero3.json")),
     Case("megatron-tp2", "megatron/train.py", ("--tp", 2, "--kv-heads", 2)),
-    Case("megatron-pp2", "megatron/train.py", ("--pp", 2, "--accumulate", 2)),
-    Case("megatron-distributed-optimizer", "megatron/train.py", ("--distributed-optimizer",)),
+    Case("megatron-pp2", "megatron/train.py", ("--pp", 2, "--accumulate", 2, "--checkpoint-async")),
+    Case("megatron-distributed-optimizer", "megatron/train.py", ("--distributed-optimizer", "--checkpoint-async")),
 ]
 
 
@@ -150,3 +155,15 @@ def test_profile_of_chosen_steps_on_a_chosen_rank(training: Any, tmp_path: Path)
     run = training.run("ddp/train_gpt.py", "run", *SMALL, "--data", text, "--steps", 5, env=env)
     assert [path.name for path in (run.run_dir / "profile").iterdir()] == ["rank-1.json"]
     assert "aten::" in (run.run_dir / "profile" / "rank-1.json").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(LAUNCHERS.glob("*/launcher.toml")), ids=lambda path: path.parent.name)
+def test_launcher_toml_tells_the_programs_own_defaults(path: Path) -> None:
+    """What the kit checks before submit is what the program would work with."""
+    for program, told in tomllib.loads(path.read_text()).get("programs", {}).items():
+        need(f"{path.parent.name}/{program}")
+        code = f"import json, sys; sys.argv = ['x']; import {program[:-3]} as it; print(json.dumps(vars(it.args), default=str))"
+        env = {**os.environ, "PYTHONPATH": f"{LAUNCHERS}:{path.parent}"}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        args = json.loads(done.stdout.splitlines()[-1])
+        assert {name: args[name] or 0 for name in told} == told

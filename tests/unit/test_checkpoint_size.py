@@ -139,21 +139,3 @@ def test_an_image_is_judged_by_its_lock() -> None:
     lock = make_lock()  # which holds torch alone
     assert convert.lacking(lock, "pytorch") == ["numpy"]
     assert convert.lacking(lock, "huggingface") == ["numpy", "safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("job", "expected"),
-    [
-        ('launcher = "fsdp"\nargs = ["--heads", "8"]', ["--heads", "8"]),
-        ('launcher = "fsdp"\nargs = ["--heads", "8"]\nscript = "mine.py"', []),
-        ('launcher = "ddp"\nargs = ["--heads", "8"]', []),
-    ],
-    ids=["ours", "own script", "other launcher"],
-)
-def test_the_run_says_what_its_program_was_given(job: str, expected: list[str], tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoints" / "step-00000001"
-    checkpoint.mkdir(parents=True)
-    assert convert.run_args(checkpoint) == []
-    (tmp_path / "job.toml").write_text(job + "\n")
-    (tmp_path / "manifest.json").write_text("{}")
-    assert convert.run_args(checkpoint) == expected

@@ -188,3 +188,39 @@ def test_checkpoint_and_profile_reach_the_program(tmp_path: Path) -> None:
     text = plan_of(write_job(tmp_path, tomli_w.dumps(job))).text_of("program.sh")
     for pair in ("KIT_CHECKPOINT_EVERY=5", "KIT_CHECKPOINT_ASYNC=1", "KIT_PROFILE_STEPS=3-4", "KIT_PROFILE_RANKS=0,2"):
         assert pair in text
+
+
+@pytest.mark.parametrize(
+    ("launcher", "args", "said"),
+    [
+        (
+            "ddp",
+            ["--batch-size", "30"],
+            "--batch-size 30 on 4 data parallel ranks x 1 accumulation steps; allowed: a multiple of 4",
+        ),
+        ("ddp", ["--accumulate=3"], "--batch-size 64 on 4 data parallel ranks x 3 accumulation steps"),
+        ("fsdp", ["--replicate", "3"], "--replicate 3; allowed: a divisor of the world size, 4"),
+        (
+            "megatron",
+            ["--tp", "2", "--pp", "3"],
+            "--tp 2 x --pp 3 x --cp 1 = 6; allowed: a divisor of the world size, 4",
+        ),
+        ("megatron", ["--tp", "2", "--heads", "3"], "--tp 2; allowed: a divisor of --heads 3"),
+        ("megatron", ["--tp", "4", "--kv-heads", "2"], "--tp 4; allowed: a divisor of --kv-heads 2"),
+        ("megatron", ["--kv-heads", "3"], "--kv-heads 3; allowed: a divisor of --heads 4"),
+        ("megatron", ["--pp", "4", "--layers", "6"], "--pp 4; allowed: a divisor of --layers 6"),
+    ],
+)
+def test_what_the_launchers_own_programs_would_refuse(
+    tmp_path: Path, launcher: str, args: list[str], said: str
+) -> None:
+    job = {**BASE, "launcher": launcher, "args": args}
+    resolved = config.load_job(write_job(tmp_path / "a", tomli_w.dumps(job)), cluster="local")
+    lock = make_lock()
+    held = {"torch": "2", "megatron-core": "0"}
+    lock = lock.model_copy(update={"packages": lock.packages.model_copy(update={"pip": held})})
+    with pytest.raises(ConfigError) as caught:
+        plan(resolved, lock, make_site())
+    assert f"job.toml: args: got {said}" in str(caught.value)
+    own = write_job(tmp_path / "b", tomli_w.dumps({**job, "script": "train.py"}))
+    assert plan_of(own).layout.world_size == 4, "a program of one's own has its own options"

@@ -33,6 +33,15 @@ def test_same_inputs_same_plan(tmp_path: Path) -> None:
     assert plan_of(job) == plan_of(job)
 
 
+@pytest.mark.parametrize(("containers", "inside"), [(True, "/kit/run"), (False, "/shared/runs/digits-1")])
+def test_another_program_of_the_launcher(tmp_path: Path, containers: bool, inside: str) -> None:
+    """It is named by its place in the run folder, comes along, and needs what the launcher needs."""
+    job = write_job(tmp_path, 'script = "/kit/run/code/train_gpt.py"\n' + JOB)
+    made = plan_of(job, site=make_site(containers=containers))
+    assert f"    {inside}/code/train_gpt.py\n" in made.text_of("program.sh")
+    assert [name for _, name in made.copies] == ["code", "code/lib"]
+
+
 @pytest.mark.parametrize(("shape", "tasks", "cpus"), [("torchrun", 1, 4), ("srun", 2, 2)])
 def test_layout_by_shape(tmp_path: Path, shape: str, tasks: int, cpus: int) -> None:
     made = plan_of(write_job(tmp_path, JOB), overrides=(f"shape={shape}",))

@@ -3,8 +3,8 @@
 readonly -a KIT_PROGRAM=(
     python3
     /kit/run/code/train.py
-    --epochs
-    12
+    --batch-size
+    128
 )
 readonly -a KIT_PROGRAM_ENV=(
     FI_PROVIDER=efa

@@ -1,0 +1,65 @@
+"""Megatron's distributed checkpoints in two halves: planned and copied in the training loop, written by whoever calls.
+
+Megatron's own asynchronous save forks a process of each rank, and ends with collectives in the training loop at a later save. Here
+a thread writes, with collectives on the group of the checkpoints, so that a save is complete as soon as it is on disk.
+"""
+
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import torch.distributed as dist
+from lib.checkpoint import Checkpoints, Finish
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+
+# Megatron would start a process that serves this queue to its forked writers; one of a killed rank would stay behind.
+filesystem_async._results_queue = Queue()
+
+
+class TwoHalves(TorchDistSaveShardedStrategy):
+    """The torch_dist format. dist_checkpointing.save(..., async_sharded_save=True) is the first half, writes() the second."""
+
+    def __init__(self) -> None:
+        super().__init__("torch_dist", 1)
+        self._writer: FileSystemWriterAsync
+        self._metadata: Any = None
+
+    def writes(self, folder: Path, saves: Checkpoints) -> Finish:
+        """What writes the state as it is now. Called by all ranks, and so is what it returns."""
+        writer, metadata = self._writer, self._metadata
+        buckets = writer.write_buckets or []
+        kept = saves.copy([[tensor for _, tensor in tensors] for _, _, (_, tensors) in buckets])
+
+        def write() -> None:
+            wrote = []
+            for (path, key, (others, tensors)), copies in zip(buckets, kept, strict=True):
+                items = [(item, copied) for (item, _), copied in zip(tensors, copies, strict=True)]
+                wrote += _write([writer.transforms], (path, key, (others, items)))
+            every: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(every, wrote, group=saves.group)
+            if dist.get_rank() == 0:
+                writer.finish(metadata, every)
+                save_config(CheckpointingConfig(self.backend, self.version), str(folder))
+
+        return write
+
+    def _get_save_and_finalize_callbacks(self, writer: FileSystemWriterAsync, planned: Any) -> AsyncRequest:
+        """Keep what was planned; the request, for Megatron's own way, is left alone."""
+        self._writer, (_, self._metadata, _) = writer, planned
+        return super()._get_save_and_finalize_callbacks(writer, planned)
+
+
+def _write(transforms: list[Any], bucket: Any) -> list[Any]:
+    """Write one file; torch's WriteResult of each thing in it."""
+    result: Queue[Any] = Queue()
+    count: Queue[Any] = Queue()
+    count.put(None)
+    FileSystemWriterAsync.write_preloaded_data(transforms, 0, bucket, result, count, use_fsync=True)
+    _, wrote = result.get()
+    if isinstance(wrote, Exception):
+        raise wrote
+    return wrote
