@@ -144,6 +144,7 @@ class _Making:
         self.lock = lock if self.contained and self.image.startswith("/") else None
         if self.lock:
             _check_packages(resolved, self.lock)
+        _check_rendezvous(self.job, resolved.job_file)
         if _is_launchers(self.job.script):
             programs.check(self.job, resolved.launcher, self.layout, file=resolved.job_file)
         self.extra = frameworks.prepare(resolved.launcher.framework, self.job, self.layout, file=resolved.job_file)
@@ -308,6 +309,7 @@ class _Making:
             "worker.sh",
             {
                 "shape": self.job.shape,
+                "rendezvous": self.job.rendezvous,
                 "nodes": self.layout.nodes,
                 "ranks_per_node": self.layout.ranks_per_node,
                 "cpus_per_rank": self.layout.cpus_per_rank,
@@ -359,6 +361,12 @@ def _check_packages(resolved: Resolved, lock: ImageLock) -> None:
                 allowed=f"an image with what launcher {resolved.job.launcher!r} requires: {', '.join(resolved.launcher.requires)}",
             )
         )
+
+
+def _check_rendezvous(job: Job, file: str) -> None:
+    if job.rendezvous != "static" and job.shape == "srun":
+        got, allowed = repr(job.rendezvous), "nothing with the start shape srun, which has no torchrun"
+        raise ConfigError.of(Fault(file=file, key="rendezvous", got=got, allowed=allowed))
 
 
 def _is_launchers(script: str | None) -> bool:

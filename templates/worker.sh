@@ -3,6 +3,7 @@
 # shellcheck source-path=SCRIPTDIR disable=SC2034
 
 readonly KIT_SHAPE={{ shape | sh }}
+readonly KIT_RENDEZVOUS={{ rendezvous | sh }}
 readonly KIT_NNODES={{ nodes | sh }}
 readonly KIT_RANKS_PER_NODE={{ ranks_per_node | sh }}
 readonly KIT_CPUS_PER_RANK={{ cpus_per_rank | sh }}

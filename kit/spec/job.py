@@ -159,6 +159,10 @@ class Job(Model):
         default=None,
         description="torchrun: one task a node; srun: one task a rank; replicas: one torchrun a replica group.",
     )
+    rendezvous: Literal["static", "c10d"] = Field(
+        default="static",
+        description="How torchrun's nodes meet: by Slurm's node ranks, or by torch's own store, in any order.",
+    )
     python: Arg = Field(default="python3", description="Interpreter inside the container.")
     env: dict[EnvName, Arg] = Field(default_factory=dict, description="Environment of every rank.")
     inherit: tuple[EnvName, ...] = Field(

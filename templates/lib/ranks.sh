@@ -21,18 +21,23 @@ ranks::node_from_slurm() {
     export NODE_RANK="${SLURM_NODEID}"
 }
 
-# Static rendezvous: the node rank is Slurm's, so that rank 0 is where MASTER_ADDR points.
 ranks::torchrun_argv() {
     KIT_TORCHRUN_ARGV=(torchrun)
     if ! command -v torchrun >/dev/null; then
         KIT_TORCHRUN_ARGV=("${KIT_PYTHON}" -m torch.distributed.run)
     fi
-    KIT_TORCHRUN_ARGV+=(
-        --nnodes="${KIT_NNODES}"
-        --nproc-per-node="${KIT_RANKS_PER_NODE}"
-        --node-rank="${SLURM_NODEID}"
-        --master-addr="${MASTER_ADDR}"
-        --master-port="${MASTER_PORT}"
-        --max-restarts=0
-    )
+    KIT_TORCHRUN_ARGV+=(--nnodes="${KIT_NNODES}" --nproc-per-node="${KIT_RANKS_PER_NODE}" --max-restarts=0)
+    case "${KIT_RENDEZVOUS}" in
+        static) # The node rank is Slurm's, so that rank 0 is where MASTER_ADDR points.
+            KIT_TORCHRUN_ARGV+=(--node-rank="${SLURM_NODEID}" --master-addr="${MASTER_ADDR}" --master-port="${MASTER_PORT}")
+            ;;
+        c10d) # Who holds the store is said: left to itself, torch compares host names, which containers may share.
+            KIT_TORCHRUN_ARGV+=(
+                --rdzv-backend=c10d
+                --rdzv-endpoint="${MASTER_ADDR}:${MASTER_PORT}"
+                --rdzv-id="${SLURM_JOB_ID}.${KIT_RESTART_COUNT}"
+                --rdzv-conf="is_host=$((SLURM_NODEID == 0))"
+            )
+            ;;
+    esac
 }

@@ -50,6 +50,11 @@ def test_layout_by_shape(tmp_path: Path, shape: str, tasks: int, cpus: int) -> N
     assert made.layout.world_size == 4
 
 
+def test_a_rendezvous_without_torchrun_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="rendezvous: got 'c10d'"):
+        plan_of(write_job(tmp_path, JOB), overrides=("rendezvous=c10d", "shape=srun"))
+
+
 def test_container_options_stand_on_srun_only(tmp_path: Path) -> None:
     made = plan_of(write_job(tmp_path, JOB), cluster="pod")
     assert not any(option.startswith("--container") for option in header(made))

@@ -3,6 +3,7 @@
 # shellcheck source-path=SCRIPTDIR disable=SC2034
 
 readonly KIT_SHAPE=torchrun
+readonly KIT_RENDEZVOUS=static
 readonly KIT_NNODES=2
 readonly KIT_RANKS_PER_NODE=2
 readonly KIT_CPUS_PER_RANK=2
