@@ -15,7 +15,7 @@ import tomli_w
 from kit import frameworks, runtimes
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
-from kit.frameworks import programs
+from kit.frameworks import fits
 from kit.layout import Layout, lay_out
 from kit.places import Places, Site
 from kit.render import lib_names, plain, render
@@ -146,7 +146,7 @@ class _Making:
             _check_packages(resolved, self.lock)
         _check_rendezvous(self.job, resolved.job_file)
         if _is_launchers(self.job.script):
-            programs.check(self.job, resolved.launcher, self.layout, file=resolved.job_file)
+            fits.check(self.job, resolved.launcher, self.layout, file=resolved.job_file)
         self.extra = frameworks.prepare(resolved.launcher.framework, self.job, self.layout, file=resolved.job_file)
         self.mounts = self.places.mounts()
         self.output, self.error = self.places.log("output") or str(self.paths.batch_log), self.places.log("error")

@@ -30,7 +30,7 @@ class Launcher(Model):
         description="Sets of programs for the roles of [rl] or [sft], by the name that its `programs` chooses.",
     )
     requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
-    programs: dict[str, dict[str, int]] = Field(
+    fits: dict[str, dict[str, int]] = Field(
         default_factory=dict,
         description="Program of this folder -> options that must fit the ranks, with their defaults; 0: none.",
     )

@@ -160,7 +160,7 @@ def test_profile_of_chosen_steps_on_a_chosen_rank(training: Any, tmp_path: Path)
 @pytest.mark.parametrize("path", sorted(LAUNCHERS.glob("*/launcher.toml")), ids=lambda path: path.parent.name)
 def test_launcher_toml_tells_the_programs_own_defaults(path: Path) -> None:
     """What the kit checks before submit is what the program would work with."""
-    for program, told in tomllib.loads(path.read_text()).get("programs", {}).items():
+    for program, told in tomllib.loads(path.read_text()).get("fits", {}).items():
         need(f"{path.parent.name}/{program}")
         code = f"import json, sys; sys.argv = ['x']; import {program[:-3]} as it; print(json.dumps(vars(it.args), default=str))"
         env = {**os.environ, "PYTHONPATH": f"{LAUNCHERS}:{path.parent}"}

@@ -22,7 +22,7 @@ Broken = tuple[str, str]
 def check(job: Job, launcher: Launcher, layout: Layout, *, file: str) -> None:
     """ConfigError with each rule that the arguments break, and its numbers. A program of the job's own is none of our business."""
     name = launcher.script if job.script is None else PurePosixPath(job.script).name
-    options = _read(job.args, launcher.programs.get(name or "", {}))
+    options = _read(job.args, launcher.fits.get(name or "", {}))
     broken = list(_broken(options, layout.world_size)) if options else []
     if broken:
         raise ConfigError.of(*(Fault(file=file, key="args", got=got, allowed=allowed) for got, allowed in broken))
