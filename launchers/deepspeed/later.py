@@ -1,7 +1,7 @@
 """DeepSpeed's checkpoints in two halves: it gathers its states in the training loop, and they are written on a thread.
 
-DeepSpeed 0.19 has a writer of its own for this, `checkpoint.writer.decoupled`: a process beside each rank, which lives through its
-kill -9 and loads a kernel that only GPU images can compile. This needs neither.
+DeepSpeed 0.19 has a writer of its own for this, `checkpoint.writer.decoupled`: a process beside each rank, which would live through
+a kill -9 of it, and which compiles a kernel for its input and output at the first start. This needs neither.
 """
 
 from collections.abc import Callable
