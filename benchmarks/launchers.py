@@ -27,7 +27,7 @@ from kit.slurm import client
 from kit.slurm.embedded import Shape, down, up
 
 ROOT = Path(__file__).resolve().parents[1]
-NAME = "bench-launchers"
+NAME = "bench-fw"
 JOB = """\
 name = "bench"
 seed = 7
