@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -14,24 +15,39 @@ from kit import shell
 from kit.errors import KitError
 from kit.images import lock as image_lock
 from kit.images import verify
-from tests.integration.lab import TIMEOUT_S, Lab
+from tests.integration.lab import TIMEOUT_S, Lab, job_id
 from tests.support import REPO
 
 pytestmark = pytest.mark.cluster
 
 SMALL = ["--steps", "24", "--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--batch-size", "16"]
-EXAMPLES = {
-    "fsdp": (),
-    "deepspeed-zero3-offload": ("deepspeed.train_batch_size=16",),
-    "megatron-core": (),
+DIGITS = ["--epochs", "8", "--log-every", "1"]
+# Name -> arguments of the program in the place of the example's, other options.
+EXAMPLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "ddp": (DIGITS, ()),
+    "ddp-srun": (DIGITS, ("checkpoint.async=true",)),
+    "fsdp": ([*SMALL, "--log-every", "1"], ()),
+    "deepspeed-zero3-offload": (
+        [*SMALL, "--log-every", "1"],
+        ("deepspeed.train_batch_size=16", "checkpoint.async=true"),
+    ),
+    "megatron-core": ([*SMALL, "--log-every", "1", "--tp", "2", "--pp", "2"], ("checkpoint.async=true",)),
 }
-EXTRA = {"megatron-core": ["--tp", "2", "--pp", "2"]}
+STOPS = ("kill -9 of a rank", "USR1", "cancel")
+# Each launcher once, and each way to stop; `make slow` runs all of them.
+SOON = {
+    ("ddp", "USR1"),
+    *((name, "kill -9 of a rank") for name in ("fsdp", "deepspeed-zero3-offload", "megatron-core")),
+}
+CASES = [
+    pytest.param(name, stop, marks=() if (name, stop) in SOON else pytest.mark.slow)
+    for name in EXAMPLES
+    for stop in STOPS
+]
 
 
-@pytest.fixture(params=list(EXAMPLES))
-def example(request: pytest.FixtureRequest, lab: Lab) -> str:
-    """An example's name; its job file is the lab's job.toml, and its image is there."""
-    name = str(request.param)
+def put(lab: Lab, name: str) -> None:
+    """Make an example's job file the lab's job.toml. Skips where its image is not there."""
     text = (REPO / "examples" / name / "job.toml").read_text(encoding="utf-8")
     (lab.project / "job.toml").write_text(text, encoding="utf-8")
     image = next(line for line in text.splitlines() if line.startswith("image = ")).split('"')[1]
@@ -40,12 +56,11 @@ def example(request: pytest.FixtureRequest, lab: Lab) -> str:
         verify.check(image_lock.read(REPO / "containers" / image / "image.lock"), Path(store), full=False)
     except KitError:
         pytest.skip(f"image {image} is not in the store: kit build-image {image}")
-    return name
 
 
 def options(example: str, *more: str) -> list[str]:
-    args = json.dumps([*EXTRA.get(example, []), *SMALL])
-    sets = [f"args={args}", "seed=7", "checkpoint.every=4", "checkpoint.async=false", *EXAMPLES[example], *more]
+    args, own = EXAMPLES[example]
+    sets = [f"args={json.dumps(args)}", "seed=7", "checkpoint.every=4", "checkpoint.async=false", *own, *more]
     return [word for text in sets for word in ("--set", text)]
 
 
@@ -63,34 +78,40 @@ def last_checkpoint(run: Path) -> int:
     return max(found, default=0)
 
 
-def wait_for_checkpoint(run: Path, step: int) -> None:
+def wait_for_step(run: Path, step: int) -> None:
+    """Until a step is done and there is something to go on from."""
     end = time.monotonic() + TIMEOUT_S
-    while last_checkpoint(run) < step:
+    while last_checkpoint(run) < 4 or max((int(str(r.get("step", 0))) for r in records(run)), default=0) < step:
         log = run / "logs" / "batch.log"
         assert time.monotonic() < end, log.read_text() if log.exists() else "no batch log"
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
-@pytest.mark.parametrize("stop", ["kill -9 of a rank", pytest.param("cancel", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("example", "stop"), CASES)
 def test_stopped_and_resumed_is_uninterrupted(
     lab: Lab, example: str, stop: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    put(lab, example)
     whole = uninterrupted(lab, example, tmp_path_factory)
     run = lab.submit(*options(example, "retry.in_allocation=1"))
-    wait_for_checkpoint(run, 8)
-    if stop == "cancel":
-        lab.kit("cancel", run.name)
-        wait_until_ended(lab, run)
-        done = lab.kit("resume", run.name, "--wait", check=False)
-    else:
+    wait_for_step(run, random.Random(example + stop).randrange(5, 16))
+    if stop == "kill -9 of a rank":
         os.kill(pid_of_a_rank(run), signal.SIGKILL)
-        wait_until_ended(lab, run)
-        done = lab.kit("status", run.name)
+    elif stop == "USR1":  # as Slurm sends it at the lead time
+        lab.slurm("scancel", "--batch", "--signal=USR1", str(job_id(run)))
+    else:
+        lab.kit("cancel", run.name)
+    wait_until_ended(lab, run)
+    # A dead rank starts again in the allocation; what was stopped on request goes on when it is asked to.
+    done = lab.kit(*(("status",) if stop == "kill -9 of a rank" else ("resume", "--wait")), run.name, check=False)
     log = (run / "logs" / "batch.log").read_text()
     assert done.returncode == 0, log
-    final = records(run)[-1]
+    seen = records(run)
+    final = seen[-1]
     assert final["kind"] == "final", log
-    assert [r for r in records(run) if r["kind"] == "resumed"], "it went on from a checkpoint"
+    (resumed,) = [r for r in seen if r["kind"] == "resumed"]
+    stopped = [r["step"] for r in seen if r["kind"] == "stopped"]
+    assert stopped == ([resumed["step"]] if stop != "kill -9 of a rank" else []), "asked to stop, it saves first"
     assert final["test_loss"] == whole["test_loss"]
 
 
@@ -136,5 +157,5 @@ def pid_of_a_rank(run: Path) -> int:
 def test_the_examples_are_submitted_as_they_are(lab: Lab) -> None:
     """Every example but those that need GPUs or their own checkout is run by a test; nobody forgets a new one."""
     shipped = {p.parent.name for p in (REPO / "examples").glob("*/job.toml")}
-    elsewhere = {"ddp", "ddp-srun", "sweep", "megatron-lm", "diloco", "diloco-multinode", "diloco-compare"}
+    elsewhere = {"sweep", "megatron-lm", "diloco", "diloco-multinode", "diloco-compare"}
     assert shipped <= set(EXAMPLES) | elsewhere
