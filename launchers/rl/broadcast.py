@@ -4,9 +4,9 @@ The trainer announces each version in <run>/broadcast/latest.json, moved into pl
 and hands it to every server as POST /update_weights, with the server's rank.
 
 By files, the weights are written, synced and renamed before they are announced; older files go once two newer ones exist.
-By a collective, the announcement comes first. Then the trainer (rank 0) and all servers (ranks 1 on) form a group, which
-lives for one transfer: so a server that was started again is a member of the next, and a transfer that lost a member is tried
-again with the one that took its place.
+By a collective, the announcement comes first. The servers (ranks 1 on) say in the trainer's store that they are here, and once
+all have, the trainer (rank 0) says go and all form a group, which lives for one transfer. So a server that was started again
+is a member of the next, and a transfer that lost a member is tried again with the one that took its place.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -29,7 +30,8 @@ POINTER, AGAIN = "latest.json", "again"
 # HTTP status of a server that has no weights yet, and of one that could not get those it was told of.
 NO_WEIGHTS, MISSED = 503, 409
 KEPT = 2
-ATTEMPTS = 10
+ATTEMPTS = 3
+POLL_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,10 @@ class Broadcaster:
             backend = "nccl" if flat.is_cuda else "gloo"
             news = self._announce(version, store=self._address, backend=backend, ranks=self._ranks)
             try:
-                _transfer(news, flat, self._timeout)
+                store = _store(news, self._timeout)
+                store.wait([f"here/{rank}" for rank in range(1, news.ranks)], timedelta(seconds=self._timeout))
+                store.set("go", "")
+                _transfer(store, news, flat, self._timeout)
             except RuntimeError as error:
                 print(f"warning: weights of version {version}: {error}", file=sys.stderr, flush=True)
             else:
@@ -132,23 +137,37 @@ class Broadcaster:
         return news
 
 
-def fetch(news: Announcement, like: Weights, timeout: float) -> Weights:
-    """A server's side: the announced weights. `like`: tensors of the right names, shapes and device, which are not changed."""
+def fetch(news: Announcement, like: Weights, timeout: float, superseded: Callable[[], bool]) -> Weights:
+    """A server's side: the announced weights. RuntimeError when they cannot be had, or are no longer wanted.
+
+    like: tensors of the right names, shapes and device, which are not changed. superseded: whether there is a newer announcement.
+    """
     if news.path:
         return torch.load(news.path, map_location="cpu", weights_only=True)
+    store = _store(news, timeout)
+    store.set(f"here/{news.rank}", "")
+    deadline = time.monotonic() + timeout
+    while not store.check(["go"]):
+        if superseded() or time.monotonic() > deadline:
+            raise RuntimeError("given up while other servers were not there yet")
+        time.sleep(POLL_S)
     flat = torch.empty_like(_flat(like))
-    _transfer(news, flat, timeout)
+    _transfer(store, news, flat, timeout)
     parts = flat.split([like[name].numel() for name in sorted(like)])
     return {name: part.view_as(like[name]) for name, part in zip(sorted(like), parts, strict=True)}
 
 
-def _transfer(news: Announcement, flat: torch.Tensor, timeout: float) -> None:
-    """Form the group of this announcement, send `flat` from rank 0 into the others' `flat`, and part. Else RuntimeError."""
+def _store(news: Announcement, timeout: float) -> dist.PrefixStore:
+    """The part of the trainer's store that belongs to one announcement, over a connection of its own."""
     assert news.store is not None
-    wait = timedelta(seconds=timeout)
     host, port = news.store
-    # The master's own object would serialise its waiting with that of the servers; a client of its own costs nothing.
-    store = dist.PrefixStore(f"{news.start}/{news.number}", dist.TCPStore(host, port, is_master=False, timeout=wait))
+    whole = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
+    return dist.PrefixStore(f"{news.start}/{news.number}", whole)
+
+
+def _transfer(store: dist.PrefixStore, news: Announcement, flat: torch.Tensor, timeout: float) -> None:
+    """Form a group, send `flat` from rank 0 into the others' `flat`, and part. RuntimeError when that fails."""
+    wait = timedelta(seconds=timeout)
     if news.backend == "nccl":
         limits = dist.ProcessGroupNCCL.Options()
         limits._timeout = wait

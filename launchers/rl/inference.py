@@ -23,6 +23,7 @@ import signal
 import threading
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ parser.add_argument(
 parser.add_argument("--workers", type=int, default=0, help="copies of the policy; 0: one for each GPU, or one")
 parser.add_argument("--max-batch", type=int, default=4096, metavar="ROWS", help="completions sampled together at most")
 parser.add_argument(
-    "--weights-timeout", type=float, default=60, metavar="SECONDS", help="for one transfer of the weights"
+    "--weights-timeout", type=float, default=120, metavar="SECONDS", help="for one transfer of the weights"
 )
 
 
@@ -137,6 +138,7 @@ class Server:
         seed = args.seed * 1_000_003 + int(os.environ.get("NODE_RANK") or 0) * len(devices)
         self._workers = [Worker(d, self._waiting, seed + n, args.max_batch) for n, d in enumerate(devices)]
         self._updating = asyncio.Lock()
+        self._newest: tuple[str, int] | None = None  # of the announcements that came
         self._weights: Weights | None = None  # what all workers have
         for worker in self._workers:
             worker.start()
@@ -157,20 +159,27 @@ class Server:
 
     async def update(self, request: web.Request) -> web.Response:
         news = Announcement.parse(await request.json())
+        self._newest = (news.start, news.number)
         async with self._updating:
             # A collective needs all its members, also one that has these weights already.
             if news.store or self._weights != Weights(start=news.start, version=news.version):
                 try:
+                    if self._superseded(news):
+                        raise RuntimeError("newer ones are announced")
                     await asyncio.to_thread(self._update, news)
                 except (RuntimeError, OSError) as error:
                     print(f"warning: weights of version {news.version}: {error}", flush=True)
                     return web.json_response({"error": str(error)}, status=MISSED)
         return web.json_response({"version": news.version})
 
+    def _superseded(self, news: Announcement) -> bool:
+        return self._newest != (news.start, news.number)
+
     def _update(self, news: Announcement) -> None:
         weights = Weights(start=news.start, version=news.version)
         first = policy.built(news.shape).to(self._workers[0].device).eval()
-        first.load_state_dict(fetch(news, first.state_dict(), self._args.weights_timeout))
+        timeout, superseded = self._args.weights_timeout, partial(self._superseded, news)
+        first.load_state_dict(fetch(news, first.state_dict(), timeout, superseded))
         for worker in self._workers:
             worker.replace(copy.deepcopy(first).to(worker.device), weights)
         self._weights = weights

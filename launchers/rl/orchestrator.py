@@ -33,7 +33,7 @@ parser = options.parser(__doc__)
 parser.add_argument(
     "--servers", nargs="+", metavar="URL", help="the inference servers; else those of KIT_ROLE_INFERENCE_NODES"
 )
-parser.add_argument("--max-steps", type=int, default=100, help="batches to make")
+parser.add_argument("--max-steps", type=int, default=200, help="batches to make")
 parser.add_argument("--batch-size", type=int, default=512, help="rollouts for each step")
 parser.add_argument(
     "--rollouts-per-example", type=int, default=16, help="completions of one problem, compared with each other"

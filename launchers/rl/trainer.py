@@ -28,7 +28,7 @@ from torch import nn
 
 parser = options.parser(__doc__)
 options.add_policy(parser)
-parser.add_argument("--max-steps", type=int, default=100, help="batches to train on")
+parser.add_argument("--max-steps", type=int, default=200, help="batches to train on")
 parser.add_argument(
     "--form-steps", type=int, default=60, help="supervised steps on random digits first, without --model"
 )
@@ -50,7 +50,7 @@ parser.add_argument(
     "--broadcast-port", type=int, default=options.port("trainer", "broadcast", 0), help="0: any free one"
 )
 parser.add_argument(
-    "--broadcast-timeout", type=float, default=60, metavar="SECONDS", help="for one attempt to hand out weights"
+    "--broadcast-timeout", type=float, default=120, metavar="SECONDS", help="for one attempt to hand out weights"
 )
 parser.add_argument("--batch-timeout", type=float, default=600, metavar="SECONDS", help="give up when no batch comes")
 parser.add_argument(

@@ -123,10 +123,10 @@ def test_weights_by_collective(copies: int, start: Callable[..., Run], tools: An
 def test_a_server_that_dies_is_taken_back(broadcast: str, start: Callable[..., Run], tools: Any) -> None:
     run = start()
     run.orchestrate("--max-steps", 8)
-    trainer = run.train("--max-steps", 8, "--weight-broadcast", broadcast, "--broadcast-timeout", 10)
+    trainer = run.train("--max-steps", 8, "--weight-broadcast", broadcast)
     trainer.until_step(3)
     run.servers[0].kill()
-    run.servers = [run.server(run.ports[0], "--weights-timeout", 10)]
+    run.servers = [run.server(run.ports[0])]
     run.end(trainer)
     assert [record["step"] for record in tools.records(run.folder, "step")] == list(range(1, 9))
     assert "weights of version 8" in run.servers[0].output()

@@ -2,6 +2,10 @@
 # prime-rl's inference server on one node, all its copies of the model behind one port: inference.sh CONFIG
 set -euo pipefail
 
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/infiniband.sh"
+infiniband::prefer
+
 ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"
 # The router is a role of its own.
 exec inference @ "$1" --no-router --server.host 0.0.0.0 --server.port "${KIT_ROLE_INFERENCE_PORT_HTTP}"

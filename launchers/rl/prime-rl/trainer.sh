@@ -2,6 +2,10 @@
 # A rank of prime-rl's trainer: trainer.sh CONFIG filesystem|nccl
 set -euo pipefail
 
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/infiniband.sh"
+infiniband::prefer
+
 # ZMQ is how rollouts come, unless the configuration names another transport; then these two stand in its way: leave them out there.
 argv=(python -m prime_rl.trainer.rl.train @ "$1"
     --rollout_transport.host "${KIT_ROLE_ORCHESTRATOR_ADDR}"
