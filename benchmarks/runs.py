@@ -46,8 +46,8 @@ PAIRS = """\
 #!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 --output={out}.log
 cd {run}
-export KIT_MASTER_ADDR=127.0.0.1 KIT_MASTER_PORT=20000 KIT_RESTART_COUNT=0
-mkdir -p {run}/state/failures-0
+export KIT_MASTER_ADDR=127.0.0.1 KIT_MASTER_PORT=20000 KIT_RESTART_COUNT=0 KIT_FAILURES=failures-0/train-0
+mkdir -p {run}/state/failures-0/train-0
 for ((i = 0; i < {rounds}; i++)); do
     for kind in bare kit; do
         if [[ $kind == bare ]]; then words=({bare}); else words=({kit}); fi

@@ -26,11 +26,18 @@ class Layout:
     cpus_per_rank: int
     memory: str | None
     explained: tuple[str, ...]
+    # Where several programs share the job, each with ranks of its own.
+    ranks_of_roles: int | None = None
 
     @property
     def world_size(self) -> int:
         """Ranks over all nodes."""
-        return self.nodes * self.ranks_per_node
+        return self.nodes * self.ranks_per_node if self.ranks_of_roles is None else self.ranks_of_roles
+
+    @property
+    def cpus_per_node(self) -> int:
+        """CPUs of the job on each node."""
+        return self.cpus_per_task * self.tasks_per_node
 
 
 def lay_out(resolved: Resolved) -> Layout:

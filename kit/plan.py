@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,27 +17,29 @@ from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.frameworks import fits
 from kit.layout import Layout, lay_out
+from kit.pins import Pin, check_packages, pin
 from kit.places import Places, Site
+from kit.programs import Programs
 from kit.render import lib_names, plain, render
+from kit.roles import Placed, place, sized
 from kit.runtimes import Container
 from kit.scripts import (
-    STEP,
     WAIT_S,
     container_step,
     goes_back,
     helper_step,
     monitor_step,
     preflight_step,
+    role_step,
     salloc_options,
     sbatch_options,
     shell_step,
     signal_step,
     stage_step,
-    training_step,
 )
 from kit.spec import patterns
 from kit.spec.job import Job
-from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
+from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths, is_launchers
 from kit.template import batch_script
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class Plan:
     """All that a run will do. `argv` submits it.
 
     image: as the ranks' node sees it. stored: the .sqsh in the store, empty for a reference; another path when it is staged.
+    pins: all images, that of the job first; roles may have others.
     shell_argv: a shell in the job's container, as a step of an allocation; `salloc_argv` makes one.
     copies: folders to copy into the run folder, (source, name there). folders: those to make there.
     """
@@ -81,6 +84,8 @@ class Plan:
     stored: str
     image_digest: str
     layout: Layout
+    roles: tuple[Placed, ...]
+    pins: tuple[Pin, ...]
     files: tuple[PlanFile, ...]
     copies: tuple[tuple[Path, str], ...]
     folders: tuple[str, ...]
@@ -93,23 +98,33 @@ class Plan:
         return next(f.text for f in self.files if f.name == name)
 
 
-def plan(resolved: Resolved, lock: ImageLock | None, site: Site) -> Plan:
+def plan(
+    resolved: Resolved,
+    lock: ImageLock | None,
+    site: Site,
+    *,
+    role_locks: Mapping[str | None, ImageLock | None] | None = None,
+) -> Plan:
     """The plan of a job. lock: of the job's image; None without a container, or for a reference with its own digest.
+
+    role_locks: name -> lock of the images that roles name.
 
     Raises ConfigError when the job does not fit the cluster or a path cannot be carried by the runtime.
     """
     runtime = choose_runtime(resolved, site)
-    making = _Making(resolved, site, runtime, lock)
+    making = _Making(resolved, site, runtime, {**(role_locks or {}), resolved.job.image_name: lock})
     return Plan(
         run_id=site.run_id,
         run_dir=site.run_dir,
         job=making.job,
         cluster=resolved.cluster_name,
         runtime=runtime,
-        image=making.image,
-        stored=making.stored,
-        image_digest=making.digest,
+        image=making.pin.image,
+        stored=making.pin.stored,
+        image_digest=making.pin.digest,
         layout=making.layout,
+        roles=making.roles,
+        pins=making.distinct_pins(),
         files=making.files(),
         copies=making.copies(),
         folders=making.folders(),
@@ -132,53 +147,71 @@ def choose_runtime(resolved: Resolved, site: Site) -> str:
 class _Making:
     """One plan in the making: the choices that all its files share."""
 
-    def __init__(self, resolved: Resolved, site: Site, runtime: str, lock: ImageLock | None) -> None:
+    def __init__(
+        self, resolved: Resolved, site: Site, runtime: str, locks: Mapping[str | None, ImageLock | None]
+    ) -> None:
+        resolved = _sized(resolved)
         self.resolved, self.site, self.runtime = resolved, site, runtime
         self.contained = runtimes.get(runtime).containerized
         self.places = Places(resolved, site)
         self.paths = RunPaths(site.run_dir)
-        self.layout = lay_out(resolved)
         self.job = _filled_in(resolved, site, runtime)
-        self.stored = ""
-        self.image, self.digest = self._image(lock) if self.contained else ("", "")
-        self.lock = lock if self.contained and self.image.startswith("/") else None
-        if self.lock:
-            _check_packages(resolved, self.lock)
+        layout = lay_out(resolved)
         _check_rendezvous(self.job, resolved.job_file)
-        if _is_launchers(self.job.script):
-            fits.check(self.job, resolved.launcher, self.layout, file=resolved.job_file)
-        self.extra = frameworks.prepare(resolved.launcher.framework, self.job, self.layout, file=resolved.job_file)
+        if is_launchers(self.job.script):
+            fits.check(self.job, resolved.launcher, layout, file=resolved.job_file)
+        self.extra = frameworks.prepare(resolved.launcher.framework, self.job, layout, file=resolved.job_file)
+        named = {**self.extra.roles, **self.job.roles}
+        self.roles = place(resolved, layout, named)
+        self.layout = replace(layout, ranks_of_roles=sum(r.ranks for r in self.roles)) if named else layout
+        # A lost node ends a plain job without spares: nothing could go on.
+        self.outlives = bool(self.job.retry.spares) or any(r.role.policy == "replica" for r in self.roles)
+        self.pins = self._pins(locks)
+        self.pin = self.pins[None]
         self.mounts = self.places.mounts()
         self.output, self.error = self.places.log("output") or str(self.paths.batch_log), self.places.log("error")
-        # Where the run folder and the job's folder are, as the ranks see them.
-        self.run_inside = CONTAINER_RUN if self.contained else str(site.run_dir)
-        self.workspace = CONTAINER_WORKSPACE if self.contained else str(resolved.job_dir)
+        self.programs = Programs(
+            resolved=resolved,
+            job=self.job,
+            extra=self.extra,
+            run=CONTAINER_RUN if self.contained else str(site.run_dir),
+            workspace=CONTAINER_WORKSPACE if self.contained else str(resolved.job_dir),
+            cache=CONTAINER_CACHE if self.contained else self.places.cache,
+        )
 
     def files(self) -> tuple[PlanFile, ...]:
         setup = (*self.resolved.cluster.setup, *self.job.setup)
         return (
             PlanFile(name="batch.sh", text=self._batch(), mode=0o755),
-            PlanFile(name="worker.sh", text=self._worker(), mode=0o755),
             PlanFile(name="rank.sh", text=plain("rank.sh"), mode=0o755),
-            PlanFile(name="program.sh", text=self._program()),
-            PlanFile(name="all-reduce.sh", text=self._all_reduce()),
-            PlanFile(name="image-env.sh", text=render("image-env.sh", {"image_env": self._image_env()})),
+            PlanFile(name="all-reduce.sh", text=self.programs.all_reduce()),
             PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
+            *(file for placed in self.roles for file in self._files_of(placed)),
             *(PlanFile(name=name, text=text) for name, text in self.extra.files.items()),
             PlanFile(name="job.toml", text=tomli_w.dumps(self.job.model_dump(mode="json", exclude_none=True))),
             *(PlanFile(name=f"lib/{name}", text=plain(f"lib/{name}"), mode=0o755) for name in lib_names()),
         )
 
+    def _files_of(self, placed: Placed) -> tuple[PlanFile, ...]:
+        """A role's own scripts."""
+        prefix = f"{placed.folder}/".lstrip("/")
+        image_env = render("image-env.sh", {"image_env": self._image_env(placed)})
+        return (
+            PlanFile(name=f"{prefix}worker.sh", text=self.programs.worker(placed), mode=0o755),
+            PlanFile(name=f"{prefix}program.sh", text=self.programs.program(placed)),
+            PlanFile(name=f"{prefix}image-env.sh", text=image_env),
+        )
+
     def copies(self) -> tuple[tuple[Path, str], ...]:
         """The launcher's programs and the library beside them, as they are at submit."""
-        if not _is_launchers(self.job.script):
+        if not is_launchers(self.job.script):
             return ()
         folder = self.resolved.launcher_dir
         return ((folder, "code"), (folder.parent / "lib", "code/lib"))
 
     def folders(self) -> tuple[str, ...]:
         """The run's own, and those that mounts of the run folder and files of the batch script's output need."""
-        own = ("logs", "monitor", "checkpoints", "state")
+        own = ("logs", "monitor", "checkpoints", "state", *(placed.logs for placed in self.roles))
         mounted = [Path(m.source) for m in self.mounts if Path(m.source).is_relative_to(self.site.run_dir)]
         written = [
             patterns.folder(p, job_name=self.job.name, user=self.site.user) for p in (self.output, self.error) if p
@@ -187,41 +220,50 @@ class _Making:
         names = [str(m.relative_to(self.site.run_dir)) for m in (*mounted, *written) if m != self.site.run_dir]
         return tuple(dict.fromkeys((*own, *names)))
 
-    def _image(self, lock: ImageLock | None) -> tuple[str, str]:
-        """The image as the runtime takes it, and its digest."""
-        name = self.job.image_name
-        if name is None:
-            hint = 'such as image = "train-cpu", or use --no-container'
-            raise ConfigError.of(
-                Fault(file=self.resolved.job_file, key="image", got="nothing", allowed="an image to run in", hint=hint)
-            )
-        if name.startswith("docker://"):
-            return name, name.rpartition("@")[2]
-        if lock is None:
-            raise ConfigError.of(
-                Fault(
-                    file=self.resolved.job_file,
-                    key="image",
-                    got=f"{name!r}, which has no image.lock",
-                    allowed="an image that is locked by digest",
-                    hint=f"run 'kit build-image {name}'",
-                )
-            )
-        self.stored = f"{self.places.store}/sha256/{lock.sha256}.sqsh"
-        image = f"{self.places.stage}/{lock.sha256}.sqsh" if self.job.staged else self.stored
-        return image, f"sha256:{lock.sha256}"
+    def _pins(self, locks: Mapping[str | None, ImageLock | None]) -> dict[str | None, Pin]:
+        """Image name -> pin; that of the job goes by None as well."""
+        if not self.contained:
+            return {None: Pin()}
+        stage = self.places.stage if self.job.staged else ""
+        own = pin(
+            self.resolved,
+            self.job.image_name,
+            locks[self.job.image_name],
+            store=self.places.store,
+            stage=stage,
+            key="image",
+        )
+        if own.lock:
+            check_packages(self.resolved, own.lock)
+        pins: dict[str | None, Pin] = {None: own}
+        for placed in self.roles:
+            name = placed.role.image
+            if name is not None:
+                key = f"roles.{placed.name}.image"
+                pins[name] = pin(self.resolved, name, locks.get(name), store=self.places.store, stage="", key=key)
+        return pins
+
+    def distinct_pins(self) -> tuple[Pin, ...]:
+        """Each image once, that of the job first; none without containers."""
+        return tuple({p.image: p for p in self.pins.values()}.values()) if self.contained else ()
+
+    def _pin_of(self, placed: Placed) -> Pin:
+        return self.pins[placed.role.image if self.contained else None]
+
+    def _main(self) -> Placed:
+        """The role that a shell or a probe stands for."""
+        return next(r for r in self.roles if r.role.policy != "service")
 
     def _batch(self) -> str:
         job, layout, paths = self.job, self.layout, self.paths
         nodes = layout.nodes + job.retry.spares
-        step = training_step(layout, paths, spares=bool(job.retry.spares), wait_s=max(WAIT_S, job.slurm.lead))
+        pins = self.distinct_pins()
         env = {**self.resolved.cluster.network, **job.env}
         preflight = preflight_step(
             job.preflight,
             nodes,
             paths,
-            lock=self.lock,
-            image=self.stored or self.image,
+            images=[(p.stored or p.image, p.lock) for p in pins],
             cache=self.places.cache,
             mounts=self.mounts if self.contained else (),
             gpus=layout.gpus_per_node,
@@ -238,13 +280,13 @@ class _Making:
                     layout,
                     output=self.output,
                     error=self.error,
+                    outlives=self.outlives,
                     avoid=self.site.avoid,
                 ),
-                "explained": layout.explained,
+                "explained": [line.rstrip() for line in (*layout.explained, *self.extra.explained)],
                 "run_dir": self.site.run_dir,
                 "job_name": job.name,
-                "image": self.image,
-                "image_digest": self.digest,
+                "images": [word for p in pins for word in (p.image, p.digest)],
                 "runtime": self.runtime,
                 "pyxis_unpacks": {None: "", True: "yes", False: "no"}[self.resolved.cluster.container.pyxis_unpacks],
                 "nodes": layout.nodes,
@@ -263,13 +305,14 @@ class _Making:
                 "all_reduce_timeout": job.preflight.all_reduce_s,
                 "avoid_dir": f"{self.site.runs_dir}/{AVOID_DIR}",
                 "inherit": job.inherit,
-                "step": STEP,
-                "step_argv": self._wrapped(step, f"{self.run_inside}/worker.sh"),
+                "outlives": self.outlives,
+                "step_argv": self._step(self._main()),
+                "roles": [{"facts": r.facts(), "env": r.env(), "argv": self._step(r)} for r in self.roles],
                 "signal_argv": signal_step(layout.nodes, paths),
                 "monitor_argv": monitor_step(job.monitor, layout.nodes, paths),
                 "preflight_argv": preflight,
                 "stage_argv": stage_step(
-                    job.staged, nodes, paths, lock=self.lock, source=self.stored, folder=self.places.stage
+                    job.staged, nodes, paths, lock=self.pin.lock, source=self.pin.stored, folder=self.places.stage
                 ),
                 "container_argv": container_step(nodes, paths, spares=bool(job.retry.spares))
                 if self.runtime == "pyxis"
@@ -278,89 +321,40 @@ class _Making:
             },
         )
 
+    def _step(self, placed: Placed) -> list[str]:
+        srun = role_step(placed, self.paths, outlives=self.outlives, wait_s=max(WAIT_S, self.job.slurm.lead))
+        return self._wrapped(placed, srun, f"{self.programs.folder(placed)}/worker.sh")
+
     def shell(self) -> tuple[str, ...]:
         """A shell on one node, beside whatever runs there."""
-        return tuple(self._wrapped(shell_step(), f"{self.run_inside}/lib/shell.sh", self.job.workdir or self.workspace))
+        main = self._main()
+        words = [f"{self.programs.run}/lib/shell.sh", self.programs.workdir, *filter(None, [main.folder])]
+        return tuple(self._wrapped(main, shell_step(), *words))
 
     def _probe(self, nodes: int) -> list[str]:
         """A first start of the container on every node, at the price of one task."""
         if not (self.contained and self.job.preflight.container):
             return []
+        main = self._main()
         step = helper_step("kit-probe", nodes, f"{self.paths.logs}/preflight.log")
-        return self._wrapped(step, f"{self.run_inside}/lib/probe.sh", self.job.python)
+        words = [f"{self.programs.run}/lib/probe.sh", self.job.python, f"{main.folder}/image-env.sh".lstrip("/")]
+        return self._wrapped(main, step, *words)
 
-    def _wrapped(self, srun: list[str], *command: str) -> list[str]:
+    def _wrapped(self, placed: Placed, srun: list[str], *command: str) -> list[str]:
         container = Container(
-            image=self.image,
+            image=self._pin_of(placed).image,
             mounts=self.mounts,
-            workdir=self.job.workdir or self.workspace,
+            workdir=self.programs.workdir,
             options=self.job.container,
             lib=self.paths.lib,
             home=self.site.home,
         )
         return runtimes.get(self.runtime).wrap(srun, command, container)
 
-    def _image_env(self) -> list[tuple[str, str]]:
-        env = self.lock.config.env if self.lock else {}
+    def _image_env(self, placed: Placed) -> list[tuple[str, str]]:
+        lock = self._pin_of(placed).lock
+        env = lock.config.env if lock else {}
         return [(name, env[name]) for name in _LOST_ENV if name in env]
-
-    def _worker(self) -> str:
-        return render(
-            "worker.sh",
-            {
-                "shape": self.job.shape,
-                "rendezvous": self.job.rendezvous,
-                "nodes": self.layout.nodes,
-                "ranks_per_node": self.layout.ranks_per_node,
-                "cpus_per_rank": self.layout.cpus_per_rank,
-                "python": self.job.python,
-                "workdir": self.job.workdir or self.workspace,
-                "cache_dir": CONTAINER_CACHE if self.contained else self.places.cache,
-                "seed": self.job.seed,
-            },
-        )
-
-    def _program(self) -> str:
-        job, launcher = self.job, self.resolved.launcher
-        if job.script is not None and _is_launchers(job.script):
-            script = job.script.replace(CONTAINER_RUN, self.run_inside, 1)
-        elif job.script is not None:
-            script = job.script if job.script.startswith("/") else f"{self.workspace}/{job.script}"
-        elif launcher.script is not None:
-            script = f"{self.run_inside}/code/{launcher.script}"
-        else:
-            hint = f"launcher {job.launcher!r} brings none of its own"
-            raise ConfigError.of(
-                Fault(file=self.resolved.job_file, key="script", got="nothing", allowed="a program", hint=hint)
-            )
-        own = [word.replace("{run}", self.run_inside) for word in self.extra.args]
-        return self._program_text([job.python, script, *own, *job.args])
-
-    def _all_reduce(self) -> str:
-        """The preflight's collective, in the place of the program: same ranks, same environment, same container."""
-        return self._program_text([self.job.python, f"{self.run_inside}/lib/all_reduce.py"])
-
-    def _program_text(self, program: list[str]) -> str:
-        job = self.job
-        env = {**self.resolved.cluster.network, **job.checkpoint.env(), **job.profile.env(), **job.env}
-        return render("program.sh", {"program": program, "program_env": [f"{n}={v}" for n, v in env.items()]})
-
-
-def _check_packages(resolved: Resolved, lock: ImageLock) -> None:
-    """ConfigError when the image lacks a package that the launcher's programs import: the lock knows, no node is asked."""
-    if not _is_launchers(resolved.job.script) or not lock.packages.pip:
-        return
-    held = {canonical(name) for name in lock.packages.pip}
-    lacking = [name for name in resolved.launcher.requires if canonical(name) not in held]
-    if lacking:
-        raise ConfigError.of(
-            Fault(
-                file=resolved.job_file,
-                key="image",
-                got=f"{lock.name!r}, which lacks {', '.join(lacking)}",
-                allowed=f"an image with what launcher {resolved.job.launcher!r} requires: {', '.join(resolved.launcher.requires)}",
-            )
-        )
 
 
 def _check_rendezvous(job: Job, file: str) -> None:
@@ -369,14 +363,15 @@ def _check_rendezvous(job: Job, file: str) -> None:
         raise ConfigError.of(Fault(file=file, key="rendezvous", got=got, allowed=allowed))
 
 
-def _is_launchers(script: str | None) -> bool:
-    """Whether the program is one of the launcher's own: its first, or one named by its place in the run folder."""
-    return script is None or script.startswith(f"{CONTAINER_RUN}/code/")
-
-
-def canonical(name: str) -> str:
-    """A package name as PyPI compares them (PEP 503): `Megatron_Core` is `megatron-core`."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+def _sized(resolved: Resolved) -> Resolved:
+    """The job with as many nodes as its roles, or its framework's own table, come to."""
+    job = resolved.job
+    count = sized(resolved, job.roles) if job.roles else frameworks.nodes(resolved.launcher.framework, job)
+    if count is None:
+        return resolved
+    return replace(
+        resolved, job=job.model_copy(update={"resources": job.resources.model_copy(update={"nodes": count})})
+    )
 
 
 def _filled_in(resolved: Resolved, site: Site, runtime: str) -> Job:

@@ -21,9 +21,11 @@ MARK = "# Below this line nothing is generated.\n"
 
 
 def sh(value: Any) -> str:
-    """A value as one word of bash; a list or tuple as an array literal, one element a line."""
+    """A value as one word of bash; a list or tuple as an array literal, one element a line; a table as an associative one."""
     if isinstance(value, bool):
         return "1" if value else "0"
+    if isinstance(value, Mapping):
+        return "(\n" + "".join(f"    [{name}]={shlex.quote(str(v))}\n" for name, v in value.items()) + ")"
     if isinstance(value, list | tuple):
         return "(\n" + "".join(f"    {shlex.quote(str(v))}\n" for v in value) + ")" if value else "()"
     return shlex.quote(str(value))

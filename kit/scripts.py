@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from kit.layout import Layout
+from kit.roles import Placed
 from kit.spec.cluster import NodeShape
 from kit.spec.ends import Monitor, Preflight
 from kit.spec.job import ImageChoice, Job
@@ -16,7 +17,6 @@ from kit.spec.paths import RunPaths
 if TYPE_CHECKING:
     from kit.spec.image import ImageLock
 
-STEP = "train"
 # Seconds that the other ranks get once one has ended well, before srun ends them (field-notes 29). Never less than the lead: at its
 # signal the first rank may be done long before the one that writes the checkpoint.
 WAIT_S = 60
@@ -30,12 +30,13 @@ def sbatch_options(
     *,
     output: str,
     error: str | None = None,
+    outlives: bool = False,
     avoid: Sequence[str] = (),
 ) -> list[str]:
     """The header, one option a line, in a fixed order.
 
     output, error: files, with Slurm's patterns; without `error` both streams go to one. avoid: nodes that the job is kept off,
-    besides its own `exclude`.
+    besides its own `exclude`. outlives: the job goes on when a node is lost.
     """
     slurm = job.slurm
     options = _resource_options(job, node, layout, avoid)
@@ -44,8 +45,8 @@ def sbatch_options(
     options += [f"--signal=B:USR1@{slurm.lead}"] if slurm.lead and job.resources.time else []
     options += [f"--{n}={v}" for n, v in (("mail-user", slurm.mail_user), ("mail-type", slurm.mail_type)) if v]
     options += ["--requeue" if goes_back(job) else "--no-requeue"]
-    # With spares the job outlives a lost node; without, Slurm ends it and, with --requeue, queues it again.
-    options += ["--no-kill"] if job.retry.spares else []
+    # With spares, or with replicas, the job outlives a lost node; without, Slurm ends it and, with --requeue, queues it again.
+    options += ["--no-kill"] if outlives else []
     return [*options, *slurm.extra]
 
 
@@ -87,8 +88,8 @@ def goes_back(job: Job) -> bool:
     return job.slurm.requeue or job.retry.requeue > 0 or job.preflight.on_failure == "exclude"
 
 
-def training_step(layout: Layout, paths: RunPaths, *, spares: bool, wait_s: int = WAIT_S) -> list[str]:
-    """srun for the ranks. It gets every figure again: since 22.05 it ignores SLURM_CPUS_PER_TASK (field-notes 21).
+def role_step(placed: Placed, paths: RunPaths, *, outlives: bool, wait_s: int = WAIT_S) -> list[str]:
+    """srun for the ranks of a role. It gets every figure again: since 22.05 it ignores SLURM_CPUS_PER_TASK (field-notes 21).
 
     No GPU option stands here: with the job's --gpus-per-node every rank sees all of the job's GPUs on its node and takes the one of
     its local rank. `--gpu-bind=none` would say the same, but Slurm 22.05 then leaves CUDA_VISIBLE_DEVICES out for several tasks a
@@ -96,18 +97,19 @@ def training_step(layout: Layout, paths: RunPaths, *, spares: bool, wait_s: int 
     """
     return [
         "srun",
-        f"--job-name={STEP}",
-        f"--nodes={layout.nodes}",
-        f"--ntasks={layout.nodes * layout.tasks_per_node}",
-        f"--ntasks-per-node={layout.tasks_per_node}",
-        f"--cpus-per-task={layout.cpus_per_task}",
+        f"--job-name={placed.name}",
+        f"--nodes={placed.nodes}",
+        f"--ntasks={placed.nodes * placed.tasks_per_node}",
+        f"--ntasks-per-node={placed.tasks_per_node}",
+        f"--cpus-per-task={placed.cpus_per_task}",
         "--mpi=none",
         "--export=ALL",
         "--kill-on-bad-exit=1",
         f"--wait={wait_s}",
         # A step with a lost node may never end for Slurm: the next one has to share with what is left of it.
-        *(["--no-kill", "--overlap"] if spares else []),
-        f"--output={paths.logs}/task-%t.log",
+        *(["--no-kill"] if outlives else []),
+        *(["--overlap"] if outlives or placed.shared else []),
+        f"--output={paths.root}/{placed.logs}/task-%t.log",
         "--open-mode=append",
     ]
 
@@ -131,8 +133,7 @@ def preflight_step(
     nodes: int,
     paths: RunPaths,
     *,
-    lock: ImageLock | None,
-    image: str,
+    images: Sequence[tuple[str, ImageLock | None]],
     cache: str,
     mounts: Sequence[Mount],
     gpus: int,
@@ -150,13 +151,13 @@ def preflight_step(
         f"memlock={checks.memlock}",
         f"skew={int(checks.clock_skew_s)}",
         f"gpus={gpus}",
-        f"userns={int(bool(image))}",
+        f"userns={int(bool(images))}",
     ]
-    if image.startswith("/"):
-        options.append(f"image={image}")
-    if lock is not None:
-        options.append(f"size={lock.size}")
-        options += [f"sha256={lock.sha256}"] if checks.verify_image else []
+    for image, lock in images:
+        options += [f"image={image}"] if image.startswith("/") else []
+        if lock is not None:
+            options.append(f"size={lock.size}")
+            options += [f"sha256={lock.sha256}"] if checks.verify_image else []
     options += [f"source={m.source}" for m in mounts if m.source not in {"tmpfs", cache, str(paths.root)}]
     options += [f"interface={name}" for name in interfaces]
     output = f"{paths.logs}/preflight.log"

@@ -9,8 +9,7 @@
 
 readonly KIT_RUN_DIR={{ run_dir | sh }}
 readonly KIT_JOB_NAME={{ job_name | sh }}
-readonly KIT_IMAGE={{ image | sh }}
-readonly KIT_IMAGE_DIGEST={{ image_digest | sh }}
+readonly -a KIT_IMAGES={{ images | sh }}
 readonly KIT_RUNTIME={{ runtime | sh }}
 readonly KIT_PYXIS_UNPACKS={{ pyxis_unpacks | sh }}
 readonly KIT_NODES={{ nodes | sh }}
@@ -29,8 +28,13 @@ readonly KIT_PREFLIGHT_ON_FAILURE={{ preflight_on_failure | sh }}
 readonly KIT_ALL_REDUCE_TIMEOUT={{ all_reduce_timeout | sh }}
 readonly KIT_AVOID_DIR={{ avoid_dir | sh }}
 readonly -a KIT_INHERIT={{ inherit | sh }}
-readonly KIT_STEP={{ step | sh }}
-readonly -a KIT_STEP_ARGV={{ step_argv | sh }}
+readonly KIT_OUTLIVES={{ outlives | sh }}
+readonly KIT_STEPS={{ roles | length }}
+{% for role in roles %}
+readonly -A KIT_STEP_{{ loop.index0 }}={{ role.facts | sh }}
+readonly -a KIT_STEP_{{ loop.index0 }}_ENV={{ role.env | sh }}
+readonly -a KIT_STEP_{{ loop.index0 }}_ARGV={{ role.argv | sh }}
+{% endfor %}
 readonly -a KIT_SIGNAL_ARGV={{ signal_argv | sh }}
 readonly -a KIT_MONITOR_ARGV={{ monitor_argv | sh }}
 readonly -a KIT_PREFLIGHT_ARGV={{ preflight_argv | sh }}
@@ -55,6 +59,9 @@ source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/watch.sh"
 source "${KIT_RUN_DIR}/lib/checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
+source "${KIT_RUN_DIR}/lib/where.sh"
+source "${KIT_RUN_DIR}/lib/ends.sh"
+source "${KIT_RUN_DIR}/lib/roles.sh"
 
 # The lead signal (USR1) and a request to end (TERM: a cancel, preemption, a node that goes down) go to the ranks, which save and end.
 # INT is the user's Ctrl-C where this script runs by hand; a second one does not wait for the ranks.
@@ -67,7 +74,7 @@ on_signal() {
     steps_why="the ranks did not end within $(retry::time_to_save "$1") s after $1"
     if [[ "$1" == INT && "${again}" == INT ]]; then
         steps_deadline=EPOCHSECONDS steps_why="Ctrl-C came twice"
-    elif [[ -z "${steps_pid[${KIT_STEP}]:-}" ]]; then
+    elif ! roles::running; then
         steps_deadline=EPOCHSECONDS steps_why="got $1, and there are no ranks yet"
     fi
     log::info "got $1; passing it on to the ranks"
@@ -83,7 +90,8 @@ on_signal() {
 # shellcheck disable=SC2317 # called by a trap
 on_trouble() {
     if [[ -z "${got_signal}" ]]; then
-        steps_deadline=EPOCHSECONDS steps_why="a rank has failed or a node is lost, and the other ranks wait for it"
+        steps_why="a rank has failed or a node is lost, and the other ranks wait for it"
+        ends::doom
     fi
 }
 
@@ -126,15 +134,9 @@ train() {
     while true; do
         retry::begin_attempt || return 1
         watch::start
-        steps::start "${KIT_STEP}" "${KIT_STEP_ARGV[@]}"
-        steps::wait "${KIT_STEP}"
+        roles::run
         code=$?
         watch::stop
-        if ((code)) || failures::any; then
-            [[ -n "${got_signal}" ]] || ! retry::preempted || got_signal=TERM got_slurms_term=1
-            failures::explain "${code}"
-            code=$?
-        fi
         retry::again "${code}" || return "${code}"
     done
 }

@@ -8,15 +8,16 @@ set -euo pipefail
 readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/*}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
-# shellcheck source=program.sh
-source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE:-program.sh}"
+source "${KIT_RUN_DIR}/lib/fill.sh"
+# shellcheck source=/dev/null
+source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
     # torchrun calls the node's rank GROUP_RANK; programs find it under one name in both shapes.
     export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
     # shellcheck disable=SC2153 # RANK comes from torchrun or worker.sh
-    exec >>"${KIT_RUN_DIR}/logs/rank-${RANK}.log" 2>&1
-    log::info "rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
+    exec >>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${RANK}.log" 2>&1
+    log::info "${KIT_ROLE:+${KIT_ROLE}: }rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
     # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
     if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
         # shellcheck source=/dev/null
@@ -30,6 +31,9 @@ main() {
     fi
     # Slurm and torchrun signal the program as well as this shell. A handler lets the shell outlive the signal and tell the program's own
     # code; a shell without one would die first and turn every code into 143.
+    if [[ -n "${KIT_ROLE:-}" ]]; then
+        fill::all KIT_PROGRAM KIT_PROGRAM_ENV
+    fi
     local signalled=""
     trap 'signalled=1' TERM USR1 USR2 HUP INT
     local -i code=0

@@ -147,7 +147,8 @@ def _render(made: Plan, output: Path | None) -> None:
             print(path)
         return
     texts = {file.name: file.text for file in made.files}
-    for name in ("layout.txt", "batch.sh", "worker.sh", "program.sh"):
+    own = [f"{role.folder}/{name}".lstrip("/") for role in made.roles for name in ("worker.sh", "program.sh")]
+    for name in ("layout.txt", "batch.sh", *own):
         if name in texts:
             print(f"# ==> {name} <==")
             print(texts[name])

@@ -75,6 +75,10 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = Fals
 
 def logs(
     run: RunName = None,
+    role: Annotated[
+        str | None,
+        typer.Argument(metavar="[ROLE]", help="One role only, of a run that has several.", show_default=False),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run ends.")] = False,
     rank: Annotated[int | None, typer.Option("--rank", "-r", min=0, help="One rank only.")] = None,
     runs_dir: RunsDir = None,
@@ -84,10 +88,11 @@ def logs(
     from kit.runs import registry
 
     run_dir = registry.find_one(run, _folders(runs_dir))
+    reading.require_role(run_dir, role)
     if follow:
-        follow_run(run_dir, rank=rank, fail=False)
+        follow_run(run_dir, rank=rank, role=role, fail=False)
         return
-    for source, line in reading.follow(run_dir, rank=rank, ended=lambda: True, once=True):
+    for source, line in reading.follow(run_dir, rank=rank, role=role, ended=lambda: True, once=True):
         print(f"{source} | {line}")
 
 
@@ -174,7 +179,7 @@ def wait_run(run_dir: Path) -> None:
         raise
 
 
-def follow_run(run_dir: Path, *, rank: int | None = None, fail: bool = True) -> None:
+def follow_run(run_dir: Path, *, rank: int | None = None, role: str | None = None, fail: bool = True) -> None:
     """Print the logs until the run has ended; then, with `fail`, RunFailed when its code is not 0."""
     import threading
 
@@ -194,7 +199,7 @@ def follow_run(run_dir: Path, *, rank: int | None = None, fail: bool = True) -> 
             ended.set()
 
     threading.Thread(target=watch, daemon=True).start()
-    for source, line in reading.follow(run_dir, rank=rank, ended=ended.is_set):
+    for source, line in reading.follow(run_dir, rank=rank, role=role, ended=ended.is_set):
         print(f"{source} | {line}", flush=True)
     if problems:
         raise problems[0]

@@ -6,7 +6,7 @@ refuse an hour later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import cast
@@ -14,14 +14,20 @@ from typing import cast
 from kit.errors import ConfigError, Fault
 from kit.layout import Layout
 from kit.spec.job import Job
+from kit.spec.roles import Role
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """What a framework adds: files of the run folder, name -> text; arguments, in which {run} is the run folder inside."""
+    """What a framework adds: files of the run folder, name -> text; arguments, in which {run} is the run folder inside.
+
+    roles: what the job comes apart into, for the start shapes `replicas` and `roles`. explained: for a reader of the batch script.
+    """
 
     files: dict[str, str] = field(default_factory=dict)
     args: tuple[str, ...] = ()
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    explained: tuple[str, ...] = ()
 
 
 def prepare(framework: str | None, job: Job, layout: Layout, *, file: str) -> Extra:
@@ -34,3 +40,11 @@ def prepare(framework: str | None, job: Job, layout: Layout, *, file: str) -> Ex
         return Extra()
     module = import_module(f"kit.frameworks.{framework}")
     return cast(Callable[..., Extra], module.prepare)(job, layout, file=file)
+
+
+def nodes(framework: str | None, job: Job) -> int | None:
+    """How many nodes the framework's own table asks for, where it says so; the job's `resources.nodes` else."""
+    if framework is None:
+        return None
+    counting = getattr(import_module(f"kit.frameworks.{framework}"), "nodes", None)
+    return cast(Callable[[Job], int | None], counting)(job) if counting else None

@@ -13,8 +13,16 @@ from kit.frameworks import Extra
 from kit.layout import Layout
 from kit.spec.diloco import DiLoCo
 from kit.spec.job import Job
+from kit.spec.roles import Ready, Role
 
 PICTURE = "layout.txt"
+LIGHTHOUSE = "lighthouse"
+
+# A group that cannot live is given up after so many restarts in a row, with pauses of 1, 2 and 4 seconds.
+_RESTARTS, _LIGHTHOUSE_RESTARTS = 3, 10
+# How long a quorum waits for a group that is alive and has not asked for it yet: groups' rounds differ by less. After a group was
+# killed the others wait for its heartbeat, which comes ten times a second, at most so long.
+_JOIN_MS, _HEARTBEAT_MS = 60_000, 5_000
 
 # Nodes drawn one by one; of more, the first ones and the last.
 _DRAWN = 8
@@ -45,7 +53,61 @@ def prepare(job: Job, layout: Layout, *, file: str) -> Extra:
         layout.nodes, layout.gpus_per_node, table, ranks_per_node=job.resources.ranks_per_node, file=file
     )
     words = [str(word) for pair in table.options().items() for word in pair]
-    return Extra(files={PICTURE: picture(groups, least(table, len(groups)))}, args=tuple(words))
+    quorum = least(table, len(groups))
+    drawn = picture(groups, quorum)
+    return Extra(
+        files={PICTURE: drawn}, args=tuple(words), roles=_roles(groups, quorum), explained=tuple(drawn.splitlines())
+    )
+
+
+def _roles(groups: Sequence[Group], quorum: int) -> dict[str, Role]:
+    """The lighthouse on the first node, and each group on its own; those of one node share it."""
+    first_on = {group.nodes[0]: group for group in reversed(groups)}
+    roles = {}
+    for group in groups:
+        holder = first_on[group.nodes[0]]
+        roles[f"replica-{group.index}"] = Role(
+            shape="torchrun",
+            nodes=len(group.nodes) if holder is group else None,
+            shares=None if holder is group else f"replica-{holder.index}",
+            ranks_per_node=group.ranks_per_node,
+            gpus=group.gpus or None,
+            env={
+                "REPLICA_GROUP_ID": str(group.index),
+                "NUM_REPLICA_GROUPS": str(len(groups)),
+                "TORCHFT_LIGHTHOUSE": f"http://{{{LIGHTHOUSE}.address}}:{{{LIGHTHOUSE}.port.http}}",
+            },
+            after=(LIGHTHOUSE,),
+            policy="replica",
+            restart=_RESTARTS,
+            least=quorum,
+        )
+    return {LIGHTHOUSE: _lighthouse(quorum), **roles}
+
+
+def _lighthouse(quorum: int) -> Role:
+    """Says which groups are alive. It keeps nothing on disk: started again on the same address it is as good as before."""
+    return Role(
+        shares="replica-0",
+        command=(
+            "torchft_lighthouse",
+            "--bind",
+            f"0.0.0.0:{{{LIGHTHOUSE}.port.http}}",
+            "--min_replicas",
+            str(quorum),
+            "--join_timeout_ms",
+            str(_JOIN_MS),
+            "--heartbeat_timeout_ms",
+            str(_HEARTBEAT_MS),
+            "--quorum_tick_ms",
+            "100",
+        ),
+        env={"RUST_LOG": "info"},
+        ports=("http",),
+        ready=Ready(http="http", path="/status", timeout_s=120, health=True),
+        policy="service",
+        restart=_LIGHTHOUSE_RESTARTS,
+    )
 
 
 def replica_groups(
@@ -80,16 +142,19 @@ def least(table: DiLoCo, groups: int) -> int:
 
 
 def picture(groups: Sequence[Group], quorum: int) -> str:
-    """The layout for people: nodes, groups, GPUs, ports, where the lighthouse lives. P is the job's MASTER_PORT."""
+    """The layout for people: nodes, groups, GPUs, where each group meets, where the lighthouse lives.
+
+    Port numbers are found when the job runs; state/roles.json has them then.
+    """
     nodes = groups[-1].nodes[-1] + 1
     held = [[group for group in groups if node in group.nodes] for node in range(nodes)]
     title = f"{_count(nodes, 'node')}, {_count(len(groups), 'replica group')} of {_count(groups[0].world_size, 'rank')}"
-    lines = [f"{title}; an average needs {quorum} of them. P is MASTER_PORT.", ""]
+    lines = [f"{title}; an average needs {quorum} of them.", ""]
     shown = range(nodes) if nodes <= _DRAWN else (*range(_DRAWN - 2), nodes - 1)
     for node in shown:
         if node == nodes - 1 and nodes > _DRAWN:
             lines.append(f"  …      nodes {_DRAWN - 2} to {nodes - 2} likewise")
-        items = [] if node else ["lighthouse" + " " * 28 + "port P"]
+        items = [] if node else ["lighthouse" + " " * 28 + "its port: http"]
         items += [_line(group, node) for group in held[node]]
         for place, item in enumerate(items):
             branch = "─" if len(items) == 1 else "┬" if place == 0 else "└" if place == len(items) - 1 else "├"
@@ -102,7 +167,7 @@ def _line(group: Group, node: int) -> str:
     first = group.nodes.index(node) * group.ranks_per_node
     gpus = f"GPU {_span(group.gpus)}" if group.gpus else "no GPU"
     ranks = f"rank {_span(range(first, first + group.ranks_per_node))}"
-    where = f"port P+{group.index + 1}" if node == group.nodes[0] else f"joins node {group.nodes[0]}"
+    where = "a port of its own" if node == group.nodes[0] else f"meets on node {group.nodes[0]}"
     return f"group {group.index:<5}{gpus:13}{ranks:14}{where}"
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from kit.errors import UsageError
 from kit.spec.paths import RunPaths
 
 _POLL_S = 0.2
@@ -38,32 +39,54 @@ class Tail:
             self._rest = b""
 
 
-def sources(run_dir: Path, *, rank: int | None = None) -> list[Path]:
-    """The log files there are now: batch, tasks, ranks; or one rank's only. Ranks in numeric order."""
+def sources(run_dir: Path, *, rank: int | None = None, role: str | None = None) -> list[Path]:
+    """The log files there are now: batch, tasks, ranks, role by role; or one role's or rank's only. Ranks in numeric order."""
     paths = RunPaths(run_dir)
-    if rank is not None:
-        return [paths.rank_log(rank)]
 
-    def order(path: Path) -> tuple[int, int]:
+    def order(path: Path) -> tuple[str, int, int, int]:
+        folder = path.parent.relative_to(paths.logs).as_posix()
+        # `replica-10` comes after `replica-9`.
+        kind, _, number = folder.rpartition("-")
+        by_folder = (kind, int(number)) if number.isdigit() else ("" if folder == "." else folder, -1)
         found = re.fullmatch(r"(batch|error|task|rank)(?:-(\d+))?", path.stem)
         kinds = ("batch", "error", "task", "rank")
-        return (kinds.index(found[1]), int(found[2] or 0)) if found else (len(kinds), 0)
+        place = (kinds.index(found[1]), int(found[2] or 0)) if found else (len(kinds), 0)
+        return (*by_folder, *place)
 
-    return sorted(paths.logs.glob("*.log"), key=order)
+    folder = paths.logs / role if role else paths.logs
+    found = [p for p in folder.glob("**/*.log") if not p.is_symlink()]
+    if rank is not None:
+        found = [p for p in found if p.name == f"rank-{rank}.log"] or ([] if role else [paths.rank_log(rank)])
+    return sorted(found, key=order)
+
+
+def name_of(run_dir: Path, path: Path) -> str:
+    """What stands in front of a log's lines: `rank-0`, or `trainer/rank-0` where the run has roles."""
+    return path.relative_to(RunPaths(run_dir).logs).with_suffix("").as_posix()
+
+
+def require_role(run_dir: Path, role: str | None) -> None:
+    """UsageError when the run has no such role, naming those that it has."""
+    logs = RunPaths(run_dir).logs
+    if role is not None and not (logs / role).is_dir():
+        known = ", ".join(sorted(p.name for p in logs.iterdir() if p.is_dir())) if logs.is_dir() else ""
+        raise UsageError(
+            f"{run_dir.name} has no role {role!r}", hint=f"its roles: {known or 'none, it is a plain job'}"
+        )
 
 
 def follow(
-    run_dir: Path, *, rank: int | None, ended: Callable[[], bool], once: bool = False
+    run_dir: Path, *, rank: int | None, ended: Callable[[], bool], once: bool = False, role: str | None = None
 ) -> Iterator[tuple[str, str]]:
     """Yield (source, line). Without `once`, go on until `ended()`; files that appear later are picked up."""
     tails: dict[Path, Tail] = {}
     while True:
         last = once or ended()
-        for path in sources(run_dir, rank=rank):
+        for path in sources(run_dir, rank=rank, role=role):
             tail = tails.setdefault(path, Tail(path))
-            yield from ((path.stem, line) for line in tail.lines())
+            yield from ((name_of(run_dir, path), line) for line in tail.lines())
             if last:
-                yield from ((path.stem, line) for line in tail.rest())
+                yield from ((name_of(run_dir, path), line) for line in tail.rest())
         if last:
             return
         time.sleep(_POLL_S)

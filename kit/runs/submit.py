@@ -75,7 +75,8 @@ def prepare_resolved(
         pyxis = client.has_pyxis(env=env)
     lock = lock_of(resolved) if containers else None
     site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers)
-    made = chain.with_links(plan(resolved, lock, site), file=resolved.job_file)
+    made = plan(resolved, lock, site, role_locks=role_locks_of(resolved) if containers else {})
+    made = chain.with_links(made, file=resolved.job_file)
     return Prepared(plan=made, site=site, resolved=resolved, lock=lock, env=env, job_file=job_file)
 
 
@@ -117,8 +118,9 @@ def require_ready(prepared: Prepared) -> None:
     made = prepared.plan
     if prepared.resolved.cluster.embedded and embedded.find(prepared.resolved.cluster_name) is None:
         raise SlurmError(f"cluster {made.cluster!r} is not up", hint=_up_hint(made.cluster))
-    if prepared.lock is not None and made.runtime != "bare":
-        verify.check(prepared.lock, Path(made.stored).parent.parent, full=False)
+    for pinned in made.pins:
+        if pinned.lock is not None:
+            verify.check(pinned.lock, Path(pinned.stored).parent.parent, full=False)
 
 
 def run_paths(prepared: Prepared) -> RunPaths:
@@ -146,7 +148,16 @@ def _shaped_like(resolved: Resolved, running: embedded.Cluster) -> Resolved:
 
 def lock_of(resolved: Resolved) -> ImageLock | None:
     """The lock of the job's image; None when it was never built, or is a reference with its own digest."""
-    name = resolved.job.image_name
+    return _lock_named(resolved, resolved.job.image_name, "image")
+
+
+def role_locks_of(resolved: Resolved) -> dict[str | None, ImageLock | None]:
+    """The locks of the images that roles name for themselves."""
+    named = {role.image: f"roles.{name}.image" for name, role in resolved.job.roles.items() if role.image}
+    return {image: _lock_named(resolved, image, key) for image, key in named.items()}
+
+
+def _lock_named(resolved: Resolved, name: str | None, key: str) -> ImageLock | None:
     if name is None or name.startswith("docker://"):
         return None
     from kit.images import lock as image_lock
@@ -155,7 +166,7 @@ def lock_of(resolved: Resolved) -> ImageLock | None:
     if path is not None:
         return image_lock.read(path)
     # Not built yet, or no image at all: the latter is an error here, with the nearest name.
-    resources.find("containers", name, project_dir=resolved.project, asked_by=resolved.job_file, key="image")
+    resources.find("containers", name, project_dir=resolved.project, asked_by=resolved.job_file, key=key)
     return None
 
 

@@ -14,11 +14,12 @@ from kit.spec.diloco import DiLoCo
 from kit.spec.ends import Monitor, Preflight, Retry, Secrets
 from kit.spec.mount import Mount
 from kit.spec.patterns import LogPattern
+from kit.spec.roles import Role, RoleName
 from kit.spec.stages import Stage
 from kit.spec.sweep import Sweep
 from kit.spec.training import Checkpoint, Megatron, Profile
 
-Shape = Literal["srun", "torchrun", "replicas"]
+Shape = Literal["srun", "torchrun", "replicas", "roles"]
 RuntimeName = Literal["auto", "pyxis", "enroot", "bubblewrap", "bare"]
 
 # Set by the worker script for every rank, or read by bash itself before the script can act: a job cannot own these.
@@ -157,7 +158,7 @@ class Job(Model):
     args: tuple[Arg, ...] = Field(default=(), description="Arguments of the program, passed through byte for byte.")
     shape: Shape | None = Field(
         default=None,
-        description="torchrun: one task a node; srun: one task a rank; replicas: one torchrun a replica group.",
+        description="torchrun: one task a node; srun: one a rank; replicas: one torchrun a replica group; roles: as [roles] says.",
     )
     rendezvous: Literal["static", "c10d"] = Field(
         default="static",
@@ -197,6 +198,9 @@ class Job(Model):
     )
     diloco: DiLoCo | None = Field(default=None, description="Replica groups, and how they average.")
     megatron: Megatron | None = Field(default=None, description="Megatron's options; become arguments.")
+    roles: dict[RoleName, Role] = Field(
+        default_factory=dict, description="Several programs, each on its own nodes of the one allocation."
+    )
     chain: Chain | None = Field(default=None, description="Several jobs after each other: longer than a time limit.")
     stages: dict[Name, Stage] = Field(default_factory=dict, description="Jobs of this file that follow each other.")
     sweep: Sweep | None = Field(default=None, description="Many points of this job: 'kit sweep' submits them.")

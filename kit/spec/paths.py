@@ -11,6 +11,11 @@ CONTAINER_WORKSPACE = "/workspace"
 CONTAINER_CACHE = "/kit/cache"
 
 
+def is_launchers(script: str | None) -> bool:
+    """Whether a job's program is one of the launcher's own: its first, or one named by its place in the run folder."""
+    return script is None or script.startswith(f"{CONTAINER_RUN}/code/")
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """File names under one run folder; `root` may be a host path or the container's view of it."""

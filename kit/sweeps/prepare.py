@@ -160,7 +160,9 @@ def _plan(resolved: Sequence[_Pair], first: Prepared, paths: SweepPaths, faults:
         site = replace(first.site, run_id=run_dir.name, run_dir=run_dir)
         with faults.of(point):
             lock = lock_of(here)
-            runs.append(replace(first, plan=plan(here, lock, site), site=site, resolved=here, lock=lock))
+            others = submit.role_locks_of(here) if first.site.containers else {}
+            made = plan(here, lock, site, role_locks=others)
+            runs.append(replace(first, plan=made, site=site, resolved=here, lock=lock))
     return tuple(runs)
 
 

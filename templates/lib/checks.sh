@@ -5,19 +5,26 @@
 readonly checks_failed_code=72
 retry_without=""
 
-# Pinned means pinned: every start of the ranks, of this job or after a requeue, is from the bytes of the first. The file's number, size
-# and time say that it is the same one; where they changed, its digest decides.
+# Pinned means pinned: every start of the ranks, of this job or after a requeue, is from the bytes of the first.
 checks::image() {
-    [[ "${KIT_IMAGE}" == /* && "${KIT_IMAGE_DIGEST}" == sha256:* ]] || return 0
-    local -r record="${KIT_RUN_DIR}/state/image"
+    local -i i
+    for ((i = 0; i < ${#KIT_IMAGES[@]}; i += 2)); do
+        checks::one_image "${KIT_IMAGES[i]}" "${KIT_IMAGES[i + 1]}" || return
+    done
+}
+
+# checks::one_image FILE DIGEST: the file's number, size and time say that it is the same one; where they changed, its digest decides.
+checks::one_image() {
+    [[ "$1" == /* && "$2" == sha256:* ]] || return 0
+    local -r record="${KIT_RUN_DIR}/state/image-${2#sha256:}"
     local found digest
     # A missing image is for the preflight to tell, on every node.
-    found="$(stat --dereference --format='%i %s %Y' -- "${KIT_IMAGE}" 2>/dev/null)" || return 0
+    found="$(stat --dereference --format='%i %s %Y' -- "$1" 2>/dev/null)" || return 0
     if [[ -r "${record}" && "${found}" != "$(<"${record}")" ]]; then
-        log::info "image ${KIT_IMAGE} is not the file that this run began with; computing its digest"
-        digest="$(sha256sum -- "${KIT_IMAGE}")"
-        if [[ "sha256:${digest%% *}" != "${KIT_IMAGE_DIGEST}" ]]; then
-            log::error "image ${KIT_IMAGE} was replaced under the run: it has the digest sha256:${digest%% *}, the run is pinned to ${KIT_IMAGE_DIGEST}"
+        log::info "image $1 is not the file that this run began with; computing its digest"
+        digest="$(sha256sum -- "$1")"
+        if [[ "sha256:${digest%% *}" != "$2" ]]; then
+            log::error "image $1 was replaced under the run: it has the digest sha256:${digest%% *}, the run is pinned to $2"
             return 1
         fi
     fi
@@ -58,7 +65,7 @@ checks::await() {
     for name in kit-preflight kit-probe; do
         while [[ -n "${steps_pid[${name}]:-}" ]] && kill -0 "${steps_pid[${name}]}" 2>/dev/null; do
             if ((EPOCHSECONDS >= deadline)) || [[ -n "${got_signal}" ]]; then
-                steps::end "${name}" 50
+                steps::end 50 "${name}"
                 continue 2
             fi
             sleep 0.05
@@ -128,23 +135,35 @@ checks::avoid() {
     fi
 }
 
-# One all-reduce over all ranks, by the launcher and in the container that the training will use.
+# One all-reduce over all ranks of each role that the job is for, by the launcher and in the container that the training will use.
 checks::all_reduce() {
     ((KIT_ALL_REDUCE_TIMEOUT)) || return 0
-    nodes::choose_port "${KIT_MASTER_PORT_BASE}" || return 1
-    failures::prepare
-    KIT_PROGRAM_FILE=all-reduce.sh steps::start "${KIT_STEP}" "${KIT_STEP_ARGV[@]}"
+    local -i i
+    nodes::choose_port "${KIT_MASTER_PORT_BASE}" "${KIT_MASTER_ADDR}" 0 || return 1
+    export KIT_MASTER_PORT="${nodes_port}"
+    where::place || return 1
+    for ((i = 0; i < KIT_STEPS; i++)); do
+        local -n of="KIT_STEP_${i}"
+        [[ "${of[policy]}" != main ]] || checks::all_reduce_of "${i}" || return
+    done
+}
+
+checks::all_reduce_of() {
+    local -n of="KIT_STEP_$1"
+    local -r name="${of[name]}"
+    local -i ended=0
+    roles::start "$1" KIT_PROGRAM_FILE=all-reduce.sh
     local -ri deadline=$((EPOCHSECONDS + KIT_ALL_REDUCE_TIMEOUT))
-    while kill -0 "${steps_pid[${KIT_STEP}]}" 2>/dev/null; do
+    until steps::ended "${name}"; do
         if ((EPOCHSECONDS >= deadline)) || [[ -n "${got_signal}" ]]; then
-            log::error "the all-reduce over ${KIT_WORLD_SIZE} ranks did not end within ${KIT_ALL_REDUCE_TIMEOUT} s; see ${KIT_RUN_DIR}/logs"
-            steps::end "${KIT_STEP}" 50
+            log::error "the all-reduce over ${of[ranks]} ranks did not end within ${KIT_ALL_REDUCE_TIMEOUT} s; see ${KIT_RUN_DIR}/logs"
+            steps::end 50 "${name}"
             return "${checks_failed_code}"
         fi
         sleep 0.05
     done
-    steps::wait "${KIT_STEP}" && return 0
-    failures::explain 1
-    log::error "the all-reduce over ${KIT_WORLD_SIZE} ranks failed"
+    ((steps_code)) || return 0
+    failures::explain 1 "${name}"
+    log::error "the all-reduce over ${of[ranks]} ranks failed"
     return "${checks_failed_code}"
 }

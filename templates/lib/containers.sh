@@ -32,7 +32,7 @@ containers::end() {
         kill -0 "${pid}" 2>/dev/null || break
         sleep 0.1
     done
-    steps::end kit-container 0
+    steps::end 0 kit-container
 }
 
 # containers::name SRUN-WORD…: sets containers_named to the option that names this step's container; empty for a step without one, and for
@@ -65,7 +65,8 @@ containers::unpacks() {
     local options
     options="$(containers::plugin)" || return 1
     if [[ " ${options} " =~ [[:space:]]use_squashfuse=(1|true|yes|y)[[:space:]] ]]; then
-        [[ "${KIT_IMAGE}" != /* && " ${options}" != *" importer="* ]]
+        # Files are mounted then; references are not.
+        [[ " ${KIT_IMAGES[*]}" == *" docker://"* && " ${options}" != *" importer="* ]]
     fi
 }
 

@@ -2,24 +2,44 @@
 # Which rank failed first. srun returns the highest code of all tasks and torchrun returns 1 whatever its ranks returned, and the ranks
 # that either of them ends afterwards have codes of their own: so each rank records its end, and the earliest one counts.
 
+# Of each start of each role a folder of its own: failures::folder ROLE-START. Those that were dealt with begin with a dot.
 failures::folder() {
-    printf '%s/state/failures-%s' "${KIT_RUN_DIR}" "${KIT_RESTART_COUNT}"
+    printf '%s/state/failures-%s/%s' "${KIT_RUN_DIR}" "${KIT_RESTART_COUNT}" "$1"
 }
 
+# failures_name is what the ranks are told of it.
 failures::prepare() {
     local folder
-    folder="$(failures::folder)"
+    folder="$(failures::folder "$1")"
     rm -rf -- "${folder}"
     mkdir -p -- "${folder}"
+    failures_name="failures-${KIT_RESTART_COUNT}/$1"
 }
 
-# Fails when there is no place to write to; the caller's code is then all that is known.
+# Called by the rank itself. Fails when there is no place to write to; the caller's code is then all that is known.
 failures::record() {
-    printf '%s %s %s %s\n' "${EPOCHREALTIME/,/.}" "$1" "$2" "${SLURMD_NODENAME:-$(uname -n)}" >"$(failures::folder)/rank-$1"
+    printf '%s %s %s %s %s\n' "${EPOCHREALTIME/,/.}" "$1" "$2" "${SLURMD_NODENAME:-$(uname -n)}" "${KIT_ROLE:-}" \
+        >"${KIT_RUN_DIR}/state/${KIT_FAILURES}/rank-$1"
 }
 
 failures::any() {
-    compgen -G "$(failures::folder)/rank-*" >/dev/null
+    compgen -G "$(failures::folder "$1")/rank-*" >/dev/null
+}
+
+failures::retire() {
+    mv -f -- "$(failures::folder "$1")" "$(failures::folder ".$1")"
+}
+
+# failures::first ROLE-START: the earliest record, or nothing.
+failures::first() {
+    compgen -G "$(failures::folder "$1")/rank-*" | xargs --no-run-if-empty cat -- 2>/dev/null | sort --numeric-sort | head -n 1
+}
+
+# failures::code_of ROLE-START CODE: that of the rank that failed first, or the step's own.
+failures::code_of() {
+    local code
+    read -r _ _ code _ < <(failures::first "$1")
+    printf '%d' "${code:-$2}"
 }
 
 # A full disk would silence the one message that names it: this script's last words have their space set aside.
@@ -31,28 +51,36 @@ failures::release_space() {
     rm -f -- "${KIT_RUN_DIR}/state/.reserve"
 }
 
-# Names the first failed rank with the end of its log; returns its code, or the given one when no rank recorded any.
+# failures::explain CODE ROLE: names the rank that failed first of all; returns its code, or the given one when no rank recorded any.
 failures::explain() {
     local -ir step_code="$1"
-    local rank code node full
+    local full code
     full="$(failures::full)"
     failures::release_space
     [[ -z "${full}" ]] || log::error "no space is left where the run folder is: ${full}"
-    if ! read -r _ rank code node < <(sort --numeric-sort "$(failures::folder)"/rank-* 2>/dev/null); then
-        log::error "the training step ended with ${step_code}, and no rank recorded why; see ${KIT_RUN_DIR}/logs/task-*.log"
-        failures::tail "${KIT_RUN_DIR}"/logs/task-*.log
-        return "${step_code}"
-    fi
+    read -r _ _ code _ < <(failures::first '*')
     if [[ -n "${got_signal}" ]] && ((code == 143 || code == 138)); then
         log::info "the ranks ended after ${got_signal}, the first of them with exit code ${code}"
         return "${code}"
     fi
-    log::error "rank ${rank} on node ${node} failed first, with exit code ${code}"
-    failures::tail "${KIT_RUN_DIR}/logs/rank-${rank}.log"
+    failures::show '*' "${step_code}" "$2"
     if [[ -n "${got_slurms_term}" && ("${KIT_RUNTIME}" == pyxis || "${KIT_RUNTIME}" == enroot) ]]; then
         log::info "Slurm's own TERM ends the container's FUSE daemons too, and the ranks' files with them; 'kit cancel' spares them"
     fi
-    return "${code}"
+    return "${code:-${step_code}}"
+}
+
+# failures::show ROLE-START CODE ROLE: the first failed rank of these, with the end of its log; else what its launcher said.
+failures::show() {
+    local rank code node role logs="${KIT_RUN_DIR}/logs"
+    if read -r _ rank code node role < <(failures::first "$1"); then
+        log::error "${role:+role ${role}: }rank ${rank} on node ${node} failed first, with exit code ${code}"
+        failures::tail "${logs}${role:+/${role}}/rank-${rank}.log"
+        return 0
+    fi
+    [[ ! -d "${logs}/$3" ]] || logs+="/$3"
+    log::error "step $3 ended with $2, and no rank recorded why; see ${logs}/task-*.log"
+    failures::tail "${logs}"/task-*.log
 }
 
 failures::full() {

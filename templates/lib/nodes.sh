@@ -3,6 +3,7 @@
 
 nodes_all=()
 nodes_bad=()
+nodes_ports_taken=()
 
 nodes::resolve() {
     mapfile -t nodes_all < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
@@ -71,16 +72,18 @@ nodes::find_lost() {
     done < <(nodes::lost ${KIT_NODE_NAMES})
 }
 
-# A port from the job's id, so that two jobs on one node differ, and from the attempt, so that a restart does not wait for the old
-# socket; moved on while something listens there. The range stays below Linux's ephemeral ports (32768 on).
+# nodes::choose_port BASE ADDRESS INDEX: sets nodes_port. From the job's id, so that two jobs on one node differ, from the attempt, so
+# that a restart does not wait for the old socket, and from the index, for several ports of one job; moved on while something listens
+# there. The range stays below Linux's ephemeral ports (32768 on).
 nodes::choose_port() {
     local -ri base="$1" span=10000
-    local -ri offset=$(((SLURM_JOB_ID + KIT_RESTART_COUNT * 13) % span))
+    local -ri offset=$(((SLURM_JOB_ID + KIT_RESTART_COUNT * 13 + $3 * 1009) % span))
     local -i tries port
     for ((tries = 0; tries < 100; tries++)); do
         port=$((base + (offset + tries * 97) % span))
-        if ! nodes::listening "${port}"; then
-            export KIT_MASTER_PORT="${port}"
+        if [[ -z "${nodes_ports_taken[${port}]:-}" ]] && ! nodes::listening "$2" "${port}"; then
+            nodes_ports_taken["${port}"]=1
+            nodes_port="${port}"
             return 0
         fi
     done
@@ -89,12 +92,28 @@ nodes::choose_port() {
 }
 
 nodes::listening() {
-    (exec 3<>"/dev/tcp/${KIT_MASTER_ADDR}/$1") 2>/dev/null
+    (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null
+}
+
+# nodes::replace NAME: a spare takes the place of a lost node among the chosen ones; 1 when there is none left.
+nodes::replace() {
+    local spare
+    for spare in "${nodes_all[@]}"; do
+        case " ${KIT_NODE_NAMES} ${nodes_bad[*]} " in
+            *" ${spare} "*) ;;
+            *)
+                log::info "node ${spare} takes the place of $1"
+                export KIT_NODE_NAMES="${KIT_NODE_NAMES/$1/${spare}}"
+                return 0
+                ;;
+        esac
+    done
+    return 1
 }
 
 nodes::banner() {
     log::info "job ${SLURM_JOB_ID} (${KIT_JOB_NAME}), queued again ${SLURM_RESTART_COUNT:-0} times, run folder ${KIT_RUN_DIR}"
     log::info "nodes: ${nodes_all[*]}; world size ${KIT_WORLD_SIZE}"
-    log::info "image: ${KIT_IMAGE:-none} ${KIT_IMAGE_DIGEST}; runtime: ${KIT_RUNTIME}"
+    log::info "image: ${KIT_IMAGES[*]:-none}; runtime: ${KIT_RUNTIME}"
     log::info "$(scontrol --version 2>/dev/null); bash ${BASH_VERSION}; $(uname -sr)"
 }

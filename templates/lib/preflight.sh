@@ -13,14 +13,18 @@ fault() {
 }
 
 read_options() {
-    image="" size=0 sha256="" cache="" run="" free_kb=0 shm_kb=0 nofile=0 memlock=any skew=5 now="" gpus=0 userns=0
+    images=() sizes=() digests=() cache="" run="" free_kb=0 shm_kb=0 nofile=0 memlock=any skew=5 now="" gpus=0 userns=0
     sources=() interfaces=()
     local word
     for word in "$@"; do
         case "${word}" in
             source=*) sources+=("${word#*=}") ;;
             interface=*) interfaces+=("${word#*=}") ;;
-            image=* | size=* | sha256=* | cache=* | run=* | free_kb=* | shm_kb=* | nofile=* | memlock=* | skew=* | now=* | gpus=* | userns=*)
+            image=*) images+=("${word#*=}") sizes+=(0) digests+=("") ;;
+            # Of the image before it.
+            size=*) sizes[-1]="${word#*=}" ;;
+            sha256=*) digests[-1]="${word#*=}" ;;
+            cache=* | run=* | free_kb=* | shm_kb=* | nofile=* | memlock=* | skew=* | now=* | gpus=* | userns=*)
                 printf -v "${word%%=*}" '%s' "${word#*=}"
                 ;;
             *)
@@ -31,8 +35,15 @@ read_options() {
     done
 }
 
+check_images() {
+    local -i i
+    for ((i = 0; i < ${#images[@]}; i++)); do
+        check_image "${images[i]}" "${sizes[i]}" "${digests[i]}"
+    done
+}
+
 check_image() {
-    [[ -n "${image}" ]] || return 0
+    local -r image="$1" size="$2" sha256="$3"
     if [[ ! -r "${image}" ]]; then
         fault "image ${image} is not readable here; the image store must be on a file system that every node mounts"
         return 0
@@ -144,7 +155,7 @@ check_gpus() {
 
 main() {
     read_options "$@"
-    check_image
+    check_images
     check_folders
     check_limits
     check_user_namespaces

@@ -41,3 +41,17 @@ ranks::torchrun_argv() {
             ;;
     esac
 }
+
+# ranks::choose_gpus INDICES: those of the node's GPUs that are this role's, by their places in what Slurm gave the job; all when none are named.
+ranks::choose_gpus() {
+    local -a wanted given chosen=()
+    local index
+    IFS=, read -ra wanted <<<"$1"
+    IFS=, read -ra given <<<"${CUDA_VISIBLE_DEVICES:-}"
+    ((${#wanted[@]} && ${#given[@]})) || return 0
+    for index in "${wanted[@]}"; do
+        chosen+=("${given[index]}")
+    done
+    local IFS=,
+    export CUDA_VISIBLE_DEVICES="${chosen[*]}"
+}

@@ -25,8 +25,9 @@ retry::begin_attempt() {
     [[ -r "${retry_file}" ]] && read -r attempts <"${retry_file}"
     export KIT_RESTART_COUNT="${attempts}"
     printf '%d\n' "$((attempts + 1))" >"${retry_file}.new" && mv -f -- "${retry_file}.new" "${retry_file}"
-    nodes::choose_port "${KIT_MASTER_PORT_BASE}" || return 1
-    failures::prepare
+    nodes::choose_port "${KIT_MASTER_PORT_BASE}" "${KIT_MASTER_ADDR}" 0 || return 1
+    export KIT_MASTER_PORT="${nodes_port}"
+    where::place || return 1
     # Unless a signal came, the ranks have all the time of the job.
     [[ -n "${got_signal}" ]] || steps_deadline=0
     log::info "attempt ${attempts}: ranks on ${KIT_NODE_NAMES}; master ${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"

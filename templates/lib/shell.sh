@@ -1,14 +1,16 @@
 #!/bin/bash
 # shellcheck source-path=SCRIPTDIR/..
-# shell.sh FOLDER: an interactive shell there, with what a rank would find: the image's environment, the caches, the job's variables, its secrets.
+# shell.sh FOLDER ROLE-FOLDER: an interactive shell there, with what a rank would find: the image's environment, the caches, the job's variables, its secrets.
 set -uo pipefail
 
 KIT_RUN_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly KIT_RUN_DIR
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/caches.sh"
-source "${KIT_RUN_DIR}/image-env.sh"
-source "${KIT_RUN_DIR}/program.sh"
+# shellcheck source=/dev/null
+source "${KIT_RUN_DIR}/${2:+$2/}image-env.sh"
+# shellcheck source=/dev/null
+source "${KIT_RUN_DIR}/${2:+$2/}program.sh"
 
 export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints" KIT_RESTART_COUNT=0
 export PYTHONPATH="${KIT_RUN_DIR}/code" PYTHONNOUSERSITE=1

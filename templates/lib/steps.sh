@@ -1,136 +1,201 @@
 # shellcheck shell=bash
-# Slurm steps: started in the background and waited for by pid, since a trap has to wait for a foreground child.
+# Slurm steps: started in the background and looked at again and again, since a trap has to wait for a foreground child.
 
 declare -A steps_pid=()
-# When the ranks have to be gone, in EPOCHSECONDS; 0: whenever they like.
+# When all steps have to be gone, in EPOCHSECONDS, and when one of them has; 0: whenever they like.
 declare -i steps_deadline=0
-declare -i steps_signals=0
+declare -A steps_deadline_of=() steps_kill_since=() steps_kill_next=()
+declare -i steps_signals=0 steps_code=0 steps_last=0
+# What the next step alone has in its environment, NAME=VALUE each.
+steps_env=()
 
 # steps::start NAME srun WORD…: on the nodes that were chosen.
 steps::start() {
     local -r name="$1" srun="$2"
     shift 2
     containers::name "$@"
-    local -ar argv=("${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "${containers_named[@]}" "${environment_share[@]}" "$@")
-    # The pipes of heartbeat.sh and watch.sh must have one holder only.
-    local -a keep=()
-    [[ -z "${heartbeat_fd:-}" ]] || keep+=("${heartbeat_fd}")
-    [[ -z "${watch_fd:-}" ]] || keep+=("${watch_fd}")
-    (
-        local fd
-        for fd in "${keep[@]}"; do
-            exec {fd}>&-
-        done
-        exec "${argv[@]}" </dev/null
-    ) &
+    steps::spawn "${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "${containers_named[@]}" "${environment_share[@]}" "$@"
     steps_pid["${name}"]=$!
+    unset "steps_kill_since[${name}]" "steps_kill_next[${name}]"
 }
 
-# The step's own exit code. A trapped signal interrupts `wait` with a code above 128: wait on while srun is there, and from the first
-# signal on with an eye on the clock.
-steps::wait() {
+# In the background, without the pipes of heartbeat.sh and watch.sh: these must have one holder only.
+steps::spawn() {
+    (
+        local fd pair
+        for fd in "${heartbeat_fd:-}" "${watch_fd:-}"; do
+            [[ -z "${fd}" ]] || exec {fd}>&-
+        done
+        for pair in "${steps_env[@]}"; do
+            export "${pair?}"
+        done
+        exec "$@" </dev/null
+    ) &
+}
+
+# steps::pause SECONDS NAME…: until one of the steps ends, a signal comes, or the time is up. Not by `read -t`: bash 5.2 aborts when a trap
+# cuts that short.
+steps::pause() {
+    local -r seconds="$1"
+    shift
+    local -a pids=()
+    local name
+    for name in "$@"; do
+        [[ -z "${steps_pid[${name}]:-}" ]] || pids+=("${steps_pid[${name}]}")
+    done
+    steps::spawn sleep "${seconds}"
+    local -ri timer=$!
+    wait -n "${timer}" "${pids[@]}"
+    steps_last=$?
+    # Not TERM: a subshell that has only just been forked would run this script's EXIT trap.
+    kill -KILL "${timer}" 2>/dev/null
+    wait "${timer}" 2>/dev/null
+}
+
+# Whether a step's srun is gone; its code is then in steps_code.
+steps::ended() {
     local -r name="$1"
     local -r pid="${steps_pid[${name}]}"
-    local -i code
-    while true; do
-        wait "${pid}"
-        code=$?
-        if ((code <= 128)) || ! kill -0 "${pid}" 2>/dev/null; then
-            break
-        fi
-        while kill -0 "${pid}" 2>/dev/null; do
-            if ((steps_deadline && EPOCHSECONDS >= steps_deadline)); then
-                steps::kill "${name}"
-            fi
-            sleep 0.1
-        done
+    ! kill -0 "${pid}" 2>/dev/null || return 1
+    wait "${pid}"
+    steps_code=$?
+    # An older bash forgets what `wait -n` has told already.
+    ((steps_code != 127)) || steps_code="${steps_last}"
+    unset "steps_pid[${name}]" "steps_deadline_of[${name}]"
+    ((steps_code == 0)) || steps::end_orphan "${name}"
+}
+
+# The step's own exit code.
+steps::wait() {
+    local -r name="$1"
+    until steps::ended "${name}"; do
+        steps::enforce_deadline "${name}"
+        steps::pause "$(steps::patience)" "${name}"
     done
-    unset "steps_pid[${name}]"
-    ((code == 0)) || steps::end_orphan "${name}"
-    return "${code}"
+    return "${steps_code}"
 }
 
-# Slurm's id of a running step, by its name: ids depend on the order in which steps came up.
-steps::id() {
-    squeue --noheader --steps --jobs="${environment_job}" --format='%i %j' 2>/dev/null | awk -v name="$1" '$2 == name { print $1 }'
+# How long it is safe not to look: a deadline needs a closer eye, and a signal that came just before the pause is seen after it.
+steps::patience() {
+    local -i own=0
+    local name
+    for name in "${!steps_deadline_of[@]}"; do
+        own=$((own || steps_deadline_of[${name}]))
+    done
+    ((steps_deadline || own)) && printf '0.2' || printf '5'
 }
 
-# Signals go to the step, never to srun, which would kill its tasks at once.
+# No more time: the tasks are killed, and three and ten seconds later srun too, when it still waits for a node that does not answer.
+steps::enforce_deadline() {
+    local -r name="$1"
+    local -ri own="${steps_deadline_of[${name}]:-0}"
+    if ! ((steps_deadline && EPOCHSECONDS >= steps_deadline || own && EPOCHSECONDS >= own)); then
+        return 0
+    fi
+    case "${steps_kill_next[${name}]:-KILL step}" in
+        'KILL step')
+            log::error "step ${name} is killed: ${steps_why:-it is still there at its deadline}"
+            steps::signal KILL "${name}"
+            steps_kill_since["${name}"]="${EPOCHSECONDS}" steps_kill_next["${name}"]='TERM srun'
+            ;;
+        'TERM srun')
+            ((EPOCHSECONDS - steps_kill_since[${name}] >= 3)) || return 0
+            kill -TERM "${steps_pid[${name}]}" 2>/dev/null
+            steps_kill_next["${name}"]='KILL srun'
+            ;;
+        'KILL srun')
+            ((EPOCHSECONDS - steps_kill_since[${name}] >= 10)) || return 0
+            kill -KILL "${steps_pid[${name}]}" 2>/dev/null
+            ;;
+    esac
+}
+
+# Slurm's ids of running steps, by their names: ids depend on the order in which steps came up.
+steps::ids() {
+    squeue --noheader --steps --jobs="${environment_job}" --format='%i %j' 2>/dev/null \
+        | awk -v names=" $* " 'index(names, " " $2 " ") { print $1 }'
+}
+
+# steps::signal SIGNAL NAME…: signals go to the step, never to srun, which would kill its tasks at once.
 steps::signal() {
-    local -r signal="$1" name="$2"
-    local id
-    for id in $(steps::id "${name}"); do
-        scancel --signal="${signal}" "${id}" 2>/dev/null || true
-    done
+    local -r signal="$1"
+    shift
+    local -a ids
+    mapfile -t ids < <(steps::ids "$@")
+    ((${#ids[@]} == 0)) || scancel --signal="${signal}" "${ids[@]}" 2>/dev/null || true
 }
 
 # TERM or USR1 for the ranks alone, by a step of its own. A job that Slurm is ending takes no new step, and has had Slurm's own TERM.
 steps::signal_ranks() {
     local -r name="kit-signal-$((++steps_signals))"
-    [[ -n "${steps_pid[${KIT_STEP}]:-}" ]] || return 0
+    roles::running || return 0
     steps::start "${name}" "${KIT_SIGNAL_ARGV[@]}" "$1" 2>/dev/null
 }
 
-# Ends every step that still runs: asked first, then killed, never waited for longer than ten seconds each. Their containers go last.
+# Ends every step that still runs: asked first, then killed, never waited for longer than ten seconds. Their containers go last.
 steps::end_all() {
+    local -a names=()
     local name
     for name in "${!steps_pid[@]}"; do
-        [[ "${name}" == kit-container ]] || steps::end "${name}" 100
+        [[ "${name}" == kit-container ]] || names+=("${name}")
     done
+    steps::end 100 "${names[@]}"
     containers::end
 }
 
-# steps::end NAME TENTHS
+# steps::end TENTHS NAME…
 steps::end() {
-    local -r name="$1"
-    local -r pid="${steps_pid[${name}]}"
+    local -ri most="$1"
+    shift
     local -i tenths
-    if ! kill -0 "${pid}" 2>/dev/null; then
-        wait "${pid}" 2>/dev/null
-        tenths=$?
-        ((tenths == 0)) || log::info "step ${name} had ended before, with ${tenths}"
-        unset "steps_pid[${name}]"
-        return 0
-    fi
-    steps::signal TERM "${name}"
-    for ((tenths = 0; tenths < $2; tenths++)); do
-        kill -0 "${pid}" 2>/dev/null || break
-        # A step that ignores TERM, or that never came up, is not asked twice.
-        if ((tenths == 20)); then
-            steps::signal KILL "${name}"
-            kill -TERM "${pid}" 2>/dev/null
+    local -a left=()
+    local name
+    for name in "$@"; do
+        if kill -0 "${steps_pid[${name}]}" 2>/dev/null; then
+            left+=("${name}")
+        else
+            wait "${steps_pid[${name}]}" 2>/dev/null || log::info "step ${name} had ended before, with $?"
         fi
+    done
+    ((${#left[@]} == 0)) || steps::signal TERM "${left[@]}"
+    for ((tenths = 0; tenths < most; tenths++)); do
+        steps::some_left "${left[@]}" || break
+        # A step that ignores TERM, or that never came up, is not asked twice.
+        ((tenths != 20)) || steps::force "${left[@]}"
         sleep 0.1
     done
-    kill -KILL "${pid}" 2>/dev/null
-    wait "${pid}" 2>/dev/null
-    unset "steps_pid[${name}]"
+    for name in "$@"; do
+        kill -KILL "${steps_pid[${name}]}" 2>/dev/null
+        wait "${steps_pid[${name}]}" 2>/dev/null
+        unset "steps_pid[${name}]"
+    done
 }
 
-# No more time: the tasks are killed, and srun too when it still waits for a node that does not answer.
-steps::kill() {
-    local -r name="$1"
-    local -r pid="${steps_pid[${name}]}"
-    local -i tenths
-    log::error "step ${name} is killed: ${steps_why:-it is still there at its deadline}"
-    steps::signal KILL "${name}"
-    for ((tenths = 0; tenths < 100; tenths++)); do
-        kill -0 "${pid}" 2>/dev/null || return 0
-        ((tenths == 30)) && kill -TERM "${pid}" 2>/dev/null
-        sleep 0.1
+steps::some_left() {
+    local name
+    for name in "$@"; do
+        ! kill -0 "${steps_pid[${name}]}" 2>/dev/null || return 0
     done
-    kill -KILL "${pid}" 2>/dev/null
+    return 1
+}
+
+steps::force() {
+    local name
+    steps::signal KILL "$@"
+    for name in "$@"; do
+        kill -TERM "${steps_pid[${name}]}" 2>/dev/null
+    done
 }
 
 # A step whose srun died is still there, and would hold its nodes against the next one.
 steps::end_orphan() {
     local -r name="$1"
     local -i tenths
-    [[ -n "$(steps::id "${name}")" ]] || return 0
+    [[ -n "$(steps::ids "${name}")" ]] || return 0
     log::error "srun is gone and step ${name} is not: somebody or something killed srun; the step is ended"
     steps::signal KILL "${name}"
     for ((tenths = 0; tenths < 50; tenths++)); do
-        [[ -n "$(steps::id "${name}")" ]] || return 0
+        [[ -n "$(steps::ids "${name}")" ]] || return 0
         sleep 0.1
     done
 }

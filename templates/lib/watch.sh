@@ -9,7 +9,7 @@ readonly watch_tick=2 watch_nodes_every=10
 
 watch::start() {
     watch_fd=""
-    exec {watch_fd}> >(watch::loop "$$" "$(failures::folder)" "$((${#nodes_all[@]} > KIT_NODES))")
+    exec {watch_fd}> >(watch::loop "$$" "$(failures::folder '*')" "${KIT_OUTLIVES}")
 }
 
 watch::stop() {
@@ -20,7 +20,7 @@ watch::stop() {
 }
 
 watch::loop() {
-    local -r batch="$1" folder="$2" spares="$3"
+    local -r batch="$1" folders="$2" outlives="$3"
     local -i status failed_at=0 looked_at=0
     trap '' TERM USR1 USR2 INT HUP
     [[ -z "${heartbeat_fd:-}" ]] || exec {heartbeat_fd}>&-
@@ -29,11 +29,13 @@ watch::loop() {
         status=$?
         # read: above 128 is a time-out; anything else is the end of the pipe.
         ((status > 128)) || return 0
-        if compgen -G "${folder}/rank-*" >/dev/null; then
+        if compgen -G "${folders}/rank-*" >/dev/null; then
             ((failed_at)) || failed_at=EPOCHSECONDS
             ((EPOCHSECONDS - failed_at < watch_grace)) || kill -USR2 "${batch}" 2>/dev/null
+        else
+            failed_at=0
         fi
-        if ((spares && EPOCHSECONDS - looked_at >= watch_nodes_every)); then
+        if ((outlives && EPOCHSECONDS - looked_at >= watch_nodes_every)); then
             looked_at=EPOCHSECONDS
             nodes::lost ${KIT_NODE_NAMES} >/dev/null && kill -USR2 "${batch}" 2>/dev/null
         fi

@@ -18,7 +18,7 @@ def bash(folder: Path, script: str, *, image: str = FILE, unpacks: str = "") -> 
     """What a script says that has the batch script's constants and lib/containers.sh; `scontrol` names <folder>/plugstack.conf."""
     (folder / "scontrol").write_text(f'#!/bin/sh\necho "PlugStackConfig         = {folder}/plugstack.conf"\n')
     (folder / "scontrol").chmod(0o755)
-    head = f"KIT_IMAGE='{image}' KIT_PYXIS_UNPACKS={unpacks} KIT_RUN_DIR={folder}\n"
+    head = f"KIT_IMAGES=('{image}') KIT_PYXIS_UNPACKS={unpacks} KIT_RUN_DIR={folder}\n"
     text = f"set -uo pipefail\n{head}source {LIB}/containers.sh\n{script}\n"
     return shell.run(["bash", "-c", text], env={"PATH": f"{folder}:{os.environ['PATH']}"}).stdout.strip()
 

@@ -42,7 +42,7 @@ def run_rank(folder: Path, args: list[str], env: dict[str, str]) -> tuple[list[s
             name="program.sh",
             text=render("program.sh", {"program": program, "program_env": [f"{k}={v}" for k, v in env.items()]}),
         ),
-        *(PlanFile(name=f"lib/{n}", text=plain(f"lib/{n}")) for n in ("log.sh", "failures.sh")),
+        *(PlanFile(name=f"lib/{n}", text=plain(f"lib/{n}")) for n in ("log.sh", "failures.sh", "fill.sh")),
     ]
     for file in files:
         (folder / file.name).write_text(file.text, encoding="utf-8")
@@ -53,6 +53,7 @@ def run_rank(folder: Path, args: list[str], env: dict[str, str]) -> tuple[list[s
         "LOCAL_RANK": "0",
         "NODE_RANK": "0",
         "KIT_RESTART_COUNT": "0",
+        "KIT_PROGRAM_FILE": "program.sh",
         "PATH": os.environ["PATH"],
     }
     shell.run([str(folder / "rank.sh")], env=ranks)

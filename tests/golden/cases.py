@@ -14,6 +14,8 @@ from tests.support import REPO, make_lock, make_site
 
 # Only these three hold anything generated; the rest of a run folder is copied as it is.
 GENERATED = ("batch.sh", "worker.sh", "program.sh")
+
+
 FOLDER = Path(__file__).parent
 
 
@@ -53,6 +55,19 @@ CASES = (
         ),
     ),
     Case(
+        name="local-roles",
+        cluster="local",
+        pyxis=True,
+        overrides=(
+            "launcher=roles",
+            "args=[]",
+            "resources.nodes=3",
+            'roles.server={command=["serve", "--port", "{server.port.http}"], ports=["http"], policy="service", restart=2, '
+            'ready={http="http", path="/health"}}',
+            'roles.trainer={script="train.py", shape="torchrun", nodes=2, gpus=[0, 1], after=["server"]}',
+        ),
+    ),
+    Case(
         name="infiniband-enroot", cluster="infiniband", overrides=("container.runtime=enroot", "monitor.enabled=false")
     ),
 )
@@ -71,7 +86,7 @@ def planned(case: Case) -> Plan:
 def scripts(case: Case) -> dict[str, str]:
     """The generated scripts of a case, by name."""
     made = planned(case)
-    return {name: made.text_of(name) for name in GENERATED}
+    return {file.name: file.text for file in made.files if Path(file.name).name in GENERATED}
 
 
 def write_all() -> None:
@@ -80,6 +95,7 @@ def write_all() -> None:
         folder = FOLDER / case.name
         folder.mkdir(exist_ok=True)
         for name, text in scripts(case).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
 
 

@@ -69,8 +69,9 @@ class Lab:
             timeout=TIMEOUT_S,
         )
 
-    def write(self, job: str, program: str = "") -> None:
-        (self.project / "job.toml").write_text(f'name = "test"\nlauncher = "ddp"\n{job}', encoding="utf-8")
+    def write(self, job: str, program: str = "", *, launcher: str = "ddp") -> None:
+        text = f'name = "test"\nlauncher = "{launcher}"\n{job}'
+        (self.project / "job.toml").write_text(text, encoding="utf-8")
         if program:
             (self.project / "program.py").write_text(program, encoding="utf-8")
 

@@ -301,7 +301,7 @@ def test_a_killed_rank_is_started_again_in_the_allocation(lab: Lab, shape: str) 
     run = lab.run("--set", f"shape={shape}").folder
     assert lab.status(run)["exit_code"] == 0, read(run, "batch")
     assert (lab.job(run)["Restarts"], len(list(run.glob("up-*-1")))) == ("0", 4)
-    died = min(float(p.read_text().split()[0]) for p in (run / "state" / "failures-0").iterdir())
+    died = min(float(p.read_text().split()[0]) for p in (run / "state" / "failures-0").rglob("rank-*"))
     began = min(float(p.read_text()) for p in run.glob("up-*-1"))
     print(f"from the rank's death to the first new rank: {began - died:.2f} s")
     assert lab.settled(run) == []

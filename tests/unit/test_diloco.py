@@ -111,22 +111,22 @@ def test_the_table_refuses(table: dict[str, Any], said: str) -> None:
 def test_the_picture_names_every_group_and_where_the_lighthouse_lives() -> None:
     drawn = picture(replica_groups(2, 4, DiLoCo(replicas_per_node=2)), 2)
     assert drawn == (
-        "2 nodes, 4 replica groups of 2 ranks; an average needs 2 of them. P is MASTER_PORT.\n"
+        "2 nodes, 4 replica groups of 2 ranks; an average needs 2 of them.\n"
         "\n"
-        "node 0   ─┬─ lighthouse                            port P\n"
-        "          ├─ group 0    GPU 0-1      rank 0-1      port P+1\n"
-        "          └─ group 1    GPU 2-3      rank 0-1      port P+2\n"
-        "node 1   ─┬─ group 2    GPU 0-1      rank 0-1      port P+3\n"
-        "          └─ group 3    GPU 2-3      rank 0-1      port P+4\n"
+        "node 0   ─┬─ lighthouse                            its port: http\n"
+        "          ├─ group 0    GPU 0-1      rank 0-1      a port of its own\n"
+        "          └─ group 1    GPU 2-3      rank 0-1      a port of its own\n"
+        "node 1   ─┬─ group 2    GPU 0-1      rank 0-1      a port of its own\n"
+        "          └─ group 3    GPU 2-3      rank 0-1      a port of its own\n"
     )
 
 
 def test_the_picture_of_groups_over_nodes_says_whose_store_they_join() -> None:
     drawn = picture(replica_groups(4, 2, DiLoCo(nodes_per_replica=2)), 2).splitlines()
     assert drawn[4:] == [
-        "node 1   ─── group 0    GPU 0-1      rank 2-3      joins node 0",
-        "node 2   ─── group 1    GPU 0-1      rank 0-1      port P+2",
-        "node 3   ─── group 1    GPU 0-1      rank 2-3      joins node 2",
+        "node 1   ─── group 0    GPU 0-1      rank 2-3      meets on node 0",
+        "node 2   ─── group 1    GPU 0-1      rank 0-1      a port of its own",
+        "node 3   ─── group 1    GPU 0-1      rank 2-3      meets on node 2",
     ]
 
 
@@ -147,7 +147,7 @@ def diloco_plan(folder: Path, table: dict[str, Any]) -> Plan:
 
 def test_the_table_reaches_the_program_and_the_picture_the_run_folder(tmp_path: Path) -> None:
     made = diloco_plan(tmp_path, {"replicas_per_node": 2, "sync_every": 10, "outer_lr": 1.0, "inner": "muon"})
-    text = made.text_of("program.sh")
+    text = made.text_of("roles/replica-0/program.sh")
     assert "--inner\n    muon\n    --sync-every\n    10\n    --outer-lr\n    1.0\n" in text
     assert "replicas-per-node" not in text, "the layout is the start shape's, not the program's"
     assert "4 replica groups of 1 rank" in made.text_of("layout.txt")

@@ -46,7 +46,7 @@ def test_another_program_of_the_launcher(tmp_path: Path, containers: bool, insid
 def test_layout_by_shape(tmp_path: Path, shape: str, tasks: int, cpus: int) -> None:
     made = plan_of(write_job(tmp_path, JOB), overrides=(f"shape={shape}",))
     assert {f"--ntasks-per-node={tasks}", f"--cpus-per-task={cpus}", "--gpus-per-node=2"} <= set(header(made))
-    assert {f"--ntasks={2 * tasks}", f"--cpus-per-task={cpus}"} <= set(array(made, "KIT_STEP_ARGV"))
+    assert {f"--ntasks={2 * tasks}", f"--cpus-per-task={cpus}"} <= set(array(made, "KIT_STEP_0_ARGV"))
     assert made.layout.world_size == 4
 
 
@@ -58,7 +58,7 @@ def test_a_rendezvous_without_torchrun_is_refused(tmp_path: Path) -> None:
 def test_container_options_stand_on_srun_only(tmp_path: Path) -> None:
     made = plan_of(write_job(tmp_path, JOB), cluster="pod")
     assert not any(option.startswith("--container") for option in header(made))
-    step = array(made, "KIT_STEP_ARGV")
+    step = array(made, "KIT_STEP_0_ARGV")
     for option in ("--container-image=", "--container-mounts=", "--container-workdir=/workspace"):
         assert any(word.startswith(option) for word in step)
     assert {"--no-container-mount-home", "--container-remap-root", "--container-readonly"} <= set(step)
@@ -102,7 +102,9 @@ def test_registry_stands_before_a_hash(image: str, uri: str) -> None:
 
 def test_mounts_say_target_and_flags(tmp_path: Path) -> None:
     job = write_job(tmp_path, 'mounts = ["data", { source = "in", target = "/in" }]\n' + JOB)
-    (mounts,) = [w for w in array(plan_of(job, cluster="pod"), "KIT_STEP_ARGV") if w.startswith("--container-mounts=")]
+    (mounts,) = [
+        w for w in array(plan_of(job, cluster="pod"), "KIT_STEP_0_ARGV") if w.startswith("--container-mounts=")
+    ]
     assert mounts.removeprefix("--container-mounts=").split(",") == [
         "/shared/runs/digits-1:/kit/run",
         f"{tmp_path}:/workspace",

@@ -16,8 +16,10 @@
 
 readonly KIT_RUN_DIR=/shared/runs/digits-1
 readonly KIT_JOB_NAME=digits
-readonly KIT_IMAGE=/fsx/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-readonly KIT_IMAGE_DIGEST=sha256:c0ffee0000000000000000000000000000000000000000000000000000000000
+readonly -a KIT_IMAGES=(
+    /fsx/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    sha256:c0ffee0000000000000000000000000000000000000000000000000000000000
+)
 readonly KIT_RUNTIME=pyxis
 readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=16
@@ -41,8 +43,26 @@ readonly KIT_PREFLIGHT_ON_FAILURE=fail
 readonly KIT_ALL_REDUCE_TIMEOUT=0
 readonly KIT_AVOID_DIR=/shared/runs/.avoid
 readonly -a KIT_INHERIT=()
-readonly KIT_STEP=train
-readonly -a KIT_STEP_ARGV=(
+readonly KIT_OUTLIVES=0
+readonly KIT_STEPS=1
+readonly -A KIT_STEP_0=(
+    [name]=train
+    [folder]=''
+    [variable]=TRAIN
+    [policy]=main
+    [first]=0
+    [nodes]=16
+    [ranks]=128
+    [after]=''
+    [ports]=''
+    [ready]=''
+    [ready_timeout]=0
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_0_ENV=()
+readonly -a KIT_STEP_0_ARGV=(
     srun
     --job-name=train
     --nodes=16
@@ -147,6 +167,7 @@ readonly -a KIT_PROBE_ARGV=(
     --no-container-entrypoint
     /kit/run/lib/probe.sh
     python3
+    image-env.sh
 )
 readonly -a KIT_STAGE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=(
@@ -182,6 +203,9 @@ source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/watch.sh"
 source "${KIT_RUN_DIR}/lib/checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
+source "${KIT_RUN_DIR}/lib/where.sh"
+source "${KIT_RUN_DIR}/lib/ends.sh"
+source "${KIT_RUN_DIR}/lib/roles.sh"
 
 # The lead signal (USR1) and a request to end (TERM: a cancel, preemption, a node that goes down) go to the ranks, which save and end.
 # INT is the user's Ctrl-C where this script runs by hand; a second one does not wait for the ranks.
@@ -194,7 +218,7 @@ on_signal() {
     steps_why="the ranks did not end within $(retry::time_to_save "$1") s after $1"
     if [[ "$1" == INT && "${again}" == INT ]]; then
         steps_deadline=EPOCHSECONDS steps_why="Ctrl-C came twice"
-    elif [[ -z "${steps_pid[${KIT_STEP}]:-}" ]]; then
+    elif ! roles::running; then
         steps_deadline=EPOCHSECONDS steps_why="got $1, and there are no ranks yet"
     fi
     log::info "got $1; passing it on to the ranks"
@@ -210,7 +234,8 @@ on_signal() {
 # shellcheck disable=SC2317 # called by a trap
 on_trouble() {
     if [[ -z "${got_signal}" ]]; then
-        steps_deadline=EPOCHSECONDS steps_why="a rank has failed or a node is lost, and the other ranks wait for it"
+        steps_why="a rank has failed or a node is lost, and the other ranks wait for it"
+        ends::doom
     fi
 }
 
@@ -253,15 +278,9 @@ train() {
     while true; do
         retry::begin_attempt || return 1
         watch::start
-        steps::start "${KIT_STEP}" "${KIT_STEP_ARGV[@]}"
-        steps::wait "${KIT_STEP}"
+        roles::run
         code=$?
         watch::stop
-        if ((code)) || failures::any; then
-            [[ -n "${got_signal}" ]] || ! retry::preempted || got_signal=TERM got_slurms_term=1
-            failures::explain "${code}"
-            code=$?
-        fi
         retry::again "${code}" || return "${code}"
     done
 }

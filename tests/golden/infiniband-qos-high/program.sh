@@ -1,12 +1,12 @@
 # The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
-readonly -a KIT_PROGRAM=(
+KIT_PROGRAM=(
     python3
     /kit/run/code/train.py
     --epochs
     12
 )
-readonly -a KIT_PROGRAM_ENV=(
+KIT_PROGRAM_ENV=(
     NCCL_IB_DISABLE=0
     NCCL_NET_GDR_LEVEL=PHB
     NCCL_DEBUG=WARN

@@ -1,7 +1,9 @@
 #!/bin/bash
 # Runs once per Slurm task, inside the container. It maps Slurm's variables to ranks and becomes the program.
-# shellcheck source-path=SCRIPTDIR disable=SC2034
+# shellcheck source-path=SCRIPTDIR source-path=SCRIPTDIR/../.. disable=SC2034
 
+# Where the files of this role are in the run folder; a plain job has one role, whose files are in the run folder itself.
+readonly KIT_FOLDER=''
 readonly KIT_SHAPE=torchrun
 readonly KIT_RENDEZVOUS=static
 readonly KIT_NNODES=2
@@ -16,14 +18,17 @@ export KIT_SEED=1234
 set -euo pipefail
 
 # Always started by its absolute path; every process spared here is spared on every rank.
-readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/*}"
+readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"
+readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
+export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/ranks.sh"
 source "${KIT_RUN_DIR}/lib/caches.sh"
-source "${KIT_RUN_DIR}/image-env.sh"
-# shellcheck source=program.sh
-source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE:-program.sh}"
+source "${KIT_RUN_DIR}/lib/fill.sh"
+source "${KIT_OWN_DIR}/image-env.sh"
+# shellcheck source=/dev/null
+source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
     ranks::require_slurm
@@ -34,6 +39,11 @@ main() {
     export PYTHONPATH="${KIT_RUN_DIR}/code"
     caches::point_at "${KIT_CACHE_DIR}"
     debug::frameworks
+    if [[ -n "${KIT_ROLE:-}" ]]; then
+        export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"
+        ranks::choose_gpus "${KIT_GPUS:-}"
+        fill::all KIT_PROGRAM_ENV
+    fi
     cd -- "${KIT_WORKDIR}"
 
     case "${KIT_SHAPE}" in

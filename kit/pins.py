@@ -1,0 +1,80 @@
+"""The image of a role, pinned: the bytes that it runs from, and that they hold what its programs import."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kit.config import Resolved
+from kit.errors import ConfigError, Fault
+from kit.spec.paths import is_launchers
+
+if TYPE_CHECKING:
+    from kit.spec.image import ImageLock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """image: as the nodes see it, empty without a container. stored: the .sqsh in the store, empty for a reference.
+
+    lock: of an image that the kit built or imported.
+    """
+
+    image: str = ""
+    stored: str = ""
+    digest: str = ""
+    lock: ImageLock | None = None
+
+
+def pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store: str, stage: str, key: str) -> Pin:
+    """The pin of an image. stage: folder on the nodes that it is copied to, empty for none. key: where the job names it.
+
+    ConfigError when there is no image, or no lock of it.
+    """
+    if name is None:
+        hint = 'such as image = "train-cpu", or use --no-container'
+        raise ConfigError.of(
+            Fault(file=resolved.job_file, key=key, got="nothing", allowed="an image to run in", hint=hint)
+        )
+    if name.startswith("docker://"):
+        return Pin(image=name, digest=name.rpartition("@")[2])
+    if lock is None:
+        raise ConfigError.of(
+            Fault(
+                file=resolved.job_file,
+                key=key,
+                got=f"{name!r}, which has no image.lock",
+                allowed="an image that is locked by digest",
+                hint=f"run 'kit build-image {name}'",
+            )
+        )
+    stored = f"{store}/sha256/{lock.sha256}.sqsh"
+    return Pin(
+        image=f"{stage}/{lock.sha256}.sqsh" if stage else stored,
+        stored=stored,
+        digest=f"sha256:{lock.sha256}",
+        lock=lock,
+    )
+
+
+def check_packages(resolved: Resolved, lock: ImageLock) -> None:
+    """ConfigError when the image lacks a package that the launcher's programs import: the lock knows, no node is asked."""
+    if not is_launchers(resolved.job.script) or not lock.packages.pip:
+        return
+    held = {canonical(name) for name in lock.packages.pip}
+    lacking = [name for name in resolved.launcher.requires if canonical(name) not in held]
+    if lacking:
+        raise ConfigError.of(
+            Fault(
+                file=resolved.job_file,
+                key="image",
+                got=f"{lock.name!r}, which lacks {', '.join(lacking)}",
+                allowed=f"an image with what launcher {resolved.job.launcher!r} requires: {', '.join(resolved.launcher.requires)}",
+            )
+        )
+
+
+def canonical(name: str) -> str:
+    """A package name as PyPI compares them (PEP 503): `Megatron_Core` is `megatron-core`."""
+    return re.sub(r"[-_.]+", "-", name).lower()

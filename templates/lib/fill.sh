@@ -1,0 +1,30 @@
+# shellcheck shell=bash
+# Addresses and ports are known only when the job runs: `{NAME.address}`, `{NAME.nodes}` and `{NAME.port.PORT}` in a role's command and
+# environment become those of role NAME. Text in braces that names no role's stays as it is.
+
+# fill::all ARRAY…: in place.
+fill::all() {
+    local array_name index
+    for array_name in "$@"; do
+        local -n fill_array="${array_name}"
+        for index in "${!fill_array[@]}"; do
+            fill::word "${fill_array[index]}"
+            fill_array[index]="${fill_word}"
+        done
+    done
+}
+
+fill::word() {
+    local -r pattern='\{([a-z][a-z0-9-]*)\.(address|nodes|port\.[a-z][a-z0-9-]*)\}'
+    local rest="$1" before variable
+    fill_word=""
+    while [[ "${rest}" =~ ${pattern} ]]; do
+        before="${rest%%"${BASH_REMATCH[0]}"*}"
+        variable="KIT_ROLE_${BASH_REMATCH[1]^^}_${BASH_REMATCH[2]^^}"
+        variable="${variable//[-.]/_}"
+        variable="${variable/%_ADDRESS/_ADDR}"
+        fill_word+="${before}${!variable-${BASH_REMATCH[0]}}"
+        rest="${rest#*"${BASH_REMATCH[0]}"}"
+    done
+    fill_word+="${rest}"
+}

@@ -1,0 +1,164 @@
+# shellcheck shell=bash
+# Roles: the programs of a run, each one Slurm step on its own nodes. A plain job is the case of one role.
+#
+# KIT_STEP_<i> holds what the plan says of role i, KIT_STEP_<i>_ARGV its srun, KIT_STEP_<i>_ENV what it alone finds in its environment.
+# A role is waiting for those that it needs, starting, up once its check says so, and ended, or lost. What its end means is its policy:
+#   main      the job ends well when all of these have; one that fails ends the job
+#   service   has to be there while a main one is, and is stopped after that
+#   replica   one of several that do the same: it may die and come back while enough of the others go on
+
+# EX_IOERR of BSD's sysexits, told apart from what programs return by convention.
+readonly roles_not_ready_code=74
+# Seconds between looks at a role that has a check: while it starts, and later. Three answers that fail to come make it dead.
+readonly roles_look_starting=1 roles_look_up=5 roles_deaf_after=3
+# A role that lived for ten minutes did not die of how it was started: its restarts count from none again.
+readonly roles_sound_after=600
+
+declare -A roles_state=() roles_nodes=() roles_start=() roles_since=() roles_look=() roles_deaf=() roles_restarts=() roles_due=()
+declare -A roles_addresses=()
+roles_over="" roles_failed=""
+declare -i roles_code=0 roles_ports=0
+
+# All roles from their first start to the last end; the code of the first that failed.
+roles::run() {
+    local -i i
+    roles_over="" roles_failed="" roles_code=0
+    for ((i = 0; i < KIT_STEPS; i++)); do
+        local -n of="KIT_STEP_${i}"
+        roles_state["${of[name]}"]=waiting roles_restarts["${of[name]}"]=0 roles_due["${of[name]}"]=0
+    done
+    while true; do
+        for ((i = 0; i < KIT_STEPS; i++)); do
+            roles::look "${i}"
+        done
+        ends::judge
+        [[ -z "${roles_over}" ]] || break
+        steps::pause "$(roles::patience)" "${!roles_state[@]}"
+    done
+    if ((roles_code)); then
+        failures::explain "${roles_code}" "${roles_failed}"
+        roles_code=$?
+    fi
+    ends::stop_rest
+    return "${roles_code}"
+}
+
+# Seconds until the next look, unless something happens.
+roles::patience() {
+    local -i i
+    for ((i = 0; i < KIT_STEPS; i++)); do
+        local -n of="KIT_STEP_${i}"
+        case "${roles_state[${of[name]}]}" in
+            waiting) printf '0.5' && return ;;
+            starting) [[ -z "${of[ready]}" ]] || { printf '0.5' && return; } ;;
+        esac
+    done
+    steps::patience
+}
+
+roles::running() {
+    local name
+    for name in "${!roles_state[@]}"; do
+        [[ -z "${steps_pid[${name}]:-}" ]] || return 0
+    done
+    return 1
+}
+
+roles::look() {
+    local -n of="KIT_STEP_$1"
+    local -r name="${of[name]}"
+    case "${roles_state[${name}]}" in
+        waiting) roles::start_if_due "$1" ;;
+        starting | up)
+            if steps::ended "${name}"; then
+                ends::on_end "$1" "${steps_code}"
+            else
+                steps::enforce_deadline "${name}"
+                roles::check "$1"
+            fi
+            ;;
+    esac
+}
+
+roles::start_if_due() {
+    local -n of="KIT_STEP_$1"
+    local -r name="${of[name]}"
+    local needed
+    if [[ -n "${got_signal}${roles_over}" ]]; then
+        roles_state["${name}"]=ended
+        return 0
+    fi
+    ((EPOCHSECONDS >= roles_due[${name}])) || return 0
+    for needed in ${of[after]}; do
+        [[ "${roles_state[${needed}]}" == up || "${roles_state[${needed}]}" == ended ]] || return 0
+    done
+    roles_state["${name}"]=starting roles_since["${name}"]="${EPOCHSECONDS}" roles_look["${name}"]=0 roles_deaf["${name}"]=0
+    roles::start "$1"
+}
+
+# roles::start INDEX [NAME=VALUE…]: the role's step, with what the role alone has in its environment, and with the rest of the arguments.
+roles::start() {
+    local -n of="KIT_STEP_$1" argv="KIT_STEP_$1_ARGV" own="KIT_STEP_$1_ENV"
+    local -r name="${of[name]}"
+    shift
+    roles::count_start "${name}"
+    failures::prepare "${name}-${roles_start[${name}]}"
+    steps_env=("${own[@]}" "KIT_RESTART_COUNT=${roles_start[${name}]}" "KIT_FAILURES=${failures_name}" "$@")
+    if [[ -n "${of[folder]}" ]]; then
+        local -n variables="KIT_ROLE_${of[variable]}"
+        log::info "role ${name}: start ${roles_start[${name}]} on ${roles_nodes[${name}]}"
+        steps_env+=("KIT_ROLE=${name}" "KIT_MASTER_ADDR=${variables[address]}" "KIT_MASTER_PORT=${variables[master]}")
+    fi
+    steps_deadline_of["${name}"]=0
+    KIT_NODE_NAMES="${roles_nodes[${name}]}" steps::start "${name}" "${argv[@]}"
+    steps_env=()
+}
+
+# The starts of a role over the whole run, requeues among them: programs find a number that only grows.
+roles::count_start() {
+    local -r file="${KIT_RUN_DIR}/state/starts-$1"
+    local -i starts=0
+    [[ -r "${file}" ]] && read -r starts <"${file}"
+    roles_start["$1"]="${starts}"
+    printf '%d\n' "$((starts + 1))" >"${file}.new" && mv -f -- "${file}.new" "${file}"
+}
+
+# Ready when its check says so; without a check as soon as it is started. A service that is asked on and gives no answer is killed.
+roles::check() {
+    local -n of="KIT_STEP_$1"
+    local -r name="${of[name]}"
+    if [[ -z "${of[ready]}" ]]; then
+        roles_state["${name}"]=up
+        return 0
+    fi
+    ((EPOCHSECONDS >= roles_look[${name}])) || return 0
+    if [[ "${roles_state[${name}]}" == up ]]; then
+        roles_look["${name}"]=$((EPOCHSECONDS + roles_look_up))
+        [[ -n "${of[health]}" ]] || return 0
+        if roles::answers "$1"; then
+            roles_deaf["${name}"]=0
+        elif ((++roles_deaf[${name}] == roles_deaf_after)); then
+            log::error "role ${name} does not answer ${of[ready]} any more"
+            steps_deadline_of["${name}"]="${EPOCHSECONDS}"
+        fi
+        return 0
+    fi
+    roles_look["${name}"]=$((EPOCHSECONDS + roles_look_starting))
+    if roles::answers "$1"; then
+        roles_state["${name}"]=up
+        log::info "role ${name} is ready"
+        events::record ready role "${name}"
+    elif ((EPOCHSECONDS - roles_since[${name}] >= of[ready_timeout])); then
+        log::error "role ${name} was not ready within ${of[ready_timeout]} s: no answer to ${of[ready]}"
+        ends::fail "${name}" "${roles_not_ready_code}"
+    fi
+}
+
+roles::answers() {
+    local -n of="KIT_STEP_$1"
+    local -n variables="KIT_ROLE_${of[variable]}"
+    local kind what port path
+    read -r kind what path <<<"${of[ready]}"
+    port="${variables[port.${what}]:-}"
+    timeout --kill-after=1 2 "${KIT_RUN_DIR}/lib/ready.sh" "${kind}" "${variables[address]}" "${port:-${what}}" "${path}" 2>/dev/null
+}

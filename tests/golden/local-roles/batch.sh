@@ -1,0 +1,361 @@
+#!/bin/bash
+#SBATCH --job-name=digits
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=00:30:00
+#SBATCH --gpus-per-node=2
+#SBATCH --output=/shared/runs/digits-1/logs/batch.log
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --no-requeue
+# 3 nodes x 2 ranks = world size 6; start shape roles: 1 tasks a node.
+# CPUs: 4 a node, the share of 2 of 4 GPUs in 8 CPUs; 4 a task, 2 a rank.
+# shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
+
+readonly KIT_RUN_DIR=/shared/runs/digits-1
+readonly KIT_JOB_NAME=digits
+readonly -a KIT_IMAGES=(
+    /home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    sha256:c0ffee0000000000000000000000000000000000000000000000000000000000
+)
+readonly KIT_RUNTIME=pyxis
+readonly KIT_PYXIS_UNPACKS=''
+readonly KIT_NODES=3
+readonly KIT_WORLD_SIZE=5
+readonly KIT_DEBUG_DEFAULT=0
+readonly KIT_HEARTBEAT=120
+readonly KIT_LEAD=120
+readonly KIT_MASTER_PORT_BASE=20000
+readonly KIT_RETRY_IN_ALLOCATION=0
+readonly KIT_RETRY_REQUEUE=0
+readonly KIT_REQUEUE_CAPPED=0
+readonly -a KIT_RETRY_CODES=(
+    134
+    135
+    137
+    139
+)
+readonly KIT_PREFLIGHT_TIMEOUT=60
+readonly KIT_UNPACK_TIMEOUT=1800
+readonly KIT_PREFLIGHT_ON_FAILURE=fail
+readonly KIT_ALL_REDUCE_TIMEOUT=0
+readonly KIT_AVOID_DIR=/shared/runs/.avoid
+readonly -a KIT_INHERIT=()
+readonly KIT_OUTLIVES=0
+readonly KIT_STEPS=2
+readonly -A KIT_STEP_0=(
+    [name]=server
+    [folder]=roles/server
+    [variable]=SERVER
+    [policy]=service
+    [first]=0
+    [nodes]=1
+    [ranks]=1
+    [after]=''
+    [ports]=http
+    [ready]='http http /health'
+    [ready_timeout]=120
+    [health]=''
+    [restart]=2
+    [least]=1
+)
+readonly -a KIT_STEP_0_ENV=(
+    KIT_SERVICE=1
+)
+readonly -a KIT_STEP_0_ARGV=(
+    srun
+    --job-name=server
+    --nodes=1
+    --ntasks=1
+    --ntasks-per-node=1
+    --cpus-per-task=4
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=120
+    --output=/shared/runs/digits-1/logs/server/task-%t.log
+    --open-mode=append
+    --container-image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/tmp/kit-ada:/kit/cache
+    --container-workdir=/workspace
+    --no-container-mount-home
+    --container-remap-root
+    --container-readonly
+    --no-container-entrypoint
+    /kit/run/roles/server/worker.sh
+)
+readonly -A KIT_STEP_1=(
+    [name]=trainer
+    [folder]=roles/trainer
+    [variable]=TRAINER
+    [policy]=main
+    [first]=1
+    [nodes]=2
+    [ranks]=4
+    [after]=server
+    [ports]=''
+    [ready]=''
+    [ready_timeout]=0
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_1_ENV=(
+    KIT_GPUS=0,1
+)
+readonly -a KIT_STEP_1_ARGV=(
+    srun
+    --job-name=trainer
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=4
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=120
+    --output=/shared/runs/digits-1/logs/trainer/task-%t.log
+    --open-mode=append
+    --container-image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/tmp/kit-ada:/kit/cache
+    --container-workdir=/workspace
+    --no-container-mount-home
+    --container-remap-root
+    --container-readonly
+    --no-container-entrypoint
+    /kit/run/roles/trainer/worker.sh
+)
+readonly -a KIT_SIGNAL_ARGV=(
+    srun
+    --job-name=kit-signal
+    --overlap
+    --mem=0
+    --nodes=3
+    --ntasks=3
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/dev/null
+    --open-mode=append
+    /shared/runs/digits-1/lib/signal.sh
+)
+readonly -a KIT_MONITOR_ARGV=(
+    srun
+    --job-name=kit-monitor
+    --overlap
+    --mem=0
+    --nodes=3
+    --ntasks=3
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/monitor/monitor-%n.log
+    --open-mode=append
+    /shared/runs/digits-1/lib/gpu-monitor.sh
+    /shared/runs/digits-1/monitor
+    pumt
+    DT
+    15
+)
+readonly -a KIT_PREFLIGHT_ARGV=(
+    srun
+    --job-name=kit-preflight
+    --overlap
+    --mem=0
+    --nodes=3
+    --ntasks=3
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/preflight.log
+    --open-mode=append
+    /shared/runs/digits-1/lib/preflight.sh
+    run=/shared/runs/digits-1
+    cache=/tmp/kit-ada
+    free_kb=1000000
+    shm_kb=0
+    nofile=1024
+    memlock=any
+    skew=5
+    gpus=2
+    userns=1
+    image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    size=4096
+    source=/home/ada/project/examples/ddp
+)
+readonly -a KIT_PROBE_ARGV=(
+    srun
+    --job-name=kit-probe
+    --overlap
+    --mem=0
+    --nodes=3
+    --ntasks=3
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/preflight.log
+    --open-mode=append
+    --container-image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/tmp/kit-ada:/kit/cache
+    --container-workdir=/workspace
+    --no-container-mount-home
+    --container-remap-root
+    --container-readonly
+    --no-container-entrypoint
+    /kit/run/lib/probe.sh
+    python3
+    roles/trainer/image-env.sh
+)
+readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_CONTAINER_ARGV=(
+    srun
+    --job-name=kit-container
+    --overlap
+    --mem=0
+    --nodes=3
+    --ntasks=3
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/container.log
+    --open-mode=append
+    /shared/runs/digits-1/lib/container.sh
+)
+
+# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
+# Below this line nothing is generated.
+set -uo pipefail
+
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/environment.sh"
+source "${KIT_RUN_DIR}/lib/output.sh"
+source "${KIT_RUN_DIR}/lib/debug.sh"
+source "${KIT_RUN_DIR}/lib/nodes.sh"
+source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/heartbeat.sh"
+source "${KIT_RUN_DIR}/lib/containers.sh"
+source "${KIT_RUN_DIR}/lib/steps.sh"
+source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/watch.sh"
+source "${KIT_RUN_DIR}/lib/checks.sh"
+source "${KIT_RUN_DIR}/lib/retry.sh"
+source "${KIT_RUN_DIR}/lib/where.sh"
+source "${KIT_RUN_DIR}/lib/ends.sh"
+source "${KIT_RUN_DIR}/lib/roles.sh"
+
+# The lead signal (USR1) and a request to end (TERM: a cancel, preemption, a node that goes down) go to the ranks, which save and end.
+# INT is the user's Ctrl-C where this script runs by hand; a second one does not wait for the ranks.
+got_signal="" got_slurms_term=""
+# shellcheck disable=SC2317 # called by traps
+on_signal() {
+    local -r again="${got_signal}"
+    got_signal="$1"
+    steps_deadline=$((EPOCHSECONDS + $(retry::time_to_save "$1")))
+    steps_why="the ranks did not end within $(retry::time_to_save "$1") s after $1"
+    if [[ "$1" == INT && "${again}" == INT ]]; then
+        steps_deadline=EPOCHSECONDS steps_why="Ctrl-C came twice"
+    elif ! roles::running; then
+        steps_deadline=EPOCHSECONDS steps_why="got $1, and there are no ranks yet"
+    fi
+    log::info "got $1; passing it on to the ranks"
+    events::record signal name "$1"
+    if [[ "$1" == TERM ]] && ! retry::is_running; then
+        got_slurms_term=1
+    else
+        steps::signal_ranks "${1/INT/TERM}"
+    fi
+}
+
+# USR2 comes from watch.sh alone.
+# shellcheck disable=SC2317 # called by a trap
+on_trouble() {
+    if [[ -z "${got_signal}" ]]; then
+        steps_why="a rank has failed or a node is lost, and the other ranks wait for it"
+        ends::doom
+    fi
+}
+
+# shellcheck disable=SC2317 # called by the EXIT trap
+finish() {
+    local -r code=$?
+    local what=end
+    trap - EXIT
+    trap '' TERM USR1 USR2 INT HUP
+    watch::stop
+    if retry::wants_requeue "${code}"; then
+        what=requeue
+    elif retry::slurm_requeued; then
+        what=requeued
+    elif ((code)) && [[ -z "${got_signal}" || -n "${got_slurms_term}" ]] && retry::preempted; then
+        what=requeue
+    fi
+    # First of all, since after a TERM there are seconds only until Slurm kills this script.
+    [[ "${what}" != end ]] || rm -f -- "${KIT_RUN_DIR}/.secrets"
+    steps::end_all
+    heartbeat::stop
+    failures::release_space
+    case "${what}" in
+        requeue) retry::requeue "${code}" || retry::end "${code}" ;;
+        requeued)
+            log::info "exit code ${code}; Slurm has put the job back into the queue"
+            events::record requeue exit_code "${code}"
+            ;;
+        end) retry::end "${code}" ;;
+    esac
+    # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
+    if [[ -n "${environment_batch}" && "${what}" == end && "${got_signal}" == TERM && -z "${got_slurms_term}" ]]; then
+        scancel "${environment_job}" 2>/dev/null
+    fi
+    exit "${code}"
+}
+
+train() {
+    local -i code
+    while true; do
+        retry::begin_attempt || return 1
+        watch::start
+        roles::run
+        code=$?
+        watch::stop
+        retry::again "${code}" || return "${code}"
+    done
+}
+
+main() {
+    environment::require_allocation
+    output::link
+    trap finish EXIT
+    environment::scrub "${KIT_INHERIT[@]}"
+    debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
+    trap 'on_signal TERM' TERM
+    trap 'on_signal USR1' USR1
+    trap 'on_signal INT' INT
+    trap on_trouble USR2
+
+    nodes::resolve || exit 1
+    nodes::banner
+    events::record start nodes "${SLURM_JOB_NODELIST}"
+    failures::reserve_space
+    checks::image || exit "${checks_failed_code}"
+    checks::stage || exit $?
+    containers::begin
+    checks::nodes || exit $?
+    # From here on nothing queues the job again without a failed node.
+    retry::cap_slurm
+
+    heartbeat::start "${KIT_HEARTBEAT}"
+    if ((${#KIT_MONITOR_ARGV[@]})); then
+        steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
+    fi
+    checks::all_reduce || exit $?
+    train
+    exit $?
+}
+
+main "$@"

@@ -1,0 +1,9 @@
+# The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
+# shellcheck shell=bash disable=SC2034,SC2054
+KIT_PROGRAM=(
+    python3
+    /workspace/train.py
+)
+KIT_PROGRAM_ENV=(
+    OMP_NUM_THREADS=1
+)

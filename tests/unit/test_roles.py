@@ -1,0 +1,106 @@
+"""[roles]: who runs where, and what is refused."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from kit.errors import ConfigError
+from kit.plan import Plan
+from tests.support import make_site, plan_of, write_job
+
+HEAD = 'name = "rl"\nlauncher = "roles"\nimage = "train-cpu"\n'
+SERVER = '[roles.server]\ncommand = ["serve"]\nports = ["http"]\npolicy = "service"\nready = { tcp = "http" }\n'
+TRAINER = '[roles.trainer]\nscript = "train.py"\nafter = ["server"]\n'
+
+
+def plan_roles(folder: Path, text: str) -> Plan:
+    return plan_of(write_job(folder, HEAD + text), site=make_site())
+
+
+def facts(plan: Plan, name: str) -> dict[str, str]:
+    """A role's constants in batch.sh."""
+    text = next(t for t in plan.text_of("batch.sh").split("readonly -A KIT_STEP_")[1:] if f"[name]={name}\n" in t)
+    lines = text.split("=(\n", 1)[1].split("\n)", 1)[0].splitlines()
+    pairs = (line.strip().split("=", 1) for line in lines)
+    return {
+        key.strip("[]"): "".join(shlex.split(value)) if " " not in value else shlex.split(value)[0]
+        for key, value in pairs
+    }
+
+
+def test_each_role_gets_nodes_of_its_own_in_the_order_of_the_file(tmp_path: Path) -> None:
+    made = plan_roles(tmp_path, SERVER + "nodes = 2\n" + TRAINER + 'nodes = 3\nshape = "torchrun"\ngpus = [0, 1]\n')
+    assert [(r.name, r.first, r.nodes, r.ranks_per_node, r.tasks_per_node) for r in made.roles] == [
+        ("server", 0, 2, 1, 1),
+        ("trainer", 2, 3, 2, 1),
+    ]
+    assert made.layout.nodes == 5
+    assert made.layout.world_size == 2 + 6
+    assert "#SBATCH --nodes=5" in made.text_of("batch.sh")
+    assert not any(role.shared for role in made.roles)
+
+
+def test_the_rest_is_what_no_other_role_has(tmp_path: Path) -> None:
+    made = plan_roles(tmp_path, "[resources]\nnodes = 8\n" + SERVER + TRAINER + 'nodes = "rest"\n')
+    assert [(r.first, r.nodes) for r in made.roles] == [(0, 1), (1, 7)]
+
+
+def test_roles_that_share_nodes_share_their_cpus(tmp_path: Path) -> None:
+    made = plan_roles(tmp_path, TRAINER + "nodes = 2\nranks_per_node = 3\n" + SERVER + 'shares = "trainer"\n')
+    server = next(r for r in made.roles if r.name == "server")
+    trainer = next(r for r in made.roles if r.name == "trainer")
+    assert (server.first, server.nodes) == (0, 2)
+    assert server.shared
+    assert server.cpus_per_rank == trainer.cpus_per_rank == made.layout.cpus_per_node // 4
+    step = made.text_of("batch.sh").split("KIT_STEP_0_ARGV=(")[1].split("\n)")[0]
+    assert "--overlap" in step
+
+
+def test_what_the_batch_script_knows_of_a_role(tmp_path: Path) -> None:
+    text = SERVER.replace('{ tcp = "http" }', '{ http = "http", path = "/health", timeout_s = 7, health = true }')
+    made = plan_roles(tmp_path, text + "restart = 4\n" + TRAINER)
+    known = facts(made, "server")
+    assert known["ready"] == "http http /health"
+    assert (known["policy"], known["restart"], known["ready_timeout"], known["health"]) == ("service", "4", "7", "1")
+    assert facts(made, "trainer")["after"] == "server"
+    assert "KIT_SERVICE=1" in made.text_of("batch.sh")
+    assert {"roles/server/worker.sh", "roles/trainer/program.sh", "roles/server/image-env.sh"} <= {
+        f.name for f in made.files
+    }
+    assert {"logs/server", "logs/trainer"} <= set(made.folders)
+
+
+def test_a_role_has_its_own_program_arguments_and_environment(tmp_path: Path) -> None:
+    text = '[roles.one]\ncommand = ["tool", "{run}/x", "{workspace}/y"]\nargs = ["a b"]\nenv = { A = "1" }\n'
+    program = plan_roles(tmp_path, 'env = { A = "0", B = "2" }\n' + text).text_of("roles/one/program.sh")
+    assert "KIT_PROGRAM=(\n    tool\n    /kit/run/x\n    /workspace/y\n    'a b'\n)" in program
+    assert "A=1\n" in program
+    assert "B=2\n" in program
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TRAINER, r"roles.trainer.after: got 'server'"),
+        (SERVER + TRAINER.replace('"server"', '"sever"'), r"did you mean 'server'"),
+        (SERVER + TRAINER + 'shares = "serve"\n', r"roles.trainer.shares: got 'serve'"),
+        (SERVER + 'after = ["trainer"]\n' + TRAINER, r"server -> trainer -> server|trainer -> server -> trainer"),
+        (SERVER, r"a main role"),
+        (SERVER + TRAINER + "gpus = [0, 9]\n", r"roles.trainer.gpus"),
+        (SERVER + TRAINER + 'args = ["{server.port.grpc}"]\n', r"a port of 'server': http"),
+        (SERVER + TRAINER + 'nodes = "rest"\n', r"roles: got nodes = 'rest'"),
+        (SERVER + TRAINER + 'nodes = 1\nshares = "server"\n', r"nodes and shares"),
+        (TRAINER.replace('after = ["server"]', 'ready = { http = "web" }'), r"ready asks port 'web'"),
+        (TRAINER.replace('after = ["server"]', "ready = { }"), r"one of tcp, http and file"),
+        ('[roles.kit-monitor]\ncommand = ["x"]\n', r"kit's own steps"),
+        ('[roles.one]\ncommand = ["x"]\nscript = "y.py"\n', r"script and command"),
+        ('[roles.one]\ncommand = ["x"]\nimage = "absent"\n', r"absent"),
+        ('[roles.one]\ncomand = ["x"]\n', r"command"),
+    ],
+)
+def test_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan_roles(tmp_path, text)
