@@ -100,6 +100,8 @@ finish() {
     local -r code=$?
     local what=end
     trap - EXIT
+    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP
     watch::stop
     if retry::wants_requeue "${code}"; then
