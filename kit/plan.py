@@ -163,7 +163,9 @@ class _Making:
         self.extra = frameworks.prepare(resolved.launcher.framework, self.job, layout, file=resolved.job_file)
         named = {**self.extra.roles, **self.job.roles}
         self.roles = place(resolved, layout, named)
-        self.layout = replace(layout, ranks_of_roles=sum(r.ranks for r in self.roles)) if named else layout
+        # Services are there for the ranks; they are none of them.
+        ranks = sum(r.ranks for r in self.roles if r.role.policy != "service")
+        self.layout = replace(layout, ranks_of_roles=ranks) if named else layout
         # A lost node ends a plain job without spares: nothing could go on.
         self.outlives = bool(self.job.retry.spares) or any(r.role.policy == "replica" for r in self.roles)
         self.pins = self._pins(locks)
