@@ -166,13 +166,28 @@ def _spans(layout: Layout, roles: Mapping[str, Role]) -> dict[str, range]:
         until = first + (rest if count == "rest" else count)
         spans[name] = range(first, until)
         first = until
-    return {name: spans[role.shares or name] for name, role in roles.items()}
+    return {name: spans[role.shares or name][: _shared(role)] for name, role in roles.items()}
+
+
+def _shared(role: Role) -> int | None:
+    """How many of another role's nodes it takes, from the first on; None for all, and where it has its own."""
+    return role.nodes if role.shares is not None and isinstance(role.nodes, int) else None
 
 
 def _most_on_a_node(spans: Mapping[str, range], own: range, roles: Mapping[str, Role], layout: Layout) -> int:
     """Ranks of all roles on the fullest node of these."""
     counts = [sum(_ranks(roles[other], layout)[0] for other, span in spans.items() if node in span) for node in own]
     return max(counts)
+
+
+def _unshareable(role: Role, other: Role, name: str) -> tuple[str, str, str] | None:
+    """Why a role cannot run on another's nodes: key, what it is, what is allowed."""
+    if other.shares is not None:
+        return "shares", repr(name), "a role with nodes of its own"
+    has = other.nodes or 1
+    if isinstance(has, int) and (_shared(role) or 0) > has:
+        return "nodes", str(role.nodes), f"at most {has}: those of {name!r}"
+    return None
 
 
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9-]*)\.(address|nodes|port\.[a-z][a-z0-9-]*)\}")
@@ -189,8 +204,8 @@ def _check(resolved: Resolved, layout: Layout, roles: Mapping[str, Role]) -> Non
         for key, named in [("shares", role.shares), *(("after", one) for one in role.after)]:
             if named is not None and named not in others:
                 refuse(name, key, repr(named), ", ".join(others) or "no other role", _nearest(named, others))
-            elif key == "shares" and named is not None and roles[named].shares is not None:
-                refuse(name, key, repr(named), "a role with nodes of its own")
+            elif key == "shares" and named is not None and (broken := _unshareable(role, roles[named], named)):
+                refuse(name, *broken)
         if role.gpus and max(role.gpus) >= layout.gpus_per_node:
             refuse(name, "gpus", str(list(role.gpus)), f"0 to {layout.gpus_per_node - 1}: the GPUs of a node")
         for word in (*(role.command or ()), *role.args, *role.env.values()):

@@ -52,7 +52,9 @@ class Role(Model):
     nodes: Annotated[int, Field(ge=1)] | Literal["rest"] | None = Field(
         default=None, description="How many nodes; 'rest': those that no other role has; default 1."
     )
-    shares: RoleName | None = Field(default=None, description="Another role whose nodes it runs on, from its first on.")
+    shares: RoleName | None = Field(
+        default=None, description="Another role, on whose first `nodes` nodes it runs, or on all."
+    )
     image: str | None = Field(default=None, description="A folder of containers/; default: the job's image.")
     shape: StepShape | None = Field(
         default=None, description="torchrun: one task a node; srun: one task a rank (default)."
@@ -85,8 +87,10 @@ class Role(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Role:
-        if self.nodes is not None and self.shares is not None:
-            raise ValueError("nodes and shares: a role has its own nodes or another one's")
+        if self.nodes == "rest" and self.shares is not None:
+            raise ValueError(
+                "nodes = 'rest' and shares: say how many of the other role's nodes, or leave nodes out for all"
+            )
         if self.script is not None and self.command is not None:
             raise ValueError("script and command: give one of them")
         wanted = self.ready and (self.ready.tcp or self.ready.http)

@@ -59,6 +59,18 @@ def test_roles_that_share_nodes_share_their_cpus(tmp_path: Path) -> None:
     assert "--overlap" in step
 
 
+def test_a_role_may_share_some_nodes_of_another(tmp_path: Path) -> None:
+    made = plan_roles(tmp_path, TRAINER + "nodes = 3\n" + SERVER + 'shares = "trainer"\nnodes = 1\n')
+    assert [(r.name, r.first, r.nodes, r.shared) for r in made.roles] == [
+        ("trainer", 0, 3, True),
+        ("server", 0, 1, True),
+    ]
+    assert made.layout.nodes == 3
+    too_many = TRAINER + "nodes = 3\n" + SERVER + 'shares = "trainer"\nnodes = 4\n'
+    with pytest.raises(ConfigError, match=r"roles.server.nodes: got 4; allowed: at most 3: those of 'trainer'"):
+        plan_roles(tmp_path, too_many)
+
+
 def test_what_the_batch_script_knows_of_a_role(tmp_path: Path) -> None:
     text = SERVER.replace('{ tcp = "http" }', '{ http = "http", path = "/health", timeout_s = 7, health = true }')
     made = plan_roles(tmp_path, text + "restart = 4\n" + TRAINER)
@@ -92,7 +104,7 @@ def test_a_role_has_its_own_program_arguments_and_environment(tmp_path: Path) ->
         (SERVER + TRAINER + "gpus = [0, 9]\n", r"roles.trainer.gpus"),
         (SERVER + TRAINER + 'args = ["{server.port.grpc}"]\n', r"a port of 'server': http"),
         (SERVER + TRAINER + 'nodes = "rest"\n', r"roles: got nodes = 'rest'"),
-        (SERVER + TRAINER + 'nodes = 1\nshares = "server"\n', r"nodes and shares"),
+        (SERVER + TRAINER + 'nodes = "rest"\nshares = "server"\n', r"nodes = 'rest' and shares"),
         (TRAINER.replace('after = ["server"]', 'ready = { http = "web" }'), r"ready asks port 'web'"),
         (TRAINER.replace('after = ["server"]', "ready = { }"), r"one of tcp, http and file"),
         ('[roles.kit-monitor]\ncommand = ["x"]\n', r"kit's own steps"),
