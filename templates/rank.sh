@@ -12,11 +12,21 @@ source "${KIT_RUN_DIR}/lib/fill.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
+# logs/latest_<role>_node_rank_<n>.log is the log of the first rank on the role's n-th node. Moved into place, so that it is always there.
+rank::link() {
+    if [[ -n "${KIT_ROLE:-}" && "${LOCAL_RANK}" == 0 ]]; then
+        local -r link="${KIT_RUN_DIR}/logs/latest_${KIT_ROLE}_node_rank_${NODE_RANK}.log"
+        # shellcheck disable=SC2153 # RANK comes from torchrun or worker.sh
+        ln -sf -- "${KIT_ROLE}/rank-${RANK}.log" "${link}.new"
+        mv -fT -- "${link}.new" "${link}"
+    fi
+}
+
 main() {
     # torchrun calls the node's rank GROUP_RANK; programs find it under one name in both shapes.
     export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
-    # shellcheck disable=SC2153 # RANK comes from torchrun or worker.sh
     exec >>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${RANK}.log" 2>&1
+    rank::link
     log::info "${KIT_ROLE:+${KIT_ROLE}: }rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
     # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
     if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
