@@ -63,14 +63,15 @@ def check_packages(resolved: Resolved, lock: ImageLock) -> None:
     if not is_launchers(resolved.job.script) or not lock.packages.pip:
         return
     held = {canonical(name) for name in lock.packages.pip}
-    lacking = [name for name in resolved.launcher.requires if canonical(name) not in held]
+    required = resolved.launcher.required(resolved.job)
+    lacking = [name for name in required if canonical(name) not in held]
     if lacking:
         raise ConfigError.of(
             Fault(
                 file=resolved.job_file,
                 key="image",
                 got=f"{lock.name!r}, which lacks {', '.join(lacking)}",
-                allowed=f"an image with what launcher {resolved.job.launcher!r} requires: {', '.join(resolved.launcher.requires)}",
+                allowed=f"an image with what launcher {resolved.job.launcher!r} requires: {', '.join(required)}",
             )
         )
 

@@ -160,8 +160,8 @@ class _Making:
         _check_rendezvous(self.job, resolved.job_file)
         if is_launchers(self.job.script):
             fits.check(self.job, resolved.launcher, layout, file=resolved.job_file)
-        self.extra = frameworks.prepare(resolved.launcher.framework, self.job, layout, file=resolved.job_file)
-        named = {**self.extra.roles, **self.job.roles}
+        self.extra = frameworks.prepare(resolved.launcher, self.job, layout, file=resolved.job_file)
+        named = {**self.extra.roles, **{n: r for n, r in self.job.roles.items() if n not in self.extra.roles}}
         self.roles = place(resolved, layout, named)
         # Services are there for the ranks; they are none of them.
         ranks = sum(r.ranks for r in self.roles if r.role.policy != "service")
@@ -368,12 +368,10 @@ def _check_rendezvous(job: Job, file: str) -> None:
 def _sized(resolved: Resolved) -> Resolved:
     """The job with as many nodes as its roles, or its framework's own table, come to."""
     job = resolved.job
-    count = sized(resolved, job.roles) if job.roles else frameworks.nodes(resolved.launcher.framework, job)
-    if count is None:
-        return resolved
-    return replace(
-        resolved, job=job.model_copy(update={"resources": job.resources.model_copy(update={"nodes": count})})
-    )
+    asked = frameworks.resources(resolved.launcher.framework, job)
+    if job.roles and "nodes" not in asked:
+        asked["nodes"] = sized(resolved, job.roles)
+    return replace(resolved, job=job.model_copy(update={"resources": job.resources.model_copy(update=asked)}))
 
 
 def _filled_in(resolved: Resolved, site: Site, runtime: str) -> Job:

@@ -20,6 +20,7 @@ from kit.errors import ConfigError, Fault
 from kit.layout import Layout
 from kit.places import Site
 from kit.render import MARK, configured, render
+from kit.spec.rl import Rl
 
 DEFAULT = "batch.sh"
 STABLE = (
@@ -38,15 +39,16 @@ def batch_script(resolved: Resolved, site: Site, layout: Layout, variables: Mapp
     """The batch script. ConfigError when the user's template cannot be rendered."""
     if resolved.template is None:
         return render(DEFAULT, variables)
+    table = resolved.job.rl or resolved.job.sft
     stable = {
         "job_name": resolved.job.name,
         "project_dir": str(resolved.project),
         "output_dir": str(site.run_dir),
         "config_dir": f"{site.run_dir}/configs",
-        "num_train_nodes": layout.nodes,
-        "num_infer_nodes": 0,
+        "num_train_nodes": table.num_train_nodes if table else layout.nodes,
+        "num_infer_nodes": table.num_infer_nodes if isinstance(table, Rl) else 0,
         "gpus_per_node": layout.gpus_per_node,
-        "hub_offline": False,
+        "hub_offline": table.hub_offline if table else False,
     }
     file, text = resolved.template
     return _rendered(text, {**stable, **variables}, file=file)

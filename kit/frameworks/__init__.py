@@ -1,7 +1,7 @@
 """Frameworks that want more than a program and its arguments: one module each, named by `framework` in launcher.toml.
 
-A module holds `prepare(job, layout, file) -> Extra`, and refuses, before anything is submitted, what the framework itself would
-refuse an hour later.
+A module holds `prepare(job, layout, launcher, file) -> Extra`, and refuses, before anything is submitted, what the framework itself
+would refuse an hour later.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import cast
 from kit.errors import ConfigError, Fault
 from kit.layout import Layout
 from kit.spec.job import Job
+from kit.spec.launcher import Launcher
 from kit.spec.roles import Role
 
 
@@ -30,21 +31,26 @@ class Extra:
     explained: tuple[str, ...] = ()
 
 
-def prepare(framework: str | None, job: Job, layout: Layout, *, file: str) -> Extra:
-    """What `framework` adds to a job; nothing when the launcher names none. ConfigError, with `file`, when the job does not fit."""
-    unread = [key for key in ("deepspeed", "megatron") if key != framework and getattr(job, key) is not None]
+def prepare(launcher: Launcher, job: Job, layout: Layout, *, file: str) -> Extra:
+    """What the launcher's framework adds to a job, if it names one. ConfigError, with `file`, when the job does not fit."""
+    framework = launcher.framework
+    unread = [
+        key for key in ("deepspeed", "megatron", "rl", "sft") if key != framework and getattr(job, key) is not None
+    ]
     if unread:
         got, allowed = f"a table that launcher {job.launcher!r} does not read", "options of its program in args"
         raise ConfigError.of(*(Fault(file=file, key=key, got=got, allowed=allowed) for key in unread))
     if framework is None:
         return Extra()
     module = import_module(f"kit.frameworks.{framework}")
-    return cast(Callable[..., Extra], module.prepare)(job, layout, file=file)
+    return cast(Callable[..., Extra], module.prepare)(job, layout, launcher=launcher, file=file)
 
 
-def nodes(framework: str | None, job: Job) -> int | None:
-    """How many nodes the framework's own table asks for, where it says so; the job's `resources.nodes` else."""
+def resources(framework: str | None, job: Job) -> dict[str, int]:
+    """What the framework's own table says of the job's resources: `nodes`, `gpus_per_node`. Else [resources] counts."""
     if framework is None:
-        return None
-    counting = getattr(import_module(f"kit.frameworks.{framework}"), "nodes", None)
-    return cast(Callable[[Job], int | None], counting)(job) if counting else None
+        return {}
+    module = import_module(f"kit.frameworks.{framework}")
+    asking = {key: getattr(module, key, None) for key in ("nodes", "gpus_per_node")}
+    found = {key: cast(Callable[[Job], int | None], ask)(job) for key, ask in asking.items() if ask}
+    return {key: value for key, value in found.items() if value is not None}

@@ -13,13 +13,14 @@ from kit.errors import ConfigError, Fault
 from kit.frameworks import Extra
 from kit.layout import Layout
 from kit.spec.job import Job
+from kit.spec.launcher import Launcher
 
 FILE = "ds_config.json"
 
 _TOTAL, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
-def prepare(job: Job, layout: Layout, *, file: str) -> Extra:
+def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
     """ds_config.json and the option that names it; nothing when the job has no [deepspeed]."""
     if job.deepspeed is None:
         return Extra()

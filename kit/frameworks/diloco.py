@@ -13,6 +13,7 @@ from kit.frameworks import Extra
 from kit.layout import Layout
 from kit.spec.diloco import DiLoCo
 from kit.spec.job import Job
+from kit.spec.launcher import Launcher
 from kit.spec.roles import Ready, Role
 
 PICTURE = "layout.txt"
@@ -46,7 +47,7 @@ class Group:
         return len(self.nodes) * self.ranks_per_node
 
 
-def prepare(job: Job, layout: Layout, *, file: str) -> Extra:
+def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
     """The program's options, and the layout as a picture in the run folder."""
     table = job.diloco or DiLoCo()
     groups = replica_groups(

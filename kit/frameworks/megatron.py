@@ -9,13 +9,14 @@ from kit.errors import ConfigError, Fault
 from kit.frameworks import Extra, megatron_options, megatron_rules
 from kit.layout import Layout
 from kit.spec.job import Job
+from kit.spec.launcher import Launcher
 from kit.spec.training import Checkpoint, Megatron
 
 # As the ranks see it; plan() puts the run folder in.
 _CHECKPOINTS = "{run}/checkpoints"
 
 
-def prepare(job: Job, layout: Layout, *, file: str) -> Extra:
+def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
     """The options; nothing when the job has no [megatron]. ConfigError with every rule that is broken, each with its numbers."""
     if job.megatron is None:
         return Extra()

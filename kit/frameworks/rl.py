@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
 import tomli_w
 
 from kit.errors import ConfigError, Fault
+from kit.frameworks import Extra
+from kit.layout import Layout
+from kit.spec.job import Job
+from kit.spec.launcher import Launcher
 from kit.spec.programs import Program, Programs
 from kit.spec.rl import Rl, Sft
+from kit.spec.roles import Role
 from kit.spec.training import Checkpoint
 
 FOLDER = "configs"
@@ -28,64 +33,100 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
-    """A role as plain data. nodes: how many of its own; 0 when it runs on the first node of the role `program.on`.
-
-    command: the program's, with {python}, {code}, {config} and {run} still to be filled in by who knows where they are.
-    """
-
-    nodes: int
-    gpus_per_node: int
-    program: Program
-    command: tuple[str, ...]
-    config: str
-    env: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """files: name in the run folder -> text. roles: in the order in which they are said."""
+    """options: of each role's program. roles: in the order in which the launcher says them."""
 
-    files: dict[str, str]
+    options: dict[str, Options]
     roles: dict[str, Role]
 
 
-def resolve(
-    table: Sft, programs: Programs, *, name: str, gpus_per_node: int, checkpoint: Checkpoint, file: str
-) -> Resolved:
+def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
+    """The roles of [rl], and a file of options for each."""
+    return prepared("rl", job.rl or Rl(), job, layout, launcher=launcher, file=file)
+
+
+def nodes(job: Job) -> int:
+    """Those of the trainer and of the servers, and those that the job's own roles have besides."""
+    table = job.rl or Rl()
+    return table.num_train_nodes + table.num_infer_nodes + others(job, set(table.tables()))
+
+
+def gpus_per_node(job: Job) -> int | None:
+    """As [rl] says it."""
+    return job.rl.gpus_per_node if job.rl else None
+
+
+def others(job: Job, own: set[str]) -> int:
+    """Nodes of the job's roles that are not the table's own."""
+    return sum(
+        int(r.nodes or 1) for n, r in job.roles.items() if n not in own and r.shares is None and r.nodes != "rest"
+    )
+
+
+def prepared(name: str, table: Sft, job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
+    """What a table adds to a job. name: of the table, 'rl' or 'sft'."""
+    known = launcher.programs
+    if table.programs not in known:
+        near = get_close_matches(table.programs, known, n=1)
+        fault = Fault(file=file, key=f"{name}.programs", got=repr(table.programs), allowed=", ".join(known))
+        raise ConfigError.of(replace(fault, hint=f"did you mean {near[0]!r}?" if near else ""))
+    made = resolve(
+        table, known[table.programs], name=name, gpus=layout.gpus_per_node, checkpoint=job.checkpoint, file=file
+    )
+    places = {"{python}": job.python, "{code}": "{run}/code"}
+    return Extra(
+        files={f"{FOLDER}/{role}.toml": _text(role, name, options) for role, options in made.options.items()},
+        roles={role: _as_asked(role, made.roles[role], job, places) for role in made.roles},
+    )
+
+
+def _as_asked(name: str, role: Role, job: Job, places: Mapping[str, str]) -> Role:
+    """The role with its paths filled in, the job's arguments where it is a main one, and what the job's own [roles.<name>] says."""
+    command = tuple(
+        _filled(word, {**places, "{config}": f"{{run}}/{FOLDER}/{name}.toml"}) for word in role.command or ()
+    )
+    own = job.roles[name].model_dump(exclude_unset=True) if name in job.roles else {}
+    args = job.args if role.policy == "main" else ()
+    given = {**role.model_dump(exclude_unset=True), "command": command, "args": args, **own}
+    given["env"] = {**role.env, **own.get("env", {})}
+    return Role.model_validate(given)
+
+
+def resolve(table: Sft, programs: Programs, *, name: str, gpus: int, checkpoint: Checkpoint, file: str) -> Resolved:
     """The options and roles of a run. ConfigError with every fault at once.
 
-    name: of the table, 'rl' or 'sft', for faults. gpus_per_node: of the cluster's nodes, for a table that does not say.
+    name: of the table, for faults. gpus: used on each node.
     """
-    gpus = gpus_per_node if table.gpus_per_node is None else table.gpus_per_node
     broken = [*_layout(table, gpus)]
     values = {**table.shared(), **_checkpoint(checkpoint), **(_derived(table, gpus) if not broken else {})}
-    options = _filled(table, programs, values)
+    options = _options(table, programs, values)
     broken += [*_nowhere(table, programs), *_unknown(options, programs), *_across(options, programs)]
     if broken:
         raise ConfigError.of(
             *(Fault(file=file, key=f"{name}.{k}", got=str(got), allowed=why, hint=hint) for k, got, why, hint in broken)
         )
-    offline = OFFLINE if table.hub_offline else {}
-    broadcast = table.weight_broadcast if isinstance(table, Rl) else ""
     return Resolved(
-        files={f"{FOLDER}/{role}.toml": _text(role, name, options[role]) for role in programs.roles},
-        roles={
-            role: Role(
-                nodes=0 if program.on else _nodes(table, role),
-                gpus_per_node=0 if program.on else gpus,
-                program=program,
-                command=tuple(word.replace("{weight_broadcast}", broadcast) for word in program.command),
-                config=f"{FOLDER}/{role}.toml",
-                env={**program.env, **offline},
-            )
-            for role, program in programs.roles.items()
-        },
+        options=options, roles={role: _role(role, program, table) for role, program in programs.roles.items()}
     )
 
 
-def _nodes(table: Sft, role: str) -> int:
-    return table.num_infer_nodes if isinstance(table, Rl) and role == "inference" else table.num_train_nodes
+def _role(name: str, program: Program, table: Sft) -> Role:
+    """A program as a role with its nodes, where it has nodes of its own."""
+    given = program.model_dump(exclude_unset=True, exclude={"options"})
+    if program.shares is None:
+        given["nodes"] = (
+            table.num_infer_nodes if isinstance(table, Rl) and name == "inference" else table.num_train_nodes
+        )
+    broadcast = {"{weight_broadcast}": table.weight_broadcast} if isinstance(table, Rl) else {}
+    given["command"] = tuple(_filled(word, broadcast) for word in program.command or ())
+    given["env"] = {**program.env, **(OFFLINE if table.hub_offline else {})}
+    return Role.model_validate(given)
+
+
+def _filled(word: str, values: Mapping[str, str]) -> str:
+    for placeholder, value in values.items():
+        word = word.replace(placeholder, value)
+    return word
 
 
 def _layout(table: Sft, gpus: int) -> Iterator[Broken]:
@@ -127,7 +168,7 @@ def _checkpoint(checkpoint: Checkpoint) -> Options:
     return {f"checkpoint.{key}": value for key, value in given.items()}
 
 
-def _filled(table: Sft, programs: Programs, values: Options) -> dict[str, Options]:
+def _options(table: Sft, programs: Programs, values: Options) -> dict[str, Options]:
     """Each role's options: its sub-table, and of the shared values those that it does not say."""
     tables = table.tables()
     options = {role: copy.deepcopy(tables.get(role, {})) for role in programs.roles}

@@ -14,6 +14,7 @@ from kit.spec.diloco import DiLoCo
 from kit.spec.ends import Monitor, Preflight, Retry, Secrets
 from kit.spec.mount import Mount
 from kit.spec.patterns import LogPattern
+from kit.spec.rl import Rl, Sft
 from kit.spec.roles import Role, RoleName
 from kit.spec.stages import Stage
 from kit.spec.sweep import Sweep
@@ -201,6 +202,8 @@ class Job(Model):
     roles: dict[RoleName, Role] = Field(
         default_factory=dict, description="Several programs, each on its own nodes of the one allocation."
     )
+    rl: Rl | None = Field(default=None, description="Reinforcement learning; becomes roles and their options.")
+    sft: Sft | None = Field(default=None, description="Supervised fine-tuning; becomes a role and its options.")
     chain: Chain | None = Field(default=None, description="Several jobs after each other: longer than a time limit.")
     stages: dict[Name, Stage] = Field(default_factory=dict, description="Jobs of this file that follow each other.")
     sweep: Sweep | None = Field(default=None, description="Many points of this job: 'kit sweep' submits them.")

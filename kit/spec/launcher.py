@@ -7,8 +7,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kit.spec.base import Model, Name
-from kit.spec.job import Shape
+from kit.spec.job import Job, Shape
 from kit.spec.programs import Programs
+from kit.spec.rl import Sft
 
 
 class Launcher(Model):
@@ -21,7 +22,7 @@ class Launcher(Model):
     script: str | None = Field(
         default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$", description="The reference program in this folder."
     )
-    framework: Literal["deepspeed", "diloco", "megatron"] | None = Field(
+    framework: Literal["deepspeed", "diloco", "megatron", "rl", "sft"] | None = Field(
         default=None,
         description="A module of kit/frameworks/ that checks the job and adds the framework's own files and options.",
     )
@@ -37,3 +38,8 @@ class Launcher(Model):
     defaults: dict[str, Any] = Field(
         default_factory=dict, description="Job keys that this launcher fills in where job and cluster are silent."
     )
+
+    def required(self, job: Job) -> tuple[str, ...]:
+        """The packages that a job's image must hold for the programs that this launcher would start."""
+        chosen = self.programs.get((job.rl or job.sft or Sft()).programs)
+        return (*self.requires, *(chosen.requires if chosen else ()))

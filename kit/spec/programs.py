@@ -1,44 +1,20 @@
-"""Programs: who plays the roles of a run, as `[programs.<name>]` of launcher.toml says."""
+"""Programs: who plays the roles of `[rl]` and `[sft]`, as `[programs.<name>]` of launcher.toml says."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
-from kit.spec.base import EnvName, Model, Name, Text
+from kit.spec.base import Model
+from kit.spec.roles import Role, RoleName
 
 
-class Ready(Model):
-    """When a role counts as ready."""
+class Program(Role):
+    """A role as the launcher sets it up.
 
-    kind: Literal["tcp", "http", "file"]
-    port: Name | None = Field(default=None, description="One of the role's ports (tcp, http).")
-    path: Text | None = Field(default=None, description="What to ask for (http); a file of the run folder (file).")
-    timeout_s: int = Field(default=600, ge=1, description="Seconds until the run is given up.")
+    Besides what any command may name, {python}, {code} and {config} stand in its words for the interpreter, the launcher's folder
+    and the role's resolved options, {weight_broadcast} for that key of [rl].
+    """
 
-
-class Program(Model):
-    """One role's program."""
-
-    command: tuple[Text, ...] = Field(
-        min_length=1,
-        description="Its words: {python}, {code} (the launcher's folder), {config} (its resolved options), {run} stand "
-        "for paths, {weight_broadcast} for that key of [rl].",
-    )
-    shape: Literal["srun", "torchrun"] = "srun"
-    on: Name | None = Field(
-        default=None, description="The role on whose first node it runs; default: nodes of its own."
-    )
-    ranks_per_node: int | None = Field(default=None, ge=1, description="Default: one a GPU.")
-    ports: tuple[Name, ...] = ()
-    ready: Ready | None = None
-    after: tuple[Name, ...] = Field(default=(), description="Roles that must be ready first.")
-    exit: Literal["main", "service"] = Field(
-        default="service", description="main: its end ends the run; service: it runs as long as the main one."
-    )
-    restart: int = Field(default=0, ge=0, description="How often it is started again when it dies.")
-    env: dict[EnvName, Text] = Field(default={}, description="Environment of its ranks.")
     options: tuple[str, ...] | None = Field(
         default=None,
         description="Every option that it knows, dotted; default: not known here, the program itself refuses others.",
@@ -52,4 +28,4 @@ class Programs(Model):
     keys: dict[str, tuple[str, ...]] = Field(
         default={}, description="Shared key -> the roles' options that take it, such as 'trainer.model.seq_len'."
     )
-    roles: dict[Name, Program]
+    roles: dict[RoleName, Program]

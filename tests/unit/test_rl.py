@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import pytest
 from kit import config
 from kit.errors import ConfigError
 from kit.frameworks import rl
+from kit.plan import Plan, plan
+from kit.spec.image import Packages
 from kit.spec.launcher import Launcher
 from kit.spec.programs import Programs
-from kit.spec.rl import Rl, Sft
+from kit.spec.rl import Rl
 from kit.spec.training import Checkpoint
-from tests.support import REPO
+from tests.support import REPO, make_lock, make_site, write_job
 
 
 def programs(launcher: str, name: str = "reference") -> Programs:
@@ -27,14 +30,14 @@ def resolve(table: dict[str, Any], *, gpus: int = 8, checkpoint: dict[str, Any] 
         made,
         programs("rl", made.programs),
         name="rl",
-        gpus_per_node=gpus,
+        gpus=made.gpus_per_node or gpus,
         checkpoint=Checkpoint.model_validate(checkpoint or {}),
         file="job.toml",
     )
 
 
 def options(resolved: rl.Resolved, role: str) -> dict[str, Any]:
-    return tomllib.loads(resolved.files[f"configs/{role}.toml"])
+    return resolved.options[role]
 
 
 def refused(table: dict[str, Any], *, gpus: int = 8) -> dict[str, str]:
@@ -224,37 +227,136 @@ def test_roles_must_agree(key: str) -> None:
 
 def test_roles_of_the_reference_programs() -> None:
     made = resolve({"num_train_nodes": 2, "num_infer_nodes": 3, "hub_offline": True})
-    assert {name: role.nodes for name, role in made.roles.items()} == {"trainer": 2, "inference": 3, "orchestrator": 0}
-    assert made.roles["orchestrator"].program.on == "trainer"
-    assert [name for name, role in made.roles.items() if role.program.exit == "main"] == ["trainer"]
-    assert made.roles["trainer"].command == ("{python}", "{code}/trainer.py", "--config", "{config}")
-    assert made.roles["inference"].config == "configs/inference.toml"
+    assert {name: (role.nodes, role.shares) for name, role in made.roles.items()} == {
+        "trainer": (2, None),
+        "inference": (3, None),
+        "orchestrator": (1, "trainer"),
+    }
+    assert [name for name, role in made.roles.items() if role.policy == "main"] == ["trainer"]
     assert all(role.env["HF_HUB_OFFLINE"] == "1" for role in made.roles.values())
-    assert set(made.files) == {f"configs/{name}.toml" for name in made.roles}
 
 
 def test_roles_of_prime_rl() -> None:
     made = resolve({"programs": "prime-rl", "num_infer_nodes": 2, "weight_broadcast": "nccl"})
-    assert {name: role.nodes for name, role in made.roles.items()} == {
-        "trainer": 1,
-        "inference": 2,
-        "router": 0,
-        "orchestrator": 0,
+    assert {name: (role.nodes, role.shares) for name, role in made.roles.items()} == {
+        "trainer": (1, None),
+        "inference": (2, None),
+        "router": (1, "inference"),
+        "orchestrator": (1, "trainer"),
     }
-    assert made.roles["trainer"].command[-1] == "nccl"
+    assert (made.roles["trainer"].command or ())[-1] == "nccl"
     assert "HF_HUB_OFFLINE" not in made.roles["trainer"].env
 
 
-def test_sft_is_the_trainer_alone() -> None:
-    table = Sft.model_validate({"num_train_nodes": 4, "nodes_per_fsdp_group": 2, "model": "/data/rl", "max_steps": 30})
-    made = rl.resolve(
-        table, programs("sft"), name="sft", gpus_per_node=2, checkpoint=Checkpoint(every=10), file="job.toml"
+JOB = """\
+name = "sums"
+launcher = "rl"
+image = "frameworks-cpu"
+args = ["--lr", "0.001"]
+[rl]
+num_train_nodes = 2
+num_infer_nodes = 1
+gpus_per_node = 2
+nodes_per_fsdp_group = 1
+max_steps = 20
+[rl.orchestrator]
+batch_size = 64
+[checkpoint]
+every = 5
+[roles.inference]
+restart = 7
+env = { NOISE = "on" }
+"""
+PACKAGES = Packages(pip={"torch": "2.13.0", "aiohttp": "3.14.5"})
+
+
+def made(folder: Path, job: str = JOB, **overrides: Any) -> Plan:
+    resolved = config.load_job(write_job(folder, job), cluster="local")
+    lock = make_lock("frameworks-cpu").model_copy(update={"packages": overrides.get("packages", PACKAGES)})
+    return plan(resolved, lock, make_site())
+
+
+def test_the_plan_of_an_rl_job(tmp_path: Path) -> None:
+    found = made(tmp_path)
+    assert found.layout.nodes == 3
+    assert found.layout.gpus_per_node == 2
+    places = {placed.name: (placed.first, placed.nodes, placed.ranks) for placed in found.roles}
+    assert places == {"trainer": (0, 2, 4), "inference": (2, 1, 1), "orchestrator": (0, 1, 1)}
+    trainer = tomllib.loads(found.text_of("configs/trainer.toml"))
+    assert trainer == {
+        "max_steps": 20,
+        "weight_broadcast": "filesystem",
+        "inference_servers": 1,
+        "dp_replicate": 2,
+        "checkpoint": {"every": 5},
+    }
+    assert tomllib.loads(found.text_of("configs/orchestrator.toml")) == {"batch_size": 64, "max_steps": 20}
+    assert tomllib.loads(found.text_of("configs/inference.toml")) == {"workers": 2}
+    program = found.text_of("roles/trainer/program.sh")
+    for word in ("/kit/run/code/trainer.py", "/kit/run/configs/trainer.toml", "--lr"):
+        assert f"    {word}\n" in program
+    assert "--lr" not in found.text_of("roles/inference/program.sh")
+
+
+def test_what_the_job_says_of_a_role_comes_on_top(tmp_path: Path) -> None:
+    inference = next(placed.role for placed in made(tmp_path).roles if placed.name == "inference")
+    assert (inference.restart, inference.env["NOISE"], inference.policy) == (7, "on", "service")
+    assert inference.ready is not None and inference.ready.path == "/health"
+
+
+def test_a_role_of_the_jobs_own_gets_nodes_besides(tmp_path: Path) -> None:
+    found = made(tmp_path, JOB + '[roles.judge]\ncommand = ["judge"]\npolicy = "service"\n')
+    assert found.layout.nodes == 4
+    assert [placed.name for placed in found.roles] == ["trainer", "inference", "orchestrator", "judge"]
+
+
+def test_the_image_must_hold_what_the_chosen_programs_import(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="lacks aiohttp"):
+        made(tmp_path, packages=Packages(pip={"torch": "2.13.0"}))
+    with pytest.raises(ConfigError, match="lacks prime-rl"):
+        made(
+            tmp_path, JOB.replace("[rl]", '[rl]\nprograms = "prime-rl"').replace("[rl.orchestrator]", "[rl.inference]")
+        )
+
+
+def test_unknown_programs_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'prime-rl'"):
+        made(tmp_path, JOB.replace("[rl]", '[rl]\nprograms = "prime_rl"'.replace("_", "-r")))
+
+
+def test_a_table_that_the_launcher_does_not_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not read"):
+        made(tmp_path, JOB.replace('launcher = "rl"', 'launcher = "ddp"'))
+
+
+def test_stable_template_variables_of_an_rl_job(tmp_path: Path) -> None:
+    (tmp_path / "my.j2").write_text(
+        "{{ num_train_nodes }} {{ num_infer_nodes }} {{ gpus_per_node }} {{ hub_offline }}\n"
     )
-    assert list(made.roles) == ["trainer"]
-    assert options(made, "trainer") == {
+    job = JOB.replace("max_steps = 20\n", "max_steps = 20\nhub_offline = true\n") + '[slurm]\ntemplate = "my.j2"\n'
+    assert made(tmp_path, job).text_of("batch.sh") == "2 1 2 True\n"
+
+
+def test_sft_is_the_trainer_alone(tmp_path: Path) -> None:
+    job = """\
+name = "sums"
+launcher = "sft"
+image = "frameworks-cpu"
+[sft]
+num_train_nodes = 2
+nodes_per_fsdp_group = 2
+gpus_per_node = 2
+model = "/data/rl"
+max_steps = 30
+[checkpoint]
+every = 10
+"""
+    found = made(tmp_path, job)
+    assert [(placed.name, placed.nodes, placed.ranks) for placed in found.roles] == [("trainer", 2, 4)]
+    assert tomllib.loads(found.text_of("configs/trainer.toml")) == {
         "model": "/data/rl",
         "max_steps": 30,
-        "dp_replicate": 2,
+        "dp_replicate": 1,
         "checkpoint": {"every": 10},
     }
 

@@ -54,7 +54,7 @@ def test_the_stable_variables(tmp_path: Path) -> None:
 
 
 def test_the_plans_own_variables_and_jinja_everywhere_without_the_mark(tmp_path: Path) -> None:
-    text = "#!/bin/bash\n{% for option in sbatch %}\n#SBATCH {{ option }}\n{% endfor %}\nexec {{ step_argv | join(' ') }}\n"
+    text = "#!/bin/bash\n{% for option in sbatch %}\n#SBATCH {{ option }}\n{% endfor %}\nexec {{ roles[0].argv | join(' ') }}\n"
     script = made(tmp_path, text).text_of("batch.sh")
     assert "#SBATCH --job-name=own\n" in script
     assert "\nexec srun --job-name=train " in script
@@ -86,7 +86,7 @@ def test_all_unknown_variables_are_named_with_the_known_ones(tmp_path: Path) -> 
     error = refused(tmp_path, "{{ jobname }}\n{% if false %}{{ partition }}{% endif %}\n")
     assert [fault.key for fault in error.faults] == ["jobname", "partition"]
     assert error.faults[0].hint == "did you mean 'job_name'?"
-    assert all(name in error.faults[0].allowed for name in (*STABLE, "step_argv", "world_size"))
+    assert all(name in error.faults[0].allowed for name in (*STABLE, "roles", "world_size"))
     assert error.faults[0].file.endswith("my.sbatch.j2")
 
 
