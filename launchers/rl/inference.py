@@ -172,6 +172,10 @@ class Server:
                     return web.json_response({"error": str(error)}, status=MISSED)
         return web.json_response({"version": news.version})
 
+    async def give_up(self, _: web.Application) -> None:
+        """On the way out: a thread that waits for weights would keep this process until its time is up."""
+        self._newest = None
+
     def _superseded(self, news: Announcement) -> bool:
         return self._newest != (news.start, news.number)
 
@@ -200,6 +204,7 @@ def main() -> None:
             web.post("/update_weights", server.update),
         ]
     )
+    app.on_shutdown.append(server.give_up)
     print(f"listening on {args.host}:{args.port}", flush=True)
     web.run_app(app, host=args.host, port=args.port, print=None, shutdown_timeout=1)
 

@@ -199,6 +199,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             line = f"stopped by signal {signal} after step {at['step']}, saved"
             log.record("stopped", line, step=at["step"], signal=signal)
             return requests.finish(signal, at["step"])
+        if len(rollouts) < args.updates * here.world_size:
+            raise SystemExit(
+                f"{len(rollouts)} rollouts are too few for {args.updates} updates on {here.world_size} ranks."
+            )
         profile.step(step)
         waited = time.perf_counter() - began
         random.Random(args.seed + step).shuffle(rollouts)  # so that no part of a batch is of a few problems

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -307,3 +308,19 @@ def test_a_config_file_gives_options_and_the_command_line_wins(training: Any, tm
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "not an option of this program: max_stepz" in done.stderr
+
+
+def test_a_server_that_waits_for_weights_ends_at_once(start: Callable[..., Run], tools: Any) -> None:
+    """Of two servers one is not there: the transfer never begins, and TERM does not wait for its time-out."""
+    run = start()
+    run.orchestrate()
+    trainer = run.training.start(
+        "rl/trainer.py", run.name, "--inference-servers", 2, "--weight-broadcast", "nccl", *SMALL, ranks=1
+    )
+    trainer.until((run.folder / "broadcast" / "latest.json").exists)
+    run.orchestrator.until(lambda: "1 inference servers" in run.orchestrator.output())
+    time.sleep(1)  # so that the server is told
+    for process in run.servers[0].processes:
+        process.terminate()
+    assert run.servers[0].wait(20) == [0]
+    trainer.kill()
