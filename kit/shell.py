@@ -137,11 +137,24 @@ def feed(
 
 
 def call(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> int:
-    """Run in the foreground on the user's own terminal and return its exit code."""
+    """Run in the foreground on the user's own terminal and return its exit code.
+
+    Its end is always waited for, and Ctrl-C is the program's own affair. Only a terminal's first process hears that the terminal is
+    closed: where that is this one, it tells the program, and of a TERM too.
+    """
     try:
-        return subprocess.run(list(argv), cwd=cwd, env=env, check=False).returncode
+        process = subprocess.Popen(list(argv), cwd=cwd, env=env)
     except FileNotFoundError:
         raise ToolError(f"{argv[0]}: no such program") from None
+    told = (signal.SIGHUP, signal.SIGTERM)
+    before = [signal.signal(one, lambda number, _frame: process.send_signal(number)) for one in told]
+    try:
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                return process.wait()
+    finally:
+        for one, handler in zip(told, before, strict=True):
+            signal.signal(one, handler)
 
 
 def daemon(argv: Argv, *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:

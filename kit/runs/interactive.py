@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import signal
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,8 +27,6 @@ def allocate(prepared: Prepared) -> int:
     )
     folder.create(made, record, secrets=secrets_of(prepared))
     try:
-        # A terminal that is closed hangs up on salloc, which gives the allocation back; this process waits for that, and cleans up.
-        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
         return shell.call([*made.salloc_argv, *made.shell_argv], env=_with_terminal(prepared.env))
     finally:
         secret.remove(made.run_dir)
