@@ -192,7 +192,7 @@ steps::end_orphan() {
     local -r name="$1"
     local -i tenths
     [[ -n "$(steps::ids "${name}")" ]] || return 0
-    log::error "srun is gone and step ${name} is not: somebody or something killed srun; the step is ended"
+    log::error "srun is gone and step ${name} is not: srun was killed, or gave up on a node; the step is ended"
     steps::signal KILL "${name}"
     for ((tenths = 0; tenths < 50; tenths++)); do
         [[ -n "$(steps::ids "${name}")" ]] || return 0

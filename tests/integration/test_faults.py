@@ -95,7 +95,9 @@ def kill_monitor(lab: Lab, run: Path) -> None:
 LIST = "--list-gpus) printf 'GPU 0: x\\nGPU 1: x\\n';; "
 DMON = 'case "$1" in ' + LIST + 'dmon) echo "#args $*"; while true; do echo line; sleep 0.2; done;; esac'
 DEAF_DMON = 'trap "" TERM INT HUP USR1; case "$1" in ' + LIST + "dmon) while true; do echo line; sleep 0.2; done;; esac"
-STUCK = 'case "$1" in --list-gpus) touch "{marker}"; sleep 600;; esac'
+HEALTHY = 'case "$1" in ' + LIST + "esac"
+# Until the preflight's own time is up; nvidia-smi would be given up after ten seconds.
+STUCK = 'touch "{marker}"; sleep 600'
 
 FAULTS = {
     "rank-exits": Fault(
@@ -152,7 +154,7 @@ FAULTS = {
         state="CANCELLED",
         says="got TERM",
         ranks_start=False,
-        tools={"nvidia-smi": STUCK},
+        tools={"nvidia-smi": HEALTHY, "dmesg": STUCK},
     ),
     "lead-signal": Fault(
         once=("torchrun", "bubblewrap"), act=usr1, code=138, saved=4, says="the ranks ended after USR1"
@@ -359,7 +361,7 @@ def test_node_daemon_killed(spare_lab: Lab, runtime_of: RuntimeOf, cell: Cell) -
 
 @pytest.mark.faults
 def test_node_rebooted(spare_lab: Lab, runtime_of: RuntimeOf) -> None:
-    """All that ran there is gone, and the node is back before Slurm has missed it."""
+    """All that ran there is gone, and the node is back before Slurm has missed it: srun finds out, and gives up."""
     lab = spare_lab
     write(lab, "")
     run = lab.submit(*runtime_of("bubblewrap"))
@@ -370,8 +372,7 @@ def test_node_rebooted(spare_lab: Lab, runtime_of: RuntimeOf) -> None:
             kill(one.pid)
     lab.restart_slurmd(node)
     job = lab.wait_end(run)
-    print(job, lab.status(run), read(run, "batch"))
-    assert job["JobState"] == "FAILED", read(run, "batch")
+    assert (job["JobState"], lab.status(run)["exit_code"]) == ("FAILED", 137), read(run, "batch")
     assert lab.settled(run) == []
 
 
