@@ -42,16 +42,15 @@ def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
     started = [one["job_id"] for one in events(status.run_dir) if one["event"] == "start"]
     number = started[-1] if started else status.job_id
     return shell.call(
-        [step[0], f"--jobid={number}", *where, *_container(status.run_dir), *step[1:]], env=_with_terminal(env)
+        [step[0], f"--jobid={number}", *where, *_container(status.run_dir, step), *step[1:]], env=_with_terminal(env)
     )
 
 
-def _container(run_dir: Path) -> list[str]:
-    """The option that names the run's container, where Pyxis unpacked one: a shell does not wait for another."""
-    try:
-        return [(run_dir / "state" / "container").read_text(encoding="utf-8").strip()]
-    except FileNotFoundError:
-        return []
+def _container(run_dir: Path, step: list[str]) -> list[str]:
+    """The option that names what Pyxis unpacked of the step's image for the run, if it did: a shell does not wait for another."""
+    image = next((word for word in step if word.startswith("--container-image=")), "")
+    names = (path for path in (run_dir / "state").glob("container-*") if path.name.partition("-")[2] in image)
+    return [path.read_text(encoding="utf-8").strip() for path in names]
 
 
 def run_dir_of(prepared: Prepared) -> Path:

@@ -6,6 +6,8 @@
 
 # What the names of this start begin with; empty: none are given.
 containers_prefix=""
+# A pattern for the images that Pyxis mounts all the same.
+containers_mounted=""
 # Whether a first start takes long.
 declare -i containers_unpacked=0
 
@@ -26,7 +28,7 @@ containers::end() {
     local -r pid="${steps_pid[kit-container]:-}"
     local -i tenths
     [[ -n "${pid}" && -z "${got_slurms_term}" ]] || return 0
-    rm -f -- "${KIT_RUN_DIR}/state/container"
+    rm -f -- "${KIT_RUN_DIR}"/state/container-*
     steps::signal TERM kit-container
     for ((tenths = 0; tenths < 600; tenths++)); do
         kill -0 "${pid}" 2>/dev/null || break
@@ -43,6 +45,7 @@ containers::name() {
     [[ -n "${containers_prefix}" ]] || return 0
     for word in "$@"; do
         case "${word}" in
+            --container-image=${containers_mounted}) return 0 ;;
             --container-image=*@sha256:*) digest="${word##*@sha256:}" ;;
             --container-image=*) digest="${word##*/}" ;;
             --container-writable) return 0 ;;
@@ -53,10 +56,10 @@ containers::name() {
     [[ -n "${digest}" ]] || return 0
     containers_named=(--container-name="${containers_prefix}-${digest:0:12}:no_exec")
     # For `kit shell --attach`.
-    printf '%s\n' "${containers_named[0]}" >"${KIT_RUN_DIR}/state/container"
+    printf '%s\n' "${containers_named[0]}" >"${KIT_RUN_DIR}/state/container-${digest:0:12}"
 }
 
-# Whether Pyxis will unpack the job's image on these nodes: it mounts files, and those only with use_squashfuse.
+# Whether Pyxis will unpack an image of the job on these nodes: it mounts files, and those only with use_squashfuse.
 containers::unpacks() {
     if [[ -n "${KIT_PYXIS_UNPACKS}" ]]; then
         [[ "${KIT_PYXIS_UNPACKS}" == yes ]]
@@ -65,6 +68,7 @@ containers::unpacks() {
     local options
     options="$(containers::plugin)" || return 1
     if [[ " ${options} " =~ [[:space:]]use_squashfuse=(1|true|yes|y)[[:space:]] ]]; then
+        containers_mounted='/*'
         # Files are mounted then; references are not.
         [[ " ${KIT_IMAGES[*]}" == *" docker://"* && " ${options}" != *" importer="* ]]
     fi

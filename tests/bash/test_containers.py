@@ -71,4 +71,16 @@ def test_steps_with_a_readonly_container_are_named(tmp_path: Path, words: str, n
     (tmp_path / "state").mkdir()
     script = f'containers_prefix=kit-7-1700000000\ncontainers::name {words.removeprefix("srun ")}\necho "${{containers_named[*]}}"'
     assert bash(tmp_path, script) == (f"--container-name=kit-7-1700000000-{SHA[:12]}:no_exec" if named else "")
-    assert (tmp_path / "state" / "container").exists() == named
+    assert (tmp_path / "state" / f"container-{SHA[:12]}").exists() == named
+
+
+def test_an_image_that_is_mounted_beside_one_that_is_not_gets_no_name(tmp_path: Path) -> None:
+    """The roles of one job may have both."""
+    (tmp_path / "plugstack.conf").write_text("required spank_pyxis.so use_squashfuse=1\n")
+    (tmp_path / "state").mkdir()
+    names = "".join(
+        f'containers::name --container-image={image} run\necho "[${{containers_named[*]}}]"\n'
+        for image in (FILE, REFERENCE)
+    )
+    said = bash(tmp_path, f"containers::unpacks && containers_prefix=kit-7-1\n{names}", image=f"{FILE}' '{REFERENCE}")
+    assert said.splitlines() == ["[]", f"[--container-name=kit-7-1-{SHA[:12]}:no_exec]"]
