@@ -97,6 +97,20 @@ def spare_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session")
+def wide_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A project on a cluster of four nodes, for roles with two nodes each."""
+    skip_without_slurm()
+    name = f"kit-wide-{os.getpid()}"
+    with short_folder() as parent:
+        folder = parent / "cluster"
+        try:
+            cluster = up(name, Shape(nodes=4, gpus_per_node=4, placeholder_gpus=True), folder=folder)
+            yield project_on(cluster, train_cpu, tmp_path_factory.mktemp("wide"))
+        finally:
+            down(name, folder=folder)
+
+
+@pytest.fixture(scope="session")
 def preempting_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A project on a cluster whose partition `urgent` may take the nodes of the default one: its jobs go back to the queue."""
     skip_without_slurm()

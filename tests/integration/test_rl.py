@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from kit import shell
 from kit.errors import KitError
 from kit.images import lock as image_lock
 from kit.images import verify
@@ -53,7 +55,7 @@ def logs(run: Run) -> str:
     return "\n".join(run.log(name) for name in ("batch", "trainer/rank-0", "orchestrator/rank-0", "inference/rank-0"))
 
 
-def test_one_train_and_one_inference_node_learn(example: Lab) -> None:
+def test_one_train_and_one_inference_node_learn(example: Lab, tmp_path: Path) -> None:
     run = example.run(*options("rl.max_steps=25", "checkpoint.every=10", "seed=7"))
     assert run.done.returncode == 0, logs(run)
     (final,) = records(run.folder, "final")
@@ -74,11 +76,35 @@ def test_one_train_and_one_inference_node_learn(example: Lab) -> None:
         assert link.read_text()
     assert (run.folder / "orchestrator" / "metrics.jsonl").exists()
     assert "step 25" in example.kit("logs", run.folder.name, "trainer").stdout
+    assert "step 25" in panes(example, run.folder.name, tmp_path)["trainer"]
+
+
+def panes(lab: Lab, run: str, folder: Path) -> dict[str, str]:
+    """What `kit tmux` shows of a run, role by role, in a tmux of the test's own."""
+    if shell.which("tmux") is None:
+        pytest.skip("tmux is not installed")
+    env = {"TMUX_TMPDIR": str(folder), "TMUX": "", "TERM": "xterm"}
+    session = lab.kit("tmux", run, "--detach", env=env).stdout
+
+    def ask(*words: str) -> list[str]:
+        return shell.run(["tmux", *words], env={**os.environ, **env}).stdout.splitlines()
+
+    try:
+        form = "#{pane_title} #{pane_id} #{pane_dead}"
+        end = time.monotonic() + 60  # each pane's `kit logs` prints all and ends, since the run has ended
+        while any(line.endswith(" 0") for line in ask("list-panes", "-t", f"{session}:logs", "-F", form)):
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        found = [line.split() for line in ask("list-panes", "-t", f"{session}:logs", "-F", form)]
+        return {role: "\n".join(ask("capture-pane", "-p", "-S", "-", "-t", pane)) for role, pane, _ in found}
+    finally:
+        ask("kill-server")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broadcast", ["filesystem", "nccl"])
-def test_two_and_two(example: Lab, broadcast: str) -> None:
+def test_two_and_two(wide_lab: Lab, broadcast: str) -> None:
+    example = of_example(wide_lab, "rl", "frameworks-cpu")
     run = example.run(
         *options("rl.num_train_nodes=2", "rl.num_infer_nodes=2", f"rl.weight_broadcast={broadcast}"),
         *options("rl.nodes_per_fsdp_group=2", "rl.max_steps=25", "seed=7"),
