@@ -246,7 +246,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish:
             dist_checkpointing.save(
-                sharded_state(), str(folder), strategy, async_sharded_save=True, content_metadata=CONTENT
+                sharded_state(),
+                str(folder),
+                strategy,
+                validate_access_integrity=not strategy.is_checked,
+                async_sharded_save=True,
+                content_metadata=CONTENT,
             )
             checkpoint.write_rank(folder, here, at, {})
             checkpoint.write_model(folder, here, described())

@@ -21,12 +21,16 @@ filesystem_async._results_queue = Queue()
 
 
 class TwoHalves(TorchDistSaveShardedStrategy):
-    """The torch_dist format. dist_checkpointing.save(..., async_sharded_save=True) is the first half, writes() the second."""
+    """The torch_dist format. dist_checkpointing.save(..., async_sharded_save=True) is the first half, writes() the second.
+
+    is_checked: the first half has been done once, and need not ask all ranks again whether their shards make up the state.
+    """
 
     def __init__(self) -> None:
         super().__init__("torch_dist", 1)
         self._writer: FileSystemWriterAsync
         self._metadata: Any = None
+        self.is_checked = False
 
     def writes(self, folder: Path, saves: Checkpoints) -> Finish:
         """What writes the state as it is now. Called by all ranks, and so is what it returns."""
@@ -35,13 +39,19 @@ class TwoHalves(TorchDistSaveShardedStrategy):
         kept = saves.copy([[tensor for _, tensor in tensors] for _, _, (_, tensors) in buckets])
 
         def write() -> None:
-            wrote = []
-            for (path, key, (others, tensors)), copies in zip(buckets, kept, strict=True):
-                items = [(item, copied) for (item, _), copied in zip(tensors, copies, strict=True)]
-                wrote += _write([writer.transforms], (path, key, (others, items)))
+            wrote: list[Any] | None = []
+            failure = None
+            try:
+                for (path, key, (others, tensors)), copies in zip(buckets, kept, strict=True):
+                    items = [(item, copied) for (item, _), copied in zip(tensors, copies, strict=True)]
+                    wrote += _write([writer.transforms], (path, key, (others, items)))
+            except Exception as error:  # noqa: BLE001 - raised below, when no rank waits for this one any more
+                wrote, failure = None, error
             every: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(every, wrote, group=saves.group)
-            if dist.get_rank() == 0:
+            if failure is not None:
+                raise failure
+            if dist.get_rank() == 0 and None not in every:
                 writer.finish(metadata, every)
                 save_config(CheckpointingConfig(self.backend, self.version), str(folder))
 
@@ -49,7 +59,7 @@ class TwoHalves(TorchDistSaveShardedStrategy):
 
     def _get_save_and_finalize_callbacks(self, writer: FileSystemWriterAsync, planned: Any) -> AsyncRequest:
         """Keep what was planned; the request, for Megatron's own way, is left alone."""
-        self._writer, (_, self._metadata, _) = writer, planned
+        self._writer, (_, self._metadata, _), self.is_checked = writer, planned, True
         return super()._get_save_and_finalize_callbacks(writer, planned)
 
 

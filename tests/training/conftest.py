@@ -86,7 +86,9 @@ class Training:
         ranks: int = 2,
         shape: str = "srun",
         env: dict[str, str] | None = None,
+        largest_file: int | None = None,
     ) -> Started:
+        """largest_file: bytes that the last rank can write into one, as if its disk were full."""
         run_dir = self.folder / run
         run_dir.mkdir(exist_ok=True)
         base = {key: value for key, value in os.environ.items() if not key.startswith(("KIT_", "SLURM_"))} | {
@@ -114,6 +116,8 @@ class Training:
         processes, logs = [], []
         for number, (command, environ) in enumerate(zip(commands, environs, strict=True)):
             logs.append(self.folder / f"{run}-{len(self._started)}-{number}.log")
+            if largest_file is not None and number == len(commands) - 1:
+                command = ["prlimit", f"--fsize={largest_file}", *command]  # noqa: PLW2901
             with logs[-1].open("wb") as log:
                 processes.append(
                     subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)

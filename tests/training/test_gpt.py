@@ -98,6 +98,16 @@ def test_a_resumed_run_is_the_same(case: Case, whole: Any, training: Any, tools:
     assert tools.records(second.run_dir, "final")[0]["test_loss"] == whole[1]
 
 
+@pytest.mark.parametrize("program", ["fsdp/train.py", "deepspeed/train.py", "megatron/train.py"])
+def test_a_rank_that_cannot_write_ends_all(training: Any, program: str) -> None:
+    """In the background too: no rank waits for it, and nothing that looks like a checkpoint is left."""
+    need(program)
+    run = training.start(program, "run", *SMALL, "--checkpoint-async", largest_file=100_000)
+    assert set(run.wait()) == {1}
+    assert "checkpoint step-00000005 was not saved: rank" in run.output()
+    assert [path.name for path in (run.run_dir / "checkpoints").iterdir()] == [".tmp-step-00000005"]
+
+
 def test_fsdp_goes_on_with_another_number_of_ranks(training: Any, tools: Any) -> None:
     options = (*SMALL[:-4], "--checkpoint-every", 10, "--log-every", 1)
     before = tools.curve(training.run("fsdp/train.py", "run", *options, ranks=2).run_dir, "loss")
