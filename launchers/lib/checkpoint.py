@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from .ranks import Ranks
 
@@ -116,7 +117,7 @@ class Checkpoints:
             try:
                 if finish is not None:
                     finish()
-            except Exception as error:  # noqa: BLE001 - told to all ranks, so that none waits for a file that never comes
+            except (Exception, CheckpointException) as error:  # noqa: BLE001 - told to all ranks: none is to wait for it
                 failure = f"rank {self._here.rank}: {error!r}"
             failures = [text for text in self._gather(failure) if text]
             if failures:

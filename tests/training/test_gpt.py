@@ -98,11 +98,13 @@ def test_a_resumed_run_is_the_same(case: Case, whole: Any, training: Any, tools:
     assert tools.records(second.run_dir, "final")[0]["test_loss"] == whole[1]
 
 
-@pytest.mark.parametrize("program", ["fsdp/train.py", "deepspeed/train.py", "megatron/train.py"])
-def test_a_rank_that_cannot_write_ends_all(training: Any, program: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "layout"), [("fsdp/train.py", ()), ("deepspeed/train.py", ()), ("megatron/train.py", ("--tp", 2))]
+)
+def test_a_rank_that_cannot_write_ends_all(training: Any, program: str, layout: tuple[object, ...]) -> None:
     """In the background too: no rank waits for it, and nothing that looks like a checkpoint is left."""
     need(program)
-    run = training.start(program, "run", *SMALL, "--checkpoint-async", largest_file=100_000)
+    run = training.start(program, "run", *SMALL, *layout, "--checkpoint-async", largest_file=100_000)
     assert set(run.wait()) == {1}
     assert "checkpoint step-00000005 was not saved: rank" in run.output()
     assert [path.name for path in (run.run_dir / "checkpoints").iterdir()] == [".tmp-step-00000005"]
