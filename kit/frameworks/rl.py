@@ -75,7 +75,11 @@ def prepared(name: str, table: Sft, job: Job, layout: Layout, *, launcher: Launc
     )
     places = {"{python}": job.python, "{code}": "{run}/code"}
     return Extra(
-        files={f"{FOLDER}/{role}.toml": _text(role, name, options) for role, options in made.options.items()},
+        files={
+            f"{FOLDER}/{role}.toml": _text(role, name, options)
+            for role, options in made.options.items()
+            if any("{config}" in word for word in made.roles[role].command or ())
+        },
         roles={role: _as_asked(role, made.roles[role], job, places) for role in made.roles},
     )
 

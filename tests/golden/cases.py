@@ -68,6 +68,12 @@ CASES = (
         ),
     ),
     Case(
+        name="infiniband-prime-rl",
+        cluster="infiniband",
+        example="prime-rl",
+        containers=False,
+    ),
+    Case(
         name="infiniband-enroot", cluster="infiniband", overrides=("container.runtime=enroot", "monitor.enabled=false")
     ),
 )
@@ -86,7 +92,7 @@ def planned(case: Case) -> Plan:
 def scripts(case: Case) -> dict[str, str]:
     """The generated scripts of a case, by name."""
     made = planned(case)
-    return {file.name: file.text for file in made.files if Path(file.name).name in GENERATED}
+    return {f.name: f.text for f in made.files if Path(f.name).name in GENERATED or f.name.startswith("configs/")}
 
 
 def write_all() -> None:

@@ -1,0 +1,380 @@
+#!/bin/bash
+#SBATCH --job-name=reverse-text
+#SBATCH --account=research
+#SBATCH --partition=gpu
+#SBATCH --qos=normal
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=96
+#SBATCH --mem=900G
+#SBATCH --time=2-00:00:00
+#SBATCH --gres=gpu:8
+#SBATCH --output=/shared/runs/digits-1/logs/batch.log
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --no-requeue
+# 4 nodes x 8 ranks = world size 32; start shape roles: 1 tasks a node.
+# CPUs: 96 a node, as asked; 96 a task, 12 a rank.
+# shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
+
+readonly KIT_RUN_DIR=/shared/runs/digits-1
+readonly KIT_JOB_NAME=reverse-text
+readonly -a KIT_IMAGES=()
+readonly KIT_RUNTIME=bare
+readonly KIT_PYXIS_UNPACKS=''
+readonly KIT_NODES=4
+readonly KIT_WORLD_SIZE=16
+readonly KIT_DEBUG_DEFAULT=0
+readonly KIT_HEARTBEAT=120
+readonly KIT_LEAD=120
+readonly KIT_MASTER_PORT_BASE=20000
+readonly KIT_RETRY_IN_ALLOCATION=0
+readonly KIT_RETRY_REQUEUE=0
+readonly KIT_REQUEUE_CAPPED=0
+readonly -a KIT_RETRY_CODES=(
+    134
+    135
+    137
+    139
+)
+readonly KIT_PREFLIGHT_TIMEOUT=60
+readonly KIT_UNPACK_TIMEOUT=1800
+readonly KIT_PREFLIGHT_ON_FAILURE=fail
+readonly KIT_ALL_REDUCE_TIMEOUT=0
+readonly KIT_AVOID_DIR=/shared/runs/.avoid
+readonly -a KIT_INHERIT=()
+readonly KIT_OUTLIVES=0
+readonly KIT_STEPS=4
+readonly -A KIT_STEP_0=(
+    [name]=trainer
+    [folder]=roles/trainer
+    [variable]=TRAINER
+    [policy]=main
+    [first]=0
+    [nodes]=2
+    [ranks]=16
+    [after]=''
+    [ports]=broadcast
+    [ready]=''
+    [ready_timeout]=0
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_0_ENV=()
+readonly -a KIT_STEP_0_ARGV=(
+    srun
+    --job-name=trainer
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=96
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=120
+    --overlap
+    --output=/shared/runs/digits-1/logs/trainer/task-%t.log
+    --open-mode=append
+    /shared/runs/digits-1/roles/trainer/worker.sh
+)
+readonly -A KIT_STEP_1=(
+    [name]=inference
+    [folder]=roles/inference
+    [variable]=INFERENCE
+    [policy]=service
+    [first]=2
+    [nodes]=2
+    [ranks]=2
+    [after]=''
+    [ports]=http
+    [ready]='http http /health'
+    [ready_timeout]=4200
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_1_ENV=(
+    KIT_SERVICE=1
+)
+readonly -a KIT_STEP_1_ARGV=(
+    srun
+    --job-name=inference
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=96
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=120
+    --overlap
+    --output=/shared/runs/digits-1/logs/inference/task-%t.log
+    --open-mode=append
+    /shared/runs/digits-1/roles/inference/worker.sh
+)
+readonly -A KIT_STEP_2=(
+    [name]=router
+    [folder]=roles/router
+    [variable]=ROUTER
+    [policy]=service
+    [first]=2
+    [nodes]=1
+    [ranks]=1
+    [after]=inference
+    [ports]=http
+    [ready]='tcp http'
+    [ready_timeout]=4200
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_2_ENV=(
+    KIT_SERVICE=1
+)
+readonly -a KIT_STEP_2_ARGV=(
+    srun
+    --job-name=router
+    --nodes=1
+    --ntasks=1
+    --ntasks-per-node=1
+    --cpus-per-task=96
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=120
+    --overlap
+    --output=/shared/runs/digits-1/logs/router/task-%t.log
+    --open-mode=append
+    /shared/runs/digits-1/roles/router/worker.sh
+)
+readonly -A KIT_STEP_3=(
+    [name]=orchestrator
+    [folder]=roles/orchestrator
+    [variable]=ORCHESTRATOR
+    [policy]=service
+    [first]=0
+    [nodes]=1
+    [ranks]=1
+    [after]='inference router'
+    [ports]=rollouts
+    [ready]=''
+    [ready_timeout]=0
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_3_ENV=(
+    KIT_SERVICE=1
+)
+readonly -a KIT_STEP_3_ARGV=(
+    srun
+    --job-name=orchestrator
+    --nodes=1
+    --ntasks=1
+    --ntasks-per-node=1
+    --cpus-per-task=96
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=120
+    --overlap
+    --output=/shared/runs/digits-1/logs/orchestrator/task-%t.log
+    --open-mode=append
+    /shared/runs/digits-1/roles/orchestrator/worker.sh
+)
+readonly -a KIT_SIGNAL_ARGV=(
+    srun
+    --job-name=kit-signal
+    --overlap
+    --mem=0
+    --nodes=4
+    --ntasks=4
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/dev/null
+    --open-mode=append
+    /shared/runs/digits-1/lib/signal.sh
+)
+readonly -a KIT_MONITOR_ARGV=(
+    srun
+    --job-name=kit-monitor
+    --overlap
+    --mem=0
+    --nodes=4
+    --ntasks=4
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/monitor/monitor-%n.log
+    --open-mode=append
+    /shared/runs/digits-1/lib/gpu-monitor.sh
+    /shared/runs/digits-1/monitor
+    pumt
+    DT
+    15
+)
+readonly -a KIT_PREFLIGHT_ARGV=(
+    srun
+    --job-name=kit-preflight
+    --overlap
+    --mem=0
+    --nodes=4
+    --ntasks=4
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/preflight.log
+    --open-mode=append
+    /shared/runs/digits-1/lib/preflight.sh
+    run=/shared/runs/digits-1
+    cache=/local/kit-ada
+    free_kb=1000000
+    shm_kb=0
+    nofile=1024
+    memlock=any
+    skew=5
+    gpus=8
+    userns=0
+)
+readonly -a KIT_PROBE_ARGV=()
+readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_CONTAINER_ARGV=()
+
+# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
+# Below this line nothing is generated.
+set -uo pipefail
+
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/environment.sh"
+source "${KIT_RUN_DIR}/lib/output.sh"
+source "${KIT_RUN_DIR}/lib/debug.sh"
+source "${KIT_RUN_DIR}/lib/nodes.sh"
+source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/heartbeat.sh"
+source "${KIT_RUN_DIR}/lib/containers.sh"
+source "${KIT_RUN_DIR}/lib/steps.sh"
+source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/watch.sh"
+source "${KIT_RUN_DIR}/lib/checks.sh"
+source "${KIT_RUN_DIR}/lib/retry.sh"
+source "${KIT_RUN_DIR}/lib/where.sh"
+source "${KIT_RUN_DIR}/lib/ends.sh"
+source "${KIT_RUN_DIR}/lib/roles.sh"
+
+# The lead signal (USR1) and a request to end (TERM: a cancel, preemption, a node that goes down) go to the ranks, which save and end.
+# INT is the user's Ctrl-C where this script runs by hand; a second one does not wait for the ranks.
+got_signal="" got_slurms_term=""
+# shellcheck disable=SC2317 # called by traps
+on_signal() {
+    local -r again="${got_signal}"
+    got_signal="$1"
+    steps_deadline=$((EPOCHSECONDS + $(retry::time_to_save "$1")))
+    steps_why="the ranks did not end within $(retry::time_to_save "$1") s after $1"
+    if [[ "$1" == INT && "${again}" == INT ]]; then
+        steps_deadline=EPOCHSECONDS steps_why="Ctrl-C came twice"
+    elif ! roles::running; then
+        steps_deadline=EPOCHSECONDS steps_why="got $1, and there are no ranks yet"
+    fi
+    log::info "got $1; passing it on to the ranks"
+    events::record signal name "$1"
+    if [[ "$1" == TERM ]] && ! retry::is_running; then
+        got_slurms_term=1
+    else
+        steps::signal_ranks "${1/INT/TERM}"
+    fi
+}
+
+# USR2 comes from watch.sh alone.
+# shellcheck disable=SC2317 # called by a trap
+on_trouble() {
+    if [[ -z "${got_signal}" ]]; then
+        steps_why="a rank has failed or a node is lost, and the other ranks wait for it"
+        ends::doom
+    fi
+}
+
+# shellcheck disable=SC2317 # called by the EXIT trap
+finish() {
+    local -r code=$?
+    local what=end
+    trap - EXIT
+    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    [[ "${BASHPID}" == "$$" ]] || exit "${code}"
+    trap '' TERM USR1 USR2 INT HUP
+    watch::stop
+    if retry::wants_requeue "${code}"; then
+        what=requeue
+    elif retry::slurm_requeued; then
+        what=requeued
+    elif ((code)) && [[ -z "${got_signal}" || -n "${got_slurms_term}" ]] && retry::preempted; then
+        what=requeue
+    fi
+    # First of all, since after a TERM there are seconds only until Slurm kills this script.
+    [[ "${what}" != end ]] || rm -f -- "${KIT_RUN_DIR}/.secrets"
+    steps::end_all
+    heartbeat::stop
+    failures::release_space
+    case "${what}" in
+        requeue) retry::requeue "${code}" || retry::end "${code}" ;;
+        requeued)
+            log::info "exit code ${code}; Slurm has put the job back into the queue"
+            events::record requeue exit_code "${code}"
+            ;;
+        end) retry::end "${code}" ;;
+    esac
+    # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
+    if [[ -n "${environment_batch}" && "${what}" == end && "${got_signal}" == TERM && -z "${got_slurms_term}" ]]; then
+        scancel "${environment_job}" 2>/dev/null
+    fi
+    exit "${code}"
+}
+
+train() {
+    local -i code
+    while true; do
+        retry::begin_attempt || return 1
+        watch::start
+        roles::run
+        code=$?
+        watch::stop
+        retry::again "${code}" || return "${code}"
+    done
+}
+
+main() {
+    environment::require_allocation
+    output::link
+    trap finish EXIT
+    environment::scrub "${KIT_INHERIT[@]}"
+    debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
+    trap 'on_signal TERM' TERM
+    trap 'on_signal USR1' USR1
+    trap 'on_signal INT' INT
+    trap on_trouble USR2
+
+    nodes::resolve || exit 1
+    nodes::banner
+    events::record start nodes "${SLURM_JOB_NODELIST}"
+    failures::reserve_space
+    checks::image || exit "${checks_failed_code}"
+    checks::stage || exit $?
+    containers::begin
+    checks::nodes || exit $?
+    # From here on nothing queues the job again without a failed node.
+    retry::cap_slurm
+
+    heartbeat::start "${KIT_HEARTBEAT}"
+    if ((${#KIT_MONITOR_ARGV[@]})); then
+        steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
+    fi
+    checks::all_reduce || exit $?
+    train
+    exit $?
+}
+
+main "$@"
