@@ -19,8 +19,7 @@ from kit.spec.roles import Ready, Role
 PICTURE = "layout.txt"
 LIGHTHOUSE = "lighthouse"
 
-# A group that cannot live is given up after so many restarts in a row, with pauses of 1, 2 and 4 seconds.
-_RESTARTS, _LIGHTHOUSE_RESTARTS = 3, 10
+_LIGHTHOUSE_RESTARTS = 10
 # How long a quorum waits for a group that is alive and has not asked for it yet: groups' rounds differ by less. After a group was
 # killed the others wait for its heartbeat, which comes ten times a second, at most so long.
 _JOIN_MS, _HEARTBEAT_MS = 60_000, 5_000
@@ -57,11 +56,14 @@ def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra
     quorum = least(table, len(groups))
     drawn = picture(groups, quorum)
     return Extra(
-        files={PICTURE: drawn}, args=tuple(words), roles=_roles(groups, quorum), explained=tuple(drawn.splitlines())
+        files={PICTURE: drawn},
+        args=tuple(words),
+        roles=_roles(groups, quorum, table.restarts),
+        explained=tuple(drawn.splitlines()),
     )
 
 
-def _roles(groups: Sequence[Group], quorum: int) -> dict[str, Role]:
+def _roles(groups: Sequence[Group], quorum: int, restarts: int) -> dict[str, Role]:
     """The lighthouse on the first node, and each group on its own; those of one node share it."""
     first_on = {group.nodes[0]: group for group in reversed(groups)}
     roles = {}
@@ -80,7 +82,7 @@ def _roles(groups: Sequence[Group], quorum: int) -> dict[str, Role]:
             },
             after=(LIGHTHOUSE,),
             policy="replica",
-            restart=_RESTARTS,
+            restart=restarts,
             least=quorum,
         )
     return {LIGHTHOUSE: _lighthouse(quorum), **roles}

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from kit.spec.base import Model
 
-# These say where groups are; all others are options of the program.
-_LAYOUT = {"replicas_per_node", "nodes_per_replica"}
+# These are the start shape's; all others are options of the program.
+_LAYOUT = {"replicas_per_node", "nodes_per_replica", "restarts"}
 
 
 class DiLoCo(Model):
@@ -24,6 +24,9 @@ class DiLoCo(Model):
     nodes_per_replica: int | None = Field(default=None, ge=1, description="Nodes that one group spans.")
     min_replicas: int | None = Field(
         default=None, ge=1, description="Groups without which nothing is averaged; default: 2, or 1 of a single group."
+    )
+    restarts: int = Field(
+        default=3, ge=0, description="Times in a row that a group which dies is started again, with growing pauses."
     )
     inner: Literal["adamw", "muon"] | None = Field(default=None, description="adamw: DiLoCo; muon: MuLoCo.")
     sync_every: int | None = Field(default=None, ge=1, description="H: inner steps from one average to the next.")

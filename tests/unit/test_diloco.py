@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,11 @@ def test_the_table_reaches_the_program_and_the_picture_the_run_folder(tmp_path: 
     assert "--inner\n    muon\n    --sync-every\n    10\n    --outer-lr\n    1.0\n" in text
     assert "replicas-per-node" not in text, "the layout is the start shape's, not the program's"
     assert "4 replica groups of 1 rank" in made.text_of("layout.txt")
+
+
+def test_a_group_is_started_again_as_often_as_the_table_says(tmp_path: Path) -> None:
+    batch = diloco_plan(tmp_path, {"restarts": 7}).text_of("batch.sh")
+    assert re.findall(r"\[policy\]=replica(?:\n.*)*?\n    \[restart\]=(\d+)", batch) == ["7", "7"]
 
 
 def test_a_job_whose_gpus_do_not_divide_is_refused_before_submit(tmp_path: Path) -> None:
