@@ -33,7 +33,7 @@ roles::run() {
         done
         ends::judge
         [[ -z "${roles_over}" ]] || break
-        steps::pause "$(roles::patience)" "${!roles_state[@]}"
+        steps::pause "${!roles_state[@]}"
     done
     if ((roles_code)); then
         failures::explain "${roles_code}" "${roles_failed}"
@@ -41,19 +41,6 @@ roles::run() {
     fi
     ends::stop_rest
     return "${roles_code}"
-}
-
-# Seconds until the next look, unless something happens.
-roles::patience() {
-    local -i i
-    for ((i = 0; i < KIT_STEPS; i++)); do
-        local -n of="KIT_STEP_${i}"
-        case "${roles_state[${of[name]}]}" in
-            waiting) printf '0.5' && return ;;
-            starting) [[ -z "${of[ready]}" ]] || { printf '0.5' && return; } ;;
-        esac
-    done
-    steps::patience
 }
 
 roles::running() {

@@ -5,7 +5,7 @@ declare -A steps_pid=()
 # When all steps have to be gone, in EPOCHSECONDS, and when one of them has; 0: whenever they like.
 declare -i steps_deadline=0
 declare -A steps_deadline_of=() steps_kill_since=() steps_kill_next=()
-declare -i steps_signals=0 steps_code=0 steps_last=0
+declare -i steps_signals=0 steps_code=0
 # What the next step alone has in its environment, NAME=VALUE each.
 steps_env=()
 
@@ -33,23 +33,24 @@ steps::spawn() {
     ) &
 }
 
-# steps::pause SECONDS NAME…: until one of the steps ends, a signal comes, or the time is up. Not by `read -t`: bash 5.2 aborts when a trap
-# cuts that short.
+# steps::pause NAME…: until something may have happened to these steps. One step alone is waited for, which costs nothing, unless a deadline
+# is set; several are looked at twice a second. Neither `wait -n` nor `read -t` would do: under bash 5.2 a trap in the middle of them makes
+# the one forget a child and the other abort.
 steps::pause() {
-    local -r seconds="$1"
-    shift
     local -a pids=()
+    local -i own=0
     local name
     for name in "$@"; do
         [[ -z "${steps_pid[${name}]:-}" ]] || pids+=("${steps_pid[${name}]}")
+        own=$((own || ${steps_deadline_of[${name}]:-0}))
     done
-    steps::spawn sleep "${seconds}"
-    local -ri timer=$!
-    wait -n "${timer}" "${pids[@]}"
-    steps_last=$?
-    # Not TERM: a subshell that has only just been forked would run this script's EXIT trap.
-    kill -KILL "${timer}" 2>/dev/null
-    wait "${timer}" 2>/dev/null
+    if ((steps_deadline || own)); then
+        sleep 0.1
+    elif ((${#pids[@]} == 1 && $# == 1)); then
+        wait "${pids[0]}"
+    else
+        sleep 0.5
+    fi
 }
 
 # Whether a step's srun is gone; its code is then in steps_code.
@@ -59,8 +60,6 @@ steps::ended() {
     ! kill -0 "${pid}" 2>/dev/null || return 1
     wait "${pid}"
     steps_code=$?
-    # An older bash forgets what `wait -n` has told already.
-    ((steps_code != 127)) || steps_code="${steps_last}"
     unset "steps_pid[${name}]" "steps_deadline_of[${name}]"
     ((steps_code == 0)) || steps::end_orphan "${name}"
 }
@@ -70,19 +69,9 @@ steps::wait() {
     local -r name="$1"
     until steps::ended "${name}"; do
         steps::enforce_deadline "${name}"
-        steps::pause "$(steps::patience)" "${name}"
+        steps::pause "${name}"
     done
     return "${steps_code}"
-}
-
-# How long it is safe not to look: a deadline needs a closer eye, and a signal that came just before the pause is seen after it.
-steps::patience() {
-    local -i own=0
-    local name
-    for name in "${!steps_deadline_of[@]}"; do
-        own=$((own || steps_deadline_of[${name}]))
-    done
-    ((steps_deadline || own)) && printf '0.2' || printf '5'
 }
 
 # No more time: the tasks are killed, and three and ten seconds later srun too, when it still waits for a node that does not answer.
