@@ -56,6 +56,12 @@ def header(script: str) -> list[str]:
     return [line.removeprefix(_HEADER) for line in head if line.startswith(_HEADER)]
 
 
+def explained(script: str) -> list[str]:
+    """What the head of a batch script says for people: the layout, and who runs where."""
+    head = takewhile(lambda line: line.startswith("#"), script.splitlines())
+    return [line.removeprefix("# ") for line in head if line.startswith("# ") and not line.startswith("# shellcheck")]
+
+
 def salloc_options(job: Job, node: NodeShape, layout: Layout, *, avoid: Sequence[str] = ()) -> list[str]:
     """The same resources for an interactive allocation."""
     return _resource_options(job, node, layout, avoid)

@@ -40,6 +40,7 @@ _COMMANDS = {
     "shell": "jobs.shell",
     "nodes": "nodes.nodes",
     "sweep": "sweep.sweep",
+    "generate": "generate.generate",
     "results": "results.results",
     "model": "model.model",
     "runs": "runs.runs",

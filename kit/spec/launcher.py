@@ -22,7 +22,7 @@ class Launcher(Model):
     script: str | None = Field(
         default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$", description="The reference program in this folder."
     )
-    framework: Literal["deepspeed", "diloco", "megatron", "rl", "sft"] | None = Field(
+    framework: Literal["deepspeed", "diloco", "megatron", "rl", "sft", "torchtitan"] | None = Field(
         default=None,
         description="A module of kit/frameworks/ that checks the job and adds the framework's own files and options.",
     )

@@ -9,7 +9,7 @@ import pytest
 
 from kit import shell
 from kit.runs.folder import write_files
-from tests.golden.cases import CASES, Case, planned
+from tests.golden.cases import CASES, MARK, SINGLES, Case, Single, planned, planned_single, single
 from tests.support import REPO
 
 TEMPLATES = sorted((REPO / "templates").rglob("*.sh"))
@@ -38,3 +38,41 @@ def test_rendered_scripts_pass_shellcheck(case: Case, tmp_path: Path) -> None:
     assert len(scripts) >= 8
     done = shell.run(["shellcheck", "--external-sources", *scripts], check=False)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("case", SINGLES, ids=lambda c: c.name)
+def test_single_files_pass_shellcheck(case: Single, tmp_path: Path) -> None:
+    path = tmp_path / "single.sh"
+    path.write_text(single(case))
+    done = shell.run(["shellcheck", str(path)], check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("case", SINGLES, ids=lambda c: c.name)
+def test_a_single_file_writes_the_run_folder_that_the_plan_has(case: Single, tmp_path: Path) -> None:
+    """Byte for byte, but for the job's number; and what it becomes is that folder's batch script."""
+    text = single(case).replace("/shared/runs/", f"{tmp_path}/")
+    path = tmp_path / "single.sh"
+    path.write_text(text.replace("\nset -uo pipefail\n", "\necho became the batch script; exit 5\n", 1))
+    done = shell.run(["bash", str(path)], env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "4711"}, check=False)
+    assert (done.returncode, done.stdout) == (5, "became the batch script")
+    run = tmp_path / "llama-4711"
+    plan = planned_single(case)
+    for file in plan.files:
+        if file.name != "batch.sh":
+            wanted = file.text.replace("/shared/runs/", f"{tmp_path}/").replace(MARK, "4711")
+            assert (run / file.name).read_text() == wanted
+        assert (run / file.name).stat().st_mode & 0o777 == file.mode
+    assert all((run / folder).is_dir() for folder in plan.folders)
+    assert {p.name for p in tmp_path.iterdir()} == {"single.sh", "llama-4711"}, "nothing half-written"
+    (run / "batch.sh").write_text("#!/bin/bash\nexit 6\n")
+    again = shell.run(["bash", str(path)], env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "4711"}, check=False)
+    assert again.returncode == 6, "a job that is queued again keeps its folder"
+
+
+def test_a_single_file_says_how_it_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "single.sh"
+    path.write_text(single(SINGLES[0]))
+    done = shell.run(["bash", str(path)], env={"PATH": "/usr/bin:/bin"}, check=False)
+    assert (done.returncode, done.stderr) == (2, f"This file runs under sbatch: sbatch {path}")

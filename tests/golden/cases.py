@@ -5,17 +5,20 @@ python -m tests.golden.cases     # rewrite all
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kit import config
-from kit.plan import Plan, plan
+from kit.plan import Plan, PlanFile, plan
+from kit.runs import generate
+from kit.runs.generate import Asked
 from tests.support import REPO, make_lock, make_site
 
 # Only these three hold anything generated; the rest of a run folder is copied as it is.
 GENERATED = ("batch.sh", "worker.sh", "program.sh")
-
-
+SINGLE = "single.sh"
 FOLDER = Path(__file__).parent
 
 
@@ -95,8 +98,73 @@ def scripts(case: Case) -> dict[str, str]:
     return {f.name: f.text for f in made.files if Path(f.name).name in GENERATED or f.name.startswith("configs/")}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Single:
+    """A file that `kit generate` makes."""
+
+    name: str
+    cluster: str
+    asked: Asked
+
+
+LLAMA = Path("llama3.toml")
+# What TorchTitan reads, as far as the kit does.
+TITAN: dict[str, Any] = {"training": {"local_batch_size": 4, "seed": 7}, "parallelism": {"tensor_parallel_degree": 2}}
+SINGLES = (
+    Single(
+        name="generate-ddp",
+        cluster="infiniband",
+        asked=Asked(
+            config_file=LLAMA,
+            qos="high",
+            nodes=4,
+            time="06:00:00",
+            use_ddp=True,
+            extra_args="--training.steps 1000 --job.description 'for $HOME'",
+            job_name="llama",
+            mail_user="ada@example.org",
+            output="logs/%x-%j.out",
+            error="logs/%x-%j.err",
+        ),
+    ),
+    Single(name="generate-groups-in-nodes", cluster="pod", asked=Asked(config_file=LLAMA, replicas_per_node=2)),
+    Single(
+        name="generate-groups-over-nodes", cluster="pod", asked=Asked(config_file=LLAMA, nodes=4, nodes_per_replica=2)
+    ),
+)
+MARK = "@JOB@"
+# Files of the run folder that are the same in every run; a golden file holds their names alone.
+_SAME = re.compile(r"(    unpack \d+ (?:(?:lib|code)/\S+|rank\.sh) <<'(\w+)'\n).*?^(?=\2$)", re.DOTALL | re.MULTILINE)
+
+
+def planned_single(case: Single) -> Plan:
+    """The plan that the file of a case holds."""
+    here = Path("/home/ada/project")
+    site = make_site(run_dir=Path(f"/shared/runs/llama-{MARK}"))
+    resolved = generate.resolve(
+        case.asked, TITAN, REPO / "kit generate", cluster=case.cluster, overrides=["image=train-cpu"]
+    )
+    resolved = replace(resolved, project=here, job_dir=here)
+    layout = plan(resolved, make_lock(), site).layout
+    return plan(generate.completed(resolved, layout, case.asked, TITAN), make_lock(), site)
+
+
+def single(case: Single) -> str:
+    """The file of a case."""
+    config_file = PlanFile(name=generate.CONFIG, text="[training]\nlocal_batch_size = 4\nseed = 7\n")
+    return generate.as_one_file(planned_single(case), [config_file], MARK)
+
+
+def golden_single(case: Single) -> str:
+    """The same without the text of the files that every run has."""
+    return _SAME.sub(r"\1", single(case))
+
+
 def write_all() -> None:
     """Rewrite every case."""
+    for one in SINGLES:
+        (FOLDER / one.name).mkdir(exist_ok=True)
+        (FOLDER / one.name / SINGLE).write_text(golden_single(one), encoding="utf-8")
     for case in CASES:
         folder = FOLDER / case.name
         folder.mkdir(exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.golden.cases import CASES, FOLDER, Case, scripts
+from tests.golden.cases import CASES, FOLDER, SINGLE, SINGLES, Case, Single, golden_single, scripts
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -16,6 +16,12 @@ def test_scripts_are_the_committed_ones(case: Case) -> None:
         assert text == path.read_text(encoding="utf-8"), f"{case.name}/{name} differs; 'make golden' rewrites it"
 
 
+@pytest.mark.parametrize("case", SINGLES, ids=lambda c: c.name)
+def test_single_files_are_the_committed_ones(case: Single) -> None:
+    committed = (FOLDER / case.name / SINGLE).read_text(encoding="utf-8")
+    assert golden_single(case) == committed, f"{case.name} differs; 'make golden' rewrites it"
+
+
 def test_no_folder_without_a_case() -> None:
     folders = {p.name for p in FOLDER.iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert folders == {case.name for case in CASES}
+    assert folders == {case.name for case in (*CASES, *SINGLES)}

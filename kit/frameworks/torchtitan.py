@@ -1,0 +1,99 @@
+"""TorchTitan: replica groups as its arguments, and what it would refuse once all ranks have loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from kit.errors import ConfigError, Fault
+from kit.frameworks import Extra, diloco
+from kit.layout import Layout
+from kit.spec.diloco import DiLoCo
+from kit.spec.job import Job
+from kit.spec.launcher import Launcher
+
+# Key, what it is, what is allowed.
+Broken = tuple[str, object, str]
+
+REPLICATE, SHARD = "parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree"
+# Ranks that hold different parts of one copy of the model.
+_SPLIT = tuple(f"parallelism.{kind}_parallel_degree" for kind in ("tensor", "pipeline", "context"))
+_LOCAL, _GLOBAL = "training.local_batch_size", "training.global_batch_size"
+# TorchTitan's own, where neither file nor arguments say otherwise.
+_DEFAULTS = {REPLICATE: 1, SHARD: -1, **dict.fromkeys(_SPLIT, 1), _LOCAL: 8, _GLOBAL: -1}
+
+
+# The one option of our own program that TorchTitan has in another form.
+_QUORUM = "--min-replicas"
+
+
+def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
+    """Replica groups where the start shape asks for them. TorchTitan's own file says how they average."""
+    if job.shape != "replicas":
+        return Extra()
+    table = job.diloco or DiLoCo()
+    unread = [name.removeprefix("--").replace("-", "_") for name in table.options() if name != _QUORUM]
+    if unread:
+        allowed = "[fault_tolerance] of TorchTitan's own file"
+        raise ConfigError.of(*(Fault(file=file, key=f"diloco.{key}", got="a value", allowed=allowed) for key in unread))
+    least = diloco.least(table, len(groups(job, layout, file=file)))
+    quorum = f"--fault_tolerance.min_replica_size={least}"
+    return replace(diloco.prepare(job, layout, launcher=launcher, file=file), args=(quorum,))
+
+
+def groups(job: Job, layout: Layout, *, file: str) -> tuple[diloco.Group, ...]:
+    """The replica groups of a job of that start shape. ConfigError, with `file`, for figures that do not divide."""
+    ranks = job.resources.ranks_per_node
+    return diloco.replica_groups(
+        layout.nodes, layout.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks, file=file
+    )
+
+
+def settings(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
+    """The whole numbers that the rules are about. words: arguments, which win over the file: `--a.b 2` or `--a.b=2`."""
+    found = dict(_DEFAULTS)
+    for section, table in config.items():
+        if isinstance(table, Mapping):
+            given = {f"{section}.{name}": value for name, value in table.items()}
+            found |= {key: value for key, value in given.items() if key in found and isinstance(value, int)}
+    for place, word in enumerate(words):
+        key, equals, value = word.removeprefix("--").partition("=")
+        if not equals:
+            value = words[place + 1] if place + 1 < len(words) else ""
+        if word.startswith("--") and key in found and value.lstrip("-").isdigit():
+            found[key] = int(value)
+    return found
+
+
+def plain_ddp(config: Mapping[str, Any], words: Sequence[str], ranks: int) -> list[str]:
+    """The arguments that make every rank, or every set that shares a model, a copy of its own. TorchTitan shards by default."""
+    split = prod(settings(config, words)[key] for key in _SPLIT)
+    return [f"--{REPLICATE}={max(1, ranks // split)}", f"--{SHARD}=1"]
+
+
+def broken(config: Mapping[str, Any], words: Sequence[str], *, ranks: int, count: int) -> Iterator[Broken]:
+    """Rules of TorchTitan that do not hold. ranks: of one replica group. count: of groups; their batches add up."""
+    known = settings(config, words)
+    degrees = [known[REPLICATE], *(known[key] for key in _SPLIT)]
+    shard = known[SHARD] if known[SHARD] > 0 else ranks // prod(degrees)
+    if prod(degrees) * shard != ranks:
+        shown = " x ".join(
+            f"{key.removeprefix('parallelism.').removesuffix('_degree')} {known[key]}" for key in _degrees(known)
+        )
+        yield (
+            "parallelism",
+            shown or f"a product of {prod(degrees)}",
+            f"degrees whose product is {ranks}, the ranks of a group",
+        )
+        return
+    copies = known[REPLICATE] * shard * count
+    if known[_GLOBAL] > 0 and known[_GLOBAL] % (known[_LOCAL] * copies):
+        allowed = f"a multiple of {known[_LOCAL] * copies}: {_LOCAL} {known[_LOCAL]} x {copies} copies of the model"
+        yield _GLOBAL, known[_GLOBAL], allowed
+
+
+def _degrees(known: Mapping[str, int]) -> list[str]:
+    """Those that somebody has set."""
+    return [key for key in (REPLICATE, SHARD, *_SPLIT) if known[key] != _DEFAULTS[key]]

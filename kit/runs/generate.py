@@ -1,0 +1,208 @@
+"""`kit generate`: a whole run in one sbatch file, for a training that TorchTitan's configuration file describes.
+
+The plan is that of any job. Its files stand as here-documents in the one file, and each job that the file becomes writes them into
+a run folder of its own, where `kit status` and `kit logs` find it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kit import config
+from kit.config import Resolved, Sources
+from kit.errors import ConfigError, Fault, UsageError
+from kit.frameworks import torchtitan
+from kit.layout import Layout
+from kit.plan import Plan, PlanFile, plan
+from kit.render import render
+from kit.runs import manifest, submit
+from kit.runs.submit import Prepared
+from kit.scripts import explained, header
+
+LAUNCHER, CONFIG = "torchtitan", "config.toml"
+# Slurm's own default; a job's number is in no path of the run folder before there is one.
+_OUTPUT = "slurm-%j.out"
+_MAIL_TYPE = "END,FAIL"
+# What a fault's key is called on the command line.
+_OPTIONS = {
+    "name": "--job-name",
+    "qos": "--qos",
+    "resources.nodes": "--nodes",
+    "resources.gpus_per_node": "--gpus-per-node",
+    "resources.time": "--time",
+    "diloco.replicas_per_node": "--num-ft-replicas-per-node",
+    "diloco.nodes_per_replica": "--nodes-per-replica",
+    "slurm.mail_user": "--mail-user",
+    "slurm.output": "--output",
+    "slurm.error": "--error",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options of the command; None where the cluster or TorchTitan decides. extra_args: as a shell would read them."""
+
+    config_file: Path
+    qos: str | None = None
+    nodes: int = 1
+    gpus_per_node: int | None = None
+    time: str | None = None
+    use_ddp: bool = False
+    replicas_per_node: int = 1
+    nodes_per_replica: int = 1
+    extra_args: str = ""
+    job_name: str | None = None
+    mail_user: str | None = None
+    output: str | None = None
+    error: str | None = None
+
+
+def single_file(
+    asked: Asked,
+    *,
+    cluster: str | None,
+    overrides: Sequence[str] = (),
+    containers: bool = True,
+    now: datetime | None = None,
+) -> str:
+    """The sbatch file. ConfigError with what the cluster or TorchTitan would refuse."""
+    now = now or datetime.now(UTC)
+    text, titan = _read(asked.config_file)
+    here = Path.cwd() / "kit generate"
+    try:
+        resolved = resolve(asked, titan, here, cluster=cluster, overrides=overrides)
+        prepared = submit.prepare_resolved(resolved, here, containers=containers, now=now)
+        prepared = replace(prepared, resolved=completed(prepared.resolved, prepared.plan.layout, asked, titan))
+    except ConfigError as error:
+        if not error.faults:
+            raise
+        raise ConfigError.of(*(replace(f, key=_OPTIONS.get(f.key, f.key)) for f in error.faults)) from None
+    mark = _mark(f"{text}{asked}")
+    made = _placed(prepared, mark)
+    record = manifest.of(made, job_file=asked.config_file, user=getpass.getuser(), now=now, slurm_version="")
+    own = {CONFIG: text, "manifest.json": record.model_dump_json(indent=2) + "\n"}
+    return as_one_file(made, [*_copied(made), *(PlanFile(name=name, text=text) for name, text in own.items())], mark)
+
+
+def resolve(
+    asked: Asked, titan: Mapping[str, Any], here: Path, *, cluster: str | None, overrides: Sequence[str] = ()
+) -> Resolved:
+    """The job that the options stand for. here: what faults call it, in the folder that relative paths start from."""
+    sources = config.job_of(_job(asked, titan), here, cluster=cluster, overrides=overrides)
+    return _with_defaults(sources).resolve()
+
+
+def completed(resolved: Resolved, layout: Layout, asked: Asked, titan: Mapping[str, Any]) -> Resolved:
+    """The same, with the arguments that make it DDP where that is asked. ConfigError where TorchTitan would refuse it."""
+    job = resolved.job
+    ranks, count = layout.world_size, 1
+    if not asked.use_ddp:
+        groups = torchtitan.groups(job, layout, file=resolved.job_file)
+        ranks, count = groups[0].world_size, len(groups)
+    words = [*(torchtitan.plain_ddp(titan, job.args, ranks) if asked.use_ddp else []), *job.args]
+    faults = [
+        Fault(file=config.shown(asked.config_file), key=key, got=str(got), allowed=allowed)
+        for key, got, allowed in torchtitan.broken(titan, words, ranks=ranks, count=count)
+    ]
+    if faults:
+        raise ConfigError.of(*faults)
+    return replace(resolved, job=job.model_copy(update={"args": tuple(words)}))
+
+
+def as_one_file(made: Plan, further: Sequence[PlanFile], mark: str) -> str:
+    """A plan as one sbatch file. further: files beside the plan's own. mark: stands for the job's number in paths and files."""
+    files = [*made.files, *further]
+    end = "KIT_FILE"
+    while any(end in file.text for file in files):
+        end += "_"
+    return render(
+        "single.sh",
+        {
+            "sbatch": header(made.text_of("batch.sh")),
+            "explained": explained(made.text_of("batch.sh")),
+            "mark": mark,
+            "run_dir": made.run_dir,
+            "folders": made.folders,
+            "files": [{"name": f.name, "mode": f"{f.mode:o}", "text": f.text.removesuffix("\n")} for f in files],
+            "end": end,
+        },
+    )
+
+
+def _read(path: Path) -> tuple[str, config.Table]:
+    """TorchTitan's file, as text that ends with a newline and as a table."""
+    titan = config.load_toml(path)
+    return path.read_text(encoding="utf-8").rstrip("\n") + "\n", titan
+
+
+def _job(asked: Asked, titan: Mapping[str, Any]) -> config.Table:
+    """The job file that the options stand for."""
+    groups = {"replicas_per_node": asked.replicas_per_node, "nodes_per_replica": asked.nodes_per_replica}
+    resources = {"nodes": asked.nodes, "gpus_per_node": asked.gpus_per_node, "time": asked.time}
+    slurm = {"mail_user": asked.mail_user, "output": asked.output, "error": asked.error}
+    training = titan.get("training", {})
+    return {
+        "name": asked.job_name or _name(asked.config_file),
+        "launcher": LAUNCHER,
+        "args": _words(asked.extra_args),
+        "resources": {key: value for key, value in resources.items() if value is not None},
+        "slurm": {key: value for key, value in slurm.items() if value is not None},
+        **({"shape": "torchrun"} if asked.use_ddp else {"shape": "replicas", "diloco": groups}),
+        **({"qos": asked.qos} if asked.qos else {}),
+        **({"seed": training["seed"]} if "seed" in training else {}),
+    }
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--extra-args {text!r}: {error}", hint="quote it as for a shell") from None
+
+
+def _name(file: Path) -> str:
+    """A name of the kit from a file's: lower case, other characters as dashes."""
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in file.stem.lower()).strip("-") or "job"
+
+
+def _with_defaults(sources: Sources) -> Sources:
+    """With what neither the options nor the cluster say, but a single file needs."""
+    slurm = sources.merged().get("slurm", {})
+    missing = {} if slurm.get("output") else {"output": _OUTPUT}
+    if slurm.get("mail_user") and not slurm.get("mail_type"):
+        missing["mail_type"] = _MAIL_TYPE
+    return replace(sources, written=config.merge(sources.written, {"slurm": missing}))
+
+
+def _mark(text: str) -> str:
+    """A word that is not in the text."""
+    number = 0
+    while (mark := f"@JOB{number or ''}@") in text:
+        number += 1
+    return mark
+
+
+def _placed(prepared: Prepared, mark: str) -> Plan:
+    """The plan for a run folder that is named by the job's number. Nodes that fail today are not avoided for ever."""
+    run_id = f"{prepared.resolved.job.name}-{mark}"
+    site = replace(prepared.site, run_id=run_id, run_dir=prepared.site.runs_dir / run_id, avoid=())
+    return plan(prepared.resolved, prepared.lock, site)
+
+
+def _copied(made: Plan) -> list[PlanFile]:
+    """The launcher's program, as files. ConfigError for one that is no text."""
+    found = {}
+    for source, name in made.copies:
+        for path in sorted(source.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                found[f"{name}/{path.relative_to(source)}"] = path
+    try:
+        return [PlanFile(name=name, text=path.read_text(encoding="utf-8")) for name, path in found.items()]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"launcher {made.job.launcher!r} has a file that is no text: {error}") from None

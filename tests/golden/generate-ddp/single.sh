@@ -1,0 +1,679 @@
+#!/bin/bash
+#SBATCH --job-name=llama
+#SBATCH --account=research-high
+#SBATCH --partition=gpu
+#SBATCH --qos=high
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=96
+#SBATCH --mem=900G
+#SBATCH --time=06:00:00
+#SBATCH --gres=gpu:8
+#SBATCH --output=/home/ada/project/logs/%x-%j.out
+#SBATCH --error=/home/ada/project/logs/%x-%j.err
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --mail-user=ada@example.org
+#SBATCH --mail-type=END,FAIL
+#SBATCH --no-requeue
+# 4 nodes x 8 ranks = world size 32; start shape torchrun: 1 tasks a node.
+# CPUs: 96 a node, as asked; 96 a task, 12 a rank.
+
+readonly KIT_MARK=@JOB@
+readonly KIT_RUN_DIR=/shared/runs/llama-@JOB@
+readonly -a KIT_FOLDERS=(
+    logs
+    monitor
+    checkpoints
+    state
+)
+
+# Each job that this file becomes has a run folder of its own: the job's number takes the mark's place in its name and in these files.
+unpack_all() {
+    unpack 755 batch.sh <<'KIT_FILE'
+#!/bin/bash
+#SBATCH --job-name=llama
+#SBATCH --account=research-high
+#SBATCH --partition=gpu
+#SBATCH --qos=high
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=96
+#SBATCH --mem=900G
+#SBATCH --time=06:00:00
+#SBATCH --gres=gpu:8
+#SBATCH --output=/home/ada/project/logs/%x-%j.out
+#SBATCH --error=/home/ada/project/logs/%x-%j.err
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --mail-user=ada@example.org
+#SBATCH --mail-type=END,FAIL
+#SBATCH --no-requeue
+# 4 nodes x 8 ranks = world size 32; start shape torchrun: 1 tasks a node.
+# CPUs: 96 a node, as asked; 96 a task, 12 a rank.
+# shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
+
+readonly KIT_RUN_DIR=/shared/runs/llama-@JOB@
+readonly KIT_JOB_NAME=llama
+readonly -a KIT_IMAGES=(
+    /lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    sha256:c0ffee0000000000000000000000000000000000000000000000000000000000
+)
+readonly KIT_RUNTIME=pyxis
+readonly KIT_PYXIS_UNPACKS=''
+readonly KIT_NODES=4
+readonly KIT_WORLD_SIZE=32
+readonly KIT_DEBUG_DEFAULT=0
+readonly KIT_HEARTBEAT=120
+readonly KIT_LEAD=120
+readonly KIT_MASTER_PORT_BASE=20000
+readonly KIT_RETRY_IN_ALLOCATION=0
+readonly KIT_RETRY_REQUEUE=0
+readonly KIT_REQUEUE_CAPPED=0
+readonly -a KIT_RETRY_CODES=(
+    134
+    135
+    137
+    139
+)
+readonly KIT_PREFLIGHT_TIMEOUT=60
+readonly KIT_UNPACK_TIMEOUT=1800
+readonly KIT_PREFLIGHT_ON_FAILURE=fail
+readonly KIT_ALL_REDUCE_TIMEOUT=0
+readonly KIT_AVOID_DIR=/shared/runs/.avoid
+readonly -a KIT_INHERIT=()
+readonly KIT_OUTLIVES=0
+readonly KIT_STEPS=1
+readonly -A KIT_STEP_0=(
+    [name]=train
+    [folder]=''
+    [variable]=TRAIN
+    [policy]=main
+    [first]=0
+    [nodes]=4
+    [ranks]=32
+    [after]=''
+    [ports]=''
+    [ready]=''
+    [ready_timeout]=0
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_0_ENV=()
+readonly -a KIT_STEP_0_ARGV=(
+    srun
+    --job-name=train
+    --nodes=4
+    --ntasks=4
+    --ntasks-per-node=1
+    --cpus-per-task=96
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=120
+    --output=/shared/runs/llama-@JOB@/logs/task-%t.log
+    --open-mode=append
+    --container-image=/lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    --container-mounts=/shared/runs/llama-@JOB@:/kit/run,/home/ada/project:/workspace,/local/kit-ada:/kit/cache
+    --container-workdir=/workspace
+    --no-container-mount-home
+    --container-remap-root
+    --container-readonly
+    --no-container-entrypoint
+    /kit/run/worker.sh
+)
+readonly -a KIT_SIGNAL_ARGV=(
+    srun
+    --job-name=kit-signal
+    --overlap
+    --mem=0
+    --nodes=4
+    --ntasks=4
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/dev/null
+    --open-mode=append
+    /shared/runs/llama-@JOB@/lib/signal.sh
+)
+readonly -a KIT_MONITOR_ARGV=(
+    srun
+    --job-name=kit-monitor
+    --overlap
+    --mem=0
+    --nodes=4
+    --ntasks=4
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/llama-@JOB@/monitor/monitor-%n.log
+    --open-mode=append
+    /shared/runs/llama-@JOB@/lib/gpu-monitor.sh
+    /shared/runs/llama-@JOB@/monitor
+    pumt
+    DT
+    15
+)
+readonly -a KIT_PREFLIGHT_ARGV=(
+    srun
+    --job-name=kit-preflight
+    --overlap
+    --mem=0
+    --nodes=4
+    --ntasks=4
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/llama-@JOB@/logs/preflight.log
+    --open-mode=append
+    /shared/runs/llama-@JOB@/lib/preflight.sh
+    run=/shared/runs/llama-@JOB@
+    cache=/local/kit-ada
+    free_kb=1000000
+    shm_kb=0
+    nofile=1024
+    memlock=any
+    skew=5
+    gpus=8
+    userns=1
+    image=/lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    size=4096
+    source=/home/ada/project
+)
+readonly -a KIT_PROBE_ARGV=(
+    srun
+    --job-name=kit-probe
+    --overlap
+    --mem=0
+    --nodes=4
+    --ntasks=4
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/llama-@JOB@/logs/preflight.log
+    --open-mode=append
+    --container-image=/lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    --container-mounts=/shared/runs/llama-@JOB@:/kit/run,/home/ada/project:/workspace,/local/kit-ada:/kit/cache
+    --container-workdir=/workspace
+    --no-container-mount-home
+    --container-remap-root
+    --container-readonly
+    --no-container-entrypoint
+    /kit/run/lib/probe.sh
+    python3
+    image-env.sh
+)
+readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_CONTAINER_ARGV=(
+    srun
+    --job-name=kit-container
+    --overlap
+    --mem=0
+    --nodes=4
+    --ntasks=4
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/llama-@JOB@/logs/container.log
+    --open-mode=append
+    /shared/runs/llama-@JOB@/lib/container.sh
+)
+
+# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
+# Below this line nothing is generated.
+set -uo pipefail
+
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/environment.sh"
+source "${KIT_RUN_DIR}/lib/output.sh"
+source "${KIT_RUN_DIR}/lib/debug.sh"
+source "${KIT_RUN_DIR}/lib/nodes.sh"
+source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/heartbeat.sh"
+source "${KIT_RUN_DIR}/lib/containers.sh"
+source "${KIT_RUN_DIR}/lib/steps.sh"
+source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/watch.sh"
+source "${KIT_RUN_DIR}/lib/checks.sh"
+source "${KIT_RUN_DIR}/lib/retry.sh"
+source "${KIT_RUN_DIR}/lib/where.sh"
+source "${KIT_RUN_DIR}/lib/ends.sh"
+source "${KIT_RUN_DIR}/lib/roles.sh"
+
+# The lead signal (USR1) and a request to end (TERM: a cancel, preemption, a node that goes down) go to the ranks, which save and end.
+# INT is the user's Ctrl-C where this script runs by hand; a second one does not wait for the ranks.
+got_signal="" got_slurms_term=""
+# shellcheck disable=SC2317 # called by traps
+on_signal() {
+    local -r again="${got_signal}"
+    got_signal="$1"
+    steps_deadline=$((EPOCHSECONDS + $(retry::time_to_save "$1")))
+    steps_why="the ranks did not end within $(retry::time_to_save "$1") s after $1"
+    if [[ "$1" == INT && "${again}" == INT ]]; then
+        steps_deadline=EPOCHSECONDS steps_why="Ctrl-C came twice"
+    elif ! roles::running; then
+        steps_deadline=EPOCHSECONDS steps_why="got $1, and there are no ranks yet"
+    fi
+    log::info "got $1; passing it on to the ranks"
+    events::record signal name "$1"
+    if [[ "$1" == TERM ]] && ! retry::is_running; then
+        got_slurms_term=1
+    else
+        steps::signal_ranks "${1/INT/TERM}"
+    fi
+}
+
+# USR2 comes from watch.sh alone.
+# shellcheck disable=SC2317 # called by a trap
+on_trouble() {
+    if [[ -z "${got_signal}" ]]; then
+        steps_why="a rank has failed or a node is lost, and the other ranks wait for it"
+        ends::doom
+    fi
+}
+
+# shellcheck disable=SC2317 # called by the EXIT trap
+finish() {
+    local -r code=$?
+    local what=end
+    trap - EXIT
+    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    [[ "${BASHPID}" == "$$" ]] || exit "${code}"
+    trap '' TERM USR1 USR2 INT HUP
+    watch::stop
+    if retry::wants_requeue "${code}"; then
+        what=requeue
+    elif retry::slurm_requeued; then
+        what=requeued
+    elif ((code)) && [[ -z "${got_signal}" || -n "${got_slurms_term}" ]] && retry::preempted; then
+        what=requeue
+    fi
+    # First of all, since after a TERM there are seconds only until Slurm kills this script.
+    [[ "${what}" != end ]] || rm -f -- "${KIT_RUN_DIR}/.secrets"
+    steps::end_all
+    heartbeat::stop
+    failures::release_space
+    case "${what}" in
+        requeue) retry::requeue "${code}" || retry::end "${code}" ;;
+        requeued)
+            log::info "exit code ${code}; Slurm has put the job back into the queue"
+            events::record requeue exit_code "${code}"
+            ;;
+        end) retry::end "${code}" ;;
+    esac
+    # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
+    if [[ -n "${environment_batch}" && "${what}" == end && "${got_signal}" == TERM && -z "${got_slurms_term}" ]]; then
+        scancel "${environment_job}" 2>/dev/null
+    fi
+    exit "${code}"
+}
+
+train() {
+    local -i code
+    while true; do
+        retry::begin_attempt || return 1
+        watch::start
+        roles::run
+        code=$?
+        watch::stop
+        retry::again "${code}" || return "${code}"
+    done
+}
+
+main() {
+    environment::require_allocation
+    output::link
+    trap finish EXIT
+    environment::scrub "${KIT_INHERIT[@]}"
+    debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
+    trap 'on_signal TERM' TERM
+    trap 'on_signal USR1' USR1
+    trap 'on_signal INT' INT
+    trap on_trouble USR2
+
+    nodes::resolve || exit 1
+    nodes::banner
+    events::record start nodes "${SLURM_JOB_NODELIST}"
+    failures::reserve_space
+    checks::image || exit "${checks_failed_code}"
+    checks::stage || exit $?
+    containers::begin
+    checks::nodes || exit $?
+    # From here on nothing queues the job again without a failed node.
+    retry::cap_slurm
+
+    heartbeat::start "${KIT_HEARTBEAT}"
+    if ((${#KIT_MONITOR_ARGV[@]})); then
+        steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
+    fi
+    checks::all_reduce || exit $?
+    train
+    exit $?
+}
+
+main "$@"
+KIT_FILE
+    unpack 755 rank.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 all-reduce.sh <<'KIT_FILE'
+# The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
+# shellcheck shell=bash disable=SC2034,SC2054
+KIT_PROGRAM=(
+    python3
+    /kit/run/lib/all_reduce.py
+)
+KIT_PROGRAM_ENV=(
+    NCCL_IB_DISABLE=0
+    NCCL_NET_GDR_LEVEL=PHB
+    NCCL_DEBUG=WARN
+    TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+)
+KIT_FILE
+    unpack 644 setup.sh <<'KIT_FILE'
+
+KIT_FILE
+    unpack 755 worker.sh <<'KIT_FILE'
+#!/bin/bash
+# Runs once per Slurm task, inside the container. It maps Slurm's variables to ranks and becomes the program.
+# shellcheck source-path=SCRIPTDIR source-path=SCRIPTDIR/../.. disable=SC2034
+
+# Where the files of this role are in the run folder; a plain job has one role, whose files are in the run folder itself.
+readonly KIT_FOLDER=''
+readonly KIT_SHAPE=torchrun
+readonly KIT_RENDEZVOUS=static
+readonly KIT_NNODES=4
+readonly KIT_RANKS_PER_NODE=8
+readonly KIT_CPUS_PER_RANK=12
+readonly KIT_PYTHON=python3
+readonly KIT_WORKDIR=/workspace
+readonly KIT_CACHE_DIR=/kit/cache
+export KIT_SEED=7
+
+# Below this line nothing is generated.
+set -euo pipefail
+
+# Always started by its absolute path; every process spared here is spared on every rank.
+readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"
+readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
+export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/debug.sh"
+source "${KIT_RUN_DIR}/lib/ranks.sh"
+source "${KIT_RUN_DIR}/lib/caches.sh"
+source "${KIT_RUN_DIR}/lib/fill.sh"
+source "${KIT_OWN_DIR}/image-env.sh"
+# shellcheck source=/dev/null
+source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
+
+main() {
+    ranks::require_slurm
+    export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
+    export KIT_NNODES KIT_RANKS_PER_NODE
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
+    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
+    export PYTHONPATH="${KIT_RUN_DIR}/code"
+    caches::point_at "${KIT_CACHE_DIR}"
+    debug::frameworks
+    if [[ -n "${KIT_ROLE:-}" ]]; then
+        export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"
+        ranks::choose_gpus "${KIT_GPUS:-}"
+        fill::all KIT_PROGRAM_ENV
+    fi
+    cd -- "${KIT_WORKDIR}"
+
+    case "${KIT_SHAPE}" in
+        srun)
+            ranks::from_slurm
+            exec "${KIT_RUN_DIR}/rank.sh"
+            ;;
+        torchrun)
+            ranks::node_from_slurm
+            ranks::torchrun_argv
+            # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
+            # signals back.
+            trap '' USR1 USR2
+            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/lib/unignore.sh" "${KIT_RUN_DIR}/rank.sh"
+            ;;
+    esac
+}
+
+main "$@"
+KIT_FILE
+    unpack 644 program.sh <<'KIT_FILE'
+# The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
+# shellcheck shell=bash disable=SC2034,SC2054
+KIT_PROGRAM=(
+    python3
+    /kit/run/code/run.py
+    --parallelism.data_parallel_replicate_degree=16
+    --parallelism.data_parallel_shard_degree=1
+    --training.steps
+    1000
+    --job.description
+    'for $HOME'
+)
+KIT_PROGRAM_ENV=(
+    NCCL_IB_DISABLE=0
+    NCCL_NET_GDR_LEVEL=PHB
+    NCCL_DEBUG=WARN
+    TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+)
+KIT_FILE
+    unpack 644 image-env.sh <<'KIT_FILE'
+# What Enroot's login shell takes away of the image's environment. Read by worker.sh and probe.sh.
+# shellcheck shell=bash
+export PATH=/usr/bin
+KIT_FILE
+    unpack 644 job.toml <<'KIT_FILE'
+name = "llama"
+launcher = "torchtitan"
+image = "train-cpu"
+args = [
+    "--parallelism.data_parallel_replicate_degree=16",
+    "--parallelism.data_parallel_shard_degree=1",
+    "--training.steps",
+    "1000",
+    "--job.description",
+    "for $HOME",
+]
+shape = "torchrun"
+rendezvous = "static"
+python = "python3"
+inherit = []
+mounts = []
+qos = "high"
+seed = 7
+setup = []
+debug = false
+
+[env]
+TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
+
+[resources]
+nodes = 4
+cpus_per_node = 96
+memory = "900G"
+time = "06:00:00"
+
+[slurm]
+account = "research-high"
+partition = "gpu"
+qos = "high"
+mail_user = "ada@example.org"
+mail_type = "END,FAIL"
+output = "logs/%x-%j.out"
+error = "logs/%x-%j.err"
+exclusive = false
+requeue = false
+lead = 120
+extra = []
+
+[container]
+runtime = "pyxis"
+writable = false
+remap_root = true
+mount_home = false
+entrypoint = false
+env = []
+
+[monitor]
+enabled = true
+select = "pumt"
+options = "DT"
+delay = 15
+query = []
+heartbeat = 120
+
+[preflight]
+enabled = true
+free_disk_gb = 1.0
+shm_gb = 0.0
+nofile = 1024
+memlock = "any"
+clock_skew_s = 5.0
+verify_image = false
+container = true
+all_reduce_s = 0
+timeout_s = 60
+unpack_s = 1800
+on_failure = "fail"
+
+[retry]
+in_allocation = 0
+requeue = 0
+exit_codes = [
+    134,
+    135,
+    137,
+    139,
+]
+spares = 0
+
+[secrets]
+env = []
+
+[checkpoint]
+
+[profile]
+ranks = [
+    0,
+]
+
+[roles]
+
+[stages]
+KIT_FILE
+    unpack 755 lib/all_reduce.py <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/bubblewrap.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/caches.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/chain.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/checks.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/container.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/containers.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/debug.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/ends.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/enroot-rc.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/enroot.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/environment.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/events.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/failures.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/fill.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/gpu-monitor.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/heartbeat.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/log.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/nodes.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/output.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/preflight.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/probe.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/ranks.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/ready.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/retry.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/roles.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/shell.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/signal.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/stage.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/steps.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/unignore.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/watch.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 lib/where.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 config.toml <<'KIT_FILE'
+[training]
+local_batch_size = 4
+seed = 7
+KIT_FILE
+}
+
+# Below this line nothing is generated.
+set -euo pipefail
+
+main() {
+    if [[ -z "${SLURM_JOB_ID:-}" ]]; then
+        printf 'This file runs under sbatch: sbatch %q\n' "$0" >&2
+        exit 2
+    fi
+    local -r run_dir="${KIT_RUN_DIR//"${KIT_MARK}"/${SLURM_JOB_ID}}"
+    # A job that was queued again goes on in the folder that it has.
+    if [[ ! -e "${run_dir}" ]]; then
+        partial="${run_dir%/*}/.unpack-${SLURM_JOB_ID}"
+        trap 'rm -rf -- "${partial}"' EXIT
+        rm -rf -- "${partial}"
+        mkdir -p -- "${partial}"
+        unpack_all
+        mkdir -p -- "${KIT_FOLDERS[@]/#/"${partial}/"}"
+        mv --no-target-directory -- "${partial}" "${run_dir}"
+        trap - EXIT
+    fi
+    exec "${run_dir}/batch.sh"
+}
+
+# unpack MODE NAME: a file of the run folder, from stdin; an empty one comes as an empty line.
+unpack() {
+    local -r mode="$1" path="${partial}/$2"
+    local text
+    IFS= read -r -d '' text || true
+    mkdir -p -- "${path%/*}"
+    [[ "${text}" != $'\n' ]] || text=""
+    printf '%s' "${text//"${KIT_MARK}"/${SLURM_JOB_ID}}" >"${path}"
+    chmod -- "${mode}" "${path}"
+}
+
+main "$@"

@@ -1,0 +1,200 @@
+"""`kit generate`: options to a job, and what TorchTitan would refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit import shell
+from kit.errors import ConfigError, KitError, UsageError
+from kit.frameworks import torchtitan
+from kit.runs.generate import Asked, single_file
+from kit.scripts import header
+from tests.support import REPO
+
+CLUSTER = """
+default_qos = "normal"
+[node]
+cpus = 8
+gpus = 4
+[qos.normal]
+account = "research"
+partition = "gpu"
+time = "02:00:00"
+max_nodes = 8
+"""
+
+
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "here.toml").write_text(CLUSTER)
+    monkeypatch.chdir(tmp_path)
+
+
+def made(titan: str = "", **options: Any) -> str:
+    Path("Llama3_8B.toml").write_text(titan)
+    asked = Asked(config_file=Path("Llama3_8B.toml"), **options)
+    return single_file(asked, cluster="here", containers=False)
+
+
+def embedded(text: str, name: str) -> str:
+    """The text of a file that a single file holds."""
+    return text.partition(f"{name} <<'KIT_FILE'\n")[2].partition("\nKIT_FILE\n")[0]
+
+
+def job_arguments(text: str, program_file: str = "program.sh") -> list[str]:
+    """What the program is started with, after its own path."""
+    program = embedded(text, program_file).partition("KIT_PROGRAM=(")[2].partition("\n)\n")[0]
+    return [line.strip() for line in program.splitlines()][3:]
+
+
+def test_the_options_are_in_the_header(tmp_path: Path) -> None:
+    text = made(use_ddp=True, nodes=4, gpus_per_node=2, time="30", mail_user="a@b.org", job_name="x", error="e/%j.err")
+    assert header(text)[:7] == [
+        "--job-name=x",
+        "--account=research",
+        "--partition=gpu",
+        "--qos=normal",
+        "--nodes=4",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=4",
+    ]
+    assert {"--time=30", "--gpus-per-node=2", "--mail-user=a@b.org", "--mail-type=END,FAIL"} <= set(header(text))
+    assert f"--output={tmp_path}/slurm-%j.out" in header(text), "as Slurm does when nobody says where"
+    assert f"--error={tmp_path}/e/%j.err" in header(text)
+    assert header(made(use_ddp=True))[0] == "--job-name=llama3-8b"
+
+
+def test_the_configuration_travels_in_the_file() -> None:
+    text = made("[training]\nseed = 9\n[job]\ndescription = 'KIT_FILE @JOB@'", use_ddp=True)
+    assert "KIT_FILE_" in text, "a here-document ends with a line that is in none of the files"
+    assert "readonly KIT_MARK=@JOB1@" in text, "so does the job's number stand for a word that is in none"
+    assert embedded(made("[training]\nseed = 9\n", use_ddp=True), "config.toml") == "[training]\nseed = 9"
+    assert "export KIT_SEED=9" in embedded(made("[training]\nseed = 9\n", use_ddp=True), "worker.sh")
+
+
+def test_a_manifest_makes_it_a_run_of_the_kit() -> None:
+    record = json.loads(embedded(made(use_ddp=True, nodes=2), "manifest.json"))
+    assert (record["run_id"], record["job_id"], record["world_size"]) == ("llama3-8b-@JOB@", None, 8)
+
+
+def test_ddp_copies_the_model_on_every_rank_and_extra_arguments_win() -> None:
+    titan = "[parallelism]\ntensor_parallel_degree = 2\n"
+    extra = "--training.steps 5 --job.description 'a  \"b\"'"
+    assert job_arguments(made(titan, use_ddp=True, nodes=2, extra_args=extra)) == [
+        "--parallelism.data_parallel_replicate_degree=4",
+        "--parallelism.data_parallel_shard_degree=1",
+        "--training.steps",
+        "5",
+        "--job.description",
+        "'a  \"b\"'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "quorum"),
+    [({"nodes": 1}, 1), ({"nodes": 1, "replicas_per_node": 2}, 2), ({"nodes": 4, "nodes_per_replica": 2}, 2)],
+)
+def test_groups_are_told_what_a_quorum_needs(options: dict[str, int], quorum: int) -> None:
+    assert job_arguments(made(**options), "roles/replica-0/program.sh") == [
+        f"--fault_tolerance.min_replica_size={quorum}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "titan", "said"),
+    [
+        ({"replicas_per_node": 3}, "", "kit generate: --num-ft-replicas-per-node: got 3; allowed: a divisor"),
+        ({"nodes": 3, "nodes_per_replica": 2}, "", "--nodes-per-replica: got 2; allowed: a divisor of the nodes, 3"),
+        ({"nodes": 9}, "", "--nodes: got 9; allowed: at most 8 under QOS 'normal': its rule max_nodes"),
+        ({"gpus_per_node": 5}, "", "--gpus-per-node: got 5; allowed: at most 4"),
+        ({"time": "3:00:00"}, "", "--time: got 3:00:00; allowed: at most 02:00:00"),
+        ({"qos": "hihg"}, "", "--qos: got 'hihg'; allowed: normal"),
+        ({"output": "logs/%q.out"}, "", "--output: got 'logs/%q.out'; allowed: Slurm's own patterns"),
+        ({"job_name": "a b"}, "", "--job-name: got 'a b'"),
+        ({"use_ddp": True}, "[parallelism]\ntensor_parallel_degree = 3\n", "Llama3_8B.toml: parallelism: got"),
+        (
+            {"use_ddp": True},
+            "[training]\nglobal_batch_size = 12\n",
+            "a multiple of 32: training.local_batch_size 8 x 4",
+        ),
+        ({"replicas_per_node": 2}, "[training]\nglobal_batch_size = 16\n", "a multiple of 32"),
+        ({"extra_args": "--a 'b"}, "", "No closing quotation"),
+        ({}, "[training\n", "not valid TOML"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], titan: str, said: str) -> None:
+    with pytest.raises(KitError) as caught:
+        made(titan, **options)
+    assert isinstance(caught.value, ConfigError | UsageError)
+    assert said in str(caught.value)
+
+
+def test_how_groups_average_is_said_in_titans_own_file() -> None:
+    Path("x.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"diloco.sync_every: got a value; allowed: \[fault_tolerance\]"):
+        single_file(
+            Asked(config_file=Path("x.toml")), cluster="here", containers=False, overrides=["diloco.sync_every=8"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "ranks", "groups", "keys"),
+    [
+        ({}, [], 8, 1, []),
+        ({"parallelism": {"tensor_parallel_degree": 4}}, ["--parallelism.pipeline_parallel_degree=2"], 8, 1, []),
+        (
+            {"parallelism": {"tensor_parallel_degree": 4}},
+            ["--parallelism.pipeline_parallel_degree", "4"],
+            8,
+            1,
+            ["parallelism"],
+        ),
+        ({"parallelism": {"data_parallel_shard_degree": 4}}, [], 8, 1, ["parallelism"]),
+        ({"parallelism": {"data_parallel_shard_degree": 4}}, [f"--{torchtitan.REPLICATE}=2"], 8, 1, []),
+        ({"training": {"global_batch_size": 128}}, [], 8, 2, []),
+        ({"training": {"global_batch_size": 64}}, [], 8, 2, ["training.global_batch_size"]),
+        ({"training": {"global_batch_size": "all"}, "parallelism": 3}, [], 8, 2, []),
+    ],
+)
+def test_rules_of_titan(config: dict[str, Any], words: list[str], ranks: int, groups: int, keys: list[str]) -> None:
+    assert [key for key, _, _ in torchtitan.broken(config, words, ranks=ranks, count=groups)] == keys
+
+
+def test_the_command_writes_the_file_and_makes_the_log_folder(tmp_path: Path) -> None:
+    Path("x.toml").write_text("")
+    argv = ["generate", "--config-file", "x.toml", "--use-ddp", "--no-container", "--cluster", "here"]
+    argv += ["--output", "logs/%x/%j.out", "--output-file", "job.sh"]
+    done = shell.run([sys.executable, "-m", "kit", *argv], env={**os.environ, "PYTHONPATH": str(REPO)})
+    assert done.stdout == "job.sh"
+    assert (tmp_path / "logs" / "x").is_dir(), "slurmd makes none"
+    assert os.access("job.sh", os.X_OK)
+    assert shell.run(["bash", "-n", "job.sh"], check=False).returncode == 0
+
+
+def test_titan_is_told_its_file_its_seed_and_its_group(tmp_path: Path) -> None:
+    """run.py with a package that says what it was started with."""
+    package = tmp_path / "checkout" / "torchtitan"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text("import sys\nprint(__name__, *sys.argv[1:])\n")
+    run = [sys.executable, str(REPO / "launchers/torchtitan/run.py"), "--training.steps=3"]
+    env = {"PATH": os.environ["PATH"], "TORCHTITAN": str(package.parent), "KIT_RUN_DIR": "/run", "KIT_SEED": "5"}
+    said = shell.run(run, env=env).stdout
+    assert said == "__main__ --job.config_file /run/config.toml --training.seed=5 --training.steps=3"
+    group = {"REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "3"}
+    said = shell.run([*run, "--job.config_file=mine.toml"], env={**env, **group}).stdout
+    assert said == (
+        "__main__ --training.seed=5 --fault_tolerance.enable --fault_tolerance.replica_id=1 "
+        "--fault_tolerance.group_size=3 --training.steps=3 --job.config_file=mine.toml"
+    )
+    lost = shell.run(run, env={**env, "TORCHTITAN": str(tmp_path)}, check=False)
+    assert lost.returncode == 1
+    assert "no torchtitan.train in" in lost.stderr
