@@ -89,13 +89,15 @@ def fill(
 
 def write_files(plan: Plan, folder: Path, *, like: Like | None = None) -> list[Path]:
     """Write the plan's files under `folder` and return their paths. A file that is there already is replaced, not written into."""
-    for name in {str(Path(file.name).parent) for file in plan.files}:
+    fresh = not folder.is_dir() or not any(folder.iterdir())
+    for name in dict.fromkeys(file.name.rpartition("/")[0] for file in plan.files):
         (folder / name).mkdir(parents=True, exist_ok=True)
     shared = {file.name: file for file in like.plan.files} if like else {}
     written = []
     for file in plan.files:
         path = folder / file.name
-        path.unlink(missing_ok=True)
+        if not fresh:
+            path.unlink(missing_ok=True)
         if like and shared.get(file.name) == file:
             _link(like.folder / file.name, path)
         else:
