@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -154,12 +153,8 @@ def test_points_of_an_earlier_sweep_keep_their_numbers(tmp_path: Path) -> None:
 
 
 def test_a_thousand_points_in_one_process(tmp_path: Path) -> None:
-    """The target is 2 s of an idle core; processor time is what other load on the machine cannot stretch."""
+    """How long it takes is measured by benchmarks/sweeps.py."""
     sweep = '[sweep.random]\ncount = 1000\nkeys.args.--lr.uniform = [0, 1]\n[sweep.set]\nargs.--steps = "= int(1000 * lr)"\n'
-    prepared(tmp_path, "[sweep.grid]\nseed = [1]\n")
-    began = time.process_time()
     made = prepared(tmp_path, sweep)
-    seconds = time.process_time() - began
     assert len(made.runs) == 1000
     assert len(made.arrays()) == 1
-    assert seconds < 2.0
