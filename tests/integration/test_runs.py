@@ -60,6 +60,14 @@ def test_ranks_and_ports(lab: Lab, shape: str) -> None:
     assert 20_000 <= int(seen[0]["env"]["MASTER_PORT"]) < 30_000
 
 
+def test_ranks_meet_by_torchs_own_store(lab: Lab) -> None:
+    lab.write('script = "program.py"\nrendezvous = "c10d"\n', LOOK)
+    run = lab.run("--set", "shape=torchrun")
+    assert run.done.returncode == 0, run.log("batch") + run.log("task-0")
+    seen = [run.result(f"seen-{rank}.json") for rank in range(4)]
+    assert {(one["env"]["RANK"], one["env"]["WORLD_SIZE"]) for one in seen} == {(str(rank), "4") for rank in range(4)}
+
+
 def test_what_a_rank_sees_in_the_container(lab: Lab, runtime: str) -> None:
     if runtime == "bare":
         pytest.skip("there is no container")
