@@ -111,7 +111,7 @@ def test_roles_find_each_other_and_the_service_stops_when_the_main_one_has_ended
         assert env["MASTER_ADDR"] == env["KIT_ROLE_MAIN_ADDR"]
     own = lab.kit("logs", run.folder.name, "main").stdout.splitlines()
     assert {line.split(" | ")[0] for line in own} == {"main/rank-0", "main/rank-1"}
-    assert lab.kit("logs", run.folder.name, "mian", check=False).returncode == 2
+    assert lab.kit("logs", run.folder.name, "absent", check=False).returncode == 2
     assert "role server is ready" in run.log("batch")
     assert "stopping server" in run.log("batch")
     assert lab.settled(run.folder) == []
