@@ -91,6 +91,7 @@ def test_two_groups_of_two_nodes_each(four_nodes: Lab) -> None:
     assert four_nodes.settled(run.folder) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frameworks_cpu")
 def test_a_storm_of_faults_ends_where_the_calm_run_does(lab: Lab) -> None:
     prepare(lab)
