@@ -54,7 +54,8 @@ def sources(run_dir: Path, *, rank: int | None = None, role: str | None = None) 
         return (*by_folder, *place)
 
     folder = paths.logs / role if role else paths.logs
-    found = [p for p in folder.glob("**/*.log") if not p.is_symlink()]
+    # batch.log may be a link to where the job wants it; the links to the newest start of a role would show its lines twice.
+    found = [p for p in folder.glob("**/*.log") if not p.name.startswith("latest_")]
     if rank is not None:
         found = [p for p in found if p.name == f"rank-{rank}.log"] or ([] if role else [paths.rank_log(rank)])
     return sorted(found, key=order)
