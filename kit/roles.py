@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.layout import Layout
-from kit.spec.job import Job
 from kit.spec.roles import Role, StepShape
 
 # The step of a plain job. Its files are in the run folder itself, and it goes by no role's name.
@@ -109,7 +108,7 @@ def sized(resolved: Resolved, roles: Mapping[str, Role]) -> int:
 def place(resolved: Resolved, layout: Layout, roles: Mapping[str, Role]) -> tuple[Placed, ...]:
     """Every role in its place; without roles, the job itself as the only one. ConfigError for roles that do not fit each other."""
     if not roles:
-        return (_plain(resolved.job, layout),)
+        return (_plain(resolved, layout),)
     _check(resolved, layout, roles)
     spans = _spans(layout, roles)
     placed = []
@@ -133,11 +132,12 @@ def place(resolved: Resolved, layout: Layout, roles: Mapping[str, Role]) -> tupl
     return tuple(placed)
 
 
-def _plain(job: Job, layout: Layout) -> Placed:
+def _plain(resolved: Resolved, layout: Layout) -> Placed:
+    shape = resolved.job.shape or resolved.launcher.shapes[0]
     return Placed(
         name=PLAIN,
         role=Role(),
-        shape="srun" if job.shape == "srun" else "torchrun",
+        shape="srun" if shape == "srun" else "torchrun",
         first=0,
         nodes=layout.nodes,
         ranks_per_node=layout.ranks_per_node,

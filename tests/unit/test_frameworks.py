@@ -65,6 +65,13 @@ def test_deepspeed_refuses(given: dict[str, Any], key: str, said: str) -> None:
     assert said in keys_of(caught)[f"deepspeed.{key}"]
 
 
+def test_a_launchers_first_shape_is_the_jobs_where_it_says_none(tmp_path: Path) -> None:
+    made = plan_of(
+        write_job(tmp_path, 'name = "x"\nlauncher = "deepspeed"\nimage = "train-cpu"\nscript = "train.py"\n')
+    )
+    assert "readonly KIT_SHAPE=srun\n" in made.text_of("worker.sh")
+
+
 def test_deepspeed_table_becomes_the_json_that_the_program_gets(tmp_path: Path) -> None:
     job = {**BASE, "launcher": "deepspeed", "deepspeed": {"train_batch_size": 32, "zero_optimization": {"stage": 3}}}
     resolved = config.load_job(write_job(tmp_path, tomli_w.dumps(job)), cluster="local")
