@@ -157,7 +157,7 @@ def test_the_death_of_the_orchestrator_ends_the_job(example: Lab) -> None:
 
 
 def test_a_server_that_never_gets_ready_is_named(example: Lab) -> None:
-    never = 'roles.inference.ready={http="http", path="/nothing", timeout_s=5}'
+    never = 'roles.inference={ports=["http"], ready={http="http", path="/nothing", timeout_s=5}}'
     run = example.run(*options(never, "seed=7"))
     assert run.done.returncode == 74, logs(run)
     assert "inference" in run.done.stderr + run.log("batch")
