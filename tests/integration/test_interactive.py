@@ -136,6 +136,9 @@ def test_shell_in_an_allocation_of_its_own(lab: Lab, runtime_of: Callable[[str],
     assert lab.settled(run) == []
 
 
+@pytest.mark.parametrize(
+    "runtime", ["bubblewrap", *(pytest.param(name, marks=pytest.mark.faults) for name in ("pyxis", "enroot", "bare"))]
+)
 def test_the_terminal_of_a_shell_is_closed(lab: Lab, runtime_of: Callable[[str], list[str]], runtime: str) -> None:
     """The window is gone and what ran in the shell is still there: the allocation and all of it end."""
     lab.write(JOB + '[secrets]\nenv = ["API_KEY"]\n', WAIT)

@@ -164,6 +164,7 @@ def test_a_server_that_never_gets_ready_is_named(example: Lab) -> None:
     assert example.settled(run.folder) == []
 
 
+@pytest.mark.slow
 def test_sft_learns_and_its_checkpoint_starts_the_rl(lab: Lab) -> None:
     of_example(lab, "sft", "train-cpu")
     run = lab.run(*options("sft.max_steps=120", "seed=7"))
