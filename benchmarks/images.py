@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks._common import ROOT, Goal, report
 from kit import shell
 from kit.images import engine, lock, squash, store, tree, verify
 from kit.images.squash import Options, Tree
 from kit.spec.image import Squash
 
 _ENROOT_DEFAULT = "-comp lzo -noD"
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +39,6 @@ class Row:
     cpu: float | None
     size: float | None
     memory: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """A ratio or figure with its bound, as issue threads state them."""
-
-    name: str
-    value: float
-    bound: str
-    met: bool
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,10 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     print("| way | wall s | CPU s | MB | peak MB |\n|---|---|---|---|---|")
     for row in rows.values():
         print(f"| {row.name} | {row.wall:.2f} | {_cell(row.cpu, 2)} | {_cell(row.size)} | {_cell(row.memory)} |")
-    print("\n| goal | measured | bound | met |\n|---|---|---|---|")
-    for goal in goals:
-        print(f"| {goal.name} | {goal.value:.2f} | {goal.bound} | {'yes' if goal.met else 'NO'} |")
-    return 0 if all(goal.met for goal in goals) else 1
+    print()
+    return report(goals)
 
 
 def _cell(value: float | None, digits: int = 0) -> str:
@@ -95,13 +83,17 @@ def _ratios(rows: dict[str, Row]) -> list[Goal]:
     kit, theirs = rows["kit"], rows["theirs"]
     assert kit.size and theirs.size and kit.memory
     found = [
-        _at_least(f"{theirs.name} / kit, wall", theirs.wall / kit.wall, 14),
-        _at_least(f"{theirs.name} / kit, size", theirs.size / kit.size, 2.4),
-        _at_most("kit's peak memory, MB", kit.memory, 150),
+        Goal(name=f"{theirs.name} / kit, wall", value=theirs.wall / kit.wall, bound=14, at_least=True),
+        Goal(name=f"{theirs.name} / kit, size", value=theirs.size / kit.size, bound=2.4, at_least=True),
+        Goal(name="kit's peak memory", value=kit.memory, unit="MB", bound=150),
     ]
     if "plain" in rows:
-        found.insert(1, _at_most("kit / docker export >/dev/null, wall", kit.wall / rows["export"].wall, 1.0))
-        found.append(_at_most("squash / uncompressed squash, wall", rows["zstd"].wall / rows["plain"].wall, 2.2))
+        found.insert(
+            1, Goal(name="kit / docker export >/dev/null, wall", value=kit.wall / rows["export"].wall, bound=1.0)
+        )
+        found.append(
+            Goal(name="squash / uncompressed squash, wall", value=rows["zstd"].wall / rows["plain"].wall, bound=2.2)
+        )
     return found
 
 
@@ -112,15 +104,10 @@ def _commands(image: str, rounds: int) -> list[Goal]:
     start = time.perf_counter()
     verify.check(locked, store.default(), full=False)
     cheap = (time.perf_counter() - start) * 1000
-    return [_at_most("rebuild without changes, s", rebuild.wall, 0.5), _at_most("cheap verify, ms", cheap, 20)]
-
-
-def _at_least(name: str, value: float, bound: float) -> Goal:
-    return Goal(name=name, value=value, bound=f">= {bound:g}", met=value >= bound)
-
-
-def _at_most(name: str, value: float, bound: float) -> Goal:
-    return Goal(name=name, value=value, bound=f"<= {bound:g}", met=value <= bound)
+    return [
+        Goal(name="rebuild without changes", value=rebuild.wall, unit="s", bound=0.5),
+        Goal(name="cheap verify", value=cheap, unit="ms", bound=20),
+    ]
 
 
 @contextlib.contextmanager

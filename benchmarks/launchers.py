@@ -14,20 +14,28 @@ import json
 import shutil
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runs import Goal
+from benchmarks._common import ROOT, Goal, project, report
 from kit import shell
 from kit.slurm import client
 from kit.slurm.embedded import Shape, down, up
 
-ROOT = Path(__file__).resolve().parents[1]
 NAME = "bench-fw"
+PROFILE = """\
+embedded = true
+[node]
+cpus = 4
+gpus = 1
+[paths]
+store = "{data}/images"
+[defaults.env]
+OMP_NUM_THREADS = "1"
+"""
 JOB = """\
 name = "bench"
 seed = 7
@@ -120,28 +128,17 @@ def main(arguments: Sequence[str]) -> int:
             goals += checkpoint(on)
         if options.only in {None, "meet"}:
             meet(on)
-    print("| goal | measured | bound | met |\n|---|---|---|---|")
-    for goal in goals:
-        print(goal)
-    return 0 if all(goal.value <= goal.bound for goal in goals) else 1
+    return report(goals)
 
 
 @contextmanager
 def bench(rounds: int) -> Iterator[Bench]:
     """The cluster, and a project for its jobs: one rank on each of two nodes."""
-    with tempfile.TemporaryDirectory(prefix="kit-bench-") as folder:
-        project = Path(folder)
-        project.chmod(0o755)
-        for kind in (".git", "clusters"):
-            (project / kind).mkdir()
-        (project / "clusters" / f"{NAME}.toml").write_text(
-            'embedded = true\n[node]\ncpus = 4\ngpus = 1\n[paths]\nstore = "{data}/images"\n'
-            '[defaults.env]\nOMP_NUM_THREADS = "1"\n'
-        )
-        shutil.copytree(ROOT / "launchers" / "lib", project / "lib")
+    with project(NAME, PROFILE) as folder:
+        shutil.copytree(ROOT / "launchers" / "lib", folder / "lib")
         try:
             cluster = up(NAME, Shape(nodes=2, gpus_per_node=1, placeholder_gpus=True))
-            yield Bench(project=project, env=client.environment(cluster.env()), rounds=rounds)
+            yield Bench(project=folder, env=client.environment(cluster.env()), rounds=rounds)
         finally:
             down(NAME)
 
@@ -163,7 +160,7 @@ def step(on: Bench) -> list[Goal]:
     print(
         f"a step of the bare loop {1000 * low['bare']:.1f} ms, of launchers/ddp/train_gpt.py {1000 * low['ours']:.1f} ms\n"
     )
-    return [Goal(name="launcher's step over a bare loop's", value=low["ours"] / low["bare"], bound=1.01, unit="")]
+    return [Goal(name="launcher's step over a bare loop's", value=low["ours"] / low["bare"], bound=1.01)]
 
 
 # About 13 million parameters, 150 MB with Adam: enough for the disk to be felt.
@@ -194,7 +191,7 @@ def checkpoint(on: Bench) -> list[Goal]:
             took[background] = statistics.median([one["seconds"] for one in records(run, "saved")][1:-1])
         print(f"| {name} | {took['false']:.3f} | {took['true']:.3f} |")
         ratio = took["true"] / took["false"]
-        goals.append(Goal(name=f"{name}: stall in the background / in the foreground", value=ratio, bound=0.2, unit=""))
+        goals.append(Goal(name=f"{name}: stall in the background / in the foreground", value=ratio, bound=0.2))
     print()
     return goals
 

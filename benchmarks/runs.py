@@ -12,33 +12,31 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks._common import ROOT, Goal, project, report
 from kit import resources, shell
 from kit.images import lock as image_lock
 from kit.slurm import client
 from kit.slurm.embedded import Cluster, Shape, down, up
 
-ROOT = Path(__file__).resolve().parents[1]
 NAME, NODES = "bench", 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """A measured figure with its bound."""
-
-    name: str
-    value: float
-    bound: float
-    unit: str
-
-    def __str__(self) -> str:
-        met = "yes" if self.value <= self.bound else "no"
-        return f"| {self.name} | {self.value:.3f} {self.unit} | <= {self.bound:g} | {met} |"
+PROFILE = "embedded = true\n[node]\ncpus = 8\ngpus = 1\n"
+JOB = """\
+name = "bench"
+launcher = "ddp"
+script = "program.py"
+shape = "srun"
+python = "/usr/bin/python3"
+[resources]
+nodes = 2
+gpus_per_node = 1
+ranks_per_node = 2
+[container]
+runtime = "bare"
+"""
 
 
 # One round is one pair: the bare thing, then the kit's. Times are bash's own, in seconds.
@@ -149,27 +147,15 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     with bench(options.rounds) as on:
         goals = [*prologue(on), *restart(on), *monitors(on), *preflight(on)]
-    print("| goal | measured | bound | met |\n|---|---|---|---|")
-    for goal in goals:
-        print(goal)
-    return 0 if all(goal.value <= goal.bound for goal in goals) else 1
+    return report(goals)
 
 
 @contextmanager
 def bench(rounds: int) -> Iterator[Bench]:
     """The cluster, and a project whose job asks for two ranks on each of two nodes."""
-    with tempfile.TemporaryDirectory(prefix="kit-bench-") as folder:
-        project = Path(folder)
-        project.chmod(0o755)
-        for kind in (".git", "clusters"):
-            (project / kind).mkdir()
-        (project / "clusters" / f"{NAME}.toml").write_text("embedded = true\n[node]\ncpus = 8\ngpus = 1\n")
-        (project / "job.toml").write_text(
-            'name = "bench"\nlauncher = "ddp"\nscript = "program.py"\nshape = "srun"\npython = "/usr/bin/python3"\n'
-            "[resources]\nnodes = 2\ngpus_per_node = 1\nranks_per_node = 2\n[container]\nruntime = 'bare'\n"
-        )
+    with project(NAME, PROFILE, JOB) as folder:
         try:
-            yield Bench(up(NAME, Shape(nodes=NODES, gpus_per_node=1, placeholder_gpus=True)), project, rounds)
+            yield Bench(up(NAME, Shape(nodes=NODES, gpus_per_node=1, placeholder_gpus=True)), folder, rounds)
         finally:
             down(NAME)
 

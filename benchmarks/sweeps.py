@@ -13,42 +13,21 @@ import compileall
 import getpass
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from benchmarks._common import ROOT, Goal, project, report
 from kit import shell
 from kit.slurm import client
 from kit.slurm.embedded import Shape, down, up
 from kit.sweeps import prepare
 
-ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".bench-venv"
 NAME = "bench-sweeps"
 TIMEOUT_S = 600
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goal:
-    """A measured figure with its bound; none for what is only shown."""
-
-    name: str
-    value: float
-    unit: str
-    bound: float | None = None
-
-    @property
-    def met(self) -> bool:
-        """Whether the figure keeps its bound."""
-        return self.bound is None or self.value <= self.bound
-
-    def __str__(self) -> str:
-        bound, met = ("", "") if self.bound is None else (f"<= {self.bound:g}", "yes" if self.met else "no")
-        return f"| {self.name} | {self.value:.2f}{self.unit} | {bound} | {met} |"
 
 
 JOB = """\
@@ -105,13 +84,10 @@ def main(arguments: Sequence[str]) -> int:
     install_peers()
     # An installed package has its bytecode; a checkout of somebody who forbids writing it has not.
     compileall.compile_dir(ROOT / "kit", quiet=1)
-    with project() as folder:
+    with bench() as folder:
         goals = [*rendering(folder, options.points), *command_line(folder, options.rounds)]
         goals += submission(folder, options.jobs, options.rounds)
-    print("| what | measured | bound | met |\n|---|---|---|---|")
-    for goal in goals:
-        print(goal)
-    return 0 if all(goal.met for goal in goals) else 1
+    return report(goals)
 
 
 def install_peers() -> None:
@@ -127,14 +103,9 @@ def install_peers() -> None:
 
 
 @contextmanager
-def project() -> Iterator[Path]:
-    """A project with one job."""
-    with tempfile.TemporaryDirectory(prefix="kit-bench-") as name:
-        folder = Path(name)
-        for kind in (".git", "clusters"):
-            (folder / kind).mkdir()
-        (folder / "clusters" / f"{NAME}.toml").write_text("embedded = true\n[node]\ncpus = 8\n")
-        (folder / "job.toml").write_text(JOB)
+def bench() -> Iterator[Path]:
+    """A project with one job, and what the others need."""
+    with project(NAME, "embedded = true\n[node]\ncpus = 8\n", JOB) as folder:
         (folder / "train.py").write_text("print('trained')\n")
         for program, text in (("submitit_jobs.py", SUBMITIT), ("submitit_dry.py", SUBMITIT_DRY)):
             (folder / program).write_text(text)
@@ -159,9 +130,7 @@ def rendering(folder: Path, points: int) -> list[Goal]:
     arrays = made.arrays()
     took = time.perf_counter() - began
     assert len(made.points) == points
-    return [
-        Goal(name=f"{points:,} points rendered and checked, {len(arrays)} arrays", value=took, unit=" s", bound=2.0)
-    ]
+    return [Goal(name=f"{points:,} points rendered and checked, {len(arrays)} arrays", value=took, unit="s", bound=2.0)]
 
 
 def command_line(folder: Path, rounds: int) -> list[Goal]:
@@ -176,11 +145,11 @@ def command_line(folder: Path, rounds: int) -> list[Goal]:
     took = in_turn({name: partial(_timed, argv, folder) for name, argv in ways.items()}, 2 * rounds)
     bare = took["bare"]
     return [
-        Goal(name="bare Python, start and end", value=1000 * bare, unit=" ms"),
-        Goal(name="`kit render` / bare Python", value=took["kit"] / bare, unit="", bound=5.0),
-        Goal(name="`torchx run --dryrun` / bare Python", value=took["torchx"] / bare, unit=""),
-        Goal(name="submitit's script of one job / bare Python", value=took["submitit"] / bare, unit=""),
-        Goal(name="`kit render` / `torchx run --dryrun`", value=took["kit"] / took["torchx"], unit="", bound=1.0),
+        Goal(name="bare Python, start and end", value=1000 * bare, unit="ms"),
+        Goal(name="`kit render` / bare Python", value=took["kit"] / bare, bound=5.0),
+        Goal(name="`torchx run --dryrun` / bare Python", value=took["torchx"] / bare),
+        Goal(name="submitit's script of one job / bare Python", value=took["submitit"] / bare),
+        Goal(name="`kit render` / `torchx run --dryrun`", value=took["kit"] / took["torchx"], bound=1.0),
     ]
 
 
@@ -208,11 +177,11 @@ def submission(folder: Path, jobs: int, rounds: int) -> list[Goal]:
         "submit": "submitit, a loop of submit()",
     }
     return [
-        Goal(name=f"{jobs} jobs: `kit sweep`, a run folder for each", value=took["kit"], unit=" s"),
-        *(Goal(name=f"{jobs} jobs: {text}", value=took[name], unit=" s") for name, text in names.items()),
-        Goal(name="`kit sweep` / a loop of sbatch calls", value=took["kit"] / took["loop"], unit="", bound=1.0),
-        Goal(name="`kit sweep` / map_array", value=took["kit"] / took["map_array"], unit="", bound=1.0),
-        Goal(name="`kit sweep` / a loop of submit()", value=took["kit"] / took["submit"], unit="", bound=1.0),
+        Goal(name=f"{jobs} jobs: `kit sweep`, a run folder for each", value=took["kit"], unit="s"),
+        *(Goal(name=f"{jobs} jobs: {text}", value=took[name], unit="s") for name, text in names.items()),
+        Goal(name="`kit sweep` / a loop of sbatch calls", value=took["kit"] / took["loop"], bound=1.0),
+        Goal(name="`kit sweep` / map_array", value=took["kit"] / took["map_array"], bound=1.0),
+        Goal(name="`kit sweep` / a loop of submit()", value=took["kit"] / took["submit"], bound=1.0),
     ]
 
 

@@ -16,8 +16,9 @@ A Ctrl-C ends with 130 and TERM with 143, as in a shell.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 class KitError(Exception):
@@ -108,3 +109,9 @@ class RunFailed(KitError):  # noqa: N818 - it reports an outcome, not a mistake
     def __init__(self, message: str, *, exit_code: int, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.exit_code = exit_code or 1
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The question with the nearest known name; empty when none is near. cutoff: as difflib has it, 1 for equal names only."""
+    near = get_close_matches(name, [*known], n=1, cutoff=cutoff)
+    return f"did you mean {near[0]!r}?" if near else ""

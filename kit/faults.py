@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kit.errors import ConfigError, Fault
+from kit.errors import ConfigError, Fault, did_you_mean
 
 _SHOWN = 80
 
@@ -44,14 +43,12 @@ def _fault(one: ErrorDetails, model: type[BaseModel], file_of: Callable[[tuple[s
     allowed, hint = _reworded(one["msg"], kind, context), ""
     if kind == "extra_forbidden":
         known = fields_at(model, location[:-1])
-        near = get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
         got, allowed = "an unknown key", ", ".join(known)
-        hint = f"did you mean {near[0]!r}?" if near else "remove it"
+        hint = did_you_mean(str(location[-1]), known, cutoff=0.5) or "remove it"
     elif kind == "missing":
         got, allowed = "nothing", "a value: the key is required"
     elif kind == "literal_error":
-        near = get_close_matches(str(one["input"]), re.findall(r"'([^']*)'", str(context["expected"])), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(str(one["input"]), re.findall(r"'([^']*)'", str(context["expected"])))
     elif kind == "value_error":
         allowed = str(context["error"])
     return Fault(file=file_of(location), key=dotted(location), got=got, allowed=allowed, hint=hint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
@@ -19,7 +19,7 @@ from kit.frameworks import fits
 from kit.layout import Layout, lay_out
 from kit.pins import Pin, check_packages, pin
 from kit.places import Places, Site
-from kit.programs import Programs
+from kit.rank_scripts import RankScripts
 from kit.render import lib_names, plain, render
 from kit.roles import Placed, place, sized
 from kit.runtimes import Container
@@ -172,7 +172,7 @@ class _Making:
         self.pin = self.pins[None]
         self.mounts = self.places.mounts()
         self.output, self.error = self.places.log("output") or str(self.paths.batch_log), self.places.log("error")
-        self.programs = Programs(
+        self.ranks = RankScripts(
             resolved=resolved,
             job=self.job,
             extra=self.extra,
@@ -186,9 +186,9 @@ class _Making:
         return (
             PlanFile(name="batch.sh", text=self._batch(), mode=0o755),
             PlanFile(name="rank.sh", text=plain("rank.sh"), mode=0o755),
-            PlanFile(name="all-reduce.sh", text=self.programs.all_reduce()),
+            PlanFile(name="all-reduce.sh", text=self.ranks.all_reduce()),
             PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
-            *(file for placed in self.roles for file in self._files_of(placed)),
+            *(file for placed in self.roles if placed.scripts == placed.name for file in self._files_of(placed)),
             *(PlanFile(name=name, text=text) for name, text in self.extra.files.items()),
             PlanFile(name="job.toml", text=tomli_w.dumps(self.job.model_dump(mode="json", exclude_none=True))),
             *(PlanFile(name=f"lib/{name}", text=plain(f"lib/{name}"), mode=0o755) for name in lib_names()),
@@ -199,8 +199,8 @@ class _Making:
         prefix = f"{placed.folder}/".lstrip("/")
         image_env = render("image-env.sh", {"image_env": self._image_env(placed)})
         return (
-            PlanFile(name=f"{prefix}worker.sh", text=self.programs.worker(placed), mode=0o755),
-            PlanFile(name=f"{prefix}program.sh", text=self.programs.program(placed)),
+            PlanFile(name=f"{prefix}worker.sh", text=self.ranks.worker(placed), mode=0o755),
+            PlanFile(name=f"{prefix}program.sh", text=self.ranks.program(placed)),
             PlanFile(name=f"{prefix}image-env.sh", text=image_env),
         )
 
@@ -257,80 +257,89 @@ class _Making:
         return next(r for r in self.roles if r.role.policy != "service")
 
     def _batch(self) -> str:
-        job, layout, paths = self.job, self.layout, self.paths
-        nodes = layout.nodes + job.retry.spares
-        pins = self.distinct_pins()
-        env = {**self.resolved.cluster.network, **job.env}
-        preflight = preflight_step(
-            job.preflight,
+        layout = self.layout
+        options = sbatch_options(
+            self.job,
+            self.resolved.cluster.node,
+            layout,
+            output=self.output,
+            error=self.error,
+            outlives=self.outlives,
+            avoid=self.site.avoid,
+        )
+        explained = [line.rstrip() for line in (*layout.explained, *self.extra.explained)]
+        variables = {"sbatch": options, "explained": explained, **self._settings(), **self._steps()}
+        return batch_script(self.resolved, self.site, layout, variables)
+
+    def _settings(self) -> dict[str, Any]:
+        """What the batch script goes by."""
+        job, layout = self.job, self.layout
+        return {
+            "run_dir": self.site.run_dir,
+            "job_name": job.name,
+            "images": [word for p in self.distinct_pins() for word in (p.image, p.digest)],
+            "runtime": self.runtime,
+            "pyxis_unpacks": {None: "", True: "yes", False: "no"}[self.resolved.cluster.container.pyxis_unpacks],
+            "nodes": layout.nodes,
+            "world_size": layout.world_size,
+            "debug": job.debug,
+            "heartbeat": job.monitor.heartbeat,
+            "lead": job.slurm.lead,
+            "port_base": _PORT_BASE,
+            "retry_in_allocation": job.retry.in_allocation,
+            "retry_requeue": job.retry.requeue,
+            "requeue_capped": goes_back(job) and not job.slurm.requeue,
+            "retry_codes": job.retry.exit_codes,
+            "preflight_timeout": job.preflight.timeout_s,
+            "unpack_timeout": job.preflight.unpack_s,
+            "preflight_on_failure": job.preflight.on_failure,
+            "all_reduce_timeout": job.preflight.all_reduce_s,
+            "avoid_dir": f"{self.site.runs_dir}/{AVOID_DIR}",
+            "inherit": job.inherit,
+            "outlives": self.outlives,
+        }
+
+    def _steps(self) -> dict[str, Any]:
+        """What it starts."""
+        job, paths, nodes = self.job, self.paths, self.layout.nodes
+        every = nodes + job.retry.spares
+        preflight = self._preflight(every)
+        stage = stage_step(
+            job.staged, every, paths, lock=self.pin.lock, source=self.pin.stored, folder=self.places.stage
+        )
+        unpacked = container_step(every, paths, spares=bool(job.retry.spares)) if self.runtime == "pyxis" else []
+        return {
+            "step_argv": self._step(self._main()),
+            "roles": [{"facts": r.facts(), "env": r.env(), "argv": self._step(r)} for r in self.roles],
+            "signal_argv": signal_step(nodes, paths),
+            "monitor_argv": monitor_step(job.monitor, nodes, paths),
+            "preflight_argv": preflight,
+            "stage_argv": stage,
+            "container_argv": unpacked,
+            "probe_argv": self._probe(every) if preflight else [],
+        }
+
+    def _preflight(self, nodes: int) -> list[str]:
+        env = {**self.resolved.cluster.network, **self.job.env}
+        return preflight_step(
+            self.job.preflight,
             nodes,
-            paths,
-            images=[(p.stored or p.image, p.lock) for p in pins],
+            self.paths,
+            images=[(p.stored or p.image, p.lock) for p in self.distinct_pins()],
             cache=self.places.cache,
             mounts=self.mounts if self.contained else (),
-            gpus=layout.gpus_per_node,
+            gpus=self.layout.gpus_per_node,
             interfaces=[env[name] for name in _INTERFACE_ENV if env.get(name)],
-        )
-        return batch_script(
-            self.resolved,
-            self.site,
-            layout,
-            {
-                "sbatch": sbatch_options(
-                    job,
-                    self.resolved.cluster.node,
-                    layout,
-                    output=self.output,
-                    error=self.error,
-                    outlives=self.outlives,
-                    avoid=self.site.avoid,
-                ),
-                "explained": [line.rstrip() for line in (*layout.explained, *self.extra.explained)],
-                "run_dir": self.site.run_dir,
-                "job_name": job.name,
-                "images": [word for p in pins for word in (p.image, p.digest)],
-                "runtime": self.runtime,
-                "pyxis_unpacks": {None: "", True: "yes", False: "no"}[self.resolved.cluster.container.pyxis_unpacks],
-                "nodes": layout.nodes,
-                "world_size": layout.world_size,
-                "debug": job.debug,
-                "heartbeat": job.monitor.heartbeat,
-                "lead": job.slurm.lead,
-                "port_base": _PORT_BASE,
-                "retry_in_allocation": job.retry.in_allocation,
-                "retry_requeue": job.retry.requeue,
-                "requeue_capped": goes_back(job) and not job.slurm.requeue,
-                "retry_codes": job.retry.exit_codes,
-                "preflight_timeout": job.preflight.timeout_s,
-                "unpack_timeout": job.preflight.unpack_s,
-                "preflight_on_failure": job.preflight.on_failure,
-                "all_reduce_timeout": job.preflight.all_reduce_s,
-                "avoid_dir": f"{self.site.runs_dir}/{AVOID_DIR}",
-                "inherit": job.inherit,
-                "outlives": self.outlives,
-                "step_argv": self._step(self._main()),
-                "roles": [{"facts": r.facts(), "env": r.env(), "argv": self._step(r)} for r in self.roles],
-                "signal_argv": signal_step(layout.nodes, paths),
-                "monitor_argv": monitor_step(job.monitor, layout.nodes, paths),
-                "preflight_argv": preflight,
-                "stage_argv": stage_step(
-                    job.staged, nodes, paths, lock=self.pin.lock, source=self.pin.stored, folder=self.places.stage
-                ),
-                "container_argv": container_step(nodes, paths, spares=bool(job.retry.spares))
-                if self.runtime == "pyxis"
-                else [],
-                "probe_argv": self._probe(nodes) if preflight else [],
-            },
         )
 
     def _step(self, placed: Placed) -> list[str]:
         srun = role_step(placed, self.paths, outlives=self.outlives, wait_s=max(WAIT_S, self.job.slurm.lead))
-        return self._wrapped(placed, srun, f"{self.programs.folder(placed)}/worker.sh")
+        return self._wrapped(placed, srun, f"{self.ranks.folder(placed)}/worker.sh")
 
     def shell(self) -> tuple[str, ...]:
         """A shell on one node, beside whatever runs there."""
         main = self._main()
-        words = [f"{self.programs.run}/lib/shell.sh", self.programs.workdir, *filter(None, [main.folder])]
+        words = [f"{self.ranks.run}/lib/shell.sh", self.ranks.workdir, *filter(None, [main.folder])]
         return tuple(self._wrapped(main, shell_step(), *words))
 
     def _probe(self, nodes: int) -> list[str]:
@@ -339,14 +348,14 @@ class _Making:
             return []
         main = self._main()
         step = helper_step("kit-probe", nodes, f"{self.paths.logs}/preflight.log")
-        words = [f"{self.programs.run}/lib/probe.sh", self.job.python, f"{main.folder}/image-env.sh".lstrip("/")]
+        words = [f"{self.ranks.run}/lib/probe.sh", self.job.python, f"{main.folder}/image-env.sh".lstrip("/")]
         return self._wrapped(main, step, *words)
 
     def _wrapped(self, placed: Placed, srun: list[str], *command: str) -> list[str]:
         container = Container(
             image=self._pin_of(placed).image,
             mounts=self.mounts,
-            workdir=self.programs.workdir,
+            workdir=self.ranks.workdir,
             options=self.job.container,
             lib=self.paths.lib,
             home=self.site.home,

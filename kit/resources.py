@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
 import platformdirs
 
-from kit.errors import ConfigError, Fault
+from kit.errors import ConfigError, Fault, did_you_mean
 
 KINDS = ("clusters", "containers", "launchers", "mounts")
 
@@ -79,14 +78,13 @@ def find(kind: str, name: str, *, project_dir: Path, asked_by: str = "command li
         if path is not None:
             return Entry(name=name, path=path, root=root)
     known = names(kind, project_dir=project_dir)
-    near = get_close_matches(name, known, n=1)
     raise ConfigError.of(
         Fault(
             file=asked_by,
             key=key or kind,
             got=repr(name),
             allowed=", ".join(known) or f"nothing: no {kind}/ folder holds an entry",
-            hint=f"did you mean {near[0]!r}?" if near else f"add {kind}/{name} to the project",
+            hint=did_you_mean(name, known) or f"add {kind}/{name} to the project",
         )
     )
 

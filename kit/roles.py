@@ -6,12 +6,13 @@ Pure arithmetic, and the checks of what one role says of another.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 
 from kit.config import Resolved
-from kit.errors import ConfigError, Fault
+from kit.errors import ConfigError, Fault, did_you_mean
 from kit.layout import Layout
 from kit.spec.roles import Role, StepShape
 
@@ -23,7 +24,8 @@ PLAIN = "train"
 class Placed:
     """A role and its place. first: index of its first node among the job's. shared: another role has a step on one of its nodes.
 
-    plain: the one role of a job without roles.
+    scripts: the role whose scripts it runs. index: which it is of the roles with the same program. plain: the one role of a job
+    without roles.
     """
 
     name: str
@@ -36,12 +38,14 @@ class Placed:
     cpus_per_task: int
     cpus_per_rank: int
     shared: bool
+    scripts: str
+    index: int = 0
     plain: bool = False
 
     @property
     def folder(self) -> str:
         """Where its scripts are in the run folder."""
-        return "" if self.plain else f"roles/{self.name}"
+        return "" if self.plain else f"roles/{self.scripts}"
 
     @property
     def logs(self) -> str:
@@ -79,7 +83,8 @@ class Placed:
 
     def env(self) -> list[str]:
         """What its step alone finds in its environment."""
-        words = ["KIT_SERVICE=1"] if self.role.policy == "service" else []
+        words = [] if self.plain else [f"KIT_ROLE_INDEX={self.index}"]
+        words += ["KIT_SERVICE=1"] if self.role.policy == "service" else []
         return [*words, f"KIT_GPUS={','.join(map(str, self.role.gpus))}"] if self.role.gpus else words
 
 
@@ -118,6 +123,7 @@ def place(resolved: Resolved, layout: Layout, roles: Mapping[str, Role]) -> tupl
         placed.append(
             Placed(
                 name=name,
+                scripts=name,
                 role=role,
                 shape=role.shape or "srun",
                 first=spans[name][0],
@@ -129,13 +135,28 @@ def place(resolved: Resolved, layout: Layout, roles: Mapping[str, Role]) -> tupl
                 shared=on_node > ranks,
             )
         )
-    return tuple(placed)
+    return _with_scripts(placed)
+
+
+def _with_scripts(placed: Sequence[Placed]) -> tuple[Placed, ...]:
+    """Roles that differ in their place alone, as replica groups do, run the same scripts: those of the first."""
+    programs: Counter[object] = Counter()
+    first: dict[object, str] = {}
+    found = []
+    for one in placed:
+        role = one.role
+        program = (role.image, role.script, role.command, role.args, tuple(role.env.items()))
+        scripts = first.setdefault((program, one.shape, one.nodes, one.ranks_per_node, one.cpus_per_rank), one.name)
+        found.append(replace(one, scripts=scripts, index=programs[program]))
+        programs[program] += 1
+    return tuple(found)
 
 
 def _plain(resolved: Resolved, layout: Layout) -> Placed:
     shape = resolved.job.shape or resolved.launcher.shapes[0]
     return Placed(
         name=PLAIN,
+        scripts=PLAIN,
         role=Role(),
         shape="srun" if shape == "srun" else "torchrun",
         first=0,
@@ -203,7 +224,7 @@ def _check(resolved: Resolved, layout: Layout, roles: Mapping[str, Role]) -> Non
         others = [other for other in roles if other != name]
         for key, named in [("shares", role.shares), *(("after", one) for one in role.after)]:
             if named is not None and named not in others:
-                refuse(name, key, repr(named), ", ".join(others) or "no other role", _nearest(named, others))
+                refuse(name, key, repr(named), ", ".join(others) or "no other role", did_you_mean(named, others))
             elif key == "shares" and named is not None and (broken := _unshareable(role, roles[named], named)):
                 refuse(name, *broken)
         if role.gpus and max(role.gpus) >= layout.gpus_per_node:
@@ -217,32 +238,15 @@ def _check(resolved: Resolved, layout: Layout, roles: Mapping[str, Role]) -> Non
         faults.append(
             Fault(file=resolved.job_file, key="roles", got="services only", allowed="a main role, which the job is for")
         )
-    circle = [] if faults else _circle(roles)
-    if circle:
-        faults.append(
-            Fault(
-                file=resolved.job_file,
-                key="roles",
-                got=f"{' -> '.join(circle)}",
-                allowed="no role that waits for itself",
-            )
-        )
+    if not faults:
+        faults += _circle(resolved.job_file, roles)
     if faults:
         raise ConfigError.of(*faults)
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else ""
-
-
-def _circle(roles: Mapping[str, Role]) -> list[str]:
-    """Roles that wait for each other, the first one repeated at the end; none where all can start."""
-    started: set[str] = set()
-    while ready := [name for name, role in roles.items() if name not in started and set(role.after) <= started]:
-        started.update(ready)
-    left = [name for name in roles if name not in started]
-    path: list[str] = []
-    while left and (not path or path[-1] not in path[:-1]):
-        path.append((path and next(n for n in roles[path[-1]].after if n in left)) or left[0])
-    return path
+def _circle(file: str, roles: Mapping[str, Role]) -> Iterator[Fault]:
+    """Roles that wait for each other."""
+    try:
+        TopologicalSorter({name: role.after for name, role in roles.items()}).prepare()
+    except CycleError as error:
+        yield Fault(file=file, key="roles", got=" -> ".join(error.args[1]), allowed="no role that waits for itself")

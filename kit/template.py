@@ -7,7 +7,6 @@ the kit takes away. It is rendered in Jinja's sandbox, and a name that it does n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
@@ -16,7 +15,7 @@ from jinja2 import meta
 from jinja2.sandbox import SandboxedEnvironment
 
 from kit.config import Resolved
-from kit.errors import ConfigError, Fault
+from kit.errors import ConfigError, Fault, did_you_mean
 from kit.layout import Layout
 from kit.places import Site
 from kit.render import MARK, configured, render
@@ -76,8 +75,7 @@ def _rendered(text: str, variables: Mapping[str, Any], *, file: str) -> str:
 def _faults(unknown: list[str], variables: Mapping[str, Any], file: str) -> Iterator[Fault]:
     known = ", ".join(sorted(variables))
     for name in unknown:
-        near = get_close_matches(name, variables, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, variables)
         yield Fault(file=file, key=name, got="a variable that is not known", allowed=known, hint=hint)
 
 

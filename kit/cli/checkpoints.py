@@ -4,55 +4,85 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from kit.frameworks.sizes import Bytes, Shape
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Source = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SRC", help="A checkpoint, the folder that they are saved in, or a run folder.", show_default=False
+    ),
+]
+Target = Annotated[Path, typer.Argument(metavar="DST", help="The .pt file or folder to make.", show_default=False)]
+To = Annotated[
+    Literal["pytorch", "huggingface"], typer.Option("--to", help="One .pt file, or a folder for transformers.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace DST, once the new one is whole.")]
+Image = Annotated[
+    str, typer.Option("--image", help="The image to convert in: it needs torch, and safetensors for huggingface.")
+]
+InContainer = Annotated[bool, typer.Option("--container/--no-container", help="In the image, or with --python.")]
+Python = Annotated[str, typer.Option("--python", help="Without a container: a python that has torch.")]
+Store = Annotated[
+    Path | None,
+    typer.Option("--store", help="The image store.", show_default="KIT_STORE, else the user's data folder"),
+]
+ShardSize = Annotated[int, typer.Option("--shard-size", min=1, metavar="MB", help="Of a .safetensors file, at most.")]
+# What a checkpoint may not say of its model.
+SavedHeads = Annotated[
+    int | None, typer.Option("--heads", min=1, help="Attention heads.", show_default="the checkpoint's")
+]
+Context = Annotated[
+    int | None, typer.Option("--context", min=1, help="Longest sequence.", show_default="the checkpoint's")
+]
+NormEps = Annotated[float | None, typer.Option("--norm-eps", help="Of RMSNorm.", show_default="the framework's")]
+RopeBase = Annotated[
+    float | None, typer.Option("--rope-base", help="Of rotary positions.", show_default="the framework's")
+]
+
+# The shape of a model.
+Layers = Annotated[int | None, typer.Option("--layers", min=1)]
+Dim = Annotated[int | None, typer.Option("--dim", min=1, help="Width of the model.")]
+Heads = Annotated[int | None, typer.Option("--heads", min=1)]
+KvHeads = Annotated[int | None, typer.Option("--kv-heads", min=1, show_default="as many as --heads")]
+HeadDim = Annotated[int | None, typer.Option("--head-dim", min=1, show_default="dim / heads")]
+Ffn = Annotated[
+    int | None, typer.Option("--ffn", min=1, help="Width of the feed-forward part.", show_default="4 x dim")
+]
+Vocabulary = Annotated[int | None, typer.Option("--vocabulary", min=1, help="Tokens; 256 in the reference programs.")]
+Tied = Annotated[
+    bool | None, typer.Option("--tied/--untied", help="Embedding and output share weights.", show_default="untied")
+]
+Config = Annotated[Path | None, typer.Option("--config", help="A Hugging Face config.json that says the above.")]
+
+# How it is trained and kept.
+Precision = Annotated[Literal["fp32", "bf16"], typer.Option("--precision", help="Of the stored weights.")]
+Optimizer = Annotated[Literal["adam", "sgd", "none"], typer.Option("--optimizer")]
+DistributedOptimizer = Annotated[bool, typer.Option("--distributed-optimizer", help="Megatron's.")]
+Tp = Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel ranks.")]
+Pp = Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")]
+Dp = Annotated[int, typer.Option("--dp", min=1, help="Data parallel ranks.")]
+Keep = Annotated[int, typer.Option("--keep", min=1, help="Checkpoints kept: [checkpoint] keep.")]
+Compare = Annotated[Path | None, typer.Option("--compare", help="A checkpoint on disk to compare with.")]
 
 
 def convert_checkpoint(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SRC", help="A checkpoint, the folder that they are saved in, or a run folder.", show_default=False
-        ),
-    ],
-    target: Annotated[Path, typer.Argument(metavar="DST", help="The .pt file or folder to make.", show_default=False)],
+    source: Source,
+    target: Target,
     *,
-    to: Annotated[
-        Literal["pytorch", "huggingface"], typer.Option("--to", help="One .pt file, or a folder for transformers.")
-    ],
-    force: Annotated[bool, typer.Option("--force", help="Replace DST, once the new one is whole.")] = False,
-    image: Annotated[
-        str, typer.Option("--image", help="The image to convert in: it needs torch, and safetensors for huggingface.")
-    ] = "frameworks-cpu",
-    container: Annotated[
-        bool, typer.Option("--container/--no-container", help="In the image, or with --python.")
-    ] = True,
-    python: Annotated[str, typer.Option("--python", help="Without a container: a python that has torch.")] = "python3",
-    heads: Annotated[
-        int | None, typer.Option("--heads", min=1, help="Attention heads.", show_default="the checkpoint's")
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option("--context", min=1, help="Longest sequence.", show_default="the checkpoint's")
-    ] = None,
-    norm_eps: Annotated[
-        float | None, typer.Option("--norm-eps", help="Of RMSNorm.", show_default="the framework's")
-    ] = None,
-    rope_base: Annotated[
-        float | None, typer.Option("--rope-base", help="Of rotary positions.", show_default="the framework's")
-    ] = None,
-    shard_mb: Annotated[
-        int, typer.Option("--shard-size", min=1, metavar="MB", help="Of a .safetensors file, at most.")
-    ] = 1000,
-    store: Annotated[
-        Path | None,
-        typer.Option("--store", help="The image store.", show_default="KIT_STORE, else the user's data folder"),
-    ] = None,
+    to: To,
+    force: Force = False,
+    image: Image = "frameworks-cpu",
+    container: InContainer = True,
+    python: Python = "python3",
+    heads: SavedHeads = None,
+    context: Context = None,
+    norm_eps: NormEps = None,
+    rope_base: RopeBase = None,
+    shard_mb: ShardSize = 1000,
+    store: Store = None,
     as_json: Json = False,
 ) -> None:
     """Turn a sharded checkpoint (torch's, megatron's) into one .pt file or a Hugging Face folder."""
@@ -83,78 +113,34 @@ def convert_checkpoint(
 
 def checkpoint_size(
     *,
-    layers: Annotated[int | None, typer.Option("--layers", min=1)] = None,
-    dim: Annotated[int | None, typer.Option("--dim", min=1, help="Width of the model.")] = None,
-    heads: Annotated[int | None, typer.Option("--heads", min=1)] = None,
-    kv_heads: Annotated[int | None, typer.Option("--kv-heads", min=1, show_default="as many as --heads")] = None,
-    head_dim: Annotated[int | None, typer.Option("--head-dim", min=1, show_default="dim / heads")] = None,
-    ffn: Annotated[
-        int | None, typer.Option("--ffn", min=1, help="Width of the feed-forward part.", show_default="4 x dim")
-    ] = None,
-    vocabulary: Annotated[
-        int | None, typer.Option("--vocabulary", min=1, help="Tokens; 256 in the reference programs.")
-    ] = None,
-    tied: Annotated[
-        bool | None, typer.Option("--tied/--untied", help="Embedding and output share weights.", show_default="untied")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="A Hugging Face config.json that says the above.")
-    ] = None,
-    precision: Annotated[Literal["fp32", "bf16"], typer.Option("--precision", help="Of the stored weights.")] = "fp32",
-    optimizer: Annotated[Literal["adam", "sgd", "none"], typer.Option("--optimizer")] = "adam",
-    distributed_optimizer: Annotated[bool, typer.Option("--distributed-optimizer", help="Megatron's.")] = False,
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel ranks.")] = 1,
-    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")] = 1,
-    dp: Annotated[int, typer.Option("--dp", min=1, help="Data parallel ranks.")] = 1,
-    keep: Annotated[int, typer.Option("--keep", min=1, help="Checkpoints kept: [checkpoint] keep.")] = 3,
-    compare: Annotated[Path | None, typer.Option("--compare", help="A checkpoint on disk to compare with.")] = None,
+    layers: Layers = None,
+    dim: Dim = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    head_dim: HeadDim = None,
+    ffn: Ffn = None,
+    vocabulary: Vocabulary = None,
+    tied: Tied = None,
+    config: Config = None,
+    precision: Precision = "fp32",
+    optimizer: Optimizer = "adam",
+    distributed_optimizer: DistributedOptimizer = False,
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    keep: Keep = 3,
+    compare: Compare = None,
     as_json: Json = False,
 ) -> None:
     """Predict what a checkpoint of a model of the Llama family weighs."""
     from kit.frameworks import sizes
     from kit.runs import checkpoint_size as sizing
 
-    shape = sizing.shape(
-        {
-            "layers": layers,
-            "dim": dim,
-            "heads": heads,
-            "kv_heads": kv_heads,
-            "head_dim": head_dim,
-            "feed_forward": ffn,
-            "vocabulary": vocabulary,
-            "tied": tied,
-        },
-        config,
-    )
+    given = {"layers": layers, "dim": dim, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    shape = sizing.shape({**given, "feed_forward": ffn, "vocabulary": vocabulary, "tied": tied}, config)
     layout = sizes.Layout(tp=tp, pp=pp, dp=dp, distributed_optimizer=distributed_optimizer)
-    predicted = sizes.of(shape.parameters, precision, optimizer, distributed_optimizer=distributed_optimizer)
-    facts = _facts(shape, predicted, keep)
-    if tp * pp * dp > 1:
-        facts["largest_rank"] = sizes.largest_share(shape, precision, optimizer, layout)
-    if compare is not None:
-        found = sizing.on_disk(compare)
-        expected = predicted.weights if found.weights_only else predicted.total
-        facts["compare"] = {
-            "path": str(found.path),
-            "files": found.files,
-            "on_disk": found.size,
-            "predicted": expected,
-            "difference": found.size - expected,
-        }
+    facts = sizing.facts(shape, layout, precision, optimizer, keep=keep, compare=compare)
     typer.echo(json.dumps(facts, indent=2)) if as_json else _print(facts)
-
-
-def _facts(shape: Shape, predicted: Bytes, keep: int) -> dict[str, Any]:
-    return {
-        "parameters": shape.parameters,
-        "weights": predicted.weights,
-        "master": predicted.master,
-        "moments": predicted.moments,
-        "total": predicted.total,
-        # One more than is kept: the oldest goes when the newest is whole.
-        "disk": predicted.total * (keep + 1),
-    }
 
 
 def _print(facts: dict[str, Any]) -> None:

@@ -148,7 +148,7 @@ def _render(made: Plan, output: Path | None) -> None:
         return
     texts = {file.name: file.text for file in made.files}
     own = [f"{role.folder}/{name}".lstrip("/") for role in made.roles for name in ("worker.sh", "program.sh")]
-    for name in ("layout.txt", "batch.sh", *own):
+    for name in dict.fromkeys(("layout.txt", "batch.sh", *own)):
         if name in texts:
             print(f"# ==> {name} <==")
             print(texts[name])

@@ -50,18 +50,13 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of a TOML file, for editors that complete and check as you type."""
-    from difflib import get_close_matches
-
-    from kit.errors import UsageError
+    from kit.errors import UsageError, did_you_mean
     from kit.spec import models
 
     known = models()
     wanted = list(known) if noun == "all" else [noun]
     if noun != "all" and noun not in known:
-        near = get_close_matches(noun, known, n=1)
-        raise UsageError(
-            f"no schema {noun!r}; known: {', '.join(known)}", hint=f"did you mean {near[0]!r}?" if near else ""
-        )
+        raise UsageError(f"no schema {noun!r}; known: {', '.join(known)}", hint=did_you_mean(noun, known))
     for name in wanted:
         text = json.dumps(known[name].model_json_schema(), indent=2) + "\n"
         if output is None:

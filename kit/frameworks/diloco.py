@@ -76,7 +76,7 @@ def _roles(groups: Sequence[Group], quorum: int, restarts: int) -> dict[str, Rol
             ranks_per_node=group.ranks_per_node,
             gpus=group.gpus or None,
             env={
-                "REPLICA_GROUP_ID": str(group.index),
+                "REPLICA_GROUP_ID": "{self.index}",
                 "NUM_REPLICA_GROUPS": str(len(groups)),
                 "TORCHFT_LIGHTHOUSE": f"http://{{{LIGHTHOUSE}.address}}:{{{LIGHTHOUSE}.port.http}}",
             },

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import dataclass
 from typing import Any
 
 import tomli_w
 
-from kit.errors import ConfigError, Fault
+from kit.errors import ConfigError, Fault, did_you_mean
 from kit.frameworks import Extra
 from kit.layout import Layout
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.programs import Program, Programs
 from kit.spec.rl import Rl, Sft
-from kit.spec.roles import Role
+from kit.spec.roles import Role, filled
 from kit.spec.training import Checkpoint
 
 FOLDER = "configs"
@@ -67,9 +66,10 @@ def prepared(name: str, table: Sft, job: Job, layout: Layout, *, launcher: Launc
     """What a table adds to a job. name: of the table, 'rl' or 'sft'."""
     known = launcher.programs
     if table.programs not in known:
-        near = get_close_matches(table.programs, known, n=1)
-        fault = Fault(file=file, key=f"{name}.programs", got=repr(table.programs), allowed=", ".join(known))
-        raise ConfigError.of(replace(fault, hint=f"did you mean {near[0]!r}?" if near else ""))
+        hint = did_you_mean(table.programs, known)
+        raise ConfigError.of(
+            Fault(file=file, key=f"{name}.programs", got=repr(table.programs), allowed=", ".join(known), hint=hint)
+        )
     made = resolve(
         table, known[table.programs], name=name, gpus=layout.gpus_per_node, checkpoint=job.checkpoint, file=file
     )
@@ -87,7 +87,7 @@ def prepared(name: str, table: Sft, job: Job, layout: Layout, *, launcher: Launc
 def _as_asked(name: str, role: Role, job: Job, places: Mapping[str, str]) -> Role:
     """The role with its paths filled in, the job's arguments where it is a main one, and what the job's own [roles.<name>] says."""
     command = tuple(
-        _filled(word, {**places, "{config}": f"{{run}}/{FOLDER}/{name}.toml"}) for word in role.command or ()
+        filled(word, {**places, "{config}": f"{{run}}/{FOLDER}/{name}.toml"}) for word in role.command or ()
     )
     own = job.roles[name].model_dump(exclude_unset=True) if name in job.roles else {}
     args = job.args if role.policy == "main" else ()
@@ -122,15 +122,9 @@ def _role(name: str, program: Program, table: Sft) -> Role:
             table.num_infer_nodes if isinstance(table, Rl) and name == "inference" else table.num_train_nodes
         )
     broadcast = {"{weight_broadcast}": table.weight_broadcast} if isinstance(table, Rl) else {}
-    given["command"] = tuple(_filled(word, broadcast) for word in program.command or ())
+    given["command"] = tuple(filled(word, broadcast) for word in program.command or ())
     given["env"] = {**program.env, **(OFFLINE if table.hub_offline else {})}
     return Role.model_validate(given)
-
-
-def _filled(word: str, values: Mapping[str, str]) -> str:
-    for placeholder, value in values.items():
-        word = word.replace(placeholder, value)
-    return word
 
 
 def _layout(table: Sft, gpus: int) -> Iterator[Broken]:
@@ -210,8 +204,8 @@ def _unknown(options: Mapping[str, Options], programs: Programs) -> Iterator[Bro
             continue
         for path in _paths(given):
             if path not in known:
-                near = get_close_matches(path, known, n=1)
-                yield f"{role}.{path}", "an option that its program does not have", _few(known), near[0] if near else ""
+                hint = did_you_mean(path, known)
+                yield f"{role}.{path}", "an option that its program does not have", _few(known), hint
 
 
 def _across(options: Mapping[str, Options], programs: Programs) -> Iterator[Broken]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError, UsageError
-from kit.frameworks.sizes import Shape
+from kit.frameworks import sizes
+from kit.frameworks.sizes import Layout, Optimizer, Precision, Shape
 
 # A reference program's own, when nothing is said: the feed-forward part is four times as wide as the model.
 _WIDER = 4
@@ -57,6 +58,36 @@ def shape(options: dict[str, int | bool | None], config: Path | None) -> Shape:
         vocabulary=known["vocabulary"],
         tied=bool(known.get("tied")),
     )
+
+
+def facts(
+    shape: Shape, layout: Layout, precision: Precision, optimizer: Optimizer, *, keep: int, compare: Path | None
+) -> dict[str, Any]:
+    """What is predicted, in bytes, and beside it what is at `compare`. RunError when there is no checkpoint."""
+    predicted = sizes.of(shape.parameters, precision, optimizer, distributed_optimizer=layout.distributed_optimizer)
+    found = {
+        "parameters": shape.parameters,
+        "weights": predicted.weights,
+        "master": predicted.master,
+        "moments": predicted.moments,
+        "total": predicted.total,
+        # One more than is kept: the oldest goes when the newest is whole.
+        "disk": predicted.total * (keep + 1),
+    }
+    if layout.tp * layout.pp * layout.dp > 1:
+        found["largest_rank"] = sizes.largest_share(shape, precision, optimizer, layout)
+    return found if compare is None else {**found, "compare": _compared(on_disk(compare), predicted)}
+
+
+def _compared(found: OnDisk, predicted: sizes.Bytes) -> dict[str, Any]:
+    expected = predicted.weights if found.weights_only else predicted.total
+    return {
+        "path": str(found.path),
+        "files": found.files,
+        "on_disk": found.size,
+        "predicted": expected,
+        "difference": found.size - expected,
+    }
 
 
 def on_disk(path: Path) -> OnDisk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -12,6 +13,8 @@ from kit.spec.base import EnvName, Model, Text
 def _not_ours(name: str) -> str:
     if name.startswith("kit-"):
         raise ValueError("names that begin with kit- are the kit's own steps'")
+    if name == "self":
+        raise ValueError("{self.index} is said of every role; take another name")
     return name
 
 
@@ -21,6 +24,13 @@ RoleName = Annotated[
 ]
 PortName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,14}[a-z0-9])?$", examples=["http"])]
 StepShape = Literal["srun", "torchrun"]
+
+
+def filled(word: str, known: Mapping[str, str]) -> str:
+    """A word with each of the known placeholders, braces and all, replaced."""
+    for placeholder, value in known.items():
+        word = word.replace(placeholder, value)
+    return word
 
 
 class Ready(Model):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import simpleeval
 
+from kit.errors import did_you_mean
 from kit.spec.sweep import Value
 
 Lookup = Callable[[str], Any]
@@ -43,9 +43,8 @@ class UnknownName(ExpressionError):  # noqa: N818 - read as a sentence where it 
     """A name that neither the point nor the job has."""
 
     def __init__(self, name: str, known: list[str]) -> None:
-        near = get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        super().__init__(f"{name!r} is no name here; known: {', '.join(known) or 'none'}{hint}")
+        said = f"{name!r} is no name here; known: {', '.join(known) or 'none'}"
+        super().__init__("; ".join(filter(None, [said, did_you_mean(name, known)])))
 
 
 def evaluate(text: str, names: Lookup, lookup: Lookup) -> Any:

@@ -9,13 +9,12 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from kit.config import Resolved, Sources
-from kit.errors import ConfigError, Fault, SlurmError
+from kit.errors import ConfigError, Fault, SlurmError, did_you_mean
 from kit.runs import chain, submit
 from kit.runs.manifest import Manifest
 from kit.runs.submit import Prepared
@@ -108,14 +107,13 @@ def _order(stages: Mapping[str, Stage], file: str) -> tuple[str, ...]:
     for name, stage in stages.items():
         for one in _afters(stage):
             if one.name not in stages:
-                near = get_close_matches(one.name, stages, n=1)
                 faults.append(
                     Fault(
                         file=file,
                         key=f"stages.{name}.after",
                         got=repr(one.name),
                         allowed=", ".join(other for other in stages if other != name) or "no other stage",
-                        hint=f"did you mean {near[0]!r}?" if near else "",
+                        hint=did_you_mean(one.name, stages),
                     )
                 )
     if faults:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from kit import config, resources
 from kit.config import shown as shown_path
-from kit.errors import ConfigError
+from kit.errors import ConfigError, did_you_mean
 from kit.spec.sweep import Value
 from kit.spec.table import Table
 from kit.sweeps.expressions import ExpressionError, Lookup, UnknownName, checked, evaluate
@@ -67,9 +66,8 @@ def _chosen(rows: Any, value: Any, by: str, file: str) -> Any:
             return rows[key]
     if _ANY in rows:
         return rows[_ANY]
-    near = get_close_matches(str(value), rows, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ExpressionError(f"{file}: no row for {by} = {value!r}; it has {', '.join(rows)}{hint}")
+    said = f"{file}: no row for {by} = {value!r}; it has {', '.join(rows)}"
+    raise ExpressionError("; ".join(filter(None, [said, did_you_mean(str(value), rows)])))
 
 
 def _column(row: Mapping[str, Any], column: str, reference: str, file: str) -> Any:

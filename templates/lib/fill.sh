@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Addresses and ports are known only when the job runs: `{NAME.address}`, `{NAME.nodes}` and `{NAME.port.PORT}` in a role's command and
-# environment become those of role NAME. Text in braces that names no role's stays as it is.
+# environment become those of role NAME, `{self.index}` which the role is of those with the same program. Other text in braces stays as it
+# is.
 
 # fill::all ARRAY…: in place.
 fill::all() {
@@ -15,7 +16,7 @@ fill::all() {
 }
 
 fill::word() {
-    local -r pattern='\{([a-z][a-z0-9-]*)\.(address|nodes|port\.[a-z][a-z0-9-]*)\}'
+    local -r pattern='\{([a-z][a-z0-9-]*)\.(address|nodes|index|port\.[a-z][a-z0-9-]*)\}'
     local rest="$1" before variable
     fill_word=""
     while [[ "${rest}" =~ ${pattern} ]]; do
@@ -23,6 +24,7 @@ fill::word() {
         variable="KIT_ROLE_${BASH_REMATCH[1]^^}_${BASH_REMATCH[2]^^}"
         variable="${variable//[-.]/_}"
         variable="${variable/%_ADDRESS/_ADDR}"
+        variable="${variable/#KIT_ROLE_SELF_/KIT_ROLE_}"
         fill_word+="${before}${!variable-${BASH_REMATCH[0]}}"
         rest="${rest#*"${BASH_REMATCH[0]}"}"
     done

@@ -81,53 +81,51 @@ def lab(cluster: Cluster, train_cpu: Path, tmp_path_factory: pytest.TempPathFact
     return project_on(cluster, train_cpu, tmp_path_factory.mktemp("lab"))
 
 
-@pytest.fixture(scope="session")
-def spare_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A project on a cluster of three nodes, one more than its jobs need, for tests that break a node and mend it again."""
+@contextmanager
+def lab_on(
+    purpose: str, nodes: int, store: Path, project: Path, prepare: Callable[[Cluster], None] = lambda cluster: None
+) -> Iterator[Lab]:
+    """A project on a cluster of its own, prepared before its first job and taken down at the end."""
     skip_without_slurm()
-    name = f"kit-spare-{os.getpid()}"
+    name = f"kit-{purpose}-{os.getpid()}"
     with short_folder() as parent:
         folder = parent / "cluster"
         try:
-            cluster = up(name, Shape(nodes=3, gpus_per_node=4, placeholder_gpus=True), folder=folder)
-            _notice_soon(cluster)
-            yield project_on(cluster, train_cpu, tmp_path_factory.mktemp("spare"))
+            cluster = up(name, Shape(nodes=nodes, gpus_per_node=4, placeholder_gpus=True), folder=folder)
+            prepare(cluster)
+            yield project_on(cluster, store, project)
         finally:
             down(name, folder=folder)
+
+
+@pytest.fixture(scope="session")
+def spare_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A project on a cluster of three nodes, one more than its jobs need, for tests that break a node and mend it again."""
+    with lab_on("spare", 3, train_cpu, tmp_path_factory.mktemp("spare"), _notice_soon) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="session")
 def wide_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A project on a cluster of four nodes, for roles with two nodes each."""
-    skip_without_slurm()
-    name = f"kit-wide-{os.getpid()}"
-    with short_folder() as parent:
-        folder = parent / "cluster"
-        try:
-            cluster = up(name, Shape(nodes=4, gpus_per_node=4, placeholder_gpus=True), folder=folder)
-            yield project_on(cluster, train_cpu, tmp_path_factory.mktemp("wide"))
-        finally:
-            down(name, folder=folder)
+    with lab_on("wide", 4, train_cpu, tmp_path_factory.mktemp("wide")) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="session")
 def preempting_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A project on a cluster whose partition `urgent` may take the nodes of the default one: its jobs go back to the queue."""
-    skip_without_slurm()
-    name = f"kit-urgent-{os.getpid()}"
-    with short_folder() as parent:
-        folder = parent / "cluster"
-        try:
-            cluster = up(name, Shape(nodes=2, gpus_per_node=4, placeholder_gpus=True), folder=folder)
-            names = ",".join(node.name for node in cluster.nodes)
-            _reconfigure(
-                cluster,
-                "\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
-                f"PartitionName=urgent Nodes={names} PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP\n",
-            )
-            yield project_on(cluster, train_cpu, tmp_path_factory.mktemp("urgent"))
-        finally:
-            down(name, folder=folder)
+    with lab_on("urgent", 2, train_cpu, tmp_path_factory.mktemp("urgent"), _with_urgent_partition) as lab:
+        yield lab
+
+
+def _with_urgent_partition(cluster: Cluster) -> None:
+    names = ",".join(node.name for node in cluster.nodes)
+    _reconfigure(
+        cluster,
+        "\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+        f"PartitionName=urgent Nodes={names} PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP\n",
+    )
 
 
 def _notice_soon(cluster: Cluster) -> None:

@@ -120,9 +120,12 @@ def test_gpus_are_counted_and_handed_out(cluster: Cluster) -> None:
 
 def test_jobs_run_beside_each_other(cluster: Cluster) -> None:
     jobs = [slurm(cluster, "sbatch", "--parsable", "-N2", "-o", "/dev/null", "--wrap=sleep 60") for _ in range(3)]
-    wait_until(lambda: len(slurm(cluster, "squeue", "-ht", "R", "-o", "%A").split()) == 3)
+    running = ["squeue", "-ht", "R", "-o", "%A"]
+    wait_until(lambda: len(slurm(cluster, *running).split()) == 3)
+    assert set(slurm(cluster, *running).split()) == set(jobs)
     slurm(cluster, "scancel", *jobs)
     wait_until(lambda: not slurm(cluster, "squeue", "-h"))
+    assert all("JobState=CANCELLED" in slurm(cluster, "scontrol", "show", "job", job) for job in jobs)
 
 
 def test_every_node_resolves_every_name_both_ways(isolated: Cluster) -> None:

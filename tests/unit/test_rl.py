@@ -195,9 +195,9 @@ def test_inference_parallel_must_fit_the_gpus(table: dict[str, Any], gpus: int, 
 
 def test_an_unknown_option_is_refused_with_its_path_and_the_nearest() -> None:
     said = refused({"trainer": {"clip_ration": 0.1, "checkpoint": {"ever": 5}}, "inference": {"workrs": 2}})
-    assert said["rl.trainer.clip_ration"].endswith("clip_ratio")
-    assert said["rl.trainer.checkpoint.ever"].endswith("checkpoint.every")
-    assert said["rl.inference.workrs"].endswith("workers")
+    assert said["rl.trainer.clip_ration"].endswith("did you mean 'clip_ratio'?")
+    assert said["rl.trainer.checkpoint.ever"].endswith("did you mean 'checkpoint.every'?")
+    assert said["rl.inference.workrs"].endswith("did you mean 'workers'?")
 
 
 def test_prime_rl_checks_its_own_options() -> None:

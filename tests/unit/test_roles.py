@@ -85,6 +85,34 @@ def test_what_the_batch_script_knows_of_a_role(tmp_path: Path) -> None:
     assert {"logs/server", "logs/trainer"} <= set(made.folders)
 
 
+def test_roles_that_differ_in_their_place_alone_share_their_scripts(tmp_path: Path) -> None:
+    text = "".join(
+        f'[roles.worker-{i}]\ncommand = ["work", "{{self.index}}"]\ngpus = [{i}]\npolicy = "replica"\n'
+        + ('shares = "worker-0"\n' if i else "")
+        for i in range(3)
+    )
+    made = plan_roles(tmp_path, text + '[roles.other]\ncommand = ["work"]\nshares = "worker-0"\n')
+    assert [(r.name, r.scripts, r.index) for r in made.roles] == [
+        ("worker-0", "worker-0", 0),
+        ("worker-1", "worker-0", 1),
+        ("worker-2", "worker-0", 2),
+        ("other", "other", 0),
+    ]
+    assert [f.name for f in made.files if f.name.endswith("worker.sh")] == [
+        "roles/worker-0/worker.sh",
+        "roles/other/worker.sh",
+    ]
+    assert "KIT_ROLE_INDEX=2" in made.text_of("batch.sh")
+
+
+def test_roles_with_fewer_cpus_count_with_those_of_their_program(tmp_path: Path) -> None:
+    """A rank beside other roles has fewer CPUs, so other scripts; `{self.index}` stays one of a kind."""
+    worker = 'command = ["work", "{self.index}"]\npolicy = "replica"\n'
+    text = f'[roles.a]\n{worker}[roles.b]\n{worker}[roles.other]\ncommand = ["rest"]\nshares = "a"\n'
+    made = plan_roles(tmp_path, text)
+    assert [(r.name, r.scripts, r.index) for r in made.roles] == [("a", "a", 0), ("b", "b", 1), ("other", "other", 0)]
+
+
 def test_a_role_has_its_own_program_arguments_and_environment(tmp_path: Path) -> None:
     text = '[roles.one]\ncommand = ["tool", "{run}/x", "{workspace}/y"]\nargs = ["a b"]\nenv = { A = "1" }\n'
     program = plan_roles(tmp_path, 'env = { A = "0", B = "2" }\n' + text).text_of("roles/one/program.sh")
@@ -107,6 +135,7 @@ def test_a_role_has_its_own_program_arguments_and_environment(tmp_path: Path) ->
         (SERVER + TRAINER + 'nodes = "rest"\nshares = "server"\n', r"nodes = 'rest' and shares"),
         (TRAINER.replace('after = ["server"]', 'ready = { http = "web" }'), r"ready asks port 'web'"),
         (TRAINER.replace('after = ["server"]', "ready = { }"), r"one of tcp, http and file"),
+        ('[roles.self]\ncommand = ["x"]\n', r"take another name"),
         ('[roles.kit-monitor]\ncommand = ["x"]\n', r"kit's own steps"),
         ('[roles.one]\ncommand = ["x"]\nscript = "y.py"\n', r"script and command"),
         ('[roles.one]\ncommand = ["x"]\nimage = "absent"\n', r"absent"),

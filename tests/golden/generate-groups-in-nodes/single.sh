@@ -104,6 +104,7 @@ readonly -A KIT_STEP_0=(
     [least]=1
 )
 readonly -a KIT_STEP_0_ENV=(
+    KIT_ROLE_INDEX=0
     KIT_SERVICE=1
 )
 readonly -a KIT_STEP_0_ARGV=(
@@ -147,6 +148,7 @@ readonly -A KIT_STEP_1=(
     [least]=2
 )
 readonly -a KIT_STEP_1_ENV=(
+    KIT_ROLE_INDEX=0
     KIT_GPUS=0,1,2,3
 )
 readonly -a KIT_STEP_1_ARGV=(
@@ -175,7 +177,7 @@ readonly -a KIT_STEP_1_ARGV=(
 )
 readonly -A KIT_STEP_2=(
     [name]=replica-1
-    [folder]=roles/replica-1
+    [folder]=roles/replica-0
     [variable]=REPLICA_1
     [policy]=replica
     [first]=0
@@ -190,6 +192,7 @@ readonly -A KIT_STEP_2=(
     [least]=2
 )
 readonly -a KIT_STEP_2_ENV=(
+    KIT_ROLE_INDEX=1
     KIT_GPUS=4,5,6,7
 )
 readonly -a KIT_STEP_2_ARGV=(
@@ -214,7 +217,7 @@ readonly -a KIT_STEP_2_ARGV=(
     --container-remap-root
     --container-readonly
     --no-container-entrypoint
-    /kit/run/roles/replica-1/worker.sh
+    /kit/run/roles/replica-0/worker.sh
 )
 readonly -a KIT_SIGNAL_ARGV=(
     srun
@@ -641,100 +644,12 @@ KIT_PROGRAM=(
 KIT_PROGRAM_ENV=(
     NCCL_DEBUG=WARN
     TORCH_NCCL_ASYNC_ERROR_HANDLING=1
-    REPLICA_GROUP_ID=0
+    'REPLICA_GROUP_ID={self.index}'
     NUM_REPLICA_GROUPS=2
     'TORCHFT_LIGHTHOUSE=http://{lighthouse.address}:{lighthouse.port.http}'
 )
 KIT_FILE
     unpack 644 roles/replica-0/image-env.sh <<'KIT_FILE'
-# What Enroot's login shell takes away of the image's environment. Read by worker.sh and probe.sh.
-# shellcheck shell=bash
-export PATH=/usr/bin
-KIT_FILE
-    unpack 755 roles/replica-1/worker.sh <<'KIT_FILE'
-#!/bin/bash
-# Runs once per Slurm task, inside the container. It maps Slurm's variables to ranks and becomes the program.
-# shellcheck source-path=SCRIPTDIR source-path=SCRIPTDIR/../.. disable=SC2034
-
-# Where the files of this role are in the run folder; a plain job has one role, whose files are in the run folder itself.
-readonly KIT_FOLDER=roles/replica-1
-readonly KIT_SHAPE=torchrun
-readonly KIT_RENDEZVOUS=static
-readonly KIT_NNODES=1
-readonly KIT_RANKS_PER_NODE=4
-readonly KIT_CPUS_PER_RANK=14
-readonly KIT_PYTHON=python3
-readonly KIT_WORKDIR=/workspace
-readonly KIT_CACHE_DIR=/kit/cache
-export KIT_SEED=7
-
-# Below this line nothing is generated.
-set -euo pipefail
-
-# Always started by its absolute path; every process spared here is spared on every rank.
-readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"
-readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
-export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
-source "${KIT_RUN_DIR}/lib/log.sh"
-source "${KIT_RUN_DIR}/lib/debug.sh"
-source "${KIT_RUN_DIR}/lib/ranks.sh"
-source "${KIT_RUN_DIR}/lib/caches.sh"
-source "${KIT_RUN_DIR}/lib/fill.sh"
-source "${KIT_OWN_DIR}/image-env.sh"
-# shellcheck source=/dev/null
-source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
-
-main() {
-    ranks::require_slurm
-    export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
-    export KIT_NNODES KIT_RANKS_PER_NODE
-    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
-    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
-    export PYTHONPATH="${KIT_RUN_DIR}/code"
-    caches::point_at "${KIT_CACHE_DIR}"
-    debug::frameworks
-    if [[ -n "${KIT_ROLE:-}" ]]; then
-        export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"
-        ranks::choose_gpus "${KIT_GPUS:-}"
-        fill::all KIT_PROGRAM_ENV
-    fi
-    cd -- "${KIT_WORKDIR}"
-
-    case "${KIT_SHAPE}" in
-        srun)
-            ranks::from_slurm
-            exec "${KIT_RUN_DIR}/rank.sh"
-            ;;
-        torchrun)
-            ranks::node_from_slurm
-            ranks::torchrun_argv
-            # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
-            # signals back.
-            trap '' USR1 USR2
-            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/lib/unignore.sh" "${KIT_RUN_DIR}/rank.sh"
-            ;;
-    esac
-}
-
-main "$@"
-KIT_FILE
-    unpack 644 roles/replica-1/program.sh <<'KIT_FILE'
-# The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
-# shellcheck shell=bash disable=SC2034,SC2054
-KIT_PROGRAM=(
-    python3
-    /kit/run/code/run.py
-    --fault_tolerance.min_replica_size=2
-)
-KIT_PROGRAM_ENV=(
-    NCCL_DEBUG=WARN
-    TORCH_NCCL_ASYNC_ERROR_HANDLING=1
-    REPLICA_GROUP_ID=1
-    NUM_REPLICA_GROUPS=2
-    'TORCHFT_LIGHTHOUSE=http://{lighthouse.address}:{lighthouse.port.http}'
-)
-KIT_FILE
-    unpack 644 roles/replica-1/image-env.sh <<'KIT_FILE'
 # What Enroot's login shell takes away of the image's environment. Read by worker.sh and probe.sh.
 # shellcheck shell=bash
 export PATH=/usr/bin

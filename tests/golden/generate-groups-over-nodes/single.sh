@@ -108,6 +108,7 @@ readonly -A KIT_STEP_0=(
     [least]=1
 )
 readonly -a KIT_STEP_0_ENV=(
+    KIT_ROLE_INDEX=0
     KIT_SERVICE=1
 )
 readonly -a KIT_STEP_0_ARGV=(
@@ -151,6 +152,7 @@ readonly -A KIT_STEP_1=(
     [least]=2
 )
 readonly -a KIT_STEP_1_ENV=(
+    KIT_ROLE_INDEX=0
     KIT_GPUS=0,1,2,3,4,5,6,7
 )
 readonly -a KIT_STEP_1_ARGV=(
@@ -194,6 +196,7 @@ readonly -A KIT_STEP_2=(
     [least]=2
 )
 readonly -a KIT_STEP_2_ENV=(
+    KIT_ROLE_INDEX=1
     KIT_GPUS=0,1,2,3,4,5,6,7
 )
 readonly -a KIT_STEP_2_ARGV=(
@@ -645,7 +648,7 @@ KIT_PROGRAM=(
 KIT_PROGRAM_ENV=(
     NCCL_DEBUG=WARN
     TORCH_NCCL_ASYNC_ERROR_HANDLING=1
-    REPLICA_GROUP_ID=0
+    'REPLICA_GROUP_ID={self.index}'
     NUM_REPLICA_GROUPS=2
     'TORCHFT_LIGHTHOUSE=http://{lighthouse.address}:{lighthouse.port.http}'
 )
@@ -733,7 +736,7 @@ KIT_PROGRAM=(
 KIT_PROGRAM_ENV=(
     NCCL_DEBUG=WARN
     TORCH_NCCL_ASYNC_ERROR_HANDLING=1
-    REPLICA_GROUP_ID=1
+    'REPLICA_GROUP_ID={self.index}'
     NUM_REPLICA_GROUPS=2
     'TORCHFT_LIGHTHOUSE=http://{lighthouse.address}:{lighthouse.port.http}'
 )

@@ -61,7 +61,9 @@ readonly -A KIT_STEP_0=(
     [restart]=0
     [least]=1
 )
-readonly -a KIT_STEP_0_ENV=()
+readonly -a KIT_STEP_0_ENV=(
+    KIT_ROLE_INDEX=0
+)
 readonly -a KIT_STEP_0_ARGV=(
     srun
     --job-name=trainer
@@ -95,6 +97,7 @@ readonly -A KIT_STEP_1=(
     [least]=1
 )
 readonly -a KIT_STEP_1_ENV=(
+    KIT_ROLE_INDEX=0
     KIT_SERVICE=1
 )
 readonly -a KIT_STEP_1_ARGV=(
@@ -130,6 +133,7 @@ readonly -A KIT_STEP_2=(
     [least]=1
 )
 readonly -a KIT_STEP_2_ENV=(
+    KIT_ROLE_INDEX=0
     KIT_SERVICE=1
 )
 readonly -a KIT_STEP_2_ARGV=(
@@ -165,6 +169,7 @@ readonly -A KIT_STEP_3=(
     [least]=1
 )
 readonly -a KIT_STEP_3_ENV=(
+    KIT_ROLE_INDEX=0
     KIT_SERVICE=1
 )
 readonly -a KIT_STEP_3_ARGV=(

@@ -61,6 +61,7 @@ readonly -A KIT_STEP_0=(
     [least]=1
 )
 readonly -a KIT_STEP_0_ENV=(
+    KIT_ROLE_INDEX=0
     KIT_SERVICE=1
 )
 readonly -a KIT_STEP_0_ARGV=(
@@ -102,6 +103,7 @@ readonly -A KIT_STEP_1=(
     [least]=1
 )
 readonly -a KIT_STEP_1_ENV=(
+    KIT_ROLE_INDEX=0
     KIT_GPUS=0,1
 )
 readonly -a KIT_STEP_1_ARGV=(

@@ -12,10 +12,11 @@ from kit.render import render
 from kit.roles import Placed
 from kit.spec.job import Job
 from kit.spec.paths import CONTAINER_RUN, is_launchers
+from kit.spec.roles import filled
 
 
 @dataclass(frozen=True, kw_only=True)
-class Programs:
+class RankScripts:
     """The scripts of one plan's roles. run, workspace, cache: folders as the ranks see them. job: with its choices filled in."""
 
     resolved: Resolved
@@ -57,7 +58,7 @@ class Programs:
         role = placed.role
         if role.command is not None:
             known = {"{run}": self.run, "{workspace}": self.workspace}
-            words = [_filled(word, known) for word in role.command]
+            words = [filled(word, known) for word in role.command]
         elif role.script is not None:
             words = [self.job.python, self._script(role.script)]
         else:
@@ -82,7 +83,7 @@ class Programs:
             raise ConfigError.of(
                 Fault(file=self.resolved.job_file, key="script", got="nothing", allowed="a program", hint=hint)
             )
-        own = [_filled(word, {"{run}": self.run}) for word in self.extra.args]
+        own = [filled(word, {"{run}": self.run}) for word in self.extra.args]
         return [job.python, script, *own, *job.args]
 
     def _script(self, script: str) -> str:
@@ -92,10 +93,3 @@ class Programs:
         job = self.job
         env = {**self.resolved.cluster.network, **job.checkpoint.env(), **job.profile.env(), **job.env, **own}
         return render("program.sh", {"program": program, "program_env": [f"{n}={v}" for n, v in env.items()]})
-
-
-def _filled(word: str, known: Mapping[str, str]) -> str:
-    """A word with each of the known placeholders replaced."""
-    for placeholder, value in known.items():
-        word = word.replace(placeholder, value)
-    return word
