@@ -103,8 +103,8 @@ retry::slurm_requeued() {
     ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0}))
 }
 
-# Whether Slurm has chosen the job to make room. With a GraceTime only the steps hear of it, by TERM, and the job that ends within the
-# grace has to go back to the queue by itself.
+# Whether Slurm has chosen the job to make room. With a GraceTime only the steps hear of it, by TERM, or with preempt_send_user_signal
+# this script alone, by USR1; the job that ends within the grace has to go back to the queue by itself.
 retry::preempted() {
     [[ -n "${environment_batch}" ]] && scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -qE ' PreemptTime=[0-9]'
 }

@@ -123,7 +123,7 @@ def _with_urgent_partition(cluster: Cluster) -> None:
     names = ",".join(node.name for node in cluster.nodes)
     _reconfigure(
         cluster,
-        "\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+        "\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\nSlurmctldParameters=preempt_send_user_signal\n"
         f"PartitionName=urgent Nodes={names} PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP\n",
     )
 

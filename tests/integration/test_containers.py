@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.slurm.embedded import Shape, down, up
-from tests.integration.conftest import project_on, short_folder, skip_without_slurm
+from tests.integration.conftest import lab_on
 from tests.integration.lab import Lab
 from tests.integration.test_interactive import kit
 from tests.support import REPO
@@ -65,22 +64,15 @@ free_disk_gb = 0
 @pytest.fixture(scope="module")
 def unpacking(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A project on a cluster whose Pyxis unpacks, with an image that is small enough to be unpacked often."""
-    skip_without_slurm()
-    name = f"kit-unpack-{os.getpid()}"
     project = tmp_path_factory.mktemp("unpack")
-    with short_folder() as parent:
-        folder = parent / "cluster"
-        try:
-            cluster = up(name, Shape(nodes=2, gpus_per_node=4, placeholder_gpus=True), folder=folder)
-            if not cluster.has_pyxis:
-                pytest.skip("Pyxis and Enroot are not on this machine")
-            lab = project_on(cluster, project / "store", project)
-            set_plugin(lab, "")
-            small = small_image(train_cpu, project)
-            lab.kit("import-image", str(small), "--name", "small", "--store", str(project / "store"))
-            yield lab
-        finally:
-            down(name, folder=folder)
+    with lab_on("unpack", 2, project / "store", project) as lab:
+        if not lab.cluster.has_pyxis:
+            pytest.skip("Pyxis and Enroot are not on this machine")
+        set_plugin(lab, "")
+        lab.kit(
+            "import-image", str(small_image(train_cpu, project)), "--name", "small", "--store", str(project / "store")
+        )
+        yield lab
 
 
 def small_image(store: Path, folder: Path) -> Path:
@@ -89,24 +81,11 @@ def small_image(store: Path, folder: Path) -> Path:
     assert found
     root, image = folder / "root", folder / "small.sqsh"
     root.mkdir()
-    shell.run(["mount", "-o", "loop,ro", str(store / "sha256" / f"{found[1]}.sqsh"), str(root)])
-    try:
-        shell.run(
-            [
-                "mksquashfs",
-                str(root),
-                str(image),
-                "-comp",
-                "zstd",
-                "-Xcompression-level",
-                "1",
-                "-wildcards",
-                "-e",
-                *LEFT_OUT,
-            ]
-        )
-    finally:
-        shell.run(["umount", str(root)])
+    squash = ["mksquashfs", str(root), str(image), "-comp", "zstd", "-Xcompression-level", "1"]
+    # In a namespace of its own, which no node started meanwhile inherits, and which takes the mount along.
+    mount = ["unshare", "--mount", "bash", "-ec", 'mount -o loop,ro "$1" "$2"; exec "${@:3}"', "mount"]
+    source = str(store / "sha256" / f"{found[1]}.sqsh")
+    shell.run([*mount, source, str(root), *squash, "-wildcards", "-e", *LEFT_OUT])
     return image
 
 

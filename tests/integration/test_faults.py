@@ -317,17 +317,24 @@ def test_restarts_are_capped(lab: Lab) -> None:
     assert (len(list(run.glob("up-*-1"))), len(list(run.glob("up-*-2")))) == (4, 0)
 
 
-@pytest.mark.parametrize("grace", [0, 20], ids=["at-once", "with-grace"])
-def test_preemption(preempting_lab: Lab, runtime_of: RuntimeOf, grace: int) -> None:
-    """A job of another partition takes the nodes; the ranks save, the job waits, and goes on in its own folder."""
+@pytest.mark.parametrize(
+    ("grace", "lead", "code"),
+    [(0, 60, 143), (20, 0, 143), (20, 60, 138)],
+    ids=["at-once", "with-grace", "told-by-USR1"],
+)
+def test_preemption(preempting_lab: Lab, runtime_of: RuntimeOf, grace: int, lead: int, code: int) -> None:
+    """A job of another partition takes the nodes; the ranks save, the job waits, and goes on in its own folder.
+
+    code: of the ranks. The cluster has preempt_send_user_signal: within a grace the lead's signal comes instead of TERM.
+    """
     lab = preempting_lab
     lab.slurm("scontrol", "update", "PartitionName=main", f"GraceTime={grace}")
-    write(lab, '[slurm]\nrequeue = true\n[secrets]\nenv = ["API_KEY"]\n')
+    write(lab, f'[slurm]\nrequeue = true\nlead = {lead}\n[secrets]\nenv = ["API_KEY"]\n')
     run = lab.submit(*runtime_of("bubblewrap"), env={"API_KEY": "canary"})
     wait_up(lab, run)
     lab.slurm("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
     lab.wait(lambda: lab.job(run)["Restarts"] == "1", run)
-    lab.wait(lambda: read(run, "batch").count("exit code 143") >= 1, run)
+    lab.wait(lambda: read(run, "batch").count(f"exit code {code}") >= 1, run)
     assert len(list(run.glob("saved-*"))) == 4, read(run, "batch")
     assert (run / ".secrets").exists()
     assert "failed first" not in read(run, "batch")

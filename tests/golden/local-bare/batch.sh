@@ -201,7 +201,7 @@ finish() {
         what=requeue
     elif retry::slurm_requeued; then
         what=requeued
-    elif ((code)) && [[ -z "${got_signal}" || -n "${got_slurms_term}" ]] && retry::preempted; then
+    elif ((code)) && [[ -z "${got_signal}" || "${got_signal}" == USR1 || -n "${got_slurms_term}" ]] && retry::preempted; then
         what=requeue
     fi
     # First of all, since after a TERM there are seconds only until Slurm kills this script.
