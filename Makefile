@@ -41,7 +41,7 @@ lint: ## ruff, mypy --strict, layers, shellcheck on rendered scripts, codespell
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 	@$(PY) -m pytest -q -p no:cacheprovider tests/bash
-	@shellcheck --external-sources scripts/*.sh launchers/rl/prime-rl/*.sh .ci/run
+	@shellcheck --external-sources scripts/*.sh launchers/rl/prime-rl/*.sh launchers/sft/*.sh .ci/run
 	@.venv/bin/codespell
 
 type: ## mypy --strict alone

@@ -40,6 +40,7 @@ from kit.scripts import (
 from kit.spec import patterns
 from kit.spec.job import Job
 from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths, is_launchers
+from kit.spec.roles import filled
 from kit.template import batch_script
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class _Making:
             PlanFile(name="all-reduce.sh", text=self.ranks.all_reduce()),
             PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
             *(file for placed in self.roles if placed.scripts == placed.name for file in self._files_of(placed)),
-            *(PlanFile(name=name, text=text) for name, text in self.extra.files.items()),
+            *(PlanFile(name=n, text=filled(t, {"{run}": self.ranks.run})) for n, t in self.extra.files.items()),
             PlanFile(name="job.toml", text=tomli_w.dumps(self.job.model_dump(mode="json", exclude_none=True))),
             *(PlanFile(name=f"lib/{name}", text=plain(f"lib/{name}"), mode=0o755) for name in lib_names()),
         )

@@ -20,7 +20,7 @@ from kit.spec.roles import Role
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """What a framework adds: files of the run folder, name -> text; arguments, in which {run} is the run folder inside.
+    """What a framework adds: files of the run folder, name -> text; arguments. In both, {run} is the run folder inside.
 
     roles: what the job comes apart into, for the start shapes `replicas` and `roles`. explained: for a reader of the batch script.
     """

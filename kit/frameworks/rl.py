@@ -85,12 +85,12 @@ def prepared(name: str, table: Sft, job: Job, layout: Layout, *, launcher: Launc
 
 
 def _as_asked(name: str, role: Role, job: Job, places: Mapping[str, str]) -> Role:
-    """The role with its paths filled in, the job's arguments where it is a main one, and what the job's own [roles.<name>] says."""
+    """The role with its paths filled in, the job's arguments where it trains, and what the job's own [roles.<name>] says."""
     command = tuple(
         filled(word, {**places, "{config}": f"{{run}}/{FOLDER}/{name}.toml"}) for word in role.command or ()
     )
     own = job.roles[name].model_dump(exclude_unset=True) if name in job.roles else {}
-    args = job.args if role.policy == "main" else ()
+    args = job.args if name == "trainer" else ()
     given = {**role.model_dump(exclude_unset=True), "command": command, "args": args, **own}
     given["env"] = {**role.env, **own.get("env", {})}
     return Role.model_validate(given)
@@ -101,41 +101,44 @@ def resolve(table: Sft, programs: Programs, *, name: str, gpus: int, checkpoint:
 
     name: of the table, for faults. gpus: used on each node.
     """
-    broken = [*_layout(table, gpus)]
-    values = {**table.shared(), **_checkpoint(checkpoint), **(_derived(table, gpus) if not broken else {})}
+    broken = [*_layout(table, programs, gpus)]
+    derived = _derived(table, gpus) if not broken else {}
+    values = {**programs.defaults, **table.shared(), **_checkpoint(checkpoint), **derived}
     options = _options(table, programs, values)
     broken += [*_nowhere(table, programs), *_unknown(options, programs), *_across(options, programs)]
-    if broken:
-        raise ConfigError.of(
-            *(Fault(file=file, key=f"{name}.{k}", got=str(got), allowed=why, hint=hint) for k, got, why, hint in broken)
-        )
+    faults = [Fault(file=file, key=f"{name}.{k}", got=str(got), allowed=why, hint=hint) for k, got, why, hint in broken]
+    faults += _unsaved(checkpoint, programs, file)
+    if faults:
+        raise ConfigError.of(*faults)
     return Resolved(
-        options=options, roles={role: _role(role, program, table) for role, program in programs.roles.items()}
+        options=options, roles={role: _role(role, program, table, values) for role, program in programs.roles.items()}
     )
 
 
-def _role(name: str, program: Program, table: Sft) -> Role:
-    """A program as a role with its nodes, where it has nodes of its own."""
+def _role(name: str, program: Program, table: Sft, values: Options) -> Role:
+    """A program as a role with its nodes, where it has nodes of its own. values: what its words may name."""
     given = program.model_dump(exclude_unset=True, exclude={"options"})
     if program.shares is None:
         given["nodes"] = (
             table.num_infer_nodes if isinstance(table, Rl) and name == "inference" else table.num_train_nodes
         )
-    broadcast = {"{weight_broadcast}": table.weight_broadcast} if isinstance(table, Rl) else {}
-    given["command"] = tuple(filled(word, broadcast) for word in program.command or ())
+    named = {f"{{{key}}}": str(value) for key, value in values.items()}
+    given["command"] = tuple(filled(word, named) for word in program.command or ())
     given["env"] = {**program.env, **(OFFLINE if table.hub_offline else {})}
     return Role.model_validate(given)
 
 
-def _layout(table: Sft, gpus: int) -> Iterator[Broken]:
-    """Nodes and GPUs that do not divide."""
+def _layout(table: Sft, programs: Programs, gpus: int) -> Iterator[Broken]:
+    """Nodes and GPUs that do not divide, or that the programs do not divide."""
     group = table.nodes_per_fsdp_group
     if group is not None and table.num_train_nodes % group:
         yield "nodes_per_fsdp_group", group, f"a divisor of num_train_nodes, {table.num_train_nodes}", ""
     if not isinstance(table, Rl):
         return
     tp, dp, nodes = table.parallel.tp, table.parallel.dp, table.num_infer_nodes
-    if gpus and gpus % tp:
+    if tp > 1 and "tp" not in programs.keys:
+        yield "parallel.tp", tp, f"1: each GPU holds a whole model in the programs {table.programs!r}", "say dp alone"
+    elif gpus and gpus % tp:
         yield "parallel.tp", tp, f"a divisor of gpus_per_node, {gpus}: a copy of the model stays on its node", ""
     elif gpus and dp is not None and tp * dp != gpus * nodes:
         got = f"tp {tp} x dp {dp} = {tp * dp}"
@@ -196,6 +199,14 @@ def _nowhere(table: Sft, programs: Programs) -> Iterator[Broken]:
             yield key, "a value", f"of the shared keys, these programs take {known}", ""
 
 
+def _unsaved(checkpoint: Checkpoint, programs: Programs, file: str) -> Iterator[Fault]:
+    """The same of the job's [checkpoint]."""
+    for key in _checkpoint(checkpoint):
+        if key not in programs.keys:
+            allowed = ", ".join(k for k in programs.keys if k.startswith("checkpoint."))
+            yield Fault(file=file, key=key, got="a value", allowed=f"these programs take {allowed}")
+
+
 def _unknown(options: Mapping[str, Options], programs: Programs) -> Iterator[Broken]:
     """Options that a program does not have, where its options are known."""
     for role, given in options.items():
@@ -210,7 +221,7 @@ def _unknown(options: Mapping[str, Options], programs: Programs) -> Iterator[Bro
 
 def _across(options: Mapping[str, Options], programs: Programs) -> Iterator[Broken]:
     """What the roles must agree on."""
-    for key in ("max_steps", "temperature"):
+    for key in ("max_steps", "temperature", "output_dir"):
         found = _of_roles(options, programs, key)
         if len(set(found.values())) > 1:
             got = ", ".join(f"{where} {value}" for where, value in found.items())

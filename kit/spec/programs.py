@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from kit.spec.base import Model
@@ -12,7 +14,7 @@ class Program(Role):
     """A role as the launcher sets it up.
 
     Besides what any command may name, {python}, {code} and {config} stand in its words for the interpreter, the launcher's folder
-    and the role's resolved options, {weight_broadcast} for that key of [rl].
+    and the role's resolved options; a shared key, such as {weight_broadcast}, for its value.
     """
 
     options: tuple[str, ...] | None = Field(
@@ -25,6 +27,9 @@ class Programs(Model):
     """A set of programs, and where their options are."""
 
     requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
+    defaults: dict[str, Any] = Field(
+        default={}, description="Shared keys where the job is silent; {run} in a text is the run folder."
+    )
     keys: dict[str, tuple[str, ...]] = Field(
         default={}, description="Shared key -> the roles' options that take it, such as 'trainer.model.seq_len'."
     )

@@ -40,9 +40,9 @@ def options(resolved: rl.Resolved, role: str) -> dict[str, Any]:
     return resolved.options[role]
 
 
-def refused(table: dict[str, Any], *, gpus: int = 8) -> dict[str, str]:
+def refused(table: dict[str, Any], *, gpus: int = 8, checkpoint: dict[str, Any] | None = None) -> dict[str, str]:
     with pytest.raises(ConfigError) as error:
-        resolve(table, gpus=gpus)
+        resolve(table, gpus=gpus, checkpoint=checkpoint)
     return {fault.key: str(fault) for fault in error.value.faults}
 
 
@@ -79,19 +79,48 @@ PRIME: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "orchestrator.model.name": "org/model",
             "inference.vllm.model": "org/model",
             "trainer.tokenizer.name": "org/model",
+            "orchestrator.tokenizer.name": "org/model",
         },
     ),
-    ({"model": "org/model", "tokenizer": "org/words"}, {"trainer.tokenizer.name": "org/words"}),
+    (
+        {"model": "org/model", "tokenizer": "org/words"},
+        {"trainer.tokenizer.name": "org/words", "orchestrator.tokenizer.name": "org/words"},
+    ),
+    ({"max_steps": 7}, {"trainer.max_steps": 7, "orchestrator.max_steps": 7}),
+    ({"temperature": 0.7}, {"orchestrator.train.sampling.temperature": 0.7}),
+    ({}, {"trainer.output_dir": "{run}/outputs", "orchestrator.output_dir": "{run}/outputs"}),
+    ({"output_dir": "/data/out"}, {"trainer.output_dir": "/data/out", "orchestrator.output_dir": "/data/out"}),
     ({"seq_len": 2048}, {"trainer.model.seq_len": 2048, "orchestrator.seq_len": 2048}),
     ({"max_async_level": 2}, {"orchestrator.max_off_policy_steps": 2}),
-    ({"log_level": "debug"}, {"trainer.log.level": "debug", "inference.log.level": "debug"}),
     (
-        {"wandb": {"project": "p", "name": "run", "offline": True}},
+        {"log_level": "debug"},
+        {"trainer.log.level": "debug", "orchestrator.log.level": "debug", "inference.log.level": "debug"},
+    ),
+    (
+        {"wandb": {"project": "p", "entity": "e", "group": "g", "name": "run", "offline": True}},
         {
-            "trainer.monitors.wandb.project": "p",
-            "trainer.monitors.wandb.name": "run-trainer",
-            "orchestrator.monitors.wandb.name": "run-orchestrator",
-            "orchestrator.monitors.wandb.offline": True,
+            "trainer.monitors.wandb": {
+                "project": "p",
+                "entity": "e",
+                "group": "g",
+                "name": "run-trainer",
+                "offline": True,
+            },
+            "orchestrator.monitors.wandb": {
+                "project": "p",
+                "entity": "e",
+                "group": "g",
+                "name": "run-orchestrator",
+                "offline": True,
+            },
+        },
+    ),
+    (
+        {"weight_broadcast": "filesystem"},
+        {
+            "trainer.weight_broadcast": {"type": "filesystem"},
+            "orchestrator.weight_broadcast": {"type": "filesystem"},
+            "inference.weight_broadcast": {"type": "filesystem"},
         },
     ),
     (
@@ -99,10 +128,19 @@ PRIME: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {
             "trainer.weight_broadcast.type": "nccl",
             "inference.weight_broadcast.type": "nccl",
+            "trainer.weight_broadcast.inference_world_size": 16,
             "orchestrator.weight_broadcast.inference_world_size": 16,
         },
     ),
-    ({"parallel": {"tp": 4}}, {"inference.vllm.tensor_parallel_size": 4, "inference.vllm.data_parallel_size": 2}),
+    (
+        {"parallel": {"tp": 4}},
+        {
+            "inference.vllm.tensor_parallel_size": 4,
+            "inference.vllm.data_parallel_size": 2,
+            "inference.vllm.data_parallel_size_local": 2,
+            "inference.vllm.api_server_count": 2,
+        },
+    ),
     (
         {"num_train_nodes": 4, "nodes_per_fsdp_group": 2},
         {"trainer.model.dp_replicate": 2, "orchestrator.num_train_workers": 32},
@@ -114,17 +152,33 @@ PRIME: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_shared_keys_reach_prime_rl(table: dict[str, Any], expected: dict[str, Any]) -> None:
     made = resolve({"programs": "prime-rl", **table})
     for path, value in expected.items():
-        role, *keys = path.split(".")
-        found: Any = options(made, role)
-        for key in keys:
-            found = found[key]
-        assert found == value, path
+        assert at(made, path) == value, path
+
+
+def at(made: rl.Resolved, path: str) -> Any:
+    """What stands at role.option."""
+    role, *keys = path.split(".")
+    found: Any = options(made, role)
+    for key in keys:
+        found = found[key]
+    return found
+
+
+def test_each_target_of_a_shared_key_has_its_case() -> None:
+    named = {target for targets in programs("rl", "prime-rl").keys.values() for target in targets}
+    cases = {path for _, expected in PRIME for path in expected}
+    missing = {one for one in named if not any(one == path or one.startswith(f"{path}.") for path in cases)}
+    assert missing == {target for target in named if ".ckpt." in target}  # of [checkpoint], below
 
 
 def test_the_jobs_checkpoint_is_shared() -> None:
     made = resolve({}, checkpoint={"every": 5, "keep": 2, "async": True, "dir": "/data/saved"})
     assert options(made, "trainer")["checkpoint"] == {"every": 5, "keep": 2, "async": True, "dir": "/data/saved"}
     assert "checkpoint" not in options(made, "orchestrator")
+    made = resolve({"programs": "prime-rl"}, checkpoint={"every": 5, "keep": 2, "dir": "/data/saved"})
+    assert options(made, "trainer")["ckpt"] == {"interval": 5, "keep_last": 2, "output_dir": "/data/saved"}
+    assert options(made, "orchestrator")["ckpt"] == {"interval": 5, "keep_last": 2}
+    assert (made.roles["trainer"].command or ())[-1] == "/data/saved"
 
 
 def test_what_a_sub_table_says_wins() -> None:
@@ -164,8 +218,7 @@ def test_without_groups_the_trainer_decides() -> None:
     ("table", "gpus", "workers"),
     [
         ({}, 8, 8),
-        ({"parallel": {"tp": 2}}, 8, 4),
-        ({"parallel": {"tp": 2, "dp": 8}, "num_infer_nodes": 2}, 8, 4),
+        ({"parallel": {"dp": 16}, "num_infer_nodes": 2}, 8, 8),
         ({"gpus_per_node": 4}, 8, 4),
         ({}, 0, 1),
         ({"parallel": {"dp": 4}, "num_infer_nodes": 2}, 0, 2),
@@ -173,6 +226,28 @@ def test_without_groups_the_trainer_decides() -> None:
 )
 def test_copies_of_the_model_on_an_inference_node(table: dict[str, Any], gpus: int, workers: int) -> None:
     assert options(resolve(table, gpus=gpus), "inference")["workers"] == workers
+
+
+@pytest.mark.parametrize(
+    ("table", "tp", "copies"),
+    [
+        ({}, 1, 8),
+        ({"parallel": {"tp": 2}}, 2, 4),
+        ({"parallel": {"tp": 2, "dp": 8}, "num_infer_nodes": 2}, 2, 4),
+        ({"parallel": {"tp": 8}}, 8, 1),
+    ],
+)
+def test_prime_rl_shards_a_copy_of_the_model(table: dict[str, Any], tp: int, copies: int) -> None:
+    made = resolve({"programs": "prime-rl", **table})
+    vllm = options(made, "inference")["vllm"]
+    assert (vllm["tensor_parallel_size"], vllm["data_parallel_size_local"]) == (tp, copies)
+    assert (made.roles["router"].command or ())[-1] == str(copies)
+
+
+@pytest.mark.parametrize("gpus", [0, 8])
+def test_the_reference_server_shards_nothing(gpus: int) -> None:
+    said = refused({"parallel": {"tp": 2}}, gpus=gpus)
+    assert "got 2; allowed: 1: each GPU holds a whole model in the programs 'reference'" in said["rl.parallel.tp"]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +262,7 @@ def test_copies_of_the_model_on_an_inference_node(table: dict[str, Any], gpus: i
     ],
 )
 def test_inference_parallel_must_fit_the_gpus(table: dict[str, Any], gpus: int, key: str, said: str) -> None:
-    assert said in refused(table, gpus=gpus)[key]
+    assert said in refused({"programs": "prime-rl", **table}, gpus=gpus)[key]
 
 
 # ---- refusals ----
@@ -200,6 +275,23 @@ def test_an_unknown_option_is_refused_with_its_path_and_the_nearest() -> None:
     assert said["rl.inference.workrs"].endswith("did you mean 'workers'?")
 
 
+@pytest.mark.parametrize(
+    ("table", "key", "hint"),
+    [
+        ("[rl]\nmax_step = 3", "rl.max_step", "max_steps"),
+        ("[rl.parallel]\ntpp = 2", "rl.parallel.tpp", "tp"),
+        ("[rl.wandb]\nprojekt = 'p'", "rl.wandb.projekt", "project"),
+        ("[rl.orchestrator]\nbatchsize = 8", "rl.orchestrator.batchsize", "batch_size"),
+    ],
+)
+def test_an_unknown_key_of_a_job_file(table: str, key: str, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        made(tmp_path, f'name = "x"\nlauncher = "rl"\nimage = "frameworks-cpu"\n{table}\n')
+    (fault,) = error.value.faults
+    assert fault.key == key
+    assert hint in fault.hint
+
+
 def test_prime_rl_checks_its_own_options() -> None:
     made = resolve({"programs": "prime-rl", "trainer": {"optim": {"lr": 3e-6}, "loss": {"type": "ipo"}}})
     assert options(made, "trainer")["optim"] == {"lr": 3e-6}
@@ -209,6 +301,9 @@ def test_a_shared_key_that_goes_nowhere_is_refused() -> None:
     assert "these programs take model, seq_len" in refused({"log_level": "debug"})["rl.log_level"]
     assert "rl.tokenizer" in refused({"tokenizer": "org/words"})
     resolve({"model": "/data/sft"})  # whose tokenizer was not asked for
+    said = refused({"programs": "prime-rl"}, checkpoint={"async": True, "keep": 2})
+    assert list(said) == ["checkpoint.async"]
+    assert "these programs take checkpoint.every, checkpoint.keep, checkpoint.dir" in said["checkpoint.async"]
 
 
 def test_the_trainer_reads_what_the_orchestrator_makes() -> None:
@@ -216,10 +311,12 @@ def test_the_trainer_reads_what_the_orchestrator_makes() -> None:
     assert "at most the trainer's, 16" in said["rl.orchestrator.seq_len"]
 
 
-@pytest.mark.parametrize("key", ["max_steps", "temperature"])
-def test_roles_must_agree(key: str) -> None:
-    said = refused({"trainer": {key: 1}, "orchestrator": {key: 2}})
-    assert f"trainer.{key} 1, orchestrator.{key} 2" in said[f"rl.{key}"]
+@pytest.mark.parametrize(
+    ("key", "option"), [("max_steps", "max_steps"), ("temperature", "temperature"), ("output_dir", "run_dir")]
+)
+def test_roles_must_agree(key: str, option: str) -> None:
+    said = refused({"trainer": {option: 1}, "orchestrator": {option: 2}})
+    assert f"trainer.{option} 1, orchestrator.{option} 2" in said[f"rl.{key}"]
 
 
 # ---- roles ----
@@ -242,9 +339,12 @@ def test_roles_of_prime_rl() -> None:
         "trainer": (1, None),
         "inference": (2, None),
         "router": (1, "inference"),
+        "environments": (1, "trainer"),
         "orchestrator": (1, "trainer"),
     }
-    assert (made.roles["trainer"].command or ())[-1] == "nccl"
+    # The orchestrator ends by itself, before or after the trainer.
+    assert [name for name, role in made.roles.items() if role.policy == "main"] == ["trainer", "orchestrator"]
+    assert (made.roles["trainer"].command or ())[-3:] == ("nccl", "{run}/outputs", "{run}/outputs")
     assert "HF_HUB_OFFLINE" not in made.roles["trainer"].env
 
 
@@ -359,6 +459,48 @@ every = 10
         "dp_replicate": 1,
         "checkpoint": {"every": 10},
     }
+
+
+def test_shared_keys_reach_prime_rls_fine_tuning(tmp_path: Path) -> None:
+    job = """\
+name = "words"
+launcher = "sft"
+image = "prime-rl"
+args = ["--data.batch-size", "32"]
+[sft]
+programs = "prime-rl"
+num_train_nodes = 4
+nodes_per_fsdp_group = 2
+gpus_per_node = 2
+model = "org/model"
+seq_len = 4096
+max_steps = 30
+log_level = "debug"
+wandb = { project = "p", name = "run" }
+[checkpoint]
+every = 10
+keep = 2
+"""
+    found = made(tmp_path, job, packages=Packages(pip={"prime-rl": "0.8.0"}))
+    assert tomllib.loads(found.text_of("configs/trainer.toml")) == {
+        "model": {"name": "org/model", "dp_replicate": 2},
+        "tokenizer": {"name": "org/model"},
+        "data": {"seq_len": 4096},
+        "max_steps": 30,
+        "log": {"level": "debug"},
+        "monitors": {"wandb": {"project": "p", "name": "run-trainer"}},
+        "output_dir": "/kit/run/outputs",
+        "ckpt": {"interval": 10, "keep_last": 2, "output_dir": "/kit/run/outputs"},
+    }
+    program = found.text_of("roles/trainer/program.sh")
+    words = [
+        "/kit/run/code/prime-rl.sh",
+        "/kit/run/configs/trainer.toml",
+        "/kit/run/outputs",
+        "--data.batch-size",
+        "32",
+    ]
+    assert "".join(f"    {word}\n" for word in words) in program
 
 
 def test_every_shared_target_is_an_option_of_its_program() -> None:

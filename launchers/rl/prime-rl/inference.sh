@@ -8,4 +8,4 @@ infiniband::prefer
 
 ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"
 # The router is a role of its own.
-exec inference @ "$1" --no-router --server.host 0.0.0.0 --server.port "${KIT_ROLE_INFERENCE_PORT_HTTP}"
+exec inference @ "$1" --router None --server.host 0.0.0.0 --server.port "${KIT_ROLE_INFERENCE_PORT_HTTP}"

@@ -1,9 +1,11 @@
 #!/bin/bash
-# A rank of prime-rl's trainer: trainer.sh CONFIG filesystem|nccl
+# A rank of prime-rl's trainer: trainer.sh CONFIG filesystem|nccl OUTPUTS CHECKPOINTS
 set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/infiniband.sh"
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/resume.sh"
 infiniband::prefer
 
 # ZMQ is how rollouts come, unless the configuration names another transport; then these two stand in its way: leave them out there.
@@ -13,4 +15,8 @@ argv=(python -m prime_rl.trainer.rl.train @ "$1"
 if [[ "$2" == nccl ]]; then
     argv+=(--weight_broadcast.host 0.0.0.0 --weight_broadcast.port "${KIT_ROLE_TRAINER_PORT_BROADCAST}")
 fi
-exec "${argv[@]}"
+if ((RANK == 0)); then
+    resume::clean "$3"
+fi
+mapfile -t resume < <(resume::options "$3" "$4")
+exec "${argv[@]}" "${resume[@]}"

@@ -23,7 +23,7 @@ readonly -a KIT_IMAGES=()
 readonly KIT_RUNTIME=bare
 readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=4
-readonly KIT_WORLD_SIZE=16
+readonly KIT_WORLD_SIZE=17
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120
@@ -44,7 +44,7 @@ readonly KIT_ALL_REDUCE_TIMEOUT=0
 readonly KIT_AVOID_DIR=/shared/runs/.avoid
 readonly -a KIT_INHERIT=()
 readonly KIT_OUTLIVES=0
-readonly KIT_STEPS=4
+readonly KIT_STEPS=5
 readonly -A KIT_STEP_0=(
     [name]=trainer
     [folder]=roles/trainer
@@ -125,7 +125,7 @@ readonly -A KIT_STEP_2=(
     [nodes]=1
     [ranks]=1
     [after]=inference
-    [ports]=http
+    [ports]='http metrics'
     [ready]='tcp http'
     [ready_timeout]=4200
     [health]=''
@@ -153,15 +153,15 @@ readonly -a KIT_STEP_2_ARGV=(
     /shared/runs/digits-1/roles/router/worker.sh
 )
 readonly -A KIT_STEP_3=(
-    [name]=orchestrator
-    [folder]=roles/orchestrator
-    [variable]=ORCHESTRATOR
+    [name]=environments
+    [folder]=roles/environments
+    [variable]=ENVIRONMENTS
     [policy]=service
     [first]=0
     [nodes]=1
     [ranks]=1
-    [after]='inference router'
-    [ports]=rollouts
+    [after]=''
+    [ports]=first
     [ready]=''
     [ready_timeout]=0
     [health]=''
@@ -173,6 +173,41 @@ readonly -a KIT_STEP_3_ENV=(
     KIT_SERVICE=1
 )
 readonly -a KIT_STEP_3_ARGV=(
+    srun
+    --job-name=environments
+    --nodes=1
+    --ntasks=1
+    --ntasks-per-node=1
+    --cpus-per-task=96
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=120
+    --overlap
+    --output=/shared/runs/digits-1/logs/environments/task-%t.log
+    --open-mode=append
+    /shared/runs/digits-1/roles/environments/worker.sh
+)
+readonly -A KIT_STEP_4=(
+    [name]=orchestrator
+    [folder]=roles/orchestrator
+    [variable]=ORCHESTRATOR
+    [policy]=main
+    [first]=0
+    [nodes]=1
+    [ranks]=1
+    [after]='inference router'
+    [ports]=rollouts
+    [ready]=''
+    [ready_timeout]=0
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_4_ENV=(
+    KIT_ROLE_INDEX=0
+)
+readonly -a KIT_STEP_4_ARGV=(
     srun
     --job-name=orchestrator
     --nodes=1

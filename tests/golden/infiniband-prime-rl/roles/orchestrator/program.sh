@@ -4,6 +4,8 @@ KIT_PROGRAM=(
     /shared/runs/digits-1/code/prime-rl/orchestrator.sh
     /shared/runs/digits-1/configs/orchestrator.toml
     nccl
+    /shared/runs/digits-1/outputs
+    /shared/runs/digits-1/outputs
 )
 KIT_PROGRAM_ENV=(
     NCCL_IB_DISABLE=0

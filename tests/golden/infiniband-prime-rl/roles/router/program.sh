@@ -2,6 +2,7 @@
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
     /shared/runs/digits-1/code/prime-rl/router.sh
+    4
 )
 KIT_PROGRAM_ENV=(
     NCCL_IB_DISABLE=0

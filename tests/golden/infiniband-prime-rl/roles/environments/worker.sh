@@ -1,0 +1,65 @@
+#!/bin/bash
+# Runs once per Slurm task, inside the container. It maps Slurm's variables to ranks and becomes the program.
+# shellcheck source-path=SCRIPTDIR source-path=SCRIPTDIR/../.. disable=SC2034
+
+# Where the files of this role are in the run folder; a plain job has one role, whose files are in the run folder itself.
+readonly KIT_FOLDER=roles/environments
+readonly KIT_SHAPE=srun
+readonly KIT_RENDEZVOUS=static
+readonly KIT_NNODES=1
+readonly KIT_RANKS_PER_NODE=1
+readonly KIT_CPUS_PER_RANK=9
+readonly KIT_PYTHON=python3
+readonly KIT_WORKDIR=/home/ada/project/examples/prime-rl
+readonly KIT_CACHE_DIR=/local/kit-ada
+export KIT_SEED=1234
+
+# Below this line nothing is generated.
+set -euo pipefail
+
+# Always started by its absolute path; every process spared here is spared on every rank.
+readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"
+readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
+export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/debug.sh"
+source "${KIT_RUN_DIR}/lib/ranks.sh"
+source "${KIT_RUN_DIR}/lib/caches.sh"
+source "${KIT_RUN_DIR}/lib/fill.sh"
+source "${KIT_OWN_DIR}/image-env.sh"
+# shellcheck source=/dev/null
+source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
+
+main() {
+    ranks::require_slurm
+    export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
+    export KIT_NNODES KIT_RANKS_PER_NODE
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
+    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
+    export PYTHONPATH="${KIT_RUN_DIR}/code"
+    caches::point_at "${KIT_CACHE_DIR}"
+    debug::frameworks
+    if [[ -n "${KIT_ROLE:-}" ]]; then
+        export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"
+        ranks::choose_gpus "${KIT_GPUS:-}"
+        fill::all KIT_PROGRAM_ENV
+    fi
+    cd -- "${KIT_WORKDIR}"
+
+    case "${KIT_SHAPE}" in
+        srun)
+            ranks::from_slurm
+            exec "${KIT_RUN_DIR}/rank.sh"
+            ;;
+        torchrun)
+            ranks::node_from_slurm
+            ranks::torchrun_argv
+            # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
+            # signals back.
+            trap '' USR1 USR2
+            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/lib/unignore.sh" "${KIT_RUN_DIR}/rank.sh"
+            ;;
+    esac
+}
+
+main "$@"
