@@ -33,7 +33,7 @@ COMMAND_LINE = "--set"
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A job with all that it names, read and checked."""
+    """A job with all that it names, read and checked. asked: its [resources] as the user wrote them, without anybody's defaults."""
 
     job: Job
     job_file: str
@@ -44,6 +44,7 @@ class Resolved:
     launcher: Launcher
     launcher_dir: Path
     mounts: tuple[Mount, ...]
+    asked: Mapping[str, Any]
     template: tuple[str, str] | None = None  # of the batch script, the user's own: how faults call it, its text
 
 
@@ -126,6 +127,7 @@ class Sources:
             launcher=load_model(entry.path, Launcher),
             launcher_dir=entry.folder,
             mounts=_mounts(job, self.place, self._find, file, cluster_file),
+            asked=merge(merge(self.written, self.set_here), above).get("resources", {}),
             template=_template(job, self._job_dir, file),
         )
 

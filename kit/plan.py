@@ -21,7 +21,7 @@ from kit.pins import Pin, check_packages, pin
 from kit.places import Places, Site
 from kit.rank_scripts import RankScripts
 from kit.render import lib_names, plain, render
-from kit.roles import Placed, place, sized
+from kit.roles import Placed, place
 from kit.runtimes import Container
 from kit.scripts import (
     WAIT_S,
@@ -37,6 +37,7 @@ from kit.scripts import (
     signal_step,
     stage_step,
 )
+from kit.sizing import sized
 from kit.spec import patterns
 from kit.spec.job import Job
 from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths, is_launchers
@@ -151,7 +152,7 @@ class _Making:
     def __init__(
         self, resolved: Resolved, site: Site, runtime: str, locks: Mapping[str | None, ImageLock | None]
     ) -> None:
-        resolved = _sized(resolved)
+        resolved = sized(resolved)
         self.resolved, self.site, self.runtime = resolved, site, runtime
         self.contained = runtimes.get(runtime).containerized
         self.places = Places(resolved, site)
@@ -373,15 +374,6 @@ def _check_rendezvous(job: Job, file: str) -> None:
     if job.rendezvous != "static" and job.shape == "srun":
         got, allowed = repr(job.rendezvous), "nothing with the start shape srun, which has no torchrun"
         raise ConfigError.of(Fault(file=file, key="rendezvous", got=got, allowed=allowed))
-
-
-def _sized(resolved: Resolved) -> Resolved:
-    """The job with as many nodes as its roles, or its framework's own table, come to."""
-    job = resolved.job
-    asked = frameworks.resources(resolved.launcher.framework, job)
-    if job.roles and "nodes" not in asked:
-        asked["nodes"] = sized(resolved, job.roles)
-    return replace(resolved, job=job.model_copy(update={"resources": job.resources.model_copy(update=asked)}))
 
 
 def _filled_in(resolved: Resolved, site: Site, runtime: str) -> Job:

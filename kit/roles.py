@@ -93,23 +93,6 @@ def variable(name: str) -> str:
     return name.upper().replace("-", "_")
 
 
-def sized(resolved: Resolved, roles: Mapping[str, Role]) -> int:
-    """How many nodes a job with these roles has: the sum of theirs, or `resources.nodes` where a role takes the rest.
-
-    ConfigError when there is no rest.
-    """
-    total = resolved.job.resources.nodes
-    own = [role.nodes or 1 for role in roles.values() if role.shares is None]
-    counted = sum(n for n in own if n != "rest")
-    rest = own.count("rest")
-    if rest > 1 or (rest and total <= counted):
-        allowed = f"one role with it, and resources.nodes above {counted}, which the others have; it is {total}"
-        raise ConfigError.of(
-            Fault(file=resolved.job_file, key="roles", got=f"nodes = 'rest' in {rest}", allowed=allowed)
-        )
-    return total if rest else counted
-
-
 def place(resolved: Resolved, layout: Layout, roles: Mapping[str, Role]) -> tuple[Placed, ...]:
     """Every role in its place; without roles, the job itself as the only one. ConfigError for roles that do not fit each other."""
     if not roles:

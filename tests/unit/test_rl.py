@@ -410,6 +410,16 @@ def test_a_role_of_the_jobs_own_gets_nodes_besides(tmp_path: Path) -> None:
     assert [placed.name for placed in found.roles] == ["trainer", "inference", "orchestrator", "judge"]
 
 
+def test_resources_that_contradict_the_table_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        made(tmp_path, JOB + "[resources]\nnodes = 4\ngpus_per_node = 1\n")
+    assert [(f.key, f.got, f.allowed) for f in error.value.faults] == [
+        ("resources.nodes", "4", "3: what [rl] comes to"),
+        ("resources.gpus_per_node", "1", "2: what [rl] comes to"),
+    ]
+    assert made(tmp_path, JOB + "[resources]\nnodes = 3\ngpus_per_node = 2\n").layout.nodes == 3
+
+
 def test_the_image_must_hold_what_the_chosen_programs_import(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lacks aiohttp"):
         made(tmp_path, packages=Packages(pip={"torch": "2.13.0"}))

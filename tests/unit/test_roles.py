@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kit import config
 from kit.errors import ConfigError
 from kit.plan import Plan
-from tests.support import make_site, plan_of, write_job
+from tests.support import REPO, make_site, plan_of, write_job
 
 HEAD = 'name = "rl"\nlauncher = "roles"\nimage = "train-cpu"\n'
 SERVER = '[roles.server]\ncommand = ["serve"]\nports = ["http"]\npolicy = "service"\nready = { tcp = "http" }\n'
@@ -46,6 +47,27 @@ def test_each_role_gets_nodes_of_its_own_in_the_order_of_the_file(tmp_path: Path
 def test_the_rest_is_what_no_other_role_has(tmp_path: Path) -> None:
     made = plan_roles(tmp_path, "[resources]\nnodes = 8\n" + SERVER + TRAINER + 'nodes = "rest"\n')
     assert [(r.first, r.nodes) for r in made.roles] == [(0, 1), (1, 7)]
+
+
+def test_another_number_of_nodes_than_the_roles_come_to_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan_roles(tmp_path, "[resources]\nnodes = 4\n" + SERVER + TRAINER)
+    assert "resources.nodes: got 4; allowed: 2: what [roles] comes to; leave it out" in str(error.value.faults[0])
+    job_file = write_job(tmp_path, HEAD + SERVER + TRAINER)
+    assert plan_of(job_file, overrides=("resources.nodes=2",)).layout.nodes == 2
+    with pytest.raises(ConfigError, match="got 3"):
+        plan_of(job_file, overrides=("resources.nodes=3",))
+
+
+def test_a_default_number_of_nodes_gives_way_to_the_roles(tmp_path: Path) -> None:
+    job_file = write_job(tmp_path, HEAD + SERVER + TRAINER)
+    text = (REPO / "clusters" / "local.toml").read_text()
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "eight.toml").write_text(
+        text.replace("[defaults.resources]\n", "[defaults.resources]\nnodes = 8\n")
+    )
+    assert config.load_job(job_file, cluster="eight").job.resources.nodes == 8
+    assert plan_of(job_file, cluster="eight").layout.nodes == 2
 
 
 def test_roles_that_share_nodes_share_their_cpus(tmp_path: Path) -> None:
