@@ -6,16 +6,21 @@ The arithmetic and the names are those of DeepSpeed's documentation ("DeepSpeed 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from kit.errors import ConfigError, Fault
+from kit.errors import ConfigError, Fault, did_you_mean
 from kit.frameworks import Extra
 from kit.layout import Layout
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 
 FILE = "ds_config.json"
+OPTIONS = Path(__file__).with_name("deepspeed-options.toml")
+# How alike an unknown name and a known one are when the first is taken for a misspelt second, of difflib's 0 to 1.
+_ALIKE = 0.88
 
 _TOTAL, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
@@ -30,7 +35,7 @@ def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra
 
 def resolve(table: Mapping[str, Any], world_size: int, *, file: str) -> dict[str, Any]:
     """The table with every batch size in it. ConfigError for sizes that do not multiply, for 'auto', and for what ZeRO refuses."""
-    faults = [*_contradictions(table, file), *_autos(table, file)]
+    faults = [*_misspelt(table, file), *_contradictions(table, file), *_autos(table, file)]
     config = dict(table)
     given = {name: table[name] for name in (_TOTAL, _MICRO, _STEPS) if table.get(name, "auto") != "auto"}
     wrong = [
@@ -41,13 +46,8 @@ def resolve(table: Mapping[str, Any], world_size: int, *, file: str) -> dict[str
     ]
     if not wrong:
         config |= _batch_sizes(given, world_size)
-        micro, steps, total = config[_MICRO], config[_STEPS], config[_TOTAL]
-        if micro * steps * world_size != total or micro < 1 or steps < 1:
-            got = f"{total}, with {micro} a GPU x {steps} accumulation steps x {world_size} ranks = {micro * steps * world_size}"
-            allowed = f"{_MICRO} x {_STEPS} x world size"
-            faults.append(
-                Fault(file=file, key=f"deepspeed.{_TOTAL}", got=got, allowed=allowed, hint="leave one of them out")
-            )
+        if config[_MICRO] * config[_STEPS] * world_size != config[_TOTAL]:
+            faults.append(_uneven(given, world_size, file))
     if faults:
         raise ConfigError.of(*faults)
     return config
@@ -62,6 +62,35 @@ def _batch_sizes(given: Mapping[str, int], world_size: int) -> dict[str, int]:
     if steps is None:
         steps = total // (micro * world_size) if total is not None else 1
     return {_TOTAL: total if total is not None else micro * steps * world_size, _MICRO: micro, _STEPS: steps}
+
+
+def _uneven(given: Mapping[str, int], world_size: int, file: str) -> Fault:
+    """The total batch size that is not the product, or no multiple, of what else was given."""
+    micro, steps = given.get(_MICRO), given.get(_STEPS)
+    parts = [f"{micro} a GPU"] if micro else []
+    parts += [f"{steps} accumulation steps"] if steps else []
+    product, text = (micro or 1) * (steps or 1) * world_size, " x ".join([*parts, f"{world_size} ranks"])
+    whole = micro and steps
+    return Fault(
+        file=file,
+        key=f"deepspeed.{_TOTAL}",
+        got=f"{given[_TOTAL]}, with {text}" + (f" = {product}" if whole else ""),
+        allowed=f"{_MICRO} x {_STEPS} x world size" if whole else f"a multiple of {product}",
+        hint="leave one of them out" if whole else "",
+    )
+
+
+def _misspelt(table: Mapping[str, Any], file: str, prefix: str = "") -> Iterator[Fault]:
+    """Keys that look like a slip of the pen: DeepSpeed takes no notice of some, and fails on others once all ranks are there."""
+    known = tomllib.loads(OPTIONS.read_text(encoding="utf-8"))
+    for key, value in table.items():
+        names = known[prefix or "deepspeed"]
+        if key not in names and (hint := did_you_mean(key, names, cutoff=_ALIKE)):
+            where = ".".join(["deepspeed", *([prefix] if prefix else []), key])
+            yield Fault(file=file, key=where, got="a key that DeepSpeed does not know", allowed="its own", hint=hint)
+        inner = f"{prefix}.{key}" if prefix else key
+        if inner in known and isinstance(value, Mapping):
+            yield from _misspelt(value, file, inner)
 
 
 def _contradictions(table: Mapping[str, Any], file: str) -> Iterator[Fault]:

@@ -22,46 +22,71 @@ Broken = tuple[str, str]
 def check(job: Job, launcher: Launcher, layout: Layout, *, file: str) -> None:
     """ConfigError with each rule that the arguments break, and its numbers. A program of the job's own is none of our business."""
     name = launcher.script if job.script is None else PurePosixPath(job.script).name
-    options = _read(job.args, launcher.fits.get(name or "", {}))
-    broken = list(_broken(options, layout.world_size)) if options else []
+    told = launcher.fits.get(name or "", {})
+    try:
+        options = _read(job.args, told)
+        broken = [*_too_small(options, told)] or [*_uneven(options, layout.world_size), *_alone(options)]
+    except argparse.ArgumentError as error:
+        broken = [(f"{error.argument_name}: {error.message}", "a whole number")]
     if broken:
         raise ConfigError.of(*(Fault(file=file, key="args", got=got, allowed=allowed) for got, allowed in broken))
 
 
-def _read(args: tuple[str, ...], defaults: Mapping[str, int]) -> dict[str, int]:
-    """The options by name; none where the arguments cannot be read, which the program itself says better."""
+def _read(args: tuple[str, ...], told: Mapping[str, int]) -> dict[str, int]:
+    """The options by name, switches as 0 and 1. ArgumentError for a value that is no number."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name, value in defaults.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
-    try:
-        return dict(vars(parser.parse_known_args(args)[0]))
-    except argparse.ArgumentError:
-        return {}
+    for name, default in told.items():
+        if isinstance(default, bool):
+            parser.add_argument(_option(name), action="store_true")
+        else:
+            parser.add_argument(_option(name), type=int, default=default)
+    return dict(vars(parser.parse_known_args(args)[0]))
 
 
-def _broken(options: Mapping[str, int], world_size: int) -> Iterator[Broken]:
-    tp, pp, cp = (options.get(name, 1) for name in ("tp", "pp", "cp"))
-    if min(options.values()) < 0 or min(tp, pp, cp) < 1:
-        return
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _too_small(options: Mapping[str, int], told: Mapping[str, int]) -> Iterator[Broken]:
+    for name, value in options.items():
+        least = min(told[name], 1)  # 0 where the default is none
+        if value < least:
+            yield f"{_option(name)} {value}", f"{least} or more"
+
+
+def _uneven(options: Mapping[str, int], world_size: int) -> Iterator[Broken]:
+    """What cannot be dealt out to the ranks, or to the parts of the model, without a remainder."""
+    tp, pp, cp, heads = (options.get(name, 1) for name in ("tp", "pp", "cp", "heads"))
     if world_size % (tp * pp * cp):
         yield f"--tp {tp} x --pp {pp} x --cp {cp} = {tp * pp * cp}", f"a divisor of the world size, {world_size}"
     else:
         yield from _batch(options, world_size // (tp * pp * cp))
-    heads = options.get("heads", 0)
+    if world_size % (copies := options.get("replicate", 1)):
+        yield f"--replicate {copies}", f"a divisor of the world size, {world_size}"
     for name, whole, by, part in (
-        ("replicate", world_size, "--replicate", options.get("replicate") or 1),
         ("heads", heads, "--tp", tp),
         ("kv_heads", options.get("kv_heads") or heads, "--tp", tp),
         ("heads", heads, "--kv-heads", options.get("kv_heads") or 1),
         ("layers", options.get("layers", 0), "--pp", pp),
+        ("context", options.get("context", 0), "--tp", tp if options.get("sequence_parallel") else 1),
     ):
         if name in options and whole % part:
-            what = "the world size," if name == "replicate" else f"--{name.replace('_', '-')}"
-            yield f"{by} {part}", f"a divisor of {what} {whole}"
+            yield f"{by} {part}", f"a divisor of {_option(name)} {whole}"
+    if options.get("dim", 0) % (2 * heads):  # rotary positions turn the channels of a head in pairs
+        yield f"--dim {options['dim']} with --heads {heads}", f"a multiple of 2 x {heads}"
 
 
 def _batch(options: Mapping[str, int], data_parallel: int) -> Iterator[Broken]:
-    batch, accumulate = options.get("batch_size"), options.get("accumulate") or 1
-    if batch is not None and (batch < 1 or batch % (data_parallel * accumulate)):
+    batch, accumulate = options.get("batch_size", 0), options.get("accumulate", 1)
+    if batch % (data_parallel * accumulate):
         got = f"--batch-size {batch} on {data_parallel} data parallel ranks x {accumulate} accumulation steps"
         yield got, f"a multiple of {data_parallel * accumulate}"
+
+
+def _alone(options: Mapping[str, int]) -> Iterator[Broken]:
+    """Options that want another one beside them."""
+    if options.get("sequence_parallel") and options["tp"] == 1:
+        yield "--sequence-parallel with --tp 1", "--tp 2 or more"
+    for name, on in (("sequence_parallel", options.get("sequence_parallel")), ("cp", options.get("cp", 1) > 1)):
+        if on and not options["transformer_engine"]:
+            yield f"{_option(name)} without --transformer-engine", "with it: megatron.core's own layers cannot do it"

@@ -31,9 +31,9 @@ class Launcher(Model):
         description="Sets of programs for the roles of [rl] or [sft], by the name that its `programs` chooses.",
     )
     requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
-    fits: dict[str, dict[str, int]] = Field(
+    fits: dict[str, dict[str, bool | int]] = Field(
         default_factory=dict,
-        description="Program of this folder -> options that must fit the ranks, with their defaults; 0: none.",
+        description="Program of this folder -> options that must fit the ranks, with their defaults; 0: none, false: a switch.",
     )
     defaults: dict[str, Any] = Field(
         default_factory=dict, description="Job keys that this launcher fills in where job and cluster are silent."

@@ -42,6 +42,10 @@ class Shape:
     context: int
     vocabulary: int = 256
 
+    def __post_init__(self) -> None:
+        if self.dim % (2 * self.heads):  # rotary positions turn the channels of a head in pairs
+            raise SystemExit(f"--dim {self.dim} with --heads {self.heads}: it must be a multiple of {2 * self.heads}.")
+
 
 class Block(nn.Module):
     """Causal self-attention, then a gated feed-forward part, each added to what came in."""

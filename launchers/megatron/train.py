@@ -70,6 +70,7 @@ def check_layout(world_size: int) -> int:
             ("--kv-heads", kv_heads, "--tp", args.tp),
             ("--heads", args.heads, "--kv-heads", kv_heads),
             ("--layers", args.layers, "--pp", args.pp),
+            ("--dim", args.dim, "2 x --heads =", 2 * args.heads),
             ("--context", args.context, "tp (--sequence-parallel)", args.tp if args.sequence_parallel else 1),
         )
         if whole % part

@@ -47,7 +47,17 @@ def test_batch_sizes_follow_from_each_other(given: dict[str, Any], expected: tup
             "train_batch_size",
             "30, with 2 a GPU x 4 accumulation steps x 4 ranks = 32",
         ),
-        ({"train_batch_size": 2}, "train_batch_size", "x 4 ranks"),
+        ({"train_batch_size": 2}, "train_batch_size", "2, with 4 ranks; allowed: a multiple of 4"),
+        (
+            {"train_batch_size": 32, "gradient_accumulation_steps": 3},
+            "train_batch_size",
+            "32, with 3 accumulation steps x 4 ranks; allowed: a multiple of 12",
+        ),
+        (
+            {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 16},
+            "train_batch_size",
+            "32, with 16 a GPU x 4 ranks; allowed: a multiple of 64",
+        ),
         ({"train_batch_size": 0}, "train_batch_size", "a whole number"),
         (
             {"scheduler": {"params": {"warmup_num_steps": "auto"}}},
@@ -57,12 +67,25 @@ def test_batch_sizes_follow_from_each_other(given: dict[str, Any], expected: tup
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage", "0, 1, 2 or 3"),
         ({"zero_optimization": {"stage": 2, "offload_param": {}}}, "zero_optimization.offload_param", "stage 3"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "bf16.enabled", "one of them"),
+        ({"train_batchsize": 32}, "train_batchsize", "did you mean 'train_batch_size'?"),
+        ({"zero_optimization": {"overlap_com": True}}, "zero_optimization.overlap_com", "'overlap_comm'"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"devices": "cpu"}}},
+            "zero_optimization.offload_param.devices",
+            "'device'",
+        ),
     ],
 )
 def test_deepspeed_refuses(given: dict[str, Any], key: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         deepspeed.resolve(given, 4, file="job.toml")
     assert said in keys_of(caught)[f"deepspeed.{key}"]
+
+
+def test_a_key_of_another_release_is_handed_on() -> None:
+    assert deepspeed.resolve({"something_new": {"enabled": True}}, 4, file="job.toml")["something_new"] == {
+        "enabled": True
+    }
 
 
 def test_a_launchers_first_shape_is_the_jobs_where_it_says_none(tmp_path: Path) -> None:
@@ -216,6 +239,17 @@ def test_checkpoint_and_profile_reach_the_program(tmp_path: Path) -> None:
         ("megatron", ["--tp", "4", "--kv-heads", "2"], "--tp 4; allowed: a divisor of --kv-heads 2"),
         ("megatron", ["--kv-heads", "3"], "--kv-heads 3; allowed: a divisor of --heads 4"),
         ("megatron", ["--pp", "4", "--layers", "6"], "--pp 4; allowed: a divisor of --layers 6"),
+        ("megatron", ["--cp", "2"], "--cp without --transformer-engine"),
+        ("megatron", ["--sequence-parallel", "--transformer-engine"], "--sequence-parallel with --tp 1"),
+        (
+            "megatron",
+            ["--sequence-parallel", "--transformer-engine", "--tp", "4", "--context", "126"],
+            "--tp 4; allowed: a divisor of --context 126",
+        ),
+        ("megatron", ["--tp", "0"], "--tp 0; allowed: 1 or more"),
+        ("megatron", ["--tp", "two"], "--tp: invalid int value: 'two'; allowed: a whole number"),
+        ("fsdp", ["--dim", "30"], "--dim 30 with --heads 4; allowed: a multiple of 2 x 4"),
+        ("deepspeed", ["--dim", "36", "--heads=8"], "--dim 36 with --heads 8; allowed: a multiple of 2 x 8"),
     ],
 )
 def test_what_the_launchers_own_programs_would_refuse(
@@ -224,7 +258,7 @@ def test_what_the_launchers_own_programs_would_refuse(
     job = {**BASE, "launcher": launcher, "args": args}
     resolved = config.load_job(write_job(tmp_path / "a", tomli_w.dumps(job)), cluster="local")
     lock = make_lock()
-    held = {"torch": "2", "megatron-core": "0"}
+    held = {"torch": "2", "megatron-core": "0", "deepspeed": "0"}
     lock = lock.model_copy(update={"packages": lock.packages.model_copy(update={"pip": held})})
     with pytest.raises(ConfigError) as caught:
         plan(resolved, lock, make_site())
