@@ -94,7 +94,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
             engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
-            checkpoint.write_rank(folder, here, at, {})
+            checkpoint.write_rank(folder, here, checkpoint.rank_state(here, at, {}))
             checkpoint.write_model(folder, here, net.described())
             return later.writes(saves.copy) if later else None
 

@@ -92,7 +92,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         def start(folder: Path) -> checkpoint.Finish | None:
             weights, updates = get_state_dict(net, optimizer)
             state = {"model": weights, "optimizer": updates}
-            checkpoint.write_rank(folder, here, at, schedule.state_dict())
+            checkpoint.write_rank(folder, here, checkpoint.rank_state(here, at, schedule.state_dict()))
             checkpoint.write_model(folder, here, net.described())
             if args.checkpoint_async and not last:
                 return dcp.async_save(state, checkpoint_id=folder, process_group=saves.group).result

@@ -221,9 +221,13 @@ def seed_all(seed: int, here: Ranks) -> None:
         sys.modules["numpy"].random.seed((seed + here.rank) % 2**32)
 
 
-def write_rank(folder: Path, here: Ranks, at: dict[str, int], schedule: dict[str, Any]) -> None:
+def rank_state(here: Ranks, at: dict[str, int], schedule: dict[str, Any]) -> dict[str, Any]:
     """What a sharded checkpoint needs beside the shards: where the run is, the schedule, this rank's generators."""
-    state = {"at": dict(at), "schedule": schedule, "rng": rng_state(), "world_size": here.world_size}
+    return {"at": dict(at), "schedule": schedule, "rng": rng_state(), "world_size": here.world_size}
+
+
+def write_rank(folder: Path, here: Ranks, state: dict[str, Any]) -> None:
+    """Write what rank_state() returned."""
     torch.save(state, folder / f"rank-{here.rank}.pt")
 
 

@@ -254,9 +254,15 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 async_sharded_save=True,
                 content_metadata=CONTENT,
             )
-            checkpoint.write_rank(folder, here, at, {})
-            checkpoint.write_model(folder, here, described())
-            return strategy.writes(folder, saves)
+            writes, mine = strategy.writes(folder, saves), checkpoint.rank_state(here, at, {})
+
+            def finish() -> None:
+                writes()
+                # Not before Megatron has begun: it warns of a folder that a faster rank has put a file into.
+                checkpoint.write_rank(folder, here, mine)
+                checkpoint.write_model(folder, here, described())
+
+            return finish
 
         saves.save(at["step"], start, last=last)
         log.saved(at["step"], saves)

@@ -27,7 +27,8 @@ class TwoHalves(TorchDistSaveShardedStrategy):
     """
 
     def __init__(self) -> None:
-        super().__init__("torch_dist", 1)
+        # What goes where is planned by all ranks together in the first two saves, and kept: the state never changes its form.
+        super().__init__("torch_dist", 1, cached_metadata=True)
         self._writer: FileSystemWriterAsync
         self._metadata: Any = None
         self.is_checked = False

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.images import layers, tarstream, tree
@@ -25,12 +25,14 @@ def run_rc(config: ImageConfig, *arguments: str) -> list[str]:
     return done.stdout.decode(errors="surrogateescape").split("\0")[:-1]
 
 
+@settings(deadline=None)  # a shell is started for each example
 @given(cmd=st.lists(words, min_size=1, max_size=4), label=words)
 def test_the_command_arrives_as_it_was_written(cmd: list[str], label: str) -> None:
     config = ImageConfig(entrypoint=("printf", "%s\\0"), cmd=tuple(cmd), labels={"label": label})
     assert run_rc(config) == cmd
 
 
+@settings(deadline=None)
 @given(given_words=st.lists(words, min_size=1, max_size=4))
 def test_arguments_replace_the_command_and_follow_the_entrypoint(given_words: list[str]) -> None:
     config = ImageConfig(entrypoint=("printf", "%s\\0"), cmd=("unused",))
