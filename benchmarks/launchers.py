@@ -164,7 +164,8 @@ def step(on: Bench) -> list[Goal]:
 
 
 # About 13 million parameters, 150 MB with Adam: enough for the disk to be felt.
-LARGE = ("--layers", 4, "--dim", 512, "--heads", 8, "--context", 64, "--batch-size", 4, "--test-batches", 1)
+LARGE = ("--layers", 4, "--dim", 512, "--heads", 8, "--context", 64, "--test-batches", 1)
+BATCH = 4
 EVERY, SAVES = 8, 5
 PROGRAMS: dict[str, tuple[str, str]] = {
     "DDP": ("ddp", TRAIN_GPT),
@@ -184,8 +185,10 @@ def checkpoint(on: Bench) -> list[Goal]:
             sets = [f"checkpoint.every={EVERY}", "checkpoint.keep=1", f"checkpoint.async={background}"]
             args: list[object] = [*LARGE, "--steps", EVERY * SAVES + 1]
             if launcher == "deepspeed":
-                sets += ["deepspeed.train_batch_size=4", "deepspeed.zero_optimization.stage=2"]
+                sets += [f"deepspeed.train_batch_size={BATCH}", "deepspeed.zero_optimization.stage=2"]
                 sets += ["deepspeed.zero_force_ds_cpu_optimizer=false"]
+            else:
+                args += ["--batch-size", BATCH]
             run = on.submit(launcher, args, *sets, script=script)
             # Not the first, which makes the memory of the copy, and not that of the end, which is in the foreground.
             took[background] = statistics.median([one["seconds"] for one in records(run, "saved")][1:-1])

@@ -16,6 +16,7 @@ from kit.frameworks import Extra
 from kit.layout import Layout
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
+from kit.spec.paths import is_launchers
 
 FILE = "ds_config.json"
 OPTIONS = Path(__file__).with_name("deepspeed-options.toml")
@@ -27,10 +28,20 @@ _TOTAL, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "
 
 def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
     """ds_config.json and the option that names it; nothing when the job has no [deepspeed]."""
+    if is_launchers(job.script) and (faults := [*_not_options(job, file)]):
+        raise ConfigError.of(*faults)
     if job.deepspeed is None:
         return Extra()
     config = resolve(job.deepspeed, layout.world_size, file=file)
     return Extra(files={FILE: json.dumps(config, indent=2) + "\n"}, args=("--ds-config", f"{{run}}/{FILE}"))
+
+
+def _not_options(job: Job, file: str) -> Iterator[Fault]:
+    """Options of the other GPT programs, in whose place the launcher's program reads the configuration."""
+    given = {word.partition("=")[0] for word in job.args}
+    for option, key in (("--batch-size", _TOTAL), ("--accumulate", _STEPS), ("--clip", "gradient_clipping")):
+        if option in given:
+            yield Fault(file=file, key="args", got=option, allowed=f"deepspeed.{key} in its place")
 
 
 def resolve(table: Mapping[str, Any], world_size: int, *, file: str) -> dict[str, Any]:
@@ -80,17 +91,17 @@ def _uneven(given: Mapping[str, int], world_size: int, file: str) -> Fault:
     )
 
 
-def _misspelt(table: Mapping[str, Any], file: str, prefix: str = "") -> Iterator[Fault]:
+def _misspelt(table: Mapping[str, Any], file: str, prefix: str = "deepspeed") -> Iterator[Fault]:
     """Keys that look like a slip of the pen: DeepSpeed takes no notice of some, and fails on others once all ranks are there."""
     known = tomllib.loads(OPTIONS.read_text(encoding="utf-8"))
     for key, value in table.items():
-        names = known[prefix or "deepspeed"]
+        where, names = f"{prefix}.{key}", known[prefix]
         if key not in names and (hint := did_you_mean(key, names, cutoff=_ALIKE)):
-            where = ".".join(["deepspeed", *([prefix] if prefix else []), key])
-            yield Fault(file=file, key=where, got="a key that DeepSpeed does not know", allowed="its own", hint=hint)
-        inner = f"{prefix}.{key}" if prefix else key
-        if inner in known and isinstance(value, Mapping):
-            yield from _misspelt(value, file, inner)
+            yield Fault(
+                file=file, key=where, got="a key that DeepSpeed does not know", allowed="its own keys", hint=hint
+            )
+        if where in known and isinstance(value, Mapping):
+            yield from _misspelt(value, file, where)
 
 
 def _contradictions(table: Mapping[str, Any], file: str) -> Iterator[Fault]:

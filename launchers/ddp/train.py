@@ -43,7 +43,7 @@ parser.add_argument("--warmup", type=int, default=20, help="optimizer steps of l
 parser.add_argument("--weight-decay", type=float, default=0.01)
 parser.add_argument("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
 parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="fp16 scales the loss")
-parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+options.add_compile(parser)
 parser.add_argument("--workers", type=int, default=0, help="loader processes for each rank")
 args = options.parse(parser)
 
@@ -162,9 +162,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                     loss = loss_of(images, targets)
                     scaler.scale(loss / args.accumulate).backward()
                 losses += loss.detach() / args.accumulate
-            if args.clip:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(net.parameters(), args.clip)
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), args.clip)
             scaler.step(optimizer)
             scaler.update()
             schedule.step()

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Subset
 
 parser = options.parser(__doc__)
 options.add_gpt(parser)
+options.add_compile(parser)
 parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="fp16 scales the loss")
 args = options.parse(parser)
 

@@ -26,6 +26,8 @@ parser.add_argument("--ds-config", type=Path, default=Path(__file__).with_name("
 # The configuration says these; two places for one number would differ one day.
 parser.set_defaults(batch_size=None, accumulate=None, clip=None)
 args = options.parse(parser)
+if args.batch_size or args.accumulate or args.clip:
+    parser.error("--batch-size, --accumulate and --clip stand in the configuration, by DeepSpeed's names")
 
 
 def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom

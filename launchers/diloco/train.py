@@ -33,6 +33,7 @@ NO_QUORUM = 75  # the exit code that sysexits.h calls a temporary failure
 
 parser = options.parser(__doc__)
 options.add_gpt(parser)
+options.add_compile(parser)
 parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
 parser.add_argument("--inside", choices=("ddp", "fsdp"), default="ddp", help="how the ranks of a group share the work")
 outer_options = parser.add_argument_group("between the groups")

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Subset
 
 parser = options.parser(__doc__)
 options.add_gpt(parser)
+options.add_compile(parser)
 parser.add_argument(
     "--precision", choices=("fp32", "bf16"), default="fp32", help="of computing; sums and updates are fp32"
 )

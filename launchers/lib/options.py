@@ -91,10 +91,14 @@ def add_gpt(made: argparse.ArgumentParser) -> None:
     how.add_argument("--lr", type=float, default=3e-3)
     how.add_argument("--warmup", type=int, default=20, help="optimizer steps of linear warm-up; cosine decay follows")
     how.add_argument("--weight-decay", type=float, default=0.1)
-    how.add_argument("--clip", type=float, default=1.0, help="largest gradient norm")
+    how.add_argument("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
     how.add_argument("--test-batches", type=int, default=8, help="of a micro-batch on each rank, for the final loss")
-    how.add_argument("--compile", action="store_true", help="torch.compile the model")
     made.set_defaults(log_every=10)
+
+
+def add_compile(made: argparse.ArgumentParser) -> None:
+    """The option of the programs whose model torch.compile can take."""
+    made.add_argument("--compile", action="store_true", help="torch.compile the model (on CPU: needs a C++ compiler)")
 
 
 def add_policy(made: argparse.ArgumentParser) -> None:
@@ -129,6 +133,8 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
             made.error(f"{args.config}: not an option of this program: {', '.join(unknown)}")
         made.set_defaults(**given)
         args = made.parse_args()
+    if "clip" in args and args.clip == 0:
+        args.clip = math.inf  # torch's clip_grad_norm_ and megatron's then give the norm and change nothing
     if args.checkpoint_dir is None:
         args.checkpoint_dir = Path(_environ("KIT_CHECKPOINT_DIR", str(args.run_dir / "checkpoints")))
     return args

@@ -28,7 +28,7 @@ EXAMPLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "ddp-srun": (DIGITS, ("checkpoint.async=true",)),
     "fsdp": ([*SMALL, "--log-every", "1"], ()),
     "deepspeed-zero3-offload": (
-        [*SMALL, "--log-every", "1"],
+        [*SMALL[:-2], "--log-every", "1"],  # its batch size stands in [deepspeed]
         ("deepspeed.train_batch_size=16", "checkpoint.async=true"),
     ),
     "megatron-core": ([*SMALL, "--log-every", "1", "--tp", "2", "--pp", "2"], ("checkpoint.async=true",)),

@@ -39,11 +39,11 @@ class Asked(dict):
 
 DeepSpeedConfig(Asked(train_batch_size=1, train_micro_batch_size_per_gpu=1))
 models = {
-    "zero_optimization": config.DeepSpeedZeroConfig,
-    "zero_optimization.offload_param": offload.DeepSpeedZeroOffloadParamConfig,
-    "zero_optimization.offload_optimizer": offload.DeepSpeedZeroOffloadOptimizerConfig,
-    "fp16": precision.DeepSpeedFP16Config,
-    "bf16": precision.DeepSpeedBF16Config,
+    "deepspeed.zero_optimization": config.DeepSpeedZeroConfig,
+    "deepspeed.zero_optimization.offload_param": offload.DeepSpeedZeroOffloadParamConfig,
+    "deepspeed.zero_optimization.offload_optimizer": offload.DeepSpeedZeroOffloadOptimizerConfig,
+    "deepspeed.fp16": precision.DeepSpeedFP16Config,
+    "deepspeed.bf16": precision.DeepSpeedBF16Config,
 }
 names = {
     table: sorted({name for key, field in model.model_fields.items() for name in (key, field.alias) if name})

@@ -152,6 +152,25 @@ def test_megatron_goes_on_in_another_layout(training: Any, tools: Any, before: A
     assert tools.curve(second.run_dir, "loss")[30] == pytest.approx(whole[30], abs=0.02)
 
 
+def options_of(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """What a program makes of its command line, as JSON; it is not run."""
+    folder, name = program.split("/")
+    code = f"import json, sys; import {name[:-3]} as it; print(json.dumps(vars(it.args), default=str))"
+    env = {**os.environ, "PYTHONPATH": f"{LAUNCHERS}:{LAUNCHERS / folder}"}
+    return subprocess.run([sys.executable, "-c", code, *argv], env=env, capture_output=True, text=True, check=False)
+
+
+def test_clip_0_leaves_the_gradients() -> None:
+    args = json.loads(options_of("ddp/train_gpt.py", "--clip", "0").stdout.splitlines()[-1])
+    assert args["clip"] == float("inf")
+
+
+def test_deepspeed_takes_batch_sizes_from_its_configuration_alone() -> None:
+    done = options_of("deepspeed/train.py", "--batch-size", "16")
+    assert done.returncode == 2
+    assert "stand in the configuration" in done.stderr
+
+
 def test_megatron_layout_that_cannot_be_is_refused_with_its_numbers(training: Any) -> None:
     need("megatron/train.py")
     run = training.start("megatron/train.py", "run", "--tp", 2, "--pp", 2, "--heads", 3)
@@ -174,8 +193,5 @@ def test_launcher_toml_tells_the_programs_own_defaults(path: Path) -> None:
     """What the kit checks before submit is what the program would work with."""
     for program, told in tomllib.loads(path.read_text()).get("fits", {}).items():
         need(f"{path.parent.name}/{program}")
-        code = f"import json, sys; sys.argv = ['x']; import {program[:-3]} as it; print(json.dumps(vars(it.args), default=str))"
-        env = {**os.environ, "PYTHONPATH": f"{LAUNCHERS}:{path.parent}"}
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-        args = json.loads(done.stdout.splitlines()[-1])
+        args = json.loads(options_of(f"{path.parent.name}/{program}").stdout.splitlines()[-1])
         assert {name: args[name] or 0 for name in told} == told

@@ -249,6 +249,7 @@ def test_checkpoint_and_profile_reach_the_program(tmp_path: Path) -> None:
         ("megatron", ["--tp", "0"], "--tp 0; allowed: 1 or more"),
         ("megatron", ["--tp", "two"], "--tp: invalid int value: 'two'; allowed: a whole number"),
         ("fsdp", ["--dim", "30"], "--dim 30 with --heads 4; allowed: a multiple of 2 x 4"),
+        ("deepspeed", ["--batch-size=32"], "--batch-size; allowed: deepspeed.train_batch_size in its place"),
         ("deepspeed", ["--dim", "36", "--heads=8"], "--dim 36 with --heads 8; allowed: a multiple of 2 x 8"),
     ],
 )
