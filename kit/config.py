@@ -90,9 +90,12 @@ def validate(table: Mapping[str, Any], model: type[M], *, file: str) -> M:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """A job file and its cluster, read once. `resolve` makes the job, as it stands or as a point of a sweep."""
+    """A job file and its cluster, read once. `resolve` makes the job, as it stands or as a point of a sweep.
 
-    written: Table
+    files: the job file's own keys, below them those of the files that it builds on, lowest first.
+    """
+
+    files: tuple[Layer, ...]
     set_here: Table
     overrides: tuple[str, ...]
     job_file: Path
@@ -102,10 +105,7 @@ class Sources:
 
     def merged(self, point: Mapping[str, Any] | None = None) -> Table:
         """The job's keys from all layers, unchecked."""
-        table: Table = {}
-        for layer, _ in self._layers(point or {}, "", self._launcher(point or {})):
-            table = merge(table, layer)
-        return table
+        return merge_all(self._layers(point or {}, "", self._launcher(point or {})))
 
     def resolve(self, point: Mapping[str, Any] | None = None, *, label: str = "") -> Resolved:
         """The job with all that it names. ConfigError with every fault at once.
@@ -115,8 +115,8 @@ class Sources:
         above = point or {}
         entry = self._launcher(above)
         layers = self._layers(above, label, entry)
-        job = _merge_and_validate(layers, self.overrides)
         file, cluster_file = self._files
+        job = _merge_and_validate(layers, self.overrides, file)
         return Resolved(
             job=job,
             job_file=file,
@@ -139,7 +139,7 @@ class Sources:
             (load_model(entry.path, Launcher).defaults, f"{self._shown(entry.path)} [defaults]"),
             (self.place.defaults, f"{cluster_file} [defaults]"),
             (_qos_layer(self.place, self.written, above, file), f"{cluster_file} [qos]"),
-            (self.written, file),
+            *self.files,
             (self.set_here, COMMAND_LINE),
             *([(point, label)] if point else []),
         ]
@@ -157,6 +157,11 @@ class Sources:
         return self._find("launchers", name, file, "launcher")
 
     # One job may be resolved a thousand times, for the points of a sweep: what touches the disk is asked once.
+
+    @cached_property
+    def written(self) -> Table:
+        """The keys of all job files."""
+        return merge_all(self.files)
 
     @cached_property
     def _files(self) -> tuple[str, str]:
@@ -185,7 +190,26 @@ def read_job(
 
     cluster: a name of clusters/, default 'local'. overrides: 'a.b=c' each; c is TOML, or text where it is not.
     """
-    return job_of(load_toml(job_file), job_file, cluster=cluster, overrides=overrides, project=project)
+    return _read(job_files(job_file), job_file, cluster=cluster, overrides=overrides, project=project)
+
+
+def job_files(job_file: Path, *, above: tuple[Path, ...] = ()) -> tuple[Layer, ...]:
+    """A job file's keys, below them those of the files that `extends` names, lowest first. above: the files that led here."""
+    table = load_toml(job_file)
+    named = table.pop("extends", ())
+    named = (named,) if isinstance(named, str) else named
+    here = (*above, job_file.resolve())
+    if not (isinstance(named, tuple | list) and all(isinstance(name, str) for name in named)):
+        raise _extends(job_file, named, "the path of a job file, relative to this one, or a list of them")
+    for name in named:
+        if (job_file.parent / name).resolve() in here:
+            raise _extends(job_file, name, "a file that does not build on this one itself")
+    below = [job_files(job_file.parent / name, above=here) for name in named]
+    return (*(layer for layers in below for layer in layers), (table, shown(job_file)))
+
+
+def _extends(file: Path, got: object, allowed: str) -> ConfigError:
+    return ConfigError.of(Fault(file=shown(file), key="extends", got=repr(got), allowed=allowed))
 
 
 def job_of(
@@ -197,10 +221,17 @@ def job_of(
     project: Path | None = None,
 ) -> Sources:
     """The same for a job that is a table already. job_file: what faults call it, in the folder that its paths start from."""
+    files = ((written, shown(job_file)),)
+    return _read(files, job_file, cluster=cluster, overrides=overrides, project=project)
+
+
+def _read(
+    files: tuple[Layer, ...], job_file: Path, *, cluster: str | None, overrides: Sequence[str], project: Path | None
+) -> Sources:
     project = project or resources.project(job_file.parent)
     entry = resources.find("clusters", cluster or "local", project_dir=project, asked_by="--cluster", key="cluster")
     return Sources(
-        written=written,
+        files=files,
         set_here=parse_overrides(overrides),
         overrides=tuple(overrides),
         job_file=job_file,
@@ -253,6 +284,14 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
     return merged
 
 
+def merge_all(layers: Sequence[Layer]) -> Table:
+    """All layers as one table, lowest first."""
+    table: Table = {}
+    for layer, _ in layers:
+        table = merge(table, layer)
+    return table
+
+
 def shown(path: Path) -> str:
     """A path as a person would write it: relative to the working folder where it is inside."""
     try:
@@ -268,15 +307,13 @@ def _value(text: str) -> Any:
         return text
 
 
-def _merge_and_validate(layers: Sequence[Layer], overrides: Sequence[str]) -> Job:
-    table: Table = {}
-    for layer, _ in layers:
-        table = merge(table, layer)
+def _merge_and_validate(layers: Sequence[Layer], overrides: Sequence[str], job_file: str) -> Job:
+    table = merge_all(layers)
 
     def file_of(location: tuple[str | int, ...]) -> str:
         keys = [str(part) for part in location]
         holding = [file for layer, file in layers if _holds(layer, keys)]
-        return holding[-1] if holding else layers[3][1]
+        return holding[-1] if holding else job_file
 
     try:
         return Job.model_validate(table)

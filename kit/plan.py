@@ -165,6 +165,7 @@ class _Making:
         self.extra = frameworks.prepare(resolved.launcher, self.job, layout, file=resolved.job_file)
         named = {**self.extra.roles, **{n: r for n, r in self.job.roles.items() if n not in self.extra.roles}}
         self.roles = place(resolved, layout, named)
+        _check_rank_args(self.job, self.roles, resolved.job_file)
         # Services are there for the ranks; they are none of them.
         ranks = sum(r.ranks for r in self.roles if r.role.policy != "service")
         self.layout = replace(layout, ranks_of_roles=ranks) if named else layout
@@ -374,6 +375,12 @@ def _check_rendezvous(job: Job, file: str) -> None:
     if job.rendezvous != "static" and job.shape == "srun":
         got, allowed = repr(job.rendezvous), "nothing with the start shape srun, which has no torchrun"
         raise ConfigError.of(Fault(file=file, key="rendezvous", got=got, allowed=allowed))
+
+
+def _check_rank_args(job: Job, roles: tuple[Placed, ...], file: str) -> None:
+    if job.rank_args and all(r.role.command is not None or r.role.script is not None for r in roles):
+        allowed = "nothing: each role says its own program, which finds these in its environment"
+        raise ConfigError.of(Fault(file=file, key="rank_args", got=repr(job.rank_args), allowed=allowed))
 
 
 def _filled_in(resolved: Resolved, site: Site, runtime: str) -> Job:

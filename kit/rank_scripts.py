@@ -14,6 +14,9 @@ from kit.spec.job import Job
 from kit.spec.paths import CONTAINER_RUN, is_launchers
 from kit.spec.roles import filled
 
+# Of a debugged job: a cluster's NCCL_DEBUG = "WARN" is for quiet runs. lib/debug.sh says the rest.
+_DEBUGGED = {"NCCL_DEBUG": "INFO"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankScripts:
@@ -62,7 +65,7 @@ class RankScripts:
         elif role.script is not None:
             words = [self.job.python, self._script(role.script)]
         else:
-            words = self._own()
+            return self._text([*self._own(), *role.args], role.env, rank_args=self.job.rank_args)
         return self._text([*words, *role.args], role.env)
 
     def all_reduce(self) -> str:
@@ -89,7 +92,10 @@ class RankScripts:
     def _script(self, script: str) -> str:
         return script if script.startswith("/") else f"{self.workspace}/{script}"
 
-    def _text(self, program: list[str], own: Mapping[str, str]) -> str:
+    def _text(self, program: list[str], own: Mapping[str, str], *, rank_args: Mapping[str, str] | None = None) -> str:
         job = self.job
-        env = {**self.resolved.cluster.network, **job.checkpoint.env(), **job.profile.env(), **job.env, **own}
-        return render("program.sh", {"program": program, "program_env": [f"{n}={v}" for n, v in env.items()]})
+        network = {**self.resolved.cluster.network, **(_DEBUGGED if job.debug else {})}
+        env = {**network, **job.checkpoint.env(), **job.profile.env(), **job.env, **own}
+        words = [word for pair in (rank_args or {}).items() for word in pair]
+        variables = {"program": program, "program_env": [f"{n}={v}" for n, v in env.items()], "rank_args": words}
+        return render("program.sh", variables)

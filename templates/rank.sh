@@ -9,6 +9,7 @@ readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/*}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/fill.sh"
+KIT_RANK_ARGS=()
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
@@ -44,6 +45,10 @@ main() {
     if [[ -n "${KIT_ROLE:-}" ]]; then
         fill::all KIT_PROGRAM KIT_PROGRAM_ENV
     fi
+    local -i index
+    for ((index = 0; index < ${#KIT_RANK_ARGS[@]}; index += 2)); do
+        KIT_PROGRAM+=("${KIT_RANK_ARGS[index]}" "${!KIT_RANK_ARGS[index + 1]}")
+    done
     local signalled=""
     trap 'signalled=1' TERM USR1 USR2 HUP INT
     local -i code=0

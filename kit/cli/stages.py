@@ -16,7 +16,7 @@ def staged(job: Path) -> bool:
     """Whether a job file has stages."""
     from kit import config
 
-    return bool(config.load_toml(_file(job)).get("stages"))
+    return any(table.get("stages") for table, _ in config.job_files(_file(job)))
 
 
 def prepared(

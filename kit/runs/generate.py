@@ -177,7 +177,7 @@ def _with_defaults(sources: Sources) -> Sources:
     missing = {} if slurm.get("output") else {"output": _OUTPUT}
     if slurm.get("mail_user") and not slurm.get("mail_type"):
         missing["mail_type"] = _MAIL_TYPE
-    return replace(sources, written=config.merge(sources.written, {"slurm": missing}))
+    return replace(sources, files=(*sources.files, ({"slurm": missing}, sources.files[-1][1])))
 
 
 def _mark(text: str) -> str:

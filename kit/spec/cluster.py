@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
-from kit.spec.job import RuntimeName
+from kit.spec.job import RuntimeName, interfaces
 
 
 class NodeShape(Model):
@@ -70,7 +70,7 @@ class Cluster(Model):
     default_qos: Name | None = None
     mounts: Name | None = Field(default=None, description="The cluster's mount set: a file of mounts/.")
     paths: Paths = Field(default_factory=Paths)
-    network: dict[EnvName, Text] = Field(
+    network: Annotated[dict[EnvName, Text], AfterValidator(interfaces)] = Field(
         default_factory=dict, description="NCCL, Gloo and fabric variables of every rank."
     )
     setup: tuple[Text, ...] = Field(default=(), description="Shell lines before the job's own set-up.")

@@ -20,6 +20,23 @@ from kit.spec.stages import Stage
 from kit.spec.sweep import Sweep
 from kit.spec.training import Checkpoint, Megatron, Profile
 
+# What a program that does not read its environment may be told on its command line.
+RankOption = Annotated[str, Field(pattern=r"^--?[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+RankVariable = Literal[
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "KIT_NNODES",
+    "KIT_RANKS_PER_NODE",
+    "KIT_SEED",
+    "KIT_RUN_DIR",
+    "KIT_CHECKPOINT_DIR",
+    "KIT_RESTART_COUNT",
+]
 Shape = Literal["srun", "torchrun", "replicas", "roles"]
 RuntimeName = Literal["auto", "pyxis", "enroot", "bubblewrap", "bare"]
 
@@ -59,6 +76,14 @@ def _short(value: str) -> str:
 
 
 Arg = Annotated[Text, AfterValidator(_short)]
+
+
+def interfaces(env: dict[str, str]) -> dict[str, str]:
+    """An environment whose interfaces Gloo can find; ValueError otherwise."""
+    named = env.get("GLOO_SOCKET_IFNAME", "")
+    if named.startswith(("^", "=")):
+        raise ValueError(f"GLOO_SOCKET_IFNAME = {named!r}: Gloo takes names of interfaces; ^ and = are NCCL's alone")
+    return env
 
 
 class ImageChoice(Model):
@@ -147,6 +172,9 @@ class ContainerOptions(Model):
 class Job(Model):
     """One job file."""
 
+    extends: str | tuple[str, ...] | None = Field(
+        default=None, description="Job files that this one builds on, relative to it; its own keys win over theirs."
+    )
     name: Name = Field(description="Slurm's job name, and the start of the run's id.")
     launcher: Name = Field(description="How ranks start: a folder of launchers/.")
     image: Annotated[str, AfterValidator(_image)] | ImageChoice | None = Field(
@@ -164,6 +192,10 @@ class Job(Model):
     rendezvous: Literal["static", "c10d"] = Field(
         default="static",
         description="How torchrun's nodes meet: by Slurm's node ranks, or by torch's own store, in any order.",
+    )
+    rank_args: dict[RankOption, RankVariable] = Field(
+        default_factory=dict,
+        description="Options of the job's program that get a variable of the rank, such as { --local_rank = 'LOCAL_RANK' }.",
     )
     python: Arg = Field(default="python3", description="Interpreter inside the container.")
     env: dict[EnvName, Arg] = Field(default_factory=dict, description="Environment of every rank.")
@@ -218,6 +250,13 @@ class Job(Model):
         """The image's table when it is to be copied to the nodes."""
         return self.image if isinstance(self.image, ImageChoice) and self.image.stage == "node" else None
 
+    @field_validator("extends")
+    @classmethod
+    def _read_before(cls, value: object) -> None:
+        """The files are read, and the key is gone, before there is a job: here it comes from somewhere else."""
+        if value is not None:
+            raise ValueError("stands in a job file alone: no other place can build on one")
+
     @field_validator("env")
     @classmethod
     def _not_ours(cls, env: dict[str, str]) -> dict[str, str]:
@@ -228,7 +267,7 @@ class Job(Model):
                 raise ValueError(
                     f"{name} is read by bash before the worker script can pass it on; set it in the program itself"
                 )
-        return env
+        return interfaces(env)
 
     @model_validator(mode="after")
     def _distinct_targets(self) -> Job:

@@ -40,7 +40,10 @@ def run_rank(folder: Path, args: list[str], env: dict[str, str]) -> tuple[list[s
         PlanFile(name="rank.sh", text=plain("rank.sh"), mode=0o755),
         PlanFile(
             name="program.sh",
-            text=render("program.sh", {"program": program, "program_env": [f"{k}={v}" for k, v in env.items()]}),
+            text=render(
+                "program.sh",
+                {"program": program, "program_env": [f"{k}={v}" for k, v in env.items()], "rank_args": []},
+            ),
         ),
         *(PlanFile(name=f"lib/{n}", text=plain(f"lib/{n}")) for n in ("log.sh", "failures.sh", "fill.sh")),
     ]

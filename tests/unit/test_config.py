@@ -84,12 +84,53 @@ def test_all_faults_of_a_file_at_once(tmp_path: Path) -> None:
     assert "did you mean 'nodes'?" in found["resources.nodez"]
 
 
+def test_a_job_builds_on_other_files(tmp_path: Path) -> None:
+    """Its own keys win over theirs, those of a later file over those of an earlier one; paths start from the job's own folder."""
+    write_job(
+        tmp_path / "base", JOB + 'script = "train.py"\nargs = ["--x"]\n[resources]\nnodes = 2\ngpus_per_node = 4\n'
+    )
+    (tmp_path / "long.toml").write_text('extends = "base/job.toml"\n[resources]\nnodes = 3\ntime = "10:00:00"\n')
+    (tmp_path / "quiet.toml").write_text("[monitor]\nenabled = false\n")
+    job = write_job(tmp_path / "own", 'extends = ["../long.toml", "../quiet.toml"]\nname = "mine"\nargs = []\n')
+    resolved = config.load_job(job, cluster="local", overrides=["resources.nodes=4"])
+    made = resolved.job
+    assert (made.name, made.launcher, made.args) == ("mine", "ddp", ())
+    assert (made.resources.nodes, made.resources.gpus_per_node, made.resources.time) == (4, 4, "10:00:00")
+    assert not made.monitor.enabled
+    assert resolved.job_dir == tmp_path / "own"
+    assert made.extends is None, "the run's own job.toml stands by itself"
+
+
+@pytest.mark.parametrize(
+    ("extends", "said"),
+    [
+        ('"nowhere.toml"', "nowhere.toml: no such file"),
+        ('"job.toml"', "extends: got 'job.toml'; allowed: a file that does not build on this one itself"),
+        ('"circle.toml"', "circle.toml: extends: got 'job.toml'; allowed: a file that does not build on"),
+        ("3", "extends: got 3; allowed: the path of a job file"),
+        ('"typo.toml"', "typo.toml: resources.nodez: got an unknown key"),
+    ],
+)
+def test_files_that_cannot_be_built_on(tmp_path: Path, extends: str, said: str) -> None:
+    (tmp_path / "circle.toml").write_text('extends = "job.toml"\n')
+    (tmp_path / "typo.toml").write_text("[resources]\nnodez = 2\n")
+    with pytest.raises(ConfigError) as caught:
+        config.load_job(write_job(tmp_path, f"extends = {extends}\n" + JOB), cluster="local")
+    assert said in str(caught.value)
+
+
+def test_only_a_job_file_builds_on_others(tmp_path: Path) -> None:
+    found = faults_of(write_job(tmp_path, JOB), overrides=("extends=job.toml",))
+    assert "stands in a job file alone" in found["extends"]
+
+
 def test_a_fault_names_the_file_that_holds_it(tmp_path: Path) -> None:
     job = write_job(tmp_path, JOB)
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "mine.toml").write_text("[node]\ncpus = 4\n[defaults.resources]\ntimee = '1'\n")
-    lines = list(faults_of(job, cluster="mine", overrides=("resources.nodes=0",)).values())
-    assert any(text.startswith("--set: resources.nodes") for text in lines)
+    lines = list(faults_of(job, cluster="mine", overrides=("resources.nodes=0", "resources.gpu_per_node=1")).values())
+    assert any(text.startswith("--set: resources.nodes: ") for text in lines)
+    assert any("--set: resources.gpu_per_node: got an unknown key" in text for text in lines)
     assert any("mine.toml [defaults]: resources.timee" in text and "did you mean 'time'?" in text for text in lines)
 
 
@@ -129,6 +170,9 @@ def test_typo_in_any_file(tmp_path: Path, file: str, text: str, key: str, near: 
         ("env.RANK", "0", "set by the kit"),
         ("env.SLURM_NTASKS", "0", "set by the kit"),
         ("env.BASH_ENV", "x", "read by bash"),
+        ("env.GLOO_SOCKET_IFNAME", "^docker0", "^ and = are NCCL's alone"),
+        ("rank_args.--rank", "RNK", "did you mean 'RANK'?"),
+        ("rank_args.rank", "RANK", "text of the form"),
         ("slurm.extra", ["--container-image=x"], "cannot stand here"),
         ("slurm.extra", ["--nice 3"], "is not of the form"),
     ],

@@ -162,6 +162,7 @@ def test_a_role_has_its_own_program_arguments_and_environment(tmp_path: Path) ->
         ('[roles.one]\ncommand = ["x"]\nscript = "y.py"\n', r"script and command"),
         ('[roles.one]\ncommand = ["x"]\nimage = "absent"\n', r"absent"),
         ('[roles.one]\ncomand = ["x"]\n', r"command"),
+        ('[rank_args]\n--rank = "RANK"\n[roles.one]\ncommand = ["x"]\n', r"rank_args: got .*each role says its own"),
     ],
 )
 def test_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -769,6 +769,8 @@ seed = 7
 setup = []
 debug = false
 
+[rank_args]
+
 [env]
 TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
 
