@@ -21,8 +21,11 @@ from torch.optim import AdamW, Optimizer
 STACKED = {"qkv.weight": 3, "gate_up.weight": 2}
 
 
-def optimizers(net: nn.Module, kind: str, *, lr: float, weight_decay: float) -> list[Optimizer]:
-    """The inner optimizers of a GPT: AdamW for all of it, or Muon for the blocks' matrices and AdamW for the rest."""
+def optimizers(net: nn.Module, kind: str, *, lr: float, weight_decay: float, beta2: float = 0.95) -> list[Optimizer]:
+    """The inner optimizers of a GPT: AdamW for all of it, or Muon for the blocks' matrices and AdamW for the rest.
+
+    beta2: how long AdamW remembers squared gradients, 1 / (1 - beta2) steps.
+    """
     taken: dict[int, list[nn.Parameter]] = {}
     rest = []
     for name, parameter in net.named_parameters():
@@ -31,7 +34,7 @@ def optimizers(net: nn.Module, kind: str, *, lr: float, weight_decay: float) -> 
             taken.setdefault(parts, []).append(parameter)
         else:
             rest.append(parameter)
-    made: list[Optimizer] = [AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=weight_decay)]
+    made: list[Optimizer] = [AdamW(rest, lr=lr, betas=(0.9, beta2), weight_decay=weight_decay)]
     if taken:
         groups = [{"params": parameters, "parts": parts} for parts, parameters in taken.items()]
         made.append(Muon(groups, lr=lr, weight_decay=weight_decay))

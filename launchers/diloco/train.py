@@ -38,6 +38,7 @@ parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
 parser.add_argument("--inside", choices=("ddp", "fsdp"), default="ddp", help="how the ranks of a group share the work")
 outer_options = parser.add_argument_group("between the groups")
 outer_options.add_argument("--inner", choices=("adamw", "muon"), default="adamw", help="inner optimizer")
+outer_options.add_argument("--beta2", type=float, default=0.95, help="of AdamW; nearer 1 for groups of small batches")
 outer_options.add_argument("--sync-every", type=int, default=30, metavar="H", help="inner steps between averages")
 outer_options.add_argument("--fragments", type=int, default=1, help="parts of the model, averaged in turn")
 outer_options.add_argument("--overlap", type=int, default=0, help="inner steps that an average may take, computing on")
@@ -130,7 +131,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     else:
         device_ids = [here.device.index] if here.device.type == "cuda" else None
         forward = DistributedDataParallel(torch.compile(net) if args.compile else net, device_ids=device_ids)
-    inner = muon.optimizers(net, args.inner, lr=args.lr, weight_decay=args.weight_decay)
+    inner = muon.optimizers(net, args.inner, lr=args.lr, weight_decay=args.weight_decay, beta2=args.beta2)
     factor = options.cosine(args.warmup, args.steps)
 
     # ---- the other groups ----

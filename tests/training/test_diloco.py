@@ -241,7 +241,7 @@ def test_without_faults_it_is_plain_diloco_bit_for_bit(job: Job, plain: str) -> 
 
 
 VARIANTS = {
-    "muon": (1, ("--inner", "muon")),
+    "muon": (1, ("--inner", "muon", "--beta2", 0.99)),
     "fragments": (1, ("--fragments", 2, "--sync-every", 10)),
     "overlap": (1, ("--fragments", 2, "--sync-every", 10, "--overlap", 2)),
     "int8": (1, ("--bits", 8)),

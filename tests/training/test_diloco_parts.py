@@ -66,7 +66,8 @@ def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else() -> None:
 
     net = model.GPT(model.Shape(layers=2, heads=2, dim=32, context=16))
     names = {parameter: name for name, parameter in net.named_parameters()}
-    adamw, taken = muon.optimizers(net, "muon", lr=1e-3, weight_decay=0.1)
+    adamw, taken = muon.optimizers(net, "muon", lr=1e-3, weight_decay=0.1, beta2=0.99)
+    assert adamw.defaults["betas"] == (0.9, 0.99)
     parts = {names[p].split(".", 2)[-1]: group["parts"] for group in taken.param_groups for p in group["params"]}
     assert parts == {"qkv.weight": 3, "attention_out.weight": 1, "gate_up.weight": 2, "down.weight": 1}
     rest = {names[p] for group in adamw.param_groups for p in group["params"]}
