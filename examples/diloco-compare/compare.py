@@ -4,17 +4,20 @@
     python examples/diloco-compare/compare.py --rates none 1gbit 100mbit -o docs/diloco
 
 The programs are the points of job.toml beside this file. Bytes are those that left the nodes' interfaces while the job
-ran; a step's time is that from the first record of a run to its last, so that starting is not in it.
+ran; a step's time is that from the first record of a run to its last, so that starting is not in it. What was measured
+stands in PATH.jsonl: called again, it goes on there, and only what job.toml says otherwise by now runs again.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import statistics
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,10 +34,11 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One run. sent: bytes over the links. step_s: seconds of an inner step."""
+    """One run. job: digest of its settings. sent: bytes over the links. step_s: seconds of an inner step."""
 
     program: str
     rate: str
+    job: str
     seed: int
     steps: int
     test_loss: float
@@ -52,13 +56,15 @@ def main(arguments: Sequence[str]) -> int:
         "--limited-steps", type=int, default=120, help="of runs on a limited link, which say a step's time"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[2])
-    parser.add_argument("-o", "--output", type=Path, default=Path("diloco-compare"), help="PATH.md and PATH.svg")
+    parser.add_argument("-o", "--output", type=Path, default=Path("diloco-compare"), help="PATH.jsonl, .md, .svg")
     asked = parser.parse_args(arguments)
     cluster = embedded.find(asked.cluster)
     if cluster is None or not cluster.isolated:
         raise SlurmError(f"no cluster {asked.cluster!r} whose nodes have links", hint="as root: kit cluster up")
     written = tomllib.loads((HERE / "job.toml").read_text(encoding="utf-8"))
     points: dict[str, Any] = written.pop("sweep")["points"]
+    log = asked.output.with_suffix(".jsonl")
+    known = [Measured(**json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
     found = []
     try:
         for rate in asked.rates:
@@ -66,8 +72,10 @@ def main(arguments: Sequence[str]) -> int:
             steps, seeds = (asked.steps, asked.seeds) if rate == "none" else (asked.limited_steps, asked.seeds[:1])
             for seed in seeds:
                 for name, keys in points.items():
-                    found.append(measure(cluster, name, job_of(written, keys, seed, steps), rate))
-                    print(found[-1], file=sys.stderr, flush=True)
+                    job = job_of(written, keys, seed, steps)
+                    like = (name, rate, digest(job))
+                    one = next((one for one in known if (one.program, one.rate, one.job) == like), None)
+                    found.append(one or measured(cluster, name, job, rate, log))
     finally:
         links.limit(cluster, None)
     text = table(found)
@@ -85,8 +93,13 @@ def job_of(written: Mapping[str, Any], keys: Mapping[str, Any], seed: int, steps
     return Job.model_validate(merge(written, {**rest, "args": args, "seed": seed}))
 
 
-def measure(cluster: embedded.Cluster, name: str, job: Job, rate: str) -> Measured:
-    """Run a job to its end."""
+def digest(job: Job) -> str:
+    """What tells its settings from others."""
+    return hashlib.sha256(job.model_dump_json().encode()).hexdigest()[:12]
+
+
+def measured(cluster: embedded.Cluster, name: str, job: Job, rate: str, log: Path) -> Measured:
+    """Run a job to its end, and keep what was measured in the log."""
     before = links.sent(cluster)
     run = submit(job, cluster=cluster.name, folder=HERE)
     status = run.wait()
@@ -94,15 +107,20 @@ def measure(cluster: embedded.Cluster, name: str, job: Job, rate: str) -> Measur
         raise RunError(f"{name}: {status.state}", hint=f"kit logs {run.folder.name}")
     final = run.metrics()
     steps = int(final["step"])
-    return Measured(
+    one = Measured(
         program=name,
         rate=rate,
+        job=digest(job),
         seed=job.seed or 0,
         steps=steps,
         test_loss=final["test_loss"],
         sent=links.sent(cluster) - before,
         step_s=seconds_of_a_step(run),
     )
+    with log.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(asdict(one)) + "\n")
+    print(one, file=sys.stderr, flush=True)
+    return one
 
 
 def seconds_of_a_step(run: Run) -> float:
