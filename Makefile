@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow faults soak lint type golden schema lock bench submit clean
+.PHONY: help setup demo test slow faults soak soak-diloco lint type golden schema lock bench submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -11,7 +11,7 @@ ARGS ?=
 N ?= 50
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## system packages, .venv, a Docker Engine; says what it installs
 	@scripts/setup.sh
@@ -31,6 +31,10 @@ faults: ## the whole fault matrix: every fault in every start shape and containe
 soak: ## N runs with random faults (SEED=… repeats them); prints leaks and wrong codes
 	@scripts/setup.sh --with-tests
 	@$(PY) -m tests.soak --runs $(N) $(if $(SEED),--seed $(SEED))
+
+soak-diloco: ## N faults over one job of replica groups (SEED=… repeats them); prints what did not hold
+	@scripts/setup.sh --with-tests
+	@$(PY) -m tests.soak_diloco --faults $(N) $(if $(SEED),--seed $(SEED))
 
 slow: setup ## the tests that take more than a minute each: rebuilds from nothing, stubborn registries, every launcher cancelled
 	@$(PY) -m pytest -m slow $(ARGS)
