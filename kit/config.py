@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kit import resources
-from kit.errors import ConfigError, Fault
+from kit.errors import ConfigError, Fault, did_you_mean
 from kit.faults import config_error, dotted
 from kit.spec.cluster import Cluster, QosRow
 from kit.spec.job import Job
@@ -135,10 +135,11 @@ class Sources:
         """Lowest first, each with the name that a fault in it gets."""
         file, cluster_file = self._files
         above = merge(self.set_here, point)
+        asked_by = label if "qos" in point else COMMAND_LINE if "qos" in self.set_here else file
         return [
             (load_model(entry.path, Launcher).defaults, f"{self._shown(entry.path)} [defaults]"),
             (self.place.defaults, f"{cluster_file} [defaults]"),
-            (_qos_layer(self.place, self.written, above, file), f"{cluster_file} [qos]"),
+            (_qos_layer(self.place, self.written, above, asked_by), f"{cluster_file} [qos]"),
             *self.files,
             (self.set_here, COMMAND_LINE),
             *([(point, label)] if point else []),
@@ -350,16 +351,15 @@ def _holds(layer: Any, keys: Sequence[str]) -> bool:
     return True
 
 
-def _qos_layer(cluster: Cluster, written: Table, set_here: Table, file: str) -> Table:
-    """The job keys that the chosen row of the QOS table fills in."""
-    name = set_here.get("qos", written.get("qos", cluster.defaults.get("qos", cluster.default_qos)))
+def _qos_layer(cluster: Cluster, written: Table, above: Table, asked_by: str) -> Table:
+    """The job keys that the chosen row of the QOS table fills in. asked_by: where a fault in its name is said to stand."""
+    name = above.get("qos", written.get("qos", cluster.defaults.get("qos", cluster.default_qos)))
     if name is None:
         return {}
-    if name not in cluster.qos:
+    if not isinstance(name, str) or name not in cluster.qos:
         known = ", ".join(cluster.qos) or "none: the cluster has no QOS table"
-        raise ConfigError.of(
-            Fault(file=COMMAND_LINE if "qos" in set_here else file, key="qos", got=repr(name), allowed=known)
-        )
+        hint = did_you_mean(str(name), cluster.qos)
+        raise ConfigError.of(Fault(file=asked_by, key="qos", got=repr(name), allowed=known, hint=hint))
     row: QosRow = cluster.qos[name]
     slurm = {"account": row.account, "partition": row.partition, "qos": None if row.qos is False else row.qos or name}
     resources_ = {"memory": row.memory, "cpus_per_node": row.cpus_per_node, "time": row.time}

@@ -146,11 +146,17 @@ def _broken_rules(resolved: Resolved, *, gpus: int, cpus: int) -> list[_Rule]:
         ("memory", "resources.memory", asked.memory, row.memory, lambda text: kilobytes(text) or all_memory),
         ("time", "resources.time", asked.time, row.time, lambda text: minutes(text) or inf),
     ]
-    return [
+    broken = [
         _Rule(name=name, key=key, got=got, limit=limit)
         for name, key, got, limit, measure in rules
         if got is not None and limit is not None and measure(got) > measure(limit)
     ]
+    # sbatch(1), --exclusive: the job is given all CPUs of its nodes, whatever it asks for.
+    whole, most = resolved.cluster.node.cpus, row.cpus_per_node
+    if resolved.job.slurm.exclusive and most is not None and whole > most:
+        got = f"true, which is all {whole} CPUs of a node"
+        broken.append(_Rule(name="cpus_per_node", key="slurm.exclusive", got=got, limit=most))
+    return broken
 
 
 def minutes(limit: str) -> float:

@@ -156,6 +156,7 @@ time = "01:00:00"
         ("max_nodes", "retry.spares=3", "resources.nodes"),
         ("max_gpus_per_node", "resources.gpus_per_node=3", "resources.gpus_per_node"),
         ("cpus_per_node", "resources.cpus_per_node=17", "resources.cpus_per_node"),
+        ("cpus_per_node", "slurm.exclusive=true", "slurm.exclusive"),
         ("memory", "resources.memory=129G", "resources.memory"),
         ("memory", "resources.memory=0", "resources.memory"),
         ("time", "resources.time=01:00:01", "resources.time"),
@@ -172,6 +173,19 @@ def test_each_rule_of_a_qos_row_is_named_when_it_is_broken(tmp_path: Path, rule:
     (fault,) = caught.value.faults
     assert fault.key == key
     assert fault.allowed.endswith(f"under QOS 'tight': its rule {rule}")
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [("qos=tigth", "did you mean 'tight'?"), ("qos=['tight']", "did you mean 'tight'?"), ("qos=1", "")],
+)
+def test_a_qos_row_that_is_not_there(tmp_path: Path, override: str, hint: str) -> None:
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "tight.toml").write_text(RULES)
+    with pytest.raises(ConfigError) as caught:
+        plan_of(write_job(tmp_path, JOB), cluster="tight", overrides=(override,))
+    (fault,) = caught.value.faults
+    assert (fault.file, fault.key, fault.allowed, fault.hint) == ("--set", "qos", "tight", hint)
 
 
 @pytest.mark.parametrize(

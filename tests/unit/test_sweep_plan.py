@@ -27,7 +27,7 @@ def _cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "here.toml").write_text(
         'default_qos = "normal"\n[node]\ncpus = 8\ngpus = 4\nmemory = "64G"\n[container]\nruntime = "bubblewrap"\n'
-        '[qos.normal]\npartition = "gpu"\n[qos.small]\nmax_array = 3\n'
+        '[qos.normal]\npartition = "gpu"\n[qos.small]\nmax_array = 3\nmax_nodes = 2\n'
     )
 
 
@@ -105,6 +105,18 @@ def test_faults_of_all_points_at_once_with_their_numbers(tmp_path: Path) -> None
         "what fits no node is found in the same reading"
     )
     assert len(found) == 3
+
+
+def test_a_point_that_breaks_a_rule_of_its_qos_row_is_named_with_the_rule(tmp_path: Path) -> None:
+    table = '[sweep.grid]\nresources.nodes = [1, 4]\nqos = ["normal", "small", "smal"]\n'
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path, table)
+    known, rule = sorted(caught.value.faults, key=lambda fault: fault.key)
+    assert (known.key, known.allowed, known.hint) == ("qos", "normal, small", "did you mean 'small'?")
+    assert known.file.endswith("[sweep]: points 2,5")
+    assert (rule.key, rule.got) == ("resources.nodes", "4")
+    assert rule.allowed == "at most 2 under QOS 'small': its rule max_nodes"
+    assert rule.file.endswith(": point 4 (nodes=4 qos=small)")
 
 
 def test_one_bad_point_is_named(tmp_path: Path) -> None:
