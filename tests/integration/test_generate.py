@@ -62,3 +62,28 @@ def test_one_file_trains_under_sbatch_again_and_again(titan: Lab) -> None:
         assert "world size 4" in lab.kit("logs", run.name).stdout
         assert lab.settled(run) == []
     assert not list(Path(lab.project / "runs").glob(".unpack*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "groups", "ranks"),
+    [(["--num-ft-replicas-per-node", "2"], 4, 1), (["--nodes-per-replica", "2"], 1, 4)],
+    ids=["in-nodes", "over-nodes"],
+)
+def test_replica_groups_under_sbatch(titan: Lab, options: list[str], groups: int, ranks: int) -> None:
+    """Each group is a process group of its own, knows its number, and reaches the one lighthouse."""
+    lab = titan
+    argv = ["generate", "--config-file", "llama.toml", "--nodes", "2", "--gpus-per-node", "2", *options]
+    argv += ["--output-file", "groups.sh", "--cluster", lab.cluster.name, "--set", "image=frameworks-cpu"]
+    lab.kit(*argv, "--set", "container.runtime=bubblewrap")
+    number = lab.slurm("sbatch", "--parsable", str(lab.project / "groups.sh"))
+    run = lab.project / "runs" / f"llama-{number}"
+    lab.wait(run.exists, run)
+    lab.wait(lambda: lab.status(run)["state"] in {"COMPLETED", "FAILED"}, run)
+    assert lab.status(run)["exit_code"] == 0, (lab.project / f"slurm-{number}.out").read_text()
+    for group in range(groups):
+        found = json.loads((run / f"found{group}.json").read_text())
+        assert (found["world"], found["lighthouse"]) == (ranks, 200)
+        told = {f"--fault_tolerance.replica_id={group}", f"--fault_tolerance.group_size={groups}"}
+        assert told <= set(found["words"])
+    assert lab.settled(run) == []
