@@ -21,7 +21,7 @@ class Git(Model):
     """The commit of the job's folder. dirty: whether tracked files differed from it."""
 
     commit: str
-    branch: str
+    branch: str = Field(description="Its branch; '(detached)' where none is checked out.")
     dirty: bool
 
 
@@ -143,14 +143,24 @@ def of_plan(plan: Plan, where_from: Origin) -> Manifest:
 
 def git_state(folder: Path) -> Git | None:
     """The git commit that `folder` is at; None outside a repository, before its first commit, or without git."""
+    # One call for all of it; format: git-status(1), "Porcelain Format Version 2".
+    argv = [
+        "git",
+        "-C",
+        str(folder),
+        "--no-optional-locks",
+        "status",
+        "--porcelain=v2",
+        "--branch",
+        "--untracked-files=no",
+    ]
     try:
-        commit = shell.run(["git", "-C", str(folder), "rev-parse", "HEAD"], check=False, timeout=10)
-        if commit.returncode != 0:
-            return None
-        branch = shell.run(["git", "-C", str(folder), "rev-parse", "--abbrev-ref", "HEAD"], timeout=10).stdout
-        changed = shell.run(
-            ["git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"], timeout=30
-        ).stdout
+        done = shell.run(argv, check=False, timeout=30)
     except ToolError:
         return None
-    return Git(commit=commit.stdout, branch=branch, dirty=bool(changed))
+    lines = done.stdout.splitlines()
+    headers = dict(line.removeprefix("# branch.").split(" ", 1) for line in lines if line.startswith("# branch."))
+    if done.returncode != 0 or headers["oid"] == "(initial)":
+        return None
+    changed = any(not line.startswith("#") for line in lines)
+    return Git(commit=headers["oid"], branch=headers["head"], dirty=changed)
