@@ -31,6 +31,8 @@ JobId = int | str
 
 # What `sbatch --test-only` says when a job asks for more nodes than there are.
 _NO_NODES = "Requested node configuration is not available"
+# What Slurm's commands say when no controller answers, or none is configured.
+_NO_CONTROLLER = ("Unable to contact slurm controller", "Could not establish a configuration source")
 _IN_SERVICE = frozenset({"idle", "allocated", "mixed", "completing", "planned", "reserved"})
 _WHERE = "this is to be run where Slurm's commands are: a login node, or after 'make setup'"
 
@@ -152,6 +154,8 @@ def has_pyxis(*, env: Mapping[str, str]) -> bool:
 
 
 def _refused(said: str) -> SlurmError:
+    if any(words in said for words in _NO_CONTROLLER):
+        return SlurmError(f"Slurm's controller cannot be reached: {said.splitlines()[-1]}", hint=_WHERE)
     lines = "\n".join(f"  {line}" for line in said.splitlines()[-5:])
     return SlurmError(
         f"sbatch refused the job:\n{lines}", hint="nothing was submitted; 'kit render' shows the header it was given"

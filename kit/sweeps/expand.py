@@ -63,9 +63,9 @@ def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) 
     for name, raw in _settings(sweep):
         try:
             values, wanted = _settle(raw, sweep.when, base, tables)
-        except _NoValue as problem:
-            fault = problem.fault(file)
-            faults[fault.key, fault.got, fault.allowed] = fault
+        except _NoValues as problem:
+            for fault in problem.faults(file):
+                faults[fault.key, fault.got, fault.allowed] = fault
             continue
         if not wanted:
             refused += 1
@@ -119,13 +119,18 @@ def _draw(how: Distribution, stream: random.Random) -> Value:
     return round(drawn) if how.integer else float(f"{drawn:.6g}")
 
 
-class _NoValue(Exception):  # noqa: N818 - internal: carries one fault to the loop that gathers them
-    def __init__(self, key: str, text: str, why: ExpressionError) -> None:
-        super().__init__(key)
-        self.key, self.text, self.why = key, text, why
+class _NoValues(Exception):  # noqa: N818 - internal: carries a point's faults to the loop that gathers them
+    """Expressions without a value: the key of each, its text, the reason."""
 
-    def fault(self, file: str) -> Fault:
-        return Fault(file=file, key=self.key, got=repr(self.text), allowed=f"an expression with a value: {self.why}")
+    def __init__(self, found: list[tuple[str, str, ExpressionError]]) -> None:
+        super().__init__(found)
+        self._found = found
+
+    def faults(self, file: str) -> list[Fault]:
+        return [
+            Fault(file=file, key=key, got=repr(text), allowed=f"an expression with a value: {why}")
+            for key, text, why in self._found
+        ]
 
 
 def _settle(
@@ -134,16 +139,19 @@ def _settle(
     """The values of one point, all expressions evaluated, and whether it meets the conditions."""
     scope = Scope(raw, base, tables)
     values: dict[str, Value] = {}
+    without: list[tuple[str, str, ExpressionError]] = []
     for key, value in raw.items():
         try:
             values[key] = checked(scope.value(key))
         except ExpressionError as error:
-            raise _NoValue(f"sweep: {key}", str(value), error) from None
+            without.append((f"sweep: {key}", str(value), error))
+    wanted = True
     for number, condition in enumerate(when):
         try:
-            met = evaluate(condition, scope.name, scope.lookup)
+            # A condition may lean on those before it, such as one that keeps a divisor from being 0.
+            wanted = wanted and bool(evaluate(condition, scope.name, scope.lookup))
         except ExpressionError as error:
-            raise _NoValue(f"sweep.when[{number}]", condition, error) from None
-        if not met:
-            return values, False
-    return values, True
+            without.append((f"sweep.when[{number}]", condition, error))
+    if without:
+        raise _NoValues(without)
+    return values, wanted

@@ -59,6 +59,10 @@ def evaluate(text: str, names: Lookup, lookup: Lookup) -> Any:
         return _plain(evaluator.eval(text.strip()))
     except ExpressionError:
         raise
+    except simpleeval.FunctionNotDefined as error:
+        known = [*_FUNCTIONS, "lookup"]
+        said = f"{error.func_name!r} is no function here; known: {', '.join(known)}"
+        raise ExpressionError("; ".join(filter(None, [said, did_you_mean(error.func_name, known)]))) from None
     except SyntaxError as error:
         raise ExpressionError(f"no expression: {error.msg}") from None
     except simpleeval.InvalidExpression as error:
@@ -69,7 +73,8 @@ def evaluate(text: str, names: Lookup, lookup: Lookup) -> Any:
 
 def checked(value: Any) -> Value:
     """A result as a value of a sweep; ExpressionError for what a job file could not hold."""
-    if isinstance(value, float) and not math.isfinite(value):
+    numbers = [one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, float)]
+    if not all(map(math.isfinite, numbers)):
         raise ExpressionError(f"its value is {value}")
     if isinstance(value, bool | int | float | str):
         return value

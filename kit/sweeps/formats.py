@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,9 +23,10 @@ def write(results: Results, path: Path) -> None:
 
 
 def as_json(results: Results) -> str:
-    """The rows, and what they are sorted by."""
-    facts = {"sweep": results.sweep_id, "metric": results.metric, "goal": results.goal, "points": results.as_tables()}
-    return json.dumps(facts, indent=2)
+    """The rows, and what they are sorted by. JSON has no NaN and no infinity: a diverged metric is null."""
+    rows = [{name: _finite(value) for name, value in row.items()} for row in results.as_tables()]
+    facts = {"sweep": results.sweep_id, "metric": results.metric, "goal": results.goal, "points": rows}
+    return json.dumps(facts, indent=2, allow_nan=False)
 
 
 def as_csv(results: Results) -> str:
@@ -35,6 +37,10 @@ def as_csv(results: Results) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write_parquet(results: Results, path: Path) -> None:

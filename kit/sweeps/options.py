@@ -47,6 +47,11 @@ def read_option(args: Sequence[str], name: str) -> Scalar | None:
     return found
 
 
+def option_names(args: Sequence[str]) -> list[str]:
+    """What expressions call the options in `args`: `args.batch_size` for `--batch-size`."""
+    return [identifier(f"args.{word.partition('=')[0]}") for word in args if not _is_value(word)]
+
+
 def text(value: Scalar) -> str:
     """A value as a program reads it: floats by the shortest text that gives the same number back."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)

@@ -49,9 +49,11 @@ class Results:
 
     @property
     def best(self) -> Row | None:
-        """The point with the best metric; None when no point has it."""
+        """The point with the best metric; None when no point has it, or all have diverged."""
         first = self.rows[0] if self.rows else None
-        return first if first and self.metric in first.metrics else None
+        if first is None or self.metric is None:
+            return None
+        return None if math.isnan(first.metrics.get(self.metric, math.nan)) else first
 
     def key(self, name: str) -> str:
         """The swept key that a person calls `name`: the key itself or its short name. ConfigError when there is none."""

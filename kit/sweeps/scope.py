@@ -8,7 +8,7 @@ from typing import Any
 from kit.spec.sweep import Value
 from kit.sweeps.expressions import ExpressionError, UnknownName, evaluate
 from kit.sweeps.names import identifier, short_names
-from kit.sweeps.options import read_option
+from kit.sweeps.options import option_names, read_option
 from kit.sweeps.tables import Tables
 
 _LOOKUP = "lookup:"
@@ -49,7 +49,7 @@ class Scope:
         found: Any = self._base
         for part in name.split("."):
             if not isinstance(found, Mapping) or part not in found:
-                raise UnknownName(name, sorted(self._keys))
+                raise self._unknown(name)
             found = found[part]
         return found
 
@@ -62,8 +62,12 @@ class Scope:
             return {}
         found = read_option(self._base.get("args", []), option)
         if found is None:
-            raise UnknownName(name, sorted(self._keys))
+            raise self._unknown(name)
         return found
+
+    def _unknown(self, name: str) -> UnknownName:
+        """What a person may have meant: a name of the point, or an option of the job."""
+        return UnknownName(name, sorted({*self._keys, *option_names(self._base.get("args", []))}))
 
     def _evaluated(self, value: Value) -> Any:
         if isinstance(value, str) and value.startswith("="):

@@ -177,7 +177,7 @@ def test_each_rule_of_a_qos_row_is_named_when_it_is_broken(tmp_path: Path, rule:
 
 @pytest.mark.parametrize(
     ("override", "hint"),
-    [("qos=tigth", "did you mean 'tight'?"), ("qos=['tight']", "did you mean 'tight'?"), ("qos=1", "")],
+    [("qos=tght", "did you mean 'tight'?"), ("qos=['tight']", "did you mean 'tight'?"), ("qos=1", "")],
 )
 def test_a_qos_row_that_is_not_there(tmp_path: Path, override: str, hint: str) -> None:
     (tmp_path / "clusters").mkdir()

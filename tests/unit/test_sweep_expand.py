@@ -89,14 +89,17 @@ def test_expressions(expression: str, value: object) -> None:
     ("expression", "reason"),
     [
         ("= lrr", "did you mean 'lr'?"),
+        ("= epoch", "did you mean 'args.epochs'?"),
         ("= 1 / 0", "division by zero"),
         ("= 1 +", "no expression"),
         ("= x", "need each other: args.--x -> args.--x"),
         ("= y", "need each other"),
-        ("= open('/etc/passwd')", "Function 'open' not defined"),
+        ("= open('/etc/passwd')", "'open' is no function here; known: abs,"),
+        ("= sqr(4)", "did you mean 'sqrt'?"),
         ("= lr.__class__", "__class__"),
         ("= resources", "a table of the job"),
         ("= 1e308 * 10", "inf"),
+        ("= [1.0, 1e308 * 10]", "inf"),
         ("lookup:stepz", "no table 'stepz'"),
     ],
 )
@@ -106,6 +109,14 @@ def test_an_expression_without_a_value_is_a_fault(expression: str, reason: str) 
     faults = [fault for fault in caught.value.faults if fault.key.endswith("args.--x")]
     assert len(faults) == 1, "said once, not once a point"
     assert reason in faults[0].allowed
+
+
+def test_all_expressions_without_a_value_are_said_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        expanded(
+            'when = ["lr <", "lr > 0"]\nset.args.--x = "= lrr"\nset.args.--y = "= 1 / 0"\ngrid.args.--lr = [1, 2]\n'
+        )
+    assert [fault.key for fault in caught.value.faults] == ["sweep: args.--x", "sweep: args.--y", "sweep.when[0]"]
 
 
 def test_a_short_name_that_two_keys_share_needs_its_long_form() -> None:

@@ -94,6 +94,13 @@ def test_the_best_first_then_diverged_then_without_metric(folder: Path) -> None:
     assert [row.index for row in gathered(folder, reduce="min").rows] == [0, 1, 2, 3], "0.2 was reached on the way"
 
 
+def test_a_metric_that_diverged_is_null_in_json_and_never_the_best(folder: Path, tmp_path: Path) -> None:
+    found = json.loads(formats.as_json(gathered(folder)), parse_constant=lambda word: f"{word} is no JSON")
+    assert [row["loss"] for row in found["points"]] == [0.3, 0.5, None, None]
+    diverged = write_sweep(tmp_path / "other", [({"seed": 1}, [{"loss": float("nan")}], 0)])
+    assert gathered(diverged).best is None
+
+
 def test_an_unknown_metric_names_the_known(folder: Path) -> None:
     with pytest.raises(RunError) as caught:
         gathered(folder, metric="los")
