@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from kit.plan import Plan
     from kit.runs.submit import Prepared
 
+# More roles than these are not named one by one after a submit.
+_ROLES_NAMED = 8
+
 JobFile = Annotated[
     Path, typer.Argument(metavar="[JOB]", help="Job file, or the folder that holds job.toml.", show_default="job.toml")
 ]
@@ -96,7 +99,9 @@ def submit(
     print(made.model_dump_json(indent=2) if as_json else run_dir)
     if follow:
         runs.follow_run(run_dir)
-    elif wait:
+        return
+    print(*following(ready.plan), sep="\n", file=sys.stderr)
+    if wait:
         runs.wait_run(run_dir)
 
 
@@ -153,6 +158,13 @@ def _render(made: Plan, output: Path | None) -> None:
             print(f"# ==> {name} <==")
             print(texts[name])
     print(f"# {' '.join(made.argv)}")
+
+
+def following(made: Plan) -> list[str]:
+    """The command lines that show a run's logs as they come: all of them, and those of each role."""
+    whole = f"kit logs {made.run_id} -f"
+    roles = [f"kit logs {made.run_id} {placed.name} -f" for placed in made.roles if placed.folder]
+    return [whole, *roles] if len(roles) <= _ROLES_NAMED else [whole]
 
 
 def is_true(text: str) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from kit import resources, shell
-from tests.support import write_job
+from kit.cli.jobs import following
+from tests.support import REPO, plan_of, write_job
 
 
 def kit(*args: str, cwd: Path) -> shell.Completed:
@@ -40,6 +42,27 @@ def test_every_fault_on_a_line_of_its_own(tmp_path: Path) -> None:
     done = kit("render", cwd=tmp_path)
     assert done.returncode == 3
     assert len([line for line in done.stderr.splitlines() if "job.toml: " in line]) == 2
+
+
+def test_a_submit_says_how_to_follow(tmp_path: Path) -> None:
+    job = write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\n')
+    assert following(plan_of(job)) == ["kit logs digits-1 -f"]
+    roles = '[roles.server]\ncommand = ["a"]\npolicy = "service"\n[roles.main]\ncommand = ["b"]\n'
+    job.write_text(f'name = "x"\nlauncher = "roles"\nimage = "train-cpu"\n{roles}')
+    assert following(plan_of(job)) == [
+        "kit logs digits-1 -f",
+        "kit logs digits-1 server -f",
+        "kit logs digits-1 main -f",
+    ]
+
+
+def test_the_points_of_a_sweep_are_shown_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    done = kit("sweep", str(REPO / "examples" / "sweep"), "--dry-run", "--no-container", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert [point["index"] for point in shown["points"]] == list(range(12))
+    assert [path.name for path in tmp_path.iterdir()] == [".git"]
 
 
 def test_the_users_own_folders_are_no_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

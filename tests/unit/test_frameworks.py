@@ -175,6 +175,29 @@ def test_megatron_options(tmp_path: Path, table: dict[str, Any], words: str) -> 
     assert words in megatron_plan(tmp_path, table)
 
 
+KNOBS = {
+    "num_layers": 8,
+    "hidden_size": 512,
+    "ffn_hidden_size": 2048,
+    "num_attention_heads": 8,
+    "seq_length": 256,
+    "tensor_model_parallel_size": 2,
+    "context_parallel_size": 2,
+    "pipeline_model_parallel_size": 1,
+    "micro_batch_size": 2,
+    "global_batch_size": 16,
+    "lr": 0.0003,
+    "min_lr": 3e-05,
+}
+
+
+def test_every_knob_of_a_pretraining_is_an_option(tmp_path: Path) -> None:
+    text = megatron_plan(tmp_path, {**KNOBS, "mock_data": True})
+    for key, value in KNOBS.items():
+        assert f"    --{key.replace('_', '-')}\n    {value}\n" in text
+    assert "    --mock-data\n" in text
+
+
 def test_megatron_options_that_say_nothing(tmp_path: Path) -> None:
     text = megatron_plan(tmp_path, {"mock_data": False, "masked_softmax_fusion": True})
     assert "mock-data" not in text

@@ -179,6 +179,14 @@ def test_the_command_writes_the_file_and_makes_the_log_folder(tmp_path: Path) ->
     assert shell.run(["bash", "-n", "job.sh"], check=False).returncode == 0
 
 
+def test_without_an_output_file_it_goes_to_stdout(tmp_path: Path) -> None:
+    Path("x.toml").write_text("")
+    argv = ["generate", "--config-file", "x.toml", "--nodes", "2", "--no-container", "--cluster", "here"]
+    done = shell.run([sys.executable, "-m", "kit", *argv], env={**os.environ, "PYTHONPATH": str(REPO)})
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=x\n")
+    assert {path.name for path in tmp_path.iterdir()} == {".git", "clusters", "x.toml"}
+
+
 def test_titan_is_told_its_file_its_seed_and_its_group(tmp_path: Path) -> None:
     """run.py with a package that says what it was started with."""
     package = tmp_path / "checkout" / "torchtitan"

@@ -50,6 +50,30 @@ def test_layout_by_shape(tmp_path: Path, shape: str, tasks: int, cpus: int) -> N
     assert made.layout.world_size == 4
 
 
+def test_what_the_job_asks_of_slurm_is_in_the_header(tmp_path: Path) -> None:
+    asked = {"account": "a", "partition": "p", "qos": "q", "mail_user": "u@x", "mail_type": "ALL"}
+    overrides = (
+        "resources.memory=64G",
+        "slurm.requeue=true",
+        *(f"slurm.{key}={value}" for key, value in asked.items()),
+    )
+    made = plan_of(write_job(tmp_path, JOB), overrides=overrides)
+    assert {"--mem=64G", "--requeue", *(f"--{key.replace('_', '-')}={v}" for key, v in asked.items())} <= set(
+        header(made)
+    )
+
+
+def test_more_nodes_are_all_it_takes(tmp_path: Path) -> None:
+    """The same job on eight times the nodes: header, step and world size follow, and nothing else of it."""
+    job = write_job(tmp_path, JOB)
+    small, large = plan_of(job), plan_of(job, overrides=("resources.nodes=16",))
+    assert (small.layout.world_size, large.layout.world_size) == (4, 32)
+    assert "--nodes=16" in header(large)
+    assert {"--nodes=16", "--ntasks=16"} <= set(array(large, "KIT_STEP_0_ARGV"))
+    assert "16 nodes x 2 ranks = world size 32" in large.text_of("batch.sh")
+    assert small.text_of("program.sh") == large.text_of("program.sh")
+
+
 def test_a_rendezvous_without_torchrun_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rendezvous: got 'c10d'"):
         plan_of(write_job(tmp_path, JOB), overrides=("rendezvous=c10d", "shape=srun"))

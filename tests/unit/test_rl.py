@@ -398,6 +398,24 @@ def test_the_plan_of_an_rl_job(tmp_path: Path) -> None:
     assert "--lr" not in found.text_of("roles/inference/program.sh")
 
 
+def test_the_example_of_a_mixture_of_experts() -> None:
+    """It builds on the dense one: experts over a node on both sides, all else the same."""
+    found = {}
+    for name in ("prime-rl", "prime-rl-moe"):
+        resolved = config.load_job(REPO / "examples" / name / "job.toml", cluster="infiniband")
+        one = plan(resolved, None, make_site(containers=False))
+        found[name] = tomllib.loads(one.text_of("configs/trainer.toml"))
+        inference = tomllib.loads(one.text_of("configs/inference.toml"))
+        assert inference["vllm"]["model"] == found[name]["model"]["name"] == found[name]["tokenizer"]["name"]
+    assert inference["vllm"]["enable_expert_parallel"] is True
+    dense, experts = found["prime-rl"], found["prime-rl-moe"]
+    assert (experts["model"].pop("ep"), experts["model"].pop("impl")) == (8, "custom")
+    assert experts["monitors"]["wandb"].pop("name") == "moe-trainer"
+    for one in (dense["monitors"]["wandb"], dense["model"], experts["model"], dense["tokenizer"], experts["tokenizer"]):
+        one.pop("name")
+    assert experts == dense
+
+
 def test_what_the_job_says_of_a_role_comes_on_top(tmp_path: Path) -> None:
     inference = next(placed.role for placed in made(tmp_path).roles if placed.name == "inference")
     assert (inference.restart, inference.env["NOISE"], inference.policy) == (7, "on", "service")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from kit.scaling import Shape
 from kit.spec.sweep import Sweep
 from kit.spec.table import Table
 from kit.sweeps.expand import expand
+from kit.sweeps.options import read_option
+from kit.sweeps.prepare import prepare
 from kit.sweeps.tables import Tables
 from tests.support import REPO
 
@@ -112,3 +115,31 @@ def test_a_scaling_study_looks_its_figures_up() -> None:
             round(int(str(p.values["args.--steps"])) * int(str(p.values["var.global_batch"])), -4)
         )
     assert all(len(one) == 1 for one in tokens.values()), "every batch size sees the same tokens"
+
+
+def test_the_study_of_replica_groups_works_its_figures_out() -> None:
+    """examples/torchtitan-sweep: what TorchTitan is given at each point."""
+    made = prepare(REPO / "examples" / "torchtitan-sweep" / "job.toml", cluster="infiniband", containers=False)
+    decays = []
+    for point, run in zip(made.points, made.runs, strict=True):
+        given: Any = partial(read_option, run.plan.job.args)
+        model, batch = str(point.values["var.model"]), int(str(point.values["var.global_batch"]))
+        shape = shapes()[model]
+        groups = [role for role in run.plan.roles if role.role.policy == "replica"]
+        assert (len(groups), groups[0].ranks) == (4, 4)
+        count = scaling.parameters(shape)
+        budget = scaling.steps(scaling.optimal_tokens(count), global_batch=batch, context=shape.context)
+        assert given("training.steps") == budget + 1, "the last average is made after the last step"
+        copies = 4 // given("parallelism.tensor_parallel_degree")
+        local = given("training.local_batch_size")
+        sharded = scaling.needs_sharding(count, gpu_memory_gb=80)
+        assert given("parallelism.data_parallel_shard_degree") == (-1 if sharded else 1)
+        assert given("parallelism.data_parallel_replicate_degree") == (1 if sharded else copies)
+        fits = 1 if sharded else values("local_batch")[model]["80"]
+        assert local == min(fits, batch // len(groups) // copies), "the rank's share of its group's, as far as it fits"
+        assert given("validation.steps") * batch == 4096
+        decays.append(given("optimizer.weight_decay") * budget)
+        assert given("checkpoint.interval") % given("fault_tolerance.sync_steps") == 0
+    assert decays == pytest.approx([0.1 * 20_000] * len(decays))
+    assert {point.name for point in made.points} == {"plain", "quantised", "streaming"}
+    assert all("--fault_tolerance.num_fragments" in run.plan.job.args for run in made.runs[12:])

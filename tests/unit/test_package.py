@@ -1,0 +1,31 @@
+"""The wheel: all that the kit needs is inside, so that it works where there is no checkout."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kit import shell
+from tests.support import REPO, write_job
+
+pytest.importorskip("hatchling", reason="hatchling is not installed: make setup")
+
+
+def test_a_wheel_stands_by_itself(tmp_path: Path) -> None:
+    shell.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=REPO)
+    (wheel,) = tmp_path.glob("*.whl")
+    place = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place)
+    inside = place / "kit" / "_data"
+    kinds = {"clusters", "containers", "examples", "launchers", "mounts", "tables", "templates"}
+    assert {path.name for path in inside.iterdir()} == kinds
+    write_job(tmp_path / "project", 'name = "x"\nlauncher = "fsdp"\n[resources]\nnodes = 2\n')
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(place)}
+    words = ["render", "--cluster", "pod", "--no-container", "-o", "made"]
+    shell.run([sys.executable, "-P", "-m", "kit", *words], cwd=tmp_path / "project", env=env)
+    assert "--nodes=2" in (tmp_path / "project" / "made" / "batch.sh").read_text()
