@@ -96,6 +96,9 @@ class Sweep(Model):
         default=(), description="Conditions that a point must meet, such as 'lr < 0.1 or optimizer == \"sgd\"'."
     )
     parallel: int | None = Field(default=None, ge=1, description="How many points of one array run at once, at most.")
+    max_nodes: int | None = Field(
+        default=None, ge=1, description="How many nodes the points of one array use at once, at most."
+    )
     metric: str | None = Field(
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_./-]*$", description="What `kit results` sorts by."
     )

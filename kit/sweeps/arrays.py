@@ -31,24 +31,39 @@ class Array:
 
 
 def group(
-    plans: Mapping[int, Plan], *, name: str, folder: Path, first: int, max_array: int, parallel: int | None
+    plans: Mapping[int, Plan],
+    *,
+    name: str,
+    folder: Path,
+    first: int,
+    max_array: int,
+    parallel: int | None,
+    max_nodes: int | None = None,
 ) -> tuple[Array, ...]:
     """As few arrays as the plans have shapes, split where one would exceed `max_array` tasks.
 
     plans: by the point's number. folder: where each array's own folder goes. first: the first array's number.
+    parallel, max_nodes: points and nodes of one array that are in use at once.
     """
     shapes: dict[tuple[str, ...], list[int]] = {}
     for index, plan in plans.items():
         shapes.setdefault(_shape(plan), []).append(index)
     made: list[Array] = []
     for shape, members in shapes.items():
+        most = max_nodes // nodes_of(plans[members[0]]) if max_nodes else None
+        at_once = min((n for n in (parallel, most) if n is not None), default=None)
         for start in range(0, len(members), max_array):
             part = members[start : start + max_array]
             number = first + len(made)
             own = folder / str(number)
-            text = _script(shape, name=name, folder=own, count=len(part), parallel=parallel)
+            text = _script(shape, name=name, folder=own, count=len(part), parallel=at_once)
             made.append(Array(number=number, members=tuple(part), folder=own, text=text))
     return tuple(made)
+
+
+def nodes_of(plan: Plan) -> int:
+    """Those that a point holds, spares among them."""
+    return plan.layout.nodes + plan.job.retry.spares
 
 
 def _shape(plan: Plan) -> tuple[str, ...]:

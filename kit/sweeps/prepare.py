@@ -16,7 +16,7 @@ from kit.runs.submit import Prepared
 from kit.spec import patterns
 from kit.spec.image import ImageLock
 from kit.spec.sweep import Sweep
-from kit.sweeps.arrays import Array, group
+from kit.sweeps.arrays import Array, group, nodes_of
 from kit.sweeps.expand import Expansion, Point, expand
 from kit.sweeps.faults import Gathered, clash, of_points
 from kit.sweeps.keys import clashes, job_keys
@@ -52,6 +52,7 @@ class PreparedSweep:
             first=first,
             max_array=max_array(self.runs),
             parallel=self.sweep.parallel,
+            max_nodes=self.sweep.max_nodes,
         )
 
 
@@ -94,9 +95,18 @@ def prepare_sources(
     folder = first.site.run_dir.parent / (into.sweep_id if into else first.site.run_id)
     runs = _plan(resolved, first, SweepPaths(folder), faults)
     faults.raise_any()
+    _check_nodes(runs, sweep, file)
     return PreparedSweep(
         job_file=job_file, job_name=base.job.name, sweep=sweep, expansion=expansion, runs=runs, folder=folder
     )
+
+
+def _check_nodes(runs: Sequence[Prepared], sweep: Sweep, file: str) -> None:
+    """A point that alone has more nodes than the sweep may use would never start."""
+    most = max(nodes_of(run.plan) for run in runs)
+    if sweep.max_nodes is not None and sweep.max_nodes < most:
+        allowed = f"at least {most}, the nodes of its largest point"
+        raise ConfigError.of(Fault(file=file, key="sweep.max_nodes", got=str(sweep.max_nodes), allowed=allowed))
 
 
 def _renumbered(expansion: Expansion, into: SweepRecord) -> Expansion:

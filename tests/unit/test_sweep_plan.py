@@ -67,6 +67,16 @@ def test_one_shape_is_one_array(tmp_path: Path) -> None:
     assert {o for o in own if not o.startswith("--output=")} < set(options), "everything else is as in a single job"
 
 
+def test_nodes_in_use_limit_the_points_of_an_array(tmp_path: Path) -> None:
+    sweep = "[sweep]\nmax_nodes = 6\n[sweep.grid]\nresources.nodes = [1, 2, 4]\nargs.--lr = [1, 2, 3, 4, 5, 6, 7]\n"
+    shapes = {array.members[0] // 7: header(array.text)[1] for array in prepared(tmp_path, sweep).arrays()}
+    assert shapes == {0: "--array=0-6%6", 1: "--array=0-6%3", 2: "--array=0-6%1"}
+    fewer = prepared(tmp_path, sweep, overrides=("sweep.parallel=2", "retry.spares=1")).arrays()
+    assert [header(array.text)[1] for array in fewer] == ["--array=0-6%2", "--array=0-6%2", "--array=0-6%1"]
+    with pytest.raises(ConfigError, match=r"sweep.max_nodes: got 6; allowed: at least 8"):
+        prepared(tmp_path, sweep, overrides=("retry.spares=4",))
+
+
 def test_as_few_arrays_as_shapes(tmp_path: Path) -> None:
     made = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [1, 2]\nresources.nodes = [1, 2]\nname = ['a', 'b']\n")
     found = {array.members: array for array in made.arrays()}
