@@ -60,6 +60,8 @@ def remove(run_dir: Path) -> None:
 
 
 def _from_file(path: Path) -> dict[str, str]:
+    if path.suffix != ".toml":
+        return _from_lines(path)
     table = load_toml(path)
     wrong = [name for name, value in table.items() if not isinstance(value, str) or not name.isidentifier()]
     if wrong:
@@ -68,3 +70,35 @@ def _from_file(path: Path) -> dict[str, str]:
             *(Fault(file=shown(path), key=name, got="something else", allowed=allowed) for name in wrong)
         )
     return dict(table)
+
+
+def _from_lines(path: Path) -> dict[str, str]:
+    """What a shell would set that sources the file, were nothing in it expanded: such a file is often there as .env."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{shown(path)}: cannot be read: {error}") from None
+    values, faults = {}, []
+    for number, line in enumerate(lines, 1):
+        name, value = _assignment(line)
+        if name.isidentifier():
+            values[name] = value
+        elif name or value:
+            allowed = "NAME=VALUE, in quotes where it has blanks"
+            faults.append(Fault(file=shown(path), key=f"line {number}", got="something else", allowed=allowed))
+    if faults:
+        raise ConfigError.of(*faults)
+    return values
+
+
+def _assignment(line: str) -> tuple[str, str]:
+    """Name and value of a line; two empty ones where it says nothing, a name that is none where it says something else."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:
+        return "?", ""
+    words = words[1:] if words[:1] == ["export"] else words
+    if not words:
+        return "", ""
+    name, equals, value = words[0].partition("=")
+    return (name, value) if equals and len(words) == 1 else ("?", "")

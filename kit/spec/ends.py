@@ -96,4 +96,7 @@ class Secrets(Model):
     """Variables whose values are never written into a script, a manifest, Slurm's records or a log."""
 
     env: tuple[EnvName, ...] = Field(default=(), description="Taken from the submitter's environment.")
-    file: str | None = Field(default=None, description="NAME=VALUE lines, relative to the job file; read at submit.")
+    file: str | None = Field(
+        default=None,
+        description='Relative to the job file, read at submit. A .toml holds NAME = "value"; any other, such as .env, a shell\'s NAME=VALUE.',
+    )
