@@ -98,5 +98,5 @@ class Secrets(Model):
     env: tuple[EnvName, ...] = Field(default=(), description="Taken from the submitter's environment.")
     file: str | None = Field(
         default=None,
-        description='Relative to the job file, read at submit. A .toml holds NAME = "value"; any other, such as .env, a shell\'s NAME=VALUE.',
+        description="Relative to the job file; read at submit. NAME = 'value' in a .toml, else NAME=VALUE as in a .env.",
     )

@@ -192,6 +192,17 @@ def test_sources_that_are_all_served_elsewhere(tmp_path: Path) -> None:
     assert process.wait(30) == 0
 
 
+def test_a_server_may_open_many_files(tmp_path: Path) -> None:
+    """As many as it wants, or as the node allows; a login's soft limit is not the last word."""
+    (tmp_path / "inference").write_text("#!/bin/bash\nulimit -n\n")
+    (tmp_path / "inference").chmod(0o755)
+    ask = f"ulimit -Sn 256; ulimit -Hn; exec {SCRIPTS / 'inference.sh'} inference.toml"
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **ROLES}
+    done = subprocess.run(["bash", "-c", ask], env=env, check=True, capture_output=True, text=True)
+    hard, given = done.stdout.split()
+    assert given == (hard if hard != "unlimited" and int(hard) < 65536 else "65536")
+
+
 def test_only_infiniband_that_is_up_counts(tmp_path: Path) -> None:
     for card, port, layer, state in (
         ("mlx5_0", "1", "InfiniBand", "4: ACTIVE"),

@@ -45,9 +45,11 @@ def run_folder(at: Path, job: str, *overrides: str, cluster: str = "pod") -> Pat
     return at / "run"
 
 
-def rank(at: Path, job: str = JOB, *overrides: str, **more: str) -> tuple[list[str], dict[str, str], str]:
+def rank(
+    at: Path, job: str = JOB, *overrides: str, cluster: str = "pod", **more: str
+) -> tuple[list[str], dict[str, str], str]:
     """Arguments, environment and working folder of the program on one rank, started by srun."""
-    run = run_folder(at, job, "shape=srun", *overrides)
+    run = run_folder(at, job, "shape=srun", *overrides, cluster=cluster)
     done = shell.run([str(run / "worker.sh")], env={"PATH": os.environ["PATH"], **TASK, **more}, check=False)
     log = run / "logs" / f"rank-{TASK['SLURM_PROCID']}.log"
     assert done.returncode == 0, done.stderr + (log.read_text() if log.exists() else "")
@@ -99,6 +101,13 @@ def test_set_up_lines_come_before_the_program(tmp_path: Path) -> None:
     _, env, cwd = rank(tmp_path, f"setup = {json.dumps(lines)}\n" + JOB, "env.PROJECT=the job's own")
     assert env["VIRTUAL_ENV"] == cwd == str(tmp_path / "venv")
     assert env["PROJECT"] == "the job's own"
+
+
+def test_the_efa_cluster_names_where_its_libraries_are(tmp_path: Path) -> None:
+    """Before what the image has in its own path."""
+    _, env, _ = rank(tmp_path, cluster="aws-efa", LD_LIBRARY_PATH="/image/lib")
+    assert env["LD_LIBRARY_PATH"] == "/opt/amazon/efa/lib:/opt/amazon/ofi-nccl/lib:/image/lib"
+    assert (env["FI_PROVIDER"], env["FI_EFA_USE_DEVICE_RDMA"], env["NCCL_IB_DISABLE"]) == ("efa", "1", "1")
 
 
 def test_variables_of_the_rank_as_arguments(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,12 @@ TEMPLATES = sorted((REPO / "templates").rglob("*.sh"))
 def test_raw_template_is_valid_bash(path: Path) -> None:
     done = shell.run(["bash", "-n", str(path)], check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: p.name)
+def test_no_substring_stands_for_a_default(path: Path) -> None:
+    """`${NAME:0}` is the whole value or nothing, `${NAME:-0}` a default: a substring here says its length."""
+    assert not re.findall(r"\$\{\w+:\d+\}", path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: p.name)

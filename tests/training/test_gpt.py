@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -195,3 +196,20 @@ def test_launcher_toml_tells_the_programs_own_defaults(path: Path) -> None:
         need(f"{path.parent.name}/{program}")
         args = json.loads(options_of(f"{path.parent.name}/{program}").stdout.splitlines()[-1])
         assert {name: args[name] or 0 for name in told} == told
+
+
+def test_throughput_counts_all_ranks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step has over all ranks, by the clock: the number of ranks divides the peak, and multiplies nothing."""
+    monkeypatch.syspath_prepend(str(LAUNCHERS))
+    import torch
+    from lib import metrics, ranks
+
+    clock = iter([10.0, 14.0])
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    here = ranks.Ranks(
+        rank=0, world_size=4, local_rank=0, nodes=2, device=torch.device("cpu"), backend="gloo", control=None
+    )
+    speed = metrics.Speed(tokens_per_step=32 * 128, flops_per_token=1.0, here=here)
+    for _ in range(5):
+        speed.step()
+    assert speed.values() == {"tokens_per_second": 5 * 32 * 128 / 4}

@@ -185,6 +185,18 @@ def test_values_that_scripts_cannot_carry(tmp_path: Path, key: str, value: objec
     assert reason in lines
 
 
+@pytest.mark.parametrize("named", ["^docker0", "=eth0"])
+def test_gloos_interfaces_of_a_cluster_are_names(tmp_path: Path, named: str) -> None:
+    """NCCL knows these; Gloo would look for an interface of that name."""
+    job = write_job(tmp_path, JOB)
+    (tmp_path / "clusters").mkdir()
+    text = f'[node]\ncpus = 4\n[network]\nNCCL_SOCKET_IFNAME = "{named}"\n'
+    (tmp_path / "clusters" / "mine.toml").write_text(text)
+    assert config.load_job(job, cluster="mine").cluster.network == {"NCCL_SOCKET_IFNAME": named}
+    (tmp_path / "clusters" / "mine.toml").write_text(f'{text}GLOO_SOCKET_IFNAME = "{named}"\n')
+    assert "^ and = are NCCL's alone" in faults_of(job, cluster="mine")["network"]
+
+
 @pytest.mark.parametrize("bad", ["/a,b", "/a:b", "/a$b", "/a`b", '/a"b', "/a\nb", "/a\\b"])
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_mount_paths_that_pyxis_has_no_escape_for(tmp_path: Path, bad: str, side: str) -> None:

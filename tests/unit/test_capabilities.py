@@ -1,0 +1,67 @@
+"""docs/capabilities.md has every row, once, and what it names is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+
+from tests.support import REPO
+
+ROWS = {"S0": 40, "S1": 27, "S2": 40, "S3": 21, "S4": 30}
+TEXT = (REPO / "docs" / "capabilities.md").read_text(encoding="utf-8")
+TOP = "clusters|containers|docs|examples|kit|launchers|mounts|tables|templates|tests"
+# NAME stands for any name: clusters/NAME.toml.
+PATH = re.compile(rf"(?<![\w/.<])(?:{TOP})/[\w./-]*\w(?:::\w+)?")
+
+
+def lines() -> list[list[str]]:
+    """The cells of each line of the tables."""
+    rows = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if re.match(r"\| S\d", line)]
+    assert all(len(row) == 4 for row in rows), [row for row in rows if len(row) != 4]
+    return rows
+
+
+@cache
+def functions_of(path: str) -> frozenset[str]:
+    tree = ast.parse((REPO / path).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def named(text: str) -> list[str]:
+    return [word for word in PATH.findall(text) if "NAME" not in word]
+
+
+def there(word: str) -> bool:
+    path, _, test = word.partition("::")
+    return (REPO / path).exists() and (not test or (test.startswith("test_") and test in functions_of(path)))
+
+
+def test_every_number_once() -> None:
+    found = [row[0] for row in lines() if "." in row[0]]
+    assert found == [f"{block}.{n}" for block, last in ROWS.items() for n in range(1, last + 1)]
+
+
+def test_every_row_is_shown_or_says_what_is_missing() -> None:
+    for row in lines():
+        assert named(row[3]) or re.search(r"not yet: \w", row[3]), row
+    mistakes = [row for row in lines() if "." not in row[0]]
+    assert {row[0] for row in mistakes} == set(ROWS), "the mistakes of each block"
+
+
+def test_what_it_names_is_there() -> None:
+    words = named(TEXT)
+    assert len(words) > sum(ROWS.values())
+    assert [word for word in words if not there(word)] == []
+
+
+def test_a_name_that_is_not_there_is_noticed() -> None:
+    """The check above would pass if it saw nothing."""
+    assert named("`tests/unit/test_x.py::test_y`, docs/nothing.md") == [
+        "tests/unit/test_x.py::test_y",
+        "docs/nothing.md",
+    ]
+    assert not there("docs/nothing.md")
+    assert not there("tests/unit/test_capabilities.py::test_nothing")
+    assert not there("tests/unit/test_capabilities.py::there")
+    assert there("tests/unit/test_capabilities.py::test_every_number_once")
