@@ -263,7 +263,7 @@ def job(folder: Path, nodes: int, table: dict[str, Any], more: dict[str, Any]) -
 
 def rendered(resolved: Resolved) -> tuple[list[str], int, dict[str, str]]:
     layout = lay_out(resolved)
-    made = megatron.prepare(resolved.job, layout, file="job.toml")
+    made = megatron.prepare(resolved.job, layout, launcher=resolved.launcher, file="job.toml")
     return [word.replace("{run}", "/kit/run") for word in made.args], layout.world_size, dict(resolved.job.env)
 
 
