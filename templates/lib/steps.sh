@@ -176,11 +176,12 @@ steps::force() {
     done
 }
 
-# A step whose srun died is still there, and would hold its nodes against the next one.
+# A step whose srun died is still there, and would hold its nodes against the next one. There is no next one when Slurm ends the job, and
+# no time to wait for a node that is lost.
 steps::end_orphan() {
     local -r name="$1"
     local -i tenths
-    [[ -n "$(steps::ids "${name}")" ]] || return 0
+    [[ -z "${got_slurms_term:-}" && -n "$(steps::ids "${name}")" ]] || return 0
     log::error "srun is gone and step ${name} is not: srun was killed, or gave up on a node; the step is ended"
     steps::signal KILL "${name}"
     for ((tenths = 0; tenths < 50; tenths++)); do
