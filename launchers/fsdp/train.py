@@ -29,6 +29,9 @@ parser.add_argument(
 parser.add_argument(
     "--replicate", type=int, default=1, help="copies of the sharded model (HSDP); must divide the ranks"
 )
+parser.add_argument(
+    "--keep-gathered", action="store_true", help="blocks stay whole from forward to backward: more memory, less traffic"
+)
 parser.add_argument("--cpu-offload", action="store_true", help="parameters, gradients and optimizer in host memory")
 parser.add_argument("--recompute", action="store_true", help="compute activations again in backward, to save memory")
 args = options.parse(parser)
@@ -59,7 +62,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     net = model.GPT(shape, recompute=args.recompute)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
     for block in net.blocks:
-        fully_shard(block, **sharding)
+        fully_shard(block, reshard_after_forward=not args.keep_gathered, **sharding)
     fully_shard(net, **sharding)
     if not args.cpu_offload:
         net.to(here.device)

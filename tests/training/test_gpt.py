@@ -124,6 +124,25 @@ def test_fsdp_goes_on_with_another_number_of_ranks(training: Any, tools: Any) ->
     assert curve[30] == pytest.approx(before[30], abs=0.02)
 
 
+def test_fsdp_gathers_once_a_step_where_it_may_keep_the_weights(training: Any, tools: Any) -> None:
+    """The same losses to the last bit, and the blocks' gathers for the backward pass are gone."""
+    options = (*SMALL, "--steps", 4, "--profile-steps", "3")
+    runs = [
+        training.run("fsdp/train.py", "resharded", *options),
+        training.run("fsdp/train.py", "kept", *options, "--keep-gathered"),
+    ]
+    first, second = (tools.curve(run.run_dir, *VALUES) for run in runs)
+    assert first == second
+    found = [gathers(run.run_dir / "profile" / "rank-0.json") for run in runs]
+    assert found == [2 + 1 + 2, 2 + 1], "the blocks and what is around them, and again the blocks"
+
+
+def gathers(trace: Path) -> int:
+    """All-gathers of a step."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    return sum(event.get("name") == "c10d::_allgather_base_" for event in events)
+
+
 def test_zero_checkpoints_of_another_number_of_ranks_are_refused(training: Any) -> None:
     need("deepspeed/train.py")
     options = (*SMALL, "--steps", 2)
