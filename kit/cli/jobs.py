@@ -70,6 +70,9 @@ def submit(
     ] = False,
     after: After = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as 'kit render'.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="With --dry-run: write the files to this folder.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Write the run folder and submit it."""
@@ -78,8 +81,10 @@ def submit(
     from kit.runs.submit import submit as submit_run
 
     overrides = [*(set_ or []), *(["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])]
+    if output and not dry_run:
+        raise UsageError("--output goes with --dry-run", hint="the run folder is where clusters/<name>.toml says")
     if dry_run:
-        render(job, cluster, containers, overrides)
+        render(job, cluster, containers, overrides, output)
         return
     if stages.staged(job):
         if debug or follow or after:
@@ -153,7 +158,8 @@ def _render(made: Plan, output: Path | None) -> None:
         return
     texts = {file.name: file.text for file in made.files}
     own = [f"{role.folder}/{name}".lstrip("/") for role in made.roles for name in ("worker.sh", "program.sh")]
-    for name in dict.fromkeys(("layout.txt", "batch.sh", *own)):
+    options = [name for name in texts if name.startswith("configs/")]
+    for name in dict.fromkeys(("layout.txt", "batch.sh", *options, *own)):
         if name in texts:
             print(f"# ==> {name} <==")
             print(texts[name])

@@ -123,11 +123,13 @@ def test_two_and_two(wide_lab: Lab, broadcast: str) -> None:
 
 
 def test_a_dry_run_writes_all_and_submits_nothing(example: Lab) -> None:
-    done = example.kit("render", "--cluster", example.cluster.name, "-o", str(example.project / "rendered"))
+    folder, before = example.project / "rendered", list(example.project.glob("runs/*"))
+    done = example.kit("submit", "--dry-run", "--cluster", example.cluster.name, "-o", str(folder))
     assert done.returncode == 0
-    assert (example.project / "rendered" / "configs" / "inference.toml").exists()
-    assert (example.project / "rendered" / "roles" / "orchestrator" / "program.sh").exists()
+    assert {p.name for p in (folder / "configs").iterdir()} == {"trainer.toml", "orchestrator.toml", "inference.toml"}
+    assert (folder / "roles" / "orchestrator" / "program.sh").exists()
     assert not example.slurm("squeue", "--noheader")
+    assert list(example.project.glob("runs/*")) == before
 
 
 def pid_of(run: Path, program: str, lab: Lab) -> int:

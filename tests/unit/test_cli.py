@@ -65,6 +65,20 @@ def test_the_points_of_a_sweep_are_shown_and_nothing_is_written(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == [".git"]
 
 
+def test_a_dry_run_shows_each_roles_options_or_writes_all(tmp_path: Path) -> None:
+    words = ["submit", str(REPO / "examples" / "rl"), "--dry-run", "--no-container", "--cluster", "infiniband"]
+    done = kit(*words, "--set", "rl.gpus_per_node=8", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for role in ("trainer", "orchestrator", "inference"):
+        assert f"# ==> configs/{role}.toml <==" in done.stdout
+    assert "batch_size = 512" in done.stdout
+    assert kit(*words, "-o", "made", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "made" / "configs" / "trainer.toml").exists()
+    refused = kit(*(word for word in words if word != "--dry-run"), "-o", "made", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--output goes with --dry-run" in refused.stderr
+
+
 def test_the_users_own_folders_are_no_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     inside = tmp_path / "kit" / "clusters" / "local"
