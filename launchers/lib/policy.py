@@ -115,7 +115,17 @@ def built(shape: dict[str, int]) -> model.GPT:
     return model.GPT(model.Shape(**shape))
 
 
-def load(checkpoint: Path) -> dict[str, Any]:
+def begun(checkpoint: Path | None, shape: model.Shape) -> model.GPT:
+    """What training starts from: a checkpoint's policy, whatever its shape, or without one a new policy of this shape."""
+    if checkpoint is None:
+        return model.GPT(shape)
+    state = _loaded(checkpoint)
+    net = built(state["shape"])
+    net.load_state_dict(state["model"])
+    return net
+
+
+def _loaded(checkpoint: Path) -> dict[str, Any]:
     """state.pt of a checkpoint folder of launchers/rl or launchers/sft; of the newest one below a folder of checkpoints."""
     pointer = checkpoint / "latest"
     folder = checkpoint / pointer.read_text(encoding="utf-8").strip() if pointer.exists() else checkpoint

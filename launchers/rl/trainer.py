@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from broadcast import Broadcaster
-from lib import arithmetic, checkpoint, exam, metrics, model, options, policy, ranks, spread, stop
+from lib import arithmetic, checkpoint, exam, metrics, options, policy, ranks, spread, stop
 from torch import nn
 
 parser = options.parser(__doc__)
@@ -72,10 +72,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     # ---- model: copies of it, or shards of copies ----
 
     torch.manual_seed(args.seed)
-    given = policy.load(args.model) if args.model else None
-    net = policy.built(given["shape"]) if given else model.GPT(options.shape(args))
-    if given:
-        net.load_state_dict(given["model"])
+    net = policy.begun(args.model, options.shape(args))
     shape = policy.described(net)
     forward = spread.over(here, net.to(here.device), args.dp_replicate)
     optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
@@ -124,7 +121,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
     # ---- the form of an answer, not its value ----
 
-    if not (found or given):
+    if not (found or args.model):
         draw = random.Random(args.seed + here.rank)
         for _ in range(args.form_steps):
             prompts = [arithmetic.encode(prompt) for prompt, _ in draw.choices(training, k=32)]
@@ -249,20 +246,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     requests.close()
     profile.close()
     if here.is_first:
-        reward, right = test(weights)
-        log.record(
-            "final",
-            f"done: reward {reward:.3f}, {right:.1%} right on {len(held_out)} held-out problems after {at['step']} steps; "
-            f"before: {at['reward_before']:.3f}, {at['accuracy_before']:.1%}",
-            step=at["step"],
-            reward=reward,
-            accuracy=right,
-            reward_before=at["reward_before"],
-            accuracy_before=at["accuracy_before"],
-            world_size=here.world_size,
-            nodes=here.nodes,
-            backend=here.backend,
-        )
+        exam.final(log, here, at, test(weights), len(held_out))
     return 0
 
 

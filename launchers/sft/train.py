@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lib import arithmetic, checkpoint, exam, metrics, model, options, policy, ranks, spread, stop
+from lib import arithmetic, checkpoint, exam, metrics, options, policy, ranks, spread, stop
 from torch import nn
 
 parser = options.parser(__doc__)
@@ -44,10 +44,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- model ----
 
     torch.manual_seed(args.seed)
-    given = policy.load(args.model) if args.model else None
-    net = policy.built(given["shape"]) if given else model.GPT(options.shape(args))
-    if given:
-        net.load_state_dict(given["model"])
+    net = policy.begun(args.model, options.shape(args))
     shape = policy.described(net)
     forward = spread.over(here, net.to(here.device), args.dp_replicate)
     optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
@@ -126,20 +123,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     profile.close()
     weights = spread.weights(net)
     if here.is_first:
-        reward, right = test(weights)
-        log.record(
-            "final",
-            f"done: {right:.1%} right on {len(held_out)} held-out problems after {at['step']} steps; "
-            f"before: {at['accuracy_before']:.1%}",
-            step=at["step"],
-            reward=reward,
-            accuracy=right,
-            reward_before=at["reward_before"],
-            accuracy_before=at["accuracy_before"],
-            world_size=here.world_size,
-            nodes=here.nodes,
-            backend=here.backend,
-        )
+        exam.final(log, here, at, test(weights), len(held_out))
     return 0
 
 
