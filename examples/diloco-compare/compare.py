@@ -1,7 +1,7 @@
 """DDP, DiLoCo and MuLoCo at the same tokens, over links of several speeds: one table and one plot.
 
     kit cluster up --nodes 2 --gpus-per-node 2       as root: the nodes then have links of their own
-    python examples/diloco-compare/compare.py --rates none 1gbit 100mbit -o docs/diloco
+    python examples/diloco-compare/compare.py --rates none 1gbit 100mbit -o docs/diloco-compare
 
 The programs are the points of job.toml beside this file. Bytes are those that left the nodes' interfaces while the job
 ran; a step's time is that from the first record of a run to its last, so that starting is not in it. What was measured
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         "--limited-steps", type=int, default=120, help="of runs on a limited link, which say a step's time"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[2])
-    parser.add_argument("-o", "--output", type=Path, default=Path("diloco-compare"), help="PATH.jsonl, .md, .svg")
+    parser.add_argument("-o", "--output", type=Path, default=Path("diloco-compare"), help="PATH.jsonl and PATH.svg")
     asked = parser.parse_args(arguments)
     cluster = embedded.find(asked.cluster)
     if cluster is None or not cluster.isolated:
@@ -78,9 +78,7 @@ def main(arguments: Sequence[str]) -> int:
                     found.append(one or measured(cluster, name, job, rate, log))
     finally:
         links.limit(cluster, None)
-    text = table(found)
-    print(text)
-    asked.output.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(table(found))
     draw(found, asked.output.with_suffix(".svg"))
     return 0
 
