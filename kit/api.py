@@ -20,13 +20,13 @@ from kit import config, resources
 from kit.config import Sources
 from kit.errors import UsageError
 from kit.plan import Plan
-from kit.runs import chain, queues, registry, status
 from kit.runs import metrics as reported
+from kit.runs import queues, registry, status
 from kit.runs import submit as one_run
+from kit.runs.cancel import cancel
 from kit.runs.manifest import Manifest, read
 from kit.runs.status import Status
 from kit.runs.submit import Prepared
-from kit.slurm import client
 from kit.spec.job import Job
 from kit.spec.paths import RunPaths
 from kit.sweeps import after as waiting
@@ -59,12 +59,9 @@ class Run:
         return status.wait(self.folder, queue=queues.queue(), on_poll=lambda _: None)
 
     def cancel(self) -> None:
-        """Cancel the job, and all links of a chain. SlurmError when Slurm does not know it."""
+        """Cancel it, as `kit cancel` does. SlurmError when Slurm does not know it."""
         one = self.status()
-        if one.job_id is not None and one.active:
-            env = queues.env_of(one.manifest.cluster)
-            chain.cancel([link for link in one.manifest.links if link != one.job_id], env=env)
-            client.cancel(one.job_id, env=env)
+        cancel([one], env=queues.env_of(one.manifest.cluster))
 
     def metrics(self, *, reduce: Reduce = "last") -> dict[str, float]:
         """The numbers that the program reported, by name."""
@@ -92,6 +89,12 @@ class SweepRun:
         paths = record.SweepPaths(self.folder)
         failed = progress.wait(self.folder, queue=queues.queue(), on_poll=lambda _: None)
         return [Run(paths.point(index)) for index in failed]
+
+    def cancel(self) -> None:
+        """Cancel all points that wait or run, as `kit cancel` does."""
+        active = find.active(self.folder, queue=queues.queue())
+        if active:
+            cancel(active, env=queues.env_of(active[0].manifest.cluster))
 
     def results(self, *, metric: str | None = None, goal: Goal | None = None, reduce: Reduce = "last") -> Results:
         """All points with their metrics, the best first."""

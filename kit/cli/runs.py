@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +19,13 @@ if TYPE_CHECKING:
 RunName = Annotated[
     str | None,
     typer.Argument(metavar="[RUN]", help="Run folder, id, start of an id, or Slurm job id; default: the newest."),
+]
+RunOrSweep = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN|SWEEP]",
+        help="Run folder, id, start of an id, Slurm job id, or a sweep's id; default: the newest run.",
+    ),
 ]
 RunsDir = Annotated[
     Path | None, typer.Option("--runs", help="Folder of runs; default: those of all clusters.", show_default=False)
@@ -123,29 +129,30 @@ def tmux(
         raise typer.Exit(code)
 
 
-def cancel(run: RunName = None, runs_dir: RunsDir = None) -> None:
-    """Cancel the job of a run: its ranks are asked to save and end. A second time, Slurm ends it at once."""
+def cancel(run: RunOrSweep = None, runs_dir: RunsDir = None) -> None:
+    """Cancel the job of a run, or all points of a sweep: ranks are asked to save and end. A second time, Slurm ends all at once."""
     from kit.errors import RunError
-    from kit.runs import chain, registry, secret
+    from kit.runs import cancel as ending
+    from kit.runs import registry
     from kit.runs import status as of
-    from kit.slurm import client
+    from kit.sweeps import find as sweeps
 
-    run_dir = registry.find_one(run, _folders(runs_dir))
+    folders = _folders(runs_dir)
+    sweep = sweeps.named(run, folders) if run else None
+    if sweep is not None:
+        active = sweeps.active(sweep, queue=queue())
+        if active:
+            ending.cancel(active, env=env_of(active[0].manifest.cluster))
+        print(f"{len(active)} points cancelled", file=sys.stderr)
+        return
+    run_dir = registry.find_one(run, folders)
     (one,) = of.of([run_dir], queue=queue())
     if one.job_id is None:
         raise RunError(f"{run_dir.name}: it has no job", hint="it was not submitted")
     if not one.active:
         print(f"job {one.job_id} has ended already: {one.state}", file=sys.stderr)
         return
-    env = env_of(one.manifest.cluster)
-    chain.cancel([link for link in one.manifest.links if link != one.job_id], env=env)
-    # Since the batch script's last start: an earlier one may have had Slurm's TERM, for a requeue.
-    this_start = takewhile(lambda e: e["event"] != "start", reversed(of.events(run_dir)))
-    asked = any(e["event"] == "signal" and e.get("name") == "TERM" for e in this_start)
-    client.cancel(one.job_id, env=env, gently=one.state == "RUNNING" and not asked)
-    if one.state == "PENDING":
-        # Its batch script, which would remove them, will not start.
-        secret.remove(one.run_dir)
+    ending.cancel([one], env=env_of(one.manifest.cluster))
     print(f"job {one.job_id} cancelled", file=sys.stderr)
 
 

@@ -68,9 +68,10 @@ def find_one(name: str | None, folders: list[Path]) -> Path:
     if len(matching) == 1:
         return matching[0]
     if matching:
-        raise RunError(
-            f"{name}: {len(matching)} runs start with it", hint="such as " + ", ".join(p.name for p in matching[-3:])
-        )
+        hint = "such as " + ", ".join(p.name for p in matching[-3:])
+        if {p.parent for p in matching} == {matching[0].parent} and matching[0].parent.name == POINTS:
+            hint = f"'kit results {matching[0].parent.parent.name}' shows all points of that sweep"
+        raise RunError(f"{name}: {len(matching)} runs start with it", hint=hint)
     raise RunError(f"{name}: no such run under {_listed(folders)}", hint="'kit runs' lists the runs")
 
 

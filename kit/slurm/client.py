@@ -91,16 +91,17 @@ def queue(*, env: Mapping[str, str], job_ids: Sequence[JobId] = ()) -> dict[JobI
     return jobs
 
 
-def cancel(job_id: JobId, *, env: Mapping[str, str], gently: bool = False) -> None:
-    """scancel; SlurmError when Slurm does not know the job.
+def cancel(*job_ids: JobId, env: Mapping[str, str], gently: bool = False) -> None:
+    """scancel; SlurmError when Slurm does not know one of the jobs.
 
-    gently: ask the batch script alone. Slurm's own TERM goes to every process of the job, a container's FUSE daemon among them, and
+    gently: ask the batch scripts alone. Slurm's own TERM goes to every process of a job, a container's FUSE daemon among them, and
     ranks whose files are gone cannot save.
     """
     options = ["--batch", "--signal=TERM"] if gently else []
-    done = shell.run(["scancel", *options, str(job_id)], env=env, timeout=_TIMEOUT_S, check=False)
+    numbers = [str(job_id) for job_id in job_ids]
+    done = shell.run(["scancel", *options, *numbers], env=env, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
-        raise SlurmError(f"scancel {job_id}: {done.stderr or 'refused'}")
+        raise SlurmError(f"scancel {' '.join(numbers)}: {done.stderr or 'refused'}")
 
 
 def test_only(script: str, *, env: Mapping[str, str], options: Sequence[str] = ()) -> None:

@@ -44,6 +44,18 @@ def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = N
     raise RunError(f"{name}: no such sweep", hint=f"known: {', '.join(p.name for p in known[-3:]) or 'none'}")
 
 
+def named(name: str, folders: list[Path]) -> Path | None:
+    """The sweep of exactly this folder or id, where there is one."""
+    known = [Path(name), *(folder / name for folder in folders)]
+    return next((path.resolve() for path in known if SweepPaths(path).record.is_file()), None)
+
+
+def active(folder: Path, *, queue: Queue) -> list[Status]:
+    """The points that wait or run; those that are ending already are left to end."""
+    found = states(folder, read(folder), queue=queue).values()
+    return [one for one in found if one is not None and one.active and one.state != "COMPLETING"]
+
+
 def states(folder: Path, record: SweepRecord, *, queue: Queue) -> dict[int, Status | None]:
     """How each point stands, by number; None for one without a run. Slurm is asked once."""
     paths = SweepPaths(folder)

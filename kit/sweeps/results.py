@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kit.errors import ConfigError, Fault, RunError
+from kit.errors import ConfigError, Fault, RunError, did_you_mean
 from kit.runs import metrics
 from kit.spec.sweep import Value
 from kit.sweeps import find
@@ -60,8 +60,8 @@ class Results:
         short = short_names(self.keys)
         found = [key for key in self.keys if name in {key, short[key]}]
         if not found:
-            allowed = ", ".join(short.values())
-            raise ConfigError.of(Fault(file="--x", key="x", got=repr(name), allowed=f"a swept key: {allowed}"))
+            allowed, hint = f"a swept key: {', '.join(short.values())}", did_you_mean(name, short.values())
+            raise ConfigError.of(Fault(file="--x", key="x", got=repr(name), allowed=allowed, hint=hint))
         return found[0]
 
     def headings(self) -> dict[str, str]:
@@ -109,7 +109,8 @@ def gather(
     ]
     names = tuple(dict.fromkeys(name for row in rows for name in row.metrics))
     if metric is not None and names and metric not in names:
-        raise RunError(f"{folder.name}: no point wrote {metric!r}", hint=f"they wrote {', '.join(names)}")
+        hint = "; ".join(filter(None, [did_you_mean(metric, names), f"they wrote {', '.join(names)}"]))
+        raise RunError(f"{folder.name}: no point wrote {metric!r}", hint=hint)
     if metric is not None:
         names = (metric, *(name for name in names if name != metric)) if names else ()
         rows.sort(key=lambda row: _rank(row.metrics.get(metric), goal))

@@ -129,11 +129,25 @@ def test_arrays_are_split_and_a_point_can_be_cancelled(lab: Lab) -> None:
     lab.kit("cancel", runs[1].name)
     lab.wait(lambda: lab.status(runs[1])["state"] == "CANCELLED", runs[1])
     assert [lab.status(run)["state"] for run in (runs[0], runs[2])] == ["RUNNING", "RUNNING"]
-    for run in (runs[0], runs[2]):
-        lab.kit("cancel", run.name)
+    assert "2 points cancelled" in lab.kit("cancel", folder.name).stderr
     for run in runs:
         lab.wait(lambda run=run: lab.status(run)["state"] == "CANCELLED", run)
         assert lab.settled(run) == []
+    assert "0 points cancelled" in lab.kit("cancel", str(folder)).stderr
+
+
+def test_a_sweep_is_cancelled_as_a_whole_waiting_points_too(lab: Lab) -> None:
+    lab.write(SWEEP + "[sweep]\nparallel = 1\n[sweep.grid]\nseed = [1, 2, 3]\n", "import time\ntime.sleep(600)\n")
+    folder = folder_of(sweep(lab))
+    first = point(folder, 0)
+    lab.wait(lambda: (first / "state" / "events.jsonl").exists() and starts(first) == 1, first)
+    assert "3 points cancelled" in lab.kit("cancel", folder.name).stderr
+    lab.wait(lambda: lab.status(first)["state"] == "CANCELLED", first)
+    assert lab.settled(first) == []
+    assert [row["state"] for row in results(lab, folder)] == ["CANCELLED"] * 3
+    assert not any((point(folder, n) / "state" / "events.jsonl").exists() for n in (1, 2)), (
+        "none took the first one's place"
+    )
 
 
 def test_a_bad_point_submits_nothing(lab: Lab) -> None:

@@ -104,7 +104,7 @@ def test_a_metric_that_diverged_is_null_in_json_and_never_the_best(folder: Path,
 def test_an_unknown_metric_names_the_known(folder: Path) -> None:
     with pytest.raises(RunError) as caught:
         gathered(folder, metric="los")
-    assert caught.value.hint == "they wrote loss, lr, steps"
+    assert caught.value.hint == "did you mean 'loss'?; they wrote loss, lr, steps"
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
