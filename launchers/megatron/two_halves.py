@@ -8,9 +8,12 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from lib.checkpoint import Checkpoints, Finish
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
@@ -24,6 +27,7 @@ class TwoHalves(TorchDistSaveShardedStrategy):
     """The torch_dist format. dist_checkpointing.save(..., async_sharded_save=True) is the first half, writes() the second.
 
     is_checked: the first half has been done once, and need not ask all ranks again whether their shards make up the state.
+    _live: where the tensors of the state are. Megatron copies what is a part of one of them; such a copy needs no other.
     """
 
     def __init__(self) -> None:
@@ -31,20 +35,23 @@ class TwoHalves(TorchDistSaveShardedStrategy):
         super().__init__("torch_dist", 1, cached_metadata=True)
         self._writer: FileSystemWriterAsync
         self._metadata: Any = None
+        self._live: set[int] = set()
         self.is_checked = False
 
     def writes(self, folder: Path, saves: Checkpoints) -> Finish:
         """What writes the state as it is now. Called by all ranks, and so is what it returns."""
         writer, metadata = self._writer, self._metadata
         buckets = writer.write_buckets or []
-        kept = saves.copy([[tensor for _, tensor in tensors] for _, _, (_, tensors) in buckets])
+        live = [[tensor if self._is_live(tensor) else None for _, tensor in tensors] for _, _, (_, tensors) in buckets]
+        kept = saves.copy(live)
 
         def write() -> None:
             wrote: list[Any] | None = []
             failure = None
             try:
                 for (path, key, (others, tensors)), copies in zip(buckets, kept, strict=True):
-                    items = [(item, copied) for (item, _), copied in zip(tensors, copies, strict=True)]
+                    pairs = zip(tensors, copies, strict=True)
+                    items = [(item, tensor if copied is None else copied) for (item, tensor), copied in pairs]
                     wrote += _write([writer.transforms], (path, key, (others, items)))
             except Exception as error:  # noqa: BLE001 - raised below, when no rank waits for this one any more
                 wrote, failure = None, error
@@ -57,6 +64,15 @@ class TwoHalves(TorchDistSaveShardedStrategy):
                 save_config(CheckpointingConfig(self.backend, self.version), str(folder))
 
         return write
+
+    def async_save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> AsyncRequest:
+        """The first half, as Megatron has it."""
+        shards = [one.data for one in nested_values(sharded_state_dict) if isinstance(one, ShardedTensor)]
+        self._live = {data.untyped_storage().data_ptr() for data in shards if data is not None}
+        return super().async_save(sharded_state_dict, checkpoint_dir)
+
+    def _is_live(self, tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._live
 
     def _get_save_and_finalize_callbacks(self, writer: FileSystemWriterAsync, planned: Any) -> AsyncRequest:
         """Keep what was planned; the request, for Megatron's own way, is left alone."""
