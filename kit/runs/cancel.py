@@ -10,6 +10,7 @@ from kit.runs import chain, secret, status
 from kit.runs.status import Status
 from kit.slurm import client
 from kit.slurm.client import JobId
+from kit.spec.paths import RunPaths
 
 
 def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
@@ -32,6 +33,7 @@ def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
         if one.state == "PENDING":
             # Its batch script, which would remove them, will not start.
             secret.remove(one.run_dir)
+            RunPaths(one.run_dir).cancelled.touch()
 
 
 def _was_asked(run_dir: Path) -> bool:

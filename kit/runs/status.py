@@ -25,7 +25,8 @@ _FORGOTTEN_S = 3600.0
 class Status:
     """One run.
 
-    state: Slurm's while it knows the job; then COMPLETED or FAILED by the run's own record, LOST when it has none.
+    state: Slurm's while it knows the job; then COMPLETED or FAILED by the run's own record; without one CANCELLED when `kit cancel`
+    came before the job began, else LOST.
     """
 
     manifest: Manifest
@@ -89,7 +90,7 @@ def _status(run_dir: Path, manifest: Manifest, queue: dict[JobId, QueuedJob]) ->
     job_id = _job_of(manifest, starts, queue)
     queued = queue.get(job_id) if job_id is not None else None
     code = int(str(ended["exit_code"])) if ended else None
-    state = _state(queued, code, submitted=job_id is not None)
+    state = _state(queued, code, submitted=job_id is not None, cancelled=_was_cancelled(run_dir, manifest))
     return Status(
         manifest=manifest,
         run_dir=run_dir,
@@ -133,9 +134,17 @@ def _job_of(manifest: Manifest, starts: list[dict[str, object]], queue: dict[Job
     return (on or over[-1:] or links)[0]
 
 
-def _state(queued: QueuedJob | None, code: int | None, *, submitted: bool) -> str:
+def _was_cancelled(run_dir: Path, manifest: Manifest) -> bool:
+    """Whether it was cancelled while it waited, and not submitted again since."""
+    try:
+        return RunPaths(run_dir).cancelled.stat().st_mtime >= manifest.submitted_at.timestamp()
+    except FileNotFoundError:
+        return False
+
+
+def _state(queued: QueuedJob | None, code: int | None, *, submitted: bool, cancelled: bool) -> str:
     if queued is not None:
         return queued.state
     if code is not None:
         return "COMPLETED" if code == 0 else "FAILED"
-    return "LOST" if submitted else "SUBMITTED"
+    return "CANCELLED" if cancelled else "LOST" if submitted else "SUBMITTED"

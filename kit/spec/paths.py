@@ -87,6 +87,11 @@ class RunPaths:
         return self.state / "events.jsonl"
 
     @property
+    def cancelled(self) -> Path:
+        """Written by `kit cancel` for a job that waits: Slurm forgets some of those at once, and no batch script will say it."""
+        return self.state / "cancelled"
+
+    @property
     def metrics(self) -> Path:
         """One JSON line per report of the program."""
         return self.root / "metrics.jsonl"
