@@ -25,8 +25,8 @@ test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips
 
 faults: ## the whole fault matrix: every fault in every start shape and container runtime of this machine
 	@scripts/setup.sh --with-tests
-	@$(PY) -m pytest -m 'faults or not faults' tests/integration/test_faults.py tests/integration/test_preflight.py \
-		tests/integration/test_secrets.py tests/integration/test_interactive.py tests/integration/test_containers.py $(ARGS)
+	@$(PY) -m pytest -m 'faults or not faults' tests/cluster/test_faults.py tests/cluster/test_preflight.py \
+		tests/cluster/test_secrets.py tests/cluster/test_interactive.py tests/cluster/test_containers.py $(ARGS)
 
 soak: ## N runs with random faults (SEED=… repeats them); prints leaks and wrong codes
 	@scripts/setup.sh --with-tests
@@ -44,7 +44,7 @@ lint: ## ruff, mypy --strict, layers, shellcheck on rendered scripts, codespell
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
-	@$(PY) -m pytest -q -p no:cacheprovider tests/bash
+	@$(PY) -m pytest -q -p no:cacheprovider tests/scripts
 	@shellcheck --external-sources scripts/*.sh launchers/rl/prime-rl/*.sh launchers/sft/*.sh .ci/run
 	@.venv/bin/codespell
 

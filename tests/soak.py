@@ -23,9 +23,9 @@ from pathlib import Path
 
 from kit import resources, shell
 from kit.slurm.embedded import Shape, down, up
-from tests.integration.conftest import project_on
-from tests.integration.lab import Lab
-from tests.integration.test_faults import FAULTS, start
+from tests.cluster.conftest import project_on
+from tests.cluster.lab import Lab
+from tests.cluster.test_faults import FAULTS, start
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.integration.lab import Lab
-from tests.integration.storm import Outcome, Storm, outcome
+from tests.cluster.lab import Lab
+from tests.cluster.storm import Outcome, Storm, outcome
 from tests.soak import laboratory
 from tests.support import REPO
 

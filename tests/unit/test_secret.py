@@ -1,4 +1,4 @@
-"""Where secrets are read from; tests/integration/test_secrets.py shows where they do not go."""
+"""Where secrets are read from; tests/cluster/test_secrets.py shows where they do not go."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.integration.lab import Lab
+from tests.cluster.lab import Lab
 
 pytestmark = pytest.mark.cluster
 

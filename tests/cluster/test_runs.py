@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.integration.lab import TIMEOUT_S, Lab
+from tests.cluster.lab import TIMEOUT_S, Lab
 
 pytestmark = pytest.mark.cluster
 
@@ -105,7 +105,7 @@ NASTY = [
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_text_arrives_byte_for_byte(lab: Lab, runtime: str, shape: str) -> None:
-    """hypothesis tries the scripts themselves (tests/bash); this is the whole way, through sbatch, srun and the container."""
+    """hypothesis tries the scripts themselves (tests/scripts); this is the whole way, through sbatch, srun and the container."""
     if runtime == "bare" and shape == "torchrun":
         pytest.skip("torch is in the image only")
     env = {f"NASTY_{i}": text for i, text in enumerate(NASTY)} | {"RANDOM": "5", "SECONDS": "x", "lower": "case"}

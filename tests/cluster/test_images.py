@@ -16,7 +16,7 @@ from kit.errors import ConfigError, EngineError, ImageError, LockError
 from kit.images import engine as engines
 from kit.images import importing, lock, store, verify
 from kit.images.progress import Silent
-from tests.integration.image_lab import (
+from tests.cluster.image_lab import (
     DOCKERFILE,
     DyingEngine,
     ImageLab,

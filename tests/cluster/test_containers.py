@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.integration.conftest import lab_on
-from tests.integration.lab import Lab
-from tests.integration.test_interactive import kit
+from tests.cluster.conftest import lab_on
+from tests.cluster.lab import Lab
+from tests.cluster.test_interactive import kit
 from tests.support import REPO
 
 pytestmark = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.lab import Lab, job_id
+from tests.cluster.lab import Lab, job_id
 
 pytestmark = pytest.mark.cluster
 

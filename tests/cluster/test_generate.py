@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.lab import Lab
+from tests.cluster.lab import Lab
 
 pytestmark = pytest.mark.cluster
 

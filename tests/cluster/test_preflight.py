@@ -12,8 +12,8 @@ import pytest
 
 from kit import shell
 from kit.shell import Completed
-from tests.integration.image_lab import needs_root, small_disk
-from tests.integration.lab import Lab
+from tests.cluster.image_lab import needs_root, small_disk
+from tests.cluster.lab import Lab
 from tests.support import REPO
 
 SCRIPT = REPO / "templates" / "lib" / "preflight.sh"

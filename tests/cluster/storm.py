@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.runs import metrics
-from tests.integration.lab import Lab, Process
+from tests.cluster.lab import Lab, Process
 
 # Longest a fault may leave a group or the lighthouse stopped, seconds.
 STOPPED_S = 6.0

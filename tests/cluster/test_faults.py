@@ -21,8 +21,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from kit import shell
-from tests.integration.image_lab import needs_root
-from tests.integration.lab import Lab
+from tests.cluster.image_lab import needs_root
+from tests.cluster.lab import Lab
 from tests.support import REPO
 
 pytestmark = pytest.mark.cluster

@@ -14,7 +14,7 @@ import pytest
 
 from kit import shell
 from kit.shell import Completed
-from tests.integration.lab import TIMEOUT_S, Lab
+from tests.cluster.lab import TIMEOUT_S, Lab
 from tests.support import REPO
 
 pytestmark = pytest.mark.cluster

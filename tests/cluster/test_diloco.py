@@ -13,9 +13,9 @@ from kit.images import lock as image_lock
 from kit.images import verify
 from kit.runs import metrics
 from kit.slurm.embedded import Shape, up
-from tests.integration.conftest import project_on
-from tests.integration.lab import Lab, Run
-from tests.integration.storm import Storm, outcome
+from tests.cluster.conftest import project_on
+from tests.cluster.lab import Lab, Run
+from tests.cluster.storm import Storm, outcome
 from tests.support import REPO
 
 pytestmark = pytest.mark.cluster

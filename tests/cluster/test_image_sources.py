@@ -22,7 +22,7 @@ from kit.errors import EngineError, ImageError, LockError, UsageError
 from kit.images import engine as engines
 from kit.images import importing, lock, make
 from kit.images.progress import Silent
-from tests.integration.image_lab import BASE, DOCKERFILE, ImageLab, import_base, mounted, needs_root, wait_until
+from tests.cluster.image_lab import BASE, DOCKERFILE, ImageLab, import_base, mounted, needs_root, wait_until
 
 pytestmark = pytest.mark.engine
 

@@ -18,7 +18,7 @@ from kit.errors import KitError
 from kit.images import lock as image_lock
 from kit.images import verify
 from kit.slurm.embedded import Cluster, Shape, down, up
-from tests.integration.lab import Lab
+from tests.cluster.lab import Lab
 from tests.support import REPO
 
 

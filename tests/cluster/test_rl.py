@@ -15,7 +15,7 @@ from kit import shell
 from kit.errors import KitError
 from kit.images import lock as image_lock
 from kit.images import verify
-from tests.integration.lab import Lab, Run
+from tests.cluster.lab import Lab, Run
 from tests.support import REPO
 
 pytestmark = pytest.mark.cluster

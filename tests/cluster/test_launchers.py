@@ -15,7 +15,7 @@ from kit import shell
 from kit.errors import KitError
 from kit.images import lock as image_lock
 from kit.images import verify
-from tests.integration.lab import TIMEOUT_S, Lab, job_id
+from tests.cluster.lab import TIMEOUT_S, Lab, job_id
 from tests.support import REPO
 
 pytestmark = pytest.mark.cluster
