@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks._common import ROOT, Goal, project, report
-from kit import resources, shell
+from kit import data_folders, shell
 from kit.images import lock as image_lock
 from kit.slurm import client
 from kit.slurm.embedded import Cluster, Shape, down, up
@@ -167,7 +167,7 @@ def prologue(on: Bench) -> list[Goal]:
     ranks = on.pairs(run, bare="true", kit=f"{run}/worker.sh", tasks=4)
     added = statistics.median(b - a for a, b in zip(ranks["bare"], ranks["kit"], strict=True))
     locked = image_lock.read(ROOT / "containers/train-cpu/image.lock")
-    image = resources.user_data() / "images/sha256" / f"{locked.sha256}.sqsh"
+    image = data_folders.user_data() / "images/sha256" / f"{locked.sha256}.sqsh"
     floor = on.project / "floor.sh"
     floor.write_text(
         '#!/bin/bash\n[[ -n "$1" ]] || exec unshare --mount --propagation private "$0" in\n'

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import config, resources
+from kit import config, data_folders
 from kit.config import Sources
 from kit.errors import UsageError
 from kit.plan import Plan
@@ -152,7 +152,7 @@ def sweep(
 
 def results(name: str | None = None, *, metric: str | None = None, goal: Goal | None = None) -> Results:
     """The results of a sweep by its id, the start of one, or its folder; the newest by default."""
-    found = find.find_one(name, registry.folders(resources.project()))
+    found = find.find_one(name, registry.folders(data_folders.project()))
     return SweepRun(found).results(metric=metric, goal=goal)
 
 

@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kit import resources
+from kit import data_folders
 from kit.errors import ConfigError, Fault, did_you_mean
-from kit.faults import config_error, dotted
 from kit.spec.cluster import Cluster, QosRow
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.mount import Mount, MountSet
+from kit.validation import config_error, dotted
 
 M = TypeVar("M", bound=BaseModel)
 Table = dict[str, Any]
 Layer = tuple[Mapping[str, Any], str]
-# resources.find within one project: kind, name, who asks, under which key.
-Find = Callable[[str, str, str, str], resources.Entry]
+# data_folders.find within one project: kind, name, who asks, under which key.
+Find = Callable[[str, str, str, str], data_folders.Entry]
 
 COMMAND_LINE = "--set"
 
@@ -101,7 +101,7 @@ class Sources:
     job_file: Path
     project: Path
     place: Cluster
-    cluster: resources.Entry
+    cluster: data_folders.Entry
 
     def merged(self, point: Mapping[str, Any] | None = None) -> Table:
         """The job's keys from all layers, unchecked."""
@@ -131,7 +131,7 @@ class Sources:
             template=_template(job, self._job_dir, file),
         )
 
-    def _layers(self, point: Mapping[str, Any], label: str, entry: resources.Entry) -> list[Layer]:
+    def _layers(self, point: Mapping[str, Any], label: str, entry: data_folders.Entry) -> list[Layer]:
         """Lowest first, each with the name that a fault in it gets."""
         file, cluster_file = self._files
         above = merge(self.set_here, point)
@@ -145,12 +145,12 @@ class Sources:
             *([(point, label)] if point else []),
         ]
 
-    def _launcher(self, point: Mapping[str, Any]) -> resources.Entry:
+    def _launcher(self, point: Mapping[str, Any]) -> data_folders.Entry:
         below = self.written.get("launcher", self.place.defaults.get("launcher"))
         name = point.get("launcher", self.set_here.get("launcher", below))
         file, _ = self._files
         if not isinstance(name, str):
-            known = ", ".join(resources.names("launchers", project_dir=self.project))
+            known = ", ".join(data_folders.names("launchers", project_dir=self.project))
             got = "nothing" if name is None else repr(name)
             raise ConfigError.of(
                 Fault(file=file, key="launcher", got=got, allowed=known, hint='such as launcher = "ddp"')
@@ -180,7 +180,9 @@ class Sources:
     @cached_property
     def _find(self) -> Find:
         return lru_cache(maxsize=None)(
-            lambda kind, name, file, key: resources.find(kind, name, project_dir=self.project, asked_by=file, key=key)
+            lambda kind, name, file, key: data_folders.find(
+                kind, name, project_dir=self.project, asked_by=file, key=key
+            )
         )
 
 
@@ -229,8 +231,8 @@ def job_of(
 def _read(
     files: tuple[Layer, ...], job_file: Path, *, cluster: str | None, overrides: Sequence[str], project: Path | None
 ) -> Sources:
-    project = project or resources.project(job_file.parent)
-    entry = resources.find("clusters", cluster or "local", project_dir=project, asked_by="--cluster", key="cluster")
+    project = project or data_folders.project(job_file.parent)
+    entry = data_folders.find("clusters", cluster or "local", project_dir=project, asked_by="--cluster", key="cluster")
     return Sources(
         files=files,
         set_here=parse_overrides(overrides),

@@ -38,7 +38,7 @@ from kit.scripts import (
     stage_step,
 )
 from kit.sizing import sized
-from kit.spec import patterns
+from kit.spec import log_pattern
 from kit.spec.job import Job
 from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths, is_launchers
 from kit.spec.roles import filled
@@ -219,7 +219,7 @@ class _Making:
         own = ("logs", "monitor", "checkpoints", "state", *(placed.logs for placed in self.roles))
         mounted = [Path(m.source) for m in self.mounts if Path(m.source).is_relative_to(self.site.run_dir)]
         written = [
-            patterns.folder(p, job_name=self.job.name, user=self.site.user) for p in (self.output, self.error) if p
+            log_pattern.folder(p, job_name=self.job.name, user=self.site.user) for p in (self.output, self.error) if p
         ]
         written = [p for p in written if p.is_relative_to(self.site.run_dir)]
         names = [str(m.relative_to(self.site.run_dir)) for m in (*mounted, *written) if m != self.site.run_dir]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import jinja2
 
-from kit import resources
+from kit import data_folders
 
 E = TypeVar("E", bound=jinja2.Environment)
 
@@ -76,4 +76,4 @@ def lib_names() -> tuple[str, ...]:
 
 
 def _folder() -> Path:
-    return resources.packaged() / "templates"
+    return data_folders.packaged() / "templates"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from kit.layout import Layout
 from kit.roles import Placed
 from kit.spec.cluster import NodeShape
-from kit.spec.ends import Monitor, Preflight
 from kit.spec.job import ImageChoice, Job
 from kit.spec.mount import Mount
+from kit.spec.operations import Monitor, Preflight
 from kit.spec.paths import RunPaths
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import resources, shell
+from kit import data_folders, shell
 from kit.slurm.embedded import Shape, down, up
 from tests.cluster.conftest import project_on
 from tests.cluster.lab import Lab
@@ -128,7 +128,7 @@ def laboratory() -> Iterator[Lab]:
         try:
             project = folder / "project"
             project.mkdir()
-            yield project_on(cluster, resources.user_data() / "images", project)
+            yield project_on(cluster, data_folders.user_data() / "images", project)
         finally:
             down(name, folder=folder / "cluster")
 

@@ -86,7 +86,7 @@ def convert_checkpoint(
     as_json: Json = False,
 ) -> None:
     """Turn a sharded checkpoint (torch's, megatron's) into one .pt file or a Hugging Face folder."""
-    from kit import resources
+    from kit import data_folders
     from kit.images import store as image_store
     from kit.images.progress import Terminal
     from kit.runs import convert
@@ -100,7 +100,7 @@ def convert_checkpoint(
         image=image,
         python=None if container else python,
         store=store.absolute() if store else image_store.default(),
-        project=resources.project(),
+        project=data_folders.project(),
         force=force,
         options=(*options, "--shard-size", str(shard_mb * 10**6)),
     )

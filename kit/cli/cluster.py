@@ -93,13 +93,13 @@ def detect(
     """Write a first clusters/NAME.toml from what this machine's Slurm says of itself."""
     import tomli_w
 
-    from kit import config, resources
+    from kit import config, data_folders
     from kit.errors import UsageError
     from kit.slurm import client
     from kit.slurm.detect import detect as ask
     from kit.spec.cluster import Cluster
 
-    path = resources.project() / "clusters" / f"{name}.toml"
+    path = data_folders.project() / "clusters" / f"{name}.toml"
     if path.exists() and not force:
         raise UsageError(f"{path}: there is one already", hint="--force writes over it")
     found = ask(env=client.environment({}))

@@ -31,11 +31,11 @@ def build_image(
     name: Name, *, store: Store = None, locked: Locked = False, no_cache: Fresh = False, as_json: Json = False
 ) -> None:
     """Build an image, squash it into the store, and write its lock."""
-    from kit import resources
+    from kit import data_folders
     from kit.images import build
     from kit.images.progress import Terminal
 
-    order = build.Order(name=name, project=resources.project(), store=_store(store), locked=locked, fresh=no_cache)
+    order = build.Order(name=name, project=data_folders.project(), store=_store(store), locked=locked, fresh=no_cache)
     _print(build.build(order, Terminal()), as_json=as_json)
 
 
@@ -55,11 +55,11 @@ def import_image(
     as_json: Json = False,
 ) -> None:
     """Bring in an image that exists already, squash it into the store, and write its lock."""
-    from kit import resources
+    from kit import data_folders
     from kit.images import importing
     from kit.images.progress import Terminal
 
-    order = importing.Order(uri=source, name=name, project=resources.project(), store=_store(store), locked=locked)
+    order = importing.Order(uri=source, name=name, project=data_folders.project(), store=_store(store), locked=locked)
     _print(importing.run(order, Terminal()), as_json=as_json)
 
 
@@ -68,10 +68,10 @@ def images(*, store: Store = None, as_json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from kit import resources
+    from kit import data_folders
     from kit.images import catalogue
 
-    rows = catalogue.rows(_store(store), resources.project())
+    rows = catalogue.rows(_store(store), data_folders.project())
     used = _runs_by_digest()
     if as_json:
         facts = [
@@ -112,10 +112,10 @@ def verify_image(
     store: Store = None,
 ) -> None:
     """Check that an image file is whole and is the one that its lock names."""
-    from kit import resources
+    from kit import data_folders
     from kit.images import check
 
-    project, place = resources.project(), _store(store)
+    project, place = data_folders.project(), _store(store)
     if rebuild:
         from kit.images.progress import Terminal
 
@@ -132,14 +132,16 @@ def prune_images(
     as_json: Json = False,
 ) -> None:
     """Remove images that no lock names and no queued or running job uses."""
-    from kit import resources
+    from kit import data_folders
     from kit.images import catalogue
     from kit.images import store as image_store
 
     place = _store(store)
     image_store.prepare(place)
     in_use = {sha256 for sha256, runs in _runs_by_digest().items() if any(_needs_image(run) for run in runs)}
-    gone = catalogue.prune(place, resources.project(), in_use=in_use, older_than_s=older_than * _DAY_S, dry_run=dry_run)
+    gone = catalogue.prune(
+        place, data_folders.project(), in_use=in_use, older_than_s=older_than * _DAY_S, dry_run=dry_run
+    )
     if as_json:
         typer.echo(json.dumps({"dry_run": dry_run, "removed": [str(path) for path, _ in gone]}))
         return
@@ -156,12 +158,12 @@ def _store(given: Path | None) -> Path:
 
 def _runs_by_digest() -> dict[str, list[Status]]:
     """Runs of this project by the digest (64 hex digits) of their image."""
-    from kit import resources
+    from kit import data_folders
     from kit.cli.runs import queue
     from kit.runs import registry, status
 
     table: dict[str, list[Status]] = {}
-    for run in status.of(registry.find_all(registry.folders(resources.project())), queue=queue()):
+    for run in status.of(registry.find_all(registry.folders(data_folders.project())), queue=queue()):
         table.setdefault(run.manifest.image_digest.removeprefix("sha256:"), []).append(run)
     return table
 

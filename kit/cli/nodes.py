@@ -16,12 +16,12 @@ def nodes(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the nodes that failed a preflight within the last day; new jobs are kept off them."""
-    from kit import config, resources
+    from kit import config, data_folders
     from kit.runs import avoid, registry
     from kit.spec.cluster import Cluster
 
-    project = resources.project()
-    entry = resources.find("clusters", cluster, project_dir=project, asked_by="--cluster", key="cluster")
+    project = data_folders.project()
+    entry = data_folders.find("clusters", cluster, project_dir=project, asked_by="--cluster", key="cluster")
     folder = registry.folder_of(config.load_model(entry.path, Cluster), project)
     if forget is not None:
         avoid.forget(folder, forget)

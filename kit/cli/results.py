@@ -41,14 +41,14 @@ def results(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Gather the metrics of a sweep's points into one table, the best first."""
-    from kit import resources
+    from kit import data_folders
     from kit.cli import runs
     from kit.runs import registry
     from kit.sweeps import find, formats
     from kit.sweeps import plot as drawing
     from kit.sweeps.results import gather
 
-    folders = [runs_dir] if runs_dir else registry.folders(resources.project())
+    folders = [runs_dir] if runs_dir else registry.folders(data_folders.project())
     found = gather(find.find_one(sweep, folders), queue=runs.queue(), metric=metric, goal=goal, reduce=reduce)
     if as_json:
         print(formats.as_json(found))

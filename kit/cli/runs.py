@@ -110,7 +110,7 @@ def tmux(
     runs_dir: RunsDir = None,
 ) -> None:
     """Open a tmux session for a run: a shell, and its logs with a pane for each role. Goes back to one that is there."""
-    from kit import resources
+    from kit import data_folders
     from kit.runs import registry
     from kit.runs import tmux as sessions
 
@@ -122,7 +122,7 @@ def tmux(
         return [sys.executable, "-m", "kit", "logs", str(run_dir), *([role] if role else []), "--follow"]
 
     if not sessions.exists(session):
-        sessions.make(session, run_dir, cwd=resources.project(), following=following)
+        sessions.make(session, run_dir, cwd=data_folders.project(), following=following)
     if detach:
         print(session)
     elif code := sessions.attach(session):
@@ -272,7 +272,7 @@ def _facts(one: Status) -> dict[str, object]:
 
 
 def _folders(given: Path | None) -> list[Path]:
-    from kit import resources
+    from kit import data_folders
     from kit.runs import registry
 
-    return [given] if given else registry.folders(resources.project())
+    return [given] if given else registry.folders(data_folders.project())

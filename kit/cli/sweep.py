@@ -121,10 +121,10 @@ def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path) -> dict[
 
 
 def _folders(job_file: Path) -> list[Path]:
-    from kit import resources
+    from kit import data_folders
     from kit.runs import registry
 
-    return registry.folders(resources.project(job_file.resolve().parent))
+    return registry.folders(data_folders.project(job_file.resolve().parent))
 
 
 def _recorded(job_file: Path, name: str | None) -> SweepRecord:

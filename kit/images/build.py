@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kit import resources
+from kit import data_folders
 from kit.config import load_model
 from kit.images import base, context, lease, lock, make, squash, store, tarstream, tree, wheels
 from kit.images.engine import Engine, EngineImage, connect
@@ -65,7 +65,7 @@ def _waiting(report: Report, who: str) -> None:
 
 
 def _read(order: Order) -> tuple[_Folder, make.Target]:
-    entry = resources.find("containers", order.name, project_dir=order.project)
+    entry = data_folders.find("containers", order.name, project_dir=order.project)
     spec = load_model(entry.path, ImageSpec)
     files = context.scan(entry.folder)
     networked = spec.build.network != "none"

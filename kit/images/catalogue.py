@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import resources
+from kit import data_folders
 from kit.errors import ConfigError, ImageError
 from kit.images import lock, store
 from kit.spec.image import ImageLock
@@ -82,7 +82,9 @@ def prune(
 
 
 def _lock_files(store_dir: Path, project: Path) -> list[Path]:
-    own = [path for root in resources.roots(project) for path in sorted((root / "containers").glob(f"*/{lock.FILE}"))]
+    own = [
+        path for root in data_folders.roots(project) for path in sorted((root / "containers").glob(f"*/{lock.FILE}"))
+    ]
     return list(dict.fromkeys([*own, *store.registered(store_dir)]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit import resources
+from kit import data_folders
 from kit.errors import LockError, UsageError
 from kit.images import build, lock, sqshfile, store, verify
 from kit.images.progress import Report
@@ -48,6 +48,6 @@ def _checked_file(path: Path, *, full: bool) -> str:
 def _lock_of(name: str, project: Path) -> ImageLock:
     place = lock.find(name, project=project)
     if place is None:
-        resources.find("containers", name, project_dir=project, key="image")
+        data_folders.find("containers", name, project_dir=project, key="image")
         raise LockError(f"image {name} has no lock", hint=f"run 'kit build-image {name}'")
     return lock.read(place)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tomli_w
 
-from kit import resources
+from kit import data_folders
 from kit.config import load_model
 from kit.errors import ImageError
 from kit.spec.image import ImageLock
@@ -20,14 +20,14 @@ _HEADER = "# Written by the kit; commit it. A run of this image gets these bytes
 
 def find(name: str, *, project: Path) -> Path | None:
     """The lock of the image `name`: the project's first, then the user's, then the kit's own; None when there is none."""
-    for root in resources.roots(project):
+    for root in data_folders.roots(project):
         path = root / "containers" / name / FILE
         if path.is_file():
             return path
     return None
 
 
-def place(entry: resources.Entry, *, project: Path) -> Path:
+def place(entry: data_folders.Entry, *, project: Path) -> Path:
     """Where the lock of an entry is written: beside its image.toml, or in the project when the kit's own folder is read-only."""
     writable = entry.folder if os.access(entry.folder, os.W_OK) else project / "containers" / entry.name
     return writable / FILE

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kit import resources
+from kit import data_folders
 from kit.errors import ImageError
 from kit.images import lease
 from kit.images.owner import Owner
@@ -34,7 +34,7 @@ NO_SPACE = "free space (or inodes: 'df -i') on the store's filesystem, or name a
 def default() -> Path:
     """The store of this user, unless KIT_STORE or a cluster names a shared one."""
     named = os.environ.get("KIT_STORE")
-    return Path(named).absolute() if named else resources.user_data() / "images"
+    return Path(named).absolute() if named else data_folders.user_data() / "images"
 
 
 def path(store: Path, sha256: str) -> Path:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from kit import resources, shell
+from kit import data_folders, shell
 from kit.errors import ImageError, RunError, ToolError, UsageError
 from kit.images import lock as image_lock
 from kit.images import verify
@@ -62,7 +62,7 @@ def convert(order: Order, report: Report) -> dict[str, Any]:
     source, target = _checkpoint(order.source), order.target.absolute()
     _check(order, source, target)
     words = ["--to", order.to, *(["--force"] if order.force else []), *order.options, "--json-lines"]
-    launchers = resources.packaged() / "launchers"
+    launchers = data_folders.packaged() / "launchers"
     if order.python is not None:
         argv = [order.python, str(launchers / "convert/convert.py"), str(source), str(target), *words]
         return _run(argv, {**os.environ, "PYTHONPATH": str(launchers)}, {}, report)
@@ -95,7 +95,7 @@ def _contained(order: Order, source: Path, target: Path, program: Sequence[str])
     """The argv that runs `program` in the image, which sees the checkpoint (read-only) and the target's folder."""
     shell.require("bwrap", hint="install bubblewrap, or convert with --no-container and --python")
     image = _image(order)
-    packaged = resources.packaged()
+    packaged = data_folders.packaged()
     try:
         mounts = (
             Mount(source=str(packaged / "templates/lib"), target=f"{CONTAINER_RUN}/lib", flags=("ro",)),
@@ -120,7 +120,7 @@ def _image(order: Order) -> Path:
     """The image's file, which is the locked one and has what the program imports."""
     path = image_lock.find(order.image, project=order.project)
     if path is None:
-        resources.find("containers", order.image, project_dir=order.project, key="--image")
+        data_folders.find("containers", order.image, project_dir=order.project, key="--image")
         raise ImageError(f"image {order.image} is not built yet", hint=f"run 'kit build-image {order.image}'")
     lock = image_lock.read(path)
     if missing := lacking(lock, order.to):

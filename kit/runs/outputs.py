@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kit.errors import RunError
 from kit.scripts import header
-from kit.spec import patterns
+from kit.spec import log_pattern
 
 _FILES = ("output", "error")
 
@@ -37,7 +37,7 @@ def _folders_of(script: str) -> list[Path]:
     options = dict(option.removeprefix("--").partition("=")[::2] for option in header(script))
     files = [options[name] for name in _FILES if name in options]
     return [
-        patterns.folder(file, job_name=options["job-name"], user=getpass.getuser())
+        log_pattern.folder(file, job_name=options["job-name"], user=getpass.getuser())
         for file in files
         if "/%a/" not in file
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kit import config, resources
+from kit import config, data_folders
 from kit.errors import ConfigError
 from kit.slurm import client, embedded
 from kit.slurm.client import JobId, QueuedJob
@@ -25,7 +25,7 @@ def env_of(cluster: str) -> dict[str, str]:
 def is_up(cluster: str) -> bool:
     """Whether there is a Slurm to ask: an embedded cluster may be down, any other is taken to be there."""
     try:
-        entry = resources.find("clusters", cluster, project_dir=resources.project())
+        entry = data_folders.find("clusters", cluster, project_dir=data_folders.project())
         return not config.load_model(entry.path, Cluster).embedded or embedded.find(cluster) is not None
     except ConfigError:
         return embedded.find(cluster) is not None

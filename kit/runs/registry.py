@@ -6,7 +6,7 @@ import getpass
 import os
 from pathlib import Path
 
-from kit import config, resources
+from kit import config, data_folders
 from kit.errors import ConfigError, RunError
 from kit.runs.manifest import read
 from kit.runs.status import events
@@ -24,7 +24,7 @@ def folder_of(cluster: Cluster, project: Path) -> Path:
         "project": str(project),
         "user": getpass.getuser(),
         "home": str(Path.home()),
-        "data": str(resources.user_data()),
+        "data": str(data_folders.user_data()),
     }
     text = cluster.paths.runs
     for word, value in known.items():
@@ -35,9 +35,9 @@ def folder_of(cluster: Cluster, project: Path) -> Path:
 def folders(project: Path) -> list[Path]:
     """The runs folders of all clusters that this project knows; a cluster file that cannot be read is passed over here."""
     found = []
-    for name in resources.names("clusters", project_dir=project):
+    for name in data_folders.names("clusters", project_dir=project):
         try:
-            entry = resources.find("clusters", name, project_dir=project)
+            entry = data_folders.find("clusters", name, project_dir=project)
             found.append(folder_of(config.load_model(entry.path, Cluster), project))
         except ConfigError:
             continue

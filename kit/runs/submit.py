@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit import config, resources
+from kit import config, data_folders
 from kit.config import Resolved
 from kit.errors import SlurmError, UsageError
 from kit.layout import minutes
@@ -166,13 +166,13 @@ def _lock_named(resolved: Resolved, name: str | None, key: str) -> ImageLock | N
     if path is not None:
         return image_lock.read(path)
     # Not built yet, or no image at all: the latter is an error here, with the nearest name.
-    resources.find("containers", name, project_dir=resolved.project, asked_by=resolved.job_file, key=key)
+    data_folders.find("containers", name, project_dir=resolved.project, asked_by=resolved.job_file, key=key)
     return None
 
 
 def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool) -> Site:
     user, home = getpass.getuser(), str(Path.home())
-    data = str(resources.user_data())
+    data = str(data_folders.user_data())
     # Seconds alone could be shared by two submits of one job; the suffix cannot.
     run_id = f"{resolved.job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     runs_dir = registry.folder_of(resolved.cluster, resolved.project)

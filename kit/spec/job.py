@@ -11,9 +11,9 @@ from kit.spec import sbatch
 from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
 from kit.spec.chain import Chain
 from kit.spec.diloco import DiLoCo
-from kit.spec.ends import Monitor, Preflight, Retry, Secrets
+from kit.spec.log_pattern import LogPattern
 from kit.spec.mount import Mount
-from kit.spec.patterns import LogPattern
+from kit.spec.operations import Monitor, Preflight, Retry, Secrets
 from kit.spec.rl import Rl, Sft
 from kit.spec.roles import Role, RoleName
 from kit.spec.stages import Stage

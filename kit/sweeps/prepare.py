@@ -13,7 +13,7 @@ from kit.errors import ConfigError, Fault, UsageError
 from kit.plan import plan
 from kit.runs import submit
 from kit.runs.submit import Prepared
-from kit.spec import patterns
+from kit.spec import log_pattern
 from kit.spec.image import ImageLock
 from kit.spec.sweep import Sweep
 from kit.sweeps.arrays import Array, group, nodes_of
@@ -144,7 +144,7 @@ def _require_single(one: Resolved) -> None:
         if there
     ]
     for key, pattern in (("slurm.output", one.job.slurm.output), ("slurm.error", one.job.slurm.error)):
-        if pattern is not None and not patterns.is_of_one_job(pattern, array=True):
+        if pattern is not None and not log_pattern.is_of_one_job(pattern, array=True):
             allowed = "%j, or %A and %a: the tasks of an array would write into one file"
             wrong.append(Fault(file=one.job_file, key=key, got=repr(pattern), allowed=allowed))
     if wrong:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kit import config, resources
+from kit import config, data_folders
 from kit.config import shown as shown_path
 from kit.errors import ConfigError, did_you_mean
 from kit.spec.sweep import Value
@@ -51,7 +51,7 @@ class Tables:
 
     def _read(self, name: str) -> tuple[Table, str]:
         try:
-            entry = resources.find(KIND, name, project_dir=self._project, asked_by="lookup", key=name)
+            entry = data_folders.find(KIND, name, project_dir=self._project, asked_by="lookup", key=name)
         except ConfigError as error:
             (fault,) = error.faults
             raise ExpressionError(f"no table {name!r}; known: {fault.allowed}; {fault.hint}") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit import resources, shell
+from kit import data_folders, shell
 from kit.errors import KitError
 from kit.images import lock as image_lock
 from kit.images import verify
@@ -65,7 +65,7 @@ def short_folder() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def train_cpu() -> Path:
     """The image that the examples run in, built when it is not there; the folder of its store."""
-    store = resources.user_data() / "images"
+    store = data_folders.user_data() / "images"
     try:
         verify.check(image_lock.read(REPO / "containers/train-cpu/image.lock"), store, full=False)
     except KitError:

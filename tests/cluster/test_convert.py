@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kit import resources, shell
+from kit import data_folders, shell
 from kit.errors import KitError
 from kit.images import lock as image_lock
 from kit.images import verify
@@ -87,7 +87,7 @@ def test_an_image_without_safetensors_is_refused(saved: Path, train_cpu: Path) -
 
 
 def test_a_folder_for_transformers(saved: Path) -> None:
-    store = resources.user_data() / "images"
+    store = data_folders.user_data() / "images"
     lock = image_lock.read(REPO / "containers/frameworks-cpu/image.lock")
     if missing := lacking(lock, "huggingface"):
         pytest.skip(f"frameworks-cpu lacks {', '.join(missing)}: add it to its requirements.in and build it")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit import resources, shell
+from kit import data_folders, shell
 from kit.cli.jobs import following
 from tests.support import REPO, plan_of, write_job
 
@@ -83,7 +83,7 @@ def test_the_users_own_folders_are_no_project(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     inside = tmp_path / "kit" / "clusters" / "local"
     inside.mkdir(parents=True)
-    assert resources.project(inside) == inside
+    assert data_folders.project(inside) == inside
 
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:

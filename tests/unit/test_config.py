@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from kit import config, resources
+from kit import config, data_folders
 from kit.errors import ConfigError
 from tests.support import REPO, write_job
 
@@ -233,10 +233,10 @@ def test_every_shipped_file_loads(kind: str) -> None:
     from kit.spec import models
 
     model = {"clusters": "cluster", "mounts": "mounts", "launchers": "launcher"}[kind]
-    names = resources.names(kind, project_dir=REPO)
+    names = data_folders.names(kind, project_dir=REPO)
     assert names
     for name in names:
-        config.load_model(resources.find(kind, name, project_dir=REPO).path, models()[model])
+        config.load_model(data_folders.find(kind, name, project_dir=REPO).path, models()[model])
 
 
 @pytest.mark.parametrize("path", sorted((REPO / "examples").glob("*/job.toml")), ids=lambda p: p.parent.name)

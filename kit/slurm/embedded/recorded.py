@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit import resources
+from kit import data_folders
 from kit.errors import UsageError
 from kit.slurm.embedded.layout import Layout, checked_name, node_names
 from kit.slurm.embedded.model import Cluster, this_boot
@@ -12,7 +12,7 @@ from kit.slurm.embedded.model import Cluster, this_boot
 
 def default_folder(name: str) -> Path:
     """Where a cluster lives unless told otherwise."""
-    return resources.user_data() / "clusters" / name
+    return data_folders.user_data() / "clusters" / name
 
 
 def find(name: str = "local", *, folder: Path | None = None) -> Cluster | None:
