@@ -48,22 +48,28 @@ checks::nodes() {
     rm -rf -- "${folder}"
     mkdir -p -- "${folder}"
     local -r all="${nodes_all[*]}"
+    local -ri deadline=$((EPOCHSECONDS + KIT_PREFLIGHT_TIMEOUT + (containers_unpacked ? KIT_UNPACK_TIMEOUT : 0)))
     # Every node of the allocation is checked, spares too.
     KIT_NODE_NAMES="${all}" steps::start kit-preflight "${KIT_PREFLIGHT_ARGV[@]}" "now=${EPOCHSECONDS}"
     if ((${#KIT_PROBE_ARGV[@]})); then
+        # The container mounts the cache folder, which the preflight makes.
+        checks::await "${deadline}" checks::has_folders kit-preflight
         KIT_NODE_NAMES="${all}" steps::start kit-probe "${KIT_PROBE_ARGV[@]}"
     fi
-    checks::await "$((KIT_PREFLIGHT_TIMEOUT + (containers_unpacked ? KIT_UNPACK_TIMEOUT : 0)))"
+    checks::await "${deadline}" false kit-preflight kit-probe
     [[ -z "${got_signal}" ]] || return 143
     checks::judge "${folder}"
 }
 
-# Waits for both steps, for at most so many seconds together; a step that hangs is ended.
+# checks::await DEADLINE ENOUGH STEP…: until each step has ended or the command ENOUGH succeeds; a step that hangs is ended at the deadline.
 checks::await() {
-    local -ri deadline=$((EPOCHSECONDS + $1))
+    local -ri deadline="$1"
+    local -r enough="$2"
     local name
-    for name in kit-preflight kit-probe; do
+    shift 2
+    for name in "$@"; do
         while [[ -n "${steps_pid[${name}]:-}" ]] && kill -0 "${steps_pid[${name}]}" 2>/dev/null; do
+            ! "${enough}" || return 0
             if ((EPOCHSECONDS >= deadline)) || [[ -n "${got_signal}" ]]; then
                 steps::end 50 "${name}"
                 continue 2
@@ -75,6 +81,13 @@ checks::await() {
             unset "steps_pid[${name}]"
         fi
     done
+}
+
+# Whether the preflight has made its folders on every node. It says so before the checks that take long.
+checks::has_folders() {
+    local -a made
+    mapfile -t made < <(compgen -G "${KIT_RUN_DIR}/state/preflight/*.folders")
+    ((${#made[@]} >= ${#nodes_all[@]}))
 }
 
 checks::judge() {

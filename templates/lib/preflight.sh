@@ -58,9 +58,15 @@ check_image() {
     fi
 }
 
+# The container probe starts when every node has written this report: its containers mount the cache folder.
+make_folders() {
+    (umask 077 && mkdir -p -- "${cache}") 2>/dev/null
+    : >"${run}/state/preflight/${node}.folders"
+}
+
 check_folders() {
     local path
-    if ! (umask 077 && mkdir -p -- "${cache}") 2>/dev/null || [[ ! -w "${cache}" ]]; then
+    if [[ ! -d "${cache}" || ! -w "${cache}" ]]; then
         fault "cache folder ${cache} cannot be made or written; set paths.cache of the cluster to a local folder of yours"
     else
         check_space "${cache}"
@@ -155,6 +161,7 @@ check_gpus() {
 
 main() {
     read_options "$@"
+    make_folders
     check_images
     check_folders
     check_limits
