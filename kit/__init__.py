@@ -6,8 +6,6 @@ used, so that `import kit` stays light.
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,14 +22,3 @@ def __getattr__(name: str) -> Any:
     from kit import api
 
     return getattr(api, name)
-
-
-class _Package(ModuleType):
-    """`kit.plan` is a function here and a module of the package: importing the module does not put it over the function."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in __all__ and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

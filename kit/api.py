@@ -19,7 +19,7 @@ from pathlib import Path
 from kit import config, data_folders
 from kit.config import Sources
 from kit.errors import UsageError
-from kit.plan import Plan
+from kit.planning.plan import Plan
 from kit.runs import metrics as reported
 from kit.runs import queues, registry, status
 from kit.runs import submit as one_run

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit import config
-from kit.plan import Plan, Site, plan
+from kit.planning.plan import Plan, plan
+from kit.planning.site import Site
 from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Packages, Squash
 
 SHA = "c0ffee" + "0" * 58

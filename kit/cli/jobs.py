@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kit.plan import Plan
+    from kit.planning.plan import Plan
     from kit.runs.submit import Prepared
 
 # More roles than these are not named one by one after a submit.

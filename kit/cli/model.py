@@ -28,26 +28,26 @@ def model(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Count a decoder-only model's parameters, its compute-optimal tokens and steps, and what fits on a GPU."""
-    from kit import scaling
+    from kit import model_size
     from kit.errors import UsageError
 
     try:
-        shape = scaling.Shape(
+        shape = model_size.Shape(
             layers=layers, dim=dim, heads=heads, vocab=vocab, context=context, ffn=ffn, kv_heads=kv_heads, gated=gated, tied=tied,
             biases=biases,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(str(error)) from None
-    count = scaling.parameters(shape)
-    tokens = scaling.optimal_tokens(count, tokens_per_parameter=ratio)
+    count = model_size.parameters(shape)
+    tokens = model_size.optimal_tokens(count, tokens_per_parameter=ratio)
     facts = {
         "parameters": count,
-        "non_embedding": scaling.non_embedding(shape),
+        "non_embedding": model_size.non_embedding(shape),
         "tokens": tokens,
-        "steps": scaling.steps(tokens, global_batch=global_batch, context=context),
-        "operations": scaling.operations(count, tokens),
-        "needs_sharding": scaling.needs_sharding(count, gpu_memory_gb=gpu_memory),
-        "local_batch": scaling.local_batch(shape, gpu_memory_gb=gpu_memory),
+        "steps": model_size.steps(tokens, global_batch=global_batch, context=context),
+        "operations": model_size.operations(count, tokens),
+        "needs_sharding": model_size.needs_sharding(count, gpu_memory_gb=gpu_memory),
+        "local_batch": model_size.local_batch(shape, gpu_memory_gb=gpu_memory),
     }
     if as_json:
         print(json.dumps(facts, indent=2))

@@ -18,8 +18,8 @@ def eject(
 ) -> None:
     """Write the kit's own batch template, for [slurm] template to start from."""
     from kit.errors import UsageError
+    from kit.planning.batch_file import DEFAULT
     from kit.render import plain
-    from kit.template import DEFAULT
 
     text = plain(DEFAULT)
     if file is None:

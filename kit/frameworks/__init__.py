@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import cast
 
+from kit.allocation import Layout
 from kit.errors import ConfigError, Fault
-from kit.layout import Layout
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.roles import Role

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kit.allocation import Layout
 from kit.errors import ConfigError, Fault, did_you_mean
 from kit.frameworks import Extra
-from kit.layout import Layout
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.paths import is_launchers

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kit.allocation import Layout
 from kit.errors import ConfigError, Fault
 from kit.frameworks import Extra
-from kit.layout import Layout
 from kit.spec.diloco import DiLoCo
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from kit.allocation import Layout
 from kit.errors import ConfigError, Fault
 from kit.frameworks import Extra, megatron_options, megatron_rules
-from kit.layout import Layout
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.training import Checkpoint, Megatron

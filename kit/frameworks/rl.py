@@ -14,9 +14,9 @@ from typing import Any
 
 import tomli_w
 
+from kit.allocation import Layout
 from kit.errors import ConfigError, Fault, did_you_mean
 from kit.frameworks import Extra
-from kit.layout import Layout
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.programs import Program, Programs

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kit.allocation import Layout
 from kit.frameworks import Extra
 from kit.frameworks.rl import others, prepared
-from kit.layout import Layout
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.rl import Sft

@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from kit.allocation import Layout
 from kit.errors import ConfigError, Fault
 from kit.frameworks import Extra, diloco
-from kit.layout import Layout
 from kit.spec.diloco import DiLoCo
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kit.errors import ConfigError, Fault, SlurmError
-from kit.plan import Plan, PlanFile
+from kit.planning.plan import Plan, PlanFile
+from kit.planning.sbatch import header
 from kit.render import render
 from kit.runs import atomic
-from kit.scripts import header
 from kit.slurm import client
 from kit.spec.paths import RunPaths
 

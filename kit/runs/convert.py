@@ -20,7 +20,7 @@ from kit.errors import ImageError, RunError, ToolError, UsageError
 from kit.images import lock as image_lock
 from kit.images import verify
 from kit.images.progress import Report
-from kit.pins import canonical
+from kit.planning.images import canonical
 from kit.runtimes.base import Container
 from kit.runtimes.bubblewrap import runtime
 from kit.spec.image import ImageLock

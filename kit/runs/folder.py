@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import RunError
-from kit.plan import Plan
+from kit.planning.plan import Plan
 from kit.runs import secret
 from kit.runs.manifest import Manifest
 from kit.spec.paths import RunPaths

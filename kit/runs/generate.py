@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from kit import config
+from kit.allocation import Layout
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, UsageError
 from kit.frameworks import torchtitan
-from kit.layout import Layout
-from kit.plan import Plan, PlanFile, plan
+from kit.planning.plan import Plan, PlanFile, plan
+from kit.planning.sbatch import explained, header
 from kit.render import render
 from kit.runs import manifest, submit
 from kit.runs.submit import Prepared
-from kit.scripts import explained, header
 
 LAUNCHER, CONFIG = "torchtitan", "config.toml"
 # Slurm's own default; a job's number is in no path of the run folder before there is one.

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from kit import __version__, shell
 from kit.errors import RunError, ToolError
-from kit.plan import Plan
+from kit.planning.plan import Plan
 from kit.runs import atomic
 from kit.slurm.client import JobId
 from kit.spec.base import Model

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kit.errors import RunError
-from kit.scripts import header
+from kit.planning.sbatch import header
 from kit.spec import log_pattern
 
 _FILES = ("output", "error")

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit import config, data_folders
+from kit.allocation import minutes
 from kit.config import Resolved
 from kit.errors import SlurmError, UsageError
-from kit.layout import minutes
-from kit.plan import Plan, Site, plan
+from kit.planning.plan import Plan, plan
+from kit.planning.site import Site
 from kit.runs import avoid, chain, folder, manifest, outputs, registry, secret
 from kit.slurm import client, embedded
 from kit.spec.job import Job

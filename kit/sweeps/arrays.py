@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.plan import Plan
+from kit.planning.plan import Plan
+from kit.planning.sbatch import header
 from kit.render import render
-from kit.scripts import header
 
 # What tells the points of an array apart: their names, and the paths inside their run folders.
 _OWN_NAME = "--job-name="

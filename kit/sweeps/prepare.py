@@ -10,7 +10,7 @@ from pathlib import Path
 from kit import config
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, UsageError
-from kit.plan import plan
+from kit.planning.plan import plan
 from kit.runs import submit
 from kit.runs.submit import Prepared
 from kit.spec import log_pattern

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kit import config
-from kit.plan import Plan, PlanFile, plan
+from kit.planning.plan import Plan, PlanFile, plan
 from kit.runs import generate
 from kit.runs.generate import Asked
 from tests.support import REPO, make_lock, make_site

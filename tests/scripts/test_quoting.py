@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kit import shell
-from kit.plan import PlanFile
+from kit.planning.plan import PlanFile
 from kit.render import plain, render
 from kit.runtimes.pyxis import mount_option
 from kit.spec.job import Job

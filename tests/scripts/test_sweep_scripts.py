@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit import config, shell
-from kit.plan import Plan
+from kit.planning.plan import Plan
 from kit.runs.chain import with_links
 from kit.runs.folder import write_files
 from kit.sweeps.arrays import group

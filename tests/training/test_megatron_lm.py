@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from kit import config
+from kit.allocation import lay_out
 from kit.config import Resolved
 from kit.errors import ConfigError
 from kit.frameworks import megatron, megatron_options, megatron_rules
-from kit.layout import lay_out
 from tests.support import REPO, write_job
 
 CHECKOUT = Path(os.environ.get("MEGATRON_LM", "/opt/Megatron-LM"))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import kit.plan  # the module of that name may not hide the function
+import kit
 from kit import Job, plan, shell, submit, sweep
 from kit.errors import ConfigError, UsageError
-from kit.plan import Plan
+from kit.planning.plan import Plan
 from kit.runs.submit import prepare
 from tests.support import write_job
 
@@ -70,9 +70,8 @@ def test_importing_the_package_imports_nothing_else() -> None:
     assert shell.run([sys.executable, "-c", code]).stdout == "[]"
 
 
-def test_the_module_plan_does_not_hide_the_function() -> None:
-    assert callable(kit.plan)
-    code = "import kit.plan; from kit import plan; from kit.plan import Plan; print(plan.__module__, Plan.__module__)"
-    assert shell.run([sys.executable, "-c", code]).stdout == "kit.api kit.plan"
+def test_names_of_the_package_are_those_of_the_api() -> None:
+    code = "import kit.planning.plan, kit; print(kit.plan.__module__)"
+    assert shell.run([sys.executable, "-c", code]).stdout == "kit.api"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         kit.nothing  # noqa: B018

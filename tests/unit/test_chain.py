@@ -8,8 +8,8 @@ import pytest
 
 from kit import config
 from kit.errors import ConfigError, UsageError
+from kit.planning.sbatch import header
 from kit.runs.submit import prepare
-from kit.scripts import header
 from kit.sweeps import stages
 from kit.sweeps.after import After, parse, term
 from kit.sweeps.stages import PreparedStage

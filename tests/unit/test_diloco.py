@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from kit import config
 from kit.errors import ConfigError
 from kit.frameworks.diloco import Group, least, picture, replica_groups
-from kit.plan import Plan, plan
+from kit.planning.plan import Plan, plan
 from kit.spec.diloco import DiLoCo
 from tests.support import make_lock, make_site, write_job
 

@@ -12,7 +12,7 @@ import tomli_w
 from kit import config
 from kit.errors import ConfigError
 from kit.frameworks import deepspeed
-from kit.plan import plan
+from kit.planning.plan import plan
 from tests.support import make_lock, make_site, plan_of, write_job
 
 BASE = {"name": "x", "image": "train-cpu", "resources": {"nodes": 2, "gpus_per_node": 2}}

@@ -13,8 +13,8 @@ import pytest
 from kit import shell
 from kit.errors import ConfigError, KitError, UsageError
 from kit.frameworks import torchtitan
+from kit.planning.sbatch import header
 from kit.runs.generate import Asked, single_file
-from kit.scripts import header
 from tests.support import REPO
 
 CLUSTER = """

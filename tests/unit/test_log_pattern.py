@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError, RunError
-from kit.plan import Plan
+from kit.planning.plan import Plan
+from kit.planning.sbatch import header
 from kit.runs import outputs
 from kit.runs.submit import prepare
-from kit.scripts import header
 from kit.sweeps import prepare as sweeps
 from tests.support import plan_of, write_job
 

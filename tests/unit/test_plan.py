@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.allocation import minutes
 from kit.errors import ConfigError
-from kit.layout import minutes
-from kit.plan import Plan
+from kit.planning.plan import Plan
 from kit.runtimes.pyxis import image_uri
 from tests.support import make_site, plan_of, write_job
 
@@ -270,7 +270,7 @@ def test_unknown_placeholder(tmp_path: Path) -> None:
 
 def test_image_without_lock_says_the_command(tmp_path: Path) -> None:
     from kit import config
-    from kit.plan import plan
+    from kit.planning.plan import plan
 
     resolved = config.load_job(write_job(tmp_path, JOB), cluster="local")
     with pytest.raises(ConfigError, match="kit build-image train-cpu"):

@@ -11,7 +11,7 @@ import pytest
 from kit import config
 from kit.errors import ConfigError
 from kit.frameworks import rl
-from kit.plan import Plan, plan
+from kit.planning.plan import Plan, plan
 from kit.spec.image import Packages
 from kit.spec.launcher import Launcher
 from kit.spec.programs import Programs

@@ -9,7 +9,7 @@ import pytest
 
 from kit import config
 from kit.errors import ConfigError
-from kit.plan import Plan
+from kit.planning.plan import Plan
 from tests.support import REPO, make_site, plan_of, write_job
 
 HEAD = 'name = "rl"\nlauncher = "roles"\nimage = "train-cpu"\n'

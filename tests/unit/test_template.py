@@ -9,9 +9,9 @@ import pytest
 
 from kit.cli.template import eject
 from kit.errors import ConfigError, UsageError
-from kit.plan import Plan
+from kit.planning.batch_file import STABLE
+from kit.planning.plan import Plan
 from kit.render import MARK, plain
-from kit.template import STABLE
 from tests.support import REPO, plan_of, write_job
 
 JOB = """\

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
+from kit.planning.site import Site
 from kit.spec.base import mountable
 from kit.spec.mount import Mount
 from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE
@@ -16,27 +15,6 @@ from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE
 # sbatch reads `%` in a file name as a pattern and splits header lines at blanks.
 _RUN_DIR = re.compile(r"^/[A-Za-z0-9_./+=@-]*$")
 _HEADER_WORD = re.compile(r"^/[A-Za-z0-9_./%+=@,:-]*$")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """What a plan needs to know of the place it is made at; everything else is in the job.
-
-    seed: drawn by the caller, used where the job names none. pyxis: whether the cluster's Slurm has the plugin.
-    containers: False for `--no-container`. runs_dir: the folder of all runs, where failed nodes are remembered; a point of a
-    sweep lies deeper. avoid: nodes that failed a preflight within the last day.
-    """
-
-    run_id: str
-    run_dir: Path
-    runs_dir: Path
-    user: str
-    home: str
-    data: str
-    seed: int
-    pyxis: bool
-    containers: bool = True
-    avoid: tuple[str, ...] = ()
 
 
 class Places:

@@ -13,41 +13,38 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from kit import frameworks, runtimes
+from kit.allocation import Layout, lay_out
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
-from kit.frameworks import fits
-from kit.layout import Layout, lay_out
-from kit.pins import Pin, check_packages, pin
-from kit.places import Places, Site
-from kit.rank_scripts import RankScripts
-from kit.render import lib_names, plain, render
-from kit.roles import Placed, place
-from kit.runtimes import Container
-from kit.scripts import (
+from kit.frameworks import reference
+from kit.planning.batch_file import batch_script
+from kit.planning.demand import sized
+from kit.planning.images import Pin, check_packages, pin
+from kit.planning.paths import Places
+from kit.planning.placement import Placed, place
+from kit.planning.rank_files import RankScripts
+from kit.planning.sbatch import goes_back, salloc_options, sbatch_options
+from kit.planning.site import Site
+from kit.planning.steps import (
     WAIT_S,
     container_step,
-    goes_back,
     helper_step,
     monitor_step,
     preflight_step,
     role_step,
-    salloc_options,
-    sbatch_options,
     shell_step,
     signal_step,
     stage_step,
 )
-from kit.sizing import sized
+from kit.render import lib_names, plain, render
+from kit.runtimes import Container
 from kit.spec import log_pattern
 from kit.spec.job import Job
 from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths, is_launchers
 from kit.spec.roles import filled
-from kit.template import batch_script
 
 if TYPE_CHECKING:
     from kit.spec.image import ImageLock
-
-__all__ = ["Plan", "PlanFile", "Site", "plan"]
 
 # Below Linux's ephemeral ports (32768 on); nodes.sh takes 10,000 ports from here, by job id.
 _PORT_BASE = 20_000
@@ -161,7 +158,7 @@ class _Making:
         layout = lay_out(resolved)
         _check_rendezvous(self.job, resolved.job_file)
         if is_launchers(self.job.script):
-            fits.check(self.job, resolved.launcher, layout, file=resolved.job_file)
+            reference.check(self.job, resolved.launcher, layout, file=resolved.job_file)
         self.extra = frameworks.prepare(resolved.launcher, self.job, layout, file=resolved.job_file)
         named = {**self.extra.roles, **{n: r for n, r in self.job.roles.items() if n not in self.extra.roles}}
         self.roles = place(resolved, layout, named)

@@ -10,8 +10,8 @@ import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
+from kit.allocation import Layout
 from kit.errors import ConfigError, Fault
-from kit.layout import Layout
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 

@@ -14,10 +14,10 @@ import jinja2
 from jinja2 import meta
 from jinja2.sandbox import SandboxedEnvironment
 
+from kit.allocation import Layout
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault, did_you_mean
-from kit.layout import Layout
-from kit.places import Site
+from kit.planning.site import Site
 from kit.render import MARK, configured, render
 from kit.spec.rl import Rl
 

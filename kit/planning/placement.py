@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 
+from kit.allocation import Layout
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault, did_you_mean
-from kit.layout import Layout
 from kit.spec.roles import Role, StepShape
 
 # The step of a plain job. Its files are in the run folder itself, and it goes by no role's name.

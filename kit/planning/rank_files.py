@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.frameworks import Extra
+from kit.planning.placement import Placed
 from kit.render import render
-from kit.roles import Placed
 from kit.spec.job import Job
 from kit.spec.paths import CONTAINER_RUN, is_launchers
 from kit.spec.roles import filled

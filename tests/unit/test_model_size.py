@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kit import config, scaling
-from kit.scaling import Shape
+from kit import config, model_size
+from kit.model_size import Shape
 from kit.spec.sweep import Sweep
 from kit.spec.table import Table
 from kit.sweeps.expand import expand
@@ -34,17 +34,19 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_the_published_ones(name: str) -> None:
     shape, count = PUBLISHED[name]
-    assert scaling.parameters(shape) == count
+    assert model_size.parameters(shape) == count
 
 
 def test_tokens_steps_and_operations() -> None:
-    tokens = scaling.optimal_tokens(10**9)
+    tokens = model_size.optimal_tokens(10**9)
     assert tokens == 20 * 10**9, "Hoffmann 2022, table 3, has 20.2 billion"
-    assert scaling.optimal_tokens(10**9, tokens_per_parameter=1.5) == 15 * 10**8
-    assert scaling.steps(tokens, global_batch=512, context=2048) == 19074
-    assert scaling.steps(2048 * 512 * 3, global_batch=512, context=2048) == 3
-    assert scaling.steps(2048 * 512 * 3 + 1, global_batch=512, context=2048) == 4, "no token is left out"
-    assert scaling.operations(67 * 10**9, int(1.5e12)) == pytest.approx(6.03e23), "Hoffmann 2022: about 5.76e23 for 67B"
+    assert model_size.optimal_tokens(10**9, tokens_per_parameter=1.5) == 15 * 10**8
+    assert model_size.steps(tokens, global_batch=512, context=2048) == 19074
+    assert model_size.steps(2048 * 512 * 3, global_batch=512, context=2048) == 3
+    assert model_size.steps(2048 * 512 * 3 + 1, global_batch=512, context=2048) == 4, "no token is left out"
+    assert model_size.operations(67 * 10**9, int(1.5e12)) == pytest.approx(6.03e23), (
+        "Hoffmann 2022: about 5.76e23 for 67B"
+    )
 
 
 def test_a_shape_that_cannot_be() -> None:
@@ -75,14 +77,17 @@ def test_every_shipped_table_is_valid() -> None:
 def test_counts_in_the_models_table() -> None:
     for name, shape in shapes().items():
         row = values("models")[name]
-        assert (row["parameters"], row["non_embedding"]) == (scaling.parameters(shape), scaling.non_embedding(shape))
+        assert (row["parameters"], row["non_embedding"]) == (
+            model_size.parameters(shape),
+            model_size.non_embedding(shape),
+        )
 
 
 def test_local_batches_in_their_table() -> None:
     for name, row in values("local_batch").items():
         for memory, batch in row.items():
-            assert batch == scaling.local_batch(shapes()[name], gpu_memory_gb=float(memory)), (name, memory)
-            fits = not scaling.needs_sharding(scaling.parameters(shapes()[name]), gpu_memory_gb=float(memory))
+            assert batch == model_size.local_batch(shapes()[name], gpu_memory_gb=float(memory)), (name, memory)
+            fits = not model_size.needs_sharding(model_size.parameters(shapes()[name]), gpu_memory_gb=float(memory))
             assert fits or batch in {0, 1}, "a model that needs sharding has hardly any room for a batch"
 
 
@@ -101,11 +106,11 @@ def test_a_scaling_study_looks_its_figures_up() -> None:
     points = expand(sweep, base={}, tables=Tables(REPO), file="job.toml").points
     for point in points:
         shape = shapes()[str(point.values["var.model"])]
-        count = scaling.parameters(shape)
+        count = model_size.parameters(shape)
         batch = int(str(point.values["var.global_batch"]))
-        steps = scaling.steps(scaling.optimal_tokens(count), global_batch=batch, context=shape.context)
+        steps = model_size.steps(model_size.optimal_tokens(count), global_batch=batch, context=shape.context)
         assert point.values["args.--steps"] == steps
-        assert point.values["args.--shard"] == scaling.needs_sharding(count, gpu_memory_gb=80)
+        assert point.values["args.--shard"] == model_size.needs_sharding(count, gpu_memory_gb=80)
         assert point.values["args.--layers"] == shape.layers
         assert point.values["args.--weight-decay"] == 0.1
     assert {point.values["args.--shard"] for point in points} == {True, False}
@@ -127,12 +132,12 @@ def test_the_study_of_replica_groups_works_its_figures_out() -> None:
         shape = shapes()[model]
         groups = [role for role in run.plan.roles if role.role.policy == "replica"]
         assert (len(groups), groups[0].ranks) == (4, 4)
-        count = scaling.parameters(shape)
-        budget = scaling.steps(scaling.optimal_tokens(count), global_batch=batch, context=shape.context)
+        count = model_size.parameters(shape)
+        budget = model_size.steps(model_size.optimal_tokens(count), global_batch=batch, context=shape.context)
         assert given("training.steps") == budget + 1, "the last average is made after the last step"
         copies = 4 // given("parallelism.tensor_parallel_degree")
         local = given("training.local_batch_size")
-        sharded = scaling.needs_sharding(count, gpu_memory_gb=80)
+        sharded = model_size.needs_sharding(count, gpu_memory_gb=80)
         assert given("parallelism.data_parallel_shard_degree") == (-1 if sharded else 1)
         assert given("parallelism.data_parallel_replicate_degree") == (1 if sharded else copies)
         fits = 1 if sharded else values("local_batch")[model]["80"]

@@ -1,0 +1,27 @@
+"""What a plan has to know of the place that it is made at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What a plan needs to know of the place it is made at; everything else is in the job.
+
+    seed: drawn by the caller, used where the job names none. pyxis: whether the cluster's Slurm has the plugin.
+    containers: False for `--no-container`. runs_dir: the folder of all runs, where failed nodes are remembered; a point of a
+    sweep lies deeper. avoid: nodes that failed a preflight within the last day.
+    """
+
+    run_id: str
+    run_dir: Path
+    runs_dir: Path
+    user: str
+    home: str
+    data: str
+    seed: int
+    pyxis: bool
+    containers: bool = True
+    avoid: tuple[str, ...] = ()
