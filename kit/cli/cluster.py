@@ -24,7 +24,7 @@ Folder = Annotated[
 def up(
     *,
     name: Name = "local",
-    nodes: Annotated[int, typer.Option(min=1, max=200, help="How many virtual nodes.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, max=1000, help="How many virtual nodes.")] = 2,
     gpus_per_node: Annotated[
         int | None,
         typer.Option(min=0, max=64, help="GPUs of each node.", show_default="the machine's own, dealt out; or 4"),
@@ -37,13 +37,24 @@ def up(
         bool, typer.Option("--placeholder-gpus", help="Offer GPUs that are only names, even where there are real ones.")
     ] = False,
     pyxis: Annotated[str, typer.Option(help="The plugin's path; `auto` looks for it, `none` leaves it out.")] = "auto",
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="A line of slurm.conf, such as Prolog=/path; repeatable.", show_default=False
+        ),
+    ] = None,
     folder: Folder = None,
 ) -> None:
     """Start a cluster and wait until its nodes are idle. Prints the line that points Slurm's commands at it."""
     from kit.slurm import embedded
+    from kit.slurm.embedded import settings
 
     shape = embedded.Shape(
-        nodes=nodes, gpus_per_node=gpus_per_node, cpus_per_node=cpus_per_node, placeholder_gpus=placeholder_gpus
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        cpus_per_node=cpus_per_node,
+        placeholder_gpus=placeholder_gpus,
+        conf=settings.parse(conf or ()),
     )
     cluster = embedded.up(name, shape, folder=folder, pyxis=pyxis, say=_say)
     _say(f"cluster {name}: {cluster.shape}")

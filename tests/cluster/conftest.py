@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,25 +82,34 @@ def lab(cluster: Cluster, train_cpu: Path, tmp_path_factory: pytest.TempPathFact
 
 @contextmanager
 def lab_on(
-    purpose: str, nodes: int, store: Path, project: Path, prepare: Callable[[Cluster], None] = lambda cluster: None
+    purpose: str, nodes: int, store: Path, project: Path, conf: Mapping[str, str] | None = None
 ) -> Iterator[Lab]:
-    """A project on a cluster of its own, prepared before its first job and taken down at the end."""
+    """A project on a cluster of its own, with what a site sets in slurm.conf, taken down at the end."""
     skip_without_slurm()
     name = f"kit-{purpose}-{os.getpid()}"
     with short_folder() as parent:
         folder = parent / "cluster"
         try:
-            cluster = up(name, Shape(nodes=nodes, gpus_per_node=4, placeholder_gpus=True), folder=folder)
-            prepare(cluster)
-            yield project_on(cluster, store, project)
+            shape = Shape(nodes=nodes, gpus_per_node=4, placeholder_gpus=True, conf=dict(conf or {}))
+            yield project_on(up(name, shape, folder=folder), store, project)
         finally:
             down(name, folder=folder)
+
+
+# A lost node is noticed in seconds. On a busy machine that is too soon, so only few tests have it.
+_NOTICE_SOON = {"SlurmdTimeout": "8", "MessageTimeout": "8"}
+_URGENT_PARTITION = {
+    "PreemptType": "preempt/partition_prio",
+    "PreemptMode": "REQUEUE",
+    "SlurmctldParameters": "preempt_send_user_signal",
+    "PartitionName": "urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP",
+}
 
 
 @pytest.fixture(scope="session")
 def spare_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A project on a cluster of three nodes, one more than its jobs need, for tests that break a node and mend it again."""
-    with lab_on("spare", 3, train_cpu, tmp_path_factory.mktemp("spare"), _notice_soon) as lab:
+    with lab_on("spare", 3, train_cpu, tmp_path_factory.mktemp("spare"), _NOTICE_SOON) as lab:
         yield lab
 
 
@@ -115,31 +123,8 @@ def wide_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="session")
 def preempting_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A project on a cluster whose partition `urgent` may take the nodes of the default one: its jobs go back to the queue."""
-    with lab_on("urgent", 2, train_cpu, tmp_path_factory.mktemp("urgent"), _with_urgent_partition) as lab:
+    with lab_on("urgent", 2, train_cpu, tmp_path_factory.mktemp("urgent"), _URGENT_PARTITION) as lab:
         yield lab
-
-
-def _with_urgent_partition(cluster: Cluster) -> None:
-    names = ",".join(node.name for node in cluster.nodes)
-    _reconfigure(
-        cluster,
-        "\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\nSlurmctldParameters=preempt_send_user_signal\n"
-        f"PartitionName=urgent Nodes={names} PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE State=UP\n",
-    )
-
-
-def _notice_soon(cluster: Cluster) -> None:
-    """A lost node is noticed in seconds. On a busy machine that is too soon, so only these tests have it."""
-    _reconfigure(cluster, SlurmdTimeout="8", MessageTimeout="8")
-
-
-def _reconfigure(cluster: Cluster, more: str = "", **changes: str) -> None:
-    """Change settings of slurm.conf, and add lines to it."""
-    text = cluster.slurm_conf.read_text()
-    for name, value in changes.items():
-        text = re.sub(f"(?m)^{name}=.*$", f"{name}={value}", text)
-    cluster.slurm_conf.write_text(text + more)
-    shell.run(["scontrol", "reconfigure"], env={**os.environ, **cluster.env()}, timeout=30)
 
 
 def project_on(cluster: Cluster, store: Path, project: Path) -> Lab:

@@ -252,6 +252,27 @@ def test_a_second_cluster_lives_beside_the_first(cluster: Cluster, own_folder: P
     assert len(slurm(cluster, "srun", "-N2", "hostname").split()) == 2
 
 
+def test_what_a_site_sets_is_set(own_folder: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    prolog = tmp_path / "prolog"
+    prolog.write_text(f'#!/bin/bash\ntouch "{tmp_path}/prolog-of-${{SLURMD_NODENAME}}"\n')
+    prolog.chmod(0o755)
+    script = tmp_path / "accept.lua"
+    script.write_text(
+        'function slurm_job_submit(job) job.comment = "seen" return slurm.SUCCESS end\n'
+        "function slurm_job_modify() return slurm.SUCCESS end\n"
+    )
+    conf = {"Prolog": str(prolog), "PrologFlags": "Alloc", "KillWait": "12", "job_submit.lua": str(script)}
+    conf["PartitionName"] = "urgent Nodes=ALL PriorityTier=10"
+    own = up("own", SMALL.model_copy(update={"conf": conf}), folder=own_folder)
+    job = slurm(own, "sbatch", "--parsable", "-N2", "-purgent", "-o", "/dev/null", "--wrap=sleep 60")
+    wait_until(lambda: len(list(tmp_path.glob("prolog-of-*"))) == 2)
+    assert "Comment=seen" in slurm(own, "scontrol", "show", "job", job)
+    assert "KillWait                = 12 sec" in slurm(own, "scontrol", "show", "config")
+    assert down("own", folder=own_folder)
+    assert remains(own_folder) == []
+
+
 def test_up_again_changes_nothing_and_another_shape_is_refused(cluster: Cluster) -> None:
     same = Shape(nodes=2, gpus_per_node=4, placeholder_gpus=True)
     said: list[str] = []

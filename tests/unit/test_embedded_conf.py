@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from kit.slurm.embedded import conf, gpus, pyxis
 from kit.slurm.embedded.address import PORTS, choose_ports, choose_subnet
 from kit.slurm.embedded.layout import Layout, checked_name, node_names
 from kit.slurm.embedded.model import Cluster, Node, ProcessId
+from kit.slurm.embedded.nodes import node_address
 from kit.slurm.embedded.process import identify, is_alive
 
 FOLDER = Path("/data/clusters/lab")
@@ -146,6 +147,13 @@ def test_a_network_that_holds_a_whole_pool_moves_the_search_to_the_next() -> Non
     assert not choose_subnet(seed="a", taken=[everything_in_10]).overlaps(everything_in_10)
     with pytest.raises(SlurmError, match="every private subnet"):
         choose_subnet(seed="a", taken=[IPv4Network("0.0.0.0/0")])
+
+
+@pytest.mark.parametrize(("nodes", "prefix"), [(2, 24), (244, 24), (245, 23), (256, 23), (1000, 22)])
+def test_a_subnet_has_an_address_for_every_node(nodes: int, prefix: int) -> None:
+    subnet = choose_subnet(seed="a", taken=[], nodes=nodes)
+    assert subnet.prefixlen == prefix
+    assert IPv4Address(node_address(subnet, nodes - 1)) < subnet.broadcast_address
 
 
 def test_real_gpus_are_dealt_out_in_turn() -> None:

@@ -12,6 +12,7 @@
 | `address` | free ports, a free subnet |
 | `gpus`, `pyxis` | which devices a node offers, whether the container plugin can be loaded |
 | `conf` | the text of slurm.conf and its companions; pure |
+| `settings` | what `--conf` may set in slurm.conf |
 | `process` | finds and ends processes without ever trusting a name or a bare pid |
 | `nodes` | the namespaces and the network of virtual nodes |
 | `links` | bytes that went over the links, and how fast they may be |

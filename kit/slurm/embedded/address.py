@@ -21,6 +21,9 @@ PORTS = range(20000, 30000)
 # RFC 1918 corners that routers and container engines rarely hand out, then RFC 2544's range for benchmarks.
 _POOLS = tuple(map(IPv4Network, ("10.213.0.0/16", "172.30.0.0/16", "192.168.128.0/17", "198.18.0.0/15")))
 
+# Of a subnet: those before the first node's (`nodes.node_address`), and the broadcast address.
+_SPARE_ADDRESSES = 12
+
 
 def choose_ports(count: int, *, seed: str, in_use: Callable[[int], bool]) -> tuple[int, ...]:
     """The first `count` ports of PORTS, from `seed`'s place on, that are not `in_use`."""
@@ -32,11 +35,13 @@ def choose_ports(count: int, *, seed: str, in_use: Callable[[int], bool]) -> tup
     return found
 
 
-def choose_subnet(*, seed: str, taken: Iterable[IPv4Network]) -> IPv4Network:
-    """A /24 that overlaps nothing in `taken`."""
+def choose_subnet(*, seed: str, taken: Iterable[IPv4Network], nodes: int = 2) -> IPv4Network:
+    """A /24 that overlaps nothing in `taken`, or a larger one where `nodes` do not fit into it."""
     used = tuple(taken)
+    # The first addresses are the host's, the last one is the broadcast's.
+    prefix = min(24, 32 - (nodes + _SPARE_ADDRESSES - 1).bit_length())
     for pool in _POOLS:
-        candidates = list(pool.subnets(new_prefix=24))
+        candidates = list(pool.subnets(new_prefix=prefix))
         start = _number(seed) % len(candidates)
         for candidate in candidates[start:] + candidates[:start]:
             if not any(candidate.overlaps(network) for network in used):

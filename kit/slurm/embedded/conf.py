@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from kit.errors import SlurmError
+from kit.slurm.embedded import settings
 from kit.slurm.embedded.model import Cluster, Node
 
 Version = tuple[int, int]
@@ -29,7 +30,11 @@ def parse_version(text: str) -> Version:
 
 
 def slurm_conf(cluster: Cluster, *, user: str) -> str:
-    """slurm.conf. user: whom the daemons run as."""
+    """slurm.conf with the site's settings. user: whom the daemons run as."""
+    return settings.applied(_own_settings(cluster, user=user), cluster.conf)
+
+
+def _own_settings(cluster: Cluster, *, user: str) -> str:
     layout = cluster.layout
     # Without a default, a job that says no --mem takes the whole node.
     memory_per_cpu = max(1, cluster.memory_mb // cluster.cpus_per_node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Literal
 
 from kit import shell
 from kit.errors import SlurmError, ToolError
-from kit.slurm.embedded import address, conf, daemons, gpus, lock, nodes, teardown
+from kit.slurm.embedded import address, conf, daemons, gpus, lock, nodes, settings, teardown
 from kit.slurm.embedded.layout import Layout, node_names
 from kit.slurm.embedded.model import Cluster, Node, Shape, machine_memory_mb, this_boot
 from kit.slurm.embedded.pyxis import Pyxis, choose, plugstack_conf
@@ -139,7 +140,8 @@ def _design(name: str, layout: Layout, shape: Shape, pyxis: Pyxis | None, *, iso
         devices = (gpus.placeholders(layout.gpus, count),) * shape.nodes
     # Isolated nodes have an address each and can share a port; the others share an address.
     ports = address.choose_ports(1 + (1 if isolated else shape.nodes), seed=seed, in_use=address.port_in_use)
-    subnet = address.choose_subnet(seed=seed, taken=address.routed_networks()) if isolated else None
+    routed = address.routed_networks() if isolated else []
+    subnet = address.choose_subnet(seed=seed, taken=routed, nodes=shape.nodes) if isolated else None
     return Cluster(
         name=name,
         folder=layout.folder,
@@ -162,6 +164,7 @@ def _design(name: str, layout: Layout, shape: Shape, pyxis: Pyxis | None, *, iso
             for index, node in enumerate(names)
         ),
         pyxis=pyxis.plugin if pyxis else None,
+        conf=settings.checked(shape.conf),
     )
 
 
@@ -203,6 +206,8 @@ def _write_files(cluster: Cluster, pyxis: Pyxis | None) -> None:
     (layout.folder / "cgroup.conf").write_text(conf.cgroup_conf(version))
     (layout.folder / "plugstack.conf").write_text(plugstack_conf(pyxis, layout))
     layout.hosts.write_text(conf.hosts(cluster))
+    if settings.JOB_SUBMIT in cluster.conf:
+        shutil.copyfile(cluster.conf[settings.JOB_SUBMIT], layout.folder / settings.JOB_SUBMIT)
 
 
 def _wait_until_idle(cluster: Cluster, deadline: float) -> None:

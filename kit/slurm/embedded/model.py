@@ -17,12 +17,14 @@ from kit.spec.base import Model
 class Shape(Model):
     """What a user asks for."""
 
-    nodes: Annotated[int, Field(ge=1, le=200)] = 2
+    nodes: Annotated[int, Field(ge=1, le=1000)] = 2
     # None: what the machine has, dealt out; four placeholders where it has none.
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
     # None: the machine's own, and at least eight: a node may claim more than there are (config_overrides).
     cpus_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
     placeholder_gpus: bool = False
+    # Lines of slurm.conf, checked by `settings.checked`.
+    conf: dict[str, str] = Field(default_factory=dict)
 
 
 class ProcessId(Model):
@@ -59,6 +61,7 @@ class Cluster(Model):
     subnet: str | None
     nodes: tuple[Node, ...]
     pyxis: Path | None
+    conf: dict[str, str] = Field(default_factory=dict)
     daemons: dict[str, ProcessId] = Field(default_factory=dict)
 
     @property
@@ -91,7 +94,9 @@ class Cluster(Model):
         """The shape in words, for messages and for comparison with what is asked for."""
         plugin = f"Pyxis {self.pyxis}" if self.pyxis else "no Pyxis"
         kind = "placeholder GPUs" if self.has_placeholders else "GPUs"
-        return f"{len(self.nodes)} nodes with {self.cpus_per_node} CPUs and {self.gpus_per_node} {kind} each, {plugin}"
+        conf = "".join(f", {key}={value}" for key, value in sorted(self.conf.items()))
+        size = f"{len(self.nodes)} nodes with {self.cpus_per_node} CPUs and {self.gpus_per_node} {kind} each"
+        return f"{size}, {plugin}{conf}"
 
     def env(self) -> dict[str, str]:
         """What every Slurm command needs in its environment to talk to this cluster."""

@@ -27,8 +27,8 @@ def cancel_jobs(cluster: Cluster) -> None:
     deadline = time.monotonic() + _JOBS_S
     # A controller that does not answer is no reason to leave anything behind.
     with contextlib.suppress(ToolError):
-        if _ask(cluster, "squeue", "--noheader"):
-            _ask(cluster, "scancel", "--partition=main")
+        if jobs := set(_ask(cluster, "squeue", "--noheader", "--format=%A").split()):
+            _ask(cluster, "scancel", *sorted(jobs))
         while time.monotonic() < deadline and _ask(cluster, "squeue", "--noheader"):
             time.sleep(0.1)
 
