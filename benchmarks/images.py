@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks._common import ROOT, Goal, report
 from kit import shell
-from kit.images import engine, lock, squash, store, tree, verify
+from kit.images import engine, enroot_layout, lock, squash, store, verify
 from kit.images.squash import Options, Tree
 from kit.spec.image import Squash
 
@@ -143,7 +143,7 @@ def _squash_only(image: str, work: Path, options: Squash, rounds: int) -> Row:
     """mksquashfs over the overlay mount, without digest, lock and publishing."""
     found = engine.connect().inspect(image)
     assert found is not None
-    edit = tree.edit(found.config, provenance="benchmark")
+    edit = enroot_layout.edit(found.config, provenance="benchmark")
     walls, size = [], 0
     for number in range(rounds):
         folder = work / f"squash-{options.compressor}-{number}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kit.images.make import Outcome
+    from kit.images.publish import Outcome
     from kit.runs.status import Status
 
 Name = Annotated[str, typer.Argument(help="An image: a folder of containers/.", show_default=False)]
@@ -113,15 +113,15 @@ def verify_image(
 ) -> None:
     """Check that an image file is whole and is the one that its lock names."""
     from kit import data_folders
-    from kit.images import check
+    from kit.images import verify_image
 
     project, place = data_folders.project(), _store(store)
     if rebuild:
         from kit.images.progress import Terminal
 
-        typer.echo(check.rebuilt(image, project=project, store=place, report=Terminal()))
+        typer.echo(verify_image.rebuilt(image, project=project, store=place, report=Terminal()))
     else:
-        typer.echo(check.checked(image, project=project, store=place, full=full))
+        typer.echo(verify_image.checked(image, project=project, store=place, full=full))
 
 
 def prune_images(

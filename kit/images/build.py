@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.config import load_model
-from kit.images import base, context, lease, lock, make, squash, store, tarstream, tree, wheels
+from kit.images import base, context, enroot_layout, entries, lease, lock, publish, squash, store, wheels
 from kit.images.engine import Engine, EngineImage, connect
 from kit.images.progress import Report
 from kit.spec.image import ImageSpec
@@ -20,7 +20,7 @@ from kit.spec.image import ImageSpec
 class Order:
     """What to build, where to.
 
-    locked: see make.Target. fresh: from nothing, using neither the engine's cache nor an earlier base or download.
+    locked: see publish.Target. fresh: from nothing, using neither the engine's cache nor an earlier base or download.
     """
 
     name: str
@@ -39,24 +39,24 @@ class _Folder:
     files: tuple[context.ContextFile, ...]
 
 
-def build(order: Order, report: Report) -> make.Outcome:
-    """Build the image unless the store has it already; see Order and make.Outcome.
+def build(order: Order, report: Report) -> publish.Outcome:
+    """Build the image unless the store has it already; see Order and publish.Outcome.
 
     ConfigError for a wrong image.toml, EngineError without an engine, LockError with `locked`, ImageError for the rest.
     """
     start = time.monotonic()
     folder, target = _read(order)
-    done = None if order.fresh else make.unchanged(target)
+    done = None if order.fresh else publish.unchanged(target)
     if done is None:
         store.prepare(order.store)
         with lease.hold(store.lock_file(order.store, order.name), on_wait=lambda who: _waiting(report, who)):
-            done = None if order.fresh else make.unchanged(target)
+            done = None if order.fresh else publish.unchanged(target)
             if done is None:
                 squash.mksquashfs()  # a missing program is known before the long work, not after it
                 engine = connect()
                 with store.workspace(order.store) as work:
                     content = _content(order, folder, engine, work, report)
-                    done = make.make(target, content, work, report)
+                    done = publish.make(target, content, work, report)
     return replace(done, seconds=time.monotonic() - start)
 
 
@@ -64,12 +64,12 @@ def _waiting(report: Report, who: str) -> None:
     report.stage(f"{who} is making this image; waiting, then using it")
 
 
-def _read(order: Order) -> tuple[_Folder, make.Target]:
+def _read(order: Order) -> tuple[_Folder, publish.Target]:
     entry = data_folders.find("containers", order.name, project_dir=order.project)
     spec = load_model(entry.path, ImageSpec)
     files = context.scan(entry.folder)
     networked = spec.build.network != "none"
-    target = make.Target(
+    target = publish.Target(
         name=order.name,
         store=order.store,
         lock_file=lock.place(entry, project=order.project),
@@ -82,7 +82,7 @@ def _read(order: Order) -> tuple[_Folder, make.Target]:
     return _Folder(path=entry.folder, spec=spec, files=files), target
 
 
-def _content(order: Order, folder: _Folder, engine: Engine, work: Path, report: Report) -> make.Content:
+def _content(order: Order, folder: _Folder, engine: Engine, work: Path, report: Report) -> publish.Content:
     """Base, packages, then the Dockerfile."""
     spec = folder.spec
     report.stage("making the base ready")
@@ -105,7 +105,7 @@ def _content(order: Order, folder: _Folder, engine: Engine, work: Path, report: 
     )
     image = engine.inspect(image_id or tag)
     assert image is not None, "an image that was just built"
-    return make.Content(
+    return publish.Content(
         ways=ways(engine, image),
         size=image.size,
         config=image.config,
@@ -113,13 +113,13 @@ def _content(order: Order, folder: _Folder, engine: Engine, work: Path, report: 
         reference=ready.name,
         digest=ready.digest,
         provenance="kit build-image",
-        noise=tree.BUILD_NOISE,
+        noise=enroot_layout.BUILD_NOISE,
         engine=engine.version,
         image_id=image.id,
     )
 
 
-def ways(engine: Engine, image: EngineImage) -> tuple[make.Way, ...]:
+def ways(engine: Engine, image: EngineImage) -> tuple[publish.Way, ...]:
     """How to get at an engine's image: its layers where they can be reached, and the engine's export."""
 
     @contextlib.contextmanager
@@ -129,6 +129,6 @@ def ways(engine: Engine, image: EngineImage) -> tuple[make.Way, ...]:
     @contextlib.contextmanager
     def streamed() -> Iterator[squash.Stream]:
         with engine.export(image.id) as chunks:
-            yield squash.Stream(members=tarstream.entries(chunks))
+            yield squash.Stream(members=entries.parsed(chunks))
 
     return (mounted, streamed) if image.layers else (streamed,)

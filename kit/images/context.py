@@ -14,7 +14,7 @@ from pathlib import Path
 from kit.errors import ImageError
 from kit.spec.image import ImageSpec, Squash
 
-# Raised when the kit itself writes other bytes from the same inputs (`kit.images.tree`, `kit.images.squash`).
+# Raised when the kit itself writes other bytes from the same inputs (`kit.images.enroot_layout`, `kit.images.squash`).
 RECIPE = 1
 
 # image.toml counts by its meaning, not by its bytes; a comment in it rebuilds nothing.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kit.errors import UsageError
-from kit.images import lease, lock, make, sources, squash, store
+from kit.images import lease, lock, publish, sources, squash, store
 from kit.images.context import RECIPE
 from kit.images.progress import Report
 from kit.spec.image import Squash
@@ -30,8 +30,8 @@ class Order:
     locked: bool = False
 
 
-def run(order: Order, report: Report) -> make.Outcome:
-    """Import unless the store has these very bytes already; see Order and make.Outcome.
+def run(order: Order, report: Report) -> publish.Outcome:
+    """Import unless the store has these very bytes already; see Order and publish.Outcome.
 
     UsageError for a source or name that is none, EngineError and ImageError when it cannot be had, LockError with `locked`.
     """
@@ -49,7 +49,7 @@ def run(order: Order, report: Report) -> make.Outcome:
         store.workspace(order.store) as work,
     ):
         ready = sources.ready(order.uri, work, report)
-        target = make.Target(
+        target = publish.Target(
             name=name,
             store=order.store,
             lock_file=lock_file,
@@ -58,9 +58,9 @@ def run(order: Order, report: Report) -> make.Outcome:
             squash=order.options,
             locked=order.locked,
         )
-        done = make.unchanged(target) if ready.content.digest else None
+        done = publish.unchanged(target) if ready.content.digest else None
         if done is None:
-            done = make.make(target, ready.content, work, report)
+            done = publish.make(target, ready.content, work, report)
     return replace(done, seconds=time.monotonic() - start)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import ImageError, ToolError, UsageError
-from kit.images import build, engine, layers, oci, reference, registry, sqshfile, store
-from kit.images.make import Content
+from kit.images import build, engine, layer_tree, oci, reference, registry, sqshfile, store
 from kit.images.progress import Report
+from kit.images.publish import Content
 from kit.images.squash import Finished, Stream, Tree
 from kit.spec.image import ImageConfig
 
@@ -146,7 +146,7 @@ def _is_image_archive(path: Path) -> bool:
 def _oci_content(image: oci.OciImage, name: str, digest: str = "") -> Content:
     @contextlib.contextmanager
     def opened() -> Iterator[Stream]:
-        yield Stream(members=layers.merged(image.layers), method="merging the layers, unpacking nothing")
+        yield Stream(members=layer_tree.merged(image.layers), method="merging the layers, unpacking nothing")
 
     return Content(
         ways=(opened,),
@@ -176,7 +176,7 @@ def _folder_content(path: Path) -> Content:
 
     @contextlib.contextmanager
     def walked() -> Iterator[Stream]:
-        yield Stream(members=layers.walked(path), method="walking the folder")
+        yield Stream(members=layer_tree.walked(path), method="walking the folder")
 
     # A folder has no digest that could be had without reading all of it: it is squashed each time, and the result compared.
     return Content(

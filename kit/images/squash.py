@@ -14,8 +14,8 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import ImageError, ToolError
-from kit.images import fromtree, sqshfile, store, tarstream
-from kit.images.tree import Addition, Edit
+from kit.images import entries, overlay, sqshfile, store
+from kit.images.enroot_layout import Addition, Edit
 from kit.spec.image import Squash
 
 _INSTALL = "apt-get install squashfs-tools (4.5 or newer)"
@@ -40,9 +40,9 @@ class Tree:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Content as members of a tar, in walk order (see `tarstream.edited`). method: for the user, how it comes."""
+    """Content as members of a tar, in walk order (see `entries.edited`). method: for the user, how it comes."""
 
-    members: Iterable[tarstream.Entry]
+    members: Iterable[entries.Entry]
     method: str = "streamed export"
 
 
@@ -91,7 +91,7 @@ def write(
         if isinstance(source, Stream):
             # -tar stands first: it sets defaults, which the arguments after it take back.
             argv = [program, "-", str(target), "-tar", *_arguments(options)]
-            shell.feed(argv, tarstream.edited(source.members, edit), env=_child_env(), on_bytes=on_bytes)
+            shell.feed(argv, entries.edited(source.members, edit), env=_child_env(), on_bytes=on_bytes)
             if options.keep_times:
                 sqshfile.forget_root_time(target)
         elif isinstance(source, Finished):
@@ -124,7 +124,7 @@ def _from_tree(source: Tree, edit: Edit, target: Path, argv: list[str], on_bytes
     # The kit's own layer hides what it replaces.
     (folder / "excluded").write_text("".join(f"{pattern}\n" for pattern in edit.dropped), encoding="utf-8")
     modes = ["-action", "chmod(u+rwx)@type(d)", "-action", "chmod(u+r)@type(f)"]
-    request: fromtree.Request = {
+    request: overlay.Request = {
         "layers": [str(layer) for layer in source.layers],
         "additions": [_place(addition, number, folder) for number, addition in enumerate(edit.additions)],
         "argv": [*argv, *modes, "-wildcards", "-ef", "excluded"],
@@ -132,14 +132,14 @@ def _from_tree(source: Tree, edit: Edit, target: Path, argv: list[str], on_bytes
     file = folder / "request.json"
     file.write_text(json.dumps(request), encoding="utf-8")
     with _watching(folder / "pid", on_bytes):
-        done = shell.run([sys.executable, "-m", "kit.images.fromtree", str(file)], env=_child_env(), check=False)
-    if done.returncode == fromtree.CANNOT_MOUNT:
+        done = shell.run([sys.executable, "-m", "kit.images.overlay", str(file)], env=_child_env(), check=False)
+    if done.returncode == overlay.CANNOT_MOUNT:
         raise CannotMountError(done.stderr)
     if done.returncode != 0:
         raise shell.failed(done)
 
 
-def _place(addition: Addition, number: int, folder: Path) -> fromtree.Place:
+def _place(addition: Addition, number: int, folder: Path) -> overlay.Place:
     name = None
     if addition.content is not None:
         name = f"added-{number}"

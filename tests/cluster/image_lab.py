@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.images import build, make
+from kit.images import build, publish
 from kit.images.engine import Engine
 from kit.images.progress import Silent
 from tests.support import REPO
@@ -97,7 +97,7 @@ class ImageLab:
         (self.folder / "Dockerfile").write_text(dockerfile)
         (self.folder / "image.toml").write_text(f'[base]\nreference = "{BASE}"\n{toml}')
 
-    def build(self, *, locked: bool = False, fresh: bool = False, store: Path | None = None) -> make.Outcome:
+    def build(self, *, locked: bool = False, fresh: bool = False, store: Path | None = None) -> publish.Outcome:
         """Build tiny in this process."""
         order = build.Order(name="tiny", project=self.project, store=store or self.store, locked=locked, fresh=fresh)
         return build.build(order, Silent())

@@ -20,7 +20,7 @@ import pytest
 from kit import shell
 from kit.errors import EngineError, ImageError, LockError, UsageError
 from kit.images import engine as engines
-from kit.images import importing, lock, make
+from kit.images import importing, lock, publish
 from kit.images.progress import Silent
 from tests.cluster.image_lab import BASE, DOCKERFILE, ImageLab, import_base, mounted, needs_root, wait_until
 
@@ -61,7 +61,7 @@ def lab(engine: engines.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return ImageLab(project=tmp_path / "project", store=tmp_path / "store")
 
 
-def run_import(lab: ImageLab, uri: str, *, name: str = "", locked: bool = False) -> make.Outcome:
+def run_import(lab: ImageLab, uri: str, *, name: str = "", locked: bool = False) -> publish.Outcome:
     order = importing.Order(uri=uri, name=name, project=lab.project, store=lab.store, locked=locked)
     return importing.run(order, Silent())
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.images import layers, tarstream, tree
+from kit.images import enroot_layout, entries, layer_tree
 from kit.spec.image import ImageConfig
 
 # What execve(2) can carry.
@@ -20,7 +20,7 @@ words = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("
 
 def run_rc(config: ImageConfig, *arguments: str) -> list[str]:
     """Run /etc/rc with `printf` standing in for the container's program; return what it was given."""
-    script = tree.rc(config, "a test")
+    script = enroot_layout.rc(config, "a test")
     done = subprocess.run(["sh", "-c", script, "rc", *arguments], capture_output=True, check=True)
     return done.stdout.decode(errors="surrogateescape").split("\0")[:-1]
 
@@ -47,17 +47,17 @@ def test_the_working_directory_is_made_and_entered(tmp_path: Path) -> None:
 
 def test_a_newline_in_a_value_goes_around_etc_environment() -> None:
     config = ImageConfig(env={"ONE": "a=b", "TWO": "x\ny"}, entrypoint=("sh", "-c", 'printf "%s\\0" "$TWO"'))
-    assert tree.environment(config) == "ONE=a=b\n"
+    assert enroot_layout.environment(config) == "ONE=a=b\n"
     assert run_rc(config) == ["x\ny"]
 
 
 def test_what_enroot_cannot_carry_is_said() -> None:
     config = ImageConfig(env={"A": "x\ny", "B": "${HOME}/x", "ENROOT_X": "1", "FINE": "$HOME"})
-    assert [warning.split()[1] for warning in tree.warnings(config)] == ["A", "B", "ENROOT_X"]
+    assert [warning.split()[1] for warning in enroot_layout.warnings(config)] == ["A", "B", "ENROOT_X"]
 
 
 def test_volumes_become_bind_lines_with_blanks_escaped() -> None:
-    assert tree.fstab(ImageConfig(volumes=("/b c", "/a"))) == (
+    assert enroot_layout.fstab(ImageConfig(volumes=("/b c", "/a"))) == (
         "${ENROOT_ROOTFS}/a /a none x-create=dir,bind,rw,nosuid,nodev\n"
         "${ENROOT_ROOTFS}/b\\040c /b\\040c none x-create=dir,bind,rw,nosuid,nodev\n"
     )
@@ -82,7 +82,7 @@ def test_volumes_become_bind_lines_with_blanks_escaped() -> None:
     ],
 )
 def test_what_a_build_drops(path: str, dropped: bool) -> None:
-    edit = tree.edit(ImageConfig(), provenance="a test", noise=tree.BUILD_NOISE)
+    edit = enroot_layout.edit(ImageConfig(), provenance="a test", noise=enroot_layout.BUILD_NOISE)
     assert edit.drops(path) is dropped
 
 
@@ -104,10 +104,10 @@ def tar_of(*members: tuple[str, bytes | str | None], format_: int = tarfile.PAX_
 
 def edited(tar: bytes, config: ImageConfig) -> dict[str, tarfile.TarInfo]:
     chunks = (tar[start : start + 700] for start in range(0, len(tar), 700))
-    out = b"".join(tarstream.edited(tarstream.entries(chunks), tree.edit(config, provenance="a test")))
+    out = b"".join(entries.edited(entries.parsed(chunks), enroot_layout.edit(config, provenance="a test")))
     with tarfile.open(fileobj=io.BytesIO(out)) as archive:
         names = [member.name for member in archive.getmembers()]
-        assert names == sorted(names, key=tree.walk_key)
+        assert names == sorted(names, key=enroot_layout.walk_key)
         assert len(names) == len(set(names))
         return {member.name: member for member in archive.getmembers()}
 
@@ -137,9 +137,9 @@ def merged(tmp_path: Path, *tars: bytes) -> dict[str, bytes | str | None]:
         files.append(tmp_path / f"{number}.tar")
         files[-1].write_bytes(content)
     found: dict[str, bytes | str | None] = {}
-    for member, data in layers.merged(files):
+    for member, data in layer_tree.merged(files):
         found[member.name] = data.read() if data else member.linkname or None
-    assert list(found) == sorted(found, key=tree.walk_key)
+    assert list(found) == sorted(found, key=enroot_layout.walk_key)
     return found
 
 

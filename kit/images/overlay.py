@@ -1,6 +1,6 @@
 """Child process: mount an image's layers where nobody else sees them, then become mksquashfs. Needs root.
 
-    python -m kit.images.fromtree REQUEST.json
+    python -m kit.images.overlay REQUEST.json
 
 The kit's own files are one more layer on top of the image's, so nothing is copied and nothing of the image is touched. The
 mounts live in a mount namespace of this process: whatever ends it, kill -9 included, ends them; and the kernel ends the
@@ -35,7 +35,7 @@ class CannotMountError(Exception):
 
 
 class Place(TypedDict):
-    """A `tree.Addition`: content is the name of a file in the request's folder."""
+    """An `enroot_layout.Addition`: content is the name of a file in the request's folder."""
 
     path: str
     mode: int

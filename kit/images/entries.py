@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Iterable, Iterator
 from typing import IO
 
-from kit.images.tree import Addition, Edit, walk_key
+from kit.images.enroot_layout import Addition, Edit, walk_key
 
 _BLOCK = 1 << 20
 ENCODING, ERRORS = "utf-8", "surrogateescape"
@@ -19,7 +19,7 @@ _XATTR = "SCHILY.xattr."
 Entry = tuple[tarfile.TarInfo, IO[bytes] | None]
 
 
-def entries(chunks: Iterable[bytes]) -> Iterator[Entry]:
+def parsed(chunks: Iterable[bytes]) -> Iterator[Entry]:
     """The members of the tar in `chunks`, each with its data if it has any, to be read before the next is asked for."""
     source = tarfile.open(  # noqa: SIM115 - a stream has no file to close
         fileobj=_Source(chunks), mode="r|", bufsize=_BLOCK, encoding=ENCODING, errors=ERRORS
@@ -32,7 +32,7 @@ def entries(chunks: Iterable[bytes]) -> Iterator[Entry]:
 def edited(members: Iterable[Entry], edit: Edit) -> Iterator[bytes]:
     """A tar of the members with `edit` applied.
 
-    The members come in walk order, as an engine exports them and `layers.merged` yields them. Additions are put where the
+    The members come in walk order, as an engine exports them and `layer_tree.merged` yields them. Additions are put where the
     walk would meet them, so that mksquashfs writes the same bytes from this stream as from the tree itself.
     """
     waiting = list(edit.additions)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kit.errors import ImageError
-from kit.images.tarstream import ENCODING, ERRORS, Entry, clean
-from kit.images.tree import walk_key
+from kit.images.enroot_layout import walk_key
+from kit.images.entries import ENCODING, ERRORS, Entry, clean
 
 # OCI image specification, "Representing Changes": a deleted path, and a folder whose lower content is hidden.
 _WHITEOUT = ".wh."

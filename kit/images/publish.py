@@ -11,7 +11,7 @@ from typing import Literal
 
 from kit import __version__
 from kit.errors import ImageError, LockError
-from kit.images import inventory, lock, sqshfile, squash, store, tree, verify
+from kit.images import enroot_layout, inventory, lock, sqshfile, squash, store, verify
 from kit.images.progress import Report
 from kit.images.squash import Finished, Stream, Tree
 from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Squash
@@ -117,7 +117,7 @@ def make(target: Target, content: Content, work: Path, report: Report) -> Outcom
     image = store.publish(target.store, finished, new.sha256, facts)
     lock.write(target.lock_file, new)
     store.register(target.store, target.lock_file)
-    for warning in tree.warnings(content.config):
+    for warning in enroot_layout.warnings(content.config):
         report.warn(warning)
     if not content.keep_times and inventory.has_stale_bytecode(image, work):
         report.warn(_STALE)
@@ -126,7 +126,7 @@ def make(target: Target, content: Content, work: Path, report: Report) -> Outcom
 
 def _squash(target: Target, content: Content, finished: Path, report: Report) -> str:
     """Write the .sqsh by the first way that this machine allows; return how."""
-    edit = tree.edit(content.config, provenance=content.provenance, noise=content.noise)
+    edit = enroot_layout.edit(content.config, provenance=content.provenance, noise=content.noise)
     options = squash.Options(squash=target.squash, keep_times=content.keep_times)
     for way in content.ways:
         with way() as source, report.counting(f"squashing by {source.method}", content.size) as advance:
