@@ -186,7 +186,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             elif args.inside == "ddp":
                 return None  # all ranks have the same
             state = diloco.save()
-            kept = checkpoint.snapshot(state) if args.checkpoint_async and not last else state
+            kept = saves.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, target / f"rank-{here.rank}.pt")
 
         saves.save(diloco.at["step"] + diloco.at["outer"], start, last=last)

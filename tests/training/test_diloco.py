@@ -358,6 +358,17 @@ def test_a_job_that_was_stopped_or_killed_ends_as_if_it_never_had_been(
     assert final["sha256"] == whole or "--overlap" in options or (behind and way == signal.SIGKILL)
 
 
+@pytest.mark.parametrize(("inside", "ranks"), [("ddp", 1), ("fsdp", 2)])
+def test_checkpoints_written_in_the_background_are_gone_on_from(job: Job, inside: str, ranks: int) -> None:
+    options = ("--steps", 20, "--inside", inside, "--checkpoint-async")
+    alone: dict[str, Any] = {"groups": 1, "ranks": ranks, "env": {"TORCHFT_LIGHTHOUSE": ""}}
+    job.start(0, *options, **alone)
+    job.succeed()
+    job.start(0, *options, "--steps", 30, **alone)
+    job.succeed()
+    assert job.records(0, "resumed")[0]["outer"] == 2
+
+
 def test_a_group_with_other_parameters_takes_those_of_the_others(job: Job) -> None:
     job.start(0, "--steps", 10)
     job.start(1, "--steps", 10, env={"KIT_SEED": "8"})
