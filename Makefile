@@ -9,6 +9,8 @@ JOB ?= examples/ddp
 CLUSTER ?= local
 ARGS ?=
 N ?= 50
+# Tests wait for Slurm more than they compute: three at a time fill two cores. WORKERS=0 runs them one after the other.
+WORKERS ?= 3
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,7 +23,7 @@ demo: setup ## the main job: cluster up, image built and pinned, DDP on 2 nodes 
 
 test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips are named
 	@scripts/setup.sh --with-tests
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 faults: ## the whole fault matrix: every fault in every start shape and container runtime of this machine
 	@scripts/setup.sh --with-tests
