@@ -29,10 +29,10 @@ from kit.runs.status import Status
 from kit.runs.submit import Prepared
 from kit.spec.job import Job
 from kit.spec.paths import RunPaths
-from kit.sweeps import after as waiting
 from kit.sweeps import find, prepare, progress, record
 from kit.sweeps import submit as sending
 from kit.sweeps.results import Goal, Reduce, Results, gather, metrics_of
+from kit.workflow import dependencies
 
 # What faults call a job that was made in Python.
 _IN_PYTHON = "Job(...)"
@@ -131,7 +131,7 @@ def submit(
     if after:
         texts = [one.folder.name if isinstance(one, Run) else one for one in after]
         folders = registry.folders(ready.resolved.project)
-        ready = waiting.with_dependency(ready, texts, folders, queue=queues.queue())
+        ready = dependencies.with_dependency(ready, texts, folders, queue=queues.queue())
     one_run.submit(ready)
     return Run(ready.plan.run_dir)
 

@@ -87,9 +87,9 @@ def convert_checkpoint(
 ) -> None:
     """Turn a sharded checkpoint (torch's, megatron's) into one .pt file or a Hugging Face folder."""
     from kit import data_folders
+    from kit.checkpoints import convert
     from kit.images import store as image_store
     from kit.images.progress import Terminal
-    from kit.runs import convert
 
     given = {"--heads": heads, "--context": context, "--norm-eps": norm_eps, "--rope-base": rope_base}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
@@ -133,13 +133,13 @@ def checkpoint_size(
     as_json: Json = False,
 ) -> None:
     """Predict what a checkpoint of a model of the Llama family weighs."""
+    from kit.checkpoints import size
     from kit.frameworks import sizes
-    from kit.runs import checkpoint_size as sizing
 
     given = {"layers": layers, "dim": dim, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    shape = sizing.shape({**given, "feed_forward": ffn, "vocabulary": vocabulary, "tied": tied}, config)
+    shape = size.shape({**given, "feed_forward": ffn, "vocabulary": vocabulary, "tied": tied}, config)
     layout = sizes.Layout(tp=tp, pp=pp, dp=dp, distributed_optimizer=distributed_optimizer)
-    facts = sizing.facts(shape, layout, precision, optimizer, keep=keep, compare=compare)
+    facts = size.facts(shape, layout, precision, optimizer, keep=keep, compare=compare)
     typer.echo(json.dumps(facts, indent=2)) if as_json else _print(facts)
 
 

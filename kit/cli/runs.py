@@ -223,7 +223,7 @@ def queue() -> Callable[[str], dict[JobId, QueuedJob]]:
 
 def waiting(prepared: Prepared, after: list[str]) -> Prepared:
     """The same job, submitted to wait for others."""
-    from kit.sweeps.after import with_dependency
+    from kit.workflow.dependencies import with_dependency
 
     return with_dependency(prepared, after, _folders(None), queue=queue())
 

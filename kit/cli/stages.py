@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kit.runs.manifest import Manifest
-    from kit.sweeps.stages import PreparedStage
+    from kit.workflow.stages import PreparedStage
 
 
 def staged(job: Path) -> bool:
@@ -24,7 +24,7 @@ def prepared(
 ) -> tuple[PreparedStage, ...]:
     """The plans of all stages."""
     from kit import config
-    from kit.sweeps import stages
+    from kit.workflow import stages
 
     sources = config.read_job(_file(job), cluster=cluster, overrides=list(overrides or []))
     return stages.prepare(sources, containers=containers)
@@ -33,7 +33,7 @@ def prepared(
 def submit(found: tuple[PreparedStage, ...], *, wait: bool, as_json: bool) -> None:
     """Submit all stages and print their run folders; with `wait`, wait for each in its order."""
     from kit.cli import runs
-    from kit.sweeps import stages
+    from kit.workflow import stages
 
     made: dict[str, Manifest] = {}
 

@@ -107,16 +107,16 @@ def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path) -> dict[
     """sbatch's options of each array, so that it waits."""
     from kit.cli import runs
     from kit.errors import UsageError
-    from kit.sweeps import after
+    from kit.workflow import dependencies
 
     folders = _folders(job_file)
-    afters = [after.parse(text) for text in texts]
+    afters = [dependencies.parse(text) for text in texts]
     corr = [one for one in afters if one.kind == "corr"]
     if corr and len(afters) > 1:
         raise UsageError("--after SWEEP:corr stands alone", hint="the other sweep can itself wait for what it needs")
     if corr:
-        return after.pairs(corr[0], arrays, folders)
-    options = after.options(afters, folders, queue=runs.queue())
+        return dependencies.pairs(corr[0], arrays, folders)
+    options = dependencies.options(afters, folders, queue=runs.queue())
     return {array.number: options for array in arrays}
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from kit.errors import UsageError
 
-SCHEMES = ("docker://", "dockerd://", "podman://")
-
 _USER = r"(?:(?P<user>[A-Za-z0-9_.!~*'()%$&+,;=-]+)@)?"
 _REGISTRY = r"(?P<registry>[A-Za-z0-9.-]+(?::\d+)?)"
 _PATH = r"(?P<path>[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"

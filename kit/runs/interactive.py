@@ -53,11 +53,6 @@ def _container(run_dir: Path, step: list[str]) -> list[str]:
     return [path.read_text(encoding="utf-8").strip() for path in names]
 
 
-def run_dir_of(prepared: Prepared) -> Path:
-    """Where the shell's files are."""
-    return prepared.plan.run_dir
-
-
 def _with_terminal(env: dict[str, str]) -> dict[str, str]:
     import os
 

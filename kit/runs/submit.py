@@ -18,7 +18,6 @@ from kit.planning.site import Site
 from kit.runs import avoid, chain, folder, manifest, outputs, registry, secret
 from kit.slurm import client, embedded
 from kit.spec.job import Job
-from kit.spec.paths import RunPaths
 
 if TYPE_CHECKING:
     from kit.spec.image import ImageLock
@@ -122,11 +121,6 @@ def require_ready(prepared: Prepared) -> None:
     for pinned in made.pins:
         if pinned.lock is not None:
             verify.check(pinned.lock, Path(pinned.stored).parent.parent, full=False)
-
-
-def run_paths(prepared: Prepared) -> RunPaths:
-    """The run folder's file names."""
-    return RunPaths(prepared.plan.run_dir)
 
 
 def _for_debugging(job: Job) -> Job:

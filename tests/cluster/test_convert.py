@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from kit import data_folders, shell
+from kit.checkpoints.convert import lacking
 from kit.errors import KitError
 from kit.images import lock as image_lock
 from kit.images import verify
-from kit.runs.convert import lacking
 from kit.runtimes.base import Container
 from kit.runtimes.bubblewrap import runtime
 from kit.spec.job import ContainerOptions

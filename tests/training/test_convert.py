@@ -401,7 +401,7 @@ def test_the_command_line(trained: Any, tmp_path: Path) -> None:
     """`kit convert-checkpoint --no-container`: the kit in its own Python, the program in this one."""
     repo = LAUNCHERS.parent
     candidates = [Path(sys.executable), repo / ".venv/bin/python"]
-    has_kit = ["-c", "import kit.runs.convert, kit.cli.checkpoints"]
+    has_kit = ["-c", "import kit.checkpoints.convert, kit.cli.checkpoints"]
     for python in candidates:
         if (
             python.exists()

@@ -10,9 +10,9 @@ from kit import config
 from kit.errors import ConfigError, UsageError
 from kit.planning.sbatch import header
 from kit.runs.submit import prepare
-from kit.sweeps import stages
-from kit.sweeps.after import After, parse, term
-from kit.sweeps.stages import PreparedStage
+from kit.workflow import stages
+from kit.workflow.dependencies import After, parse, term
+from kit.workflow.stages import PreparedStage
 from tests.support import write_job
 
 JOB = 'name = "llm"\nlauncher = "ddp"\nscript = "step.py"\nargs = ["--all"]\n[resources]\nnodes = 2\n'

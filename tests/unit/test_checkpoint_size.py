@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kit import shell
+from kit.checkpoints import convert, size
 from kit.errors import RunError, UsageError
 from kit.frameworks import sizes
 from kit.frameworks.sizes import Layout, Shape
-from kit.runs import checkpoint_size, convert
 from tests.support import REPO, make_lock
 
 # Of the published config.json; parameters as transformers counts them.
@@ -23,7 +23,7 @@ SMALL = {"layers": 4, "dim": 64, "heads": 4, "vocabulary": 256}
 
 
 def shape(**options: int | bool | None) -> Shape:
-    return checkpoint_size.shape(dict(options), None)
+    return size.shape(dict(options), None)
 
 
 def kit(*words: object, cwd: Path = REPO) -> shell.Completed:
@@ -93,11 +93,11 @@ def test_a_config_json_says_the_shape_and_options_win(tmp_path: Path) -> None:
         "vocab_size": 128256,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert checkpoint_size.shape({}, tmp_path) == shape(**LLAMA_3_8B)
-    assert checkpoint_size.shape({"layers": 2}, tmp_path).layers == 2
+    assert size.shape({}, tmp_path) == shape(**LLAMA_3_8B)
+    assert size.shape({"layers": 2}, tmp_path).layers == 2
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(RunError, match=r"cannot be read as a config\.json"):
-        checkpoint_size.shape({}, tmp_path)
+        size.shape({}, tmp_path)
 
 
 def test_the_command_compares_with_the_disk(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kit.runs.manifest import Manifest
 from kit.runs.submit import Prepared
 from kit.slurm import client
 from kit.spec.stages import Stage
-from kit.sweeps.after import After, term, with_options
+from kit.workflow.dependencies import After, term, with_options
 
 TARGET = "/kit/stages"
 _PLACE = re.compile(r"\{stages\.([^{}]*)\}")

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: how large one becomes, and other formats of one."""

@@ -1,0 +1,1 @@
+"""Runs that wait for other runs: dependencies, and the stages of one job file."""
