@@ -1,8 +1,8 @@
-"""The arithmetic of a job on a cluster: nodes, tasks, ranks, GPUs and CPUs, each checked against what a node holds."""
+"""What Slurm gives a job: nodes, and GPUs, CPUs, memory and tasks of each, checked against the cluster's nodes and its QOS row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -15,8 +15,12 @@ _UNITS = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Who runs where. memory is sbatch's --mem text, or None for the cluster's default. explained: why, one line each."""
+class Allocation:
+    """Nodes and what a job has of each.
+
+    ranks_per_node, tasks_per_node: of a job without roles; a role's own are in its RolePlacement. memory: sbatch's --mem text, None
+    for the cluster's default. cpus_reason: where the number of CPUs comes from, for the head of the batch script.
+    """
 
     nodes: int
     gpus_per_node: int
@@ -25,14 +29,12 @@ class Layout:
     cpus_per_task: int
     cpus_per_rank: int
     memory: str | None
-    explained: tuple[str, ...]
-    # Where several programs share the job, each with ranks of its own.
-    ranks_of_roles: int | None = None
+    cpus_reason: str
 
     @property
     def world_size(self) -> int:
-        """Ranks over all nodes."""
-        return self.nodes * self.ranks_per_node if self.ranks_of_roles is None else self.ranks_of_roles
+        """Ranks over all nodes of a job without roles: all of them train together."""
+        return self.nodes * self.ranks_per_node
 
     @property
     def cpus_per_node(self) -> int:
@@ -40,8 +42,8 @@ class Layout:
         return self.cpus_per_task * self.tasks_per_node
 
 
-def lay_out(resolved: Resolved) -> Layout:
-    """The layout of a job; ConfigError with every figure that the cluster's nodes or its QOS row cannot give."""
+def allocate(resolved: Resolved) -> Allocation:
+    """The allocation of a complete job. ConfigError with every figure that the cluster's nodes or its QOS row cannot give."""
     job, node = resolved.job, resolved.cluster.node
     asked = job.resources
     row = _row(resolved)
@@ -49,10 +51,9 @@ def lay_out(resolved: Resolved) -> Layout:
     gpus = most_gpus if asked.gpus_per_node is None else asked.gpus_per_node
     ranks = asked.ranks_per_node or max(1, gpus)
     cpus, why = _cpus(resolved, gpus)
-    shape = job.shape or resolved.launcher.shapes[0]
-    tasks = ranks if shape == "srun" else 1
-    _check(resolved, gpus=gpus, ranks=ranks, cpus=cpus, shape=shape)
-    return Layout(
+    _check(resolved, gpus=gpus, ranks=ranks, cpus=cpus)
+    tasks = ranks if job.shape == "srun" else 1
+    return Allocation(
         nodes=asked.nodes,
         gpus_per_node=gpus,
         ranks_per_node=ranks,
@@ -60,10 +61,7 @@ def lay_out(resolved: Resolved) -> Layout:
         cpus_per_task=cpus // tasks,
         cpus_per_rank=cpus // ranks,
         memory=asked.memory,
-        explained=(
-            f"{asked.nodes} nodes x {ranks} ranks = world size {asked.nodes * ranks}; start shape {shape}: {tasks} tasks a node.",
-            f"CPUs: {why}; {cpus // tasks} a task, {cpus // ranks} a rank.",
-        ),
+        cpus_reason=why,
     )
 
 
@@ -89,54 +87,44 @@ def _cpus(resolved: Resolved, gpus: int) -> tuple[int, str]:
     return node.cpus, f"{node.cpus} a node, all of them"
 
 
-def _check(resolved: Resolved, *, gpus: int, ranks: int, cpus: int, shape: str) -> None:
-    job, cluster, place = resolved.job, resolved.cluster, f"a node of {resolved.cluster_name}"
-    faults = []
-
-    def refuse(key: str, got: object, allowed: str, hint: str = "") -> None:
-        faults.append(Fault(file=resolved.job_file, key=key, got=str(got), allowed=allowed, hint=hint))
-
-    if shape not in resolved.launcher.shapes:
-        refuse("shape", repr(shape), f"{', '.join(resolved.launcher.shapes)} (launcher {job.launcher!r})")
-    if gpus > cluster.node.gpus:
-        refuse("resources.gpus_per_node", gpus, f"at most {cluster.node.gpus}: {place} has no more")
-    if cpus > cluster.node.cpus:
-        refuse("resources.cpus_per_node", cpus, f"at most {cluster.node.cpus}: {place} has no more")
-    if ranks > cpus:
-        refuse(
-            "resources.ranks_per_node",
-            ranks,
-            f"at most {cpus}, one CPU a rank",
-            "ask for more cpus_per_node or fewer ranks",
-        )
-    memory = job.resources.memory
-    if memory and cluster.node.memory and kilobytes(memory) > kilobytes(cluster.node.memory):
-        refuse("resources.memory", memory, f"at most {cluster.node.memory}: {place} has no more")
+def _check(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> None:
     # A row gives no more than a node has: where both are passed, the row's limit is the one to know.
-    rules = _broken_rules(resolved, gpus=gpus, cpus=cpus)
-    faults = [fault for fault in faults if fault.key not in {rule.key for rule in rules}]
-    for rule in rules:
-        refuse(rule.key, rule.got, f"at most {rule.limit} under QOS {job.qos!r}: its rule {rule.name}")
-    if faults:
-        raise ConfigError.of(*faults)
+    of_row = {fault.key: fault for fault in _beyond_row(resolved, gpus=gpus, cpus=cpus)}
+    of_node = [fault for fault in _beyond_node(resolved, gpus=gpus, ranks=ranks, cpus=cpus) if fault.key not in of_row]
+    if of_node or of_row:
+        raise ConfigError.of(*of_node, *of_row.values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rule:
-    """A rule of the QOS row: its name there, the job's key, what is asked, the most that is given."""
+def _beyond_node(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> Iterator[Fault]:
+    """What no node of the cluster can give."""
+    file, job, node, place = (
+        resolved.job_file,
+        resolved.job,
+        resolved.cluster.node,
+        f"a node of {resolved.cluster_name}",
+    )
+    if gpus > node.gpus:
+        allowed = f"at most {node.gpus}: {place} has no more"
+        yield Fault(file=file, key="resources.gpus_per_node", got=str(gpus), allowed=allowed)
+    if cpus > node.cpus:
+        allowed = f"at most {node.cpus}: {place} has no more"
+        yield Fault(file=file, key="resources.cpus_per_node", got=str(cpus), allowed=allowed)
+    if ranks > cpus:
+        allowed, hint = f"at most {cpus}, one CPU a rank", "ask for more cpus_per_node or fewer ranks"
+        yield Fault(file=file, key="resources.ranks_per_node", got=str(ranks), allowed=allowed, hint=hint)
+    memory = job.resources.memory
+    if memory and node.memory and kilobytes(memory) > kilobytes(node.memory):
+        allowed = f"at most {node.memory}: {place} has no more"
+        yield Fault(file=file, key="resources.memory", got=memory, allowed=allowed)
 
-    name: str
-    key: str
-    got: object
-    limit: object
 
-
-def _broken_rules(resolved: Resolved, *, gpus: int, cpus: int) -> list[_Rule]:
-    row = _row(resolved)
+def _beyond_row(resolved: Resolved, *, gpus: int, cpus: int) -> Iterator[Fault]:
+    """What the job's QOS row does not allow."""
+    row, job, file = _row(resolved), resolved.job, resolved.job_file
     if row is None:
-        return []
-    asked = resolved.job.resources
-    nodes = asked.nodes + resolved.job.retry.spares
+        return
+    asked = job.resources
+    nodes = asked.nodes + job.retry.spares
     # To sbatch no memory is all of the node's, and no time has no end.
     all_memory = kilobytes(resolved.cluster.node.memory or "0") or inf
     rules: list[tuple[str, str, Any, Any, Callable[[Any], float]]] = [
@@ -146,17 +134,18 @@ def _broken_rules(resolved: Resolved, *, gpus: int, cpus: int) -> list[_Rule]:
         ("memory", "resources.memory", asked.memory, row.memory, lambda text: kilobytes(text) or all_memory),
         ("time", "resources.time", asked.time, row.time, lambda text: minutes(text) or inf),
     ]
-    broken = [
-        _Rule(name=name, key=key, got=got, limit=limit)
-        for name, key, got, limit, measure in rules
-        if got is not None and limit is not None and measure(got) > measure(limit)
-    ]
+    for name, key, got, limit, measure in rules:
+        if got is not None and limit is not None and measure(got) > measure(limit):
+            allowed = f"at most {limit} under QOS {job.qos!r}: its rule {name}"
+            yield Fault(file=file, key=key, got=str(got), allowed=allowed)
     # sbatch(1), --exclusive: the job is given all CPUs of its nodes, whatever it asks for.
     whole, most = resolved.cluster.node.cpus, row.cpus_per_node
-    if resolved.job.slurm.exclusive and most is not None and whole > most:
-        got = f"true, which is all {whole} CPUs of a node"
-        broken.append(_Rule(name="cpus_per_node", key="slurm.exclusive", got=got, limit=most))
-    return broken
+    if job.slurm.exclusive and most is not None and whole > most:
+        got, allowed = (
+            f"true, which is all {whole} CPUs of a node",
+            f"at most {most} under QOS {job.qos!r}: its rule cpus_per_node",
+        )
+        yield Fault(file=file, key="slurm.exclusive", got=got, allowed=allowed)
 
 
 def minutes(limit: str) -> float:

@@ -96,9 +96,11 @@ def submit(
         ready = runs.waiting(ready, after)
     made = submit_run(ready)
     run_dir = ready.plan.run_dir
+    from kit.planning.placement import world_text
+
     where = f"runtime {made.runtime}" + (f", image {made.image_digest}" if made.image_digest else "")
     print(
-        f"job {made.job_id}: {made.nodes} nodes x {made.ranks_per_node} ranks on {made.cluster}; {where}",
+        f"job {made.job_id}: {made.nodes} nodes on {made.cluster}, {world_text(made.world_sizes)}; {where}",
         file=sys.stderr,
     )
     print(made.model_dump_json(indent=2) if as_json else run_dir)

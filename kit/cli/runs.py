@@ -38,6 +38,7 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from kit.planning.placement import world_size
     from kit.runs import registry
     from kit.runs import status as of
 
@@ -49,7 +50,7 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     for one in found:
         made = one.manifest
         code = "" if one.exit_code is None else str(one.exit_code)
-        world = f"{made.nodes}x{made.ranks_per_node}"
+        world = world_size(made.world_sizes)
         table.add_row(
             made.run_id,
             str(one.job_id or ""),
@@ -64,6 +65,7 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
 
 def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """Say how one run stands: state, nodes, exit code, image, where its files are; of replica groups the last quorum."""
+    from kit.planning.placement import sizes_text
     from kit.runs import metrics, registry
     from kit.runs import status as of
 
@@ -72,6 +74,7 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = Fals
     if as_json:
         print(json.dumps({**facts, "quorum": dataclasses.asdict(quorum) if quorum else None}, indent=2))
         return
+    facts["world_sizes"] = sizes_text(one.manifest.world_sizes)
     facts["quorum"] = f"{quorum}, {quorum.time}" if quorum else None
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -260,7 +263,7 @@ def _facts(one: Status) -> dict[str, object]:
         "nodes": one.nodes,
         "elapsed": one.elapsed,
         "restarts": one.restarts,
-        "world_size": made.world_size,
+        "world_sizes": made.world_sizes,
         "launcher": f"{made.launcher} ({made.shape})",
         "runtime": made.runtime,
         "image": made.image_name,

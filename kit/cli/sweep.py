@@ -152,6 +152,7 @@ def _print_points(made: PreparedSweep, todo: list[int], *, to_stdout: bool) -> N
     from rich.console import Console
     from rich.table import Table
 
+    from kit.planning.placement import world_size
     from kit.sweeps.names import short_names, shown
 
     keys = list(dict.fromkeys(key for point in made.points for key in point.values))
@@ -162,8 +163,7 @@ def _print_points(made: PreparedSweep, todo: list[int], *, to_stdout: bool) -> N
     wanted.sort(key=lambda pair: pair[0].index)
     for point, run in wanted if to_stdout else wanted[:_SHOWN]:
         values = [shown(point.values[key]) if key in point.values else "" for key in keys]
-        layout = run.plan.layout
-        size = (str(layout.nodes), str(layout.world_size))
+        size = (str(run.plan.allocation.nodes), world_size(run.plan.world_sizes))
         table.add_row(str(point.index), *([point.name] if named else []), *values, *size)
     stream = sys.stdout if to_stdout else sys.stderr
     Console(file=stream, width=None if stream.isatty() else 160, highlight=False).print(table)

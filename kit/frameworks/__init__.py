@@ -1,7 +1,7 @@
 """Frameworks that want more than a program and its arguments: one module each, named by `framework` in launcher.toml.
 
-A module holds `prepare(job, layout, launcher, file) -> Extra`, and refuses, before anything is submitted, what the framework itself
-would refuse an hour later.
+A module holds `prepare(job, allocation, launcher, file) -> Extra`, and refuses, before anything is submitted, what the framework
+itself would refuse an hour later.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import cast
 
-from kit.allocation import Layout
+from kit.allocation import Allocation
+from kit.config import Resolved
 from kit.errors import ConfigError, Fault
+from kit.frameworks import reference
 from kit.spec.job import Job
-from kit.spec.launcher import Launcher
+from kit.spec.paths import is_launchers
 from kit.spec.roles import Role
 
 
@@ -31,9 +33,12 @@ class Extra:
     explained: tuple[str, ...] = ()
 
 
-def prepare(launcher: Launcher, job: Job, layout: Layout, *, file: str) -> Extra:
-    """What the launcher's framework adds to a job, if it names one. ConfigError, with `file`, when the job does not fit."""
+def prepare(resolved: Resolved, allocation: Allocation) -> Extra:
+    """What the launcher's framework adds to a job, if it names one. ConfigError when the job does not fit it."""
+    job, launcher, file = resolved.job, resolved.launcher, resolved.job_file
     framework = launcher.framework
+    if is_launchers(job.script):
+        reference.check(job, launcher, allocation, file=file)
     unread = [
         key for key in ("deepspeed", "megatron", "rl", "sft") if key != framework and getattr(job, key) is not None
     ]
@@ -43,7 +48,7 @@ def prepare(launcher: Launcher, job: Job, layout: Layout, *, file: str) -> Extra
     if framework is None:
         return Extra()
     module = import_module(f"kit.frameworks.{framework}")
-    return cast(Callable[..., Extra], module.prepare)(job, layout, launcher=launcher, file=file)
+    return cast(Callable[..., Extra], module.prepare)(job, allocation, launcher=launcher, file=file)
 
 
 def resources(framework: str | None, job: Job) -> dict[str, int]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kit.allocation import Layout
+from kit.allocation import Allocation
 from kit.errors import ConfigError, Fault, did_you_mean
 from kit.frameworks import Extra
 from kit.spec.job import Job
@@ -26,13 +26,13 @@ _ALIKE = 0.88
 _TOTAL, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
-def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
+def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
     """ds_config.json and the option that names it; nothing when the job has no [deepspeed]."""
     if is_launchers(job.script) and (faults := [*_not_options(job, file)]):
         raise ConfigError.of(*faults)
     if job.deepspeed is None:
         return Extra()
-    config = resolve(job.deepspeed, layout.world_size, file=file)
+    config = resolve(job.deepspeed, allocation.world_size, file=file)
     return Extra(files={FILE: json.dumps(config, indent=2) + "\n"}, args=("--ds-config", f"{{run}}/{FILE}"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kit.allocation import Layout
+from kit.allocation import Allocation
 from kit.errors import ConfigError, Fault
 from kit.frameworks import Extra
 from kit.spec.diloco import DiLoCo
@@ -46,11 +46,11 @@ class Group:
         return len(self.nodes) * self.ranks_per_node
 
 
-def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
-    """The program's options, and the layout as a picture in the run folder."""
+def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
+    """The program's options, and the groups as a picture in the run folder."""
     table = job.diloco or DiLoCo()
     groups = replica_groups(
-        layout.nodes, layout.gpus_per_node, table, ranks_per_node=job.resources.ranks_per_node, file=file
+        allocation.nodes, allocation.gpus_per_node, table, ranks_per_node=job.resources.ranks_per_node, file=file
     )
     words = [str(word) for pair in table.options().items() for word in pair]
     quorum = least(table, len(groups))
@@ -145,7 +145,7 @@ def least(table: DiLoCo, groups: int) -> int:
 
 
 def picture(groups: Sequence[Group], quorum: int) -> str:
-    """The layout for people: nodes, groups, GPUs, where each group meets, where the lighthouse lives.
+    """The groups for people: nodes, groups, GPUs, where each group meets, where the lighthouse lives.
 
     Port numbers are found when the job runs; state/roles.json has them then.
     """

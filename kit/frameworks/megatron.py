@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kit.allocation import Layout
+from kit.allocation import Allocation
 from kit.errors import ConfigError, Fault
 from kit.frameworks import Extra, megatron_options, megatron_rules
 from kit.spec.job import Job
@@ -16,14 +16,17 @@ from kit.spec.training import Checkpoint, Megatron
 _CHECKPOINTS = "{run}/checkpoints"
 
 
-def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
+def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
     """The options; nothing when the job has no [megatron]. ConfigError with every rule that is broken, each with its numbers."""
     if job.megatron is None:
         return Extra()
     options = completed(job.megatron, job.checkpoint)
     broken = [
         *((f"megatron.{key}", got, allowed) for key, got, allowed in megatron_options.faults(options)),
-        *((f"megatron.{key}", got, allowed) for key, got, allowed in megatron_rules.broken(options, layout.world_size)),
+        *(
+            (f"megatron.{key}", got, allowed)
+            for key, got, allowed in megatron_rules.broken(options, allocation.world_size)
+        ),
         *_checkpoint(job.checkpoint),
         *_environment(options, job.env),
     ]

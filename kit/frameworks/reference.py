@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
-from kit.allocation import Layout
+from kit.allocation import Allocation
 from kit.errors import ConfigError, Fault
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
@@ -19,13 +19,13 @@ from kit.spec.launcher import Launcher
 Broken = tuple[str, str]
 
 
-def check(job: Job, launcher: Launcher, layout: Layout, *, file: str) -> None:
+def check(job: Job, launcher: Launcher, allocation: Allocation, *, file: str) -> None:
     """ConfigError with each rule that the arguments break, and its numbers. A program of the job's own is none of our business."""
     name = launcher.script if job.script is None else PurePosixPath(job.script).name
     told = launcher.fits.get(name or "", {})
     try:
         options = _read(job.args, told)
-        broken = [*_too_small(options, told)] or [*_uneven(options, layout.world_size), *_alone(options)]
+        broken = [*_too_small(options, told)] or [*_uneven(options, allocation.world_size), *_alone(options)]
     except argparse.ArgumentError as error:
         broken = [(f"{error.argument_name}: {error.message}", "a whole number")]
     if broken:

@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from kit.allocation import Layout
+from kit.allocation import Allocation
 from kit.errors import ConfigError, Fault, did_you_mean
 from kit.frameworks import Extra
 from kit.spec.job import Job
@@ -39,9 +39,9 @@ class Resolved:
     roles: dict[str, Role]
 
 
-def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
+def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
     """The roles of [rl], and a file of options for each."""
-    return prepared("rl", job.rl or Rl(), job, layout, launcher=launcher, file=file)
+    return prepared("rl", job.rl or Rl(), job, allocation, launcher=launcher, file=file)
 
 
 def nodes(job: Job) -> int:
@@ -62,7 +62,7 @@ def others(job: Job, own: set[str]) -> int:
     )
 
 
-def prepared(name: str, table: Sft, job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
+def prepared(name: str, table: Sft, job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
     """What a table adds to a job. name: of the table, 'rl' or 'sft'."""
     known = launcher.programs
     if table.programs not in known:
@@ -71,7 +71,7 @@ def prepared(name: str, table: Sft, job: Job, layout: Layout, *, launcher: Launc
             Fault(file=file, key=f"{name}.programs", got=repr(table.programs), allowed=", ".join(known), hint=hint)
         )
     made = resolve(
-        table, known[table.programs], name=name, gpus=layout.gpus_per_node, checkpoint=job.checkpoint, file=file
+        table, known[table.programs], name=name, gpus=allocation.gpus_per_node, checkpoint=job.checkpoint, file=file
     )
     places = {"{python}": job.python, "{code}": "{run}/code"}
     return Extra(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.allocation import Layout
+from kit.allocation import Allocation
 from kit.frameworks import Extra
 from kit.frameworks.rl import others, prepared
 from kit.spec.job import Job
@@ -10,9 +10,9 @@ from kit.spec.launcher import Launcher
 from kit.spec.rl import Sft
 
 
-def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
+def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
     """The trainer of [sft], and the file of its options."""
-    return prepared("sft", job.sft or Sft(), job, layout, launcher=launcher, file=file)
+    return prepared("sft", job.sft or Sft(), job, allocation, launcher=launcher, file=file)
 
 
 def nodes(job: Job) -> int:

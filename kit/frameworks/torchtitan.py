@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from kit.allocation import Layout
+from kit.allocation import Allocation
 from kit.errors import ConfigError, Fault
 from kit.frameworks import Extra, diloco
 from kit.spec.diloco import DiLoCo
@@ -29,7 +29,7 @@ _DEFAULTS = {REPLICATE: 1, SHARD: -1, **dict.fromkeys(_SPLIT, 1), _LOCAL: 8, _GL
 _QUORUM = "--min-replicas"
 
 
-def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra:
+def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
     """Replica groups where the start shape asks for them. TorchTitan's own file says how they average."""
     if job.shape != "replicas":
         return Extra()
@@ -38,16 +38,16 @@ def prepare(job: Job, layout: Layout, *, launcher: Launcher, file: str) -> Extra
     if unread:
         allowed = "[fault_tolerance] of TorchTitan's own file"
         raise ConfigError.of(*(Fault(file=file, key=f"diloco.{key}", got="a value", allowed=allowed) for key in unread))
-    least = diloco.least(table, len(groups(job, layout, file=file)))
+    least = diloco.least(table, len(groups(job, allocation, file=file)))
     quorum = f"--fault_tolerance.min_replica_size={least}"
-    return replace(diloco.prepare(job, layout, launcher=launcher, file=file), args=(quorum,))
+    return replace(diloco.prepare(job, allocation, launcher=launcher, file=file), args=(quorum,))
 
 
-def groups(job: Job, layout: Layout, *, file: str) -> tuple[diloco.Group, ...]:
+def groups(job: Job, allocation: Allocation, *, file: str) -> tuple[diloco.Group, ...]:
     """The replica groups of a job of that start shape. ConfigError, with `file`, for figures that do not divide."""
     ranks = job.resources.ranks_per_node
     return diloco.replica_groups(
-        layout.nodes, layout.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks, file=file
+        allocation.nodes, allocation.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks, file=file
     )
 
 

@@ -14,10 +14,11 @@ import jinja2
 from jinja2 import meta
 from jinja2.sandbox import SandboxedEnvironment
 
-from kit.allocation import Layout
-from kit.config import Resolved
 from kit.errors import ConfigError, Fault, did_you_mean
-from kit.planning.site import Site
+from kit.planning import steps
+from kit.planning.decisions import Decisions
+from kit.planning.placement import world_text
+from kit.planning.sbatch import explanation, goes_back, sbatch_options
 from kit.render import MARK, configured, render
 from kit.spec.rl import Rl
 
@@ -32,25 +33,77 @@ STABLE = (
     "gpus_per_node",
     "hub_offline",
 )
+AVOID_DIR = ".avoid"
+# Below Linux's ephemeral ports (32768 on); nodes.sh takes 10,000 ports from here, by job id.
+_PORT_BASE = 20_000
 
 
-def batch_script(resolved: Resolved, site: Site, layout: Layout, variables: Mapping[str, Any]) -> str:
+def batch_script(made: Decisions) -> str:
     """The batch script. ConfigError when the user's template cannot be rendered."""
-    if resolved.template is None:
+    head = {"sbatch": sbatch_options(made), "explained": [*explanation(made)]}
+    variables = {**head, **_settings(made), **_steps(made)}
+    if made.resolved.template is None:
         return render(DEFAULT, variables)
-    table = resolved.job.rl or resolved.job.sft
-    stable = {
-        "job_name": resolved.job.name,
-        "project_dir": str(resolved.project),
-        "output_dir": str(site.run_dir),
-        "config_dir": f"{site.run_dir}/configs",
-        "num_train_nodes": table.num_train_nodes if table else layout.nodes,
+    file, text = made.resolved.template
+    return _rendered(text, {**_stable(made), **variables}, file=file)
+
+
+def _settings(made: Decisions) -> dict[str, Any]:
+    """What the batch script goes by."""
+    job, unpacks = made.job, made.resolved.cluster.container.pyxis_unpacks
+    return {
+        "run_dir": made.site.run_dir,
+        "job_name": job.name,
+        "images": [word for pin in made.pins.distinct for word in (pin.image, pin.digest)],
+        "runtime": job.container.runtime,
+        "pyxis_unpacks": {None: "", True: "yes", False: "no"}[unpacks],
+        "nodes": made.allocation.nodes,
+        "world": world_text(made.world_sizes),
+        "debug": job.debug,
+        "heartbeat": job.monitor.heartbeat,
+        "lead": job.slurm.lead,
+        "port_base": _PORT_BASE,
+        "retry_in_allocation": job.retry.in_allocation,
+        "retry_requeue": job.retry.requeue,
+        "requeue_capped": goes_back(job) and not job.slurm.requeue,
+        "retry_codes": job.retry.exit_codes,
+        "preflight_timeout": job.preflight.timeout_s,
+        "unpack_timeout": job.preflight.unpack_s,
+        "preflight_on_failure": job.preflight.on_failure,
+        "all_reduce_timeout": job.preflight.all_reduce_s,
+        "avoid_dir": f"{made.site.runs_dir}/{AVOID_DIR}",
+        "inherit": job.inherit,
+        "outlives": made.outlives,
+    }
+
+
+def _steps(made: Decisions) -> dict[str, Any]:
+    """What it starts."""
+    return {
+        "step_argv": steps.role_step(made, made.main),
+        "roles": [{"facts": r.facts(), "env": r.env(), "argv": steps.role_step(made, r)} for r in made.roles],
+        "signal_argv": steps.signal_step(made),
+        "monitor_argv": steps.monitor_step(made),
+        "preflight_argv": steps.preflight_step(made),
+        "probe_argv": steps.probe_step(made),
+        "stage_argv": steps.stage_step(made),
+        "container_argv": steps.container_step(made),
+    }
+
+
+def _stable(made: Decisions) -> dict[str, Any]:
+    """The names of STABLE."""
+    table = made.job.rl or made.job.sft
+    return {
+        "job_name": made.job.name,
+        "project_dir": str(made.resolved.project),
+        "output_dir": str(made.site.run_dir),
+        "config_dir": f"{made.site.run_dir}/configs",
+        "num_train_nodes": table.num_train_nodes if table else made.allocation.nodes,
         "num_infer_nodes": table.num_infer_nodes if isinstance(table, Rl) else 0,
-        "gpus_per_node": layout.gpus_per_node,
+        "gpus_per_node": made.allocation.gpus_per_node,
         "hub_offline": table.hub_offline if table else False,
     }
-    file, text = resolved.template
-    return _rendered(text, {**stable, **variables}, file=file)
 
 
 def _rendered(text: str, variables: Mapping[str, Any], *, file: str) -> str:

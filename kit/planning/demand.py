@@ -1,41 +1,70 @@
-"""How many nodes and GPUs a job has, where its roles or its framework's own table say so and not [resources]."""
+"""A job is completed: nodes and GPUs that its roles or its framework's table come to, runtime, seed, start shape.
+
+After `completed` no choice of the job is open, and no later step makes another copy of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from kit import frameworks
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
+from kit.planning.site import Site
+from kit.spec.job import Job, Resources
 from kit.spec.roles import Role
 
 
-def sized(resolved: Resolved) -> Resolved:
-    """The job with the resources that it comes to. ConfigError when its [resources] say otherwise.
+def completed(resolved: Resolved, site: Site) -> Resolved:
+    """The job with every choice made. ConfigError when its launcher cannot start it so, or its [resources] contradict its roles."""
+    job, shapes = resolved.job, resolved.launcher.shapes
+    shape = job.shape or shapes[0]
+    if shape not in shapes:
+        allowed = f"{', '.join(shapes)} (launcher {job.launcher!r})"
+        raise ConfigError.of(Fault(file=resolved.job_file, key="shape", got=repr(shape), allowed=allowed))
+    if job.rendezvous != "static" and shape == "srun":
+        got, allowed = repr(job.rendezvous), "nothing with the start shape srun, which has no torchrun"
+        raise ConfigError.of(Fault(file=resolved.job_file, key="rendezvous", got=got, allowed=allowed))
+    made = {
+        "resources": _resources(resolved),
+        "shape": shape,
+        "seed": site.seed if job.seed is None else job.seed,
+        "container": job.container.model_copy(update={"runtime": _runtime(resolved, site)}),
+    }
+    return replace(resolved, job=job.model_copy(update=made))
 
-    What a cluster or a launcher fills in there gives way without a word.
-    """
-    job, framework = resolved.job, resolved.launcher.framework
-    needed = frameworks.resources(framework, job)
+
+def _runtime(resolved: Resolved, site: Site) -> str:
+    """The runtime by name: job over cluster; 'auto' is pyxis where Slurm has it, else bubblewrap."""
+    if not site.containers:
+        return "bare"
+    for asked in (resolved.job.container.runtime, resolved.cluster.container.runtime):
+        if asked != "auto":
+            return asked
+    return "pyxis" if site.pyxis else "bubblewrap"
+
+
+def _resources(resolved: Resolved) -> Resources:
+    """What the job's roles or its framework's table come to; over a default of the cluster or the launcher without a word."""
+    job = resolved.job
+    needed = frameworks.resources(resolved.launcher.framework, job)
     if job.roles and "nodes" not in needed:
         needed["nodes"] = _nodes(resolved, job.roles)
-    made = job.resources.model_copy(update=needed)
-    faults = [
-        Fault(
-            file=resolved.job_file,
-            key=f"resources.{key}",
-            got=str(resolved.asked[key]),
-            allowed=f"{value}: what [{framework or 'roles'}] comes to",
-            hint="leave it out",
-        )
-        for key, value in needed.items()
-        # Under --debug the job's own figure is another one than the user's.
-        if value not in (getattr(job.resources, key), resolved.asked.get(key, value))
-    ]
-    if faults:
+    if faults := [*_contradictions(resolved, needed)]:
         raise ConfigError.of(*faults)
-    return replace(resolved, job=job.model_copy(update={"resources": made}))
+    return job.resources.model_copy(update=needed)
+
+
+def _contradictions(resolved: Resolved, needed: Mapping[str, int]) -> Iterator[Fault]:
+    """Figures that the user gave and that are others than those needed."""
+    job: Job = resolved.job
+    for key, value in needed.items():
+        # Under --debug the job's own figure is another one than the user's.
+        if value not in (getattr(job.resources, key), resolved.asked.get(key, value)):
+            allowed = f"{value}: what [{resolved.launcher.framework or 'roles'}] comes to"
+            got = str(resolved.asked[key])
+            yield Fault(file=resolved.job_file, key=f"resources.{key}", got=got, allowed=allowed, hint="leave it out")
 
 
 def _nodes(resolved: Resolved, roles: Mapping[str, Role]) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kit import runtimes
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
+from kit.planning.paths import ClusterPaths
+from kit.planning.placement import RolePlacement
 from kit.spec.paths import is_launchers
 
 if TYPE_CHECKING:
@@ -27,7 +31,49 @@ class Pin:
     lock: ImageLock | None = None
 
 
-def pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store: str, stage: str, key: str) -> Pin:
+@dataclass(frozen=True, kw_only=True)
+class Pins:
+    """The images of a run. own: the job's. of_roles: those that roles name for themselves, by name."""
+
+    own: Pin
+    of_roles: Mapping[str, Pin]
+
+    def of(self, placed: RolePlacement) -> Pin:
+        """The image of a role."""
+        return self.of_roles.get(placed.role.image or "", self.own)
+
+    @property
+    def distinct(self) -> tuple[Pin, ...]:
+        """Each image once, that of the job first; none without containers."""
+        return tuple({p.image: p for p in (self.own, *self.of_roles.values()) if p.image}.values())
+
+
+def pin_images(
+    resolved: Resolved,
+    roles: Sequence[RolePlacement],
+    paths: ClusterPaths,
+    *,
+    lock: ImageLock | None,
+    role_locks: Mapping[str | None, ImageLock | None],
+) -> Pins:
+    """The images of a job and its roles. ConfigError when one has no lock, or the job's own lacks a package of its programs."""
+    job = resolved.job
+    if not runtimes.get(job.container.runtime).containerized:
+        return Pins(own=Pin(), of_roles={})
+    own = _pin(resolved, job.image_name, lock, store=paths.store, stage=paths.stage if job.staged else "", key="image")
+    if own.lock:
+        _check_packages(resolved, own.lock)
+    locks = {**role_locks, job.image_name: lock}
+    of_roles: dict[str, Pin] = {}
+    for placed in roles:
+        name = placed.role.image
+        if name is not None and name not in of_roles:
+            key = f"roles.{placed.name}.image"
+            of_roles[name] = _pin(resolved, name, locks.get(name), store=paths.store, stage="", key=key)
+    return Pins(own=own, of_roles=of_roles)
+
+
+def _pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store: str, stage: str, key: str) -> Pin:
     """The pin of an image. stage: folder on the nodes that it is copied to, empty for none. key: where the job names it.
 
     ConfigError when there is no image, or no lock of it.
@@ -58,7 +104,7 @@ def pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store: 
     )
 
 
-def check_packages(resolved: Resolved, lock: ImageLock) -> None:
+def _check_packages(resolved: Resolved, lock: ImageLock) -> None:
     """ConfigError when the image lacks a package that the launcher's programs import: the lock knows, no node is asked."""
     if not is_launchers(resolved.job.script) or not lock.packages.pip:
         return

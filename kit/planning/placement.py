@@ -1,19 +1,15 @@
-"""Where the roles of a job run: which nodes, how many ranks, which share of the CPUs. A plain job is the case of one role.
-
-Pure arithmetic, and the checks of what one role says of another.
-"""
+"""Placement: on which nodes each role runs, with how many ranks and which share of the CPUs. A plain job is one role."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from graphlib import CycleError, TopologicalSorter
+from itertools import groupby
 
-from kit.allocation import Layout
+from kit.allocation import Allocation
 from kit.config import Resolved
-from kit.errors import ConfigError, Fault, did_you_mean
+from kit.planning import role_rules
 from kit.spec.roles import Role, StepShape
 
 # The step of a plain job. Its files are in the run folder itself, and it goes by no role's name.
@@ -21,7 +17,7 @@ PLAIN = "train"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class RolePlacement:
     """A role and its place. first: index of its first node among the job's. shared: another role has a step on one of its nodes.
 
     scripts: the role whose scripts it runs. index: which it is of the roles with the same program. plain: the one role of a job
@@ -53,8 +49,8 @@ class Placed:
         return "logs" if self.plain else f"logs/{self.name}"
 
     @property
-    def ranks(self) -> int:
-        """Its world size."""
+    def world_size(self) -> int:
+        """Its ranks over all of its nodes."""
         return self.nodes * self.ranks_per_node
 
     def facts(self) -> dict[str, object]:
@@ -71,7 +67,7 @@ class Placed:
             "policy": role.policy,
             "first": self.first,
             "nodes": self.nodes,
-            "ranks": self.ranks,
+            "ranks": self.world_size,
             "after": " ".join(role.after),
             "ports": " ".join(role.ports),
             "ready": asked,
@@ -93,35 +89,66 @@ def variable(name: str) -> str:
     return name.upper().replace("-", "_")
 
 
-def place(resolved: Resolved, layout: Layout, roles: Mapping[str, Role]) -> tuple[Placed, ...]:
-    """Every role in its place; without roles, the job itself as the only one. ConfigError for roles that do not fit each other."""
+def place_roles(resolved: Resolved, allocation: Allocation, made: Mapping[str, Role]) -> tuple[RolePlacement, ...]:
+    """Every role in its place; without roles, the job itself as the only one. ConfigError for roles that do not fit each other.
+
+    made: the roles that the framework brings, before the job's own.
+    """
+    roles = {**made, **{name: role for name, role in resolved.job.roles.items() if name not in made}}
     if not roles:
-        return (_plain(resolved, layout),)
-    _check(resolved, layout, roles)
-    spans = _spans(layout, roles)
-    placed = []
-    for name, role in roles.items():
-        ranks, tasks = _ranks(role, layout)
-        on_node = _most_on_a_node(spans, spans[name], roles, layout)
-        placed.append(
-            Placed(
-                name=name,
-                scripts=name,
-                role=role,
-                shape=role.shape or "srun",
-                first=spans[name][0],
-                nodes=len(spans[name]),
-                ranks_per_node=ranks,
-                tasks_per_node=tasks,
-                cpus_per_task=max(1, layout.cpus_per_node // tasks),
-                cpus_per_rank=max(1, layout.cpus_per_node // on_node),
-                shared=on_node > ranks,
-            )
-        )
-    return _with_scripts(placed)
+        return (_plain(resolved, allocation),)
+    role_rules.check(resolved, allocation, roles)
+    spans = _spans(allocation, roles)
+    return _with_scripts([_placed(name, roles, spans, allocation) for name in roles])
 
 
-def _with_scripts(placed: Sequence[Placed]) -> tuple[Placed, ...]:
+def _placed(name: str, roles: Mapping[str, Role], spans: Mapping[str, range], allocation: Allocation) -> RolePlacement:
+    role, span = roles[name], spans[name]
+    ranks, tasks = _ranks(role, allocation)
+    on_node = _most_on_a_node(spans, span, roles, allocation)
+    return RolePlacement(
+        name=name,
+        scripts=name,
+        role=role,
+        shape=role.shape or "srun",
+        first=span[0],
+        nodes=len(span),
+        ranks_per_node=ranks,
+        tasks_per_node=tasks,
+        cpus_per_task=max(1, allocation.cpus_per_node // tasks),
+        cpus_per_rank=max(1, allocation.cpus_per_node // on_node),
+        shared=on_node > ranks,
+    )
+
+
+def world_sizes(roles: Iterable[RolePlacement]) -> dict[str, int]:
+    """Role -> its world size. A service has tasks, and no part in a training: it has none."""
+    return {one.name: one.world_size for one in roles if one.role.policy != "service"}
+
+
+def world_text(sizes: Mapping[str, int]) -> str:
+    """World sizes for people: `world size 4`, or `world sizes: trainer 4, replica-0 to replica-7 2 each`."""
+    return f"world size{'' if set(sizes) == {PLAIN} else 's:'} {sizes_text(sizes)}"
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """World sizes without the words."""
+    if set(sizes) == {PLAIN}:
+        return str(sizes[PLAIN])
+    texts = []
+    for (_, size), group in groupby(sizes.items(), key=lambda item: (item[0].rstrip("0123456789"), item[1])):
+        names = [name for name, _ in group]
+        texts.append(f"{names[0]} {size}" if len(names) == 1 else f"{names[0]} to {names[-1]} {size} each")
+    return ", ".join(texts)
+
+
+def world_size(sizes: Mapping[str, int]) -> str:
+    """The same in a column of a table: `4`, `4+1`, `8x2`."""
+    counts = Counter(sizes.values())
+    return "+".join(str(size) if count == 1 else f"{count}x{size}" for size, count in counts.items())
+
+
+def _with_scripts(placed: Sequence[RolePlacement]) -> tuple[RolePlacement, ...]:
     """Roles that differ in their place alone, as replica groups do, run the same scripts: those of the first."""
     programs: Counter[object] = Counter()
     first: dict[object, str] = {}
@@ -135,35 +162,34 @@ def _with_scripts(placed: Sequence[Placed]) -> tuple[Placed, ...]:
     return tuple(found)
 
 
-def _plain(resolved: Resolved, layout: Layout) -> Placed:
-    shape = resolved.job.shape or resolved.launcher.shapes[0]
-    return Placed(
+def _plain(resolved: Resolved, allocation: Allocation) -> RolePlacement:
+    return RolePlacement(
         name=PLAIN,
         scripts=PLAIN,
         role=Role(),
-        shape="srun" if shape == "srun" else "torchrun",
+        shape="srun" if resolved.job.shape == "srun" else "torchrun",
         first=0,
-        nodes=layout.nodes,
-        ranks_per_node=layout.ranks_per_node,
-        tasks_per_node=layout.tasks_per_node,
-        cpus_per_task=layout.cpus_per_task,
-        cpus_per_rank=layout.cpus_per_rank,
+        nodes=allocation.nodes,
+        ranks_per_node=allocation.ranks_per_node,
+        tasks_per_node=allocation.tasks_per_node,
+        cpus_per_task=allocation.cpus_per_task,
+        cpus_per_rank=allocation.cpus_per_rank,
         shared=False,
         plain=True,
     )
 
 
-def _ranks(role: Role, layout: Layout) -> tuple[int, int]:
+def _ranks(role: Role, allocation: Allocation) -> tuple[int, int]:
     """Ranks and tasks a node."""
-    gpus = layout.gpus_per_node if role.gpus is None else len(role.gpus)
+    gpus = allocation.gpus_per_node if role.gpus is None else len(role.gpus)
     ranks = role.ranks_per_node or (max(1, gpus) if role.shape == "torchrun" else 1)
     return ranks, 1 if role.shape == "torchrun" else ranks
 
 
-def _spans(layout: Layout, roles: Mapping[str, Role]) -> dict[str, range]:
+def _spans(allocation: Allocation, roles: Mapping[str, Role]) -> dict[str, range]:
     """role -> indices of its nodes, in the order of the file; those that share take the other's."""
     own = {name: role.nodes or 1 for name, role in roles.items() if role.shares is None}
-    rest = layout.nodes - sum(n for n in own.values() if n != "rest")
+    rest = allocation.nodes - sum(n for n in own.values() if n != "rest")
     spans: dict[str, range] = {}
     first = 0
     for name, count in own.items():
@@ -178,58 +204,7 @@ def _shared(role: Role) -> int | None:
     return role.nodes if role.shares is not None and isinstance(role.nodes, int) else None
 
 
-def _most_on_a_node(spans: Mapping[str, range], own: range, roles: Mapping[str, Role], layout: Layout) -> int:
+def _most_on_a_node(spans: Mapping[str, range], own: range, roles: Mapping[str, Role], allocation: Allocation) -> int:
     """Ranks of all roles on the fullest node of these."""
-    counts = [sum(_ranks(roles[other], layout)[0] for other, span in spans.items() if node in span) for node in own]
+    counts = [sum(_ranks(roles[other], allocation)[0] for other, span in spans.items() if node in span) for node in own]
     return max(counts)
-
-
-def _unshareable(role: Role, other: Role, name: str) -> tuple[str, str, str] | None:
-    """Why a role cannot run on another's nodes: key, what it is, what is allowed."""
-    if other.shares is not None:
-        return "shares", repr(name), "a role with nodes of its own"
-    has = other.nodes or 1
-    if isinstance(has, int) and (_shared(role) or 0) > has:
-        return "nodes", str(role.nodes), f"at most {has}: those of {name!r}"
-    return None
-
-
-_PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9-]*)\.(address|nodes|port\.[a-z][a-z0-9-]*)\}")
-
-
-def _check(resolved: Resolved, layout: Layout, roles: Mapping[str, Role]) -> None:
-    faults = []
-
-    def refuse(name: str, key: str, got: str, allowed: str, hint: str = "") -> None:
-        faults.append(Fault(file=resolved.job_file, key=f"roles.{name}.{key}", got=got, allowed=allowed, hint=hint))
-
-    for name, role in roles.items():
-        others = [other for other in roles if other != name]
-        for key, named in [("shares", role.shares), *(("after", one) for one in role.after)]:
-            if named is not None and named not in others:
-                refuse(name, key, repr(named), ", ".join(others) or "no other role", did_you_mean(named, others))
-            elif key == "shares" and named is not None and (broken := _unshareable(role, roles[named], named)):
-                refuse(name, *broken)
-        if role.gpus and max(role.gpus) >= layout.gpus_per_node:
-            refuse(name, "gpus", str(list(role.gpus)), f"0 to {layout.gpus_per_node - 1}: the GPUs of a node")
-        for word in (*(role.command or ()), *role.args, *role.env.values()):
-            for other, what in _PLACEHOLDER.findall(word):
-                if other in roles and what.startswith("port.") and what[5:] not in roles[other].ports:
-                    known = ", ".join(roles[other].ports) or "none"
-                    refuse(name, "command", f"{{{other}.{what}}}", f"a port of {other!r}: {known}")
-    if not any(role.policy != "service" for role in roles.values()):
-        faults.append(
-            Fault(file=resolved.job_file, key="roles", got="services only", allowed="a main role, which the job is for")
-        )
-    if not faults:
-        faults += _circle(resolved.job_file, roles)
-    if faults:
-        raise ConfigError.of(*faults)
-
-
-def _circle(file: str, roles: Mapping[str, Role]) -> Iterator[Fault]:
-    """Roles that wait for each other."""
-    try:
-        TopologicalSorter({name: role.after for name, role in roles.items()}).prepare()
-    except CycleError as error:
-        yield Fault(file=file, key="roles", got=" -> ".join(error.args[1]), allowed="no role that waits for itself")

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from kit.planning.placement import Placed
-from kit.spec.job import ImageChoice
-from kit.spec.mount import Mount
-from kit.spec.operations import Monitor, Preflight
-from kit.spec.paths import RunPaths
-
-if TYPE_CHECKING:
-    from kit.spec.image import ImageLock
+from kit.planning.decisions import Decisions
+from kit.planning.placement import RolePlacement
+from kit.runtimes import Container
 
 # Seconds that the other ranks get once one has ended well, before srun ends them (field-notes 29). Never less than the lead: at its
 # signal the first rank may be done long before the one that writes the checkpoint.
-WAIT_S = 60
+_WAIT_S = 60
+_INTERFACE_ENV = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
-def role_step(placed: Placed, paths: RunPaths, *, outlives: bool, wait_s: int = WAIT_S) -> list[str]:
-    """srun for the ranks of a role. It gets every figure again: since 22.05 it ignores SLURM_CPUS_PER_TASK (field-notes 21).
+def role_step(made: Decisions, placed: RolePlacement) -> list[str]:
+    """The ranks of a role. It gets every figure again: since 22.05 srun ignores SLURM_CPUS_PER_TASK (field-notes 21).
 
     No GPU option stands here: with the job's --gpus-per-node every rank sees all of the job's GPUs on its node and takes the one of
     its local rank. `--gpu-bind=none` would say the same, but Slurm 22.05 then leaves CUDA_VISIBLE_DEVICES out for several tasks a
     node, and without device cgroups two jobs on a node would share GPU 0.
     """
-    return [
+    srun = [
         "srun",
         f"--job-name={placed.name}",
         f"--nodes={placed.nodes}",
@@ -36,87 +31,130 @@ def role_step(placed: Placed, paths: RunPaths, *, outlives: bool, wait_s: int = 
         "--mpi=none",
         "--export=ALL",
         "--kill-on-bad-exit=1",
-        f"--wait={wait_s}",
+        f"--wait={max(_WAIT_S, made.job.slurm.lead)}",
         # A step with a lost node may never end for Slurm: the next one has to share with what is left of it.
-        *(["--no-kill"] if outlives else []),
-        *(["--overlap"] if outlives or placed.shared else []),
-        f"--output={paths.root}/{placed.logs}/task-%t.log",
+        *(["--no-kill"] if made.outlives else []),
+        *(["--overlap"] if made.outlives or placed.shared else []),
+        f"--output={made.paths.run.root}/{placed.logs}/task-%t.log",
         "--open-mode=append",
     ]
+    return _contained(made, placed, srun, f"{made.paths.inside.run}/{placed.folder}".rstrip("/") + "/worker.sh")
 
 
-def monitor_step(monitor: Monitor, nodes: int, paths: RunPaths) -> list[str]:
+def monitor_step(made: Decisions) -> list[str]:
     """The GPU monitor on every node of the ranks; nothing when it is switched off."""
+    monitor, run = made.job.monitor, made.paths.run
     if not monitor.enabled:
         return []
-    command = [f"{paths.lib}/gpu-monitor.sh", str(paths.monitor), monitor.select, monitor.options, str(monitor.delay)]
+    command = [f"{run.lib}/gpu-monitor.sh", str(run.monitor), monitor.select, monitor.options, str(monitor.delay)]
     command += [",".join(monitor.query)] if monitor.query else []
-    return [*helper_step("kit-monitor", nodes, f"{paths.monitor}/monitor-%n.log"), *command]
+    return [*_helper("kit-monitor", made.allocation.nodes, f"{run.monitor}/monitor-%n.log"), *command]
 
 
-def signal_step(nodes: int, paths: RunPaths) -> list[str]:
+def signal_step(made: Decisions) -> list[str]:
     """Sends a signal, whose name the batch script adds, to the ranks on every node and to nothing else."""
-    return [*helper_step("kit-signal", nodes, "/dev/null"), f"{paths.lib}/signal.sh"]
+    return [*_helper("kit-signal", made.allocation.nodes, "/dev/null"), f"{made.paths.run.lib}/signal.sh"]
 
 
-def preflight_step(
-    checks: Preflight,
-    nodes: int,
-    paths: RunPaths,
-    *,
-    images: Sequence[tuple[str, ImageLock | None]],
-    cache: str,
-    mounts: Sequence[Mount],
-    gpus: int,
-    interfaces: Sequence[str],
-) -> list[str]:
+def preflight_step(made: Decisions) -> list[str]:
     """The checks of every node, the spares among them; nothing when they are switched off."""
+    checks, run = made.job.preflight, made.paths.run
     if not checks.enabled:
         return []
     options = [
-        f"run={paths.root}",
-        f"cache={cache}",
+        f"run={run.root}",
+        f"cache={made.paths.cache}",
         f"free_kb={int(checks.free_disk_gb * 1e6)}",
         f"shm_kb={int(checks.shm_gb * 1e6)}",
         f"nofile={checks.nofile}",
         f"memlock={checks.memlock}",
         f"skew={int(checks.clock_skew_s)}",
-        f"gpus={gpus}",
-        f"userns={int(bool(images))}",
+        f"gpus={made.allocation.gpus_per_node}",
+        f"userns={int(bool(made.pins.distinct))}",
+        *_checked_images(made),
+        *_checked_mounts(made),
+        *_checked_interfaces(made),
     ]
-    for image, lock in images:
-        options += [f"image={image}"] if image.startswith("/") else []
-        if lock is not None:
-            options.append(f"size={lock.size}")
-            options += [f"sha256={lock.sha256}"] if checks.verify_image else []
-    options += [f"source={m.source}" for m in mounts if m.source not in {"tmpfs", cache, str(paths.root)}]
-    options += [f"interface={name}" for name in interfaces]
-    output = f"{paths.logs}/preflight.log"
-    return [*helper_step("kit-preflight", nodes, output), f"{paths.lib}/preflight.sh", *options]
+    return [
+        *_helper("kit-preflight", made.every_node, f"{run.logs}/preflight.log"),
+        f"{run.lib}/preflight.sh",
+        *options,
+    ]
 
 
-def shell_step() -> list[str]:
-    """srun for an interactive shell: one task that shares whatever the job has on its node."""
-    return ["srun", "--pty", "--overlap", "--mem=0", "--nodes=1", "--ntasks=1", "--mpi=none", "--export=ALL"]
+def _checked_images(made: Decisions) -> Iterator[str]:
+    for pin in made.pins.distinct:
+        image = pin.stored or pin.image
+        if image.startswith("/"):
+            yield f"image={image}"
+        if pin.lock is not None:
+            yield f"size={pin.lock.size}"
+            if made.job.preflight.verify_image:
+                yield f"sha256={pin.lock.sha256}"
 
 
-def stage_step(
-    choice: ImageChoice | None, nodes: int, paths: RunPaths, *, lock: ImageLock | None, source: str, folder: str
-) -> list[str]:
-    """A copy of the image on every node's own disk; nothing unless the job asks for it. source: the image in the store."""
-    if choice is None or lock is None:
+def _checked_mounts(made: Decisions) -> Iterator[str]:
+    """Of those that a container needs; the run folder and the cache are looked at as what they are."""
+    known = {"tmpfs", made.paths.cache, str(made.paths.run.root)}
+    for mount in made.paths.mounts if made.runtime.containerized else ():
+        if mount.source not in known:
+            yield f"source={mount.source}"
+
+
+def _checked_interfaces(made: Decisions) -> Iterator[str]:
+    env = {**made.resolved.cluster.network, **made.job.env}
+    yield from (f"interface={env[name]}" for name in _INTERFACE_ENV if env.get(name))
+
+
+def probe_step(made: Decisions) -> list[str]:
+    """A first start of the container on every node, at the price of one task; nothing where the preflight makes none."""
+    checks, run, main = made.job.preflight, made.paths.run, made.main
+    if not (checks.enabled and checks.container and made.runtime.containerized):
         return []
-    command = [f"{paths.lib}/stage.sh", source, lock.sha256, folder, str(int(choice.cap_gb * 1e6))]
-    return [*helper_step("kit-stage", nodes, f"{paths.logs}/stage.log"), *command]
+    step = _helper("kit-probe", made.every_node, f"{run.logs}/preflight.log")
+    words = [f"{made.paths.inside.run}/lib/probe.sh", made.job.python, f"{main.folder}/image-env.sh".lstrip("/")]
+    return _contained(made, main, step, *words)
 
 
-def container_step(nodes: int, paths: RunPaths, *, spares: bool) -> list[str]:
-    """Removes at the end what Pyxis unpacked; the batch script adds names, and starts it only where Pyxis unpacks."""
-    step = helper_step("kit-container", nodes, f"{paths.logs}/container.log")
-    return [*step, *(["--no-kill"] if spares else []), f"{paths.lib}/container.sh"]
+def stage_step(made: Decisions) -> list[str]:
+    """A copy of the image on every node's own disk; nothing unless the job asks for it."""
+    choice, pin, run = made.job.staged, made.pin, made.paths.run
+    if choice is None or pin.lock is None:
+        return []
+    command = [f"{run.lib}/stage.sh", pin.stored, pin.lock.sha256, made.paths.stage, str(int(choice.cap_gb * 1e6))]
+    return [*_helper("kit-stage", made.every_node, f"{run.logs}/stage.log"), *command]
 
 
-def helper_step(name: str, nodes: int, output: str) -> list[str]:
+def container_step(made: Decisions) -> list[str]:
+    """Removes at the end what Pyxis unpacked; the batch script adds names. Nothing under another runtime."""
+    if made.job.container.runtime != "pyxis":
+        return []
+    run = made.paths.run
+    step = _helper("kit-container", made.every_node, f"{run.logs}/container.log")
+    return [*step, *(["--no-kill"] if made.job.retry.spares else []), f"{run.lib}/container.sh"]
+
+
+def shell_step(made: Decisions) -> list[str]:
+    """An interactive shell: one task on one node, that shares whatever the job has there."""
+    srun = ["srun", "--pty", "--overlap", "--mem=0", "--nodes=1", "--ntasks=1", "--mpi=none", "--export=ALL"]
+    inside, main = made.paths.inside, made.main
+    return _contained(made, main, srun, f"{inside.run}/lib/shell.sh", inside.workdir, *filter(None, [main.folder]))
+
+
+def _contained(made: Decisions, placed: RolePlacement, srun: list[str], *command: str) -> list[str]:
+    """A command in the container of a role."""
+    container = Container(
+        image=made.pins.of(placed).image,
+        mounts=made.paths.mounts,
+        workdir=made.paths.inside.workdir,
+        options=made.job.container,
+        lib=made.paths.run.lib,
+        home=made.site.home,
+    )
+    return made.runtime.wrap(srun, command, container)
+
+
+def _helper(name: str, nodes: int, output: str) -> list[str]:
     """One task a node beside the training step, without memory or CPUs of its own (field-notes 24)."""
     return [
         "srun",

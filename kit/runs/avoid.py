@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kit.errors import RunError
-from kit.planning.plan import AVOID_DIR
+from kit.planning.batch_file import AVOID_DIR
 
 MEMORY_S = 24 * 3600
 

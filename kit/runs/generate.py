@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kit import config
-from kit.allocation import Layout
+from kit.allocation import Allocation
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, UsageError
 from kit.frameworks import torchtitan
@@ -78,7 +78,7 @@ def single_file(
     try:
         resolved = resolve(asked, titan, here, cluster=cluster, overrides=overrides)
         prepared = submit.prepare_resolved(resolved, here, containers=containers, now=now)
-        prepared = replace(prepared, resolved=completed(prepared.resolved, prepared.plan.layout, asked, titan))
+        prepared = replace(prepared, resolved=completed(prepared.resolved, prepared.plan.allocation, asked, titan))
     except ConfigError as error:
         if not error.faults:
             raise
@@ -98,12 +98,12 @@ def resolve(
     return _with_defaults(sources).resolve()
 
 
-def completed(resolved: Resolved, layout: Layout, asked: Asked, titan: Mapping[str, Any]) -> Resolved:
+def completed(resolved: Resolved, allocation: Allocation, asked: Asked, titan: Mapping[str, Any]) -> Resolved:
     """The same, with the arguments that make it DDP where that is asked. ConfigError where TorchTitan would refuse it."""
     job = resolved.job
-    ranks, count = layout.world_size, 1
+    ranks, count = allocation.world_size, 1
     if not asked.use_ddp:
-        groups = torchtitan.groups(job, layout, file=resolved.job_file)
+        groups = torchtitan.groups(job, allocation, file=resolved.job_file)
         ranks, count = groups[0].world_size, len(groups)
     words = [*(torchtitan.plain_ddp(titan, job.args, ranks) if asked.use_ddp else []), *job.args]
     faults = [

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from kit import __version__, shell
 from kit.errors import RunError, ToolError
+from kit.planning.placement import PLAIN
 from kit.planning.plan import Plan
 from kit.runs import atomic
 from kit.slurm.client import JobId
@@ -39,8 +41,7 @@ class Manifest(Model):
     image_name: str | None
     image_digest: str
     nodes: int
-    ranks_per_node: int
-    world_size: int
+    world_sizes: dict[str, int] = Field(description="Role -> its world size; without roles that of 'train'.")
     seed: int
     job_file: str
     argv: tuple[str, ...]
@@ -56,6 +57,15 @@ class Manifest(Model):
     )
     links: tuple[int, ...] = Field(default=(), description="The jobs of a chain after job_id.")
     point: dict[str, Value] = Field(default={}, description="The values of a point of a sweep.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_world(cls, given: Any) -> Any:
+        """A run that was submitted before world sizes were those of roles."""
+        if isinstance(given, dict) and "world_size" in given:
+            given = {**given, "world_sizes": {PLAIN: given["world_size"]}}
+            del given["world_size"], given["ranks_per_node"]
+        return given
 
     @property
     def slurm_id(self) -> JobId | None:
@@ -117,19 +127,19 @@ def of(plan: Plan, *, job_file: Path, user: str, now: datetime, slurm_version: s
 
 def of_plan(plan: Plan, where_from: Origin) -> Manifest:
     """The same, for one of many plans."""
+    pin = plan.decisions.pin
     return Manifest(
         run_id=plan.run_id,
         job_name=plan.job.name,
         launcher=plan.job.launcher,
         shape=plan.job.shape or "",
         cluster=plan.cluster,
-        runtime=plan.runtime,
-        image=plan.stored or plan.image,
+        runtime=plan.job.container.runtime,
+        image=pin.stored or pin.image,
         image_name=plan.job.image_name,
-        image_digest=plan.image_digest,
-        nodes=plan.layout.nodes,
-        ranks_per_node=plan.layout.ranks_per_node,
-        world_size=plan.layout.world_size,
+        image_digest=pin.digest,
+        nodes=plan.allocation.nodes,
+        world_sizes=plan.world_sizes,
         seed=plan.job.seed or 0,
         job_file=str(where_from.job_file),
         argv=plan.argv,

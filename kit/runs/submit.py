@@ -118,7 +118,7 @@ def require_ready(prepared: Prepared) -> None:
     made = prepared.plan
     if prepared.resolved.cluster.embedded and embedded.find(prepared.resolved.cluster_name) is None:
         raise SlurmError(f"cluster {made.cluster!r} is not up", hint=_up_hint(made.cluster))
-    for pinned in made.pins:
+    for pinned in made.decisions.pins.distinct:
         if pinned.lock is not None:
             verify.check(pinned.lock, Path(pinned.stored).parent.parent, full=False)
 

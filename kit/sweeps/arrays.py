@@ -63,7 +63,7 @@ def group(
 
 def nodes_of(plan: Plan) -> int:
     """Those that a point holds, spares among them."""
-    return plan.layout.nodes + plan.job.retry.spares
+    return plan.decisions.every_node
 
 
 def _shape(plan: Plan) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def resubmit(
 
 def _require_ready(runs: Sequence[Prepared]) -> None:
     """Once for each image; the cluster is the same for all."""
-    for run in {run.plan.image: run for run in runs}.values():
+    for run in {run.plan.decisions.pin.image: run for run in runs}.values():
         one_run.require_ready(run)
 
 

@@ -113,7 +113,7 @@ nodes::replace() {
 
 nodes::banner() {
     log::info "job ${SLURM_JOB_ID} (${KIT_JOB_NAME}), queued again ${SLURM_RESTART_COUNT:-0} times, run folder ${KIT_RUN_DIR}"
-    log::info "nodes: ${nodes_all[*]}; world size ${KIT_WORLD_SIZE}"
+    log::info "nodes: ${SLURM_JOB_NODELIST}; ${KIT_WORLD}"
     log::info "image: ${KIT_IMAGES[*]:-none}; runtime: ${KIT_RUNTIME}"
     log::info "$(scontrol --version 2>/dev/null); bash ${BASH_VERSION}; $(uname -sr)"
 }

@@ -262,7 +262,7 @@ def test_runs_status_and_logs(lab: Lab) -> None:
     run = lab.run("--follow")
     assert "rank-3 | hello from 3" in run.done.stdout
     facts = status(lab, run.folder)
-    assert (facts["state"], facts["exit_code"], facts["world_size"]) == ("COMPLETED", 0, 4)
+    assert (facts["state"], facts["exit_code"], facts["world_sizes"]) == ("COMPLETED", 0, {"train": 4})
     assert facts["run"] in [r["run"] for r in json.loads(lab.kit("runs", "--json").stdout)]
     assert "rank-1 | hello from 1" in lab.kit("logs", run.folder.name).stdout
     only = lab.kit("logs", str(facts["job_id"]), "--rank", "2").stdout.splitlines()

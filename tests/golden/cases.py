@@ -145,8 +145,8 @@ def planned_single(case: Single) -> Plan:
         case.asked, TITAN, REPO / "kit generate", cluster=case.cluster, overrides=["image=train-cpu"]
     )
     resolved = replace(resolved, project=here, job_dir=here)
-    layout = plan(resolved, make_lock(), site).layout
-    return plan(generate.completed(resolved, layout, case.asked, TITAN), make_lock(), site)
+    allocation = plan(resolved, make_lock(), site).allocation
+    return plan(generate.completed(resolved, allocation, case.asked, TITAN), make_lock(), site)
 
 
 def single(case: Single) -> str:

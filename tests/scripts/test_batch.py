@@ -78,7 +78,7 @@ def test_a_port_that_is_taken_is_passed_over(tmp_path: Path) -> None:
 
 
 BANNER = """
-KIT_JOB_NAME=digits KIT_WORLD_SIZE=8 KIT_IMAGES=(/store/x.sqsh sha256:c0ffee) KIT_RUNTIME=pyxis
+KIT_JOB_NAME=digits KIT_WORLD="world size 8" SLURM_JOB_NODELIST="n[1-2]" KIT_IMAGES=(/store/x.sqsh sha256:c0ffee) KIT_RUNTIME=pyxis
 nodes::resolve && nodes::banner 2>&1
 """
 
@@ -87,7 +87,7 @@ def test_the_banner_says_what_runs_where(tmp_path: Path) -> None:
     said = [line.partition(": ")[2] for line in bash(tmp_path, BANNER, SLURM_JOB_ID="4711")]
     assert said[:3] == [
         f"job 4711 (digits), queued again 0 times, run folder {tmp_path}",
-        "nodes: n1 n2; world size 8",
+        "nodes: n[1-2]; world size 8",
         "image: /store/x.sqsh sha256:c0ffee; runtime: pyxis",
     ]
     assert "; bash " in said[3]

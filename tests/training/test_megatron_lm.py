@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from kit import config
-from kit.allocation import lay_out
+from kit.allocation import allocate
 from kit.config import Resolved
 from kit.errors import ConfigError
 from kit.frameworks import megatron, megatron_options, megatron_rules
@@ -262,7 +262,7 @@ def job(folder: Path, nodes: int, table: dict[str, Any], more: dict[str, Any]) -
 
 
 def rendered(resolved: Resolved) -> tuple[list[str], int, dict[str, str]]:
-    layout = lay_out(resolved)
+    layout = allocate(resolved)
     made = megatron.prepare(resolved.job, layout, launcher=resolved.launcher, file="job.toml")
     return [word.replace("{run}", "/kit/run") for word in made.args], layout.world_size, dict(resolved.job.env)
 
@@ -285,7 +285,7 @@ def test_what_megatron_refuses_the_kit_refuses_first(name: str, tmp_path: Path, 
     if name not in LATER:
         assert resolved.job.megatron is not None
         options = megatron.completed(resolved.job.megatron, resolved.job.checkpoint)
-        assert ask(megatron_options.words(options), lay_out(resolved).world_size, dict(resolved.job.env)) is not None
+        assert ask(megatron_options.words(options), allocate(resolved).world_size, dict(resolved.job.env)) is not None
 
 
 def test_the_options_are_those_of_the_parser() -> None:

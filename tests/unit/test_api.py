@@ -32,7 +32,7 @@ def project(tmp_path: Path) -> Path:
 def same(one: Plan, other: Plan) -> bool:
     """Two plans but for the run's id, which holds the time."""
     files = tuple(replace(f, text=f.text.replace(other.run_id, one.run_id)) for f in other.files)
-    return one.files == files and one.job == other.job and one.layout == other.layout
+    return one.files == files and one.job == other.job and one.allocation == other.allocation
 
 
 def test_a_job_in_python_is_the_job_of_a_file(project: Path) -> None:
@@ -44,7 +44,8 @@ def test_a_job_in_python_is_the_job_of_a_file(project: Path) -> None:
     assert same(made, command_line.plan)
     assert made.job.resources.time == "00:07:00", "what the Job leaves unset, the cluster fills in"
     assert (
-        plan(job, cluster="here", folder=project, containers=False, overrides=["resources.nodes=3"]).layout.nodes == 3
+        plan(job, cluster="here", folder=project, containers=False, overrides=["resources.nodes=3"]).allocation.nodes
+        == 3
     )
 
 

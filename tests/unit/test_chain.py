@@ -57,7 +57,7 @@ def test_stages_come_in_the_order_in_which_they_wait(tmp_path: Path) -> None:
     assert made[2].after == (After("convert", "ok"), After("pretrain", "any"))
     pretrain, convert, evaluate = (stage.prepared.plan for stage in made)
     assert [plan.job.name for plan in (pretrain, convert, evaluate)] == ["llm-pretrain", "llm-convert", "llm-evaluate"]
-    assert [plan.layout.nodes for plan in (pretrain, convert, evaluate)] == [2, 1, 2]
+    assert [plan.allocation.nodes for plan in (pretrain, convert, evaluate)] == [2, 1, 2]
     assert (pretrain.job.args, evaluate.job.args) == (("--all",), ("/kit/stages/convert/out",))
     assert convert.job.env["FROM"] == "/kit/stages/pretrain"
     (mount,) = [mount for mount in convert.job.mounts if not isinstance(mount, str)]

@@ -106,7 +106,7 @@ def test_deepspeed_table_becomes_the_json_that_the_program_gets(tmp_path: Path) 
     written = json.loads(made.text_of("ds_config.json"))
     assert written["train_micro_batch_size_per_gpu"] == 8
     assert "--ds-config\n    /kit/run/ds_config.json" in made.text_of("program.sh")
-    assert made.layout.tasks_per_node == 2, "one task per rank"
+    assert made.allocation.tasks_per_node == 2, "one task per rank"
 
 
 def test_an_image_without_the_framework_is_refused_from_its_lock(tmp_path: Path) -> None:
@@ -288,4 +288,4 @@ def test_what_the_launchers_own_programs_would_refuse(
         plan(resolved, lock, make_site())
     assert f"job.toml: args: got {said}" in str(caught.value)
     own = write_job(tmp_path / "b", tomli_w.dumps({**job, "script": "train.py"}))
-    assert plan_of(own).layout.world_size == 4, "a program of one's own has its own options"
+    assert plan_of(own).allocation.world_size == 4, "a program of one's own has its own options"

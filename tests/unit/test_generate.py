@@ -82,7 +82,7 @@ def test_the_configuration_travels_in_the_file() -> None:
 
 def test_a_manifest_makes_it_a_run_of_the_kit() -> None:
     record = json.loads(embedded(made(use_ddp=True, nodes=2), "manifest.json"))
-    assert (record["run_id"], record["job_id"], record["world_size"]) == ("llama3-8b-@JOB@", None, 8)
+    assert (record["run_id"], record["job_id"], record["world_sizes"]) == ("llama3-8b-@JOB@", None, {"train": 8})
 
 
 def test_ddp_copies_the_model_on_every_rank_and_extra_arguments_win() -> None:

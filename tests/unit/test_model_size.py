@@ -131,7 +131,7 @@ def test_the_study_of_replica_groups_works_its_figures_out() -> None:
         model, batch = str(point.values["var.model"]), int(str(point.values["var.global_batch"]))
         shape = shapes()[model]
         groups = [role for role in run.plan.roles if role.role.policy == "replica"]
-        assert (len(groups), groups[0].ranks) == (4, 4)
+        assert (len(groups), groups[0].world_size) == (4, 4)
         count = model_size.parameters(shape)
         budget = model_size.steps(model_size.optimal_tokens(count), global_batch=batch, context=shape.context)
         assert given("training.steps") == budget + 1, "the last average is made after the last step"

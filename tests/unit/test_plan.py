@@ -47,7 +47,7 @@ def test_layout_by_shape(tmp_path: Path, shape: str, tasks: int, cpus: int) -> N
     made = plan_of(write_job(tmp_path, JOB), overrides=(f"shape={shape}",))
     assert {f"--ntasks-per-node={tasks}", f"--cpus-per-task={cpus}", "--gpus-per-node=2"} <= set(header(made))
     assert {f"--ntasks={2 * tasks}", f"--cpus-per-task={cpus}"} <= set(array(made, "KIT_STEP_0_ARGV"))
-    assert made.layout.world_size == 4
+    assert made.allocation.world_size == 4
 
 
 def test_what_the_job_asks_of_slurm_is_in_the_header(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_more_nodes_are_all_it_takes(tmp_path: Path) -> None:
     """The same job on eight times the nodes: header, step and world size follow, and nothing else of it."""
     job = write_job(tmp_path, JOB)
     small, large = plan_of(job), plan_of(job, overrides=("resources.nodes=16",))
-    assert (small.layout.world_size, large.layout.world_size) == (4, 32)
+    assert (small.allocation.world_size, large.allocation.world_size) == (4, 32)
     assert "--nodes=16" in header(large)
     assert {"--nodes=16", "--ntasks=16"} <= set(array(large, "KIT_STEP_0_ARGV"))
     assert "16 nodes x 2 ranks = world size 32" in large.text_of("batch.sh")
@@ -94,7 +94,7 @@ def test_container_options_stand_on_srun_only(tmp_path: Path) -> None:
 def test_no_container_prints_none(tmp_path: Path) -> None:
     made = plan_of(write_job(tmp_path, JOB), cluster="pod", site=make_site(containers=False))
     assert "--container" not in made.text_of("batch.sh")
-    assert made.image_digest == ""
+    assert made.decisions.pin.digest == ""
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_no_container_prints_none(tmp_path: Path) -> None:
 )
 def test_runtime_choice(tmp_path: Path, runtime: str, pyxis: bool, chosen: str) -> None:
     made = plan_of(write_job(tmp_path, JOB), overrides=(f"container.runtime={runtime}",), site=make_site(pyxis=pyxis))
-    assert made.runtime == chosen
+    assert made.job.container.runtime == chosen
     assert made.job.container.runtime == chosen, "the run records what 'auto' became"
 
 
@@ -191,7 +191,7 @@ def test_each_rule_of_a_qos_row_is_named_when_it_is_broken(tmp_path: Path, rule:
     job = write_job(tmp_path, JOB)
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "tight.toml").write_text(RULES)
-    assert plan_of(job, cluster="tight").layout.nodes == 2, "the job itself fits"
+    assert plan_of(job, cluster="tight").allocation.nodes == 2, "the job itself fits"
     with pytest.raises(ConfigError) as caught:
         plan_of(job, cluster="tight", overrides=(override,))
     (fault,) = caught.value.faults
@@ -242,7 +242,7 @@ def test_a_silent_job_gets_what_its_qos_row_gives(tmp_path: Path) -> None:
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "tight.toml").write_text(RULES)
     made = plan_of(job, cluster="tight")
-    assert (made.layout.gpus_per_node, made.layout.cpus_per_task, made.layout.memory) == (2, 16, "128G")
+    assert (made.allocation.gpus_per_node, made.allocation.cpus_per_task, made.allocation.memory) == (2, 16, "128G")
     assert "--time=01:00:00" in header(made)
 
 

@@ -378,9 +378,9 @@ def made(folder: Path, job: str = JOB, **overrides: Any) -> Plan:
 
 def test_the_plan_of_an_rl_job(tmp_path: Path) -> None:
     found = made(tmp_path)
-    assert found.layout.nodes == 3
-    assert found.layout.gpus_per_node == 2
-    places = {placed.name: (placed.first, placed.nodes, placed.ranks) for placed in found.roles}
+    assert found.allocation.nodes == 3
+    assert found.allocation.gpus_per_node == 2
+    places = {placed.name: (placed.first, placed.nodes, placed.world_size) for placed in found.roles}
     assert places == {"trainer": (0, 2, 4), "inference": (2, 1, 1), "orchestrator": (0, 1, 1)}
     trainer = tomllib.loads(found.text_of("configs/trainer.toml"))
     assert trainer == {
@@ -424,7 +424,7 @@ def test_what_the_job_says_of_a_role_comes_on_top(tmp_path: Path) -> None:
 
 def test_a_role_of_the_jobs_own_gets_nodes_besides(tmp_path: Path) -> None:
     found = made(tmp_path, JOB + '[roles.judge]\ncommand = ["judge"]\npolicy = "service"\n')
-    assert found.layout.nodes == 4
+    assert found.allocation.nodes == 4
     assert [placed.name for placed in found.roles] == ["trainer", "inference", "orchestrator", "judge"]
 
 
@@ -435,7 +435,7 @@ def test_resources_that_contradict_the_table_are_refused(tmp_path: Path) -> None
         ("resources.nodes", "4", "3: what [rl] comes to"),
         ("resources.gpus_per_node", "1", "2: what [rl] comes to"),
     ]
-    assert made(tmp_path, JOB + "[resources]\nnodes = 3\ngpus_per_node = 2\n").layout.nodes == 3
+    assert made(tmp_path, JOB + "[resources]\nnodes = 3\ngpus_per_node = 2\n").allocation.nodes == 3
 
 
 def test_the_image_must_hold_what_the_chosen_programs_import(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ max_steps = 30
 every = 10
 """
     found = made(tmp_path, job)
-    assert [(placed.name, placed.nodes, placed.ranks) for placed in found.roles] == [("trainer", 2, 4)]
+    assert [(placed.name, placed.nodes, placed.world_size) for placed in found.roles] == [("trainer", 2, 4)]
     assert tomllib.loads(found.text_of("configs/trainer.toml")) == {
         "model": "/data/rl",
         "max_steps": 30,

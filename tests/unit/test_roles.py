@@ -38,8 +38,8 @@ def test_each_role_gets_nodes_of_its_own_in_the_order_of_the_file(tmp_path: Path
         ("server", 0, 2, 1, 1),
         ("trainer", 2, 3, 2, 1),
     ]
-    assert made.layout.nodes == 5
-    assert made.layout.world_size == 6, "the service has none"
+    assert made.allocation.nodes == 5
+    assert made.world_sizes == {"trainer": 6}, "the service has none"
     assert "#SBATCH --nodes=5" in made.text_of("batch.sh")
     assert not any(role.shared for role in made.roles)
 
@@ -54,7 +54,7 @@ def test_another_number_of_nodes_than_the_roles_come_to_is_refused(tmp_path: Pat
         plan_roles(tmp_path, "[resources]\nnodes = 4\n" + SERVER + TRAINER)
     assert "resources.nodes: got 4; allowed: 2: what [roles] comes to; leave it out" in str(error.value.faults[0])
     job_file = write_job(tmp_path, HEAD + SERVER + TRAINER)
-    assert plan_of(job_file, overrides=("resources.nodes=2",)).layout.nodes == 2
+    assert plan_of(job_file, overrides=("resources.nodes=2",)).allocation.nodes == 2
     with pytest.raises(ConfigError, match="got 3"):
         plan_of(job_file, overrides=("resources.nodes=3",))
 
@@ -67,7 +67,7 @@ def test_a_default_number_of_nodes_gives_way_to_the_roles(tmp_path: Path) -> Non
         text.replace("[defaults.resources]\n", "[defaults.resources]\nnodes = 8\n")
     )
     assert config.load_job(job_file, cluster="eight").job.resources.nodes == 8
-    assert plan_of(job_file, cluster="eight").layout.nodes == 2
+    assert plan_of(job_file, cluster="eight").allocation.nodes == 2
 
 
 def test_roles_that_share_nodes_share_their_cpus(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_roles_that_share_nodes_share_their_cpus(tmp_path: Path) -> None:
     trainer = next(r for r in made.roles if r.name == "trainer")
     assert (server.first, server.nodes) == (0, 2)
     assert server.shared
-    assert server.cpus_per_rank == trainer.cpus_per_rank == made.layout.cpus_per_node // 4
+    assert server.cpus_per_rank == trainer.cpus_per_rank == made.allocation.cpus_per_node // 4
     step = made.text_of("batch.sh").split("KIT_STEP_0_ARGV=(")[1].split("\n)")[0]
     assert "--overlap" in step
 
@@ -87,7 +87,7 @@ def test_a_role_may_share_some_nodes_of_another(tmp_path: Path) -> None:
         ("trainer", 0, 3, True),
         ("server", 0, 1, True),
     ]
-    assert made.layout.nodes == 3
+    assert made.allocation.nodes == 3
     too_many = TRAINER + "nodes = 3\n" + SERVER + 'shares = "trainer"\nnodes = 4\n'
     with pytest.raises(ConfigError, match=r"roles.server.nodes: got 4; allowed: at most 3: those of 'trainer'"):
         plan_roles(tmp_path, too_many)

@@ -82,7 +82,7 @@ def test_as_few_arrays_as_shapes(tmp_path: Path) -> None:
     found = {array.members: array for array in made.arrays()}
     assert set(found) == {(0, 1, 4, 5), (2, 3, 6, 7)}
     for members, array in found.items():
-        nodes = {made.runs[index].plan.layout.nodes for index in members}
+        nodes = {made.runs[index].plan.allocation.nodes for index in members}
         assert {o for o in header(array.text) if o.startswith("--nodes=")} == {f"--nodes={n}" for n in nodes}
 
 
@@ -140,7 +140,7 @@ def test_a_swept_key_on_the_command_line_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seed: got a value; allowed: none: the sweep sets it"):
         prepared(tmp_path, "[sweep.grid]\nseed = [1, 2]\n", overrides=("seed=3",))
     made = prepared(tmp_path, "[sweep.grid]\nseed = [1, 2]\n", overrides=("sweep.grid.seed=[5]", "resources.nodes=1"))
-    assert [(r.plan.job.seed, r.plan.layout.nodes) for r in made.runs] == [(5, 1)]
+    assert [(r.plan.job.seed, r.plan.allocation.nodes) for r in made.runs] == [(5, 1)]
 
 
 def test_a_swept_option_goes_into_the_arguments_of_the_command_line(tmp_path: Path) -> None:

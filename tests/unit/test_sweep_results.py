@@ -38,7 +38,7 @@ def manifest(task: int) -> Manifest:
         "user": "ada",
         "git": None,
     }
-    size = {"nodes": 1, "ranks_per_node": 1, "world_size": 1, "seed": 0, "versions": {}, "submitted_at": NOW}
+    size = {"nodes": 1, "world_sizes": {"train": 1}, "seed": 0, "versions": {}, "submitted_at": NOW}
     return Manifest.model_validate({**what, **where, **size, "job_id": 7, "array_task": task})
 
 

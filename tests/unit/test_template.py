@@ -86,7 +86,7 @@ def test_all_unknown_variables_are_named_with_the_known_ones(tmp_path: Path) -> 
     error = refused(tmp_path, "{{ jobname }}\n{% if false %}{{ partition }}{% endif %}\n")
     assert [fault.key for fault in error.faults] == ["jobname", "partition"]
     assert error.faults[0].hint == "did you mean 'job_name'?"
-    assert all(name in error.faults[0].allowed for name in (*STABLE, "roles", "world_size"))
+    assert all(name in error.faults[0].allowed for name in (*STABLE, "roles", "world"))
     assert error.faults[0].file.endswith("my.sbatch.j2")
 
 

@@ -10,7 +10,7 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
-# 16 nodes x 8 ranks = world size 128; start shape torchrun: 1 tasks a node.
+# 16 nodes x 8 ranks = world size 128; start shape torchrun: 1 task a node.
 # CPUs: 192 a node, all of them; 192 a task, 24 a rank.
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
@@ -23,7 +23,7 @@ readonly -a KIT_IMAGES=(
 readonly KIT_RUNTIME=pyxis
 readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=16
-readonly KIT_WORLD_SIZE=128
+readonly KIT_WORLD='world size 128'
 readonly KIT_DEBUG_DEFAULT=1
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120

@@ -16,7 +16,7 @@
 #SBATCH --mail-user=ada@example.org
 #SBATCH --mail-type=END,FAIL
 #SBATCH --no-requeue
-# 4 nodes x 8 ranks = world size 32; start shape torchrun: 1 tasks a node.
+# 4 nodes x 8 ranks = world size 32; start shape torchrun: 1 task a node.
 # CPUs: 96 a node, as asked; 96 a task, 12 a rank.
 
 readonly KIT_MARK=@JOB@
@@ -49,7 +49,7 @@ unpack_all() {
 #SBATCH --mail-user=ada@example.org
 #SBATCH --mail-type=END,FAIL
 #SBATCH --no-requeue
-# 4 nodes x 8 ranks = world size 32; start shape torchrun: 1 tasks a node.
+# 4 nodes x 8 ranks = world size 32; start shape torchrun: 1 task a node.
 # CPUs: 96 a node, as asked; 96 a task, 12 a rank.
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
@@ -62,7 +62,7 @@ readonly -a KIT_IMAGES=(
 readonly KIT_RUNTIME=pyxis
 readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=4
-readonly KIT_WORLD_SIZE=32
+readonly KIT_WORLD='world size 32'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120

@@ -11,8 +11,10 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --no-requeue
 #SBATCH --no-kill
-# 1 nodes x 8 ranks = world size 8; start shape replicas: 1 tasks a node.
-# CPUs: 128 a node, all of them; 128 a task, 16 a rank.
+# 1 node, 3 roles.
+# lighthouse: 1 node x 1 rank, a service; srun, 14 CPUs a rank.
+# replica-0 to replica-1, each: 1 node x 4 ranks = world size 4; torchrun, 14 CPUs a rank.
+# CPUs: 128 a node, all of them.
 # 1 node, 2 replica groups of 4 ranks; an average needs 2 of them.
 # 
 # node 0   ─┬─ lighthouse                            its port: http
@@ -47,8 +49,10 @@ unpack_all() {
 #SBATCH --signal=B:USR1@120
 #SBATCH --no-requeue
 #SBATCH --no-kill
-# 1 nodes x 8 ranks = world size 8; start shape replicas: 1 tasks a node.
-# CPUs: 128 a node, all of them; 128 a task, 16 a rank.
+# 1 node, 3 roles.
+# lighthouse: 1 node x 1 rank, a service; srun, 14 CPUs a rank.
+# replica-0 to replica-1, each: 1 node x 4 ranks = world size 4; torchrun, 14 CPUs a rank.
+# CPUs: 128 a node, all of them.
 # 1 node, 2 replica groups of 4 ranks; an average needs 2 of them.
 # 
 # node 0   ─┬─ lighthouse                            its port: http
@@ -65,7 +69,7 @@ readonly -a KIT_IMAGES=(
 readonly KIT_RUNTIME=pyxis
 readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=1
-readonly KIT_WORLD_SIZE=8
+readonly KIT_WORLD='world sizes: replica-0 to replica-1 4 each'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120

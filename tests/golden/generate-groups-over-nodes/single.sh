@@ -11,8 +11,11 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --no-requeue
 #SBATCH --no-kill
-# 4 nodes x 8 ranks = world size 32; start shape replicas: 1 tasks a node.
-# CPUs: 128 a node, all of them; 128 a task, 16 a rank.
+# 4 nodes, 3 roles.
+# lighthouse: 2 nodes x 1 rank, a service; srun, 14 CPUs a rank.
+# replica-0: 2 nodes x 8 ranks = world size 16; torchrun, 14 CPUs a rank.
+# replica-1: 2 nodes x 8 ranks = world size 16; torchrun, 16 CPUs a rank.
+# CPUs: 128 a node, all of them.
 # 4 nodes, 2 replica groups of 16 ranks; an average needs 2 of them.
 # 
 # node 0   ─┬─ lighthouse                            its port: http
@@ -49,8 +52,11 @@ unpack_all() {
 #SBATCH --signal=B:USR1@120
 #SBATCH --no-requeue
 #SBATCH --no-kill
-# 4 nodes x 8 ranks = world size 32; start shape replicas: 1 tasks a node.
-# CPUs: 128 a node, all of them; 128 a task, 16 a rank.
+# 4 nodes, 3 roles.
+# lighthouse: 2 nodes x 1 rank, a service; srun, 14 CPUs a rank.
+# replica-0: 2 nodes x 8 ranks = world size 16; torchrun, 14 CPUs a rank.
+# replica-1: 2 nodes x 8 ranks = world size 16; torchrun, 16 CPUs a rank.
+# CPUs: 128 a node, all of them.
 # 4 nodes, 2 replica groups of 16 ranks; an average needs 2 of them.
 # 
 # node 0   ─┬─ lighthouse                            its port: http
@@ -69,7 +75,7 @@ readonly -a KIT_IMAGES=(
 readonly KIT_RUNTIME=pyxis
 readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=4
-readonly KIT_WORLD_SIZE=32
+readonly KIT_WORLD='world sizes: replica-0 to replica-1 16 each'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120

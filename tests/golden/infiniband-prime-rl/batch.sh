@@ -13,8 +13,13 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 #SBATCH --no-requeue
-# 4 nodes x 8 ranks = world size 32; start shape roles: 1 tasks a node.
-# CPUs: 96 a node, as asked; 96 a task, 12 a rank.
+# 4 nodes, 5 roles.
+# trainer: 2 nodes x 8 ranks = world size 16; torchrun, 9 CPUs a rank.
+# inference: 2 nodes x 1 rank, a service; srun, 48 CPUs a rank.
+# router: 1 node x 1 rank, a service; srun, 48 CPUs a rank.
+# environments: 1 node x 1 rank, a service; srun, 9 CPUs a rank.
+# orchestrator: 1 node x 1 rank = world size 1; srun, 9 CPUs a rank.
+# CPUs: 96 a node, as asked.
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR=/shared/runs/digits-1
@@ -23,7 +28,7 @@ readonly -a KIT_IMAGES=()
 readonly KIT_RUNTIME=bare
 readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=4
-readonly KIT_WORLD_SIZE=17
+readonly KIT_WORLD='world sizes: trainer 16, orchestrator 1'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120

@@ -13,7 +13,7 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
-# 8 nodes x 2 ranks = world size 16; start shape torchrun: 1 tasks a node.
+# 8 nodes x 2 ranks = world size 16; start shape torchrun: 1 task a node.
 # CPUs: 96 a node, as asked; 96 a task, 48 a rank.
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
@@ -26,7 +26,7 @@ readonly -a KIT_IMAGES=(
 readonly KIT_RUNTIME=pyxis
 readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=8
-readonly KIT_WORLD_SIZE=16
+readonly KIT_WORLD='world size 16'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120

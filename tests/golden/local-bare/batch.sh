@@ -9,7 +9,7 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 #SBATCH --no-requeue
-# 2 nodes x 2 ranks = world size 4; start shape torchrun: 1 tasks a node.
+# 2 nodes x 2 ranks = world size 4; start shape torchrun: 1 task a node.
 # CPUs: 4 a node, the share of 2 of 4 GPUs in 8 CPUs; 4 a task, 2 a rank.
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
@@ -19,7 +19,7 @@ readonly -a KIT_IMAGES=()
 readonly KIT_RUNTIME=bare
 readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=2
-readonly KIT_WORLD_SIZE=4
+readonly KIT_WORLD='world size 4'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120

@@ -9,8 +9,10 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 #SBATCH --no-requeue
-# 3 nodes x 2 ranks = world size 6; start shape roles: 1 tasks a node.
-# CPUs: 4 a node, the share of 2 of 4 GPUs in 8 CPUs; 4 a task, 2 a rank.
+# 3 nodes, 2 roles.
+# server: 1 node x 1 rank, a service; srun, 4 CPUs a rank.
+# trainer: 2 nodes x 2 ranks = world size 4; torchrun, 2 CPUs a rank.
+# CPUs: 4 a node, the share of 2 of 4 GPUs in 8 CPUs.
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR=/shared/runs/digits-1
@@ -22,7 +24,7 @@ readonly -a KIT_IMAGES=(
 readonly KIT_RUNTIME=pyxis
 readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=3
-readonly KIT_WORLD_SIZE=4
+readonly KIT_WORLD='world sizes: trainer 4'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120
