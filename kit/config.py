@@ -15,20 +15,19 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from kit import data_folders
-from kit.errors import ConfigError, Fault, did_you_mean
+from kit.errors import ConfigError, Fault, did_you_mean, nearest
 from kit.spec.cluster import Cluster, QosRow
+from kit.spec.form import shown as shown_value
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.mount import Mount, MountSet
-from kit.validation import config_error, dotted
+from kit.validation import COMMAND_LINE, config_error, dotted, toml
 
 M = TypeVar("M", bound=BaseModel)
 Table = dict[str, Any]
 Layer = tuple[Mapping[str, Any], str]
 # data_folders.find within one project: kind, name, who asks, under which key.
 Find = Callable[[str, str, str, str], data_folders.Entry]
-
-COMMAND_LINE = "--set"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +44,72 @@ class Resolved:
     launcher_dir: Path
     mounts: tuple[Mount, ...]
     asked: Mapping[str, Any]
-    template: tuple[str, str] | None = None  # of the batch script, the user's own: how faults call it, its text
+    # The user's batch template: name shown in errors, contents.
+    template: tuple[str, str] | None = None
 
 
 def load_toml(path: Path) -> Table:
     """A TOML file as a table; ConfigError when it is missing, unreadable or no TOML."""
+    text = _text_of(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{shown(path)}: not valid TOML: {error}", hint='text is written in "quotes", a table\'s name in [brackets]'
+        ) from None
+    except RecursionError:
+        raise _too_deep(shown(path)) from None
+    if _nested(table) > _DEEPEST:
+        raise _too_deep(shown(path))
+    return table
+
+
+def _text_of(path: Path) -> str:
+    """A regular file's text: a FIFO would wait for a writer, and a device may never end."""
+    try:
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "not a regular file"
+            raise ConfigError(
+                f"{shown(path)}: this is {what}, and a TOML file is expected", hint="name the file itself"
+            )
+        # Editors on Windows put a byte order mark first.
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(
             f"{shown(path)}: no such file", hint="run 'kit init' for a first job file, or name another one"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{shown(path)}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"{shown(path)}: not valid TOML: {error}", hint="strings stand in quotes; tables in [brackets]"
-        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{shown(path)}: the file is not UTF-8 text", hint="save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{shown(path)}: cannot be read: {reason(error)}", hint=f"ls -l {shown(path)}") from None
+
+
+# No table of the kit is deeper than a dozen levels; what is deeper than this would end in Python's own limit somewhere.
+_DEEPEST = 100
+
+
+def _nested(table: Table) -> int:
+    """Levels of tables and lists inside each other, counted no further than is allowed."""
+    level: list[dict[str, Any] | list[Any]] = [table]
+    depth = 0
+    while level and depth <= _DEEPEST:
+        depth += 1
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+    return depth
+
+
+def _too_deep(file: str) -> ConfigError:
+    return ConfigError(f"{file}: more than {_DEEPEST} tables and lists inside each other", hint="kit schema job")
+
+
+def reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file could not be read, in words."""
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()
 
 
 def load_model(path: Path, model: type[M]) -> M:
@@ -151,9 +199,9 @@ class Sources:
         file, _ = self._files
         if not isinstance(name, str):
             known = ", ".join(data_folders.names("launchers", project_dir=self.project))
-            got = "nothing" if name is None else repr(name)
+            problem = "nothing says how the ranks start" if name is None else f"{shown_value(name)} is not a name"
             raise ConfigError.of(
-                Fault(file=file, key="launcher", got=got, allowed=known, hint='such as launcher = "ddp"')
+                Fault(file=file, key="launcher", problem=problem, allowed=known, hint='launcher = "ddp"')
             )
         return self._find("launchers", name, file, "launcher")
 
@@ -196,23 +244,44 @@ def read_job(
     return _read(job_files(job_file), job_file, cluster=cluster, overrides=overrides, project=project)
 
 
-def job_files(job_file: Path, *, above: tuple[Path, ...] = ()) -> tuple[Layer, ...]:
-    """A job file's keys, below them those of the files that `extends` names, lowest first. above: the files that led here."""
+def job_files(job_file: Path) -> tuple[Layer, ...]:
+    """A job file's keys, below them those of the files that `extends` names, lowest first, each file once."""
+    return tuple(layer for _, layer in _extended(job_file, (), {}))
+
+
+# How many files may build on each other.
+_MOST_ABOVE = 50
+_Placed = tuple[Path, Layer]
+
+
+def _extended(job_file: Path, above: tuple[Path, ...], known: dict[Path, tuple[_Placed, ...]]) -> tuple[_Placed, ...]:
+    """above: the files that led here. known: what was read already."""
+    path = job_file.resolve()
+    if path in known:
+        return known[path]
     table = load_toml(job_file)
     named = table.pop("extends", ())
     named = (named,) if isinstance(named, str) else named
-    here = (*above, job_file.resolve())
+    here = (*above, path)
     if not (isinstance(named, tuple | list) and all(isinstance(name, str) for name in named)):
-        raise _extends(job_file, named, "the path of a job file, relative to this one, or a list of them")
+        problem = f"{shown_value(named)} is not the path of a job file, relative to this one, or a list of such paths"
+        raise _not_extended(job_file, problem)
+    if len(here) > _MOST_ABOVE:
+        raise _not_extended(job_file, f"more than {_MOST_ABOVE} files build on each other")
+    below: dict[Path, Layer] = {}
     for name in named:
-        if (job_file.parent / name).resolve() in here:
-            raise _extends(job_file, name, "a file that does not build on this one itself")
-    below = [job_files(job_file.parent / name, above=here) for name in named]
-    return (*(layer for layers in below for layer in layers), (table, shown(job_file)))
+        other = job_file.parent / Path(name).expanduser()
+        if other.resolve() in here:
+            raise _not_extended(job_file, f"{shown_value(name)} builds on this file itself")
+        for one, layer in _extended(other, here, known):
+            below.pop(one, None)  # a file that two others build on has its place where the later of them has it
+            below[one] = layer
+    known[path] = (*below.items(), (path, (table, shown(job_file))))
+    return known[path]
 
 
-def _extends(file: Path, got: object, allowed: str) -> ConfigError:
-    return ConfigError.of(Fault(file=shown(file), key="extends", got=repr(got), allowed=allowed))
+def _not_extended(file: Path, problem: str) -> ConfigError:
+    return ConfigError.of(Fault(file=shown(file), key="extends", problem=problem, hint='extends = "base.toml"'))
 
 
 def job_of(
@@ -261,18 +330,18 @@ def parse_overrides(overrides: Sequence[str]) -> Table:
             raise ConfigError.of(
                 Fault(
                     file=COMMAND_LINE,
-                    key=key or "(empty)",
-                    got=repr(text),
-                    allowed="KEY=VALUE",
-                    hint="such as --set resources.nodes=2",
+                    key=key,
+                    problem=f"{shown_value(text)} is not written as KEY=VALUE",
+                    hint=f"{COMMAND_LINE} resources.nodes=2",
                 )
             )
         inner = table
         for part in parts[:-1]:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
+                problem = f"{part} is given a value and keys of its own"
                 raise ConfigError.of(
-                    Fault(file=COMMAND_LINE, key=key, got=repr(text), allowed=f"one value for {part}", hint="set once")
+                    Fault(file=COMMAND_LINE, key=key, problem=problem, hint=f"drop one {COMMAND_LINE}")
                 )
         inner[parts[-1]] = _value(value)
     return table
@@ -305,9 +374,14 @@ def shown(path: Path) -> str:
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except RecursionError:
+        raise _too_deep(COMMAND_LINE) from None
+    if _nested(table) > _DEEPEST:
+        raise _too_deep(COMMAND_LINE)
+    return table["value"]
 
 
 def _merge_and_validate(layers: Sequence[Layer], overrides: Sequence[str], job_file: str) -> Job:
@@ -315,8 +389,9 @@ def _merge_and_validate(layers: Sequence[Layer], overrides: Sequence[str], job_f
 
     def file_of(location: tuple[str | int, ...]) -> str:
         keys = [str(part) for part in location]
-        holding = [file for layer, file in layers if _holds(layer, keys)]
-        return holding[-1] if holding else job_file
+        held = [(_depth(layer, keys), file) for layer, file in layers]
+        deepest = max(depth for depth, _ in held)
+        return [file for depth, file in held if depth == deepest][-1] if deepest else job_file
 
     try:
         return Job.model_validate(table)
@@ -344,13 +419,15 @@ def _as_text(table: Table, error: ValidationError, overrides: Sequence[str]) -> 
     return table
 
 
-def _holds(layer: Any, keys: Sequence[str]) -> bool:
-    for key in keys:
-        if isinstance(layer, Mapping) and key in layer:
-            layer = layer[key]
-        else:
-            return isinstance(layer, list) and key.isdigit()
-    return True
+def _depth(layer: Any, keys: Sequence[str]) -> int:
+    """How many of the keys a layer holds, one inside the other. An empty table holds nothing."""
+    for depth, key in enumerate(keys):
+        if isinstance(layer, list) and key.isdigit():
+            return len(keys)
+        if not isinstance(layer, Mapping) or key not in layer or layer[key] == {}:
+            return depth
+        layer = layer[key]
+    return len(keys)
 
 
 def _qos_layer(cluster: Cluster, written: Table, above: Table, asked_by: str) -> Table:
@@ -359,9 +436,7 @@ def _qos_layer(cluster: Cluster, written: Table, above: Table, asked_by: str) ->
     if name is None:
         return {}
     if not isinstance(name, str) or name not in cluster.qos:
-        known = ", ".join(cluster.qos) or "none: the cluster has no QOS table"
-        hint = did_you_mean(str(name), cluster.qos)
-        raise ConfigError.of(Fault(file=asked_by, key="qos", got=repr(name), allowed=known, hint=hint))
+        raise ConfigError.of(_no_such_qos(cluster, name, asked_by))
     row: QosRow = cluster.qos[name]
     slurm = {"account": row.account, "partition": row.partition, "qos": None if row.qos is False else row.qos or name}
     resources_ = {"memory": row.memory, "cpus_per_node": row.cpus_per_node, "time": row.time}
@@ -372,6 +447,20 @@ def _qos_layer(cluster: Cluster, written: Table, above: Table, asked_by: str) ->
     }
 
 
+def _no_such_qos(cluster: Cluster, name: object, asked_by: str) -> Fault:
+    if not cluster.qos:
+        return Fault(file=asked_by, key="qos", problem="the cluster has no QOS table", hint="remove the line")
+    near = nearest(str(name), cluster.qos) or next(iter(cluster.qos))
+    question = did_you_mean(str(name), cluster.qos)
+    return Fault(
+        file=asked_by,
+        key="qos",
+        problem=f"the cluster's QOS table has no row {shown_value(name)}" + (f"; {question}" if question else ""),
+        allowed=", ".join(cluster.qos),
+        hint=f"{COMMAND_LINE} qos={near}" if asked_by == COMMAND_LINE else f"qos = {toml(near)}",
+    )
+
+
 def _template(job: Job, job_dir: Path, job_file: str) -> tuple[str, str] | None:
     if job.slurm.template is None:
         return None
@@ -379,10 +468,9 @@ def _template(job: Job, job_dir: Path, job_file: str) -> tuple[str, str] | None:
     try:
         return shown(path), path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        allowed = "a file that can be read, relative to the job file"
-        hint = "'kit template eject' writes the kit's own, to start from"
-        got = f"{job.slurm.template!r}: {error}"
-        raise ConfigError.of(Fault(file=job_file, key="slurm.template", got=got, allowed=allowed, hint=hint)) from None
+        problem = f"the batch template {shown_value(job.slurm.template)} cannot be read: {reason(error)}"
+        hint = f"kit template eject {job.slurm.template}, which writes the kit's own to start from"
+        raise ConfigError.of(Fault(file=job_file, key="slurm.template", problem=problem, hint=hint)) from None
 
 
 def _mounts(job: Job, cluster: Cluster, find: Find, job_file: str, cluster_file: str) -> tuple[Mount, ...]:
@@ -398,9 +486,13 @@ def _mounts(job: Job, cluster: Cluster, find: Find, job_file: str, cluster_file:
         Fault(
             file=job_file,
             key=f"mounts[{job.mounts.index(name)}]",
-            got=repr(name),
-            allowed=", ".join(known) or "no logical name: the cluster names no mount set",
-            hint=f"add [{name}] to mounts/{set_name}.toml" if set_name else 'write { source = "...", target = "..." }',
+            problem=f"no mount is called {name!r}"
+            if set_name
+            else "the cluster has no mount set that could say what this name is",
+            allowed=", ".join(known),
+            hint=f"add [{name}] to mounts/{set_name}.toml"
+            if set_name
+            else f'{{ source = "/data", target = "/{name}" }}',
         )
         for name in logical
         if name not in known

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
-from kit.errors import ConfigError, Fault, did_you_mean
+from kit.errors import ConfigError, Fault, did_you_mean, nearest
 
 KINDS = ("clusters", "containers", "launchers", "mounts")
 
@@ -78,15 +78,24 @@ def find(kind: str, name: str, *, project_dir: Path, asked_by: str = "command li
         if path is not None:
             return Entry(name=name, path=path, root=root)
     known = names(kind, project_dir=project_dir)
+    question = did_you_mean(name, known)
     raise ConfigError.of(
         Fault(
             file=asked_by,
             key=key or kind,
-            got=repr(name),
-            allowed=", ".join(known) or f"nothing: no {kind}/ folder holds an entry",
-            hint=did_you_mean(name, known) or f"add {kind}/{name} to the project",
+            problem=f"no {kind}/ folder holds {name!r}" + (f"; {question}" if question else ""),
+            allowed=", ".join(known),
+            hint=_instead(kind, name, known, asked_by, key),
         )
     )
+
+
+def _instead(kind: str, name: str, known: list[str], asked_by: str, key: str) -> str:
+    """What to write, or which file to add."""
+    near = nearest(name, known)
+    if near is None:
+        return f"add {kind}/{_file_of(kind, name)} to the project"
+    return f"{asked_by} {near}" if asked_by.startswith("--") else f'{key} = "{near}"' if key else near
 
 
 def names(kind: str, *, project_dir: Path) -> list[str]:
@@ -104,6 +113,10 @@ def names(kind: str, *, project_dir: Path) -> list[str]:
 def _toml_of(root: Path, kind: str, name: str) -> Path | None:
     if not name or os.sep in name or name.startswith("."):
         return None
-    inner = {"containers": "image.toml", "launchers": "launcher.toml"}.get(kind)
-    path = root / kind / name / inner if inner else root / kind / f"{name}.toml"
+    path = root / kind / _file_of(kind, name)
     return path if path.is_file() else None
+
+
+def _file_of(kind: str, name: str) -> str:
+    inner = {"containers": "image.toml", "launchers": "launcher.toml"}.get(kind)
+    return f"{name}/{inner}" if inner else f"{name}.toml"

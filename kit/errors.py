@@ -17,7 +17,7 @@ A Ctrl-C ends with 130 and TERM with 143, as in a shell.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 
@@ -43,17 +43,23 @@ class UsageError(KitError):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One wrong value: where it stands, what it is, what is allowed, what to try."""
+    """One wrong value: FILE: KEY: PROBLEM, and under it what to try.
 
-    file: str
+    problem: a sentence. got, allowed: only where the allowed values can be listed. hint: a command or a line that works.
+    file: empty where the caller knows it (`ConfigError.of`).
+    """
+
     key: str
-    got: str
-    allowed: str
+    problem: str = ""
+    got: str = ""
+    allowed: str = ""
     hint: str = ""
+    file: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.file}: {self.key}: got {self.got}; allowed: {self.allowed}"
-        return f"{text}; {self.hint}" if self.hint else text
+        parts = [self.problem, self.got and f"got {self.got}", self.allowed and f"allowed: {self.allowed}"]
+        text = ": ".join(part for part in (self.file, self.key, "; ".join(filter(None, parts))) if part)
+        return f"{text}\n  try: {self.hint}" if self.hint else text
 
 
 class ConfigError(KitError):
@@ -66,9 +72,10 @@ class ConfigError(KitError):
         self.faults = tuple(faults)
 
     @classmethod
-    def of(cls, *faults: Fault) -> ConfigError:
-        """One error for all faults, one line each."""
-        return cls("\n".join(map(str, faults)), faults=faults)
+    def of(cls, *faults: Fault, file: str = "") -> ConfigError:
+        """One error for all faults. file: of those that name none."""
+        placed = tuple(fault if fault.file else replace(fault, file=file) for fault in faults)
+        return cls("\n".join(map(str, placed)), faults=placed)
 
 
 class ToolError(KitError):
@@ -111,7 +118,13 @@ class RunFailed(KitError):  # noqa: N818 - it reports an outcome, not a mistake
         self.exit_code = exit_code or 1
 
 
-def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """The question with the nearest known name; empty when none is near. cutoff: as difflib has it, 1 for equal names only."""
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that is most like this one. cutoff: as difflib has it, 1 for equal names only."""
     near = get_close_matches(name, [*known], n=1, cutoff=cutoff)
-    return f"did you mean {near[0]!r}?" if near else ""
+    return near[0] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The question with the nearest known name; empty when none is near."""
+    near = nearest(name, known, cutoff=cutoff)
+    return f"did you mean {near!r}?" if near else ""

@@ -1,26 +1,56 @@
-"""Turns pydantic's errors into the kit's: file, key, what was given, what is allowed, what to try."""
+"""Turns pydantic's errors into the kit's: FILE: KEY: PROBLEM, and a line that works."""
 
 from __future__ import annotations
 
 import re
-import types
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, RootModel, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kit.errors import ConfigError, Fault, did_you_mean
+from kit.errors import ConfigError, Fault, nearest
+from kit.spec.declared import Declared, Location, locate, names_at, tables_with
+from kit.spec.form import Invalid, shown
 
-_SHOWN = 80
+COMMAND_LINE = "--set"
+
+# pydantic's errors of a value of another type -> what the key takes.
+_TAKES = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
+_LIMITS = {
+    "greater_than_equal": ("ge", "is too small: {} is the least", 0),
+    "greater_than": ("gt", "is too small: it has to be above {}", 1),
+    "less_than_equal": ("le", "is too large: {} is the most", 0),
+    "less_than": ("lt", "is too large: it has to be below {}", -1),
+}
 
 
-def config_error(
-    error: ValidationError, model: type[BaseModel], file_of: Callable[[tuple[str | int, ...]], str]
-) -> ConfigError:
-    """All faults of `error` as one ConfigError. `file_of` says which file (or option) a key came from."""
-    faults = dict.fromkeys(_fault(one, model, file_of) for one in _distinct(error.errors(), model))
-    return ConfigError.of(*faults)
+def config_error(error: ValidationError, model: type[BaseModel], file_of: Callable[[Location], str]) -> ConfigError:
+    """All faults of `error` as one ConfigError. `file_of` says which file (or option) holds a key."""
+    places: dict[tuple[Location, bool], list[tuple[Declared, ErrorDetails]]] = {}
+    for one in error.errors():
+        declared = locate(model, one["loc"])
+        places.setdefault((declared.keys, declared.of_key), []).append((declared, one))
+    faults = []
+    for (keys, _), found in places.items():
+        # A union reports every branch: one that got further into the value says more than one of another type.
+        deeper = any(len(other) > len(keys) and other[: len(keys)] == keys for other, _ in places)
+        if not (deeper and all(one["type"] in _TAKES for _, one in found)):
+            faults.append(_fault(found, model, file_of))
+    return ConfigError.of(*dict.fromkeys(faults))
 
 
 def dotted(location: Sequence[str | int]) -> str:
@@ -28,96 +58,170 @@ def dotted(location: Sequence[str | int]) -> str:
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text or "(the whole file)"
+    return text
 
 
-def fields_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    """The keys that `model` allows in the table at `location`; empty where any key is allowed."""
-    table = _model_at(model, location)
-    return sorted(table.model_fields) if table is not None and not issubclass(table, RootModel) else []
+def toml(value: object) -> str:
+    """A value as one line of TOML."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(key)} = {toml(one)}" for key, one in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    import tomli_w
+
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
 
 
-def _fault(one: ErrorDetails, model: type[BaseModel], file_of: Callable[[tuple[str | int, ...]], str]) -> Fault:
-    location = _clean(one["loc"], model)
-    kind, got, context = one["type"], _shown(one["input"]), one.get("ctx", {})
-    allowed, hint = _reworded(one["msg"], kind, context), ""
+def _fault(
+    found: Sequence[tuple[Declared, ErrorDetails]], model: type[BaseModel], file_of: Callable[[Location], str]
+) -> Fault:
+    """One fault of all that pydantic says of one place."""
+    telling = [one for one in found if one[1]["type"] not in {*_TAKES, "literal_error"}]
+    declared, first = (telling or found)[0]
+    wrong = _of_one(declared, first, model) if telling else _of_type([one for _, one in found], declared)
+    location = (*declared.keys, *wrong.key)
+    file = file_of(location)
+    hint = wrong.hint
+    if not hint and wrong.write is not None:
+        hint = _line(declared, location, wrong, on_command_line=file == COMMAND_LINE)
+    return Fault(file=file, key=dotted(location), problem=wrong.problem, allowed=wrong.allowed, hint=hint)
+
+
+def _line(declared: Declared, location: Location, wrong: Invalid, *, on_command_line: bool) -> str:
+    """What to write: the key with a value that works, under its table's name where that is another one."""
+    value = wrong.write
+    if declared.of_key:
+        return f"rename it, such as to {dotted((*location[:-1], str(value)))}"
+    if isinstance(location[-1], int) and not wrong.at:
+        value = [value]
+    names = [part for part in wrong.at or location if isinstance(part, str)]
+    if on_command_line:
+        text = value if isinstance(value, str) else toml(value)
+        return f"{COMMAND_LINE} {shlex.quote(f'{dotted(names)}={text}')}"
+    line = f"{_key(names[-1])} = {toml(value)}"
+    moved = wrong.at and wrong.at[:-1] != location[:-1] and len(wrong.at) > 1
+    return f"[{dotted(names[:-1])}]\n       {line}" if moved else line
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml(name)
+
+
+def _of_one(declared: Declared, one: ErrorDetails, model: type[BaseModel]) -> Invalid:
+    """What is wrong with a value that has the right type."""
+    kind, got, context = one["type"], one["input"], one.get("ctx", {})
+    if kind == "value_error":
+        return context["error"] if isinstance(context["error"], Invalid) else Invalid(str(context["error"]))
     if kind == "extra_forbidden":
-        known = fields_at(model, location[:-1])
-        got, allowed = "an unknown key", ", ".join(known)
-        hint = did_you_mean(str(location[-1]), known, cutoff=0.5) or "remove it"
-    elif kind == "missing":
-        got, allowed = "nothing", "a value: the key is required"
-    elif kind == "literal_error":
-        hint = did_you_mean(str(one["input"]), re.findall(r"'([^']*)'", str(context["expected"])))
-    elif kind == "value_error":
-        allowed = str(context["error"])
-    return Fault(file=file_of(location), key=dotted(location), got=got, allowed=allowed, hint=hint)
+        return _unknown_key(declared.keys, got, model)
+    if kind == "missing":
+        return _missing(declared)
+    if kind in _LIMITS:
+        name, says, away = _LIMITS[kind]
+        fitting = context[name] + away if declared.default is None else declared.default
+        return Invalid(f"{shown(got)} {says.format(context[name])}", write=fitting)
+    return _of_length(kind, got, context, declared)
 
 
-def _reworded(message: str, kind: str, context: Mapping[str, Any]) -> str:
-    if kind == "string_pattern_mismatch":
-        return f"text of the form {context['pattern']}"
-    if kind == "literal_error":
-        return str(context["expected"])
-    return message.removeprefix("Input should be ").removeprefix("Value error, ")
+def _of_length(kind: str, got: object, context: Mapping[str, Any], declared: Declared) -> Invalid:
+    if kind == "too_long":
+        most = context["max_length"]
+        write = got[:most] if isinstance(got, list | tuple) else None
+        return Invalid(f"the list is too long: {most} items are the most", write=write)
+    if kind == "too_short" and isinstance(got, list | tuple):
+        return Invalid("the list is empty", write=declared.default or (1, 2))
+    if kind == "too_short":
+        return Invalid("the table is empty", hint=f"add a key to [{dotted(declared.keys)}], or remove it")
+    return Invalid(f"{shown(got)} is not a value of this key", hint="remove the line")
 
 
-def _distinct(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> list[ErrorDetails]:
-    """A union reports every branch. Keep, per key, the branches that got furthest into the value, and of several at one place those
-    that say more than that the value is of another type."""
-    depth: dict[tuple[str | int, ...], int] = {}
-    told: set[tuple[str | int, ...]] = set()
-    for one in errors:
-        root = one["loc"][:2]
-        depth[root] = max(depth.get(root, 0), len(one["loc"]))
-        if one["type"] not in _WRONG_TYPE:
-            told.add(_clean(one["loc"], model))
-    furthest = [one for one in errors if len(one["loc"]) == depth[one["loc"][:2]] or len(one["loc"]) <= 2]
-    return [one for one in furthest if one["type"] not in _WRONG_TYPE or _clean(one["loc"], model) not in told]
+def _missing(declared: Declared) -> Invalid:
+    last = declared.keys[-1]
+    if isinstance(last, int):
+        return Invalid(
+            f"the list is too short: item {last + 1} is missing", hint=f"add {toml(_example(declared, None))}"
+        )
+    example = _example(declared, None)
+    hint = "" if example is not None else f"[{dotted(declared.keys)}]"
+    return Invalid("nothing sets this key, and it is required", write=example, hint=hint)
 
 
-def _clean(location: tuple[str | int, ...], model: type[BaseModel]) -> tuple[str | int, ...]:
-    """Drop the parts that pydantic adds for union branches, such as 'Mount' or 'constrained-str'."""
-    keys = [p for p in location if isinstance(p, int) or not (p[:1].isupper() or "[" in p or p in _BRANCHES)]
-    return tuple(keys)
+def _of_type(errors: Sequence[ErrorDetails], declared: Declared) -> Invalid:
+    """What a value of another type should be: of all branches of a union."""
+    got = errors[0]["input"]
+    takes = list(dict.fromkeys(_TAKES[one["type"]] for one in errors if one["type"] in _TAKES))
+    if "a number" in takes and "a whole number" in takes:
+        takes.remove("a whole number")
+    choices = [c for one in errors if one["type"] == "literal_error" for c in _choices(str(one["ctx"]["expected"]))]
+    if takes:
+        is_now, wanted = _kind(got), " or ".join([*takes, *choices])
+        problem = f"{shown(got)} is {is_now}, and this key takes {wanted}"
+        return Invalid(problem, write=_example(declared, got))
+    near = nearest(str(got), [choice.strip("'") for choice in choices])
+    problem = f"{shown(got)} is not one of the values of this key" + (f"; did you mean {near!r}?" if near else "")
+    return Invalid(problem, allowed=", ".join(choices), write=near)
 
 
-_WRONG_TYPE = {"model_type", "model_attributes_type", "dict_type", "string_type"}
-_BRANCHES = {"str", "int", "float", "bool", "constrained-str", "function-after", "[key]"}
+def _choices(expected: str) -> list[str]:
+    """`'a', 'b' or 'c'` -> each of them."""
+    return [choice.lower() if choice in {"True", "False"} else choice for choice in re.split(r", | or ", expected)]
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, Mapping):
+        return "a table"
+    return "a list" if isinstance(value, list | tuple) else "a date or a time"
 
 
-def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
-    current: Any = model
-    for part in location:
-        current = _step(current, part)
-        if current is None:
-            return None
-    return current if isinstance(current, type) and issubclass(current, BaseModel) else None
+def _example(declared: Declared, got: object) -> object:
+    """A value that the key takes, near to what was given."""
+    kinds = declared.branches()
+    origins = {getattr(kind, "__origin__", kind) for kind in kinds}
+    if tuple in origins and isinstance(got, str):
+        return shlex.split(got) if declared.keys[-1] in {"args", "command"} and _splits(got) else [got]
+    if declared.form is not None:
+        return str(got) if isinstance(got, int) and declared.form.holds(str(got)) else declared.form.example
+    if declared.default is not None and not isinstance(declared.default, BaseModel):
+        return declared.default
+    if str in origins:
+        return str(got) if isinstance(got, int | float) and not isinstance(got, bool) else None
+    if int in origins:
+        number, least = re.search(r"[0-9]+", str(got)), declared.least
+        return max(least, int(number[0])) if number else least
+    return 1.0 if float in origins else True if bool in origins else None
 
 
-def _step(annotation: Any, part: str | int) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, RootModel):
-        annotation = annotation.model_fields["root"].annotation
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        field = annotation.model_fields.get(str(part))
-        return _unwrap(field.annotation) if field else None
-    arguments = [_unwrap(a) for a in get_args(annotation)]
-    if get_origin(annotation) is dict:
-        return arguments[1]
-    return next((a for a in arguments if isinstance(a, type) and issubclass(a, BaseModel)), None)
+def _splits(text: str) -> bool:
+    try:
+        return bool(shlex.split(text))
+    except ValueError:
+        return False
 
 
-def _unwrap(annotation: Any) -> Any:
-    """The model inside Optional, Union or Annotated, if there is one."""
-    origin = get_origin(annotation)
-    if origin in (Union, types.UnionType):
-        inner = [_unwrap(a) for a in get_args(annotation) if a is not type(None)]
-        return next((a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)), inner[0])
-    if hasattr(annotation, "__metadata__"):
-        return _unwrap(get_args(annotation)[0])
-    return annotation
+def _unknown_key(keys: Location, value: object, model: type[BaseModel]) -> Invalid:
+    """A key that its table does not have: it may be misspelt, or belong to another table."""
+    name, table = str(keys[-1]), keys[:-1]
+    known = names_at(model, table)
+    other = getattr(model, "OTHER_NAMES", {}).get(name.replace("-", "_"))
+    near = nearest(name, known, cutoff=0.5)
+    if other is not None:
+        return _misplaced(tuple(other.split(".")), value)
+    if places := tables_with(model, name):
+        return _misplaced((*filter(None, places[0].split(".")), name), value)
+    where = f"[{dotted(table)}]" if table else "the top of this file"
+    if near:
+        return Invalid(f"{where} has no such key; did you mean {near!r}?", write=value, at=(*table, near))
+    return Invalid(f"{where} has no such key", allowed=", ".join(known), hint="remove the line")
+
+
+def _misplaced(at: Location, value: object) -> Invalid:
+    *table, name = at
+    if table:
+        return Invalid(f"this key belongs to another table: it is {dotted(at)}", write=value, at=at)
+    return Invalid(f"this key belongs to the top of the file, above the first [table]: {name}", write=value, at=at)

@@ -6,8 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from kit.errors import nearest
 from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
+from kit.spec.form import Form, Invalid
 from kit.spec.job import RuntimeName, interfaces
+
+GresForm = Annotated[
+    str,
+    Form(
+        pattern=r"(gpus-per-node|none|gres:[a-z0-9_]+(:[A-Za-z0-9_.-]+)?)",
+        what="a way to ask for GPUs",
+        how="gpus-per-node, none, or gres: with the name in gres.conf and perhaps a type",
+        example="gres:gpu:h100",
+        nearest=lambda text: f"gres:{text}",
+    ),
+]
 
 
 class NodeShape(Model):
@@ -16,9 +29,8 @@ class NodeShape(Model):
     cpus: int = Field(ge=1, description="CPUs that jobs may use.")
     gpus: int = Field(default=0, ge=0, description="GPUs; 0 for a CPU cluster.")
     memory: Memory | None = Field(default=None, description="Memory that jobs may use.")
-    gres: str = Field(
+    gres: GresForm = Field(
         default="gpus-per-node",
-        pattern=r"^(gpus-per-node|none|gres:[a-z0-9_]+(:[A-Za-z0-9_.-]+)?)$",
         description="How GPUs are asked for: 'gpus-per-node', 'gres:gpu', 'gres:gpu:h100', or 'none'.",
     )
 
@@ -84,7 +96,12 @@ class Cluster(Model):
     @model_validator(mode="after")
     def _default_qos_exists(self) -> Cluster:
         if self.default_qos is not None and self.default_qos not in self.qos:
-            raise ValueError(
-                f"default_qos = {self.default_qos!r} is no row of [qos]; known: {', '.join(self.qos) or 'none'}"
+            near = nearest(self.default_qos, self.qos) or next(iter(self.qos), None)
+            raise Invalid(
+                f"[qos] has no row {self.default_qos!r}",
+                key=("default_qos",),
+                allowed=", ".join(self.qos) or "none: the table is empty",
+                write=near,
+                hint="" if near else f"add the row: [qos.{self.default_qos}]",
             )
         return self

@@ -1,4 +1,4 @@
-"""`[diloco]`: how a job's nodes come apart into replica groups, and how these average."""
+"""`[diloco]`: how a job's nodes are split into replica groups, and how the groups average."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from kit.spec.base import Model
+from kit.spec.form import Invalid
 
 # These are the start shape's; all others are options of the program.
 _LAYOUT = {"replicas_per_node", "nodes_per_replica", "restarts"}
@@ -45,8 +46,10 @@ class DiLoCo(Model):
     @model_validator(mode="after")
     def _one_layout(self) -> DiLoCo:
         if (self.replicas_per_node or 1) > 1 and (self.nodes_per_replica or 1) > 1:
-            raise ValueError(
-                "replicas_per_node puts groups inside a node, nodes_per_replica over nodes; give one of them"
+            raise Invalid(
+                "replicas_per_node puts several groups on a node, and nodes_per_replica a group on several nodes: keep one of them",
+                key=("replicas_per_node",),
+                hint="remove the line",
             )
         return self
 
@@ -55,9 +58,11 @@ class DiLoCo(Model):
         """What the program refuses too, where both figures are known here."""
         every, parts = self.sync_every, self.fragments or 1
         if every is not None and every % parts:
-            raise ValueError(f"sync_every = {every} must be a multiple of fragments = {parts}")
+            problem = f"{every} steps cannot be shared out evenly over {parts} fragments"
+            raise Invalid(problem, key=("sync_every",), write=max(1, round(every / parts)) * parts)
         if every is not None and (self.overlap or 0) >= every // parts:
-            raise ValueError(f"overlap = {self.overlap} must be below sync_every / fragments = {every // parts}")
+            problem = f"{self.overlap} is too large: it has to be below sync_every / fragments = {every // parts}"
+            raise Invalid(problem, key=("overlap",), write=every // parts - 1)
         return self
 
     def options(self) -> dict[str, Any]:

@@ -7,13 +7,84 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from kit.spec.base import EnvName, Model, Name, Text
+from kit.spec.form import Form, Invalid
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+_HEX = "0123456789abcdef" * 4
+Sha256 = Annotated[
+    str, Form(pattern=r"[0-9a-f]{64}", what="a sha256", how="64 hexadecimal digits in lower case", example=_HEX)
+]
+Digest = Annotated[
+    str,
+    Form(
+        pattern=r"sha256:[0-9a-f]{64}",
+        what="a digest",
+        how="sha256: and 64 hexadecimal digits in lower case",
+        example=f"sha256:{_HEX}",
+        nearest=lambda text: f"sha256:{text}",
+    ),
+]
 
 # Words of apt and dpkg (Debian Policy 5.6.7, "Package"); nothing that mmdebstrap could take as an option.
-PackageName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")]
-SuiteName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9.-]*$", examples=["bookworm"])]
+PackageName = Annotated[
+    str,
+    Form(
+        pattern=r"[a-z0-9][a-z0-9+.-]+",
+        what="the name of a package",
+        how="lower-case letters, digits and + . -, two characters at least",
+        example="python3",
+        nearest=str.lower,
+    ),
+]
+SuiteName = Annotated[
+    str,
+    Form(
+        pattern=r"[a-z][a-z0-9.-]*",
+        what="the name of a release",
+        how="its code name in lower case, as the mirror spells it",
+        example="bookworm",
+        nearest=str.lower,
+    ),
+]
+PythonVersion = Annotated[
+    str,
+    Form(
+        pattern=r"3\.[0-9]+",
+        what="a version of Python",
+        how="3, a point and the minor version",
+        example="3.11",
+        nearest=lambda text: ".".join(text.split(".")[:2]),
+    ),
+]
+PlatformTag = Annotated[
+    str,
+    Form(
+        pattern=r"[a-z0-9_]+",
+        what="a platform tag of wheels",
+        how="lower-case letters, digits and _, as in a wheel's file name",
+        example="manylinux_2_28_x86_64",
+        nearest=lambda text: text.lower().replace("-", "_"),
+    ),
+]
+Platform = Annotated[
+    str,
+    Form(
+        pattern=r"linux/[a-z0-9]+(/v[0-9])?",
+        what="a platform of images",
+        how="linux/ and the architecture as Docker names it",
+        example="linux/amd64",
+        nearest=lambda text: f"linux/{text.lower()}",
+    ),
+]
+BufferMemory = Annotated[
+    str,
+    Form(
+        pattern=r"[0-9]+[MG]",
+        what="an amount of memory",
+        how="a whole number with M or G after it",
+        example="64M",
+        nearest=lambda text: text.upper().replace(" ", "").removesuffix("B"),
+    ),
+]
 
 
 class Bootstrap(Model):
@@ -39,7 +110,10 @@ class Base(Model):
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.reference is None) == (self.bootstrap is None):
-            raise ValueError("name either a reference or a bootstrap, not both and not neither")
+            both = "both a reference and a bootstrap" if self.reference else "neither a reference nor a bootstrap"
+            raise Invalid(
+                f"the base names {both}: it needs one of them", write="debian:bookworm", at=("base", "reference")
+            )
         return self
 
 
@@ -47,8 +121,8 @@ class PythonPackages(Model):
     """Wheels that the host fetches against a hash lock and hands to the build as `wheels/`."""
 
     requirements: Text = Field(default="requirements.lock", description="pip's lock file with hashes, in the folder.")
-    version: Annotated[str, Field(pattern=r"^3\.\d+$")] = Field(default="3.11", description="Python inside the image.")
-    platforms: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], ...] = Field(
+    version: PythonVersion = Field(default="3.11", description="Python inside the image.")
+    platforms: tuple[PlatformTag, ...] = Field(
         default=("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"),
         description="Wheel platform tags that run inside the image; each also admits what is older.",
     )
@@ -67,9 +141,7 @@ class Build(Model):
 
     args: dict[EnvName, Text] = Field(default={}, description="Build arguments (ARG).")
     target: Text | None = Field(default=None, description="The stage to build; unset: the last one.")
-    platform: Annotated[str, Field(pattern=r"^linux/[a-z0-9]+(/v\d)?$")] | None = Field(
-        default=None, description="Platform; unset: the engine's own.", examples=["linux/amd64"]
-    )
+    platform: Platform | None = Field(default=None, description="Platform; unset: the engine's own.")
     network: Literal["none", "default", "host"] = Field(
         default="none",
         description="Network of RUN lines. Anything but none may give other bytes next time, and the lock says so.",
@@ -86,14 +158,15 @@ class Squash(Model):
     block: Literal["4K", "8K", "16K", "32K", "64K", "128K", "256K", "512K", "1M"] = Field(
         default="128K", description="Block size; larger is smaller on disk and slower to start."
     )
-    memory: Annotated[str, Field(pattern=r"^\d+[MG]$")] = Field(default="64M", description="Bound on its buffers.")
+    memory: BufferMemory = Field(default="64M", description="Bound on its buffers.")
 
     @model_validator(mode="after")
     def _level_fits(self) -> Self:
         if self.level is not None and self.compressor not in {"zstd", "gzip"}:
-            raise ValueError(f"{self.compressor} has no level; only zstd (1-22) and gzip (1-9) have one")
+            problem = f"{self.compressor} has no level: only zstd (1-22) and gzip (1-9) have one"
+            raise Invalid(problem, key=("level",), hint="remove the line")
         if self.compressor == "gzip" and (self.level or 1) > 9:
-            raise ValueError("gzip's levels are 1-9")
+            raise Invalid(f"{self.level} is too large: gzip's levels are 1 to 9", key=("level",), write=9)
         return self
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+import shlex
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kit.spec import sbatch
-from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
+from kit.spec.base import NAME, ContainerPath, EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
 from kit.spec.chain import Chain
 from kit.spec.diloco import DiLoCo
+from kit.spec.form import Form, Invalid, shown
 from kit.spec.log_pattern import LogPattern
 from kit.spec.mount import Mount
 from kit.spec.operations import Monitor, Preflight, Retry, Secrets
@@ -21,7 +25,16 @@ from kit.spec.sweep import Sweep
 from kit.spec.training import Checkpoint, Megatron, Profile
 
 # What a program that does not read its environment may be told on its command line.
-RankOption = Annotated[str, Field(pattern=r"^--?[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+RankOption = Annotated[
+    str,
+    Form(
+        pattern=r"--?[A-Za-z0-9][A-Za-z0-9_.-]*",
+        what="an option of the program",
+        how="its name with the dashes, and nothing after it",
+        example="--local_rank",
+        nearest=lambda text: f"--{text.strip(' -=')}",
+    ),
+]
 RankVariable = Literal[
     "RANK",
     "WORLD_SIZE",
@@ -56,21 +69,34 @@ _BASH_ENV = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "POSIXLY_CORRECT", "BAS
 _MAX_STRING = 131_072
 
 # An image is a name of containers/, or bytes named by digest; a tag alone could change under the run.
-_IMAGE = re.compile(r"^([a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?|docker://[^\s@]+(@[^\s@]+)?@sha256:[0-9a-f]{64})$")
+_PINNED = re.compile(r"docker://[^\s@]+(@[^\s@]+)?@sha256:[0-9a-f]{64}")
 
 
 def _image(value: str) -> str:
-    if not _IMAGE.match(value):
-        raise ValueError(
-            "name an image of containers/, or pin a reference by digest: docker://REGISTRY#NAME@sha256:<64 hex digits>"
-        )
-    return value
+    if NAME.holds(value) or _PINNED.fullmatch(value):
+        return value
+    name = re.sub(r"[^a-z0-9._-]+", "-", PurePosixPath(value.partition("@")[0]).name.lower()).partition(":")[0]
+    name = name.removesuffix(".sqsh").strip("._-") or "my-image"
+    if value.endswith((".sqsh", ".tar", ".tar.gz", ".squashfs")) or value.startswith(("/", "./", "../", "~")):
+        problem = f"{shown(value)} is a file, and a job names an image of containers/, which is locked by digest"
+        raise Invalid(problem, hint=f'kit import-image {shlex.quote(value)} --name {name}, then image = "{name}"')
+    problem = f"{shown(value)} is not an image of containers/; a tag alone may be another image tomorrow"
+    source = value if "://" in value else f"docker://{_with_registry(value)}"
+    raise Invalid(problem, hint=f'kit import-image {shlex.quote(source)} --name {name}, then image = "{name}"')
+
+
+def _with_registry(reference: str) -> str:
+    """Enroot's way to write a reference: `nvcr.io/nvidia/pytorch:24.05` is `nvcr.io#nvidia/pytorch:24.05`."""
+    host, slash, path = reference.partition("/")
+    return f"{host}#{path}" if slash and ("." in host or ":" in host) else reference
 
 
 def _short(value: str) -> str:
     if len(value.encode()) >= _MAX_STRING - 256:
-        raise ValueError(
-            f"longer than execve(2) carries in one string ({_MAX_STRING} bytes); put it in a file and pass its path"
+        raise Invalid(
+            f"the text is longer than Linux passes to a program in one argument or variable ({_MAX_STRING} bytes); put it into a "
+            "file and pass its path",
+            write="/kit/run/code/long.txt",
         )
     return value
 
@@ -79,10 +105,11 @@ Arg = Annotated[Text, AfterValidator(_short)]
 
 
 def interfaces(env: dict[str, str]) -> dict[str, str]:
-    """An environment whose interfaces Gloo can find; ValueError otherwise."""
+    """An environment whose interfaces Gloo can find; Invalid otherwise."""
     named = env.get("GLOO_SOCKET_IFNAME", "")
     if named.startswith(("^", "=")):
-        raise ValueError(f"GLOO_SOCKET_IFNAME = {named!r}: Gloo takes names of interfaces; ^ and = are NCCL's alone")
+        problem = f"Gloo takes names of interfaces, and cannot read {named!r}: ^ and = are NCCL's alone"
+        raise Invalid(problem, key=("GLOO_SOCKET_IFNAME",), write=named.lstrip("^=") or "eth0")
     return env
 
 
@@ -90,7 +117,7 @@ class ImageChoice(Model):
     """The image with a word on how it reaches the nodes."""
 
     name: Annotated[str, AfterValidator(_image)] = Field(
-        description="A folder of containers/, or a reference with its digest."
+        description="A folder of containers/, or a reference with its digest.", examples=["train-cpu"]
     )
     stage: Literal["shared", "node"] = Field(
         default="shared", description="node: copy it once to each node's own disk before the ranks start."
@@ -172,11 +199,14 @@ class ContainerOptions(Model):
 class Job(Model):
     """One job file."""
 
+    # What sbatch calls them -> the kit's keys.
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = sbatch.SAME_VALUE
+
     extends: str | tuple[str, ...] | None = Field(
         default=None, description="Job files that this one builds on, relative to it; its own keys win over theirs."
     )
     name: Name = Field(description="Slurm's job name, and the start of the run's id.")
-    launcher: Name = Field(description="How ranks start: a folder of launchers/.")
+    launcher: Name = Field(description="How ranks start: a folder of launchers/.", examples=["ddp"])
     image: Annotated[str, AfterValidator(_image)] | ImageChoice | None = Field(
         default=None,
         description="A folder of containers/, or a reference with its digest; or a table that also says `stage`.",
@@ -206,8 +236,8 @@ class Job(Model):
         default=(), description="Logical names of the cluster's mount set, or tables of their own."
     )
     mount_set: Name | None = Field(default=None, description="A file of mounts/; default: the cluster's.")
-    workdir: str | None = Field(
-        default=None, pattern=r"^/[^\x00-\x1f]*$", description="Working folder in the container; default: /workspace."
+    workdir: ContainerPath | None = Field(
+        default=None, description="Working folder in the container; default: /workspace."
     )
     qos: Name | None = Field(default=None, description="A row of the cluster's QOS table.")
     seed: int | None = Field(
@@ -255,24 +285,29 @@ class Job(Model):
     def _read_before(cls, value: object) -> None:
         """The files are read, and the key is gone, before there is a job: here it comes from somewhere else."""
         if value is not None:
-            raise ValueError("stands in a job file alone: no other place can build on one")
+            raise Invalid(
+                "only a job file can build on another: write the key into job.toml", hint='extends = "base.toml"'
+            )
 
     @field_validator("env")
     @classmethod
     def _not_ours(cls, env: dict[str, str]) -> dict[str, str]:
         for name in env:
             if name in _RANK_ENV or name.startswith(("SLURM_", "KIT_")):
-                raise ValueError(f"{name} is set by the kit for each rank; drop it here")
+                raise Invalid(f"{name} is set by the kit for each rank", key=(name,), hint="remove the line")
             if name in _BASH_ENV:
-                raise ValueError(
+                problem = (
                     f"{name} is read by bash before the worker script can pass it on; set it in the program itself"
                 )
+                raise Invalid(problem, key=(name,), hint="remove the line")
         return interfaces(env)
 
     @model_validator(mode="after")
     def _distinct_targets(self) -> Job:
-        targets = [m.target for m in self.mounts if isinstance(m, Mount)]
-        twice = {t for t in targets if targets.count(t) > 1}
-        if twice:
-            raise ValueError(f"two mounts have the target {sorted(twice)[0]}; give each its own")
+        seen: set[str] = set()
+        for place, mount in enumerate(self.mounts):
+            if isinstance(mount, Mount) and mount.target in seen:
+                problem = f"two mounts share the target {mount.target}; each target may be used once"
+                raise Invalid(problem, key=("mounts", place, "target"), write=f"{mount.target}-2")
+            seen |= {mount.target} if isinstance(mount, Mount) else set()
         return self

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kit.spec.base import Model, Name
+from kit.spec.base import FileName, Model, Name
 from kit.spec.job import Job, Shape
 from kit.spec.programs import Programs
 from kit.spec.rl import Sft
@@ -19,9 +19,7 @@ class Launcher(Model):
     shapes: tuple[Shape, ...] = Field(
         min_length=1, description="Start shapes that the framework supports; the first is the default."
     )
-    script: str | None = Field(
-        default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$", description="The reference program in this folder."
-    )
+    script: FileName | None = Field(default=None, description="The reference program in this folder.")
     framework: Literal["deepspeed", "diloco", "megatron", "rl", "sft", "torchtitan"] | None = Field(
         default=None,
         description="A module of kit/frameworks/ that checks the job and adds the framework's own files and options.",

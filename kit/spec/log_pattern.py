@@ -8,6 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from kit.spec.form import Invalid, shown
+
 # Those that Slurm 22.05 knows; later releases know them all.
 MEANINGS = {
     "%": "a percent sign",
@@ -27,24 +29,33 @@ _MOST_DIGITS = 10
 # A header line is split at blanks and cut at `#`; the braces are the kit's own, and gone when the line is written.
 _CHARACTERS = re.compile(r"[A-Za-z0-9_./%{}+=@,:-]+")
 _RUN = "{run}"
+_EXAMPLE = "logs/%x-%j.out"
 
 
 def _pattern(value: str) -> str:
     if not _CHARACTERS.fullmatch(value):
-        raise ValueError("letters, digits and _ . / % { } + = @ , : - (sbatch splits its header at blanks)")
+        raise Invalid(
+            f"{shown(value)} cannot be in an sbatch header, which is split at blanks: use letters, digits and "
+            "_ . / % { } + = @ , : -",
+            write=_EXAMPLE,
+        )
     for digits, letter in _SEQUENCE.findall(value):
         if letter not in MEANINGS or int(digits or 0) > _MOST_DIGITS:
             known = ", ".join(f"%{one} ({meaning})" for one, meaning in MEANINGS.items())
-            raise ValueError(f"Slurm's own patterns, as %j or %4j: {known}; not %{digits}{letter}")
+            raise Invalid(f"%{digits}{letter} is not a pattern of Slurm's", allowed=known, write=_EXAMPLE)
     # slurmd makes no folder: it has to be there before the job is.
     early = "%" if _RUN in value else "%ux"
     late = sorted({letter for _, letter in _SEQUENCE.findall(value.rpartition("/")[0])} - set(early))
     if late:
-        raise ValueError(f"%{late[0]} in the file's name alone: its folder is made before the job is there")
+        raise Invalid(
+            f"%{late[0]} can only be in the file's name: its folder is made before the job has a number", write=_EXAMPLE
+        )
     if not value.rpartition("/")[2]:
-        raise ValueError("a file's name after the last '/'")
+        raise Invalid(
+            f"{shown(value)} names a folder: a file's name has to follow the last '/'", write=f"{value}%x-%j.out"
+        )
     if not is_of_one_job(value, array=False):
-        raise ValueError("%j in it, or {run}: two jobs would write into one file, and 'kit logs' would show both")
+        raise Invalid("two jobs would write into one file: the name needs %j or {run}", write=_EXAMPLE)
     return value
 
 

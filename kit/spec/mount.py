@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, RootModel, model_validator
 
 from kit.spec.base import Model, MountSource, MountTarget, Name
+from kit.spec.form import Invalid
 
 # mount(8) flags that Enroot's fstab and Pyxis's grammar both know (field-notes 1).
 Flag = Literal[
@@ -20,14 +21,15 @@ class Mount(Model):
     source may hold {project} {job} {run} {user} {home} {data}; a relative one starts at the job file's folder.
     """
 
-    source: MountSource = Field(description="Folder or file on the node, or 'tmpfs'.")
-    target: MountTarget = Field(description="Absolute path in the container.")
+    source: MountSource = Field(description="Folder or file on the node, or 'tmpfs'.", examples=["/data"])
+    target: MountTarget = Field(description="Absolute path in the container.", examples=["/data"])
     flags: tuple[Flag, ...] = Field(default=(), description="mount(8) flags; read-write unless 'ro' is among them.")
 
     @model_validator(mode="after")
     def _one_of_ro_rw(self) -> Mount:
         if {"ro", "rw"} <= set(self.flags):
-            raise ValueError("'ro' and 'rw' contradict each other; keep one")
+            kept = tuple(flag for flag in self.flags if flag != "rw")
+            raise Invalid("'ro' and 'rw' contradict each other", key=("flags",), write=kept)
         return self
 
     @property

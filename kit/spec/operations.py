@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from kit.spec.base import EnvName, Model
+from kit.spec.form import Form, Invalid, shown
 
 # What a rank returns when it ended through no fault of the program: 128 + SIGABRT (a collective that timed out), SIGBUS, SIGKILL
 # (the kernel's, for want of memory, or a lost node) and SIGSEGV. A Python traceback ends with 1 and is never retried.
 RETRYABLE = (134, 135, 137, 139)
 
 
+_MetricGroups = Annotated[
+    str,
+    Form(
+        pattern=r"[pucvmetP]+",
+        what="a list of dmon's metric groups",
+        how="letters of p u c v m e t P, as 'nvidia-smi dmon -h' explains them",
+        example="pumt",
+    ),
+]
+_DmonOptions = Annotated[
+    str,
+    Form(pattern=r"[DT]*", what="a list of dmon's options", how="D adds the date, T the time", example="DT"),
+]
+
+
 class Monitor(Model):
-    """The GPU monitor, one `nvidia-smi` a node, and a time stamp in the batch log."""
+    """The GPU monitor, one `nvidia-smi` on each node, and time stamps in the batch log."""
 
     enabled: bool = True
-    select: str = Field(default="pumt", pattern=r"^[pucvmetP]+$", description="dmon -s: metric groups.")
-    options: str = Field(default="DT", pattern=r"^[DT]*$", description="dmon -o: D date, T time.")
+    select: _MetricGroups = Field(default="pumt", description="dmon -s: metric groups.")
+    options: _DmonOptions = Field(default="DT", description="dmon -o: D date, T time.")
     delay: int = Field(default=15, ge=1, description="Seconds between lines, of dmon and of the query.")
     query: tuple[str, ...] = Field(
         default=(),
@@ -31,7 +47,8 @@ class Monitor(Model):
     def _fields(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
             if not value.replace(".", "").replace("_", "").isalnum():
-                raise ValueError(f"{value!r} is no field of 'nvidia-smi --help-query-gpu'")
+                problem = f"{shown(value)} is not a field of nvidia-smi; 'nvidia-smi --help-query-gpu' lists them"
+                raise Invalid(problem, write=("utilization.gpu", "memory.used"))
         return values
 
 
@@ -88,7 +105,10 @@ class Retry(Model):
     def _never_a_traceback(cls, values: tuple[int, ...]) -> tuple[int, ...]:
         for value in values:
             if not 2 <= value <= 255:
-                raise ValueError(f"{value} cannot be retried: 0 is success, and 1 is what a Python traceback ends with")
+                raise Invalid(
+                    f"{value} cannot be retried: 0 is success, 1 is a Python traceback, and codes end at 255",
+                    write=RETRYABLE,
+                )
         return values
 
 

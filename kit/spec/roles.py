@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from kit.spec.base import EnvName, Model, Text
+from kit.spec.base import EnvName, FileName, Model, Text
+from kit.spec.form import Form, Invalid
 
 
 def _not_ours(name: str) -> str:
     if name.startswith("kit-"):
-        raise ValueError("names that begin with kit- are the kit's own steps'")
+        raise Invalid(
+            "names that begin with kit- are those of the kit's own steps", write=name.removeprefix("kit-") or "trainer"
+        )
     if name == "self":
-        raise ValueError("{self.index} is said of every role; take another name")
+        raise Invalid("the name is taken: {self.index} means the role itself in every role", write="trainer")
     return name
 
 
 # A role's name becomes a part of variables' names, of log folders and of a Slurm step's name.
 RoleName = Annotated[
-    str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$", examples=["trainer"]), AfterValidator(_not_ours)
+    str,
+    Form(
+        pattern=r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?",
+        what="the name of a role",
+        how="lower-case letters and digits with - between them, a letter first, 32 at most",
+        example="trainer",
+        nearest=lambda text: re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-"),
+    ),
+    AfterValidator(_not_ours),
 ]
-PortName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,14}[a-z0-9])?$", examples=["http"])]
+PortName = Annotated[
+    str,
+    Form(
+        pattern=r"[a-z]([a-z0-9-]{0,14}[a-z0-9])?",
+        what="the name of a port",
+        how="lower-case letters and digits with - between them, a letter first, 16 at most; the number is found when the job runs",
+        example="http",
+        nearest=lambda text: re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-"),
+    ),
+]
+_UrlPath = Annotated[
+    str,
+    Form(
+        pattern=r"/[\x21-\x7e]*",
+        what="the path of a URL",
+        how="it starts with / and has no blank",
+        example="/health",
+        nearest=lambda text: f"/{text}",
+    ),
+]
 StepShape = Literal["srun", "torchrun"]
 
 
@@ -38,12 +69,8 @@ class Ready(Model):
 
     tcp: PortName | None = Field(default=None, description="A port of the role that takes a connection.")
     http: PortName | None = Field(default=None, description="A port of the role that answers a GET with 2xx.")
-    path: str = Field(default="/", pattern=r"^/[\x21-\x7e]*$", description="What http asks for.")
-    file: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$",
-        description="A file of the run folder that the role makes.",
-    )
+    path: _UrlPath = Field(default="/", description="What http asks for.")
+    file: FileName | None = Field(default=None, description="A file of the run folder that the role makes.")
     timeout_s: int = Field(default=120, ge=1, description="Seconds until the job ends for want of it.")
     health: bool = Field(
         default=False, description="Go on asking; a role that gives no answer three times running is killed."
@@ -52,7 +79,10 @@ class Ready(Model):
     @model_validator(mode="after")
     def _one(self) -> Ready:
         if sum(v is not None for v in (self.tcp, self.http, self.file)) != 1:
-            raise ValueError("give one of tcp, http and file")
+            raise Invalid(
+                "one of tcp, http and file says when the role is ready: give exactly one",
+                hint='ready = { tcp = "http" }',
+            )
         return self
 
 
@@ -73,6 +103,7 @@ class Role(Model):
     command: tuple[Text, ...] | None = Field(
         default=None,
         min_length=1,
+        examples=[["python3", "serve.py"]],
         description="Any program; {run} is the run folder and {workspace} the job's folder. Default: the job's own.",
     )
     args: tuple[Text, ...] = Field(default=(), description="Arguments, after those of the job's own program.")
@@ -98,12 +129,19 @@ class Role(Model):
     @model_validator(mode="after")
     def _consistent(self) -> Role:
         if self.nodes == "rest" and self.shares is not None:
-            raise ValueError(
-                "nodes = 'rest' and shares: say how many of the other role's nodes, or leave nodes out for all"
+            raise Invalid(
+                "a role that shares another role's nodes takes a number of them, or all without this key",
+                key=("nodes",),
+                write=1,
             )
         if self.script is not None and self.command is not None:
-            raise ValueError("script and command: give one of them")
+            raise Invalid("a role starts a script or a command, not both", key=("command",), hint="remove the line")
         wanted = self.ready and (self.ready.tcp or self.ready.http)
         if wanted and wanted not in self.ports:
-            raise ValueError(f"ready asks port {wanted!r}; the role's ports are {', '.join(self.ports) or 'none'}")
+            raise Invalid(
+                f"the role has no port {wanted!r} that could be asked",
+                key=("ready", "tcp" if self.ready and self.ready.tcp else "http"),
+                allowed=", ".join(self.ports),
+                hint=f"ports = {[*self.ports, wanted]}".replace("'", '"'),
+            )
         return self

@@ -1,16 +1,17 @@
-"""sbatch's options that a key of the job stands for: as further options they would pass by what is checked."""
+"""sbatch's options that have a key of the job: through slurm.extra they would bypass what the key checks."""
 
 from __future__ import annotations
 
 import re
 
-_ALL = "the kit sets it, or it would put the batch script into the container"
+from kit.spec.form import Invalid, shown
+
 # Keys of [slurm] that have the option's own name.
 _SAME = """
     account constraint error exclude exclusive licenses mail-type mail-user nodelist output partition qos requeue reservation
 """
-# The option without its dashes, and the key in its place.
-_KEYS = {
+# The option without its dashes -> the key that sets it.
+KEYS = {
     **{name: f"slurm.{name.replace('-', '_')}" for name in _SAME.split()},
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), "resources.gpus_per_node"),
     **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-gpu"), "resources.ranks_per_node"),
@@ -24,19 +25,46 @@ _KEYS = {
     "no-kill": "retry.spares",
 }
 _REFUSED = ("array", "export", "open-mode", "wrap")
+# Options whose value the key takes as it is, as people write them in TOML.
+SAME_VALUE = {
+    name.replace("-", "_"): KEYS[name]
+    for name in (*_SAME.split(), "gpus-per-node", "ntasks-per-node", "mem", "nodes", "time", "job-name")
+}
+_FORM = re.compile(r"--([a-z][a-z-]*)(=[A-Za-z0-9_.,:@/+=\[\]&|*()%-]+)?")
+_EXAMPLE = "--nice=100"
+
+
+def _value_of(key: str, given: str) -> object:
+    """What the key would be for an option's value."""
+    if key in {"slurm.lead", "retry.spares"}:
+        return int(given.rpartition("@")[2]) if given.rpartition("@")[2].isdigit() else 1
+    if key in {"slurm.requeue", "slurm.exclusive"}:
+        return True
+    number = given.isdigit() and key not in {"resources.time", "resources.memory"}
+    return int(given) if number else given or "value"
 
 
 def further(option: str) -> str:
-    """`--nice=100`, when it is one that no key stands for; ValueError otherwise. sbatch takes the start of a name for the name."""
-    found = re.fullmatch(r"--([a-z][a-z-]*)(=[A-Za-z0-9_.,:@/+=\[\]&|*()%-]+)?", option)
+    """`--nice=100`, when no key of the job sets it; Invalid otherwise. To sbatch the start of an option's name is the option."""
+    found = _FORM.fullmatch(option)
     if not found:
-        raise ValueError(f"{option!r} is not of the form --option or --option=value without blanks")
+        near = "=".join(option.split(None, 1))
+        raise Invalid(
+            f"{shown(option)} is not written as --option or --option=value, without blanks",
+            write=near if _FORM.fullmatch(near) else _EXAMPLE,
+        )
     name, value = found[1], found[2] or ""
     if name == "gres" and "gpu" in value:
         name = "gpus-per-node"
-    for own, key in _KEYS.items():
+    for own, key in KEYS.items():
         if own.startswith(name):
-            raise ValueError(f"{key} in the place of --{found[1]}: it is checked against the cluster's rules")
-    if name.startswith("container") or any(own.startswith(name) for own in _REFUSED):
-        raise ValueError(f"--{name} cannot stand here: {_ALL}")
+            raise Invalid(
+                f"--{found[1]} has a key of the job, which is checked against the cluster's rules: {key}",
+                at=tuple(key.split(".")),
+                write=_value_of(key, value[1:]),
+            )
+    if name.startswith("container"):
+        raise Invalid(f"--{name} would put the batch script itself into a container", hint='image = "train-cpu"')
+    if any(own.startswith(name) for own in _REFUSED):
+        raise Invalid(f"--{name} is set by the kit", hint="remove the line")
     return option

@@ -7,8 +7,18 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from kit.spec.base import Model
+from kit.spec.form import Form
 
-AfterStage = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*(:(ok|any|notok))?$", examples=["pretrain:ok"])]
+AfterStage = Annotated[
+    str,
+    Form(
+        pattern=r"[a-z0-9][a-z0-9._-]*(:(ok|any|notok))?",
+        what="a stage to wait for",
+        how="its name, and :ok, :any or :notok for how it has to end",
+        example="pretrain:ok",
+        nearest=str.lower,
+    ),
+]
 
 
 class Stage(Model):

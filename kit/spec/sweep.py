@@ -9,6 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from kit.spec.base import Model, Name
+from kit.spec.form import Form, Invalid
+
+METRIC = Form(
+    pattern=r"[A-Za-z_][A-Za-z0-9_./-]*",
+    what="the name of a metric",
+    how="letters, digits and _ . / -, with a letter or _ first, as the program writes it into metrics.jsonl",
+    example="test_loss",
+    nearest=lambda text: re.sub(r"[^A-Za-z0-9_./-]+", "_", text),
+)
 
 # What a key may take: anything that TOML writes. Text that starts with `=` is an expression, with `lookup:` a table's value.
 Scalar = bool | int | float | str
@@ -21,9 +30,10 @@ _KEY = re.compile(
 
 def _key(value: str) -> str:
     if not _KEY.match(value):
-        raise ValueError(
-            "a key of the job, such as resources.nodes; an option of the program, such as args.--lr; "
-            "or var.NAME, a name of the sweep's own"
+        raise Invalid(
+            "a sweep varies a key of the job (resources.nodes), an option of the program (args.--lr), or a variable of its own "
+            "(var.NAME)",
+            write=f"args.--{re.sub(r'[^A-Za-z0-9_.-]+', '-', value).strip('-.')}",
         )
     return value
 
@@ -65,14 +75,30 @@ class Distribution(Model):
     def _one_and_in_order(self) -> Distribution:
         given = [name for name in sorted(_DISTRIBUTIONS) if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"exactly one of {', '.join(sorted(_DISTRIBUTIONS))}")
+            said = " and ".join(given) or "none"
+            raise Invalid(
+                f"a random key has one of uniform, log_uniform and choice; this one has {said}",
+                hint="uniform = [0.0, 1.0]",
+            )
         span = self.uniform or self.log_uniform
         if span and span[0] >= span[1]:
-            raise ValueError(f"the lower bound first: {span[0]} is not below {span[1]}")
+            raise Invalid(
+                f"the lower bound comes first: {span[0]} is not below {span[1]}",
+                key=(given[0],),
+                write=sorted({*span, span[0] + 1})[:2],
+            )
         if self.log_uniform and self.log_uniform[0] <= 0:
-            raise ValueError("log_uniform needs positive bounds")
+            raise Invalid(
+                "the logarithm needs bounds above 0",
+                key=("log_uniform",),
+                write=(1e-5, max(span[1], 1e-3)) if span else None,
+            )
         if self.integer and self.choice:
-            raise ValueError("integer belongs to uniform and log_uniform; write whole numbers in choice")
+            raise Invalid(
+                "choice takes its values as they are: only uniform and log_uniform are rounded",
+                key=("integer",),
+                write=False,
+            )
         return self
 
 
@@ -99,9 +125,7 @@ class Sweep(Model):
     max_nodes: int | None = Field(
         default=None, ge=1, description="How many nodes the points of one array use at once, at most."
     )
-    metric: str | None = Field(
-        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_./-]*$", description="What `kit results` sorts by."
-    )
+    metric: Annotated[str, METRIC] | None = Field(default=None, description="What `kit results` sorts by.")
     goal: Literal["min", "max"] = Field(default="min", description="Whether a small or a large metric is better.")
 
     @field_validator("zip")
@@ -110,7 +134,11 @@ class Sweep(Model):
         lengths = {key: len(values) for key, values in lists.items()}
         if len(set(lengths.values())) > 1:
             said = ", ".join(f"{key} has {count}" for key, count in lengths.items())
-            raise ValueError(f"lists of one length; {said}")
+            shortest = min(lists.items(), key=lambda one: len(one[1]))
+            raise Invalid(
+                f"lists side by side need one length: {said}",
+                hint=f"add {max(lengths.values()) - len(shortest[1])} to {shortest[0]}",
+            )
         return lists
 
     @model_validator(mode="after")
@@ -122,9 +150,12 @@ class Sweep(Model):
         for key in sorted({k for keys in places.values() for k in keys}):
             holding = [place for place, keys in places.items() if key in keys]
             if len(holding) > 1:
-                twice.append(f"{key} stands in {' and in '.join(holding)}")
+                twice.append(f"{key} is in {' and in '.join(holding)}")
         if twice:
-            raise ValueError(f"one source for each key: {'; '.join(twice)}")
+            raise Invalid(f"each key comes from one place: {'; '.join(twice)}", hint="remove one of them")
         if not (self.grid or self.zip or self.points or self.random):
-            raise ValueError("at least one of grid, zip, points and random: there is no point yet")
+            raise Invalid(
+                "there is no point: one of grid, zip, points and random is needed",
+                hint='grid."args.--lr" = [0.1, 0.01]',
+            )
         return self

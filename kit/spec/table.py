@@ -7,9 +7,19 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from kit.spec.base import Model, Text
+from kit.spec.form import Form, Invalid, shown
 from kit.spec.sweep import Scalar
 
-Identifier = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*$")]
+Identifier = Annotated[
+    str,
+    Form(
+        pattern=r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*",
+        what="the name of a value",
+        how="lower-case letters, digits and _, with points between the parts",
+        example="model.params",
+        nearest=lambda text: text.lower().replace("-", "_"),
+    ),
+]
 
 
 class Table(Model):
@@ -29,10 +39,17 @@ class Table(Model):
 
     @field_validator("values")
     @classmethod
-    def _only_values(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _looked_up(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return cls._only_values(values)
+
+    @classmethod
+    def _only_values(cls, values: dict[str, Any], above: tuple[str, ...] = ()) -> dict[str, Any]:
         for key, value in values.items():
             if isinstance(value, dict):
-                cls._only_values(value)
+                cls._only_values(value, (*above, key))
             elif not isinstance(value, bool | int | float | str):
-                raise ValueError(f"{key}: a number, text, true or false, or a table of them; not {value!r}")
+                problem = (
+                    f"{shown(value)} cannot be looked up: a value is a number, text, true or false, or a table of these"
+                )
+                raise Invalid(problem, key=(*above, key), hint=f"{key} = 1")
         return values

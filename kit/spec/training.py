@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from kit.spec.base import Model
+from kit.spec.base import ContainerPath, Model
+from kit.spec.form import Form, Invalid, shown
+
+Steps = Annotated[
+    str,
+    Form(
+        pattern=r"[0-9]+(-[0-9]+)?",
+        what="a step or a span of steps",
+        how="a number, or two with - between them",
+        example="10-12",
+        nearest=lambda text: "-".join(text.replace(":", "-").replace("..", "-").split()),
+    ),
+]
 
 
 class Checkpoint(Model):
@@ -17,9 +29,8 @@ class Checkpoint(Model):
     )
     keep: int | None = Field(default=None, ge=1, description="Checkpoints to keep; older ones are removed.")
     async_: bool | None = Field(default=None, alias="async", description="Write in the background.")
-    dir: str | None = Field(
+    dir: ContainerPath | None = Field(
         default=None,
-        pattern=r"^/[^\x00-\x1f]*$",
         description="Folder as the ranks see it; default: the run's checkpoints/.",
     )
 
@@ -38,7 +49,7 @@ class Checkpoint(Model):
 class Profile(Model):
     """A torch profiler trace of some steps on some ranks, in the run folder."""
 
-    steps: str | None = Field(default=None, pattern=r"^\d+(-\d+)?$", description="Steps to trace, such as '10-12'.")
+    steps: Steps | None = Field(default=None, description="Steps to trace, such as '10-12'.")
     ranks: tuple[int, ...] = Field(default=(0,), description="Ranks that write a trace.")
 
     def env(self) -> dict[str, str]:
@@ -77,7 +88,10 @@ class Megatron(Model):
         for key, value in (self.model_extra or {}).items():
             items = value if isinstance(value, list) else [value]
             if not all(isinstance(item, str | int | float | bool) for item in items):
-                raise ValueError(f"{key} = {value!r} is no option: give text, a number, true, or a list of them")
+                problem = (
+                    f"{shown(value)} cannot be an option: it takes text, a number, true or false, or a list of them"
+                )
+                raise Invalid(problem, key=(key,), hint=f'{key} = "value"')
         return self
 
     def options(self) -> dict[str, Any]:

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from kit.config import COMMAND_LINE
 from kit.errors import ConfigError, Fault
 from kit.sweeps.expand import Point
 from kit.sweeps.names import ranges
+from kit.validation import COMMAND_LINE
 
 
 def of_points(file: str) -> str:

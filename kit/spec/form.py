@@ -1,0 +1,87 @@
+"""What a validator says of a wrong value, and the named forms of text: a sentence and an example in the place of a bare pattern."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+_SHOWN = 80
+
+
+class Invalid(ValueError):  # noqa: N818 - a validator's word to pydantic, which makes a ConfigError of it
+    """A wrong value.
+
+    problem: one sentence for the user. write: a value that works in its place. hint: a command or a line that works, where a value
+    cannot say it. allowed: the values, where they can be listed. key: where in the table the wrong value is, for those who check a
+    whole table. at: the key that `write` is for, where it is another one.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        write: object = None,
+        hint: str = "",
+        allowed: str = "",
+        key: tuple[str | int, ...] = (),
+        at: tuple[str | int, ...] = (),
+    ) -> None:
+        super().__init__(problem)
+        self.problem, self.write, self.hint, self.allowed, self.key, self.at = problem, write, hint, allowed, key, at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A form of text.
+
+    what: its name with an article, such as 'a time limit'. how: how it is written, in words. nearest: what somebody who wrote this
+    may have meant, None where that is unclear; the example is shown then.
+    """
+
+    pattern: str
+    what: str
+    how: str
+    example: str
+    nearest: Callable[[str], str | None] = lambda _: None
+
+    def check(self, value: str) -> str:
+        """`value` itself; Invalid when it is of another form."""
+        if not self.holds(value):
+            near = self.nearest(value)
+            write = near if near is not None and self.holds(near) else self.example
+            raise Invalid(f"{shown(value)} is not {self.what}: {self.how}", write=write)
+        return value
+
+    def holds(self, value: str) -> bool:
+        """Whether the text is of this form."""
+        return re.fullmatch(self.pattern, value, re.ASCII) is not None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), "pattern": f"^{self.pattern}$", "examples": [self.example]}
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: as TOML writes it, but for the quotes; cut where it is long."""
+    text = _written(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _written(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return repr(value[: 2 * _SHOWN])
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_written(one)}" for key, one in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    return "nothing" if value is None else str(value)
