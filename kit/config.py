@@ -344,6 +344,8 @@ def parse_overrides(overrides: Sequence[str]) -> Table:
                     Fault(file=COMMAND_LINE, key=key, problem=problem, hint=f"drop one {COMMAND_LINE}")
                 )
         inner[parts[-1]] = _value(value)
+    if _nested(table) > _DEEPEST:
+        raise _too_deep(COMMAND_LINE)
     return table
 
 
@@ -374,14 +376,11 @@ def shown(path: Path) -> str:
 
 def _value(text: str) -> Any:
     try:
-        table = tomllib.loads(f"value = {text}")
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
     except RecursionError:
         raise _too_deep(COMMAND_LINE) from None
-    if _nested(table) > _DEEPEST:
-        raise _too_deep(COMMAND_LINE)
-    return table["value"]
 
 
 def _merge_and_validate(layers: Sequence[Layer], overrides: Sequence[str], job_file: str) -> Job:

@@ -26,16 +26,9 @@ def with_links(plan: Plan, *, file: str) -> Plan:
     if plan.job.chain is None:
         return plan
     if plan.job.secrets.env or plan.job.secrets.file:
-        allowed = "a job without secrets: they are removed when its first link ends"
-        raise ConfigError.of(
-            Fault(
-                file=file,
-                key="chain",
-                got="a chain",
-                allowed=allowed,
-                hint="retry.requeue keeps them between its starts",
-            )
-        )
+        problem = "a chain cannot have secrets: they are removed when its first link ends"
+        # A requeued job keeps them from one start to the next.
+        raise ConfigError.of(Fault(file=file, key="chain", problem=problem, hint="[retry]\n       requeue = 10"))
     text = render(LINK, {"sbatch": header(plan.text_of("batch.sh")), "run_dir": plan.run_dir})
     return replace(plan, files=(*plan.files, PlanFile(name=LINK, text=text, mode=0o755)))
 

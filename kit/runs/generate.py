@@ -7,6 +7,7 @@ a run folder of its own, where `kit status` and `kit logs` find it.
 from __future__ import annotations
 
 import getpass
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -82,12 +83,21 @@ def single_file(
     except ConfigError as error:
         if not error.faults:
             raise
-        raise ConfigError.of(*(replace(f, key=_OPTIONS.get(f.key, f.key)) for f in error.faults)) from None
+        raise ConfigError.of(*map(_as_option, error.faults)) from None
     mark = _mark(f"{text}{asked}")
     made = _placed(prepared, mark)
     record = manifest.of(made, job_file=asked.config_file, user=getpass.getuser(), now=now, slurm_version="")
     own = {CONFIG: text, "manifest.json": record.model_dump_json(indent=2) + "\n"}
     return as_one_file(made, [*_copied(made), *(PlanFile(name=name, text=text) for name, text in own.items())], mark)
+
+
+def _as_option(fault: Fault) -> Fault:
+    """A fault of a job's key as one of the option that stands for it."""
+    option = _OPTIONS.get(fault.key)
+    if option is None:
+        return fault
+    value = re.fullmatch(r'[a-z_]+ = "?([^"]*)"?', fault.hint)
+    return replace(fault, key=option, hint=f"{option} {value[1]}" if value else fault.hint)
 
 
 def resolve(

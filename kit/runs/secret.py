@@ -18,7 +18,7 @@ FILE = ".secrets"
 
 
 def gather(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Name -> value of the job's secrets. ConfigError, naming none of the values, when one is not to be had."""
+    """Name -> value of the job's secrets. ConfigError, naming none of the values, when one is missing."""
     environ = os.environ if environ is None else environ
     wanted = job.secrets
     values = _from_file(job_dir / wanted.file) if wanted.file else {}
@@ -27,17 +27,16 @@ def gather(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str]
         if name in environ:
             values[name] = environ[name]
         elif name not in values:
-            allowed = "a value in the environment of 'kit submit', or in secrets.file"
-            faults.append(Fault(file=job_file, key="secrets.env", got=f"{name}, which is not set", allowed=allowed))
+            problem = f"{name} is not set where 'kit submit' runs, and secrets.file has no such name"
+            faults.append(Fault(file=job_file, key="secrets.env", problem=problem, hint=f"export {name}=..."))
     clashes = sorted(set(values) & set(job.env))
     if clashes:
         faults.append(
             Fault(
                 file=job_file,
                 key=f"env.{clashes[0]}",
-                got="a secret of the same name",
-                allowed="one place for a variable",
-                hint="drop it from [env]",
+                problem="a secret has the same name",
+                hint="remove the line, or the secret",
             )
         )
     if faults:
@@ -65,10 +64,8 @@ def _from_file(path: Path) -> dict[str, str]:
     table = load_toml(path)
     wrong = [name for name, value in table.items() if not isinstance(value, str) or not name.isidentifier()]
     if wrong:
-        allowed = 'TOML lines NAME = "value"'
-        raise ConfigError.of(
-            *(Fault(file=shown(path), key=name, got="something else", allowed=allowed) for name in wrong)
-        )
+        problem, hint = "a secret is text with a variable's name", 'NAME = "value"'
+        raise ConfigError.of(*(Fault(file=shown(path), key=name, problem=problem, hint=hint) for name in wrong))
     return dict(table)
 
 
@@ -84,8 +81,8 @@ def _from_lines(path: Path) -> dict[str, str]:
         if name.isidentifier():
             values[name] = value
         elif name or value:
-            allowed = "NAME=VALUE, in quotes where it has blanks"
-            faults.append(Fault(file=shown(path), key=f"line {number}", got="something else", allowed=allowed))
+            problem = "this is not NAME=VALUE, with quotes around a value that has blanks"
+            faults.append(Fault(file=shown(path), key=f"line {number}", problem=problem, hint="NAME='a value'"))
     if faults:
         raise ConfigError.of(*faults)
     return values

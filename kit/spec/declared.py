@@ -127,7 +127,8 @@ def _branch(here: Declared, tag: str) -> Any:
     """The branch of a union that pydantic calls so."""
     kind = {"tuple": tuple, "dict": dict, "literal": Literal}.get(tag.partition("[")[0])
     for branch in here.branches():
-        if (_is_model(branch) and branch.__name__ == tag) or (kind is not None and get_origin(branch) is kind):
+        named = _is_model(branch) and tag.endswith((f" {branch.__name__}]", f"{branch.__name__}"))
+        if named or (kind is not None and get_origin(branch) is kind):
             return branch
     return next((one for one in here.branches() if not _is_model(one) and get_origin(one) is None), Any)
 

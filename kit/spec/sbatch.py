@@ -40,6 +40,7 @@ def _value_of(key: str, given: str) -> object:
         return int(given.rpartition("@")[2]) if given.rpartition("@")[2].isdigit() else 1
     if key in {"slurm.requeue", "slurm.exclusive"}:
         return True
+    given = given.rpartition(":")[2] if key == "resources.gpus_per_node" else given
     number = given.isdigit() and key not in {"resources.time", "resources.memory"}
     return int(given) if number else given or "value"
 

@@ -78,7 +78,7 @@ class Distribution(Model):
             said = " and ".join(given) or "none"
             raise Invalid(
                 f"a random key has one of uniform, log_uniform and choice; this one has {said}",
-                hint="uniform = [0.0, 1.0]",
+                hint="uniform = [0.0, 1.0], and none of the others",
             )
         span = self.uniform or self.log_uniform
         if span and span[0] >= span[1]:

@@ -55,7 +55,7 @@ def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) 
 
     base: the job's keys, which expressions may name. file: where faults are said to stand.
     """
-    faults: dict[tuple[str, str, str], Fault] = {}
+    faults: dict[tuple[str, str], Fault] = {}
     points: list[Point] = []
     duplicates: list[tuple[Point, Point]] = []
     seen: dict[str, Point] = {}
@@ -65,7 +65,7 @@ def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) 
             values, wanted = _settle(raw, sweep.when, base, tables)
         except _NoValues as problem:
             for fault in problem.faults(file):
-                faults[fault.key, fault.got, fault.allowed] = fault
+                faults[fault.key, fault.problem] = fault
             continue
         if not wanted:
             refused += 1
@@ -79,10 +79,8 @@ def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) 
     if faults:
         raise ConfigError.of(*faults.values())
     if not points:
-        allowed = "at least one point"
-        raise ConfigError.of(
-            Fault(file=file, key="sweep.when", got=f"conditions that refuse all {refused} points", allowed=allowed)
-        )
+        none = f"the conditions refuse all {refused} points"
+        raise ConfigError.of(Fault(file=file, key="sweep.when", problem=none, hint="loosen a condition, or remove it"))
     return Expansion(points=tuple(points), duplicates=tuple(duplicates), refused=refused)
 
 
@@ -119,6 +117,9 @@ def _draw(how: Distribution, stream: random.Random) -> Value:
     return round(drawn) if how.integer else float(f"{drawn:.6g}")
 
 
+_HINT = "docs/sweeps.md lists what an expression may use"
+
+
 class _NoValues(Exception):  # noqa: N818 - internal: carries a point's faults to the loop that gathers them
     """Expressions without a value: the key of each, its text, the reason."""
 
@@ -128,7 +129,7 @@ class _NoValues(Exception):  # noqa: N818 - internal: carries a point's faults t
 
     def faults(self, file: str) -> list[Fault]:
         return [
-            Fault(file=file, key=key, got=repr(text), allowed=f"an expression with a value: {why}")
+            Fault(file=file, key=key, problem=f"{shown(text)} has no value: {why}", hint=_HINT)
             for key, text, why in self._found
         ]
 

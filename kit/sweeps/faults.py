@@ -20,7 +20,7 @@ def of_points(file: str) -> str:
 def clash(key: str, file: str) -> Fault:
     """A swept key that the command line sets as well."""
     hint = f"drop it from {COMMAND_LINE}, or from [sweep] in {file}"
-    return Fault(file=COMMAND_LINE, key=key, got="a value", allowed="none: the sweep sets it", hint=hint)
+    return Fault(file=COMMAND_LINE, key=key, problem="the sweep sets this key too", hint=hint)
 
 
 class Gathered:

@@ -14,6 +14,7 @@ from kit.planning.plan import plan
 from kit.runs import submit
 from kit.runs.submit import Prepared
 from kit.spec import log_pattern
+from kit.spec.form import shown
 from kit.spec.image import ImageLock
 from kit.spec.sweep import Sweep
 from kit.sweeps.arrays import Array, group, nodes_of
@@ -105,8 +106,8 @@ def _check_nodes(runs: Sequence[Prepared], sweep: Sweep, file: str) -> None:
     """A point that alone has more nodes than the sweep may use would never start."""
     most = max(nodes_of(run.plan) for run in runs)
     if sweep.max_nodes is not None and sweep.max_nodes < most:
-        allowed = f"at least {most}, the nodes of its largest point"
-        raise ConfigError.of(Fault(file=file, key="sweep.max_nodes", got=str(sweep.max_nodes), allowed=allowed))
+        problem = f"{sweep.max_nodes} nodes are too few: the largest point has {most} and could never start"
+        raise ConfigError.of(Fault(file=file, key="sweep.max_nodes", problem=problem, hint=f"max_nodes = {most}"))
 
 
 def _renumbered(expansion: Expansion, into: SweepRecord) -> Expansion:
@@ -136,17 +137,18 @@ def _resolve(sources: Sources, points: Sequence[Point], file: str, faults: Gathe
 def _require_single(one: Resolved) -> None:
     """A point is one job: tasks of an array cannot be links of a chain, have no stages, and do not write into one file."""
     wrong = [
-        Fault(file=one.job_file, key=key, got="a table", allowed="nothing in a job with [sweep]", hint=hint)
+        Fault(file=one.job_file, key=key, problem="a job with [sweep] cannot have this table", hint=hint)
         for key, there, hint in (
-            ("chain", one.job.chain is not None, "retry.requeue takes a point past its time limit"),
-            ("stages", bool(one.job.stages), "a sweep can wait for another: --after SWEEP:corr"),
+            ("chain", one.job.chain is not None, "[retry]\n       requeue = 10"),
+            ("stages", bool(one.job.stages), "kit sweep --after SWEEP:corr, where one sweep is to wait for another"),
         )
         if there
     ]
     for key, pattern in (("slurm.output", one.job.slurm.output), ("slurm.error", one.job.slurm.error)):
         if pattern is not None and not log_pattern.is_of_one_job(pattern, array=True):
-            allowed = "%j, or %A and %a: the tasks of an array would write into one file"
-            wrong.append(Fault(file=one.job_file, key=key, got=repr(pattern), allowed=allowed))
+            problem = f"all points would write into {shown(pattern)}: its name needs %j, or %A and %a"
+            hint = f'{key.partition(".")[2]} = "logs/%x-%A-%a.out"'
+            wrong.append(Fault(file=one.job_file, key=key, problem=problem, hint=hint))
     if wrong:
         raise ConfigError.of(*wrong)
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kit.errors import ConfigError, Fault, RunError, did_you_mean
+from kit.errors import ConfigError, Fault, RunError, did_you_mean, nearest
 from kit.runs import metrics
+from kit.spec.form import shown
 from kit.spec.sweep import Value
 from kit.sweeps import find
 from kit.sweeps.find import Queue, state_of
@@ -60,8 +61,10 @@ class Results:
         short = short_names(self.keys)
         found = [key for key in self.keys if name in {key, short[key]}]
         if not found:
-            allowed, hint = f"a swept key: {', '.join(short.values())}", did_you_mean(name, short.values())
-            raise ConfigError.of(Fault(file="--x", key="x", got=repr(name), allowed=allowed, hint=hint))
+            near = nearest(name, short.values()) or next(iter(short.values()), None)
+            problem = f"{shown(name)} is not a key of this sweep"
+            hint = f"--x {near}" if near else "kit results, which shows the keys of a sweep"
+            raise ConfigError.of(Fault(key="--x", problem=problem, allowed=", ".join(short.values()), hint=hint))
         return found[0]
 
     def headings(self) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Tables:
             entry = data_folders.find(KIND, name, project_dir=self._project, asked_by="lookup", key=name)
         except ConfigError as error:
             (fault,) = error.faults
-            raise ExpressionError(f"no table {name!r}; known: {fault.allowed}; {fault.hint}") from None
+            raise ExpressionError(f"{fault.problem}; known: {fault.allowed}") from None
         return config.load_model(entry.path, Table), shown_path(entry.path)
 
 

@@ -43,7 +43,7 @@ def test_a_chain_has_a_script_for_its_later_links(tmp_path: Path) -> None:
 
 def test_a_chain_holds_no_secrets(tmp_path: Path) -> None:
     job = write_job(tmp_path, JOB + "[chain]\ntimes = 3\n[secrets]\nenv = ['TOKEN']\n")
-    with pytest.raises(ConfigError, match=r"chain: got a chain; .*retry.requeue"):
+    with pytest.raises(ConfigError, match=r"(?s)chain: a chain cannot have secrets.*requeue = 10"):
         prepare(job, cluster="here", overrides=[], containers=False)
 
 
@@ -77,8 +77,8 @@ def test_without_a_container_a_stage_sees_the_folder_itself(tmp_path: Path) -> N
         ("[stages.a]\nafter = ['b']\n[stages.b]\nafter = ['a']\n", "stages that do not wait for each other"),
         ("[stages.train]\n[stages.b]\nafter = ['trian']\n", "did you mean 'train'?"),
         ("[stages.a]\n[stages.b]\nargs = ['{stages.a}']\n", "none: this stage waits for no other"),
-        ("[stages.a]\nresources.nods = 1\n", "[stages.a]: resources.nods: got an unknown key"),
-        ("[stages.a]\nafter = ['b:maybe']\n", "(ok|any|notok)"),
+        ("[stages.a]\nresources.nods = 1\n", "[stages.a]: resources.nods: [resources] has no such key"),
+        ("[stages.a]\nafter = ['b:maybe']\n", ":ok, :any or :notok"),
     ],
 )
 def test_stages_that_cannot_be(tmp_path: Path, text: str, reason: str) -> None:

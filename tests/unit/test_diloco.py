@@ -97,9 +97,12 @@ def test_a_group_alone_is_no_quorum_where_there_are_others(groups: int, table: d
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"replicas_per_node": 2, "nodes_per_replica": 2}, "give one of them"),
-        ({"sync_every": 9, "fragments": 2}, "sync_every = 9 must be a multiple of fragments = 2"),
-        ({"sync_every": 10, "fragments": 2, "overlap": 5}, "overlap = 5 must be below sync_every / fragments = 5"),
+        ({"replicas_per_node": 2, "nodes_per_replica": 2}, "keep one of them"),
+        ({"sync_every": 9, "fragments": 2}, "9 steps cannot be shared out evenly over 2 fragments"),
+        (
+            {"sync_every": 10, "fragments": 2, "overlap": 5},
+            "5 is too large: it has to be below sync_every / fragments = 5",
+        ),
         ({"sync_evry": 10}, "sync_evry"),
         ({"bits": 16}, "32, 8, 4 or 2"),
     ],

@@ -116,9 +116,9 @@ def test_groups_are_told_what_a_quorum_needs(options: dict[str, int], quorum: in
         ({"nodes": 9}, "", "--nodes: got 9; allowed: at most 8 under QOS 'normal': its rule max_nodes"),
         ({"gpus_per_node": 5}, "", "--gpus-per-node: got 5; allowed: at most 4"),
         ({"time": "3:00:00"}, "", "--time: got 3:00:00; allowed: at most 02:00:00"),
-        ({"qos": "hihg"}, "", "--qos: got 'hihg'; allowed: normal"),
-        ({"output": "logs/%q.out"}, "", "--output: got 'logs/%q.out'; allowed: Slurm's own patterns"),
-        ({"job_name": "a b"}, "", "--job-name: got 'a b'"),
+        ({"qos": "hihg"}, "", "--qos: the cluster's QOS table has no row 'hihg'; allowed: normal\n  try: --qos normal"),
+        ({"output": "logs/%q.out"}, "", "--output: %q is not a pattern of Slurm's"),
+        ({"job_name": "a b"}, "", "--job-name: 'a b' is not a name"),
         ({"use_ddp": True}, "[parallelism]\ntensor_parallel_degree = 3\n", "Llama3_8B.toml: parallelism: got"),
         (
             {"use_ddp": True},

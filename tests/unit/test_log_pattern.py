@@ -52,17 +52,17 @@ def test_a_file_in_the_run_folder_gets_its_folder_there(tmp_path: Path) -> None:
     ("pattern", "reason"),
     [
         ("x-%j-%b.out", "%a (the task's number in an array)"),
-        ("x-%j-%b.out", "not %b"),
-        ("x-%j-%99j.out", "not %99j"),
-        ("x-%j.out%", "not %"),
-        ("%j/x.out", "%j in the file's name alone"),
-        ("{run}/%x/x.out", "%x in the file's name alone"),
+        ("x-%j-%b.out", "%b is not a pattern"),
+        ("x-%j-%99j.out", "%99j is not a pattern"),
+        ("x-%j.out%", "% is not a pattern"),
+        ("%j/x.out", "%j can only be in the file's name"),
+        ("{run}/%x/x.out", "%x can only be in the file's name"),
         ("logs/", "a file's name"),
         ("logs/%x.out", "two jobs would write into one file"),
         ("/dev/null", "two jobs would write into one file"),
         ("logs/%x-%a.out", "two jobs would write into one file"),
-        ("my logs/%j.out", "splits its header at blanks"),
-        ("x-%j.out\\n#SBATCH --wrap=x", "splits its header at blanks"),
+        ("my logs/%j.out", "which is split at blanks"),
+        ("x-%j.out\\n#SBATCH --wrap=x", "which is split at blanks"),
         ("{nowhere}/%j.out", "{project}, {job}, {run}"),
     ],
 )
@@ -80,7 +80,10 @@ def test_a_folder_that_slurm_would_take_for_a_pattern(tmp_path: Path) -> None:
 
 def test_the_tasks_of_an_array_write_into_files_of_their_own(tmp_path: Path) -> None:
     job = write_job(tmp_path, f"{JOB}[sweep.grid]\nseed = [1, 2]\nslurm.output = ['x/%A.out']\n")
-    with pytest.raises(ConfigError, match=r"points 0-1: slurm.output: got 'x/%A.out'; allowed: %j, or %A and %a"):
+    with pytest.raises(
+        ConfigError,
+        match=r"points 0-1: slurm.output: all points would write into 'x/%A.out': its name needs %j, or %A and %a",
+    ):
         sweeps.prepare(job, cluster="local", containers=False)
     job.write_text(job.read_text().replace("%A.out", "%A_%a.out"))
     (array,) = sweeps.prepare(job, cluster="local", containers=False).arrays()
@@ -89,7 +92,7 @@ def test_the_tasks_of_an_array_write_into_files_of_their_own(tmp_path: Path) -> 
 
 def test_extra_leads_to_the_key_of_its_own(tmp_path: Path) -> None:
     job = write_job(tmp_path, f"{JOB}[slurm]\nextra = ['--output=x-%j.out']\n")
-    with pytest.raises(ConfigError, match=r"slurm.output in the place of --output"):
+    with pytest.raises(ConfigError, match=r"--output has a key of the job, .*: slurm.output"):
         prepare(job, cluster="local", overrides=[], containers=False)
 
 

@@ -192,7 +192,7 @@ def test_the_same_results_make_the_same_plot(folder: Path, tmp_path: Path, kind:
 
 def test_what_cannot_be_plotted_says_why(folder: Path, tmp_path: Path) -> None:
     found = gathered(folder)
-    with pytest.raises(ConfigError, match="a swept key: lr, seed"):
+    with pytest.raises(ConfigError, match="is not a key of this sweep; allowed: lr, seed"):
         plot.draw(found, tmp_path / "a.png", x="optimizer")
     with pytest.raises(UsageError, match="names no format"):
         plot.draw(found, tmp_path / "a.pdf")
