@@ -43,6 +43,9 @@ def up(
             metavar="KEY=VALUE", help="A line of slurm.conf, such as Prolog=/path; repeatable.", show_default=False
         ),
     ] = None,
+    accounting: Annotated[
+        bool, typer.Option("--accounting", help="With slurmdbd on a MariaDB, an account and QOS with limits.")
+    ] = False,
     folder: Folder = None,
 ) -> None:
     """Start a cluster and wait until its nodes are idle. Prints the line that points Slurm's commands at it."""
@@ -55,6 +58,7 @@ def up(
         cpus_per_node=cpus_per_node,
         placeholder_gpus=placeholder_gpus,
         conf=settings.parse(conf or ()),
+        accounting=accounting,
     )
     cluster = embedded.up(name, shape, folder=folder, pyxis=pyxis, say=_say)
     _say(f"cluster {name}: {cluster.shape}")

@@ -17,6 +17,7 @@
 | `nodes` | the namespaces and the network of virtual nodes |
 | `links` | bytes that went over the links, and how fast they may be |
 | `daemons` | munged, slurmctld, slurmd |
+| `accounting` | slurmdbd on a MariaDB, with an account, the user and QOS |
 | `recorded` | what is recorded of a cluster, without loading the rest |
 | `lifecycle` | up, down, status |
 """

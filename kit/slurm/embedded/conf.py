@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from kit.errors import SlurmError
-from kit.slurm.embedded import settings
+from kit.slurm.embedded import accounting, settings
 from kit.slurm.embedded.model import Cluster, Node
 
 Version = tuple[int, int]
@@ -65,7 +65,6 @@ PlugStackConfig={layout.folder}/plugstack.conf
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -84,6 +83,7 @@ MinJobAge=3600
 ReturnToService=2
 JobRequeue=1
 
+{accounting.settings(cluster)}
 {nodes}
 PartitionName=main Nodes={",".join(node.name for node in cluster.nodes)} Default=YES MaxTime=INFINITE State=UP
 """

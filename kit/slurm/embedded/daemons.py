@@ -61,7 +61,7 @@ def start_munged(layout: Layout, env: Mapping[str, str]) -> ProcessId:
         f"--socket={layout.munge_socket}",
     ]
     argv += [f"--pid-file={home / 'munged.pid'}", f"--seed-file={home / 'munged.seed'}"]
-    started = _start(layout, "munged", argv, env)
+    started = start(layout, "munged", argv, env)
     deadline = time.monotonic() + _MUNGE_START_S
     while not layout.munge_socket.exists():
         if not process.is_alive(started) or time.monotonic() > deadline:
@@ -73,7 +73,7 @@ def start_munged(layout: Layout, env: Mapping[str, str]) -> ProcessId:
 def start_controller(layout: Layout, env: Mapping[str, str]) -> ProcessId:
     """Start slurmctld with an empty state."""
     layout.controller_state.mkdir(mode=0o700)
-    return _start(layout, "slurmctld", [program("slurmctld"), "-D", "-c"], env)
+    return start(layout, "slurmctld", [program("slurmctld"), "-D", "-c"], env)
 
 
 def start_slurmd(cluster: Cluster, node: Node, env: Mapping[str, str]) -> ProcessId:
@@ -83,7 +83,7 @@ def start_slurmd(cluster: Cluster, node: Node, env: Mapping[str, str]) -> Proces
     """
     (cluster.layout.spool / node.name).mkdir(parents=True, mode=0o755)
     enter = cluster.node_exec_argv(node.name) if cluster.isolated else []
-    return _start(cluster.layout, f"slurmd-{node.name}", [*enter, program("slurmd"), "-D", "-N", node.name], env)
+    return start(cluster.layout, f"slurmd-{node.name}", [*enter, program("slurmd"), "-D", "-N", node.name], env)
 
 
 def dead(cluster: Cluster) -> list[str]:
@@ -100,7 +100,8 @@ def tail(layout: Layout, daemon: str) -> str:
     return f"{daemon} logged nothing"
 
 
-def _start(layout: Layout, name: str, argv: list[str], env: Mapping[str, str]) -> ProcessId:
+def start(layout: Layout, name: str, argv: list[str], env: Mapping[str, str]) -> ProcessId:
+    """Start a daemon of the cluster, its output in `console(name)`. SlurmError with its last words when it ends at once."""
     pid = shell.daemon(argv, log=layout.console(name), env=env, cwd=layout.folder)
     started = process.identify(pid)
     if started is None:

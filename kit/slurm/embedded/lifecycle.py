@@ -13,9 +13,9 @@ from typing import Literal
 
 from kit import shell
 from kit.errors import SlurmError, ToolError
-from kit.slurm.embedded import address, conf, daemons, gpus, lock, nodes, settings, teardown
+from kit.slurm.embedded import accounting, address, conf, daemons, gpus, lock, nodes, settings, teardown
 from kit.slurm.embedded.layout import Layout, node_names
-from kit.slurm.embedded.model import Cluster, Node, Shape, machine_memory_mb, this_boot
+from kit.slurm.embedded.model import Accounting, Cluster, Node, Shape, machine_memory_mb, this_boot
 from kit.slurm.embedded.pyxis import Pyxis, choose, plugstack_conf
 from kit.slurm.embedded.recorded import layout_of
 
@@ -63,6 +63,8 @@ def up(
     Raises UsageError for a shape that cannot be, ToolError for missing programs, SlurmError with a daemon's last words.
     """
     daemons.require_programs()
+    if shape and shape.accounting:
+        accounting.require_programs()
     layout = layout_of(name, folder)
     with lock.held(layout.folder, timeout_s=_LOCK_S):
         isolated = nodes.allowed()
@@ -139,7 +141,8 @@ def _design(name: str, layout: Layout, shape: Shape, pyxis: Pyxis | None, *, iso
         count = gpus.PLACEHOLDERS_PER_NODE if per_node is None else per_node
         devices = (gpus.placeholders(layout.gpus, count),) * shape.nodes
     # Isolated nodes have an address each and can share a port; the others share an address.
-    ports = address.choose_ports(1 + (1 if isolated else shape.nodes), seed=seed, in_use=address.port_in_use)
+    slurmds, databases = 1 if isolated else shape.nodes, 2 if shape.accounting else 0
+    first, *ports = address.choose_ports(1 + slurmds + databases, seed=seed, in_use=address.port_in_use)
     routed = address.routed_networks() if isolated else []
     subnet = address.choose_subnet(seed=seed, taken=routed, nodes=shape.nodes) if isolated else None
     return Cluster(
@@ -152,19 +155,20 @@ def _design(name: str, layout: Layout, shape: Shape, pyxis: Pyxis | None, *, iso
         memory_mb=machine_memory_mb(),
         controller_host=socket.gethostname().split(".")[0],
         controller_address=nodes.host_address(subnet) if subnet else "127.0.0.1",
-        controller_port=ports[0],
+        controller_port=first,
         subnet=str(subnet) if subnet else None,
         nodes=tuple(
             Node(
                 name=node,
                 address=nodes.node_address(subnet, index) if subnet else "127.0.0.1",
-                port=ports[1 if subnet else 1 + index],
+                port=ports[0 if subnet else index],
                 gpus=devices[index],
             )
             for index, node in enumerate(names)
         ),
         pyxis=pyxis.plugin if pyxis else None,
         conf=settings.checked(shape.conf),
+        accounting=Accounting(port=ports[-2], database_port=ports[-1]) if shape.accounting else None,
     )
 
 
@@ -181,8 +185,11 @@ def _start(cluster: Cluster, pyxis: Pyxis | None, *, timeout_s: float, say: Say)
     if cluster.isolated:
         say(f"making {len(cluster.nodes)} nodes on {cluster.subnet}")
         cluster = cluster.model_copy(update={"nodes": nodes.start(cluster, env=env, pyxis=pyxis)})
-    say("starting munged, slurmctld and slurmd")
-    started = {"munged": daemons.start_munged(layout, env), "slurmctld": daemons.start_controller(layout, env)}
+    say(f"starting munged, {'a database, slurmdbd, ' if cluster.accounting else ''}slurmctld and slurmd")
+    started = {"munged": daemons.start_munged(layout, env)}
+    if cluster.accounting:
+        started |= accounting.start(cluster, env)
+    started["slurmctld"] = daemons.start_controller(layout, env)
     started |= {f"slurmd-{node.name}": daemons.start_slurmd(cluster, node, env) for node in cluster.nodes}
     cluster = cluster.model_copy(update={"daemons": started})
     cluster.save()

@@ -25,6 +25,7 @@ class Shape(Model):
     placeholder_gpus: bool = False
     # Lines of slurm.conf, checked by `settings.checked`.
     conf: dict[str, str] = Field(default_factory=dict)
+    accounting: bool = False
 
 
 class ProcessId(Model):
@@ -42,6 +43,13 @@ class Node(Model):
     port: int
     gpus: tuple[Path, ...]
     init: ProcessId | None = None
+
+
+class Accounting(Model):
+    """Where slurmdbd listens, on the controller's address, and its database, on this machine's own."""
+
+    port: int
+    database_port: int
 
 
 class Cluster(Model):
@@ -62,6 +70,7 @@ class Cluster(Model):
     nodes: tuple[Node, ...]
     pyxis: Path | None
     conf: dict[str, str] = Field(default_factory=dict)
+    accounting: Accounting | None = None
     daemons: dict[str, ProcessId] = Field(default_factory=dict)
 
     @property
@@ -96,7 +105,7 @@ class Cluster(Model):
         kind = "placeholder GPUs" if self.has_placeholders else "GPUs"
         conf = "".join(f", {key}={value}" for key, value in sorted(self.conf.items()))
         size = f"{len(self.nodes)} nodes with {self.cpus_per_node} CPUs and {self.gpus_per_node} {kind} each"
-        return f"{size}, {plugin}{conf}"
+        return f"{size}, {plugin}{', accounting' if self.accounting else ''}{conf}"
 
     def env(self) -> dict[str, str]:
         """What every Slurm command needs in its environment to talk to this cluster."""
