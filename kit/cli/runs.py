@@ -39,10 +39,10 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     from rich.table import Table
 
     from kit.planning.placement import world_size
-    from kit.runs import registry
+    from kit.runs import history, queues, registry
     from kit.runs import status as of
 
-    found = of.of(registry.find_all(_folders(runs_dir)), queue=queue())
+    found = history.add(of.of(registry.find_all(_folders(runs_dir)), queue=queue()), ask=queues.history(say=_warn))
     if as_json:
         print(json.dumps([_facts(s) for s in found], indent=2))
         return
@@ -66,10 +66,11 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
 def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """Say how one run stands: state, nodes, exit code, image, where its files are; of replica groups the last quorum."""
     from kit.planning.placement import sizes_text
-    from kit.runs import metrics, registry
+    from kit.runs import history, metrics, queues, registry
     from kit.runs import status as of
 
-    (one,) = of.of([registry.find_one(run, _folders(runs_dir))], queue=queue())
+    found = of.of([registry.find_one(run, _folders(runs_dir))], queue=queue())
+    (one,) = history.add(found, ask=queues.history(say=_warn), every=True)
     facts, quorum = _facts(one), metrics.quorum(one.run_dir)
     if as_json:
         print(json.dumps({**facts, "quorum": dataclasses.asdict(quorum) if quorum else None}, indent=2))
@@ -252,6 +253,8 @@ def _end(one: Status) -> None:
 
 
 def _facts(one: Status) -> dict[str, object]:
+    from kit.runs import history
+
     made = one.manifest
     return {
         "run": made.run_id,
@@ -263,6 +266,7 @@ def _facts(one: Status) -> dict[str, object]:
         "nodes": one.nodes,
         "elapsed": one.elapsed,
         "restarts": one.restarts,
+        **history.facts(one.accounted),
         "world_sizes": made.world_sizes,
         "launcher": f"{made.launcher} ({made.shape})",
         "runtime": made.runtime,
@@ -272,6 +276,10 @@ def _facts(one: Status) -> dict[str, object]:
         "submitted_at": made.submitted_at.isoformat(timespec="seconds"),
         "run_dir": str(one.run_dir),
     }
+
+
+def _warn(line: str) -> None:
+    print(f"kit: {line}", file=sys.stderr)
 
 
 def _folders(given: Path | None) -> list[Path]:

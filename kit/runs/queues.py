@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kit import config, data_folders
 from kit.errors import ConfigError
-from kit.slurm import client, embedded
+from kit.slurm import accounting, client, embedded
+from kit.slurm.accounting import Accounted
 from kit.slurm.client import JobId, QueuedJob
 from kit.spec.cluster import Cluster
 
@@ -14,6 +15,11 @@ from kit.spec.cluster import Cluster
 def queue() -> Callable[[str], dict[JobId, QueuedJob]]:
     """Asks Slurm once per cluster and call; a cluster that is not up has no jobs."""
     return lambda name: client.queue(env=env_of(name)) if is_up(name) else {}
+
+
+def history(*, say: Callable[[str], None]) -> Callable[[str, Sequence[JobId]], dict[JobId, Accounted]]:
+    """Asks a cluster's accounting, once per cluster and call, of jobs. say hears when it does not answer."""
+    return lambda name, jobs: accounting.history(jobs, env=env_of(name), say=say) if is_up(name) else {}
 
 
 def env_of(cluster: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kit.runs import secret
 from kit.runs.manifest import Manifest, read
+from kit.slurm.accounting import Accounted
 from kit.slurm.client import ACTIVE, JobId, QueuedJob
 from kit.spec.paths import RunPaths
 
@@ -26,7 +27,7 @@ class Status:
     """One run.
 
     state: Slurm's while it knows the job; then COMPLETED or FAILED by the run's own record; without one CANCELLED when `kit cancel`
-    came before the job began, else LOST.
+    came before the job began, else LOST. accounted: what Slurm's accounting knows, where it was asked (`history.add`).
     """
 
     manifest: Manifest
@@ -38,6 +39,7 @@ class Status:
     elapsed: str
     reason: str
     restarts: int
+    accounted: Accounted | None = None
 
     @property
     def active(self) -> bool:

@@ -82,7 +82,13 @@ def lab(cluster: Cluster, train_cpu: Path, tmp_path_factory: pytest.TempPathFact
 
 @contextmanager
 def lab_on(
-    purpose: str, nodes: int, store: Path, project: Path, conf: Mapping[str, str] | None = None
+    purpose: str,
+    nodes: int,
+    store: Path,
+    project: Path,
+    conf: Mapping[str, str] | None = None,
+    *,
+    accounting: bool = False,
 ) -> Iterator[Lab]:
     """A project on a cluster of its own, with what a site sets in slurm.conf, taken down at the end."""
     skip_without_slurm()
@@ -90,7 +96,9 @@ def lab_on(
     with short_folder() as parent:
         folder = parent / "cluster"
         try:
-            shape = Shape(nodes=nodes, gpus_per_node=4, placeholder_gpus=True, conf=dict(conf or {}))
+            shape = Shape(
+                nodes=nodes, gpus_per_node=4, placeholder_gpus=True, conf=dict(conf or {}), accounting=accounting
+            )
             yield project_on(up(name, shape, folder=folder), store, project)
         finally:
             down(name, folder=folder)

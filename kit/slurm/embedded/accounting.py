@@ -96,7 +96,7 @@ AccountingStoragePass={cluster.layout.munge_socket}
 AccountingStorageEnforce=associations,limits,qos
 AccountingStorageTRES=gres/gpu
 JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=task=5
+JobAcctGatherFrequency=task=1
 """
 
 

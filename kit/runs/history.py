@@ -1,0 +1,57 @@
+"""What Slurm's accounting adds to the status of runs: jobs that slurmctld has forgotten, memory, CPU time, each start's nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from kit.runs.status import Status
+from kit.slurm.accounting import Accounted
+from kit.slurm.client import JobId
+
+Ask = Callable[[str, Sequence[JobId]], dict[JobId, Accounted]]
+
+# A cluster that was made anew gives a number again. A run's own job was submitted when its manifest was written.
+_SAME_JOB = timedelta(minutes=10)
+
+
+def add(found: Sequence[Status], *, ask: Ask, every: bool = False) -> list[Status]:
+    """The same statuses with what accounting knows, asked once per cluster; where it knows nothing, they stay as they are.
+
+    Asked of are the runs that would be LOST; with `every`, all that have a job.
+    """
+    wanted: dict[str, list[JobId]] = {}
+    for one in found:
+        if one.job_id is not None and (every or one.state == "LOST"):
+            wanted.setdefault(one.manifest.cluster, []).append(one.job_id)
+    known = {cluster: ask(cluster, jobs) for cluster, jobs in wanted.items()}
+    return [_with(one, known.get(one.manifest.cluster, {})) for one in found]
+
+
+def _with(one: Status, known: dict[JobId, Accounted]) -> Status:
+    entry = known.get(one.job_id) if one.job_id is not None else None
+    if entry is None or abs(entry.submitted_at - one.manifest.submitted_at) > _SAME_JOB:
+        return one
+    one = dataclasses.replace(one, accounted=entry)
+    if one.state != "LOST":
+        return one
+    return dataclasses.replace(
+        one,
+        state=entry.state,
+        exit_code=entry.exit_code,
+        nodes=one.nodes or (entry.starts[-1] if entry.starts else ""),
+        elapsed=one.elapsed or str(timedelta(seconds=entry.elapsed_s)),
+        restarts=max(one.restarts, len(entry.starts) - 1),
+    )
+
+
+def facts(entry: Accounted | None) -> dict[str, object]:
+    """What `kit status` prints of it. max_rss: of the largest task; cpu_time: of all starts together, hours:minutes:seconds."""
+    if entry is None:
+        return {}
+    return {
+        "max_rss": f"{entry.max_rss / 2**20:.0f} MiB" if entry.max_rss is not None else None,
+        "cpu_time": str(timedelta(seconds=round(entry.cpu_s))),
+        "nodes_by_start": list(entry.starts) if len(entry.starts) > 1 else None,
+    }

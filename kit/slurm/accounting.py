@@ -1,0 +1,109 @@
+"""What Slurm's accounting keeps of jobs, longer than slurmctld does: one `sacct` for all that is asked, never one for each job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from kit import shell
+from kit.errors import ToolError
+from kit.slurm.client import JobId
+
+# sacct(1): --duplicates shows every start of a requeued job, --noconvert plain bytes.
+_FIELDS = ("JobID", "State", "ExitCode", "ElapsedRaw", "NodeList", "MaxRSS", "TotalCPU", "Submit")
+_TIMEOUT_S = 20.0
+_DISABLED = "accounting storage is disabled"
+# Linux gives an argument list 2 MiB, and slurmdbd answers a question of this size within a second.
+_MOST_JOBS = 5000
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounted:
+    """One job as accounting knows it, over all its starts.
+
+    exit_code: as a shell says it, 128 and the signal's number for a job that a signal ended; of the last start, as state is.
+    starts: the node list of each start, oldest first. max_rss: bytes, of the largest task; None where nothing was sampled.
+    cpu_s, elapsed_s: seconds, of all starts together.
+    """
+
+    job_id: JobId
+    state: str
+    exit_code: int
+    submitted_at: datetime
+    starts: tuple[str, ...]
+    elapsed_s: int
+    cpu_s: float
+    max_rss: int | None
+
+
+def history(
+    job_ids: Sequence[JobId], *, env: Mapping[str, str], say: Callable[[str], None] = lambda _: None
+) -> dict[JobId, Accounted]:
+    """The jobs that accounting knows, by id. Empty where a cluster has none; where it does not answer, `say` hears why."""
+    if not job_ids:
+        return {}
+    wanted = ",".join(map(str, job_ids[-_MOST_JOBS:]))
+    argv = ["sacct", "--noheader", "--parsable2", "--duplicates", "--noconvert", f"--jobs={wanted}"]
+    argv.append(f"--format={','.join(_FIELDS)}")
+    try:
+        done = shell.run(argv, env={**env, "SLURM_TIME_FORMAT": "%s"}, timeout=_TIMEOUT_S, check=False)
+    except ToolError as error:
+        say(f"accounting does not answer: {error.message}")
+        return {}
+    if done.returncode != 0:
+        # Without accounting nothing is missing that the kit shows elsewhere.
+        if _DISABLED not in done.stderr:
+            say(f"accounting does not answer: {shell.failed(done).message}")
+        return {}
+    return {job_id: found for job_id, found in parse(done.stdout).items() if job_id in set(job_ids)}
+
+
+def parse(text: str) -> dict[JobId, Accounted]:
+    """sacct's lines: of each start a line of the job, then those of its steps (`12.batch`, `12.0`)."""
+    rows: dict[JobId, list[tuple[bool, dict[str, str]]]] = {}
+    for line in text.splitlines():
+        row = dict(zip(_FIELDS, line.split("|"), strict=True))
+        number, dot, _ = row["JobID"].partition(".")
+        if re.fullmatch(r"\d+(_\d+)?", number):
+            job_id: JobId = number if "_" in number else int(number)
+            rows.setdefault(job_id, []).append((bool(dot), row))
+    found = {}
+    for job_id, mine in rows.items():
+        starts = [row for is_step, row in mine if not is_step]
+        if starts and starts[0]["Submit"].isdigit():
+            found[job_id] = _accounted(job_id, starts, [row for is_step, row in mine if is_step])
+    return found
+
+
+def _accounted(job_id: JobId, starts: list[dict[str, str]], steps: list[dict[str, str]]) -> Accounted:
+    last = starts[-1]
+    code, _, signal = last["ExitCode"].partition(":")
+    sampled = [size for row in steps if (size := _bytes(row["MaxRSS"])) is not None]
+    return Accounted(
+        job_id=job_id,
+        # `CANCELLED by 1000`
+        state=last["State"].split()[0],
+        exit_code=128 + int(signal) if int(signal or 0) else int(code or 0),
+        submitted_at=datetime.fromtimestamp(int(starts[0]["Submit"]), UTC),
+        starts=tuple(row["NodeList"] for row in starts if row["NodeList"] != "None assigned"),
+        elapsed_s=sum(int(row["ElapsedRaw"] or 0) for row in starts),
+        cpu_s=sum(seconds(row["TotalCPU"]) for row in starts),
+        max_rss=max(sampled, default=None),
+    )
+
+
+def seconds(text: str) -> float:
+    """sacct's `[DD-[HH:]]MM:SS.mmm`, in seconds."""
+    days, _, clock = text.rpartition("-")
+    total = 0.0
+    for part in clock.split(":"):
+        total = total * 60 + float(part or 0)
+    return int(days or 0) * 86400 + total
+
+
+def _bytes(text: str) -> int | None:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)", text)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else None
