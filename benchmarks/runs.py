@@ -174,7 +174,7 @@ def prologue(on: Bench) -> list[Goal]:
         f"mount -t squashfs -o loop,ro {image} /mnt && exec chroot /mnt true\n"
     )
     floor.chmod(0o755)
-    inside = f"{run}/lib/bubblewrap.sh --image={image} --workdir=/ --remap-root --mount {run} /kit/run rw -- /bin/true"
+    inside = f"{run}/bin/bubblewrap.sh --image={image} --workdir=/ --remap-root --mount {run} /kit/run rw -- /bin/true"
     started = on.pairs(run, bare=str(floor), kit=inside, tasks=2)
     over = statistics.median(b - a for a, b in zip(started["bare"], started["kit"], strict=True))
     return [
@@ -203,7 +203,7 @@ def monitors(on: Bench) -> list[Goal]:
     steps = on.project / "steps.py"
     steps.write_text(STEPS)
     words = [f"PATH={tool.parent}:$PATH", "srun", "--job-name=kit-monitor", "--overlap", "--mem=0", "--ntasks=1"]
-    words += ["--mpi=none", f"{run}/lib/gpu-monitor.sh", f"{run}/monitor", "pumt", "DT", "1"]
+    words += ["--mpi=none", f"{run}/bin/gpu-monitor.sh", f"{run}/monitor", "pumt", "DT", "1"]
     took = on.measured(MONITORED, run=run, steps=steps, monitor=" ".join(words))
     ratio = statistics.median(b / a for a, b in zip(took["bare"], took["kit"], strict=True))
     return [Goal(name="step beside the monitors / without, paired", value=ratio, bound=1.005, unit="")]

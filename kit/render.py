@@ -70,9 +70,19 @@ def plain(name: str) -> str:
 
 
 @cache
-def lib_names() -> tuple[str, ...]:
-    """The shared shell files and the preflight's program, sorted."""
-    return tuple(sorted(p.name for p in (_folder() / "lib").iterdir() if p.suffix in {".sh", ".py"}))
+def program_names() -> tuple[str, ...]:
+    """bin/NAME of the programs that are the same in every run, sorted: those without a head to fill in."""
+    return tuple(name for name in _names("bin") if MARK not in plain(name))
+
+
+@cache
+def library_names() -> tuple[str, ...]:
+    """lib/NAME of the shell functions that programs source, sorted."""
+    return _names("lib")
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(f"{folder}/{p.name}" for p in (_folder() / folder).iterdir() if p.suffix in {".sh", ".py"}))
 
 
 def _folder() -> Path:

@@ -98,7 +98,7 @@ def _contained(order: Order, source: Path, target: Path, program: Sequence[str])
     packaged = data_folders.packaged()
     try:
         mounts = (
-            Mount(source=str(packaged / "templates/lib"), target=f"{CONTAINER_RUN}/lib", flags=("ro",)),
+            Mount(source=str(packaged / "templates/bin"), target=f"{CONTAINER_RUN}/bin", flags=("ro",)),
             Mount(source=str(packaged / "launchers"), target=_LAUNCHERS, flags=("ro",)),
             Mount(source=str(source), target=_SOURCE, flags=("ro",)),
             Mount(source=str(target.parent), target=_TARGET),
@@ -110,7 +110,7 @@ def _contained(order: Order, source: Path, target: Path, program: Sequence[str])
         mounts=mounts,
         workdir="/",
         options=ContainerOptions(remap_root=False),
-        lib=packaged / "templates/lib",
+        bin=packaged / "templates/bin",
         home=str(Path.home()),
     )
     return runtime.wrap([], program, container)

@@ -22,7 +22,7 @@ from kit.planning.sbatch import explanation, goes_back, sbatch_options
 from kit.render import MARK, configured, render
 from kit.spec.rl import Rl
 
-DEFAULT = "batch.sh"
+DEFAULT = "bin/batch.sh"
 STABLE = (
     "job_name",
     "project_dir",

@@ -26,7 +26,7 @@ from kit.planning.placement import RolePlacement, place_roles
 from kit.planning.sbatch import salloc_options
 from kit.planning.site import Site
 from kit.planning.steps import shell_step
-from kit.render import lib_names, plain
+from kit.render import library_names, plain, program_names
 from kit.spec import log_pattern
 from kit.spec.job import Job
 from kit.spec.paths import is_launchers
@@ -147,13 +147,13 @@ def files(made: Decisions) -> tuple[PlanFile, ...]:
     run = {"{run}": made.paths.inside.run}
     return (
         PlanFile(name="batch.sh", text=batch_script(made), mode=0o755),
-        PlanFile(name="rank.sh", text=plain("rank.sh"), mode=0o755),
         PlanFile(name="all-reduce.sh", text=rank_files.all_reduce(made)),
         PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
         *(file for placed in made.roles if placed.scripts == placed.name for file in _files_of(made, placed)),
         *(PlanFile(name=n, text=filled(t, run)) for n, t in made.extra.files.items()),
         PlanFile(name="job.toml", text=tomli_w.dumps(made.job.model_dump(mode="json", exclude_none=True))),
-        *(PlanFile(name=f"lib/{name}", text=plain(f"lib/{name}"), mode=0o755) for name in lib_names()),
+        *(PlanFile(name=name, text=plain(name), mode=0o755) for name in program_names()),
+        *(PlanFile(name=name, text=plain(name)) for name in library_names()),
     )
 
 

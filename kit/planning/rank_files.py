@@ -21,7 +21,7 @@ _LOST_ENV = ("PATH", "LANG", "LC_ALL")
 def worker(made: Decisions, placed: RolePlacement) -> str:
     """worker.sh."""
     return render(
-        "worker.sh",
+        "bin/worker.sh",
         {
             "folder": placed.folder,
             "shape": placed.shape,
@@ -52,14 +52,14 @@ def program(made: Decisions, placed: RolePlacement) -> str:
 
 def all_reduce(made: Decisions) -> str:
     """The preflight's collective, in the place of the program: same ranks, same environment, same container."""
-    return _text(made, [made.job.python, f"{made.paths.inside.run}/lib/all_reduce.py"], {})
+    return _text(made, [made.job.python, f"{made.paths.inside.run}/bin/all_reduce.py"], {})
 
 
 def image_env(made: Decisions, placed: RolePlacement) -> str:
     """image-env.sh: what the image says of the variables that Enroot loses."""
     lock = made.pins.of(placed).lock
     env = lock.config.env if lock else {}
-    return render("image-env.sh", {"image_env": [(name, env[name]) for name in _LOST_ENV if name in env]})
+    return render("data/image-env.sh", {"image_env": [(name, env[name]) for name in _LOST_ENV if name in env]})
 
 
 def _own(made: Decisions) -> list[str]:
@@ -93,4 +93,4 @@ def _text(
     env = {**network, **job.checkpoint.env(), **job.profile.env(), **job.env, **own}
     ranks = [word for pair in (rank_args or {}).items() for word in pair]
     variables = {"program": words, "program_env": [f"{n}={v}" for n, v in env.items()], "rank_args": ranks}
-    return render("program.sh", variables)
+    return render("data/program.sh", variables)

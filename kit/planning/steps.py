@@ -46,14 +46,14 @@ def monitor_step(made: Decisions) -> list[str]:
     monitor, run = made.job.monitor, made.paths.run
     if not monitor.enabled:
         return []
-    command = [f"{run.lib}/gpu-monitor.sh", str(run.monitor), monitor.select, monitor.options, str(monitor.delay)]
+    command = [f"{run.bin}/gpu-monitor.sh", str(run.monitor), monitor.select, monitor.options, str(monitor.delay)]
     command += [",".join(monitor.query)] if monitor.query else []
     return [*_helper("kit-monitor", made.allocation.nodes, f"{run.monitor}/monitor-%n.log"), *command]
 
 
 def signal_step(made: Decisions) -> list[str]:
     """Sends a signal, whose name the batch script adds, to the ranks on every node and to nothing else."""
-    return [*_helper("kit-signal", made.allocation.nodes, "/dev/null"), f"{made.paths.run.lib}/signal.sh"]
+    return [*_helper("kit-signal", made.allocation.nodes, "/dev/null"), f"{made.paths.run.bin}/signal.sh"]
 
 
 def preflight_step(made: Decisions) -> list[str]:
@@ -77,7 +77,7 @@ def preflight_step(made: Decisions) -> list[str]:
     ]
     return [
         *_helper("kit-preflight", made.every_node, f"{run.logs}/preflight.log"),
-        f"{run.lib}/preflight.sh",
+        f"{run.bin}/preflight.sh",
         *options,
     ]
 
@@ -112,7 +112,7 @@ def probe_step(made: Decisions) -> list[str]:
     if not (checks.enabled and checks.container and made.runtime.containerized):
         return []
     step = _helper("kit-probe", made.every_node, f"{run.logs}/preflight.log")
-    words = [f"{made.paths.inside.run}/lib/probe.sh", made.job.python, f"{main.folder}/image-env.sh".lstrip("/")]
+    words = [f"{made.paths.inside.run}/bin/probe.sh", made.job.python, f"{main.folder}/image-env.sh".lstrip("/")]
     return _contained(made, main, step, *words)
 
 
@@ -121,7 +121,7 @@ def stage_step(made: Decisions) -> list[str]:
     choice, pin, run = made.job.staged, made.pin, made.paths.run
     if choice is None or pin.lock is None:
         return []
-    command = [f"{run.lib}/stage.sh", pin.stored, pin.lock.sha256, made.paths.stage, str(int(choice.cap_gb * 1e6))]
+    command = [f"{run.bin}/stage.sh", pin.stored, pin.lock.sha256, made.paths.stage, str(int(choice.cap_gb * 1e6))]
     return [*_helper("kit-stage", made.every_node, f"{run.logs}/stage.log"), *command]
 
 
@@ -131,14 +131,14 @@ def container_step(made: Decisions) -> list[str]:
         return []
     run = made.paths.run
     step = _helper("kit-container", made.every_node, f"{run.logs}/container.log")
-    return [*step, *(["--no-kill"] if made.job.retry.spares else []), f"{run.lib}/container.sh"]
+    return [*step, *(["--no-kill"] if made.job.retry.spares else []), f"{run.bin}/container.sh"]
 
 
 def shell_step(made: Decisions) -> list[str]:
     """An interactive shell: one task on one node, that shares whatever the job has there."""
     srun = ["srun", "--pty", "--overlap", "--mem=0", "--nodes=1", "--ntasks=1", "--mpi=none", "--export=ALL"]
     inside, main = made.paths.inside, made.main
-    return _contained(made, main, srun, f"{inside.run}/lib/shell.sh", inside.workdir, *filter(None, [main.folder]))
+    return _contained(made, main, srun, f"{inside.run}/bin/shell.sh", inside.workdir, *filter(None, [main.folder]))
 
 
 def _contained(made: Decisions, placed: RolePlacement, srun: list[str], *command: str) -> list[str]:
@@ -148,7 +148,7 @@ def _contained(made: Decisions, placed: RolePlacement, srun: list[str], *command
         mounts=made.paths.mounts,
         workdir=made.paths.inside.workdir,
         options=made.job.container,
-        lib=made.paths.run.lib,
+        bin=made.paths.run.bin,
         home=made.site.home,
     )
     return made.runtime.wrap(srun, command, container)

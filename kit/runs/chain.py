@@ -29,7 +29,7 @@ def with_links(plan: Plan, *, file: str) -> Plan:
         problem = "a chain cannot have secrets: they are removed when its first link ends"
         # A requeued job keeps them from one start to the next.
         raise ConfigError.of(Fault(file=file, key="chain", problem=problem, hint="[retry]\n       requeue = 10"))
-    text = render(LINK, {"sbatch": header(plan.text_of("batch.sh")), "run_dir": plan.run_dir})
+    text = render(f"bin/{LINK}", {"sbatch": header(plan.text_of("batch.sh")), "run_dir": plan.run_dir})
     return replace(plan, files=(*plan.files, PlanFile(name=LINK, text=text, mode=0o755)))
 
 

@@ -132,7 +132,7 @@ def as_one_file(made: Plan, further: Sequence[PlanFile], mark: str) -> str:
     while any(end in file.text for file in files):
         end += "_"
     return render(
-        "single.sh",
+        "bin/single.sh",
         {
             "sbatch": header(made.text_of("batch.sh")),
             "explained": explained(made.text_of("batch.sh")),

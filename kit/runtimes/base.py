@@ -16,14 +16,14 @@ class Container:
     """In what a step runs.
 
     image: absolute path of a .sqsh, or a `docker://` reference with its digest. mounts: sources are absolute.
-    lib: host folder of the shared shell files. home: the user's home folder on the host.
+    bin: host folder of the programs that nodes run. home: the user's home folder on the host.
     """
 
     image: str
     mounts: tuple[Mount, ...]
     workdir: str
     options: ContainerOptions
-    lib: Path
+    bin: Path
     home: str
 
     @property

@@ -1,6 +1,6 @@
 """bubblewrap: the .sqsh is mounted, never unpacked, in a mount namespace of the task; nothing outlives the task.
 
-For clusters without Pyxis, and for one machine. The work is done by templates/lib/bubblewrap.sh on the node.
+For clusters without Pyxis, and for one machine. The work is done by templates/bin/bubblewrap.sh on the node.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Bubblewrap:
             words += ["--mount", mount.source, mount.target, "ro" if mount.read_only else "rw"]
         if choice.mount_home:
             words += ["--mount", container.home, container.home, "rw"]
-        return [*srun, f"{container.lib}/bubblewrap.sh", *words, "--", f"{CONTAINER_RUN}/lib/unignore.sh", *command]
+        return [*srun, f"{container.bin}/bubblewrap.sh", *words, "--", f"{CONTAINER_RUN}/bin/unignore.sh", *command]
 
 
 runtime = Bubblewrap()

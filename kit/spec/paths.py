@@ -43,9 +43,9 @@ class RunPaths:
         return self.root / "worker.sh"
 
     @property
-    def lib(self) -> Path:
-        """Shell functions that the scripts share."""
-        return self.root / "lib"
+    def bin(self) -> Path:
+        """The programs that nodes run."""
+        return self.root / "bin"
 
     @property
     def code(self) -> Path:

@@ -80,4 +80,4 @@ def _script(shape: Sequence[str], *, name: str, folder: Path, count: int, parall
         f"--array=0-{count - 1}{throttle}",
         *(option.replace(_RUN_DIR, f"{folder}/%a") for option in shape),
     ]
-    return render("array.sh", {"sbatch": options, "array_dir": folder})
+    return render("bin/array.sh", {"sbatch": options, "array_dir": folder})

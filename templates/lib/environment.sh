@@ -26,7 +26,6 @@ environment::require_allocation() {
     fi
     environment_batch=""
     [[ "${ENVIRONMENT:-}" != BATCH ]] || environment_batch=1
-    export KIT_RESTART_COUNT="${SLURM_RESTART_COUNT:-0}"
 }
 
 environment::scrub() {

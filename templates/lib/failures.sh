@@ -59,12 +59,12 @@ failures::explain() {
     failures::release_space
     [[ -z "${full}" ]] || log::error "no space is left where the run folder is: ${full}"
     read -r _ _ code _ < <(failures::first '*')
-    if [[ -n "${got_signal}" ]] && ((code == 143 || code == 138)); then
-        log::info "the ranks ended after ${got_signal}, the first of them with exit code ${code}"
+    if [[ -n "${signals_got}" ]] && ((code == 143 || code == 138)); then
+        log::info "the ranks ended after ${signals_got}, the first of them with exit code ${code}"
         return "${code}"
     fi
     failures::show '*' "${step_code}" "$2"
-    if [[ -n "${got_slurms_term}" && ("${KIT_RUNTIME}" == pyxis || "${KIT_RUNTIME}" == enroot) ]]; then
+    if [[ -n "${signals_slurms_term}" && ("${KIT_RUNTIME}" == pyxis || "${KIT_RUNTIME}" == enroot) ]]; then
         log::info "Slurm's own TERM ends the container's FUSE daemons too, and the ranks' files with them; 'kit cancel' spares them"
     fi
     return "${code:-${step_code}}"

@@ -91,6 +91,16 @@ nodes::choose_port() {
     return 1
 }
 
+# The port where the ranks of a plain job meet.
+nodes::choose_master_port() {
+    nodes::choose_port "${KIT_MASTER_PORT_BASE}" "${KIT_MASTER_ADDR}" 0 || return 1
+    export KIT_MASTER_PORT="${nodes_port}"
+}
+
+nodes::forget_ports() {
+    nodes_ports_taken=()
+}
+
 nodes::listening() {
     (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null
 }

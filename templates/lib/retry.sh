@@ -4,6 +4,8 @@
 
 readonly retry_file="${KIT_RUN_DIR}/state/attempts" retry_queued_file="${KIT_RUN_DIR}/state/requeues"
 declare -i retry_in_allocation=0
+# Until the first attempt.
+export KIT_RESTART_COUNT="${SLURM_RESTART_COUNT:-0}"
 retry_possible=1
 
 # Seconds that the ranks get after a signal, before they are killed: less than Slurm leaves this script, which has to say so and clean up.
@@ -25,11 +27,10 @@ retry::begin_attempt() {
     [[ -r "${retry_file}" ]] && read -r attempts <"${retry_file}"
     export KIT_RESTART_COUNT="${attempts}"
     printf '%d\n' "$((attempts + 1))" >"${retry_file}.new" && mv -f -- "${retry_file}.new" "${retry_file}"
-    nodes::choose_port "${KIT_MASTER_PORT_BASE}" "${KIT_MASTER_ADDR}" 0 || return 1
-    export KIT_MASTER_PORT="${nodes_port}"
-    where::place || return 1
+    nodes::choose_master_port || return 1
+    endpoints::place || return 1
     # Unless a signal came, the ranks have all the time of the job.
-    [[ -n "${got_signal}" ]] || steps_deadline=0
+    [[ -n "${signals_got}" ]] || steps::clear_deadline
     log::info "attempt ${attempts}: ranks on ${KIT_NODE_NAMES}; master ${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
     events::record attempt nodes "${KIT_NODE_NAMES// /,}" master "${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
 }
@@ -37,7 +38,7 @@ retry::begin_attempt() {
 # Whether the ranks are started again here and now.
 retry::again() {
     local -ri code="$1"
-    if ((code == 0)) || [[ -n "${got_signal}" ]] || ((retry_in_allocation >= KIT_RETRY_IN_ALLOCATION)); then
+    if ((code == 0)) || [[ -n "${signals_got}" ]] || ((retry_in_allocation >= KIT_RETRY_IN_ALLOCATION)); then
         return 1
     fi
     nodes::find_lost
@@ -46,7 +47,7 @@ retry::again() {
         return 1
     fi
     nodes::choose || return 1
-    checks::image || {
+    node_checks::image || {
         retry_possible=""
         return 1
     }
@@ -66,7 +67,7 @@ retry::is_retryable() {
 # TERM: that was scancel, or a preemption after which Slurm requeues by itself.
 retry::wants_requeue() {
     local -ri code="$1"
-    if ((code == 0)) || [[ "${got_signal}" == TERM || "${got_signal}" == INT || -z "${retry_possible}" || -z "${environment_batch}" ]]; then
+    if ((code == 0)) || [[ "${signals_got}" == TERM || "${signals_got}" == INT || -z "${retry_possible}" || -z "${environment_batch}" ]]; then
         return 1
     fi
     if [[ -n "${retry_without:-}" ]]; then
@@ -75,7 +76,7 @@ retry::wants_requeue() {
     if (($(retry::times_queued) >= KIT_RETRY_REQUEUE)); then
         return 1
     fi
-    [[ "${got_signal}" == USR1 ]] || retry::is_retryable "${code}"
+    [[ "${signals_got}" == USR1 ]] || retry::is_retryable "${code}"
 }
 
 # How often the job has gone back to the queue, as far as retry.requeue counts it: without Slurm's own requeues when slurm.requeue leaves
@@ -97,7 +98,7 @@ retry::is_running() {
 
 # Whether the TERM that came was Slurm's own requeue: it has counted the restart already.
 retry::slurm_requeued() {
-    [[ "${got_signal}" == TERM ]] || return 1
+    [[ "${signals_got}" == TERM ]] || return 1
     local restarts
     restarts="$(scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -oP '(?<= Restarts=)\d+')"
     ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0}))
@@ -121,7 +122,7 @@ retry::cap_slurm() {
 retry::requeue() {
     log::info "exit code $1; back to the queue (${SLURM_RESTART_COUNT:-0} times so far)${retry_without:+, without ${retry_without}}"
     events::record requeue exit_code "$1"
-    if [[ -z "${retry_without:-}" && -z "${got_slurms_term}" ]]; then
+    if [[ -z "${retry_without:-}" && -z "${signals_slurms_term}" ]]; then
         printf '%d\n' "$(($(retry::times_queued) + 1))" >"${retry_queued_file}"
     fi
     scontrol requeue "${environment_job}" || return 1

@@ -14,10 +14,9 @@ readonly roles_look_starting=1 roles_look_up=5 roles_deaf_after=3
 # A role that lived for ten minutes did not die of how it was started: its restarts count from none again.
 readonly roles_sound_after=600
 
-declare -A roles_state=() roles_nodes=() roles_start=() roles_since=() roles_look=() roles_deaf=() roles_restarts=() roles_due=()
-declare -A roles_addresses=()
+declare -A roles_state=() roles_start=() roles_since=() roles_look=() roles_deaf=() roles_restarts=() roles_due=()
 roles_over="" roles_failed=""
-declare -i roles_code=0 roles_ports=0
+declare -i roles_code=0
 
 # All roles from their first start to the last end; the code of the first that failed.
 roles::run() {
@@ -31,7 +30,7 @@ roles::run() {
         for ((i = 0; i < KIT_STEPS; i++)); do
             roles::look "${i}"
         done
-        ends::judge
+        role_policy::judge
         [[ -z "${roles_over}" ]] || break
         steps::pause "${!roles_state[@]}"
     done
@@ -39,8 +38,38 @@ roles::run() {
         failures::explain "${roles_code}" "${roles_failed}"
         roles_code=$?
     fi
-    ends::stop_rest
+    role_policy::stop_rest
     return "${roles_code}"
+}
+
+# roles::set_state ROLE STATE
+roles::set_state() {
+    roles_state["$1"]="$2"
+}
+
+# roles::restart_in ROLE SECONDS: it waits, and is started again.
+roles::restart_in() {
+    roles_restarts["$1"]=$((roles_restarts[$1] + 1))
+    roles_state["$1"]=waiting roles_due["$1"]=$((EPOCHSECONDS + $2))
+}
+
+roles::forgive() {
+    roles_restarts["$1"]=0
+}
+
+# roles::count_code CODE: what the run ends with, unless a role ended badly before.
+roles::count_code() {
+    ((roles_code)) || roles_code="$1"
+}
+
+# roles::fail ROLE CODE: the run is over because of it.
+roles::fail() {
+    [[ -z "${roles_over}" ]] || return 0
+    roles_over=1 roles_failed="$1" roles_code="$2"
+}
+
+roles::finish() {
+    roles_over=1
 }
 
 roles::running() {
@@ -58,7 +87,7 @@ roles::look() {
         waiting) roles::start_if_due "$1" ;;
         starting | up)
             if steps::ended "${name}"; then
-                ends::on_end "$1" "${steps_code}"
+                role_policy::on_end "$1" "${steps_code}"
             else
                 steps::enforce_deadline "${name}"
                 roles::check "$1"
@@ -71,7 +100,7 @@ roles::start_if_due() {
     local -n of="KIT_STEP_$1"
     local -r name="${of[name]}"
     local needed
-    if [[ -n "${got_signal}${roles_over}" ]]; then
+    if [[ -n "${signals_got}${roles_over}" ]]; then
         roles_state["${name}"]=ended
         return 0
     fi
@@ -90,15 +119,14 @@ roles::start() {
     shift
     roles::count_start "${name}"
     failures::prepare "${name}-${roles_start[${name}]}"
-    steps_env=("${own[@]}" "KIT_RESTART_COUNT=${roles_start[${name}]}" "KIT_FAILURES=${failures_name}" "$@")
+    local -a env=("${own[@]}" "KIT_RESTART_COUNT=${roles_start[${name}]}" "KIT_FAILURES=${failures_name}" "$@")
     if [[ -n "${of[folder]}" ]]; then
         local -n variables="KIT_ROLE_${of[variable]}"
-        log::info "role ${name}: start ${roles_start[${name}]} on ${roles_nodes[${name}]}"
-        steps_env+=("KIT_ROLE=${name}" "KIT_MASTER_ADDR=${variables[address]}" "KIT_MASTER_PORT=${variables[master]}")
+        log::info "role ${name}: start ${roles_start[${name}]} on ${endpoints_nodes[${name}]}"
+        env+=("KIT_ROLE=${name}" "KIT_MASTER_ADDR=${variables[address]}" "KIT_MASTER_PORT=${variables[master]}")
     fi
-    steps_deadline_of["${name}"]=0
-    KIT_NODE_NAMES="${roles_nodes[${name}]}" steps::start "${name}" "${argv[@]}"
-    steps_env=()
+    steps::set_env "${env[@]}"
+    KIT_NODE_NAMES="${endpoints_nodes[${name}]}" steps::start "${name}" "${argv[@]}"
 }
 
 # The starts of a role over the whole run, requeues among them: programs find a number that only grows.
@@ -126,7 +154,7 @@ roles::check() {
             roles_deaf["${name}"]=0
         elif ((++roles_deaf[${name}] == roles_deaf_after)); then
             log::error "role ${name} does not answer ${of[ready]} any more"
-            steps_deadline_of["${name}"]="${EPOCHSECONDS}"
+            steps::doom "${name}" "it does not answer"
         fi
         return 0
     fi
@@ -137,7 +165,7 @@ roles::check() {
         events::record ready role "${name}"
     elif ((EPOCHSECONDS - roles_since[${name}] >= of[ready_timeout])); then
         log::error "role ${name} was not ready within ${of[ready_timeout]} s: no answer to ${of[ready]}"
-        ends::fail "${name}" "${roles_not_ready_code}"
+        roles::fail "${name}" "${roles_not_ready_code}"
     fi
 }
 
@@ -147,5 +175,5 @@ roles::answers() {
     local kind what port path
     read -r kind what path <<<"${of[ready]}"
     port="${variables[port.${what}]:-}"
-    timeout --kill-after=1 2 "${KIT_RUN_DIR}/lib/ready.sh" "${kind}" "${variables[address]}" "${port:-${what}}" "${path}" 2>/dev/null
+    timeout --kill-after=1 2 "${KIT_RUN_DIR}/bin/ready.sh" "${kind}" "${variables[address]}" "${port:-${what}}" "${path}" 2>/dev/null
 }

@@ -4,26 +4,45 @@
 declare -A steps_pid=()
 # When all steps have to be gone, in EPOCHSECONDS, and when one of them has; 0: whenever they like.
 declare -i steps_deadline=0
-declare -A steps_deadline_of=() steps_kill_since=() steps_kill_next=()
+declare -A steps_deadline_of=() steps_why_of=() steps_kill_since=() steps_kill_next=()
 declare -i steps_signals=0 steps_code=0
-# What the next step alone has in its environment, NAME=VALUE each.
-steps_env=()
+steps_env=() steps_why=""
+
+# steps::set_env NAME=VALUE…: what the next step alone has in its environment.
+steps::set_env() {
+    steps_env=("$@")
+}
+
+# steps::set_deadline SECONDS WHY: from now, for all steps.
+steps::set_deadline() {
+    steps_deadline=$((EPOCHSECONDS + $1)) steps_why="$2"
+}
+
+steps::clear_deadline() {
+    steps_deadline=0
+}
+
+# steps::doom NAME WHY: this step has to go now.
+steps::doom() {
+    steps_deadline_of["$1"]="${EPOCHSECONDS}" steps_why_of["$1"]="$2"
+}
 
 # steps::start NAME srun WORD…: on the nodes that were chosen.
 steps::start() {
     local -r name="$1" srun="$2"
     shift 2
-    containers::name "$@"
-    steps::spawn "${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "${containers_named[@]}" "${environment_share[@]}" "$@"
+    container_names::name "$@"
+    steps::spawn "${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "${container_names_named[@]}" "${environment_share[@]}" "$@"
     steps_pid["${name}"]=$!
-    unset "steps_kill_since[${name}]" "steps_kill_next[${name}]"
+    steps_env=()
+    unset "steps_kill_since[${name}]" "steps_kill_next[${name}]" "steps_deadline_of[${name}]" "steps_why_of[${name}]"
 }
 
-# In the background, without the pipes of heartbeat.sh and watch.sh: these must have one holder only.
+# In the background, without the pipes of heartbeat.sh and failure_watch.sh: these must have one holder only.
 steps::spawn() {
     (
         local fd pair
-        for fd in "${heartbeat_fd:-}" "${watch_fd:-}"; do
+        for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}"; do
             [[ -z "${fd}" ]] || exec {fd}>&-
         done
         for pair in "${steps_env[@]}"; do
@@ -64,6 +83,13 @@ steps::ended() {
     ((steps_code == 0)) || steps::end_orphan "${name}"
 }
 
+# For a step whose code does not matter.
+steps::forget() {
+    [[ -n "${steps_pid[$1]:-}" ]] || return 0
+    wait "${steps_pid[$1]}" 2>/dev/null
+    unset "steps_pid[$1]"
+}
+
 # The step's own exit code.
 steps::wait() {
     local -r name="$1"
@@ -83,7 +109,7 @@ steps::enforce_deadline() {
     fi
     case "${steps_kill_next[${name}]:-KILL step}" in
         'KILL step')
-            log::error "step ${name} is killed: ${steps_why:-it is still there at its deadline}"
+            log::error "step ${name} is killed: ${steps_why_of[${name}]:-${steps_why:-it is still there at its deadline}}"
             steps::signal KILL "${name}"
             steps_kill_since["${name}"]="${EPOCHSECONDS}" steps_kill_next["${name}"]='TERM srun'
             ;;
@@ -129,7 +155,7 @@ steps::end_all() {
         [[ "${name}" == kit-container ]] || names+=("${name}")
     done
     steps::end 100 "${names[@]}"
-    containers::end
+    container_names::end
 }
 
 # steps::end TENTHS NAME…
@@ -181,7 +207,7 @@ steps::force() {
 steps::end_orphan() {
     local -r name="$1"
     local -i tenths
-    [[ -z "${got_slurms_term:-}" && -n "$(steps::ids "${name}")" ]] || return 0
+    [[ -z "${signals_slurms_term:-}" && -n "$(steps::ids "${name}")" ]] || return 0
     log::error "srun is gone and step ${name} is not: srun was killed, or gave up on a node; the step is ended"
     steps::signal KILL "${name}"
     for ((tenths = 0; tenths < 50; tenths++)); do

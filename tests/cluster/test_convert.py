@@ -38,7 +38,7 @@ def saved(train_cpu: Path, tmp_path: Path) -> Path:
         pytest.skip("bubblewrap is not installed: make setup")
     lock = image_lock.read(REPO / "containers/train-cpu/image.lock")
     mounts = (
-        Mount(source=str(REPO / "templates/lib"), target="/kit/run/lib", flags=("ro",)),
+        Mount(source=str(REPO / "templates/bin"), target="/kit/run/bin", flags=("ro",)),
         Mount(source=str(REPO / "launchers"), target="/kit/launchers", flags=("ro",)),
         Mount(source=str(tmp_path), target="/kit/work"),
     )
@@ -47,7 +47,7 @@ def saved(train_cpu: Path, tmp_path: Path) -> Path:
         mounts=mounts,
         workdir="/",
         options=ContainerOptions(remap_root=False),
-        lib=REPO / "templates/lib",
+        bin=REPO / "templates/bin",
         home="/",
     )
     shell.run(runtime.wrap([], ["python3", "-c", SAVE], container), timeout=120)

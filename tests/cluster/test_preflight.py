@@ -16,7 +16,7 @@ from tests.cluster.image_lab import needs_root, small_disk
 from tests.cluster.lab import Lab
 from tests.support import REPO
 
-SCRIPT = REPO / "templates" / "lib" / "preflight.sh"
+SCRIPT = REPO / "templates" / "bin" / "preflight.sh"
 NODE = "node7"
 
 

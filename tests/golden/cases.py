@@ -134,7 +134,7 @@ SINGLES = (
 )
 MARK = "@JOB@"
 # Files of the run folder that are the same in every run; a golden file holds their names alone.
-_SAME = re.compile(r"(    unpack \d+ (?:(?:lib|code)/\S+|rank\.sh) <<'(\w+)'\n).*?^(?=\2$)", re.DOTALL | re.MULTILINE)
+_SAME = re.compile(r"(    unpack \d+ (?:bin|lib|code)/\S+ <<'(\w+)'\n).*?^(?=\2$)", re.DOTALL | re.MULTILINE)
 
 
 def planned_single(case: Single) -> Plan:

@@ -33,16 +33,16 @@ def bash(folder: Path, script: str, **env: str) -> list[str]:
     (folder / "state").mkdir(exist_ok=True)
     (folder / "scontrol").write_text(SCONTROL)
     (folder / "scontrol").chmod(0o755)
-    sources = "\n".join(f"source {LIB}/{name}.sh" for name in ("log", "environment", "debug", "nodes", "where"))
+    sources = "\n".join(f"source {LIB}/{name}.sh" for name in ("log", "environment", "debug", "nodes", "endpoints"))
     text = f"set -uo pipefail\nKIT_RUN_DIR={folder} KIT_MASTER_PORT_BASE=20000 KIT_NODES=2 KIT_STEPS=3\n{sources}\n{script}\n"
     given = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-2]", "KIT_RESTART_COUNT": "0", **env}
     return shell.run(["bash", "-c", text], env=given).stdout.splitlines()
 
 
 PLACE = f"""
-declare -A roles_nodes=() roles_addresses=()
+
 {STEPS}
-nodes::resolve && where::place || exit 1
+nodes::resolve && endpoints::place || exit 1
 for i in 0 1 2; do
     declare -n one="KIT_ROLE_REPLICA_$i"
     echo "${{one[address]}} ${{one[master]}}"

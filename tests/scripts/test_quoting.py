@@ -33,19 +33,20 @@ DUMP = "import json, os, sys; json.dump([sys.argv[2:], dict(os.environ)], open(s
 def run_rank(folder: Path, args: list[str], env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
     """Run rank.sh as the worker would; return the program's argv and environment."""
     (folder / "lib").mkdir(exist_ok=True)
+    (folder / "bin").mkdir(exist_ok=True)
     (folder / "logs").mkdir(exist_ok=True)
     out = folder / "out.json"
     program = [sys.executable, "-c", DUMP, str(out), *args]
     files = [
-        PlanFile(name="rank.sh", text=plain("rank.sh"), mode=0o755),
+        PlanFile(name="bin/rank.sh", text=plain("bin/rank.sh"), mode=0o755),
         PlanFile(
             name="program.sh",
             text=render(
-                "program.sh",
+                "data/program.sh",
                 {"program": program, "program_env": [f"{k}={v}" for k, v in env.items()], "rank_args": []},
             ),
         ),
-        *(PlanFile(name=f"lib/{n}", text=plain(f"lib/{n}")) for n in ("log.sh", "failures.sh", "fill.sh")),
+        *(PlanFile(name=f"lib/{n}", text=plain(f"lib/{n}")) for n in ("log.sh", "failures.sh", "placeholders.sh")),
     ]
     for file in files:
         (folder / file.name).write_text(file.text, encoding="utf-8")
@@ -59,7 +60,7 @@ def run_rank(folder: Path, args: list[str], env: dict[str, str]) -> tuple[list[s
         "KIT_PROGRAM_FILE": "program.sh",
         "PATH": os.environ["PATH"],
     }
-    shell.run([str(folder / "rank.sh")], env=ranks)
+    shell.run([str(folder / "bin" / "rank.sh")], env=ranks)
     argv, seen = json.loads(out.read_text(encoding="utf-8"))
     return argv, seen
 

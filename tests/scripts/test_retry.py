@@ -21,7 +21,9 @@ def bash(folder: Path, script: str, *, capped: bool, requeue: int, restarts: int
     (folder / "scontrol").write_text('#!/bin/sh\necho "$@"\n')
     (folder / "scontrol").chmod(0o755)
     head = f"KIT_RUN_DIR={folder} KIT_REQUEUE_CAPPED={int(capped)} KIT_RETRY_REQUEUE={requeue} KIT_RETRY_CODES=(137)"
-    state = f"SLURM_RESTART_COUNT={restarts} environment_batch=1 environment_job=7 got_signal='' got_slurms_term=''"
+    state = (
+        f"SLURM_RESTART_COUNT={restarts} environment_batch=1 environment_job=7 signals_got='' signals_slurms_term=''"
+    )
     stubs = "log::info() { :; }; events::record() { :; }"
     text = f"set -uo pipefail\n{head}\n{state}\n{stubs}\nsource {LIB}\n{script}\n"
     return shell.run(["bash", "-c", text], env={"PATH": f"{folder}:{os.environ['PATH']}"}).stdout.splitlines()
@@ -53,7 +55,7 @@ def test_what_counts(tmp_path: Path, capped: bool, restarts: int, own: int | Non
 
 
 @pytest.mark.parametrize(
-    ("setting", "counted"), [("", "1"), ("retry_without=n2", None), ("got_slurms_term=1", None)], ids=str
+    ("setting", "counted"), [("", "1"), ("retry_without=n2", None), ("signals_slurms_term=1", None)], ids=str
 )
 def test_a_failed_node_and_a_preemption_do_not_use_up_a_time(tmp_path: Path, setting: str, counted: str | None) -> None:
     said = bash(tmp_path, f"{setting}\nretry::requeue 137", capped=False, requeue=2, restarts=0)

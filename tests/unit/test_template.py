@@ -61,17 +61,17 @@ def test_the_plans_own_variables_and_jinja_everywhere_without_the_mark(tmp_path:
 
 
 def test_the_ejected_default_makes_the_same_script(tmp_path: Path) -> None:
-    own = made(tmp_path, plain("batch.sh"))
+    own = made(tmp_path, plain("bin/batch.sh"))
     default = plan_of(write_job(tmp_path, JOB.replace('template = "my.sbatch.j2"', "")))
     assert own.text_of("batch.sh") == default.text_of("batch.sh")
 
 
 def test_eject_writes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     eject(None)
-    assert capsys.readouterr().out == plain("batch.sh")
+    assert capsys.readouterr().out == plain("bin/batch.sh")
     file = tmp_path / "my.sbatch.j2"
     eject(file)
-    assert file.read_text() == plain("batch.sh")
+    assert file.read_text() == plain("bin/batch.sh")
     with pytest.raises(UsageError, match="there is one already"):
         eject(file)
     eject(file, force=True)

@@ -242,7 +242,7 @@ readonly -a KIT_SIGNAL_ARGV=(
     --export=ALL
     --output=/dev/null
     --open-mode=append
-    /shared/runs/llama-@JOB@/lib/signal.sh
+    /shared/runs/llama-@JOB@/bin/signal.sh
 )
 readonly -a KIT_MONITOR_ARGV=(
     srun
@@ -257,7 +257,7 @@ readonly -a KIT_MONITOR_ARGV=(
     --export=ALL
     --output=/shared/runs/llama-@JOB@/monitor/monitor-%n.log
     --open-mode=append
-    /shared/runs/llama-@JOB@/lib/gpu-monitor.sh
+    /shared/runs/llama-@JOB@/bin/gpu-monitor.sh
     /shared/runs/llama-@JOB@/monitor
     pumt
     DT
@@ -276,7 +276,7 @@ readonly -a KIT_PREFLIGHT_ARGV=(
     --export=ALL
     --output=/shared/runs/llama-@JOB@/logs/preflight.log
     --open-mode=append
-    /shared/runs/llama-@JOB@/lib/preflight.sh
+    /shared/runs/llama-@JOB@/bin/preflight.sh
     run=/shared/runs/llama-@JOB@
     cache=/tmp/kit-ada
     free_kb=1000000
@@ -310,7 +310,7 @@ readonly -a KIT_PROBE_ARGV=(
     --container-remap-root
     --container-readonly
     --no-container-entrypoint
-    /kit/run/lib/probe.sh
+    /kit/run/bin/probe.sh
     python3
     roles/replica-0/image-env.sh
 )
@@ -328,7 +328,7 @@ readonly -a KIT_CONTAINER_ARGV=(
     --export=ALL
     --output=/shared/runs/llama-@JOB@/logs/container.log
     --open-mode=append
-    /shared/runs/llama-@JOB@/lib/container.sh
+    /shared/runs/llama-@JOB@/bin/container.sh
 )
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
@@ -337,52 +337,21 @@ set -uo pipefail
 
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/environment.sh"
-source "${KIT_RUN_DIR}/lib/output.sh"
+source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
-source "${KIT_RUN_DIR}/lib/containers.sh"
+source "${KIT_RUN_DIR}/lib/container_names.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
-source "${KIT_RUN_DIR}/lib/watch.sh"
-source "${KIT_RUN_DIR}/lib/checks.sh"
+source "${KIT_RUN_DIR}/lib/failure_watch.sh"
+source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
-source "${KIT_RUN_DIR}/lib/where.sh"
-source "${KIT_RUN_DIR}/lib/ends.sh"
+source "${KIT_RUN_DIR}/lib/endpoints.sh"
+source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
-
-# The lead signal (USR1) and a request to end (TERM: a cancel, preemption, a node that goes down) go to the ranks, which save and end.
-# INT is the user's Ctrl-C where this script runs by hand; a second one does not wait for the ranks.
-got_signal="" got_slurms_term=""
-# shellcheck disable=SC2317 # called by traps
-on_signal() {
-    local -r again="${got_signal}"
-    got_signal="$1"
-    steps_deadline=$((EPOCHSECONDS + $(retry::time_to_save "$1")))
-    steps_why="the ranks did not end within $(retry::time_to_save "$1") s after $1"
-    if [[ "$1" == INT && "${again}" == INT ]]; then
-        steps_deadline=EPOCHSECONDS steps_why="Ctrl-C came twice"
-    elif ! roles::running; then
-        steps_deadline=EPOCHSECONDS steps_why="got $1, and there are no ranks yet"
-    fi
-    log::info "got $1; passing it on to the ranks"
-    events::record signal name "$1"
-    if [[ "$1" == TERM ]] && ! retry::is_running; then
-        got_slurms_term=1
-    else
-        steps::signal_ranks "${1/INT/TERM}"
-    fi
-}
-
-# USR2 comes from watch.sh alone.
-# shellcheck disable=SC2317 # called by a trap
-on_trouble() {
-    if [[ -z "${got_signal}" ]]; then
-        steps_why="a rank has failed or a node is lost, and the other ranks wait for it"
-        ends::doom
-    fi
-}
+source "${KIT_RUN_DIR}/lib/signals.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -392,12 +361,12 @@ finish() {
     # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP
-    watch::stop
+    failure_watch::stop
     if retry::wants_requeue "${code}"; then
         what=requeue
     elif retry::slurm_requeued; then
         what=requeued
-    elif ((code)) && [[ -z "${got_signal}" || "${got_signal}" == USR1 || -n "${got_slurms_term}" ]] && retry::preempted; then
+    elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted; then
         what=requeue
     fi
     # First of all, since after a TERM there are seconds only until Slurm kills this script.
@@ -414,7 +383,7 @@ finish() {
         end) retry::end "${code}" ;;
     esac
     # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
-    if [[ -n "${environment_batch}" && "${what}" == end && "${got_signal}" == TERM && -z "${got_slurms_term}" ]]; then
+    if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
         scancel "${environment_job}" 2>/dev/null
     fi
     exit "${code}"
@@ -424,33 +393,30 @@ train() {
     local -i code
     while true; do
         retry::begin_attempt || return 1
-        watch::start
+        failure_watch::start
         roles::run
         code=$?
-        watch::stop
+        failure_watch::stop
         retry::again "${code}" || return "${code}"
     done
 }
 
 main() {
     environment::require_allocation
-    output::link
+    output_links::link
     trap finish EXIT
     environment::scrub "${KIT_INHERIT[@]}"
     debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
-    trap 'on_signal TERM' TERM
-    trap 'on_signal USR1' USR1
-    trap 'on_signal INT' INT
-    trap on_trouble USR2
+    signals::trap
 
     nodes::resolve || exit 1
     nodes::banner
     events::record start nodes "${SLURM_JOB_NODELIST}"
     failures::reserve_space
-    checks::image || exit "${checks_failed_code}"
-    checks::stage || exit $?
-    containers::begin
-    checks::nodes || exit $?
+    node_checks::image || exit "${node_checks_failed_code}"
+    node_checks::stage || exit $?
+    container_names::begin
+    node_checks::nodes || exit $?
     # From here on nothing queues the job again without a failed node.
     retry::cap_slurm
 
@@ -458,21 +424,19 @@ main() {
     if ((${#KIT_MONITOR_ARGV[@]})); then
         steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
     fi
-    checks::all_reduce || exit $?
+    node_checks::all_reduce || exit $?
     train
     exit $?
 }
 
 main "$@"
 KIT_FILE
-    unpack 755 rank.sh <<'KIT_FILE'
-KIT_FILE
     unpack 644 all-reduce.sh <<'KIT_FILE'
 # The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
     python3
-    /kit/run/lib/all_reduce.py
+    /kit/run/bin/all_reduce.py
 )
 KIT_PROGRAM_ENV=(
     NCCL_DEBUG=WARN
@@ -508,41 +472,41 @@ readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
 export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
-source "${KIT_RUN_DIR}/lib/ranks.sh"
-source "${KIT_RUN_DIR}/lib/caches.sh"
-source "${KIT_RUN_DIR}/lib/fill.sh"
+source "${KIT_RUN_DIR}/lib/rank_variables.sh"
+source "${KIT_RUN_DIR}/lib/cache_folders.sh"
+source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
-    ranks::require_slurm
+    rank_variables::require_slurm
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
     export KIT_NNODES KIT_RANKS_PER_NODE
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
     export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
     export PYTHONPATH="${KIT_RUN_DIR}/code"
-    caches::point_at "${KIT_CACHE_DIR}"
+    cache_folders::point_at "${KIT_CACHE_DIR}"
     debug::frameworks
     if [[ -n "${KIT_ROLE:-}" ]]; then
         export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"
-        ranks::choose_gpus "${KIT_GPUS:-}"
-        fill::all KIT_PROGRAM_ENV
+        rank_variables::choose_gpus "${KIT_GPUS:-}"
+        placeholders::all KIT_PROGRAM_ENV
     fi
     cd -- "${KIT_WORKDIR}"
 
     case "${KIT_SHAPE}" in
         srun)
-            ranks::from_slurm
-            exec "${KIT_RUN_DIR}/rank.sh"
+            rank_variables::from_slurm
+            exec "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
         torchrun)
-            ranks::node_from_slurm
-            ranks::torchrun_argv
+            rank_variables::node_from_slurm
+            rank_variables::torchrun_argv
             # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
             # signals back.
             trap '' USR1 USR2
-            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/lib/unignore.sh" "${KIT_RUN_DIR}/rank.sh"
+            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
     esac
 }
@@ -602,41 +566,41 @@ readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
 export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
-source "${KIT_RUN_DIR}/lib/ranks.sh"
-source "${KIT_RUN_DIR}/lib/caches.sh"
-source "${KIT_RUN_DIR}/lib/fill.sh"
+source "${KIT_RUN_DIR}/lib/rank_variables.sh"
+source "${KIT_RUN_DIR}/lib/cache_folders.sh"
+source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
-    ranks::require_slurm
+    rank_variables::require_slurm
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
     export KIT_NNODES KIT_RANKS_PER_NODE
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
     export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
     export PYTHONPATH="${KIT_RUN_DIR}/code"
-    caches::point_at "${KIT_CACHE_DIR}"
+    cache_folders::point_at "${KIT_CACHE_DIR}"
     debug::frameworks
     if [[ -n "${KIT_ROLE:-}" ]]; then
         export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"
-        ranks::choose_gpus "${KIT_GPUS:-}"
-        fill::all KIT_PROGRAM_ENV
+        rank_variables::choose_gpus "${KIT_GPUS:-}"
+        placeholders::all KIT_PROGRAM_ENV
     fi
     cd -- "${KIT_WORKDIR}"
 
     case "${KIT_SHAPE}" in
         srun)
-            ranks::from_slurm
-            exec "${KIT_RUN_DIR}/rank.sh"
+            rank_variables::from_slurm
+            exec "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
         torchrun)
-            ranks::node_from_slurm
-            ranks::torchrun_argv
+            rank_variables::node_from_slurm
+            rank_variables::torchrun_argv
             # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
             # signals back.
             trap '' USR1 USR2
-            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/lib/unignore.sh" "${KIT_RUN_DIR}/rank.sh"
+            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
     esac
 }
@@ -690,41 +654,41 @@ readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
 export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
-source "${KIT_RUN_DIR}/lib/ranks.sh"
-source "${KIT_RUN_DIR}/lib/caches.sh"
-source "${KIT_RUN_DIR}/lib/fill.sh"
+source "${KIT_RUN_DIR}/lib/rank_variables.sh"
+source "${KIT_RUN_DIR}/lib/cache_folders.sh"
+source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
-    ranks::require_slurm
+    rank_variables::require_slurm
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
     export KIT_NNODES KIT_RANKS_PER_NODE
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
     export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
     export PYTHONPATH="${KIT_RUN_DIR}/code"
-    caches::point_at "${KIT_CACHE_DIR}"
+    cache_folders::point_at "${KIT_CACHE_DIR}"
     debug::frameworks
     if [[ -n "${KIT_ROLE:-}" ]]; then
         export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"
-        ranks::choose_gpus "${KIT_GPUS:-}"
-        fill::all KIT_PROGRAM_ENV
+        rank_variables::choose_gpus "${KIT_GPUS:-}"
+        placeholders::all KIT_PROGRAM_ENV
     fi
     cd -- "${KIT_WORKDIR}"
 
     case "${KIT_SHAPE}" in
         srun)
-            ranks::from_slurm
-            exec "${KIT_RUN_DIR}/rank.sh"
+            rank_variables::from_slurm
+            exec "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
         torchrun)
-            ranks::node_from_slurm
-            ranks::torchrun_argv
+            rank_variables::node_from_slurm
+            rank_variables::torchrun_argv
             # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
             # signals back.
             trap '' USR1 USR2
-            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/lib/unignore.sh" "${KIT_RUN_DIR}/rank.sh"
+            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
     esac
 }
@@ -852,71 +816,75 @@ restarts = 3
 
 [stages]
 KIT_FILE
-    unpack 755 lib/all_reduce.py <<'KIT_FILE'
+    unpack 755 bin/all_reduce.py <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/bubblewrap.sh <<'KIT_FILE'
+    unpack 755 bin/bubblewrap.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/caches.sh <<'KIT_FILE'
+    unpack 755 bin/container.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/chain.sh <<'KIT_FILE'
+    unpack 755 bin/enroot-rc.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/checks.sh <<'KIT_FILE'
+    unpack 755 bin/enroot.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/container.sh <<'KIT_FILE'
+    unpack 755 bin/gpu-monitor.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/containers.sh <<'KIT_FILE'
+    unpack 755 bin/preflight.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/debug.sh <<'KIT_FILE'
+    unpack 755 bin/probe.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/ends.sh <<'KIT_FILE'
+    unpack 755 bin/rank.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/enroot-rc.sh <<'KIT_FILE'
+    unpack 755 bin/ready.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/enroot.sh <<'KIT_FILE'
+    unpack 755 bin/shell.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/environment.sh <<'KIT_FILE'
+    unpack 755 bin/signal.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/events.sh <<'KIT_FILE'
+    unpack 755 bin/stage.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/failures.sh <<'KIT_FILE'
+    unpack 755 bin/unignore.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/fill.sh <<'KIT_FILE'
+    unpack 644 lib/cache_folders.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/gpu-monitor.sh <<'KIT_FILE'
+    unpack 644 lib/chain.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/heartbeat.sh <<'KIT_FILE'
+    unpack 644 lib/container_names.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/log.sh <<'KIT_FILE'
+    unpack 644 lib/debug.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/nodes.sh <<'KIT_FILE'
+    unpack 644 lib/endpoints.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/output.sh <<'KIT_FILE'
+    unpack 644 lib/environment.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/preflight.sh <<'KIT_FILE'
+    unpack 644 lib/events.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/probe.sh <<'KIT_FILE'
+    unpack 644 lib/failure_watch.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/ranks.sh <<'KIT_FILE'
+    unpack 644 lib/failures.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/ready.sh <<'KIT_FILE'
+    unpack 644 lib/heartbeat.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/retry.sh <<'KIT_FILE'
+    unpack 644 lib/log.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/roles.sh <<'KIT_FILE'
+    unpack 644 lib/node_checks.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/shell.sh <<'KIT_FILE'
+    unpack 644 lib/nodes.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/signal.sh <<'KIT_FILE'
+    unpack 644 lib/output_links.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/stage.sh <<'KIT_FILE'
+    unpack 644 lib/placeholders.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/steps.sh <<'KIT_FILE'
+    unpack 644 lib/rank_variables.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/unignore.sh <<'KIT_FILE'
+    unpack 644 lib/retry.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/watch.sh <<'KIT_FILE'
+    unpack 644 lib/role_policy.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 lib/where.sh <<'KIT_FILE'
+    unpack 644 lib/roles.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/signals.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/steps.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 config.toml <<'KIT_FILE'
 [training]

@@ -86,7 +86,7 @@ readonly -a KIT_SIGNAL_ARGV=(
     --export=ALL
     --output=/dev/null
     --open-mode=append
-    /shared/runs/digits-1/lib/signal.sh
+    /shared/runs/digits-1/bin/signal.sh
 )
 readonly -a KIT_MONITOR_ARGV=(
     srun
@@ -101,7 +101,7 @@ readonly -a KIT_MONITOR_ARGV=(
     --export=ALL
     --output=/shared/runs/digits-1/monitor/monitor-%n.log
     --open-mode=append
-    /shared/runs/digits-1/lib/gpu-monitor.sh
+    /shared/runs/digits-1/bin/gpu-monitor.sh
     /shared/runs/digits-1/monitor
     pumt
     DT
@@ -120,7 +120,7 @@ readonly -a KIT_PREFLIGHT_ARGV=(
     --export=ALL
     --output=/shared/runs/digits-1/logs/preflight.log
     --open-mode=append
-    /shared/runs/digits-1/lib/preflight.sh
+    /shared/runs/digits-1/bin/preflight.sh
     run=/shared/runs/digits-1
     cache=/tmp/kit-ada
     free_kb=1000000
@@ -141,52 +141,21 @@ set -uo pipefail
 
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/environment.sh"
-source "${KIT_RUN_DIR}/lib/output.sh"
+source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
-source "${KIT_RUN_DIR}/lib/containers.sh"
+source "${KIT_RUN_DIR}/lib/container_names.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
-source "${KIT_RUN_DIR}/lib/watch.sh"
-source "${KIT_RUN_DIR}/lib/checks.sh"
+source "${KIT_RUN_DIR}/lib/failure_watch.sh"
+source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
-source "${KIT_RUN_DIR}/lib/where.sh"
-source "${KIT_RUN_DIR}/lib/ends.sh"
+source "${KIT_RUN_DIR}/lib/endpoints.sh"
+source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
-
-# The lead signal (USR1) and a request to end (TERM: a cancel, preemption, a node that goes down) go to the ranks, which save and end.
-# INT is the user's Ctrl-C where this script runs by hand; a second one does not wait for the ranks.
-got_signal="" got_slurms_term=""
-# shellcheck disable=SC2317 # called by traps
-on_signal() {
-    local -r again="${got_signal}"
-    got_signal="$1"
-    steps_deadline=$((EPOCHSECONDS + $(retry::time_to_save "$1")))
-    steps_why="the ranks did not end within $(retry::time_to_save "$1") s after $1"
-    if [[ "$1" == INT && "${again}" == INT ]]; then
-        steps_deadline=EPOCHSECONDS steps_why="Ctrl-C came twice"
-    elif ! roles::running; then
-        steps_deadline=EPOCHSECONDS steps_why="got $1, and there are no ranks yet"
-    fi
-    log::info "got $1; passing it on to the ranks"
-    events::record signal name "$1"
-    if [[ "$1" == TERM ]] && ! retry::is_running; then
-        got_slurms_term=1
-    else
-        steps::signal_ranks "${1/INT/TERM}"
-    fi
-}
-
-# USR2 comes from watch.sh alone.
-# shellcheck disable=SC2317 # called by a trap
-on_trouble() {
-    if [[ -z "${got_signal}" ]]; then
-        steps_why="a rank has failed or a node is lost, and the other ranks wait for it"
-        ends::doom
-    fi
-}
+source "${KIT_RUN_DIR}/lib/signals.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -196,12 +165,12 @@ finish() {
     # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP
-    watch::stop
+    failure_watch::stop
     if retry::wants_requeue "${code}"; then
         what=requeue
     elif retry::slurm_requeued; then
         what=requeued
-    elif ((code)) && [[ -z "${got_signal}" || "${got_signal}" == USR1 || -n "${got_slurms_term}" ]] && retry::preempted; then
+    elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted; then
         what=requeue
     fi
     # First of all, since after a TERM there are seconds only until Slurm kills this script.
@@ -218,7 +187,7 @@ finish() {
         end) retry::end "${code}" ;;
     esac
     # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
-    if [[ -n "${environment_batch}" && "${what}" == end && "${got_signal}" == TERM && -z "${got_slurms_term}" ]]; then
+    if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
         scancel "${environment_job}" 2>/dev/null
     fi
     exit "${code}"
@@ -228,33 +197,30 @@ train() {
     local -i code
     while true; do
         retry::begin_attempt || return 1
-        watch::start
+        failure_watch::start
         roles::run
         code=$?
-        watch::stop
+        failure_watch::stop
         retry::again "${code}" || return "${code}"
     done
 }
 
 main() {
     environment::require_allocation
-    output::link
+    output_links::link
     trap finish EXIT
     environment::scrub "${KIT_INHERIT[@]}"
     debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
-    trap 'on_signal TERM' TERM
-    trap 'on_signal USR1' USR1
-    trap 'on_signal INT' INT
-    trap on_trouble USR2
+    signals::trap
 
     nodes::resolve || exit 1
     nodes::banner
     events::record start nodes "${SLURM_JOB_NODELIST}"
     failures::reserve_space
-    checks::image || exit "${checks_failed_code}"
-    checks::stage || exit $?
-    containers::begin
-    checks::nodes || exit $?
+    node_checks::image || exit "${node_checks_failed_code}"
+    node_checks::stage || exit $?
+    container_names::begin
+    node_checks::nodes || exit $?
     # From here on nothing queues the job again without a failed node.
     retry::cap_slurm
 
@@ -262,7 +228,7 @@ main() {
     if ((${#KIT_MONITOR_ARGV[@]})); then
         steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
     fi
-    checks::all_reduce || exit $?
+    node_checks::all_reduce || exit $?
     train
     exit $?
 }

@@ -23,41 +23,41 @@ readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
 export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
-source "${KIT_RUN_DIR}/lib/ranks.sh"
-source "${KIT_RUN_DIR}/lib/caches.sh"
-source "${KIT_RUN_DIR}/lib/fill.sh"
+source "${KIT_RUN_DIR}/lib/rank_variables.sh"
+source "${KIT_RUN_DIR}/lib/cache_folders.sh"
+source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
-    ranks::require_slurm
+    rank_variables::require_slurm
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
     export KIT_NNODES KIT_RANKS_PER_NODE
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
     export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
     export PYTHONPATH="${KIT_RUN_DIR}/code"
-    caches::point_at "${KIT_CACHE_DIR}"
+    cache_folders::point_at "${KIT_CACHE_DIR}"
     debug::frameworks
     if [[ -n "${KIT_ROLE:-}" ]]; then
         export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"
-        ranks::choose_gpus "${KIT_GPUS:-}"
-        fill::all KIT_PROGRAM_ENV
+        rank_variables::choose_gpus "${KIT_GPUS:-}"
+        placeholders::all KIT_PROGRAM_ENV
     fi
     cd -- "${KIT_WORKDIR}"
 
     case "${KIT_SHAPE}" in
         srun)
-            ranks::from_slurm
-            exec "${KIT_RUN_DIR}/rank.sh"
+            rank_variables::from_slurm
+            exec "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
         torchrun)
-            ranks::node_from_slurm
-            ranks::torchrun_argv
+            rank_variables::node_from_slurm
+            rank_variables::torchrun_argv
             # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
             # signals back.
             trap '' USR1 USR2
-            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/lib/unignore.sh" "${KIT_RUN_DIR}/rank.sh"
+            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
     esac
 }

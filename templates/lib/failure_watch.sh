@@ -4,38 +4,38 @@
 # that only this script holds open, as heartbeat.sh has it.
 
 # Seconds that the other ranks get once one has failed; srun's own --kill-on-bad-exit is faster where it sees the ranks.
-readonly watch_grace=10
-readonly watch_tick=2 watch_nodes_every=10
+readonly failure_watch_grace=10
+readonly failure_watch_tick=2 failure_watch_nodes_every=10
 
-watch::start() {
-    watch_fd=""
-    exec {watch_fd}> >(watch::loop "$$" "$(failures::folder '*')" "${KIT_OUTLIVES}")
+failure_watch::start() {
+    failure_watch_fd=""
+    exec {failure_watch_fd}> >(failure_watch::loop "$$" "$(failures::folder '*')" "${KIT_OUTLIVES}")
 }
 
-watch::stop() {
-    if [[ -n "${watch_fd:-}" ]]; then
-        exec {watch_fd}>&-
-        watch_fd=""
+failure_watch::stop() {
+    if [[ -n "${failure_watch_fd:-}" ]]; then
+        exec {failure_watch_fd}>&-
+        failure_watch_fd=""
     fi
 }
 
-watch::loop() {
+failure_watch::loop() {
     local -r batch="$1" folders="$2" outlives="$3"
     local -i status failed_at=0 looked_at=0
     trap '' TERM USR1 USR2 INT HUP
     [[ -z "${heartbeat_fd:-}" ]] || exec {heartbeat_fd}>&-
     while true; do
-        IFS= read -r -t "${watch_tick}" _
+        IFS= read -r -t "${failure_watch_tick}" _
         status=$?
         # read: above 128 is a time-out; anything else is the end of the pipe.
         ((status > 128)) || return 0
         if compgen -G "${folders}/rank-*" >/dev/null; then
             ((failed_at)) || failed_at=EPOCHSECONDS
-            ((EPOCHSECONDS - failed_at < watch_grace)) || kill -USR2 "${batch}" 2>/dev/null
+            ((EPOCHSECONDS - failed_at < failure_watch_grace)) || kill -USR2 "${batch}" 2>/dev/null
         else
             failed_at=0
         fi
-        if ((outlives && EPOCHSECONDS - looked_at >= watch_nodes_every)); then
+        if ((outlives && EPOCHSECONDS - looked_at >= failure_watch_nodes_every)); then
             looked_at=EPOCHSECONDS
             nodes::lost ${KIT_NODE_NAMES} >/dev/null && kill -USR2 "${batch}" 2>/dev/null
         fi

@@ -6,7 +6,7 @@
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
-source "$(dirname -- "${BASH_SOURCE[0]}")/log.sh"
+source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 
 main() {
     local -r folder="$1" select="$2" options="$3" delay="$4" query="${5:-}"

@@ -1,4 +1,4 @@
-"""lib/fill.sh: addresses and ports in a role's words, and everything else byte for byte."""
+"""lib/placeholders.sh: addresses and ports in a role's words, and everything else byte for byte."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def filled(folder: Path, *words: str) -> list[str]:
     """The words as a program gets them."""
     script = folder / "say.sh"
     script.write_text(
-        'set -euo pipefail\nsource "$1"\nshift\nwords=("$@")\nfill::all words\nprintf "%s\\0" "${words[@]}"\n',
+        'set -euo pipefail\nsource "$1"\nshift\nwords=("$@")\nplaceholders::all words\nprintf "%s\\0" "${words[@]}"\n',
         encoding="utf-8",
     )
     said = shell.run(
-        ["bash", str(script), str(REPO / "templates/lib/fill.sh"), *words], env={"PATH": "/usr/bin:/bin", **KNOWN}
+        ["bash", str(script), str(REPO / "templates/lib/placeholders.sh"), *words],
+        env={"PATH": "/usr/bin:/bin", **KNOWN},
     )
     return said.stdout.split("\0")[:-1]
 

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
 # Slurm may write what the batch script says outside the run folder (slurm.output, slurm.error). Links among the run's logs lead there.
 
-output::link() {
+output_links::link() {
     # By hand, the output is the user's terminal.
     [[ -n "${environment_batch}" ]] || return 0
-    output::link_one batch "/proc/$$/fd/1"
-    output::link_one error "/proc/$$/fd/2"
+    output_links::link_one batch "/proc/$$/fd/1"
+    output_links::link_one error "/proc/$$/fd/2"
 }
 
-# output::link_one NAME FD: nothing where a log of the run is that file already.
-output::link_one() {
+# output_links::link_one NAME FD: nothing where a log of the run is that file already.
+output_links::link_one() {
     local -r name="$1" fd="$2"
     local log
     [[ -f "${fd}" ]] || return 0

@@ -1,14 +1,14 @@
 #!/bin/bash
 # Runs once per rank, inside the container: sends the rank's output to its own log, runs the program, records how it ended.
 # env(1) sets the job's variables, not bash: names such as RANDOM or SECONDS mean something to bash and would change on the way.
-# shellcheck source-path=SCRIPTDIR
+# shellcheck source-path=SCRIPTDIR/..
 set -euo pipefail
 
 # Always started by its absolute path; every process spared here is spared on every rank.
-readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/*}"
+readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
-source "${KIT_RUN_DIR}/lib/fill.sh"
+source "${KIT_RUN_DIR}/lib/placeholders.sh"
 KIT_RANK_ARGS=()
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
@@ -43,7 +43,7 @@ main() {
     # Slurm and torchrun signal the program as well as this shell. A handler lets the shell outlive the signal and tell the program's own
     # code; a shell without one would die first and turn every code into 143.
     if [[ -n "${KIT_ROLE:-}" ]]; then
-        fill::all KIT_PROGRAM KIT_PROGRAM_ENV
+        placeholders::all KIT_PROGRAM KIT_PROGRAM_ENV
     fi
     local -i index
     for ((index = 0; index < ${#KIT_RANK_ARGS[@]}; index += 2)); do

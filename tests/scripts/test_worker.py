@@ -132,7 +132,7 @@ def test_torchrun_is_told_who_is_who(tmp_path: Path, rendezvous: str, words: lis
     said = torchrun(tmp_path, "torchrun", f"rendezvous={rendezvous}")
     assert said[:3] == ["--nnodes=2", "--nproc-per-node=2", "--max-restarts=0"]
     assert said[3 : 3 + len(words)] == words
-    assert said[-1] == str(tmp_path / "run" / "rank.sh")
+    assert said[-1] == str(tmp_path / "run" / "bin" / "rank.sh")
 
 
 def test_without_torchrun_its_module_is_started(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@
 set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR
-source "$(dirname -- "${BASH_SOURCE[0]}")/log.sh"
+source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 
 # Slurm signals every process of a step; this script and bwrap's own monitor must outlive a TERM that is meant for the ranks.
 trap '' TERM USR1 USR2 INT HUP

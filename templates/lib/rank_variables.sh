@@ -2,7 +2,7 @@
 # Slurm's variables become the frameworks'. They are read here, in the task: expanded any earlier, every rank would be rank 0.
 # SLURM_TASKS_PER_NODE is never read: its compressed form, `4(x2)`, is no number.
 
-ranks::require_slurm() {
+rank_variables::require_slurm() {
     if [[ -z "${SLURM_PROCID:-}" || -z "${KIT_MASTER_ADDR:-}" ]]; then
         log::error "this script runs as a Slurm task, started by batch.sh"
         exit 2
@@ -10,18 +10,18 @@ ranks::require_slurm() {
     export MASTER_ADDR="${KIT_MASTER_ADDR}" MASTER_PORT="${KIT_MASTER_PORT}"
 }
 
-ranks::from_slurm() {
+rank_variables::from_slurm() {
     export RANK="${SLURM_PROCID}" WORLD_SIZE="${SLURM_NTASKS}"
     export LOCAL_RANK="${SLURM_LOCALID}" LOCAL_WORLD_SIZE="${KIT_RANKS_PER_NODE}" NODE_RANK="${SLURM_NODEID}"
 }
 
-ranks::node_from_slurm() {
+rank_variables::node_from_slurm() {
     # torchrun sets the ranks of its children itself; what Pyxis or an outer job left would mislead it.
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK
     export NODE_RANK="${SLURM_NODEID}"
 }
 
-ranks::torchrun_argv() {
+rank_variables::torchrun_argv() {
     KIT_TORCHRUN_ARGV=(torchrun)
     if ! command -v torchrun >/dev/null; then
         KIT_TORCHRUN_ARGV=("${KIT_PYTHON}" -m torch.distributed.run)
@@ -42,8 +42,8 @@ ranks::torchrun_argv() {
     esac
 }
 
-# ranks::choose_gpus INDICES: those of the node's GPUs that are this role's, by their places in what Slurm gave the job; all when none are named.
-ranks::choose_gpus() {
+# rank_variables::choose_gpus INDICES: those of the node's GPUs that are this role's, by their places in what Slurm gave the job; all when none are named.
+rank_variables::choose_gpus() {
     local -a wanted given chosen=()
     local index
     IFS=, read -ra wanted <<<"$1"

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Compiler and download caches on a node-local folder: on a shared home they hang on locks, in the image they are read-only.
 
-caches::point_at() {
+cache_folders::point_at() {
     local dir="$1"
     # The preflight made it on every node; asking first spares a process on each rank.
     if [[ ! -d "${dir}" ]]; then

@@ -6,7 +6,7 @@ set -uo pipefail
 KIT_RUN_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly KIT_RUN_DIR
 source "${KIT_RUN_DIR}/lib/log.sh"
-source "${KIT_RUN_DIR}/lib/caches.sh"
+source "${KIT_RUN_DIR}/lib/cache_folders.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${2:+$2/}image-env.sh"
 # shellcheck source=/dev/null
@@ -14,7 +14,7 @@ source "${KIT_RUN_DIR}/${2:+$2/}program.sh"
 
 export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints" KIT_RESTART_COUNT=0
 export PYTHONPATH="${KIT_RUN_DIR}/code" PYTHONNOUSERSITE=1
-caches::point_at "${KIT_SHELL_CACHE:-/kit/cache}"
+cache_folders::point_at "${KIT_SHELL_CACHE:-/kit/cache}"
 if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
     # shellcheck source=/dev/null
     source "${KIT_RUN_DIR}/.secrets"

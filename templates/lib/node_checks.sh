@@ -2,19 +2,19 @@
 # The batch script's side of the preflight: runs the checks on every node, names the nodes that failed, decides what happens then.
 
 # Told apart from every code that a program returns by convention: BSD's sysexits call it EX_OSFILE.
-readonly checks_failed_code=72
+readonly node_checks_failed_code=72
 retry_without=""
 
 # Pinned means pinned: every start of the ranks, of this job or after a requeue, is from the bytes of the first.
-checks::image() {
+node_checks::image() {
     local -i i
     for ((i = 0; i < ${#KIT_IMAGES[@]}; i += 2)); do
-        checks::one_image "${KIT_IMAGES[i]}" "${KIT_IMAGES[i + 1]}" || return
+        node_checks::one_image "${KIT_IMAGES[i]}" "${KIT_IMAGES[i + 1]}" || return
     done
 }
 
-# checks::one_image FILE DIGEST: the file's number, size and time say that it is the same one; where they changed, its digest decides.
-checks::one_image() {
+# node_checks::one_image FILE DIGEST: the file's number, size and time say that it is the same one; where they changed, its digest decides.
+node_checks::one_image() {
     [[ "$1" == /* && "$2" == sha256:* ]] || return 0
     local -r record="${KIT_RUN_DIR}/state/image-${2#sha256:}"
     local found digest
@@ -32,37 +32,37 @@ checks::one_image() {
 }
 
 # The image goes to every node's own disk before anything starts from it there.
-checks::stage() {
+node_checks::stage() {
     ((${#KIT_STAGE_ARGV[@]})) || return 0
     KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-stage "${KIT_STAGE_ARGV[@]}"
     steps::wait kit-stage && return 0
-    [[ -z "${got_signal}" ]] || return 143
+    [[ -z "${signals_got}" ]] || return 143
     log::error "the image was not staged on every node; no rank was started"
     tail --lines=5 -- "${KIT_RUN_DIR}/logs/stage.log" 2>/dev/null | sed 's/^/  | /' >&2
-    return "${checks_failed_code}"
+    return "${node_checks_failed_code}"
 }
 
-checks::nodes() {
+node_checks::nodes() {
     ((${#KIT_PREFLIGHT_ARGV[@]})) || return 0
     local -r folder="${KIT_RUN_DIR}/state/preflight"
     rm -rf -- "${folder}"
     mkdir -p -- "${folder}"
     local -r all="${nodes_all[*]}"
-    local -ri deadline=$((EPOCHSECONDS + KIT_PREFLIGHT_TIMEOUT + (containers_unpacked ? KIT_UNPACK_TIMEOUT : 0)))
+    local -ri deadline=$((EPOCHSECONDS + KIT_PREFLIGHT_TIMEOUT + (container_names_unpacked ? KIT_UNPACK_TIMEOUT : 0)))
     # Every node of the allocation is checked, spares too.
     KIT_NODE_NAMES="${all}" steps::start kit-preflight "${KIT_PREFLIGHT_ARGV[@]}" "now=${EPOCHSECONDS}"
     if ((${#KIT_PROBE_ARGV[@]})); then
         # The container mounts the cache folder, which the preflight makes.
-        checks::await "${deadline}" checks::has_folders kit-preflight
+        node_checks::await "${deadline}" node_checks::has_folders kit-preflight
         KIT_NODE_NAMES="${all}" steps::start kit-probe "${KIT_PROBE_ARGV[@]}"
     fi
-    checks::await "${deadline}" false kit-preflight kit-probe
-    [[ -z "${got_signal}" ]] || return 143
-    checks::judge "${folder}"
+    node_checks::await "${deadline}" false kit-preflight kit-probe
+    [[ -z "${signals_got}" ]] || return 143
+    node_checks::judge "${folder}"
 }
 
-# checks::await DEADLINE ENOUGH STEP…: until each step has ended or the command ENOUGH succeeds; a step that hangs is ended at the deadline.
-checks::await() {
+# node_checks::await DEADLINE ENOUGH STEP…: until each step has ended or the command ENOUGH succeeds; a step that hangs is ended at the deadline.
+node_checks::await() {
     local -ri deadline="$1"
     local -r enough="$2"
     local name
@@ -70,27 +70,24 @@ checks::await() {
     for name in "$@"; do
         while [[ -n "${steps_pid[${name}]:-}" ]] && kill -0 "${steps_pid[${name}]}" 2>/dev/null; do
             ! "${enough}" || return 0
-            if ((EPOCHSECONDS >= deadline)) || [[ -n "${got_signal}" ]]; then
+            if ((EPOCHSECONDS >= deadline)) || [[ -n "${signals_got}" ]]; then
                 steps::end 50 "${name}"
                 continue 2
             fi
             sleep 0.05
         done
-        if [[ -n "${steps_pid[${name}]:-}" ]]; then
-            wait "${steps_pid[${name}]}" 2>/dev/null
-            unset "steps_pid[${name}]"
-        fi
+        steps::forget "${name}"
     done
 }
 
 # Whether the preflight has made its folders on every node. It says so before the checks that take long.
-checks::has_folders() {
+node_checks::has_folders() {
     local -a made
     mapfile -t made < <(compgen -G "${KIT_RUN_DIR}/state/preflight/*.folders")
     ((${#made[@]} >= ${#nodes_all[@]}))
 }
 
-checks::judge() {
+node_checks::judge() {
     local -r folder="$1"
     local name check
     local -a failed=()
@@ -108,20 +105,20 @@ checks::judge() {
     ((${#failed[@]})) || return 0
     nodes_bad+=("${failed[@]}")
     log::error "preflight failed on ${failed[*]}"
-    checks::show "${folder}" "${failed[@]}"
+    node_checks::show "${folder}" "${failed[@]}"
     if ((${#nodes_all[@]} - ${#failed[@]} >= KIT_NODES)); then
         log::info "going on with the spare nodes"
         nodes::choose
         return
     fi
     if [[ "${KIT_PREFLIGHT_ON_FAILURE}" == exclude ]]; then
-        checks::avoid "${folder}" "${failed[@]}"
+        node_checks::avoid "${folder}" "${failed[@]}"
     fi
     log::error "no rank was started"
-    return "${checks_failed_code}"
+    return "${node_checks_failed_code}"
 }
 
-checks::show() {
+node_checks::show() {
     local -r folder="$1"
     shift
     local name
@@ -131,7 +128,7 @@ checks::show() {
 }
 
 # `kit submit` avoids these nodes for a day; `kit nodes` lists and forgets them. This job asks for others at once.
-checks::avoid() {
+node_checks::avoid() {
     local -r folder="$1"
     shift
     local name joined
@@ -149,34 +146,33 @@ checks::avoid() {
 }
 
 # One all-reduce over all ranks of each role that the job is for, by the launcher and in the container that the training will use.
-checks::all_reduce() {
+node_checks::all_reduce() {
     ((KIT_ALL_REDUCE_TIMEOUT)) || return 0
     local -i i
-    nodes::choose_port "${KIT_MASTER_PORT_BASE}" "${KIT_MASTER_ADDR}" 0 || return 1
-    export KIT_MASTER_PORT="${nodes_port}"
-    where::place || return 1
+    nodes::choose_master_port || return 1
+    endpoints::place || return 1
     for ((i = 0; i < KIT_STEPS; i++)); do
         local -n of="KIT_STEP_${i}"
-        [[ "${of[policy]}" != main ]] || checks::all_reduce_of "${i}" || return
+        [[ "${of[policy]}" != main ]] || node_checks::all_reduce_of "${i}" || return
     done
 }
 
-checks::all_reduce_of() {
+node_checks::all_reduce_of() {
     local -n of="KIT_STEP_$1"
     local -r name="${of[name]}"
     local -i ended=0
     roles::start "$1" KIT_PROGRAM_FILE=all-reduce.sh
     local -ri deadline=$((EPOCHSECONDS + KIT_ALL_REDUCE_TIMEOUT))
     until steps::ended "${name}"; do
-        if ((EPOCHSECONDS >= deadline)) || [[ -n "${got_signal}" ]]; then
+        if ((EPOCHSECONDS >= deadline)) || [[ -n "${signals_got}" ]]; then
             log::error "the all-reduce over ${of[ranks]} ranks did not end within ${KIT_ALL_REDUCE_TIMEOUT} s; see ${KIT_RUN_DIR}/logs"
             steps::end 50 "${name}"
-            return "${checks_failed_code}"
+            return "${node_checks_failed_code}"
         fi
         sleep 0.05
     done
     ((steps_code)) || return 0
     failures::explain 1 "${name}"
     log::error "the all-reduce over ${of[ranks]} ranks failed"
-    return "${checks_failed_code}"
+    return "${node_checks_failed_code}"
 }

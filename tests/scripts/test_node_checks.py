@@ -30,11 +30,11 @@ def bash(folder: Path, script: str) -> str:
     for name, text in {"srun": SRUN, "probe": PROBE, "squeue": "#!/bin/sh\n", "scancel": "#!/bin/sh\n"}.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    names = ("log", "events", "heartbeat", "containers", "steps", "failures", "nodes", "checks")
+    names = ("log", "events", "heartbeat", "container_names", "steps", "failures", "nodes", "node_checks")
     head = f"""
 set -uo pipefail
 KIT_RUN_DIR={run} KIT_NODES=1 KIT_NODE_NAMES=n1 KIT_PREFLIGHT_TIMEOUT=20 KIT_PREFLIGHT_ON_FAILURE=fail
-got_signal="" environment_job=1 environment_share=()
+signals_got="" environment_job=1 environment_share=()
 {"".join(f"source {LIB}/{name}.sh;" for name in names)}
 nodes_all=(n1)
 """
@@ -45,7 +45,7 @@ nodes_all=(n1)
 def test_a18_the_probe_starts_when_the_cache_folder_is_there(tmp_path: Path) -> None:
     """The first job of a user on a fresh node: the preflight makes the folder that the probe's container mounts."""
     slow = tmp_path / "slow-preflight"
-    slow.write_text(f'#!/bin/bash\nsleep 0.5\nexec {LIB}/preflight.sh "$@"\n')
+    slow.write_text(f'#!/bin/bash\nsleep 0.5\nexec {REPO}/templates/bin/preflight.sh "$@"\n')
     slow.chmod(0o755)
     cache = tmp_path / "cache"
     said = bash(
@@ -53,7 +53,7 @@ def test_a18_the_probe_starts_when_the_cache_folder_is_there(tmp_path: Path) -> 
         f"""
 KIT_PREFLIGHT_ARGV=(srun --job-name=kit-preflight {slow} run={tmp_path}/run cache={cache} nofile=1)
 KIT_PROBE_ARGV=(srun --job-name=kit-probe probe {cache} {tmp_path}/run)
-checks::nodes 2>&1; echo "code $?"
+node_checks::nodes 2>&1; echo "code $?"
 """,
     )
     assert said.splitlines() == ["code 0"]

@@ -3,30 +3,30 @@
 # environment become those of role NAME, `{self.index}` which the role is of those with the same program. Other text in braces stays as it
 # is.
 
-# fill::all ARRAY…: in place.
-fill::all() {
+# placeholders::all ARRAY…: in place.
+placeholders::all() {
     local array_name index
     for array_name in "$@"; do
-        local -n fill_array="${array_name}"
-        for index in "${!fill_array[@]}"; do
-            fill::word "${fill_array[index]}"
-            fill_array[index]="${fill_word}"
+        local -n placeholders_array="${array_name}"
+        for index in "${!placeholders_array[@]}"; do
+            placeholders::word "${placeholders_array[index]}"
+            placeholders_array[index]="${placeholders_word}"
         done
     done
 }
 
-fill::word() {
+placeholders::word() {
     local -r pattern='\{([a-z][a-z0-9-]*)\.(address|nodes|index|port\.[a-z][a-z0-9-]*)\}'
     local rest="$1" before variable
-    fill_word=""
+    placeholders_word=""
     while [[ "${rest}" =~ ${pattern} ]]; do
         before="${rest%%"${BASH_REMATCH[0]}"*}"
         variable="KIT_ROLE_${BASH_REMATCH[1]^^}_${BASH_REMATCH[2]^^}"
         variable="${variable//[-.]/_}"
         variable="${variable/%_ADDRESS/_ADDR}"
         variable="${variable/#KIT_ROLE_SELF_/KIT_ROLE_}"
-        fill_word+="${before}${!variable-${BASH_REMATCH[0]}}"
+        placeholders_word+="${before}${!variable-${BASH_REMATCH[0]}}"
         rest="${rest#*"${BASH_REMATCH[0]}"}"
     done
-    fill_word+="${rest}"
+    placeholders_word+="${rest}"
 }

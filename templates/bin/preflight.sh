@@ -3,7 +3,7 @@
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
-source "$(dirname -- "${BASH_SOURCE[0]}")/log.sh"
+source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 
 node="${SLURMD_NODENAME:-$(uname -n)}"
 faults=()

@@ -5,7 +5,7 @@
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
-source "$(dirname -- "${BASH_SOURCE[0]}")/log.sh"
+source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 
 # As Pyxis does: only Enroot's own configuration says where containers are.
 unset ENROOT_DATA_PATH ENROOT_RUNTIME_PATH ENROOT_CACHE_PATH ENROOT_TEMP_PATH ENROOT_LIBRARY_PATH ENROOT_SYSCONF_PATH

@@ -15,11 +15,11 @@ FILE, REFERENCE = f"/store/sha256/{SHA}.sqsh", f"docker://reg.example#ns/name@sh
 
 
 def bash(folder: Path, script: str, *, image: str = FILE, unpacks: str = "") -> str:
-    """What a script says that has the batch script's constants and lib/containers.sh; `scontrol` names <folder>/plugstack.conf."""
+    """What a script says that has the batch script's constants; `scontrol` names <folder>/plugstack.conf."""
     (folder / "scontrol").write_text(f'#!/bin/sh\necho "PlugStackConfig         = {folder}/plugstack.conf"\n')
     (folder / "scontrol").chmod(0o755)
     head = f"KIT_IMAGES=('{image}') KIT_PYXIS_UNPACKS={unpacks} KIT_RUN_DIR={folder}\n"
-    text = f"set -uo pipefail\n{head}source {LIB}/containers.sh\n{script}\n"
+    text = f"set -uo pipefail\n{head}source {LIB}/container_names.sh\n{script}\n"
     return shell.run(["bash", "-c", text], env={"PATH": f"{folder}:{os.environ['PATH']}"}).stdout.strip()
 
 
@@ -40,7 +40,9 @@ def bash(folder: Path, script: str, *, image: str = FILE, unpacks: str = "") -> 
 )
 def test_the_plugins_own_configuration_decides(tmp_path: Path, line: str, image: str, unpacks: bool) -> None:
     (tmp_path / "plugstack.conf").write_text(f"{line}\n")
-    assert bash(tmp_path, "containers::unpacks && echo yes || echo no", image=image) == ("yes" if unpacks else "no")
+    assert bash(tmp_path, "container_names::unpacks && echo yes || echo no", image=image) == (
+        "yes" if unpacks else "no"
+    )
 
 
 @pytest.mark.parametrize("pattern", ["{folder}/more.d/*.conf", "more.d/*"])
@@ -48,13 +50,13 @@ def test_included_files_are_read(tmp_path: Path, pattern: str) -> None:
     (tmp_path / "plugstack.conf").write_text(f"include {pattern.format(folder=tmp_path)}\n")
     (tmp_path / "more.d").mkdir()
     (tmp_path / "more.d" / "pyxis.conf").write_text("required /usr/lib/spank_pyxis.so\n")
-    assert bash(tmp_path, "containers::unpacks && echo yes") == "yes"
+    assert bash(tmp_path, "container_names::unpacks && echo yes") == "yes"
 
 
 @pytest.mark.parametrize(("unpacks", "said"), [("yes", "0"), ("no", "1")])
 def test_the_clusters_file_wins(tmp_path: Path, unpacks: str, said: str) -> None:
     (tmp_path / "plugstack.conf").write_text("required spank_pyxis.so\n" if unpacks == "no" else "")
-    assert bash(tmp_path, "containers::unpacks; echo $?", unpacks=unpacks) == said
+    assert bash(tmp_path, "container_names::unpacks; echo $?", unpacks=unpacks) == said
 
 
 @pytest.mark.parametrize(
@@ -63,13 +65,14 @@ def test_the_clusters_file_wins(tmp_path: Path, unpacks: str, said: str) -> None
         (f"srun --container-image={FILE} --container-readonly /kit/run/worker.sh", True),
         (f"--nodes=2 --container-image={REFERENCE} /kit/run/worker.sh", True),
         (f"--container-image={FILE} --container-writable /kit/run/worker.sh", False),
-        ("--nodes=2 /run/lib/gpu-monitor.sh /run/monitor", False),
-        (f"--nodes=2 /run/lib/preflight.sh --container-image={FILE}", False),
+        ("--nodes=2 /run/bin/gpu-monitor.sh /run/monitor", False),
+        (f"--nodes=2 /run/bin/preflight.sh --container-image={FILE}", False),
     ],
 )
 def test_steps_with_a_readonly_container_are_named(tmp_path: Path, words: str, named: bool) -> None:
     (tmp_path / "state").mkdir()
-    script = f'containers_prefix=kit-7-1700000000\ncontainers::name {words.removeprefix("srun ")}\necho "${{containers_named[*]}}"'
+    name = f"container_names::name {words.removeprefix('srun ')}"
+    script = f'container_names_prefix=kit-7-1700000000\n{name}\necho "${{container_names_named[*]}}"'
     assert bash(tmp_path, script) == (f"--container-name=kit-7-1700000000-{SHA[:12]}:no_exec" if named else "")
     assert (tmp_path / "state" / f"container-{SHA[:12]}").exists() == named
 
@@ -79,8 +82,10 @@ def test_an_image_that_is_mounted_beside_one_that_is_not_gets_no_name(tmp_path: 
     (tmp_path / "plugstack.conf").write_text("required spank_pyxis.so use_squashfuse=1\n")
     (tmp_path / "state").mkdir()
     names = "".join(
-        f'containers::name --container-image={image} run\necho "[${{containers_named[*]}}]"\n'
+        f'container_names::name --container-image={image} run\necho "[${{container_names_named[*]}}]"\n'
         for image in (FILE, REFERENCE)
     )
-    said = bash(tmp_path, f"containers::unpacks && containers_prefix=kit-7-1\n{names}", image=f"{FILE}' '{REFERENCE}")
+    said = bash(
+        tmp_path, f"container_names::unpacks && container_names_prefix=kit-7-1\n{names}", image=f"{FILE}' '{REFERENCE}"
+    )
     assert said.splitlines() == ["[]", f"[--container-name=kit-7-1-{SHA[:12]}:no_exec]"]

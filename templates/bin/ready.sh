@@ -15,7 +15,7 @@ main() {
     case "$1" in
         tcp) exec 3<>"/dev/tcp/$2/$3" ;;
         http) http "$2" "$3" "${4:-}" ;;
-        file) [[ -e "${BASH_SOURCE[0]%/lib/*}/$3" ]] ;;
+        file) [[ -e "${BASH_SOURCE[0]%/bin/*}/$3" ]] ;;
     esac
 }
 
