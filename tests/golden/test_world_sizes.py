@@ -27,12 +27,12 @@ nodes::banner 2>&1
 """
 _RANKS = """
 source "$1/worker.head"
-source "$1/lib/ranks.sh"
+source "$1/lib/rank_variables.sh"
 if [[ "${KIT_SHAPE}" == srun ]]; then
-    ranks::from_slurm
+    rank_variables::from_slurm
     echo "${WORLD_SIZE}"
 else
-    ranks::torchrun_argv
+    rank_variables::torchrun_argv
     for word in "${KIT_TORCHRUN_ARGV[@]}"; do
         case "${word}" in
             --nnodes=*) nodes="${word#*=}" ;;
