@@ -1,16 +1,27 @@
-"""How large a decoder-only transformer is, how many tokens it wants, and what it takes in memory. Plain arithmetic, no framework.
+"""How large a decoder-only transformer is, how many tokens it wants, and what it takes in memory and on disk. Plain arithmetic.
 
 Sources, by the names used below:
   Hoffmann 2022   Training Compute-Optimal Large Language Models, arXiv:2203.15556 ("Chinchilla"): about 20 tokens a parameter
   Kaplan 2020     Scaling Laws for Neural Language Models, arXiv:2001.08361: 6 operations for each parameter and token
   Rajbhandari 2019   ZeRO, arXiv:1910.02054, section 3.1: 16 bytes a parameter for mixed precision with Adam
   Korthikanti 2022   Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198, section 4.1
+  Touvron 2023    LLaMA, arXiv:2302.13971: RMSNorm, a gated feed-forward block, no biases
+  Ainslie 2023    GQA, arXiv:2305.13245: fewer heads for keys and values than for queries
 """
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kit.errors import RunError, UsageError
+
+Precision = Literal["fp32", "bf16"]
+Optimizer = Literal["adam", "sgd", "none"]
 
 # Hoffmann 2022, table 3: 1 billion parameters want 20.2 billion tokens, 67 billion want 1.5 trillion.
 TOKENS_PER_PARAMETER = 20.0
@@ -23,15 +34,31 @@ _ACTIVATION_BYTES = 34
 _LOGIT_BYTES = 8
 # What the framework, its buffers and fragmentation leave of a GPU's memory.
 _USABLE = 0.9
+# Bytes of a stored number.
+_WEIGHT = {"fp32": 4, "bf16": 2}
+_FP32 = 4
+# Shape's fields -> keys of a Hugging Face config.json.
+_KEYS = {
+    "layers": "num_hidden_layers",
+    "dim": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "tied": "tie_word_embeddings",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A decoder-only transformer.
+    """A decoder-only transformer. As it stands one of the Llama family (Touvron 2023), as the kit's own GPT is.
 
-    ffn: width of the feed-forward block, default 4 x dim. kv_heads: key-value heads, default as many as heads. gated: the block has
-    a third matrix (SwiGLU). tied: input and output embedding are one. biases: linear layers and norms have them (GPT-2, GPT-NeoX).
-    positions: learned position embeddings, 0 for rotary ones.
+    ffn: width of the feed-forward block, default 4 x dim. kv_heads: key-value heads, default as many as heads. head_dim: default
+    dim / heads. gated: the block has a third matrix (SwiGLU). tied: input and output embedding are one. biases: linear layers and
+    norms have them (GPT-2, GPT-NeoX). positions: learned position embeddings, 0 for rotary ones.
+
+    UsageError for numbers that do not divide; it names the options of `kit model`.
     """
 
     layers: int
@@ -41,33 +68,77 @@ class Shape:
     context: int = 2048
     ffn: int | None = None
     kv_heads: int | None = None
-    gated: bool = False
+    head_dim: int | None = None
+    gated: bool = True
     tied: bool = False
     biases: bool = False
     positions: int = 0
 
     def __post_init__(self) -> None:
-        if self.dim % self.heads:
-            raise ValueError(f"dim {self.dim} cannot be divided over {self.heads} heads")
+        if self.head_dim is None and self.dim % self.heads:
+            raise UsageError(f"--heads {self.heads} must divide --dim {self.dim}", hint="or give --head-dim")
         if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(f"{self.heads} heads cannot be divided over {self.kv_heads} key-value heads")
+            raise UsageError(f"--kv-heads {self.kv_heads} must divide --heads {self.heads}")
+
+    @property
+    def feed_forward(self) -> int:
+        """Width of the feed-forward block."""
+        return self.ffn or 4 * self.dim
+
+    @property
+    def norm(self) -> int:
+        """Parameters of a norm."""
+        return 2 * self.dim if self.biases else self.dim
+
+    @property
+    def layer(self) -> int:
+        """Parameters of a layer: queries, keys, values, output; the feed-forward block; two norms."""
+        size = self.head_dim or self.dim // self.heads
+        queries, keys = self.heads * size, (self.kv_heads or self.heads) * size
+        inner = self.feed_forward
+        attention = 2 * self.dim * queries + 2 * self.dim * keys
+        block = (3 if self.gated else 2) * self.dim * inner
+        biases = queries + 2 * keys + self.dim + (2 if self.gated else 1) * inner + self.dim if self.biases else 0
+        return attention + block + biases + 2 * self.norm
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the input embedding, and of the output where it is not tied."""
+        return self.vocab * self.dim
+
+    @property
+    def non_embedding(self) -> int:
+        """Parameters of the layers and the last norm, as Kaplan 2020 counts them."""
+        return self.layers * self.layer + self.norm
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, embeddings included, as Hoffmann 2022 counts them."""
+        return self.non_embedding + (1 if self.tied else 2) * self.embedding + self.positions * self.dim
 
 
-def parameters(shape: Shape) -> int:
-    """All parameters, embeddings included, as Hoffmann 2022 counts them."""
-    tables = 1 if shape.tied else 2
-    return non_embedding(shape) + tables * shape.vocab * shape.dim + shape.positions * shape.dim
+def shape_of(options: Mapping[str, int | bool | None], config: Path | None = None) -> Shape:
+    """A shape from fields of Shape, which win over `config`, a config.json of Hugging Face or its folder.
+
+    UsageError that names what is missing; RunError for a file that is no config.json.
+    """
+    known: dict[str, Any] = {} if config is None else _read(config)
+    known |= {name: value for name, value in options.items() if value is not None}
+    missing = [f"--{name}" for name in ("layers", "dim", "heads", "vocab") if known.get(name) is None]
+    if missing:
+        raise UsageError(
+            f"the shape is not complete: {', '.join(missing)}", hint="give them, or --config with a config.json"
+        )
+    return Shape(**known)
 
 
-def non_embedding(shape: Shape) -> int:
-    """Parameters of the layers and the last norm, as Kaplan 2020 counts them."""
-    dim, ffn = shape.dim, shape.ffn or 4 * shape.dim
-    kv = dim * (shape.kv_heads or shape.heads) // shape.heads
-    attention = 2 * dim * dim + 2 * dim * kv
-    feed_forward = (3 if shape.gated else 2) * dim * ffn
-    norm = 2 * dim if shape.biases else dim
-    biases = 2 * dim + 2 * kv + (2 if shape.gated else 1) * ffn + dim if shape.biases else 0
-    return shape.layers * (attention + feed_forward + 2 * norm + biases) + norm
+def _read(config: Path) -> dict[str, Any]:
+    path = config / "config.json" if config.is_dir() else config
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {name: content[key] for name, key in _KEYS.items() if content.get(key) is not None}
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunError(f"{path}: cannot be read as a config.json: {error}") from None
 
 
 def optimal_tokens(count: int, *, tokens_per_parameter: float = TOKENS_PER_PARAMETER) -> int:
@@ -92,7 +163,81 @@ def needs_sharding(count: int, *, gpu_memory_gb: float) -> bool:
 
 def local_batch(shape: Shape, *, gpu_memory_gb: float) -> int:
     """Largest power of two of sequences that fit beside the unsharded model on one GPU; 0 when none does. An estimate."""
-    free = _USABLE * gpu_memory_gb * 1e9 - BYTES_PER_PARAMETER * parameters(shape)
+    free = _USABLE * gpu_memory_gb * 1e9 - BYTES_PER_PARAMETER * shape.parameters
     each = shape.context * (shape.layers * shape.dim * _ACTIVATION_BYTES + shape.vocab * _LOGIT_BYTES)
     fitting = int(free // each)
     return 1 << (fitting.bit_length() - 1) if fitting >= 1 else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """Ranks of each kind. distributed_optimizer: Megatron's, whose state is dealt out over the data parallel ranks."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    distributed_optimizer: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointBytes:
+    """Bytes of one checkpoint. master: the float32 copy of the weights that the optimizer updates."""
+
+    weights: int
+    master: int
+    moments: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.master + self.moments
+
+
+def checkpoint_bytes(
+    parameters: int, precision: Precision, optimizer: Optimizer, *, distributed_optimizer: bool = False
+) -> CheckpointBytes:
+    """Bytes of a checkpoint with `parameters` in `precision`: the numbers alone.
+
+    Each stored piece of a tensor has about 1.5 kB around it (torch writes it as a file of its own inside the shard), which is
+    under 1 % from a width of about 512 on.
+
+    Adam keeps two float32 moments for each parameter (Kingma and Ba 2015, arXiv 1412.6980), SGD one momentum. With bf16 weights
+    the optimizer keeps them in float32 too, the K = 12 of the ZeRO paper (Rajbhandari et al. 2020, arXiv 1910.02054, section
+    3.1) with the moments. Megatron's distributed optimizer stores that copy for float32 weights as well (megatron-core 0.16,
+    seen in its checkpoints: `param` beside exp_avg and exp_avg_sq).
+    """
+    has_master = optimizer != "none" and (precision == "bf16" or distributed_optimizer)
+    moments = {"adam": 2, "sgd": 1, "none": 0}[optimizer]
+    return CheckpointBytes(
+        weights=parameters * _WEIGHT[precision],
+        master=parameters * _FP32 if has_master else 0,
+        moments=parameters * _FP32 * moments,
+    )
+
+
+def largest_share(shape: Shape, precision: Precision, optimizer: Optimizer, parallel: Parallel) -> int:
+    """Bytes that the rank with the most writes, where tensor and pipeline parallel ranks write what they hold.
+
+    The first pipeline stage has the embedding, the last the output and the last norm; norms are on all tensor parallel ranks,
+    and one of them writes them (Megatron-LM: Narayanan et al. 2021, arXiv 2104.04473). UsageError for a layout that cannot be.
+    """
+    for name, value, ranks in (
+        ("--layers", shape.layers, parallel.pp),
+        ("--heads", shape.heads, parallel.tp),
+        ("--kv-heads", shape.kv_heads or shape.heads, parallel.tp),
+        ("--vocab", shape.vocab, parallel.tp),
+        ("--ffn", shape.feed_forward, parallel.tp),
+    ):
+        if value % ranks:
+            raise UsageError(f"{name} {value} cannot be divided by {ranks} ranks")
+    norms = 2 * shape.norm
+    stage = shape.layers // parallel.pp * ((shape.layer - norms) // parallel.tp + norms)
+    first = stage + shape.embedding // parallel.tp
+    last = stage + (0 if shape.tied else shape.embedding // parallel.tp) + shape.norm
+    if parallel.pp == 1:
+        last += shape.embedding // parallel.tp
+    held = checkpoint_bytes(
+        max(first, last), precision, optimizer, distributed_optimizer=parallel.distributed_optimizer
+    )
+    dealt = parallel.dp if parallel.distributed_optimizer else 1
+    return held.weights + -(-(held.master + held.moments) // dealt)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from kit.cli.model_options import with_shape
+
+if TYPE_CHECKING:
+    from kit.model_size import Shape
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Source = Annotated[
@@ -42,21 +47,6 @@ RopeBase = Annotated[
     float | None, typer.Option("--rope-base", help="Of rotary positions.", show_default="the framework's")
 ]
 
-# The shape of a model.
-Layers = Annotated[int | None, typer.Option("--layers", min=1)]
-Dim = Annotated[int | None, typer.Option("--dim", min=1, help="Width of the model.")]
-Heads = Annotated[int | None, typer.Option("--heads", min=1)]
-KvHeads = Annotated[int | None, typer.Option("--kv-heads", min=1, show_default="as many as --heads")]
-HeadDim = Annotated[int | None, typer.Option("--head-dim", min=1, show_default="dim / heads")]
-Ffn = Annotated[
-    int | None, typer.Option("--ffn", min=1, help="Width of the feed-forward part.", show_default="4 x dim")
-]
-Vocabulary = Annotated[int | None, typer.Option("--vocabulary", min=1, help="Tokens; 256 in the reference programs.")]
-Tied = Annotated[
-    bool | None, typer.Option("--tied/--untied", help="Embedding and output share weights.", show_default="untied")
-]
-Config = Annotated[Path | None, typer.Option("--config", help="A Hugging Face config.json that says the above.")]
-
 # How it is trained and kept.
 Precision = Annotated[Literal["fp32", "bf16"], typer.Option("--precision", help="Of the stored weights.")]
 Optimizer = Annotated[Literal["adam", "sgd", "none"], typer.Option("--optimizer")]
@@ -64,7 +54,7 @@ DistributedOptimizer = Annotated[bool, typer.Option("--distributed-optimizer", h
 Tp = Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel ranks.")]
 Pp = Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")]
 Dp = Annotated[int, typer.Option("--dp", min=1, help="Data parallel ranks.")]
-Keep = Annotated[int, typer.Option("--keep", min=1, help="Checkpoints kept: [checkpoint] keep.")]
+Keep = Annotated[int, typer.Option("--keep", min=1, help="Checkpoints kept: checkpoint.keep of the job.")]
 Compare = Annotated[Path | None, typer.Option("--compare", help="A checkpoint on disk to compare with.")]
 
 
@@ -111,17 +101,10 @@ def convert_checkpoint(
         typer.echo(f"{made['target']}  {made['tensors']} tensors, {made['bytes'] / 1e6:.1f} MB, from {made['source']}")
 
 
+@with_shape
 def checkpoint_size(
     *,
-    layers: Layers = None,
-    dim: Dim = None,
-    heads: Heads = None,
-    kv_heads: KvHeads = None,
-    head_dim: HeadDim = None,
-    ffn: Ffn = None,
-    vocabulary: Vocabulary = None,
-    tied: Tied = None,
-    config: Config = None,
+    shape: Shape,
     precision: Precision = "fp32",
     optimizer: Optimizer = "adam",
     distributed_optimizer: DistributedOptimizer = False,
@@ -132,14 +115,12 @@ def checkpoint_size(
     compare: Compare = None,
     as_json: Json = False,
 ) -> None:
-    """Predict what a checkpoint of a model of the Llama family weighs."""
+    """Predict what a checkpoint of a model weighs."""
     from kit.checkpoints import size
-    from kit.frameworks import sizes
+    from kit.model_size import Parallel
 
-    given = {"layers": layers, "dim": dim, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    shape = size.shape({**given, "feed_forward": ffn, "vocabulary": vocabulary, "tied": tied}, config)
-    layout = sizes.Layout(tp=tp, pp=pp, dp=dp, distributed_optimizer=distributed_optimizer)
-    facts = size.facts(shape, layout, precision, optimizer, keep=keep, compare=compare)
+    parallel = Parallel(tp=tp, pp=pp, dp=dp, distributed_optimizer=distributed_optimizer)
+    facts = size.facts(shape, parallel, precision, optimizer, keep=keep, compare=compare)
     typer.echo(json.dumps(facts, indent=2)) if as_json else _print(facts)
 
 

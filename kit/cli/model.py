@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kit.cli.model_options import with_shape
 
+if TYPE_CHECKING:
+    from kit.model_size import Shape
+
+
+@with_shape
 def model(
     *,
-    layers: Annotated[int, typer.Option(min=1, help="Transformer layers.")],
-    dim: Annotated[int, typer.Option(min=1, help="Width of the residual stream.")],
-    heads: Annotated[int, typer.Option(min=1, help="Attention heads.")],
-    vocab: Annotated[int, typer.Option(min=1, help="Entries of the vocabulary.")],
-    context: Annotated[int, typer.Option(min=1, help="Tokens in a sequence.")] = 2048,
-    ffn: Annotated[int | None, typer.Option(min=1, help="Width of the feed-forward block. [default: 4 x dim]")] = None,
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="Key-value heads. [default: as many as heads]")] = None,
-    gated: Annotated[bool, typer.Option("--gated", help="The feed-forward block has a third matrix (SwiGLU).")] = False,
-    tied: Annotated[bool, typer.Option("--tied", help="Input and output embedding are one.")] = False,
-    biases: Annotated[
-        bool, typer.Option("--biases", help="Linear layers and norms have biases (GPT-2, GPT-NeoX).")
-    ] = False,
+    shape: Shape,
     global_batch: Annotated[int, typer.Option(min=1, help="Sequences for each optimizer step, over all ranks.")] = 512,
     ratio: Annotated[float, typer.Option(min=0.01, help="Training tokens for each parameter.")] = 20.0,
     gpu_memory: Annotated[float, typer.Option(min=1, help="Memory of one GPU, in GB.")] = 80.0,
@@ -29,22 +24,14 @@ def model(
 ) -> None:
     """Count a decoder-only model's parameters, its compute-optimal tokens and steps, and what fits on a GPU."""
     from kit import model_size
-    from kit.errors import UsageError
 
-    try:
-        shape = model_size.Shape(
-            layers=layers, dim=dim, heads=heads, vocab=vocab, context=context, ffn=ffn, kv_heads=kv_heads, gated=gated, tied=tied,
-            biases=biases,
-        )  # fmt: skip
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    count = model_size.parameters(shape)
+    count = shape.parameters
     tokens = model_size.optimal_tokens(count, tokens_per_parameter=ratio)
     facts = {
         "parameters": count,
-        "non_embedding": model_size.non_embedding(shape),
+        "non_embedding": shape.non_embedding,
         "tokens": tokens,
-        "steps": model_size.steps(tokens, global_batch=global_batch, context=context),
+        "steps": model_size.steps(tokens, global_batch=global_batch, context=shape.context),
         "operations": model_size.operations(count, tokens),
         "needs_sharding": model_size.needs_sharding(count, gpu_memory_gb=gpu_memory),
         "local_batch": model_size.local_batch(shape, gpu_memory_gb=gpu_memory),

@@ -8,22 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from kit import shell
-from kit.checkpoints import convert, size
+from kit import model_size, shell
+from kit.checkpoints import convert
 from kit.errors import RunError, UsageError
-from kit.frameworks import sizes
-from kit.frameworks.sizes import Layout, Shape
+from kit.model_size import Parallel, Shape, shape_of
 from tests.support import REPO, make_lock
 
 # Of the published config.json; parameters as transformers counts them.
-LLAMA_2_7B = {"layers": 32, "dim": 4096, "heads": 32, "feed_forward": 11008, "vocabulary": 32000}
-LLAMA_2_70B = {"layers": 80, "dim": 8192, "heads": 64, "kv_heads": 8, "feed_forward": 28672, "vocabulary": 32000}
-LLAMA_3_8B = {"layers": 32, "dim": 4096, "heads": 32, "kv_heads": 8, "feed_forward": 14336, "vocabulary": 128256}
-SMALL = {"layers": 4, "dim": 64, "heads": 4, "vocabulary": 256}
+LLAMA_2_7B = {"layers": 32, "dim": 4096, "heads": 32, "ffn": 11008, "vocab": 32000}
+LLAMA_2_70B = {"layers": 80, "dim": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 32000}
+LLAMA_3_8B = {"layers": 32, "dim": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256}
+SMALL = {"layers": 4, "dim": 64, "heads": 4, "vocab": 256}
 
 
 def shape(**options: int | bool | None) -> Shape:
-    return size.shape(dict(options), None)
+    return shape_of(options)
 
 
 def kit(*words: object, cwd: Path = REPO) -> shell.Completed:
@@ -55,31 +54,36 @@ def test_tied_embeddings_count_once() -> None:
     ],
 )
 def test_bytes_of_a_parameter(
-    precision: sizes.Precision, optimizer: sizes.Optimizer, distributed: bool, each: int
+    precision: model_size.Precision, optimizer: model_size.Optimizer, distributed: bool, each: int
 ) -> None:
-    assert sizes.of(1000, precision, optimizer, distributed_optimizer=distributed).total == 1000 * each
+    assert (
+        model_size.checkpoint_bytes(1000, precision, optimizer, distributed_optimizer=distributed).total == 1000 * each
+    )
 
 
 def test_the_largest_share_of_one_rank_is_all() -> None:
     one = shape(**SMALL)
-    assert sizes.largest_share(one, "bf16", "adam", Layout()) == sizes.of(one.parameters, "bf16", "adam").total
+    assert (
+        model_size.largest_share(one, "bf16", "adam", Parallel())
+        == model_size.checkpoint_bytes(one.parameters, "bf16", "adam").total
+    )
 
 
 def test_shares_of_a_layout_hold_the_model() -> None:
     one = shape(**LLAMA_3_8B)
-    total = sizes.of(one.parameters, "bf16", "adam").total
-    share = sizes.largest_share(one, "bf16", "adam", Layout(tp=4, pp=4))
+    total = model_size.checkpoint_bytes(one.parameters, "bf16", "adam").total
+    share = model_size.largest_share(one, "bf16", "adam", Parallel(tp=4, pp=4))
     assert total / 16 < share < total / 16 * 1.2
-    dealt = Layout(tp=4, pp=4, dp=8, distributed_optimizer=True)
-    assert sizes.largest_share(one, "bf16", "adam", dealt) == pytest.approx(share * (2 + 12 / 8) / 14, rel=1e-6)
+    dealt = Parallel(tp=4, pp=4, dp=8, distributed_optimizer=True)
+    assert model_size.largest_share(one, "bf16", "adam", dealt) == pytest.approx(share * (2 + 12 / 8) / 14, rel=1e-6)
 
 
 def test_layouts_that_cannot_be_are_refused_with_their_numbers() -> None:
     with pytest.raises(UsageError, match=r"--kv-heads 8 cannot be divided by 16 ranks"):
-        sizes.largest_share(shape(**LLAMA_3_8B), "bf16", "adam", Layout(tp=16))
+        model_size.largest_share(shape(**LLAMA_3_8B), "bf16", "adam", Parallel(tp=16))
     with pytest.raises(UsageError, match=r"--kv-heads 3 must divide --heads 4"):
         shape(**SMALL, kv_heads=3)
-    with pytest.raises(UsageError, match=r"--dim, --heads, --vocabulary"):
+    with pytest.raises(UsageError, match=r"--dim, --heads, --vocab"):
         shape(layers=2)
 
 
@@ -93,11 +97,11 @@ def test_a_config_json_says_the_shape_and_options_win(tmp_path: Path) -> None:
         "vocab_size": 128256,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert size.shape({}, tmp_path) == shape(**LLAMA_3_8B)
-    assert size.shape({"layers": 2}, tmp_path).layers == 2
+    assert shape_of({}, tmp_path) == shape(**LLAMA_3_8B)
+    assert shape_of({"layers": 2}, tmp_path).layers == 2
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(RunError, match=r"cannot be read as a config\.json"):
-        size.shape({}, tmp_path)
+        shape_of({}, tmp_path)
 
 
 def test_the_command_compares_with_the_disk(tmp_path: Path) -> None:
@@ -117,6 +121,16 @@ def test_the_command_compares_with_the_disk(tmp_path: Path) -> None:
     assert "+" in kit("checkpoint-size", *words, "--compare", saved).stdout.splitlines()[-1]
     assert kit("checkpoint-size", *words, "--compare", tmp_path).returncode == 7
     assert kit("checkpoint-size", "--layers", 2).returncode == 2
+
+
+def test_model_and_checkpoint_size_count_one_model() -> None:
+    words = ("--layers", 12, "--dim", 768, "--heads", 12, "--vocab", 32000)
+    for more in ((), ("--no-gated", "--biases", "--tied", "--kv-heads", 4, "--ffn", 512)):
+        counts = {
+            json.loads(kit(c, *words, *more, "--json").stdout)["parameters"] for c in ("model", "checkpoint-size")
+        }
+        assert len(counts) == 1
+    assert kit("model", *words, "--json").stdout.splitlines()[1] == '  "parameters": 162417408,'
 
 
 def test_a_conversion_is_refused_before_anything_starts(tmp_path: Path) -> None:

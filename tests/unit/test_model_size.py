@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kit import config, model_size
+from kit.errors import UsageError
 from kit.model_size import Shape
 from kit.spec.sweep import Sweep
 from kit.spec.table import Table
@@ -20,12 +21,15 @@ from tests.support import REPO
 
 # Totals that the models' authors publish.
 PUBLISHED = {
-    "GPT-2": (Shape(layers=12, dim=768, heads=12, vocab=50257, tied=True, biases=True, positions=1024), 124_439_808),
-    "Pythia-70m": (Shape(layers=6, dim=512, heads=8, vocab=50304, biases=True), 70_426_624),
-    "Pythia-12b": (Shape(layers=36, dim=5120, heads=40, vocab=50688, biases=True), 11_846_072_320),
-    "Llama-7B": (Shape(layers=32, dim=4096, heads=32, vocab=32000, ffn=11008, gated=True), 6_738_415_616),
+    "GPT-2": (
+        Shape(layers=12, dim=768, heads=12, vocab=50257, tied=True, gated=False, biases=True, positions=1024),
+        124_439_808,
+    ),
+    "Pythia-70m": (Shape(layers=6, dim=512, heads=8, vocab=50304, gated=False, biases=True), 70_426_624),
+    "Pythia-12b": (Shape(layers=36, dim=5120, heads=40, vocab=50688, gated=False, biases=True), 11_846_072_320),
+    "Llama-7B": (Shape(layers=32, dim=4096, heads=32, vocab=32000, ffn=11008), 6_738_415_616),
     "Llama-3-8B": (
-        Shape(layers=32, dim=4096, heads=32, kv_heads=8, vocab=128256, ffn=14336, gated=True),
+        Shape(layers=32, dim=4096, heads=32, kv_heads=8, vocab=128256, ffn=14336),
         8_030_261_248,
     ),
 }
@@ -34,7 +38,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_the_published_ones(name: str) -> None:
     shape, count = PUBLISHED[name]
-    assert model_size.parameters(shape) == count
+    assert shape.parameters == count
 
 
 def test_tokens_steps_and_operations() -> None:
@@ -50,9 +54,9 @@ def test_tokens_steps_and_operations() -> None:
 
 
 def test_a_shape_that_cannot_be() -> None:
-    with pytest.raises(ValueError, match="dim 100 cannot be divided over 3 heads"):
+    with pytest.raises(UsageError, match="--heads 3 must divide --dim 100"):
         Shape(layers=1, dim=100, heads=3, vocab=10)
-    with pytest.raises(ValueError, match="4 heads cannot be divided over 3 key-value heads"):
+    with pytest.raises(UsageError, match="--kv-heads 3 must divide --heads 4"):
         Shape(layers=1, dim=64, heads=4, kv_heads=3, vocab=10)
 
 
@@ -62,7 +66,9 @@ def values(name: str) -> dict[str, Any]:
 
 def shapes() -> dict[str, Shape]:
     return {
-        name: Shape(biases=True, **{key: row[key] for key in ("layers", "dim", "heads", "vocab", "context")})
+        name: Shape(
+            gated=False, biases=True, **{key: row[key] for key in ("layers", "dim", "heads", "vocab", "context")}
+        )
         for name, row in values("models").items()
     }
 
@@ -78,8 +84,8 @@ def test_counts_in_the_models_table() -> None:
     for name, shape in shapes().items():
         row = values("models")[name]
         assert (row["parameters"], row["non_embedding"]) == (
-            model_size.parameters(shape),
-            model_size.non_embedding(shape),
+            shape.parameters,
+            shape.non_embedding,
         )
 
 
@@ -87,7 +93,7 @@ def test_local_batches_in_their_table() -> None:
     for name, row in values("local_batch").items():
         for memory, batch in row.items():
             assert batch == model_size.local_batch(shapes()[name], gpu_memory_gb=float(memory)), (name, memory)
-            fits = not model_size.needs_sharding(model_size.parameters(shapes()[name]), gpu_memory_gb=float(memory))
+            fits = not model_size.needs_sharding(shapes()[name].parameters, gpu_memory_gb=float(memory))
             assert fits or batch in {0, 1}, "a model that needs sharding has hardly any room for a batch"
 
 
@@ -106,7 +112,7 @@ def test_a_scaling_study_looks_its_figures_up() -> None:
     points = expand(sweep, base={}, tables=Tables(REPO), file="job.toml").points
     for point in points:
         shape = shapes()[str(point.values["var.model"])]
-        count = model_size.parameters(shape)
+        count = shape.parameters
         batch = int(str(point.values["var.global_batch"]))
         steps = model_size.steps(model_size.optimal_tokens(count), global_batch=batch, context=shape.context)
         assert point.values["args.--steps"] == steps
@@ -132,7 +138,7 @@ def test_the_study_of_replica_groups_works_its_figures_out() -> None:
         shape = shapes()[model]
         groups = [role for role in run.plan.roles if role.role.policy == "replica"]
         assert (len(groups), groups[0].world_size) == (4, 4)
-        count = model_size.parameters(shape)
+        count = shape.parameters
         budget = model_size.steps(model_size.optimal_tokens(count), global_batch=batch, context=shape.context)
         assert given("training.steps") == budget + 1, "the last average is made after the last step"
         copies = 4 // given("parallelism.tensor_parallel_degree")

@@ -1,0 +1,74 @@
+"""The options that describe a model, once for all commands that count one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+
+def _options(
+    *,
+    layers: Annotated[int | None, typer.Option(min=1, help="Transformer layers.")] = None,
+    dim: Annotated[int | None, typer.Option(min=1, help="Width of the residual stream.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads.")] = None,
+    vocab: Annotated[int | None, typer.Option(min=1, help="Tokens of the vocabulary.")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence.", show_default="2048")] = None,
+    ffn: Annotated[
+        int | None, typer.Option(min=1, help="Width of the feed-forward block.", show_default="4 x dim")
+    ] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(min=1, help="Key-value heads.", show_default="as many as heads")
+    ] = None,
+    head_dim: Annotated[int | None, typer.Option(min=1, help="Width of a head.", show_default="dim / heads")] = None,
+    gated: Annotated[
+        bool | None,
+        typer.Option(
+            "--gated/--no-gated",
+            help="The feed-forward block has a third matrix (SwiGLU, the Llama family), or two.",
+            show_default="gated",
+        ),
+    ] = None,
+    tied: Annotated[
+        bool | None,
+        typer.Option("--tied/--untied", help="Input and output embedding share weights.", show_default="untied"),
+    ] = None,
+    biases: Annotated[
+        bool | None,
+        typer.Option(
+            "--biases/--no-biases",
+            help="Linear layers and norms have biases (GPT-2, GPT-NeoX).",
+            show_default="no biases",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A Hugging Face config.json that has the above.", show_default=False)
+    ] = None,
+) -> None:
+    """Only its signature counts."""
+
+
+def with_shape(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with these options before its own; it gets them as one argument, `shape`."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        from kit.model_size import shape_of
+
+        own = {name: value for name, value in given.items() if name not in described}
+        said = {name: given[name] for name in described if name != "config"}
+        command(shape=shape_of(said, given["config"]), **own)
+
+    described = inspect.signature(_options).parameters
+    own_options = [one for one in inspect.signature(command).parameters.values() if one.name != "shape"]
+    # Shape is imported for types alone: nothing heavy is loaded before a command runs.
+    hints = get_type_hints(command, localns={"Shape": object}, include_extras=True)
+    hints |= get_type_hints(_options, include_extras=True)
+    together = [one.replace(annotation=hints[one.name]) for one in (*described.values(), *own_options)]
+    run.__dict__["__signature__"] = inspect.Signature(together)
+    run.__annotations__ = {one.name: one.annotation for one in together}
+    return run
