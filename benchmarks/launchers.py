@@ -153,7 +153,7 @@ def step(on: Bench) -> list[Goal]:
         shape = [GPT[name] for name in ("batch-size", "layers", "dim", "heads", "context")]
         run = on.submit("ddp", [steps, WINDOW, *shape], "shape=srun", program=BARE)
         bare += json.loads((run / "took.json").read_text())[1:]
-        run = on.submit("ddp", ["--steps", steps, *words, "--test-batches", 1], "shape=srun", script=TRAIN_GPT)
+        run = on.submit("ddp", ["--steps", steps, *words, "--test-windows", 1], "shape=srun", script=TRAIN_GPT)
         tokens = GPT["batch-size"] * GPT["context"]
         ours += [tokens / one["tokens_per_second"] for one in records(run, "step")][1:]
     low = {name: statistics.quantiles(values, n=4)[0] for name, values in (("bare", bare), ("ours", ours))}
@@ -164,7 +164,7 @@ def step(on: Bench) -> list[Goal]:
 
 
 # About 13 million parameters, 150 MB with Adam: enough for the disk to be felt.
-LARGE = ("--layers", 4, "--dim", 512, "--heads", 8, "--context", 64, "--test-batches", 1)
+LARGE = ("--layers", 4, "--dim", 512, "--heads", 8, "--context", 64, "--test-windows", 1)
 BATCH = 4
 EVERY, SAVES = 8, 5
 PROGRAMS: dict[str, tuple[str, str]] = {

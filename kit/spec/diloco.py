@@ -37,6 +37,9 @@ class DiLoCo(Model):
     outer_lr: float | None = Field(default=None, gt=0, description="Learning rate of the outer Nesterov SGD.")
     outer_momentum: float | None = Field(default=None, ge=0, lt=1, description="Its momentum.")
     bits: Literal[32, 8, 4, 2] | None = Field(default=None, description="Of each value that is sent.")
+    top_k: float | None = Field(
+        default=None, gt=0, le=1, description="Share of the values that is sent, the largest ones; not together with bits."
+    )
     inside: Literal["ddp", "fsdp"] | None = Field(default=None, description="How the ranks of a group share the work.")
     wire: Literal["auto", "gloo", "nccl"] | None = Field(default=None, description="What carries the averages.")
     start_wait: float | None = Field(default=None, ge=0, description="Seconds to wait for all groups at a start.")
@@ -51,6 +54,12 @@ class DiLoCo(Model):
                 key=("replicas_per_node",),
                 hint="remove the line",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_compression(self) -> DiLoCo:
+        if self.top_k is not None and (self.bits or 32) != 32:
+            raise ValueError(f"bits = {self.bits} and top_k = {self.top_k:g} cannot be used together; choose one")
         return self
 
     @model_validator(mode="after")

@@ -19,11 +19,10 @@ on where it stopped. docs/training.md says what it reads and writes, lib/stop.py
 import contextlib
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import torch
-from lib import checkpoint, data, metrics, model, options, ranks, stop
+from lib import checkpoint, data, loop, metrics, model, options, ranks, resume, stop
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
@@ -48,7 +47,7 @@ parser.add_argument("--workers", type=int, default=0, help="loader processes for
 args = options.parse(parser)
 
 
-def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
     """Train to the last epoch, or until a stop is asked for; the exit code."""
     log = metrics.Metrics(args.run_dir, here)
     requests = stop.StopRequest(args.run_dir, here)
@@ -75,11 +74,16 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     torch.manual_seed(args.seed)
     net = model.ConvNet(channels=train_set[0][0].shape[0], classes=classes, width=args.width).to(here.device)
     device_ids = [here.device.index] if here.device.type == "cuda" else None
-    ddp = DistributedDataParallel(torch.compile(net) if args.compile else net, device_ids=device_ids)
-    kinds = {"adamw": torch.optim.AdamW, "sgd": partial(torch.optim.SGD, momentum=0.9)}
-    optimizer = kinds[args.optimizer](net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    if args.compile:
+        net.compile()  # in place, so that DDP still sends gradients while others are computed
+    ddp = DistributedDataParallel(net, device_ids=device_ids)
+    optimizer: torch.optim.Optimizer
+    if args.optimizer == "adamw":
+        optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay, beta2=0.999)
+    else:
+        optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9, weight_decay=args.weight_decay)
     last_step = args.epochs * steps_per_epoch
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, last_step))
+    factor = options.cosine(args.warmup, last_step)
     scaler = torch.amp.GradScaler(here.device.type, enabled=args.precision == "fp16")
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
 
@@ -95,18 +99,19 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
+    told = resume.told("ddp/train.py", args, data=data.images_told(args.data))
     saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
     # Where the run is: optimizer steps, epochs, images of this epoch over all ranks; and the sum of this rank's losses.
     at = {"step": 0, "epoch": 0, "images": 0}
     losses = torch.zeros((), dtype=torch.float64, device=here.device)
     found = saves.newest()
     if found:
+        resume.check(found, told, here, log)
         state = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
         net.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
         scaler.load_state_dict(state["scaler"])
         at = state["at"]
         same_ranks = len(state["losses"]) == here.world_size
@@ -125,7 +130,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             }
             if not here.is_first:
                 return None
-            parts = {"model": net, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+            parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
             state = {name: part.state_dict() for name, part in parts.items()} | of_ranks | {"at": dict(at)}
             kept = saves.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, folder / "state.pt")
@@ -155,33 +160,32 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         batches, began = iter(train_loader), time.perf_counter()
         for _ in range(at["images"] // args.batch_size, steps_per_epoch):
             profile.step(at["step"] + 1)
+            step_loss = torch.zeros((), dtype=torch.float64, device=here.device)
             for micro_step in range(args.accumulate):
                 images, targets = (tensor.to(here.device, non_blocking=True) for tensor in next(batches))
                 last_micro_step = micro_step == args.accumulate - 1
                 with contextlib.nullcontext() if last_micro_step else ddp.no_sync():
                     loss = loss_of(images, targets)
                     scaler.scale(loss / args.accumulate).backward()
-                losses += loss.detach() / args.accumulate
+                step_loss += loss.detach() / args.accumulate
+            losses += step_loss
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(net.parameters(), args.clip)
+            lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
             scaler.step(optimizer)
             scaler.update()
-            schedule.step()
             optimizer.zero_grad(set_to_none=True)
             at["step"] += 1
             at["images"] += args.batch_size
             trained += args.batch_size
 
             if args.log_every and at["step"] % args.log_every == 0:
-                log.record("step", f"step {at['step']}  loss {loss:.4f} on rank 0", step=at["step"], loss=loss.item())
+                mean = ranks.total(step_loss.item(), here=here)[0] / here.world_size
+                log.record("step", f"step {at['step']}  loss {mean:.4f}", step=at["step"], loss=mean, lr=lr)
             if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
                 save()
-            signal = requests.agreed()
-            if signal:
-                save(last=True)
-                line = f"stopped by signal {signal} after step {at['step']}, saved"
-                log.record("stopped", line, step=at["step"], signal=signal)
-                return requests.finish(signal, at["step"])
+            if (code := loop.stopped(requests, log, profile, save, at["step"])) is not None:
+                return code
         seconds += time.perf_counter() - began
 
         (loss_sum,) = ranks.total(losses.item(), here=here)
@@ -198,7 +202,6 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             train_loss=train_loss,
             test_loss=test_loss,
             accuracy=accuracy,
-            lr=schedule.get_last_lr()[0],
             images_per_second=trained / seconds,
         )
         if not args.checkpoint_every or at["epoch"] == args.epochs:

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 import torch
-from lib import checkpoint, data, metrics, model, options, ranks, stop
+from lib import checkpoint, data, loop, metrics, model, options, ranks, resume, stop
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 parser = options.parser(__doc__)
 options.add_gpt(parser)
@@ -39,9 +39,11 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     shape = model.Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.context)
     net = model.GPT(shape).to(here.device)
     device_ids = [here.device.index] if here.device.type == "cuda" else None
-    ddp = DistributedDataParallel(torch.compile(net) if args.compile else net, device_ids=device_ids)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, args.steps))
+    if args.compile:
+        net.compile_blocks()
+    ddp = DistributedDataParallel(net, device_ids=device_ids)
+    optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    factor = options.cosine(args.warmup, args.steps)
     scaler = torch.amp.GradScaler(here.device.type, enabled=args.precision == "fp16")
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
     log.say(
@@ -60,13 +62,15 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
+    told = resume.told("ddp/train_gpt.py", args, data=data.text_told(args.data))
     saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
-    parts = {"model": net, "optimizer": optimizer, "schedule": schedule, "scaler": scaler}
+    parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
     found = saves.newest()
     if found:
+        resume.check(found, told, here, log)
         state = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(state[name])
@@ -91,8 +95,9 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- train ----
 
-    batches = data.batches(train_set, micro_batch, here, seed=args.seed, samples=at["samples"], workers=args.workers)
-    speed = metrics.Speed(args.batch_size * args.context, net.flops_per_token(), here)
+    where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
+    batches = data.batches(train_set, micro_batch, here, **where)
+    speed = metrics.Speed(args.batch_size * args.context, net.flops_per_token(), here, args.precision)
     while at["step"] < args.steps:
         profile.step(at["step"] + 1)
         losses = torch.zeros((), device=here.device)
@@ -104,26 +109,20 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             losses += loss.detach()
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
+        lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
         scaler.step(optimizer)
         scaler.update()
-        schedule.step()
         optimizer.zero_grad(set_to_none=True)
         at["step"] += 1
         at["samples"] += args.batch_size
         speed.step()
 
         if args.log_every and at["step"] % args.log_every == 0:
-            log.step(at["step"], losses.item(), speed, here, lr=schedule.get_last_lr()[0], gradient_norm=norm.item())
+            log.step(at["step"], losses.item(), speed, here, lr=lr, gradient_norm=norm.item())
         if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
             save()
-        signal = requests.agreed()
-        if signal:
-            save(last=True)
-            profile.close()
-            log.record(
-                "stopped", f"stopped by signal {signal} at step {at['step']}, saved", step=at["step"], signal=signal
-            )
-            return requests.finish(signal, at["step"])
+        if (code := loop.stopped(requests, log, profile, save, at["step"])) is not None:
+            return code
 
     # ---- the end ----
 
@@ -131,14 +130,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     requests.close()
     profile.close()
     net.eval()
-    mine = Subset(test_set, range(here.rank, len(test_set), here.world_size))
-    seen, test_loss = 0, 0.0
-    with torch.inference_mode():
-        for _, (tokens, targets) in zip(range(args.test_batches), DataLoader(mine, micro_batch), strict=False):
-            test_loss += net(tokens.to(here.device), targets.to(here.device)).item() * len(tokens)
-            seen += len(tokens)
-    test_loss, seen = ranks.total(test_loss, seen, here=here)
-    log.final(at["step"], test_loss / seen, here)
+    log.final(at["step"], loop.test_loss(net, test_set, args.test_windows, micro_batch, here), here)
     return 0
 
 

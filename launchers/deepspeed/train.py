@@ -16,8 +16,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from lib import checkpoint, data, metrics, model, options, ranks, stop
-from torch.utils.data import DataLoader, Subset
+from lib import checkpoint, data, loop, metrics, model, options, ranks, resume, stop
 
 TAG = "deepspeed"  # the folder below the checkpoint's that DeepSpeed writes
 parser = options.parser(__doc__)
@@ -56,15 +55,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     shape = model.Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.context)
     net = model.GPT(shape)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
-    optimizer = schedule = None
+    own = None  # an optimizer of this program's, with its schedule
     if "optimizer" not in config:
-        optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, args.steps))
-    engine, optimizer, _, schedule = deepspeed.initialize(
-        model=net, model_parameters=net.parameters(), optimizer=optimizer, lr_scheduler=schedule, config=config
-    )
+        own = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
+    factor = options.cosine(args.warmup, args.steps)
+    engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), optimizer=own, config=config)
     batch_size, micro_batch = engine.train_batch_size(), engine.train_micro_batch_size_per_gpu()
     accumulate = engine.gradient_accumulation_steps()
+    precision = "fp32" if next(engine.module.parameters()).dtype == torch.float32 else "bf16"
     log.say(
         f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, ZeRO {engine.zero_optimization_stage()}, "
         f"{parameters:,} parameters, batch {batch_size} = {micro_batch} x {accumulate} x {here.world_size}, seed {args.seed}"
@@ -72,8 +70,15 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
+    more = {
+        "batch_size": batch_size,
+        "accumulate": accumulate,
+        "configuration": config,
+        "zero": engine.zero_optimization_stage(),
+    }
+    told = resume.told("deepspeed/train.py", args, without=["ds_config"], data=data.text_told(args.data), **more)
     saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
     later = Later(engine.checkpoint_engine) if args.checkpoint_async else None
     if later:
@@ -81,6 +86,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     found = saves.newest()
     if found:
+        resume.check(found, told, here, log, equal=["zero"])
         written_by = checkpoint.marker(found)["world_size"]
         if written_by != here.world_size:
             raise SystemExit(
@@ -88,7 +94,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 "own number of ranks. Use that number, or convert it with ds_to_universal.py, which comes with DeepSpeed."
             )
         engine.load_checkpoint(str(found), tag=TAG)
-        at, _ = checkpoint.read_rank(found, here, seed=args.seed)
+        at = checkpoint.read_rank(found, here, seed=args.seed)
         log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
     else:
         checkpoint.seed_all(args.seed, here)
@@ -96,7 +102,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
             engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
-            checkpoint.write_rank(folder, here, checkpoint.rank_state(here, at, {}))
+            checkpoint.write_rank(folder, here, checkpoint.rank_state(here, at))
             checkpoint.write_model(folder, here, net.described())
             return later.writes(saves.copy) if later else None
 
@@ -105,11 +111,15 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- train ----
 
-    batches = data.batches(train_set, micro_batch, here, seed=args.seed, samples=at["samples"], workers=args.workers)
-    speed = metrics.Speed(batch_size * args.context, flops_per_token, here)
+    where = {"seed": args.seed, "samples": at["samples"], "accumulate": accumulate, "workers": args.workers}
+    batches = data.batches(train_set, micro_batch, here, **where)
+    speed = metrics.Speed(batch_size * args.context, flops_per_token, here, precision)
     while at["step"] < args.steps:
         profile.step(at["step"] + 1)
         losses = torch.zeros((), device=here.device)
+        if own is not None and "scheduler" not in config:
+            pace = {"lr": args.lr * factor(at["step"]), "weight_decay": args.weight_decay}
+            loop.set_pace(engine.optimizer, **pace)
         for _ in range(accumulate):
             tokens, targets = (tensor.to(here.device, non_blocking=True) for tensor in next(batches))
             loss = engine(tokens, targets)
@@ -125,28 +135,16 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             log.step(at["step"], losses.item(), speed, here, lr=engine.get_lr()[0], gradient_norm=norm)
         if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
             save()
-        signal = requests.agreed()
-        if signal:
-            save(last=True)
-            profile.close()
-            log.record(
-                "stopped", f"stopped by signal {signal} at step {at['step']}, saved", step=at["step"], signal=signal
-            )
-            return requests.finish(signal, at["step"])
+        if (code := loop.stopped(requests, log, profile, save, at["step"])) is not None:
+            return code
 
-    # ---- the end: each rank tests as many micro-batches, because ZeRO 3 gathers shards from all in a forward ----
+    # ---- the end ----
 
     save(last=True)
     requests.close()
     profile.close()
     engine.eval()
-    tests = min(args.test_batches, len(test_set) // (micro_batch * here.world_size))
-    mine = Subset(test_set, range(here.rank, tests * micro_batch * here.world_size, here.world_size))
-    test_loss = 0.0
-    with torch.no_grad():
-        for tokens, targets in DataLoader(mine, micro_batch):
-            test_loss += engine(tokens.to(here.device), targets.to(here.device)).item()
-    log.final(at["step"], ranks.total(test_loss, here=here)[0] / max(tests * here.world_size, 1), here)
+    log.final(at["step"], loop.test_loss(engine, test_set, args.test_windows, micro_batch, here), here)
     return 0
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from lib import loop
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 # Matrices that are several maps stacked by rows; each part is made orthogonal by itself (the Muon post does so for qkv).
 STACKED = {"qkv.weight": 3, "gate_up.weight": 2}
@@ -34,7 +35,7 @@ def optimizers(net: nn.Module, kind: str, *, lr: float, weight_decay: float, bet
             taken.setdefault(parts, []).append(parameter)
         else:
             rest.append(parameter)
-    made: list[Optimizer] = [AdamW(rest, lr=lr, betas=(0.9, beta2), weight_decay=weight_decay)]
+    made: list[Optimizer] = [loop.adamw(rest, lr=lr, weight_decay=weight_decay, beta2=beta2)]
     if taken:
         groups = [{"params": parameters, "parts": parts} for parts, parameters in taken.items()]
         made.append(Muon(groups, lr=lr, weight_decay=weight_decay))

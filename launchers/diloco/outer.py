@@ -5,7 +5,7 @@
 
 One outer step averages one fragment. Fragment 0 is averaged after H / F inner steps, fragment 1 after as many more, and
 so on, so that each comes round every H steps. After the last inner step every fragment is averaged once more, in an
-outer step of its own, so that no inner step is lost.
+outer step of its own. With overlap, not the fragment whose average is in flight then: its last `delay` inner steps do not count.
 
 All groups hold the same global parameters, to the last bit; each meeting compares checksums. A group that differs (it
 committed alone, say, when the others' connections broke) takes the others' state. A group that fails in a meeting
@@ -42,6 +42,7 @@ class Settings:
     lr: float = 0.7
     momentum: float = 0.9
     bits: int = 32
+    top_k: float = 0.0
 
     @property
     def interval(self) -> int:
@@ -54,6 +55,10 @@ class Settings:
             raise SystemExit(f"--fragments {self.fragments} must be from 1 to {blocks}, the layers of the model.")
         if self.every < 1 or self.every % self.fragments:
             raise SystemExit(f"--sync-every {self.every} must be a multiple of --fragments {self.fragments}.")
+        if not 0 <= self.top_k <= 1:
+            raise SystemExit(f"--top-k {self.top_k:g} must be from 0 (send all) to 1.")
+        if self.top_k and self.bits != 32:
+            raise SystemExit(f"--top-k {self.top_k:g} and --bits {self.bits} cannot be used together; choose one.")
         if not 0 <= self.delay < self.interval:
             raise SystemExit(f"--overlap {self.delay} must be below sync-every / fragments, {self.interval}.")
 
@@ -92,11 +97,12 @@ class DiLoCo:
         meanwhile: Callable[[dict[str, int]], None],
     ) -> None:
         self.settings = settings
+        self._wire = wire
         self._net, self._inner, self._seat, self._group, self._meanwhile = net, inner, seat, group, meanwhile
         self.globals = Globals(
             net, here, wire, fragments=settings.fragments, lr=settings.lr, momentum=settings.momentum
         )
-        self._average = Average(seat.pg, settings.bits)
+        self._average = Average(seat.pg, settings.bits, settings.top_k)
         # Outer steps done; inner steps done; those when the last outer step was; fragments averaged after the last.
         self.at = {"outer": 0, "step": 0, "committed": 0, "flushed": 0}
         self._behind = False
@@ -167,9 +173,12 @@ class DiLoCo:
         self._flying = None
 
     def save(self) -> Record:
-        """What a checkpoint holds: more than give(), so that this group goes on exactly where it was."""
+        """What a checkpoint holds: more than give(), so that this group goes on exactly where it was. Called by all ranks."""
         own = {name: local(parameter).detach() for name, parameter in self._net.named_parameters()}
-        return self.give() | {"own": own, "residuals": self._average.residuals, "fragments": self.settings.fragments}
+        residuals = {
+            number: self.globals.whole(number, kept) for number, kept in sorted(self._average.residuals.items())
+        }
+        return self.give() | {"own": own, "residuals": residuals, "fragments": self.settings.fragments}
 
     @torch.no_grad()
     def load(self, state: Record, *, own: bool) -> None:
@@ -181,7 +190,8 @@ class DiLoCo:
             for name, parameter in self._net.named_parameters():
                 local(parameter).copy_(state["own"][name])
             if state["fragments"] == self.settings.fragments:
-                self._average.residuals = state["residuals"]
+                parts = {number: self.globals.part(whole) for number, whole in state["residuals"].items()}
+                self._average.residuals = {number: part.to(self._wire) for number, part in parts.items()}
         else:
             self.at["step"] = self.at["committed"]  # what that group had done since is not in its global parameters
 

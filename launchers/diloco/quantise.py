@@ -1,10 +1,12 @@
-"""Averaging over replica groups: in float32, or quantised to 8, 4 or 2 bits with error feedback.
+"""Averaging over replica groups: in float32; or with error feedback, quantised to 8, 4 or 2 bits, or the largest values only.
 
 A quantised average takes two steps, so that its traffic does not grow with the number of groups: each group sends to
 every other the part that the other averages, quantised; then each sends out the average of its part, quantised again.
 All groups unpack the same bytes, so their results are equal to the last bit.
 
-What rounding takes away is kept and added the next time (error feedback: Seide et al., "1-bit stochastic gradient
+With `top_k` each group sends to all others the values of largest size, that share of all, with their places.
+
+What rounding or leaving out takes away is kept and added the next time (error feedback: Seide et al., "1-bit stochastic gradient
 descent", Interspeech 2014; for the pseudo-gradients of DiLoCo: "MuLoCo", arXiv 2505.23725).
 """
 
@@ -13,6 +15,7 @@ import math
 import torch
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions
 from torchft.process_group import ProcessGroup
+from wire import traffic
 
 BLOCK = 256  # values that share one float32 scale, which adds 1/8 bit to each value
 # The step between levels, in standard deviations of a block. Wider than what loses least for normal values (0.335 and
@@ -55,8 +58,9 @@ class Average:
     `sent` counts the bytes that this rank sends, by what the usual ring algorithms need, without headers.
     """
 
-    def __init__(self, pg: ProcessGroup, bits: int = 32) -> None:
-        self._pg, self._bits = pg, bits
+    def __init__(self, pg: ProcessGroup, bits: int = 32, top_k: float = 0.0) -> None:
+        """top_k: the share of the values that is sent; 0: all, with `bits` each."""
+        self._pg, self._bits, self._top_k = pg, bits, top_k
         self.sent = 0.0
         self.residuals: dict[int, torch.Tensor] = {}  # fragment -> what is still to be sent
         self._next: dict[int, torch.Tensor] = {}
@@ -64,10 +68,13 @@ class Average:
     def __call__(self, fragment: int, values: torch.Tensor, weights: list[int], me: int) -> torch.Tensor:
         """The mean of `values` over groups, each with its weight; `me` is this group's place in `weights`."""
         values = values if weights[me] else torch.zeros_like(values)
+        if self._top_k:
+            return self._largest(fragment, values, weights, me)
         if self._bits == 32:
             total = values.clone()
             if len(weights) > 1:
-                self._pg.allreduce([total], AllreduceOptions()).wait()
+                with traffic():
+                    self._pg.allreduce([total], AllreduceOptions()).wait()
                 self.sent += 2 * (len(weights) - 1) / len(weights) * total.nbytes
             return total.div_(sum(weights))
         return self._quantised(fragment, values, weights, me)
@@ -89,18 +96,15 @@ class Average:
         lost = padded - unpack(packed, self._bits)
         received = torch.empty_like(packed)
         if groups > 1:
-            self._pg.alltoall_base(received, packed, [], [], AllToAllOptions()).wait()
+            with traffic():
+                self._pg.alltoall_base(received, packed, [], [], AllToAllOptions()).wait()
         else:
             received.copy_(packed)
         weight = torch.tensor(weights, dtype=torch.float32, device=values.device)[:, None]
         mean = (unpack(received, self._bits) * weight).sum(dim=0, keepdim=True) / total
 
         packed = pack(mean, self._bits)
-        parts = [torch.empty_like(packed) for _ in range(groups)]
-        if groups > 1:
-            self._pg.allgather([parts], [packed], AllgatherOptions()).wait()
-        else:
-            parts = [packed]
+        parts = self._gathered(packed, groups)
         self.sent += 2 * (groups - 1) * packed.nbytes
 
         # This group makes up for the rounding of the mean that it sent out, too: in its sum, hence times `total`.
@@ -108,3 +112,26 @@ class Average:
         lost[me] += (mean - unpack(packed, self._bits))[0] * total
         self._next[fragment] = lost.view(-1)[: len(values)] + (0 if weights[me] else residual)
         return unpack(torch.cat(parts), self._bits).view(-1)[: len(values)].clone()
+
+    def _largest(self, fragment: int, values: torch.Tensor, weights: list[int], me: int) -> torch.Tensor:
+        residual = self.residuals.get(fragment, torch.zeros_like(values))
+        wanted = values + residual if weights[me] else values
+        count = max(1, round(self._top_k * len(values)))
+        places = wanted.abs().topk(count).indices
+        packed = torch.stack((places.to(torch.int32), wanted[places].view(torch.int32)))
+        mean = torch.zeros_like(values)
+        # In the same order everywhere, so that all groups have the same bits.
+        for weight, theirs in zip(weights, self._gathered(packed, len(weights)), strict=True):
+            mean.index_add_(0, theirs[0].long(), theirs[1].contiguous().view(torch.float32), alpha=weight)
+        self.sent += (len(weights) - 1) * packed.nbytes
+        self._next[fragment] = wanted.index_fill(0, places, 0.0) if weights[me] else residual
+        return mean.div_(sum(weights))
+
+    def _gathered(self, packed: torch.Tensor, groups: int) -> list[torch.Tensor]:
+        """`packed` of every group."""
+        if groups == 1:
+            return [packed]
+        parts = [torch.empty_like(packed) for _ in range(groups)]
+        with traffic():
+            self._pg.allgather([parts], [packed], AllgatherOptions()).wait()
+        return parts

@@ -35,10 +35,13 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 from torchft.checkpointing.pg_transport import PGTransport
 from torchft.coordination import LighthouseServer, ManagerClient, ManagerServer
 from torchft.process_group import ProcessGroup, ProcessGroupGloo, ProcessGroupNCCL
+from wire import Lost, traffic
 
 T = TypeVar("T")
 FOREVER = timedelta(days=30)
 CONNECT = timedelta(seconds=60)  # to find the lighthouse at the start
+# Failures in a row after which this group gives up: far more than any number of deaths makes, as each is one or two.
+MOST_FAILURES = 100
 
 
 class Failed(Exception):  # noqa: N818 - a way to go on, not an error
@@ -100,6 +103,7 @@ class Seat:
         self._wire = wire
         self._transport: PGTransport[Any] = PGTransport(self.pg, self._timeout, wire)
         self._failures = 0
+        self._in_a_row = 0
         self._connected: tuple[object, ...] = ()
         alone = "RANK" not in os.environ  # then nobody has made a store
         address, port = ("127.0.0.1", 0) if alone else (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -158,12 +162,18 @@ class Seat:
             raise Failed(f"{found.replica_world_size} groups, of at least {self._min_replicas}")
 
         def connect() -> None:
-            self._connect(found)
+            with traffic():
+                self._connect(found)
             if found.recover_dst_replica_ranks:
-                self._transport.send_checkpoint(found.recover_dst_replica_ranks, found.max_step, give(), self._timeout)
+                state = give()
+                with traffic():
+                    self._transport.send_checkpoint(
+                        found.recover_dst_replica_ranks, found.max_step, state, self._timeout
+                    )
             if found.heal:
                 source = found.recover_src_replica_rank
-                took.append(self._transport.recv_checkpoint(source, "", found.max_step, self._timeout))
+                with traffic():
+                    took.append(self._transport.recv_checkpoint(source, "", found.max_step, self._timeout))
 
         took: list[Any] = []
         self.together(connect)
@@ -198,7 +208,8 @@ class Seat:
         def work() -> list[list[int]]:
             mine = torch.tensor(row, device=self._wire)
             rows = [torch.empty_like(mine) for _ in range(self.pg.size())]
-            self.pg.allgather([rows], [mine], AllgatherOptions()).wait()
+            with traffic():
+                self.pg.allgather([rows], [mine], AllgatherOptions()).wait()
             return torch.stack(rows).tolist()
 
         return self.together(work)
@@ -206,22 +217,32 @@ class Seat:
     def confirm(self) -> None:
         """Return only when every member called this, so that what went before worked out for all that are alive."""
         self.gather([1])
-        self._failures = 0
+        self._failures = self._in_a_row = 0
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do `work` on this rank; if it fails on any rank of the group, Failed on all of them."""
-        failure = None
+        """Do `work` on this rank; where a peer is lost to any rank of the group, Failed on all of them.
+
+        Any other error is this program's own and ends it, and so do MOST_FAILURES without an average between them.
+        """
+        failure: BaseException | None = None
         result = None
         try:
             result = work()
             failure = self.pg.errored() if self._connected else None
-        except Exception as error:  # noqa: BLE001 - whatever a lost peer makes of a connection
+        except Lost as error:
             failure = error
         if failure is not None:
             print(f"synchronisation failed on rank {self._here.rank}: {failure}", file=sys.stderr, flush=True)
             self._connected = ()
             self.pg.abort()  # lets the other groups notice at once
         if not self._all(failure is None):
+            self._in_a_row += 1
+            if self._in_a_row >= MOST_FAILURES:
+                raise SystemExit(
+                    f"the groups met {MOST_FAILURES} times in a row without an average; the last time: "
+                    f"{failure or 'it failed on another rank of this group'}"
+                )
+            time.sleep(min(0.01 * self._in_a_row, 1.0))
             raise Failed(str(failure or "on another rank of this group"))
         return result  # type: ignore[return-value]
 

@@ -79,11 +79,23 @@ class Globals:
                 for name in self.fragments[fragment]
             ]
         )
+        return self.part(flat)
+
+    def part(self, flat: torch.Tensor) -> torch.Tensor:
+        """Of a vector of a fragment's values, the part that this rank averages with its peers."""
         if self._sharded or self._here.world_size == 1:
             return flat
-        return nn.functional.pad(flat, (0, -len(flat) % self._here.world_size)).chunk(self._here.world_size)[
-            self._here.rank
-        ]
+        padded = nn.functional.pad(flat, (0, -len(flat) % self._here.world_size))
+        return padded.chunk(self._here.world_size)[self._here.rank]
+
+    def whole(self, fragment: int, part: torch.Tensor) -> torch.Tensor:
+        """The opposite of part(), in host memory, the same for any number of ranks. Called by all ranks of the group."""
+        if self._sharded or self._here.world_size == 1:
+            return part
+        mine = part.cpu()
+        parts = [torch.empty_like(mine) for _ in range(self._here.world_size)]
+        dist.all_gather(parts, mine, group=self._here.control)
+        return torch.cat(parts)[: sum(self.values[name].numel() for name in self.fragments[fragment])]
 
     @torch.no_grad()
     def step(self, fragment: int, mean: torch.Tensor) -> None:

@@ -20,16 +20,18 @@ from pathlib import Path
 import groups
 import muon
 import torch
-from lib import checkpoint, data, metrics, model, options, ranks, stop
+from lib import checkpoint, data, loop, metrics, model, options, ranks, resume, stop
 from outer import DiLoCo, Record, Settings, ended
 from quorum import Seat
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 NO_QUORUM = 75  # the exit code that sysexits.h calls a temporary failure
+# Options that change no number of the training.
+OF_THE_RUN = ("wire", "min_replicas", "start_wait", "timeout", "quorum_timeout")
 
 parser = options.parser(__doc__)
 options.add_gpt(parser)
@@ -46,6 +48,7 @@ outer_options.add_argument("--alpha", type=float, help="local share in the mix a
 outer_options.add_argument("--outer-lr", type=float, default=0.7)
 outer_options.add_argument("--outer-momentum", type=float, default=0.9)
 outer_options.add_argument("--bits", type=int, choices=(32, 8, 4, 2), default=32, help="of each value sent")
+outer_options.add_argument("--top-k", type=float, default=0.0, metavar="SHARE", help="send only the largest; 0: all")
 outer_options.add_argument("--wire", choices=("auto", "gloo", "nccl"), default="auto", help="auto: nccl on GPUs")
 outer_options.add_argument("--min-replicas", type=int, help="groups in a quorum; else 2, or 1 of a single group")
 outer_options.add_argument("--start-wait", type=float, default=60, help="seconds to wait for all groups at a start")
@@ -113,7 +116,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
     def batches_from(step: int) -> Iterator[list[torch.Tensor]]:
         samples = step * args.batch_size
-        return data.batches(train_set, micro_batch, everywhere, seed=args.seed, samples=samples, workers=args.workers)
+        where = {"seed": args.seed, "samples": samples, "accumulate": args.accumulate, "workers": args.workers}
+        return data.batches(train_set, micro_batch, everywhere, **where)
 
     # ---- model: the same seed in all groups, so that they start with the same parameters ----
 
@@ -122,15 +126,17 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     net = model.GPT(shape).to(here.device)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
     half = {"fp32": None, "bf16": torch.bfloat16}[args.precision]
+    if args.compile:
+        net.compile_blocks()
     if args.inside == "fsdp":
         mesh = init_device_mesh(here.device.type, (here.world_size,))
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         for part in (*net.blocks, net):
             fully_shard(part, mesh=mesh, mp_policy=policy)
-        forward = torch.compile(net) if args.compile else net
-    else:
+    forward: nn.Module = net
+    if args.inside == "ddp":
         device_ids = [here.device.index] if here.device.type == "cuda" else None
-        forward = DistributedDataParallel(torch.compile(net) if args.compile else net, device_ids=device_ids)
+        forward = DistributedDataParallel(net, device_ids=device_ids)
     inner = muon.optimizers(net, args.inner, lr=args.lr, weight_decay=args.weight_decay, beta2=args.beta2)
     factor = options.cosine(args.warmup, args.steps)
 
@@ -145,6 +151,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
         lr=args.outer_lr,
         momentum=args.outer_momentum,
         bits=args.bits,
+        top_k=args.top_k,
     )
     settings.check(args.layers)
     on_gpu = here.device.type == "cuda" and args.wire != "gloo"
@@ -159,11 +166,13 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
     # ---- resume ----
 
+    told = resume.told("diloco/train.py", args, without=OF_THE_RUN, data=data.text_told(args.data))
     saves = checkpoint.Checkpoints(
-        args.checkpoint_dir / group.folder, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+        args.checkpoint_dir / group.folder, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
 
     def restore(found: Path) -> None:
+        resume.check(found, told, here, log, equal=["inner", "inside"])
         own = found.parent.name == group.folder
         path = found / f"rank-{here.rank if args.inside == 'fsdp' else 0}.pt"
         ranks_then = checkpoint.marker(found)["world_size"]
@@ -179,13 +188,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
     def save(*, last: bool = False) -> None:
         def start(target: Path) -> checkpoint.Finish | None:
+            checkpoint.write_model(target, here, net.described())
+            state = diloco.save()
             if here.is_first:
                 (target / groups.AT).write_text(
                     json.dumps(diloco.at | {"groups": group.count}) + "\n", encoding="utf-8"
                 )
             elif args.inside == "ddp":
                 return None  # all ranks have the same
-            state = diloco.save()
             kept = saves.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, target / f"rank-{here.rank}.pt")
 
@@ -197,7 +207,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
     # ---- train ----
 
-    speed = metrics.Speed(args.batch_size // group.count * args.context, flops_per_token, here)
+    speed = metrics.Speed(args.batch_size // group.count * args.context, flops_per_token, here, args.precision)
     batches, next_step = batches_from(diloco.at["step"]), diloco.at["step"]
 
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
@@ -210,7 +220,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
         loss_of(next(iter(DataLoader(train_set, micro_batch)))).backward()
         net.zero_grad(set_to_none=True)
 
-    def inner_step() -> tuple[torch.Tensor, torch.Tensor]:
+    def inner_step() -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Loss and gradient norm of this rank, and the learning rate."""
         losses = torch.zeros((), device=here.device)
         for micro_step in range(args.accumulate):
             last_micro_step = micro_step == args.accumulate - 1
@@ -221,12 +232,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
                 loss.backward()
             losses += loss.detach()
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
+        lr = args.lr * factor(diloco.at["step"])
         for optimizer in inner:
-            for param_group in optimizer.param_groups:
-                param_group["lr"] = args.lr * factor(diloco.at["step"])
+            loop.set_pace(optimizer, lr=lr, weight_decay=args.weight_decay)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return losses, norm.full_tensor() if args.inside == "fsdp" else norm
+        return losses, norm.full_tensor() if args.inside == "fsdp" else norm, lr
 
     def outer_step(record: Record | None, began: float) -> None:
         if record is None:
@@ -250,11 +261,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             if next_step != diloco.at["step"]:  # outer steps went by without this group
                 batches, next_step = batches_from(diloco.at["step"]), diloco.at["step"]
             profile.step(diloco.at["step"] + 1)
-            losses, norm = inner_step()
+            losses, norm, lr = inner_step()
             next_step += 1
             speed.step()
             if args.log_every and next_step % args.log_every == 0:
-                log.step(next_step, losses.item(), speed, here, replica=group.id, gradient_norm=norm.item())
+                more = {"replica": group.id, "lr": lr, "gradient_norm": norm.item()}
+                log.step(next_step, losses.item(), speed, here, **more)
             began = time.perf_counter()
             outer_step(diloco.after_inner_step(), began)
             if signal := requests.agreed():
@@ -283,13 +295,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     diloco.globals.put(range(args.fragments))
     digest = diloco.globals.digest()
     net.eval()
-    tests = min(args.test_batches, len(test_set) // (micro_batch * here.world_size))
-    mine = Subset(test_set, range(here.rank, tests * micro_batch * here.world_size, here.world_size))
-    test_loss = 0.0
-    with torch.no_grad():
-        for tokens, targets in DataLoader(mine, micro_batch):
-            test_loss += net(tokens.to(here.device), targets.to(here.device)).item()
-    test_loss = ranks.total(test_loss, here=here)[0] / max(tests * here.world_size, 1)
+    test_loss = loop.test_loss(net, test_set, args.test_windows, micro_batch, here)
     log.record(
         "final",
         f"done: test loss {test_loss:.4f} after {diloco.at['outer']} outer steps, parameters sha256 {digest}",

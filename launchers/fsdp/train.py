@@ -13,12 +13,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from lib import checkpoint, data, metrics, model, options, ranks, stop
+from lib import checkpoint, data, loop, metrics, model, options, ranks, resume, stop
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.utils.data import DataLoader, Subset
 
 parser = options.parser(__doc__)
 options.add_gpt(parser)
@@ -61,15 +60,15 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     shape = model.Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.context)
     net = model.GPT(shape, recompute=args.recompute)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
+    if args.compile:
+        net.compile_blocks()
     for block in net.blocks:
         fully_shard(block, reshard_after_forward=not args.keep_gathered, **sharding)
     fully_shard(net, **sharding)
     if not args.cpu_offload:
         net.to(here.device)
-    net.cos, net.sin = net.cos.to(here.device), net.sin.to(here.device)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, args.steps))
-    forward = torch.compile(net) if args.compile else net
+    optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    factor = options.cosine(args.warmup, args.steps)
     log.say(
         f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {size[0]} copies in {size[1]} shards, "
         f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} bytes, seed {args.seed}"
@@ -77,17 +76,18 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
+    told = resume.told("fsdp/train.py", args, data=data.text_told(args.data))
     saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     found = saves.newest()
     if found:
+        resume.check(found, told, here, log)
         weights, updates = get_state_dict(net, optimizer)
         dcp.load({"model": weights, "optimizer": updates}, checkpoint_id=found)
         set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=updates)
-        at, scheduled = checkpoint.read_rank(found, here, seed=args.seed)
-        schedule.load_state_dict(scheduled)
+        at = checkpoint.read_rank(found, here, seed=args.seed)
         log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
     else:
         checkpoint.seed_all(args.seed, here)
@@ -96,7 +96,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         def start(folder: Path) -> checkpoint.Finish | None:
             weights, updates = get_state_dict(net, optimizer)
             state = {"model": weights, "optimizer": updates}
-            checkpoint.write_rank(folder, here, checkpoint.rank_state(here, at, schedule.state_dict()))
+            checkpoint.write_rank(folder, here, checkpoint.rank_state(here, at))
             checkpoint.write_model(folder, here, net.described())
             if args.checkpoint_async and not last:
                 return dcp.async_save(state, checkpoint_id=folder, process_group=saves.group).result
@@ -108,51 +108,40 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- train ----
 
-    batches = data.batches(train_set, micro_batch, here, seed=args.seed, samples=at["samples"], workers=args.workers)
-    speed = metrics.Speed(args.batch_size * args.context, flops_per_token, here)
+    where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
+    batches = data.batches(train_set, micro_batch, here, **where)
+    speed = metrics.Speed(args.batch_size * args.context, flops_per_token, here, args.precision)
     while at["step"] < args.steps:
         profile.step(at["step"] + 1)
         losses = torch.zeros((), device=here.device)
         for micro_step in range(args.accumulate):
             net.set_requires_gradient_sync(micro_step == args.accumulate - 1)
             tokens, targets = (tensor.to(here.device, non_blocking=True) for tensor in next(batches))
-            loss = forward(tokens, targets) / args.accumulate
+            loss = net(tokens, targets) / args.accumulate
             loss.backward()
             losses += loss.detach()
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip).full_tensor()
+        lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad(set_to_none=True)
         at["step"] += 1
         at["samples"] += args.batch_size
         speed.step()
 
         if args.log_every and at["step"] % args.log_every == 0:
-            log.step(at["step"], losses.item(), speed, here, lr=schedule.get_last_lr()[0], gradient_norm=norm.item())
+            log.step(at["step"], losses.item(), speed, here, lr=lr, gradient_norm=norm.item())
         if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
             save()
-        signal = requests.agreed()
-        if signal:
-            save(last=True)
-            profile.close()
-            log.record(
-                "stopped", f"stopped by signal {signal} at step {at['step']}, saved", step=at["step"], signal=signal
-            )
-            return requests.finish(signal, at["step"])
+        if (code := loop.stopped(requests, log, profile, save, at["step"])) is not None:
+            return code
 
-    # ---- the end: each rank tests as many micro-batches, because a forward gathers shards from all ----
+    # ---- the end ----
 
     save(last=True)
     requests.close()
     profile.close()
     net.eval()
-    tests = min(args.test_batches, len(test_set) // (micro_batch * here.world_size))
-    mine = Subset(test_set, range(here.rank, tests * micro_batch * here.world_size, here.world_size))
-    test_loss = 0.0
-    with torch.no_grad():
-        for tokens, targets in DataLoader(mine, micro_batch):
-            test_loss += net(tokens.to(here.device), targets.to(here.device)).item()
-    log.final(at["step"], ranks.total(test_loss, here=here)[0] / max(tests * here.world_size, 1), here)
+    log.final(at["step"], loop.test_loss(net, test_set, args.test_windows, micro_batch, here), here)
     return 0
 
 

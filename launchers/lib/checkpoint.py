@@ -35,8 +35,12 @@ Finish = Callable[[], None]
 class Checkpoints:
     """Saves into one folder, keeping the newest `keep`. Every method is called by all ranks together."""
 
-    def __init__(self, folder: Path, here: Ranks, *, keep: int = 3, background: bool = False) -> None:
+    def __init__(
+        self, folder: Path, here: Ranks, told: dict[str, Any], *, keep: int = 3, background: bool = False
+    ) -> None:
+        """told: what complete.json says of the run (resume.told)."""
         self._folder, self._here, self._keep, self._background = folder, here, max(keep, 1), background
+        self._told = told
         # A group of its own: the background thread's collectives must not mix with those of the training loop.
         self.group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
@@ -132,7 +136,12 @@ class Checkpoints:
             self._error = error
 
     def _commit(self, writing: Path, target: Path, files: dict[str, list[int]]) -> None:
-        content = {"step": int(target.name[5:]), "world_size": self._here.world_size, "files": files}
+        content = {
+            "step": int(target.name[5:]),
+            "world_size": self._here.world_size,
+            **self._told,
+            "files": files,
+        }
         _replace(writing / MARKER, json.dumps(content, indent=1))
         for folder in (writing, *(path for path in writing.rglob("*") if path.is_dir())):
             _sync(folder)
@@ -173,8 +182,9 @@ class Checkpoints:
 
 
 def marker(folder: Path) -> dict[str, Any]:
-    """complete.json of a checkpoint: step, world_size, files."""
-    return json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    """complete.json of a checkpoint: step, world_size, program, arguments, files."""
+    content: dict[str, Any] = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    return content
 
 
 def rng_state() -> dict[str, Any]:
@@ -221,9 +231,9 @@ def seed_all(seed: int, here: Ranks) -> None:
         sys.modules["numpy"].random.seed((seed + here.rank) % 2**32)
 
 
-def rank_state(here: Ranks, at: dict[str, int], schedule: dict[str, Any]) -> dict[str, Any]:
-    """What a sharded checkpoint needs beside the shards: where the run is, the schedule, this rank's generators."""
-    return {"at": dict(at), "schedule": schedule, "rng": rng_state(), "world_size": here.world_size}
+def rank_state(here: Ranks, at: dict[str, int]) -> dict[str, Any]:
+    """What a sharded checkpoint needs beside the shards: where the run is, this rank's generators."""
+    return {"at": dict(at), "rng": rng_state(), "world_size": here.world_size}
 
 
 def write_rank(folder: Path, here: Ranks, state: dict[str, Any]) -> None:
@@ -237,15 +247,16 @@ def write_model(folder: Path, here: Ranks, shape: dict[str, Any]) -> None:
         (folder / MODEL).write_text(json.dumps(shape, indent=1) + "\n", encoding="utf-8")
 
 
-def read_rank(folder: Path, here: Ranks, *, seed: int) -> tuple[dict[str, int], dict[str, Any]]:
-    """Where the run was and its schedule; the generators as they were, or seeded anew on another world size."""
+def read_rank(folder: Path, here: Ranks, *, seed: int) -> dict[str, int]:
+    """Where the run was; the generators as they were, or seeded anew on another world size."""
     path = folder / f"rank-{here.rank}.pt"
     state = torch.load(path if path.exists() else folder / "rank-0.pt", map_location="cpu", weights_only=True)
     if state["world_size"] == here.world_size:
         set_rng_state(state["rng"])
     else:
         restore_rng([], here, seed=seed, step=state["at"]["step"])
-    return state["at"], state["schedule"]
+    at: dict[str, int] = state["at"]
+    return at
 
 
 def _copy(state: Any, old: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import bisect
 import gzip
+import hashlib
 import itertools
 import signal
 import struct
@@ -51,9 +52,19 @@ class ResumableSampler(DistributedSampler):  # type: ignore[type-arg]
 
 
 def batches(
-    dataset: Images, micro_batch: int, here: Ranks, *, seed: int, samples: int, workers: int = 0
+    dataset: Images,
+    micro_batch: int,
+    here: Ranks,
+    *,
+    seed: int,
+    samples: int,
+    accumulate: int = 1,
+    workers: int = 0,
 ) -> Iterator[list[torch.Tensor]]:
-    """This rank's micro-batches, epoch after epoch without end, from where `samples` samples over all ranks are used."""
+    """This rank's micro-batches, epoch after epoch without end, from where `samples` samples over all ranks are used.
+
+    An epoch is as many whole batches as the dataset has, so that its samples do not depend on ranks and `accumulate`.
+    """
     sampler = ResumableSampler(dataset, here.world_size, here.rank, seed=seed, drop_last=True)
     loader = Loader(
         dataset,
@@ -65,17 +76,36 @@ def batches(
         generator=torch.Generator().manual_seed(seed),  # else it would draw from the model's
     )
     together = micro_batch * here.world_size
-    usable = len(dataset) // together * together
+    usable = len(dataset) // (together * accumulate) * together * accumulate
     if usable == 0:
         raise SystemExit(
-            f"{len(dataset)} samples are fewer than {here.world_size} ranks x {micro_batch} of a micro-batch."
+            f"{len(dataset)} samples are fewer than a batch: {here.world_size} ranks x {micro_batch} of a micro-batch x "
+            f"{accumulate} accumulation steps."
         )
     while True:
         epoch, done = divmod(samples, usable)
         sampler.set_epoch(epoch)
         sampler.skip(done)
-        yield from loader
+        yield from itertools.islice(loader, (usable - done) // together)
         samples = (epoch + 1) * usable
+
+
+def fixed(
+    dataset: Images, windows: int, micro_batch: int, here: Ranks
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """This rank's micro-batches of the first `windows` items, as many on each rank: tokens, targets, and weights [micro_batch].
+
+    What fills up the last micro-batches has weight 0.0, all else 1.0. Which items are taken depends on nothing but `windows`.
+    """
+    count = min(windows, len(dataset))
+    if count < 1:
+        raise SystemExit(f"--test-windows {windows}: at least one is needed for the test.")
+    for turn in range(-(-count // (micro_batch * here.world_size))):
+        first = (turn * here.world_size + here.rank) * micro_batch
+        places = range(first, first + micro_batch)
+        items = [dataset[place if place < count else 0] for place in places]
+        weights = torch.tensor([place < count for place in places], dtype=torch.float64)
+        yield torch.stack([one for one, _ in items]), torch.stack([one for _, one in items]), weights
 
 
 class Text(Images):
@@ -103,10 +133,7 @@ def text(folder: Path | None, context: int) -> tuple[Images, Images]:
 
     Without a folder: the source text of Python's own standard library, which every image has.
     """
-    if folder is None:
-        files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    else:
-        files = sorted(path for path in folder.rglob("*") if path.suffix in {".txt", ".md", ".py"})
+    files = _text_files(folder)
     windows = Text(files, context)
     if len(windows) < 20:
         raise SystemExit(
@@ -115,6 +142,30 @@ def text(folder: Path | None, context: int) -> tuple[Images, Images]:
     order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0)).tolist()
     held_out = len(windows) // 20
     return Subset(windows, order[held_out:]), Subset(windows, order[:held_out])
+
+
+def _text_files(folder: Path | None) -> list[Path]:
+    if folder is None:
+        return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    return sorted(path for path in folder.rglob("*") if path.suffix in {".txt", ".md", ".py"})
+
+
+def text_told(folder: Path | None) -> str:
+    """Which text this is, for a checkpoint: the digest is of the files' names below the folder, and their sizes."""
+    return _told(folder or Path(sysconfig.get_paths()["stdlib"]), _text_files(folder))
+
+
+def images_told(folder: Path | None) -> str:
+    """Which images these are, for a checkpoint."""
+    if folder is None:
+        return "scikit-learn's digits"
+    return _told(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
+
+
+def _told(folder: Path, files: list[Path]) -> str:
+    sizes = [(str(path.relative_to(folder)), path.stat().st_size) for path in files]
+    digest = hashlib.sha256(repr(sizes).encode()).hexdigest()
+    return f"{len(files)} files of {sum(size for _, size in sizes)} bytes (sha256 {digest[:12]})"
 
 
 def images(folder: Path | None, size: int = 32) -> tuple[Images, Images, int]:

@@ -60,17 +60,42 @@ class Metrics:
             self._file.write(json.dumps({"kind": kind, "time": now, "restart": self._restart, **values}) + "\n")
 
 
-# Dense bf16 operations a second of one GPU, from its maker's data sheet; the name is matched in this order.
-PEAK_FLOPS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "A10": 125e12}
+# Dense bf16 operations a second of one GPU, from its maker's data sheet. The words must all be in the name that the driver gives;
+# the first row that fits holds, so the special kind of a card stands before the general one.
+PEAK_FLOPS: dict[tuple[str, ...], float] = {
+    ("GB200",): 2500e12,
+    ("B200",): 2250e12,
+    ("GH200",): 990e12,
+    ("H200", "NVL"): 835e12,
+    ("H200",): 989e12,
+    ("H100", "NVL"): 835e12,
+    ("H100", "PCIe"): 756e12,
+    ("H100",): 989e12,
+    ("A100",): 312e12,
+    ("L40S",): 362e12,
+    ("L40",): 181e12,
+    ("L4",): 121e12,
+    ("A40",): 150e12,
+    ("A30",): 165e12,
+    ("A10G",): 70e12,
+    ("A10",): 125e12,
+}
+
+
+def peak_flops(name: str, precision: str) -> float | None:
+    """Of a GPU by its name; None of one that is not in the table. fp32 multiplies in TF32 (lib/ranks.py), half as fast as bf16."""
+    parts = name.replace("-", " ").split()
+    found = next((peak for words, peak in PEAK_FLOPS.items() if all(word in parts for word in words)), None)
+    return found / 2 if found is not None and precision == "fp32" else found
 
 
 class Speed:
     """Tokens a second over all ranks, and on a GPU the share of its peak that the model's arithmetic makes (MFU)."""
 
-    def __init__(self, tokens_per_step: int, flops_per_token: float, here: Ranks) -> None:
+    def __init__(self, tokens_per_step: int, flops_per_token: float, here: Ranks, precision: str = "bf16") -> None:
         self._tokens_per_step, self._flops_per_token, self._here = tokens_per_step, flops_per_token, here
         name = torch.cuda.get_device_name() if here.device.type == "cuda" else ""
-        self._peak = next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+        self._peak = peak_flops(name, precision)
         self.restart()
 
     def restart(self) -> None:

@@ -60,20 +60,43 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(shape.dim, 8 * shape.dim, bias=False)
         self.down = nn.Linear(4 * shape.dim, shape.dim, bias=False)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, angles: "Angles") -> torch.Tensor:
         batch, length, dim = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, dim // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [batch, heads, length, dim of a head]
-        mixed = functional.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
+        q, k = rotate(q, angles), rotate(k, angles)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, dim))
         gate, up = self.gate_up(self.feed_norm(x)).chunk(2, dim=-1)
         return x + self.down(functional.silu(gate) * up)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding (Su et al. 2021), by halves: channel i turns together with channel i + half."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x)
+@dataclass(frozen=True)
+class Angles:
+    """Cosine and sine of the rotary positions, [length, half a head], float32.
+
+    No tensor argument and no buffer: FSDP and DeepSpeed would round those to bfloat16, and positions with them.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    @classmethod
+    def of(cls, length: int, half: int, device: torch.device) -> "Angles":
+        """For the positions from 0 on. Computed on the CPU, so that every device has the same."""
+        turns = torch.arange(length)[:, None] * ROPE_BASE ** (-torch.arange(half) / half)
+        return cls(turns.cos().to(device), turns.sin().to(device))
+
+    def first(self, length: int) -> "Angles":
+        """Of the first positions."""
+        return Angles(self.cos[:length], self.sin[:length])
+
+
+def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
+    """Rotary position embedding (Su et al. 2021), by halves: channel i turns together with channel i + half. In float32."""
+    first, second = x.float().chunk(2, dim=-1)
+    turned = (first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin)
+    return torch.cat(turned, dim=-1).type_as(x)
 
 
 class GPT(nn.Module):
@@ -86,10 +109,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.dim)
         self.head = nn.Linear(shape.dim, shape.vocabulary, bias=False)
-        half = shape.dim // shape.heads // 2
-        angles = torch.arange(shape.context)[:, None] * ROPE_BASE ** (-torch.arange(half) / half)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        self._angles: dict[torch.device, Angles] = {}
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:  # what adds to the residual stream starts smaller (GPT-2 paper, section 2.3)
                 deep = name.endswith(("attention_out.weight", "down.weight"))
@@ -97,14 +117,27 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         x = self.embedding(tokens)
-        cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
+        angles = self.angles(tokens.device).first(tokens.shape[1])
         recompute = self.recompute and self.training  # keep only each block's input, compute the rest again in backward
         for block in self.blocks:
-            x = again(block, x, cos, sin, use_reentrant=False) if recompute else block(x, cos, sin)
+            x = again(block, x, angles, use_reentrant=False) if recompute else block(x, angles)
         logits = self.head(self.norm(x))
         if targets is None:
             return logits
         return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    def angles(self, device: torch.device) -> Angles:
+        """Of the rotary positions, on a device; made once for each."""
+        if device not in self._angles:
+            half = self.shape.dim // self.shape.heads // 2
+            with torch.inference_mode(False):  # a model that has sampled first can be trained afterwards
+                self._angles[device] = Angles.of(self.shape.context, half, device)
+        return self._angles[device]
+
+    def compile_blocks(self) -> None:
+        """torch.compile each block in place: what is around them (DDP, FSDP) still sends while others are computed."""
+        for block in self.blocks:
+            block.compile()
 
     def described(self) -> dict[str, Any]:
         """What model.json says of it."""

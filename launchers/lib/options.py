@@ -92,7 +92,7 @@ def add_gpt(made: argparse.ArgumentParser) -> None:
     how.add_argument("--warmup", type=int, default=20, help="optimizer steps of linear warm-up; cosine decay follows")
     how.add_argument("--weight-decay", type=float, default=0.1)
     how.add_argument("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
-    how.add_argument("--test-batches", type=int, default=8, help="of a micro-batch on each rank, for the final loss")
+    how.add_argument("--test-windows", type=int, default=256, help="held-out sequences for the final loss")
     made.set_defaults(log_every=10)
 
 
@@ -112,6 +112,9 @@ def add_policy(made: argparse.ArgumentParser) -> None:
     what.add_argument("--dim", type=int, default=32)
     what.add_argument("--seq-len", type=int, default=32, help="tokens (bytes) of a prompt and its completion, at most")
     what.add_argument("--temperature", type=float, default=1.0, help="of the sampled answers")
+
+
+POLICY_SHAPE = ("layers", "heads", "dim", "seq_len")  # of add_policy: a checkpoint given by --model has another
 
 
 def shape(args: argparse.Namespace) -> Shape:

@@ -38,13 +38,15 @@ def started(device: str = "auto") -> Iterator[Ranks]:
     """Join the process group; leave it on the way out. `device` is auto, cpu or cuda."""
     _die_with_torchrun()
     use_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
-    backend = "cpu:gloo,cuda:nccl" if use_gpu else "gloo"
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     if use_gpu:
         torch.cuda.set_device(_gpu_index())
-    if "RANK" in os.environ:
-        dist.init_process_group(backend)
+        torch.set_float32_matmul_precision("high")  # TF32: lib/metrics.py counts fp32 runs against its peak
+        # With the device NCCL connects now, on the right GPU, and barriers need not guess one.
+        device_id = torch.device("cuda", _gpu_index())
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device_id, **alone)
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", **alone)
     failed = True
     try:
         yield _look_around(use_gpu)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lib import checkpoint, data, metrics, options, ranks, stop, without_cuda
+from lib import checkpoint, data, loop, metrics, options, ranks, resume, stop, without_cuda
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
@@ -36,6 +36,8 @@ from two_halves import TwoHalves
 CONTENT = {"distrib_optim_sharding_type": "fully_reshardable" if HAVE_APEX_OR_TE else "dp_reshardable"}
 
 VOCABULARY, NORM_EPS, ROPE_BASE = 256, 1e-5, 10000
+# What a checkpoint must have as this run does, beside what every program's must: the kind of optimizer and of layers.
+EQUAL = ("distributed_optimizer", "transformer_engine", "precision", "weight_decay")
 
 parser = options.parser(__doc__)
 options.add_gpt(parser)
@@ -146,15 +148,20 @@ def make_model(here: ranks.Ranks) -> DistributedDataParallel:
 def forward_step(batches: Iterator[list[torch.Tensor]], net: torch.nn.Module) -> tuple[torch.Tensor, Any]:
     """One micro-batch through this stage; megatron's schedules call it, and the loss function on the last stage."""
     device = torch.cuda.current_device()
-    tokens, targets = (tensor.to(device, non_blocking=True) for tensor in next(batches))
+    tokens, targets, *weights = (tensor.to(device, non_blocking=True) for tensor in next(batches))
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
     output = net(tokens, positions, None, labels=targets)
+
+    def summed(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Of a test: the sum over windows that count."""
+        loss = (losses.float().mean(1).double() * weights[0]).sum()
+        return loss, {"loss": loss.detach().clone()}
 
     def mean(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss = losses.float().mean()
         return loss, {"loss": loss.detach().clone()}  # the schedule scales the other in place
 
-    return output, mean
+    return output, summed if weights else mean
 
 
 def load(
@@ -223,8 +230,9 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
+    told = resume.told("megatron/train.py", args, data=data.text_told(args.data))
     saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
     strategy = TwoHalves()
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all data parallel ranks
@@ -238,8 +246,9 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     found = saves.newest()
     if found:
+        resume.check(found, told, here, log, equal=EQUAL)
         load(found, net, optimizer, sharded_state)
-        at, _ = checkpoint.read_rank(found, here, seed=args.seed)
+        at = checkpoint.read_rank(found, here, seed=args.seed)
         log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
     else:
         checkpoint.seed_all(args.seed, here)
@@ -254,7 +263,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 async_sharded_save=True,
                 content_metadata=CONTENT,
             )
-            writes, mine = strategy.writes(folder, saves), checkpoint.rank_state(here, at, {})
+            writes, mine = strategy.writes(folder, saves), checkpoint.rank_state(here, at)
 
             def finish() -> None:
                 writes()
@@ -273,8 +282,9 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- train ----
 
-    batches = data.batches(train_set, micro_batch, copy, seed=args.seed, samples=at["samples"], workers=args.workers)
-    speed = metrics.Speed(args.batch_size * args.context, flops_per_token(), here)
+    where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
+    batches = data.batches(train_set, micro_batch, copy, **where)
+    speed = metrics.Speed(args.batch_size * args.context, flops_per_token(), here, args.precision)
     schedule = {"model": [net], "seq_length": args.context, "micro_batch_size": micro_batch}
     while at["step"] < args.steps:
         profile.step(at["step"] + 1)
@@ -287,26 +297,18 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             forward_only=False,
             **schedule,
         )
-        for group in optimizer.param_groups:
-            group["lr"] = args.lr * lr_factor(at["step"])
+        lr = loop.set_pace(optimizer, lr=args.lr * lr_factor(at["step"]))
         _, norm, _ = optimizer.step()
         at["step"] += 1
         at["samples"] += args.batch_size
         speed.step()
 
         if args.log_every and at["step"] % args.log_every == 0:
-            lr = args.lr * lr_factor(at["step"])
             log.step(at["step"], loss_of_all(losses), speed, here, lr=lr, gradient_norm=float(norm))
         if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
             save()
-        signal = requests.agreed()
-        if signal:
-            save(last=True)
-            profile.close()
-            log.record(
-                "stopped", f"stopped by signal {signal} at step {at['step']}, saved", step=at["step"], signal=signal
-            )
-            return requests.finish(signal, at["step"])
+        if (code := loop.stopped(requests, log, profile, save, at["step"])) is not None:
+            return code
 
     # ---- the end ----
 
@@ -314,19 +316,19 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     requests.close()
     profile.close()
     net.eval()
-    tests = min(args.test_batches, len(test_set) // (micro_batch * data_parallel))
-    losses = []
-    if tests:
-        batches = data.batches(test_set, micro_batch, copy, seed=args.seed, samples=0)
-        with torch.no_grad():
-            losses = run_micro_batches(
-                forward_step_func=forward_step,
-                data_iterator=batches,
-                num_microbatches=tests,
-                forward_only=True,
-                **schedule,
-            )
-    log.final(at["step"], ranks.total(loss_of_all(losses), here=here)[0] / here.world_size, here)
+    count = min(args.test_windows, len(test_set))
+    tests = [*data.fixed(test_set, count, micro_batch, copy)]
+    with torch.no_grad():
+        losses = run_micro_batches(
+            forward_step_func=forward_step,
+            data_iterator=iter(tests),
+            num_microbatches=len(tests),
+            forward_only=True,
+            **schedule,
+        )
+    # Every rank of a last stage has the sum of its model copy's windows.
+    (summed,) = ranks.total(sum(part["loss"].item() for part in losses), here=here)
+    log.final(at["step"], summed * data_parallel * args.pp / here.world_size / count, here)
     return 0
 
 

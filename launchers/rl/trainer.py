@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from broadcast import Broadcaster
-from lib import arithmetic, checkpoint, exam, metrics, options, policy, ranks, spread, stop
+from lib import arithmetic, checkpoint, exam, loop, metrics, options, policy, ranks, resume, spread, stop
 from torch import nn
 
 parser = options.parser(__doc__)
@@ -60,6 +60,8 @@ parser.set_defaults(log_every=1)
 args = options.parse(parser)
 
 POLL_S = 0.02
+# Options that change no number of the training.
+OF_THE_RUN = ("weight_broadcast", "inference_servers", "broadcast_port", "broadcast_timeout", "batch_timeout")
 
 
 def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
@@ -75,7 +77,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     net = policy.begun(args.model, options.shape(args))
     shape = policy.described(net)
     forward = spread.over(here, net.to(here.device), args.dp_replicate)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=0.0)
     log.say(
         f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, "
         f"{sum(p.numel() for p in net.parameters()):,} parameters, weights by {args.weight_broadcast}, seed {args.seed}"
@@ -83,12 +85,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
     # ---- resume ----
 
+    told = resume.told("rl/trainer.py", args, without=(*options.POLICY_SHAPE, *OF_THE_RUN), shape=shape)
     saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
     at: dict[str, Any] = {"step": 0}
     found = saves.newest()
     if found:
+        resume.check(found, told, here, log)
         saved = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
         spread.restore(net, optimizer, saved)
         at = saved["at"]
@@ -100,6 +104,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
             whole = spread.state(net, optimizer)
+            checkpoint.write_model(folder, here, net.described())
             rng = checkpoint.gathered(checkpoint.rng_state(), here)
             if not here.is_first:
                 return None
@@ -111,8 +116,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
     def update(loss: torch.Tensor, lr: float = args.lr) -> float:
         """One optimizer step; the gradient norm."""
-        for group in optimizer.param_groups:
-            group["lr"] = lr
+        loop.set_pace(optimizer, lr=lr)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
         optimizer.step()

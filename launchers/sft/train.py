@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lib import arithmetic, checkpoint, exam, metrics, options, policy, ranks, spread, stop
+from lib import arithmetic, checkpoint, exam, loop, metrics, options, policy, ranks, resume, spread, stop
 from torch import nn
 
 parser = options.parser(__doc__)
@@ -47,8 +47,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     net = policy.begun(args.model, options.shape(args))
     shape = policy.described(net)
     forward = spread.over(here, net.to(here.device), args.dp_replicate)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, options.cosine(args.warmup, args.max_steps))
+    optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    factor = options.cosine(args.warmup, args.max_steps)
     log.say(
         f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, "
         f"{sum(p.numel() for p in net.parameters()):,} parameters, {len(training)} examples, seed {args.seed}"
@@ -59,15 +59,16 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
+    told = resume.told("sft/train.py", args, without=options.POLICY_SHAPE, shape=shape)
     saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, keep=args.checkpoint_keep, background=args.checkpoint_async
+        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
     at: dict[str, Any] = {"step": 0}
     found = saves.newest()
     if found:
+        resume.check(found, told, here, log)
         saved = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
         spread.restore(net, optimizer, saved)
-        schedule.load_state_dict(saved["schedule"])
         at = saved["at"]
         log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
     else:
@@ -78,9 +79,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
             whole = spread.state(net, optimizer)
+            checkpoint.write_model(folder, here, net.described())
             if not here.is_first:
                 return None
-            made = {**whole, "schedule": schedule.state_dict(), "shape": shape, "at": dict(at)}
+            made = {**whole, "shape": shape, "at": dict(at)}
             kept = saves.copy(made) if args.checkpoint_async and not last else made
             return lambda: torch.save(kept, folder / "state.pt")
 
@@ -99,22 +101,19 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         loss = policy.masked_mean(-policy.logprobs(forward(rows.tokens), rows), rows.mask)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
+        lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad(set_to_none=True)
         at["step"] += 1
 
         if args.log_every and at["step"] % args.log_every == 0:
-            line = f"step {at['step']}  loss {loss.item():.4f} on rank 0"
-            log.record("step", line, step=at["step"], loss=loss.item(), gradient_norm=norm.item())
+            mean = ranks.total(loss.item(), here=here)[0] / here.world_size
+            values = {"loss": mean, "lr": lr, "gradient_norm": norm.item()}
+            log.record("step", f"step {at['step']}  loss {mean:.4f}", step=at["step"], **values)
         if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
             save()
-        signal = requests.agreed()
-        if signal:
-            save(last=True)
-            line = f"stopped by signal {signal} at step {at['step']}, saved"
-            log.record("stopped", line, step=at["step"], signal=signal)
-            return requests.finish(signal, at["step"])
+        if (code := loop.stopped(requests, log, profile, save, at["step"])) is not None:
+            return code
 
     # ---- the end ----
 

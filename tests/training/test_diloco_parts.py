@@ -21,7 +21,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in (LAUNCHERS, LAUNCHERS / "diloco"):
         monkeypatch.syspath_prepend(str(folder))
     yield
-    for name in ("muon", "quantise", "state", "groups", "quorum", "outer"):
+    for name in ("muon", "quantise", "state", "groups", "quorum", "outer", "wire"):
         sys.modules.pop(name, None)
 
 
@@ -157,3 +157,103 @@ def test_fragments_hold_every_parameter_once() -> None:
     assert "embedding.weight" in fragments[0]
     assert "head.weight" in fragments[1]
     assert {name.split(".")[1] for name in fragments[1] if name.startswith("blocks")} == {"1", "3"}
+
+
+def test_the_largest_values_alone_come_to_the_mean_over_time() -> None:
+    """Equal bits in all groups, and what was left out is sent later; bytes are those of the chosen values and their places."""
+    import quantise
+    import torch
+
+    torch.manual_seed(0)
+    values = torch.randn(3, 1000)
+    weights = [[1, 0, 1], *[[1, 1, 1]] * 99]
+    means = [(values * torch.tensor(row)[:, None]).sum(0) / sum(row) for row in weights]
+    exchange = Exchange(3)
+
+    def group(rank: int) -> tuple[list[Any], float]:
+        average, results = quantise.Average(exchange.end(rank), top_k=0.1), []
+        for row in weights:
+            results.append(average(0, values[rank], row, rank))
+            average.commit()
+        return results, average.sent
+
+    with ThreadPoolExecutor(3) as threads:
+        every, sent = zip(*threads.map(group, range(3)), strict=True)
+    assert all(torch.equal(mine, first) for others in every[1:] for mine, first in zip(others, every[0], strict=True))
+    assert sent == (100 * 2 * 100 * 8,) * 3
+    first = (every[0][0] - means[0]).norm() / means[0].norm()
+    last = (sum(every[0]) - sum(means)).norm() / sum(means).norm()
+    assert last < first / 5
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 1.5}, {"top_k": 0.1, "bits": 4}])
+def test_a_share_that_cannot_be_is_refused(settings: dict[str, Any]) -> None:
+    import outer
+
+    with pytest.raises(SystemExit, match="--top-k"):
+        outer.Settings(steps=1, every=1, **settings).check(2)
+
+
+def seat() -> Any:
+    """A group of one rank, connected to nobody."""
+    from types import SimpleNamespace
+
+    import quorum
+
+    made = quorum.Seat.__new__(quorum.Seat)
+    made._here = SimpleNamespace(rank=0, world_size=1)
+    made.pg = SimpleNamespace(errored=lambda: None, abort=lambda: None)
+    made._connected, made._in_a_row = (), 0
+    return made
+
+
+def test_a_mistake_of_the_program_ends_it() -> None:
+    """It was taken for a lost peer, 3,293 times."""
+    import torch
+
+    with pytest.raises(RuntimeError, match="must match the size"):
+        seat().together(lambda: torch.zeros(2) + torch.zeros(3))
+
+
+def test_a_lost_peer_is_met_again_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    import quorum
+    import wire
+
+    def lost() -> None:
+        with wire.traffic():
+            raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(quorum.time, "sleep", lambda _: None)
+    made = seat()
+    for _ in range(quorum.MOST_FAILURES - 1):
+        with pytest.raises(quorum.Failed, match="Connection closed by peer"):
+            made.together(lost)
+    with pytest.raises(SystemExit, match="100 times in a row without an average"):
+        made.together(lost)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_is_still_to_be_sent_is_saved_whole_and_cut_for_any_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """Rank 0's part alone was saved once, and all ranks took it."""
+    from types import SimpleNamespace
+
+    import state
+    import torch
+    from lib import model
+
+    net = model.GPT(model.Shape(layers=2, heads=2, dim=32, context=16))
+    made = []
+    for rank in range(ranks):
+        here = SimpleNamespace(rank=rank, world_size=ranks, control=None)
+        made.append(state.Globals(net, here, torch.device("cpu"), fragments=2, lr=1.0, momentum=0.0))
+    vector = torch.randn(sum(made[0].values[name].numel() for name in made[0].fragments[1]))
+    parts = [one.part(vector) for one in made]
+
+    def all_gather(into: list[Any], _mine: Any, group: object) -> None:
+        for place, part in zip(into, parts, strict=True):
+            place.copy_(part)
+
+    monkeypatch.setattr(state.dist, "all_gather", all_gather)
+    assert all(torch.equal(one.whole(1, part), vector) for one, part in zip(made, parts, strict=True))

@@ -105,6 +105,7 @@ def test_a_group_alone_is_no_quorum_where_there_are_others(groups: int, table: d
         ),
         ({"sync_evry": 10}, "sync_evry"),
         ({"bits": 16}, "32, 8, 4 or 2"),
+        ({"bits": 4, "top_k": 0.01}, "bits = 4 and top_k = 0.01 cannot be used together"),
     ],
 )
 def test_the_table_refuses(table: dict[str, Any], said: str) -> None:

@@ -1,0 +1,87 @@
+"""Whether a program goes on from a checkpoint: its program, data, seed, shape, batch and optimizer beside those of the checkpoint.
+
+complete.json of a checkpoint holds what `told` returns. What must be equal and is not ends the program with one sentence;
+what may differ is applied from now on, and said.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from . import checkpoint, metrics
+from .ranks import Ranks
+
+# Options that change no number of the training.
+_OF_THE_RUN = {
+    "config", "device", "run_dir", "log_every", "profile_steps", "profile_ranks", "checkpoint_dir", "checkpoint_every",
+    "checkpoint_keep", "checkpoint_async", "workers", "test_windows", "test_rollouts", "compile", "data", "model",
+}  # fmt: skip
+# What a checkpoint of another value cannot be continued with: other tensors, another order of the data, other moments.
+_EQUAL = {
+    "data", "seed", "shape", "layers", "heads", "kv_heads", "dim", "context", "width", "image_size", "optimizer",
+}  # fmt: skip
+
+Told = dict[str, Any]
+
+
+def told(program: str, args: argparse.Namespace, *, without: Iterable[str] = (), **more: Any) -> Told:
+    """What a checkpoint says of the run that writes it. program: as below launchers/. without: options that change no number."""
+    left_out = _OF_THE_RUN | set(without)
+    arguments = {name: value for name, value in vars(args).items() if name not in left_out} | more
+    return {"program": program, "arguments": json.loads(json.dumps(arguments, default=str))}
+
+
+def check(found: Path, now: Told, here: Ranks, log: metrics.Metrics, *, equal: Iterable[str] = ()) -> None:
+    """End the program where it cannot go on from `found`; else say what differs. equal: further names that may not differ.
+
+    Called by all ranks; the first one looks and says.
+    """
+    box: list[Any] = [_judged(found, checkpoint.marker(found), now, _EQUAL | set(equal)) if here.is_first else None]
+    dist.broadcast_object_list(box, src=0, group=here.control)
+    refusal, changed = box[0]
+    if refusal:
+        raise SystemExit(refusal if here.is_first else 1)
+    if changed:
+        log.record(
+            "changed",
+            f"options that differ from {found.name}'s hold from now on: {'; '.join(changed)}",
+            changed=changed,
+        )
+
+
+def _judged(found: Path, then: dict[str, Any], now: Told, equal: set[str]) -> tuple[str | None, list[str]]:
+    """Why the program cannot go on, if so; and what differs but is applied."""
+    if "program" not in then:  # written before checkpoints said so
+        return None, []
+    if then["program"] != now["program"]:
+        return (
+            f"{found}: written by {then['program']}; {now['program']} cannot read it.\n"
+            "  try: --checkpoint-dir with a folder of its own",
+            [],
+        )
+    before, after = then["arguments"], now["arguments"]
+    names = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+    changed = [f"{_option(name)} {_shown(before.get(name))} -> {_shown(after.get(name))}" for name in names]
+    if any(name in equal for name in names):
+        kept = [
+            f"{_option(name)} is {_shown(after.get(name))}, and the checkpoint's is {_shown(before.get(name))}"
+            for name in names
+            if name in equal
+        ]
+        return (
+            f"{found}: {'; '.join(kept)}.\n  try: the checkpoint's value, or another --checkpoint-dir to start anew",
+            [],
+        )
+    return None, changed
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)
