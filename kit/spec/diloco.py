@@ -38,7 +38,10 @@ class DiLoCo(Model):
     outer_momentum: float | None = Field(default=None, ge=0, lt=1, description="Its momentum.")
     bits: Literal[32, 8, 4, 2] | None = Field(default=None, description="Of each value that is sent.")
     top_k: float | None = Field(
-        default=None, gt=0, le=1, description="Share of the values that is sent, the largest ones; not together with bits."
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the values that is sent, the largest ones; not together with bits.",
     )
     inside: Literal["ddp", "fsdp"] | None = Field(default=None, description="How the ranks of a group share the work.")
     wire: Literal["auto", "gloo", "nccl"] | None = Field(default=None, description="What carries the averages.")
