@@ -43,8 +43,8 @@ def prepare(resolved: Resolved, allocation: Allocation) -> Extra:
         key for key in ("deepspeed", "megatron", "rl", "sft") if key != framework and getattr(job, key) is not None
     ]
     if unread:
-        got, allowed = f"a table that launcher {job.launcher!r} does not read", "options of its program in args"
-        raise ConfigError.of(*(Fault(file=file, key=key, got=got, allowed=allowed) for key in unread))
+        problem = f"launcher {job.launcher!r} does not read this table: options of its program go into args"
+        raise ConfigError.of(*(Fault(key=key, problem=problem, hint=f"remove [{key}]") for key in unread), file=file)
     if framework is None:
         return Extra()
     module = import_module(f"kit.frameworks.{framework}")

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from kit.allocation import Allocation
-from kit.errors import ConfigError, Fault, did_you_mean
+from kit.errors import ConfigError, Fault, nearest
 from kit.frameworks import Extra
+from kit.frameworks.rules import multiple
+from kit.spec.form import shown
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.paths import is_launchers
+from kit.validation import toml
 
 FILE = "ds_config.json"
 OPTIONS = Path(__file__).with_name("deepspeed-options.toml")
@@ -37,11 +40,12 @@ def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) 
 
 
 def _not_options(job: Job, file: str) -> Iterator[Fault]:
-    """Options of the other GPT programs, in whose place the launcher's program reads the configuration."""
+    """Options of the other GPT programs that this launcher's program does not read: the configuration has them."""
     given = {word.partition("=")[0] for word in job.args}
     for option, key in (("--batch-size", _TOTAL), ("--accumulate", _STEPS), ("--clip", "gradient_clipping")):
         if option in given:
-            yield Fault(file=file, key="args", got=option, allowed=f"deepspeed.{key} in its place")
+            problem = f"with [deepspeed], {option} is not read: the configuration has the key deepspeed.{key}"
+            yield Fault(file=file, key="args", problem=problem, hint=f"[deepspeed]\n       {key} = 1")
 
 
 def resolve(table: Mapping[str, Any], world_size: int, *, file: str) -> dict[str, Any]:
@@ -53,14 +57,15 @@ def resolve(table: Mapping[str, Any], world_size: int, *, file: str) -> dict[str
         name for name, value in given.items() if not isinstance(value, int) or isinstance(value, bool) or value < 1
     ]
     faults += [
-        Fault(file=file, key=f"deepspeed.{n}", got=repr(given[n]), allowed="a whole number of 1 or more") for n in wrong
+        Fault(key=f"deepspeed.{n}", problem=f"{shown(given[n])} is not a whole number of 1 or more", hint=f"{n} = 1")
+        for n in wrong
     ]
     if not wrong:
         config |= _batch_sizes(given, world_size)
         if config[_MICRO] * config[_STEPS] * world_size != config[_TOTAL]:
             faults.append(_uneven(given, world_size, file))
     if faults:
-        raise ConfigError.of(*faults)
+        raise ConfigError.of(*faults, file=file)
     return config
 
 
@@ -78,17 +83,16 @@ def _batch_sizes(given: Mapping[str, int], world_size: int) -> dict[str, int]:
 def _uneven(given: Mapping[str, int], world_size: int, file: str) -> Fault:
     """The total batch size that is not the product, or no multiple, of what else was given."""
     micro, steps = given.get(_MICRO), given.get(_STEPS)
-    parts = [f"{micro} a GPU"] if micro else []
+    parts = [f"{micro} per GPU"] if micro else []
     parts += [f"{steps} accumulation steps"] if steps else []
     product, text = (micro or 1) * (steps or 1) * world_size, " x ".join([*parts, f"{world_size} ranks"])
-    whole = micro and steps
-    return Fault(
-        file=file,
-        key=f"deepspeed.{_TOTAL}",
-        got=f"{given[_TOTAL]}, with {text}" + (f" = {product}" if whole else ""),
-        allowed=f"{_MICRO} x {_STEPS} x world size" if whole else f"a multiple of {product}",
-        hint="leave one of them out" if whole else "",
-    )
+    if micro and steps:
+        problem = f"{given[_TOTAL]} is not {text} = {product}"
+        hint = f"{_TOTAL} = {product}, or remove one of the three"
+    else:
+        problem = f"{given[_TOTAL]} is not a multiple of {text} = {product}"
+        hint = f"{_TOTAL} = {multiple(given[_TOTAL], product)}"
+    return Fault(file=file, key=f"deepspeed.{_TOTAL}", problem=problem, hint=hint)
 
 
 def _misspelt(table: Mapping[str, Any], file: str, prefix: str = "deepspeed") -> Iterator[Fault]:
@@ -96,10 +100,9 @@ def _misspelt(table: Mapping[str, Any], file: str, prefix: str = "deepspeed") ->
     known = tomllib.loads(OPTIONS.read_text(encoding="utf-8"))
     for key, value in table.items():
         where, names = f"{prefix}.{key}", known[prefix]
-        if key not in names and (hint := did_you_mean(key, names, cutoff=_ALIKE)):
-            yield Fault(
-                file=file, key=where, got="a key that DeepSpeed does not know", allowed="its own keys", hint=hint
-            )
+        if key not in names and (near := nearest(key, names, cutoff=_ALIKE)):
+            problem = f"DeepSpeed has no such key; did you mean {near!r}?"
+            yield Fault(file=file, key=where, problem=problem, hint=f"{near} = {toml(value)}")
         if where in known and isinstance(value, Mapping):
             yield from _misspelt(value, file, where)
 
@@ -108,17 +111,23 @@ def _contradictions(table: Mapping[str, Any], file: str) -> Iterator[Fault]:
     zero = table.get("zero_optimization", {})
     stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
     if stage not in {0, 1, 2, 3}:
-        yield Fault(file=file, key="deepspeed.zero_optimization.stage", got=repr(stage), allowed="0, 1, 2 or 3")
+        problem = f"{shown(stage)} is not a stage of ZeRO"
+        yield Fault(
+            file=file, key="deepspeed.zero_optimization.stage", problem=problem, allowed="0, 1, 2, 3", hint="stage = 2"
+        )
     elif isinstance(zero, Mapping):
         if "offload_param" in zero and stage != 3:
             key = "deepspeed.zero_optimization.offload_param"
-            yield Fault(file=file, key=key, got=f"with stage {stage}", allowed="stage 3: only it shards parameters")
+            problem = f"stage {stage} cannot offload parameters: only stage 3 shards them"
+            yield Fault(file=file, key=key, problem=problem, hint="stage = 3")
         if "offload_optimizer" in zero and stage == 0:
             key = "deepspeed.zero_optimization.offload_optimizer"
-            yield Fault(file=file, key=key, got="with stage 0", allowed="stage 1, 2 or 3")
+            problem = "stage 0 cannot offload the optimizer: stages 1, 2 and 3 shard it"
+            yield Fault(file=file, key=key, problem=problem, hint="stage = 1")
     on = [name for name in ("fp16", "bf16") if isinstance(table.get(name), Mapping) and table[name].get("enabled")]
     if len(on) == 2:
-        yield Fault(file=file, key="deepspeed.bf16.enabled", got="true, and fp16 too", allowed="one of them")
+        problem = "fp16 and bf16 are both enabled, and DeepSpeed trains in one of them"
+        yield Fault(file=file, key="deepspeed.bf16.enabled", problem=problem, hint="enabled = false")
 
 
 def _autos(table: Mapping[str, Any], file: str, prefix: str = "deepspeed") -> Iterator[Fault]:
@@ -128,4 +137,5 @@ def _autos(table: Mapping[str, Any], file: str, prefix: str = "deepspeed") -> It
         if isinstance(value, Mapping):
             yield from _autos(value, file, where)
         elif value == "auto" and not (prefix == "deepspeed" and key in {_TOTAL, _MICRO, _STEPS}):
-            yield Fault(file=file, key=where, got="'auto'", allowed="a value: DeepSpeed itself refuses 'auto' here")
+            problem = "'auto' is the Hugging Face Trainer's word: DeepSpeed itself needs a value here"
+            yield Fault(file=file, key=where, problem=problem, hint="write the value, or remove the line")

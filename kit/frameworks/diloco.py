@@ -1,4 +1,4 @@
-"""DiLoCo: the job's nodes come apart into replica groups, each a training of its own that averages with the others now and then.
+"""DiLoCo: split the nodes into replica groups that train independently and periodically average parameters.
 
 `replica_groups` says who is in which group; the start shape `replicas` makes it so.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kit.allocation import Allocation
 from kit.errors import ConfigError, Fault
 from kit.frameworks import Extra
+from kit.frameworks.rules import divisor, multiple
 from kit.spec.diloco import DiLoCo
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
@@ -26,9 +27,6 @@ _JOIN_MS, _HEARTBEAT_MS = 60_000, 5_000
 
 # Nodes drawn one by one; of more, the first ones and the last.
 _DRAWN = 8
-
-# Key, what it is, what is allowed.
-Broken = tuple[str, object, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +122,7 @@ def replica_groups(
     ranks = ranks_per_node or gpus_per_node or here
     broken = [*_indivisible(nodes, gpus_per_node, ranks, here, span), *_too_few(table, nodes * here // span)]
     if broken:
-        raise ConfigError.of(
-            *(Fault(file=file, key=key, got=str(got), allowed=allowed) for key, got, allowed in broken)
-        )
+        raise ConfigError.of(*broken, file=file)
     gpus = gpus_per_node // here
     return tuple(
         Group(
@@ -182,21 +178,28 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _indivisible(nodes: int, gpus: int, ranks: int, here: int, span: int) -> Iterator[Broken]:
+def _indivisible(nodes: int, gpus: int, ranks: int, here: int, span: int) -> Iterator[Fault]:
     if gpus % here:
-        yield "diloco.replicas_per_node", here, f"a divisor of the GPUs of a node, {gpus}"
+        problem = f"{here} groups cannot share the {gpus} GPUs of a node evenly"
+        hint = f"replicas_per_node = {divisor(here, gpus)}"
+        yield Fault(key="diloco.replicas_per_node", problem=problem, hint=hint)
     if ranks % here:
-        yield "resources.ranks_per_node", ranks, f"a multiple of diloco.replicas_per_node, {here}"
+        problem = f"{ranks} ranks cannot be shared out evenly over diloco.replicas_per_node = {here}"
+        hint = f"ranks_per_node = {multiple(ranks, here)}"
+        yield Fault(key="resources.ranks_per_node", problem=problem, hint=hint)
     if nodes % span:
-        yield "diloco.nodes_per_replica", span, f"a divisor of the nodes, {nodes}"
+        problem = f"{nodes} nodes cannot be split into groups of {span}"
+        hint = f"nodes_per_replica = {divisor(span, nodes)}"
+        yield Fault(key="diloco.nodes_per_replica", problem=problem, hint=hint)
 
 
-def _too_few(table: DiLoCo, groups: int) -> Iterator[Broken]:
+def _too_few(table: DiLoCo, groups: int) -> Iterator[Fault]:
     asked = table.min_replicas
     if asked is None:
         return
     if asked > max(groups, 1):
-        yield "diloco.min_replicas", asked, f"at most {groups}, the groups that there are"
+        problem = f"{asked} is more than the {groups} groups that there are: nothing would ever be averaged"
+        yield Fault(key="diloco.min_replicas", problem=problem, hint=f"min_replicas = {max(groups, 1)}")
     elif asked < 2 <= groups:
-        allowed = f"2 to {groups}: a group that starts alone would set the model back to its start"
-        yield "diloco.min_replicas", asked, allowed
+        problem = "a group that starts alone would set the model back to its start: 2 is the least"
+        yield Fault(key="diloco.min_replicas", problem=problem, hint="min_replicas = 2")

@@ -22,18 +22,13 @@ def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) 
         return Extra()
     options = completed(job.megatron, job.checkpoint)
     broken = [
-        *((f"megatron.{key}", got, allowed) for key, got, allowed in megatron_options.faults(options)),
-        *(
-            (f"megatron.{key}", got, allowed)
-            for key, got, allowed in megatron_rules.broken(options, allocation.world_size)
-        ),
+        *megatron_options.faults(options),
+        *megatron_rules.broken(options, allocation.world_size),
         *_checkpoint(job.checkpoint),
         *_environment(options, job.env),
     ]
     if broken:
-        raise ConfigError.of(
-            *(Fault(file=file, key=key, got=str(got), allowed=allowed) for key, got, allowed in broken)
-        )
+        raise ConfigError.of(*broken, file=file)
     return Extra(args=tuple(megatron_options.words(options)))
 
 
@@ -53,16 +48,17 @@ def completed(table: Megatron, checkpoint: Checkpoint) -> dict[str, Any]:
     return options
 
 
-def _checkpoint(checkpoint: Checkpoint) -> Iterator[megatron_rules.Broken]:
+def _checkpoint(checkpoint: Checkpoint) -> Iterator[Fault]:
     """What Megatron-LM has no option for."""
     if checkpoint.every == 0:
-        yield "checkpoint.every", 0, "1 or more: Megatron-LM saves by steps"
+        yield Fault(key="checkpoint.every", problem="0 is too small: Megatron-LM saves by steps", hint="every = 1000")
     if checkpoint.keep is not None:
-        allowed = "nothing: Megatron-LM removes none but those between two megatron.save_retain_interval"
-        yield "checkpoint.keep", checkpoint.keep, allowed
+        problem = "Megatron-LM removes no checkpoints but those between two of megatron.save_retain_interval"
+        yield Fault(key="checkpoint.keep", problem=problem, hint="remove the line")
 
 
-def _environment(options: dict[str, Any], env: dict[str, str]) -> Iterator[megatron_rules.Broken]:
+def _environment(options: dict[str, Any], env: dict[str, str]) -> Iterator[Fault]:
     fsdp = next((name for name in ("use_torch_fsdp2", "use_megatron_fsdp") if options.get(name)), None)
     if fsdp and env.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-        yield "env.CUDA_DEVICE_MAX_CONNECTIONS", "1", f"more than 1 with megatron.{fsdp}, such as '8'"
+        problem = f"megatron.{fsdp} needs more than one connection"
+        yield Fault(key="env.CUDA_DEVICE_MAX_CONNECTIONS", problem=problem, hint='CUDA_DEVICE_MAX_CONNECTIONS = "8"')

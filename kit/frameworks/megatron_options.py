@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from kit.errors import Fault, nearest
+from kit.spec.form import shown
+from kit.validation import toml
 
 FILE = Path(__file__).with_name("megatron-options.toml")
 # How alike an unknown name and a known one are when the first is taken for a misspelt second, of difflib's 0 to 1.
@@ -45,16 +48,18 @@ def _words(key: str, value: Any) -> list[str]:
     return [name, str(value)]
 
 
-def faults(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Key, what it is, what is allowed: names that are misspelt, values that the option cannot take."""
+def faults(options: Mapping[str, Any]) -> Iterator[Fault]:
+    """Names that are misspelt, values that the option cannot take."""
     kinds = known()
     names = {*kinds["value"], *kinds["several"], *kinds["bare"], *kinds["both"], *kinds["off"]}
     for key, value in options.items():
+        where, valued = f"megatron.{key}", key in kinds["value"] | kinds["several"]
         if key not in names:
-            near = get_close_matches(key, names, n=1, cutoff=_ALIKE)
-            if near:
-                yield key, "an option that Megatron-LM does not know", f"{near[0]}; one of your own goes into args"
-        elif isinstance(value, bool) and key in kinds["value"] | kinds["several"]:
-            yield key, str(value).lower(), "a value: the option is no switch"
-        elif not isinstance(value, bool) and key not in kinds["value"] | kinds["several"]:
-            yield key, repr(value), "true or false: the option is a switch"
+            if near := nearest(key, names, cutoff=_ALIKE):
+                problem = f"Megatron-LM has no such option; did you mean {near!r}? An option of your own goes into args"
+                yield Fault(key=where, problem=problem, hint=f"{near} = {toml(value)}")
+        elif isinstance(value, bool) and valued:
+            yield Fault(key=where, problem=f"the option takes a value, and not {shown(value)}", hint=f"{key} = 1")
+        elif not isinstance(value, bool) and not valued:
+            problem = f"the option is a switch: it takes true or false, and not {shown(value)}"
+            yield Fault(key=where, problem=problem, hint=f"{key} = true")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Key, what it is, what is allowed.
-Broken = tuple[str, object, str]
+from kit.errors import Fault
+from kit.frameworks.rules import divisor, multiple
 
 # Layers are dealt out by hand where one of these is given.
 _UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout")
@@ -24,7 +24,7 @@ _TOKENIZERS = {
 }
 
 
-def broken(options: Mapping[str, Any], world_size: int) -> Iterator[Broken]:
+def broken(options: Mapping[str, Any], world_size: int) -> Iterator[Fault]:
     """Every rule that the options break."""
     yield from _ranks(options, world_size)
     yield from _model(options)
@@ -33,97 +33,123 @@ def broken(options: Mapping[str, Any], world_size: int) -> Iterator[Broken]:
     yield from _data(options)
 
 
+def _fault(key: str, problem: str, hint: str) -> Fault:
+    return Fault(key=f"megatron.{key}", problem=problem, hint=hint)
+
+
 def _sizes(options: Mapping[str, Any]) -> tuple[int, int, int]:
     tp, pp, cp = (options[f"{kind}_parallel_size"] for kind in ("tensor_model", "pipeline_model", "context"))
     return tp, pp, cp
 
 
-def _ranks(options: Mapping[str, Any], world_size: int) -> Iterator[Broken]:
+def _ranks(options: Mapping[str, Any], world_size: int) -> Iterator[Fault]:
     """TP x PP x CP x DP is the world; experts share the ranks of a pipeline stage; a batch is dealt out evenly."""
     tp, pp, cp = _sizes(options)
     model = tp * pp * cp
     if world_size % model:
-        got = f"{tp} x PP {pp} x CP {cp} = {model}"
-        yield "tensor_model_parallel_size", got, f"a divisor of the world size, {world_size}"
+        problem = f"TP {tp} x PP {pp} x CP {cp} = {model} does not divide the world size, {world_size}"
+        yield _fault("tensor_model_parallel_size", problem, f"tensor_model_parallel_size = {divisor(tp, world_size)}")
         return
     data = world_size // model
     experts, tp_of_experts = options["expert_model_parallel_size"], options.get("expert_tensor_parallel_size", tp)
     if (world_size // pp) % (experts * tp_of_experts):
-        allowed = f"a divisor of data x context parallel ranks, {data * cp}"
+        problem, most = f"{experts} does not divide the {data * cp} data x context parallel ranks", data * cp
         if tp_of_experts != tp:
-            allowed = f"with expert_tensor_parallel_size {tp_of_experts}, a divisor of the {world_size // pp} ranks of a stage"
-        yield "expert_model_parallel_size", experts, allowed
+            product, most = (
+                f"{experts} x expert_tensor_parallel_size {tp_of_experts}",
+                world_size // pp // tp_of_experts,
+            )
+            problem = f"{product} does not divide the {world_size // pp} ranks of a pipeline stage"
+        hint = f"expert_model_parallel_size = {divisor(experts, max(1, most))}"
+        yield _fault("expert_model_parallel_size", problem, hint)
     micro, whole = options["micro_batch_size"], options["global_batch_size"]
     if whole % (micro * data):
-        got = f"{whole} with micro batch {micro} on {data} data parallel ranks"
-        yield "global_batch_size", got, f"a multiple of {micro * data}"
+        problem = f"{whole} is not a multiple of micro batch {micro} x {data} data parallel ranks = {micro * data}"
+        yield _fault("global_batch_size", problem, f"global_batch_size = {multiple(whole, micro * data)}")
 
 
-def _model(options: Mapping[str, Any]) -> Iterator[Broken]:
+def _model(options: Mapping[str, Any]) -> Iterator[Fault]:
     """What the ranks of a layout share must come apart evenly."""
     tp, pp, cp = _sizes(options)
     heads, hidden, groups = options["num_attention_heads"], options["hidden_size"], options.get("num_query_groups")
     if heads % tp:
-        yield "num_attention_heads", heads, f"a multiple of the tensor parallel size, {tp}"
+        problem = f"{heads} heads cannot be shared out evenly over {tp} tensor parallel ranks"
+        yield _fault("num_attention_heads", problem, f"num_attention_heads = {multiple(heads, tp)}")
     if groups and heads % groups:
-        yield "num_query_groups", groups, f"a divisor of num_attention_heads, {heads}"
+        problem = f"{groups} does not divide num_attention_heads, {heads}"
+        yield _fault("num_query_groups", problem, f"num_query_groups = {divisor(groups, heads)}")
     elif groups and groups % tp and tp % groups:  # fewer groups than ranks: each is on several
-        yield "num_query_groups", groups, f"a multiple or a divisor of the tensor parallel size, {tp}"
+        problem = f"{groups} is neither a multiple nor a divisor of the {tp} tensor parallel ranks"
+        yield _fault("num_query_groups", problem, f"num_query_groups = {divisor(groups, tp)}")
     if hidden % heads and "kv_channels" not in options:
-        yield "hidden_size", hidden, f"a multiple of num_attention_heads, {heads}"
+        problem = f"{hidden} is not a multiple of num_attention_heads, {heads}"
+        yield _fault("hidden_size", problem, f"hidden_size = {multiple(hidden, heads)}")
     layers = options["num_layers"] + sum(
         bool(options.get(f"account_for_{what}_in_pipeline_split")) for what in ("embedding", "loss")
     )
     if layers % pp and not any(key in options for key in _UNEVEN):
-        yield "num_layers", layers, f"a multiple of the pipeline parallel size, {pp}"
+        problem = f"{layers} layers cannot be split into {pp} pipeline stages of one size"
+        yield _fault("num_layers", problem, f"num_layers = {multiple(layers, pp) - layers + options['num_layers']}")
     length, positions = options["seq_length"], options["max_position_embeddings"]
     if cp > 1 and length % (2 * cp):
-        yield "seq_length", length, f"a multiple of 2 x context parallel size, {2 * cp}"
+        problem = f"{length} is not a multiple of 2 x {cp} context parallel ranks"
+        yield _fault("seq_length", problem, f"seq_length = {multiple(length, 2 * cp)}")
     if positions < length:
-        yield "max_position_embeddings", positions, f"at least seq_length, {length}"
+        problem = f"{positions} is below seq_length, {length}"
+        yield _fault("max_position_embeddings", problem, f"max_position_embeddings = {length}")
 
 
-def _experts(options: Mapping[str, Any]) -> Iterator[Broken]:
+def _experts(options: Mapping[str, Any]) -> Iterator[Fault]:
     tp, ep, experts = _sizes(options)[0], options["expert_model_parallel_size"], options.get("num_experts")
     if options["sequence_parallel"] and tp == 1:
-        yield "sequence_parallel", "true", "with a tensor parallel size above 1"
+        problem = "sequence parallelism needs a tensor parallel size above 1"
+        yield _fault("sequence_parallel", problem, "sequence_parallel = false")
     if ep > 1 and not experts:
-        yield "expert_model_parallel_size", ep, "1, unless num_experts is set"
+        problem = f"{ep} ranks cannot share experts: num_experts is not set"
+        yield _fault("expert_model_parallel_size", problem, f"num_experts = {ep}")
     elif experts and experts % ep:
-        yield "num_experts", experts, f"a multiple of the expert parallel size, {ep}"
+        problem = f"{experts} experts cannot be shared out evenly over {ep} expert parallel ranks"
+        yield _fault("num_experts", problem, f"num_experts = {multiple(experts, ep)}")
     # megatron.core's MoELayer raises it in the first forward.
     if experts and tp > 1 and not options["sequence_parallel"]:
-        yield "sequence_parallel", "false, with experts and tensor parallelism", "true"
+        problem = "experts with tensor parallelism need sequence parallelism"
+        yield _fault("sequence_parallel", problem, "sequence_parallel = true")
 
 
-def _training(options: Mapping[str, Any]) -> Iterator[Broken]:
+def _training(options: Mapping[str, Any]) -> Iterator[Fault]:
     """Options that need, or exclude, one another."""
     if options.get("fp16") and options.get("bf16"):
-        yield "bf16", "true, and fp16 too", "one of them"
+        yield _fault("bf16", "bf16 and fp16 are both on, and Megatron-LM trains in one of them", "fp16 = false")
     if options.get("lr") is not None and options.get("min_lr", 0) > options["lr"]:
-        yield "min_lr", options["min_lr"], f"at most lr, {options['lr']}"
+        problem = f"{options['min_lr']} is above lr, {options['lr']}"
+        yield _fault("min_lr", problem, f"min_lr = {options['lr'] / 10:g}")
     lengths = [key for key in ("train_iters", "train_samples") if options.get(key)]
     if len(lengths) != 1 and not options.get("skip_train"):
-        yield "train_iters", " and ".join(lengths) or "nothing", "either train_iters or train_samples"
+        problem = "nothing says how long to train" if not lengths else "train_iters and train_samples are both given"
+        yield _fault("train_iters", problem, "train_iters = 1000" if not lengths else "remove one of them")
     if options.get("lr_warmup_fraction") is not None:
         for key in ("lr_warmup_iters", "lr_warmup_samples"):
             if options.get(key):
-                yield key, options[key], "without lr_warmup_fraction"
+                yield _fault(
+                    key, "lr_warmup_fraction is given too, and Megatron-LM takes one of them", "remove one of them"
+                )
     if "save" in options and not options.get("save_interval"):
-        yield "save", options["save"], "with save_interval: Megatron-LM refuses one without the other"
+        yield _fault("save", "Megatron-LM saves only with a save_interval", "save_interval = 1000")
     if options.get("overlap_param_gather"):
         if not (options.get("use_distributed_optimizer") or options.get("use_megatron_fsdp")):
-            yield "overlap_param_gather", "true", "with use_distributed_optimizer"
+            problem = "it needs the distributed optimizer"
+            yield _fault("overlap_param_gather", problem, "use_distributed_optimizer = true")
         if not options.get("overlap_grad_reduce"):
-            yield "overlap_param_gather", "true", "with overlap_grad_reduce"
+            yield _fault("overlap_param_gather", "it needs overlap_grad_reduce", "overlap_grad_reduce = true")
 
 
-def _data(options: Mapping[str, Any]) -> Iterator[Broken]:
+def _data(options: Mapping[str, Any]) -> Iterator[Fault]:
     given = [key for key in ("mock_data", "data_path") if options.get(key)]
     given += [key for key in ("train_data_path", "valid_data_path", "test_data_path") if options.get(key)][:1]
     if len(given) > 1:
-        yield given[1], f"given, and {given[0]} too", "one source of data"
+        yield _fault(given[1], f"{given[0]} is given too, and there is one source of data", "remove one of them")
     tokenizer = options.get("tokenizer_type")
     for key in _TOKENIZERS.get(str(tokenizer), ()):
         if options.get(key) is None:
-            yield key, "nothing", f"a value: {tokenizer} needs it"
+            example = "32000" if key == "vocab_size" else '"/data/tokenizer.model"'
+            yield _fault(key, f"{tokenizer} needs it", f"{key} = {example}")

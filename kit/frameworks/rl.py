@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tomli_w
 
 from kit.allocation import Allocation
-from kit.errors import ConfigError, Fault, did_you_mean
+from kit.errors import ConfigError, Fault, nearest
 from kit.frameworks import Extra
+from kit.frameworks.rules import divisor, multiple
+from kit.spec.form import shown
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.programs import Program, Programs
 from kit.spec.rl import Rl, Sft
 from kit.spec.roles import Role, filled
 from kit.spec.training import Checkpoint
+from kit.validation import toml
 
 FOLDER = "configs"
 Options = dict[str, Any]
-# Key, what it is, what is allowed, what to try.
-Broken = tuple[str, object, str, str]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
@@ -66,10 +67,10 @@ def prepared(name: str, table: Sft, job: Job, allocation: Allocation, *, launche
     """What a table adds to a job. name: of the table, 'rl' or 'sft'."""
     known = launcher.programs
     if table.programs not in known:
-        hint = did_you_mean(table.programs, known)
-        raise ConfigError.of(
-            Fault(file=file, key=f"{name}.programs", got=repr(table.programs), allowed=", ".join(known), hint=hint)
-        )
+        near = nearest(table.programs, known) or next(iter(known), "")
+        problem = f"launcher {job.launcher!r} has no programs {table.programs!r}; did you mean {near!r}?"
+        allowed, hint = ", ".join(known), f'programs = "{near}"'
+        raise ConfigError.of(Fault(file=file, key=f"{name}.programs", problem=problem, allowed=allowed, hint=hint))
     made = resolve(
         table, known[table.programs], name=name, gpus=allocation.gpus_per_node, checkpoint=job.checkpoint, file=file
     )
@@ -105,11 +106,10 @@ def resolve(table: Sft, programs: Programs, *, name: str, gpus: int, checkpoint:
     derived = _derived(table, gpus) if not broken else {}
     values = {**programs.defaults, **table.shared(), **_checkpoint(checkpoint), **derived}
     options = _options(table, programs, values)
-    broken += [*_nowhere(table, programs), *_unknown(options, programs), *_across(options, programs)]
-    faults = [Fault(file=file, key=f"{name}.{k}", got=str(got), allowed=why, hint=hint) for k, got, why, hint in broken]
-    faults += _unsaved(checkpoint, programs, file)
+    broken += [*_nowhere(table, programs), *_unknown(options, programs, name), *_across(options, programs, name)]
+    faults = [*(replace(fault, key=f"{name}.{fault.key}") for fault in broken), *_unsaved(checkpoint, programs)]
     if faults:
-        raise ConfigError.of(*faults)
+        raise ConfigError.of(*faults, file=file)
     return Resolved(
         options=options, roles={role: _role(role, program, table, values) for role, program in programs.roles.items()}
     )
@@ -128,25 +128,31 @@ def _role(name: str, program: Program, table: Sft, values: Options) -> Role:
     return Role.model_validate(given)
 
 
-def _layout(table: Sft, programs: Programs, gpus: int) -> Iterator[Broken]:
+def _layout(table: Sft, programs: Programs, gpus: int) -> Iterator[Fault]:
     """Nodes and GPUs that do not divide, or that the programs do not divide."""
     group = table.nodes_per_fsdp_group
     if group is not None and table.num_train_nodes % group:
-        yield "nodes_per_fsdp_group", group, f"a divisor of num_train_nodes, {table.num_train_nodes}", ""
+        problem = f"{group} does not divide num_train_nodes, {table.num_train_nodes}"
+        hint = f"nodes_per_fsdp_group = {divisor(group, table.num_train_nodes)}"
+        yield Fault(key="nodes_per_fsdp_group", problem=problem, hint=hint)
     if not isinstance(table, Rl):
         return
     tp, dp, nodes = table.parallel.tp, table.parallel.dp, table.num_infer_nodes
+    parallel, per_node = "", f"{nodes} inference nodes x {gpus} GPUs"
     if tp > 1 and "tp" not in programs.keys:
-        yield "parallel.tp", tp, f"1: each GPU holds a whole model in the programs {table.programs!r}", "say dp alone"
+        parallel = f"in the programs {table.programs!r} each GPU holds a whole model: only dp can be above 1"
     elif gpus and gpus % tp:
-        yield "parallel.tp", tp, f"a divisor of gpus_per_node, {gpus}: a copy of the model stays on its node", ""
-    elif gpus and dp is not None and tp * dp != gpus * nodes:
-        got = f"tp {tp} x dp {dp} = {tp * dp}"
-        yield "parallel.dp", got, f"{gpus * nodes}: {nodes} inference nodes x {gpus} GPUs", f"dp = {gpus * nodes // tp}"
+        parallel = f"{tp} does not divide gpus_per_node, {gpus}: a copy of the model stays on its node"
     elif not gpus and tp > 1:
-        yield "parallel.tp", tp, "1 without GPUs", ""
+        parallel = "a node without GPUs holds a whole model: only dp can be above 1"
+    if parallel:
+        yield Fault(key="parallel.tp", problem=parallel, hint=f"tp = {divisor(tp, gpus) if gpus and gpus % tp else 1}")
+    elif gpus and dp is not None and tp * dp != gpus * nodes:
+        problem = f"tp {tp} x dp {dp} = {tp * dp} is not {per_node} = {gpus * nodes}"
+        yield Fault(key="parallel.dp", problem=problem, hint=f"dp = {gpus * nodes // tp}")
     elif not gpus and dp is not None and dp % nodes:
-        yield "parallel.dp", dp, f"a multiple of num_infer_nodes, {nodes}", ""
+        problem = f"{dp} copies cannot be shared out evenly over {nodes} inference nodes"
+        yield Fault(key="parallel.dp", problem=problem, hint=f"dp = {multiple(dp, nodes)}")
 
 
 def _derived(table: Sft, gpus: int) -> Options:
@@ -191,46 +197,52 @@ def _fill(options: Options, path: list[str], value: Any) -> None:
     options.setdefault(path[-1], value)
 
 
-def _nowhere(table: Sft, programs: Programs) -> Iterator[Broken]:
-    """Shared keys that none of these programs takes: it would be as if they had not been said."""
+def _nowhere(table: Sft, programs: Programs) -> Iterator[Fault]:
+    """Shared keys that none of these programs takes: they would be silently ignored."""
     for key in table.shared():
         if key not in programs.keys and not (key == "tokenizer" and table.tokenizer is None):
             known = ", ".join(k for k in programs.keys if k in type(table).model_fields)
-            yield key, "a value", f"of the shared keys, these programs take {known}", ""
+            yield Fault(key=key, problem="none of these programs takes this key", allowed=known, hint="remove the line")
 
 
-def _unsaved(checkpoint: Checkpoint, programs: Programs, file: str) -> Iterator[Fault]:
+def _unsaved(checkpoint: Checkpoint, programs: Programs) -> Iterator[Fault]:
     """The same of the job's [checkpoint]."""
     for key in _checkpoint(checkpoint):
         if key not in programs.keys:
             allowed = ", ".join(k for k in programs.keys if k.startswith("checkpoint."))
-            yield Fault(file=file, key=key, got="a value", allowed=f"these programs take {allowed}")
+            yield Fault(
+                key=key, problem="none of these programs takes this key", allowed=allowed, hint="remove the line"
+            )
 
 
-def _unknown(options: Mapping[str, Options], programs: Programs) -> Iterator[Broken]:
+def _unknown(options: Mapping[str, Options], programs: Programs, name: str) -> Iterator[Fault]:
     """Options that a program does not have, where its options are known."""
     for role, given in options.items():
         known = programs.roles[role].options
         if known is None:
             continue
-        for path in _paths(given):
+        for path, value in _flat(given):
             if path not in known:
-                hint = did_you_mean(path, known)
-                yield f"{role}.{path}", "an option that its program does not have", _few(known), hint
+                near = nearest(path, known)
+                problem = "its program has no such option" + (f"; did you mean {near!r}?" if near else "")
+                hint = f"[{name}.{role}]\n       {near} = {toml(value)}" if near else "remove the line"
+                yield Fault(key=f"{role}.{path}", problem=problem, allowed="" if near else _few(known), hint=hint)
 
 
-def _across(options: Mapping[str, Options], programs: Programs) -> Iterator[Broken]:
+def _across(options: Mapping[str, Options], programs: Programs, name: str) -> Iterator[Fault]:
     """What the roles must agree on."""
     for key in ("max_steps", "temperature", "output_dir"):
         found = _of_roles(options, programs, key)
         if len(set(found.values())) > 1:
-            got = ", ".join(f"{where} {value}" for where, value in found.items())
-            yield key, got, "one value for all roles", "say it once, as a shared key"
+            said = ", ".join(f"{where} = {shown(value)}" for where, value in found.items())
+            first = toml(next(iter(found.values())))
+            yield Fault(key=key, problem=f"the roles need one value: {said}", hint=f"[{name}]\n       {key} = {first}")
     lengths = _of_roles(options, programs, "seq_len")
     trainer = next((value for where, value in lengths.items() if where.startswith("trainer.")), None)
     for where, value in lengths.items():
         if trainer is not None and value > trainer:
-            yield where, value, f"at most the trainer's, {trainer}: it trains on what the others make", ""
+            problem = f"{value} is above the trainer's {trainer}, and it trains on what the others make"
+            yield Fault(key=where, problem=problem, hint=f"seq_len = {trainer}")
 
 
 def _of_roles(options: Mapping[str, Options], programs: Programs, key: str) -> Options:
@@ -246,12 +258,12 @@ def _of_roles(options: Mapping[str, Options], programs: Programs, key: str) -> O
     return found
 
 
-def _paths(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _paths(value, f"{prefix}{key}.")
+            yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}"
+            yield f"{prefix}{key}", value
 
 
 def _few(known: tuple[str, ...]) -> str:

@@ -10,12 +10,10 @@ from typing import Any
 from kit.allocation import Allocation
 from kit.errors import ConfigError, Fault
 from kit.frameworks import Extra, diloco
+from kit.frameworks.rules import multiple
 from kit.spec.diloco import DiLoCo
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
-
-# Key, what it is, what is allowed.
-Broken = tuple[str, object, str]
 
 REPLICATE, SHARD = "parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree"
 # Ranks that hold different parts of one copy of the model.
@@ -36,8 +34,9 @@ def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) 
     table = job.diloco or DiLoCo()
     unread = [name.removeprefix("--").replace("-", "_") for name in table.options() if name != _QUORUM]
     if unread:
-        allowed = "[fault_tolerance] of TorchTitan's own file"
-        raise ConfigError.of(*(Fault(file=file, key=f"diloco.{key}", got="a value", allowed=allowed) for key in unread))
+        problem = "TorchTitan reads this from its own file"
+        hint = "[fault_tolerance] in TorchTitan's file, and remove the line here"
+        raise ConfigError.of(*(Fault(key=f"diloco.{key}", problem=problem, hint=hint) for key in unread), file=file)
     least = diloco.least(table, len(groups(job, allocation, file=file)))
     quorum = f"--fault_tolerance.min_replica_size={least}"
     return replace(diloco.prepare(job, allocation, launcher=launcher, file=file), args=(quorum,))
@@ -73,7 +72,7 @@ def plain_ddp(config: Mapping[str, Any], words: Sequence[str], ranks: int) -> li
     return [f"--{REPLICATE}={max(1, ranks // split)}", f"--{SHARD}=1"]
 
 
-def broken(config: Mapping[str, Any], words: Sequence[str], *, ranks: int, count: int) -> Iterator[Broken]:
+def broken(config: Mapping[str, Any], words: Sequence[str], *, ranks: int, count: int) -> Iterator[Fault]:
     """Rules of TorchTitan that do not hold. ranks: of one replica group. count: of groups; their batches add up."""
     known = settings(config, words)
     degrees = [known[REPLICATE], *(known[key] for key in _SPLIT)]
@@ -82,16 +81,16 @@ def broken(config: Mapping[str, Any], words: Sequence[str], *, ranks: int, count
         shown = " x ".join(
             f"{key.removeprefix('parallelism.').removesuffix('_degree')} {known[key]}" for key in _degrees(known)
         )
-        yield (
-            "parallelism",
-            shown or f"a product of {prod(degrees)}",
-            f"degrees whose product is {ranks}, the ranks of a group",
-        )
+        problem = f"{shown or prod(degrees)} does not come to {ranks}, the ranks of a replica group"
+        yield Fault(key="parallelism", problem=problem, hint="[parallelism]\n       data_parallel_shard_degree = -1")
         return
     copies = known[REPLICATE] * shard * count
     if known[_GLOBAL] > 0 and known[_GLOBAL] % (known[_LOCAL] * copies):
-        allowed = f"a multiple of {known[_LOCAL] * copies}: {_LOCAL} {known[_LOCAL]} x {copies} copies of the model"
-        yield _GLOBAL, known[_GLOBAL], allowed
+        share = known[_LOCAL] * copies
+        problem = (
+            f"{known[_GLOBAL]} is not a multiple of {_LOCAL} {known[_LOCAL]} x {copies} copies of the model = {share}"
+        )
+        yield Fault(key=_GLOBAL, problem=problem, hint=f"global_batch_size = {multiple(known[_GLOBAL], share)}")
 
 
 def _degrees(known: Mapping[str, int]) -> list[str]:

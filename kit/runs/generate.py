@@ -116,12 +116,8 @@ def completed(resolved: Resolved, allocation: Allocation, asked: Asked, titan: M
         groups = torchtitan.groups(job, allocation, file=resolved.job_file)
         ranks, count = groups[0].world_size, len(groups)
     words = [*(torchtitan.plain_ddp(titan, job.args, ranks) if asked.use_ddp else []), *job.args]
-    faults = [
-        Fault(file=config.shown(asked.config_file), key=key, got=str(got), allowed=allowed)
-        for key, got, allowed in torchtitan.broken(titan, words, ranks=ranks, count=count)
-    ]
-    if faults:
-        raise ConfigError.of(*faults)
+    if faults := [*torchtitan.broken(titan, words, ranks=ranks, count=count)]:
+        raise ConfigError.of(*faults, file=config.shown(asked.config_file))
     return replace(resolved, job=job.model_copy(update={"args": tuple(words)}))
 
 

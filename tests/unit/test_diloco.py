@@ -61,11 +61,21 @@ def test_ranks_of_a_node_are_shared_out_when_they_are_given() -> None:
 @pytest.mark.parametrize(
     ("size", "table", "key", "said"),
     [
-        ((2, 3, None), {"replicas_per_node": 2}, "diloco.replicas_per_node", "the GPUs of a node, 3"),
-        ((2, 4, 6), {"replicas_per_node": 4}, "resources.ranks_per_node", "a multiple of diloco.replicas_per_node, 4"),
-        ((3, 2, None), {"nodes_per_replica": 2}, "diloco.nodes_per_replica", "a divisor of the nodes, 3"),
-        ((2, 2, None), {"min_replicas": 1}, "diloco.min_replicas", "2 to 2: a group that starts alone"),
-        ((2, 2, None), {"min_replicas": 3}, "diloco.min_replicas", "at most 2"),
+        (
+            (2, 3, None),
+            {"replicas_per_node": 2},
+            "diloco.replicas_per_node",
+            "2 groups cannot share the 3 GPUs of a node",
+        ),
+        ((2, 4, 6), {"replicas_per_node": 4}, "resources.ranks_per_node", "over diloco.replicas_per_node = 4"),
+        (
+            (3, 2, None),
+            {"nodes_per_replica": 2},
+            "diloco.nodes_per_replica",
+            "3 nodes cannot be split into groups of 2",
+        ),
+        ((2, 2, None), {"min_replicas": 1}, "diloco.min_replicas", "a group that starts alone"),
+        ((2, 2, None), {"min_replicas": 3}, "diloco.min_replicas", "more than the 2 groups"),
     ],
 )
 def test_what_does_not_divide_is_refused(
@@ -164,5 +174,5 @@ def test_a_group_is_started_again_as_often_as_the_table_says(tmp_path: Path) -> 
 
 
 def test_a_job_whose_gpus_do_not_divide_is_refused_before_submit(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a divisor of the GPUs of a node, 2"):
+    with pytest.raises(ConfigError, match="3 groups cannot share the 2 GPUs of a node"):
         diloco_plan(tmp_path, {"replicas_per_node": 3})
