@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import errno
 import gc
 import os
 import signal
@@ -14,6 +16,7 @@ from typing import Any, NoReturn
 import typer
 
 from kit.errors import ConfigError, KitError
+from kit.text import clean
 
 app = typer.Typer(
     name="kit",
@@ -54,6 +57,8 @@ _COMMANDS = {
     "checkpoint-size": "checkpoints.checkpoint_size",
     "schema": "project.schema",
 }
+# What a write to a pipe, a terminal or a file that is no longer open by name ends with.
+_OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG})
 _NOUNS = ("cluster", "template")
 
 
@@ -83,28 +88,82 @@ def main() -> NoReturn:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # TERM unwinds the stack as Ctrl-C does, so that every lock, child and temporary file finds its owner.
     signal.signal(signal.SIGTERM, _terminated)
+    _open_standard_files()
+    try:
+        code = _run()
+    except (KitError, OSError) as error:
+        if debug:
+            raise
+        code = _failed(error)
+    sys.exit(_flushed(code))
+
+
+def _run() -> int:
+    """The command's own exit code; KitError and OSError are the caller's."""
     try:
         _register(sys.argv[1] if len(sys.argv) > 1 else "")
         # Without standalone mode the code of a command's typer.Exit is what the call returns.
         code = app(standalone_mode=False)
-    except KitError as error:
-        if debug:
-            raise
-        report(error)
-        sys.exit(error.exit_code)
     except typer.Exit as done:
-        sys.exit(done.exit_code)
+        return int(done.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output went away (`kit logs | head`): nothing to report, and nothing more to flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        return 130
     except _UsageFault as error:
         error.show()
-        sys.exit(error.exit_code)
-    sys.exit(code if isinstance(code, int) else 0)
+        return int(error.exit_code)
+    return code if isinstance(code, int) else 0
+
+
+def _failed(error: KitError | OSError) -> int:
+    """Report an error that ended the command; its exit code. A reader that went away (`| head`) is not reported."""
+    if isinstance(error, KitError):
+        report(error)
+        return error.exit_code
+    if isinstance(error, BrokenPipeError):
+        _discard_output()
+        return 141
+    if error.filename is None and error.errno in _OUTPUT_ERRORS:
+        _discard_output()
+    report(KitError(_said(error)))
+    return 1
+
+
+def _said(error: OSError) -> str:
+    """The path and the reason; an error without a path is one of writing the output."""
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return f"cannot write the output: {reason}" if error.errno in _OUTPUT_ERRORS else reason
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    return f"{' -> '.join(names)}: {reason}" if names else reason
+
+
+def _flushed(code: int) -> int:
+    """Write what is still held back, while an error can still be said; the exit code then."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _discard_output()
+        return _failed(error) if code == 0 else code
+    return code
+
+
+def _discard_output() -> None:
+    """Nothing more goes to stdout: Python would try again when it ends, and report it in its own words."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _open_standard_files() -> None:
+    """Where the caller closed one of the three, the next file that is opened would take its number, and our output with it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it lasts as long as the program
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def _collect_seldom() -> None:
@@ -116,9 +175,11 @@ def _collect_seldom() -> None:
 def report(error: KitError) -> None:
     """Print an error: its message, a line per fault, and what to try."""
     label = "config error" if isinstance(error, ConfigError) else "error"
-    print(f"kit: {label}: {error.message}", file=sys.stderr)
-    if error.hint:
-        print(f"  try: {error.hint}", file=sys.stderr)
+    # Messages quote file names, values and other programs' output.
+    lines = [f"kit: {label}: {error.message}", *([f"  try: {error.hint}"] if error.hint else [])]
+    # Where stderr takes nothing either, only the exit code is left to say it.
+    with contextlib.suppress(OSError):
+        print("\n".join(clean(line) for text in lines for line in text.split("\n")), file=sys.stderr, flush=True)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -82,7 +82,7 @@ def images(*, store: Store = None, as_json: Json = False) -> None:
                 "made": row.made or None,
                 "present": row.present,
                 "locks": [str(path) for path in row.locks],
-                "runs": [run.manifest.run_id for run in used.get(row.sha256, [])],
+                "runs": [run.facts.run_id for run in used.get(row.sha256, [])],
             }
             for row in rows
         ]
@@ -163,8 +163,8 @@ def _runs_by_digest() -> dict[str, list[Status]]:
     from kit.runs import registry, status
 
     table: dict[str, list[Status]] = {}
-    for run in status.of(registry.find_all(registry.folders(data_folders.project())), queue=queue()):
-        table.setdefault(run.manifest.image_digest.removeprefix("sha256:"), []).append(run)
+    for run in status.of_facts(registry.find_all(registry.folders(data_folders.project())), queue=queue()):
+        table.setdefault(run.facts.image_digest.removeprefix("sha256:"), []).append(run)
     return table
 
 

@@ -6,10 +6,13 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from kit.text import clean
 
 if TYPE_CHECKING:
     from kit.runs.status import Status
@@ -35,32 +38,30 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """List the runs of this project, with one question to Slurm for all of them."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from kit.planning.placement import world_size
+    from kit.cli import table
     from kit.runs import history, queues, registry
     from kit.runs import status as of
 
-    found = history.add(of.of(registry.find_all(_folders(runs_dir)), queue=queue()), ask=queues.history(say=_warn))
+    found = of.of_facts(registry.find_all(_folders(runs_dir)), queue=queue())
+    found = history.add(found, ask=queues.history(say=_warn))
     if as_json:
-        print(json.dumps([_facts(s) for s in found], indent=2))
+        print(json.dumps([_listed(s) for s in found], indent=2))
         return
-    table = Table("run", "job", "cluster", "state", "code", "world", "submitted", box=None, pad_edge=False)
+    headings = ("run", "job", "cluster", "state", "code", "world", "submitted")
+    table.show(headings, [_row(one) for one in found], drop=("cluster", "world", "submitted", "code", "job"))
     for one in found:
-        made = one.manifest
-        code = "" if one.exit_code is None else str(one.exit_code)
-        world = world_size(made.world_sizes)
-        table.add_row(
-            made.run_id,
-            str(one.job_id or ""),
-            made.cluster,
-            one.state,
-            code,
-            world,
-            f"{made.submitted_at:%Y-%m-%d %H:%M}",
-        )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        if one.facts.problem:
+            print(f"{one.run_dir.name}: {clean(one.facts.problem)}", file=sys.stderr)
+
+
+def _row(one: Status) -> tuple[str, ...]:
+    from kit.planning.placement import world_size
+
+    made = one.facts
+    code = "" if one.exit_code is None else str(one.exit_code)
+    world = world_size(made.world_sizes)
+    submitted = datetime.fromtimestamp(made.submitted_at, UTC)
+    return made.run_id, str(one.job_id or ""), made.cluster, one.state, code, world, f"{submitted:%Y-%m-%d %H:%M}"
 
 
 def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
@@ -71,16 +72,16 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = Fals
 
     found = of.of([registry.find_one(run, _folders(runs_dir))], queue=queue())
     (one,) = history.add(found, ask=queues.history(say=_warn), every=True)
-    facts, quorum = _facts(one), metrics.quorum(one.run_dir)
+    facts, quorum = _listed(one), metrics.quorum(one.run_dir)
     if as_json:
         print(json.dumps({**facts, "quorum": dataclasses.asdict(quorum) if quorum else None}, indent=2))
         return
-    facts["world_sizes"] = sizes_text(one.manifest.world_sizes)
+    facts["world_sizes"] = sizes_text(one.facts.world_sizes)
     facts["quorum"] = f"{quorum}, {quorum.time}" if quorum else None
     width = max(map(len, facts))
     for name, value in facts.items():
         if value not in (None, ""):
-            print(f"{name:<{width}}  {value}")
+            print(f"{name:<{width}}  {clean(str(value))}")
 
 
 def logs(
@@ -151,6 +152,9 @@ def cancel(run: RunOrSweep = None, runs_dir: RunsDir = None) -> None:
         return
     run_dir = registry.find_one(run, folders)
     (one,) = of.of([run_dir], queue=queue())
+    if one.facts.problem:
+        hint = f"'scancel {one.job_id}' cancels the job that its events name" if one.job_id else ""
+        raise RunError(one.facts.problem, hint=hint)
     if one.job_id is None:
         raise RunError(f"{run_dir.name}: it has no job", hint="it was not submitted")
     if not one.active:
@@ -252,10 +256,12 @@ def _end(one: Status) -> None:
     )
 
 
-def _facts(one: Status) -> dict[str, object]:
+def _listed(one: Status) -> dict[str, object]:
+    """What the list of all runs says of one: all that needs no manifest read again."""
     from kit.runs import history
 
-    made = one.manifest
+    made = one.facts
+    submitted = datetime.fromtimestamp(made.submitted_at, UTC).isoformat(timespec="seconds")
     return {
         "run": made.run_id,
         "job_id": one.job_id,
@@ -268,12 +274,12 @@ def _facts(one: Status) -> dict[str, object]:
         "restarts": one.restarts,
         **history.facts(one.accounted),
         "world_sizes": made.world_sizes,
-        "launcher": f"{made.launcher} ({made.shape})",
+        "launcher": made.launcher,
         "runtime": made.runtime,
         "image": made.image_name,
         "image_digest": made.image_digest,
-        "git": f"{made.git.commit}{' (dirty)' if made.git.dirty else ''}" if made.git else None,
-        "submitted_at": made.submitted_at.isoformat(timespec="seconds"),
+        "git": made.git,
+        "submitted_at": submitted,
         "run_dir": str(one.run_dir),
     }
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kit.errors import ImageError
-from kit.images.owner import Owner
+from kit.owner import Owner
 
 _HEARTBEAT_S = 10.0
 _STALE_S = 120.0

@@ -22,7 +22,7 @@ from pathlib import Path
 from kit import data_folders
 from kit.errors import ImageError
 from kit.images import lease
-from kit.images.owner import Owner
+from kit.owner import Owner
 
 # What a builder on another host left behind can only be judged by its age.
 _FOREIGN_LEFTOVER_S = 24 * 3600.0

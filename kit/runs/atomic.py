@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 
-def write(path: Path, text: str, *, durable: bool = True) -> None:
-    """Temporary name, then rename. durable: on the disk before the name is, so that a power cut leaves the old or the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def write(path: Path, text: str, *, durable: bool = True, mode: int = 0o644) -> None:
+    """Temporary name, then rename. durable: on the disk before the name is, so that a power cut leaves the old or the new.
+
+    mode: whatever the umask says. The temporary name is one that no process of another host has.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
     try:
-        with temporary.open("w", encoding="utf-8") as sink:
+        with os.fdopen(handle, "w", encoding="utf-8") as sink:
+            os.fchmod(sink.fileno(), mode)
             sink.write(text)
             if durable:
                 sink.flush()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from kit.runs import chain, secret, status
+from kit.runs import chain, facts, secret
 from kit.runs.status import Status
 from kit.slurm import client
 from kit.slurm.client import JobId
@@ -38,5 +38,5 @@ def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
 
 def _was_asked(run_dir: Path) -> bool:
     """Whether the batch script had TERM since its last start: an earlier one may have had Slurm's own, for a requeue."""
-    this_start = takewhile(lambda e: e["event"] != "start", reversed(status.events(run_dir)))
+    this_start = takewhile(lambda e: e["event"] != "start", reversed(facts.events(run_dir)))
     return any(e["event"] == "signal" and e.get("name") == "TERM" for e in this_start)

@@ -6,17 +6,21 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import RunError
+from kit.owner import Owner
 from kit.planning.plan import Plan
 from kit.runs import secret
 from kit.runs.manifest import Manifest
 from kit.spec.paths import RunPaths
 
 _PARTIAL = ".partial-"
+# Whether a process of another host, or of another container on this one, still runs cannot be seen from here.
+_FOREIGN_LEFTOVER_S = 24 * 3600.0
 
 
 def create(plan: Plan, manifest: Manifest, *, secrets: Mapping[str, str] | None = None) -> RunPaths:
@@ -39,7 +43,7 @@ def whole(final: Path) -> Iterator[Path]:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         _clean_leftovers(final.parent)
-        partial = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=final.parent))
+        partial = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{Owner.current()}~", dir=final.parent))
     except OSError as error:
         raise RunError(
             f"{final.parent}: cannot be written: {error.strerror}", hint="set paths.runs of the cluster"
@@ -122,10 +126,12 @@ def remove(run_dir: Path) -> None:
 
 
 def _clean_leftovers(parent: Path) -> None:
-    """Remove what a killed `kit submit` left: partial folders whose process is gone."""
+    """Remove what a killed `kit submit` left: partial folders of dead processes here, and of other hosts after a day."""
     for left in parent.glob(f"{_PARTIAL}*"):
-        pid = left.name.removeprefix(_PARTIAL).partition("-")[0]
-        alive = pid.isdigit() and Path(f"/proc/{pid}").exists()
-        if not alive:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            owner = Owner.parse(left.name.removeprefix(_PARTIAL).rpartition("~")[0])
+            alive = owner.alive() if owner else None
+            if alive is None:
+                alive = time.time() - left.stat().st_mtime < _FOREIGN_LEFTOVER_S
+            if not alive:
                 shutil.rmtree(left)

@@ -13,7 +13,7 @@ from kit.slurm.client import JobId
 Ask = Callable[[str, Sequence[JobId]], dict[JobId, Accounted]]
 
 # A cluster that was made anew gives a number again. A run's own job was submitted when its manifest was written.
-_SAME_JOB = timedelta(minutes=10)
+_SAME_JOB_S = 600.0
 
 
 def add(found: Sequence[Status], *, ask: Ask, every: bool = False) -> list[Status]:
@@ -23,15 +23,15 @@ def add(found: Sequence[Status], *, ask: Ask, every: bool = False) -> list[Statu
     """
     wanted: dict[str, list[JobId]] = {}
     for one in found:
-        if one.job_id is not None and (every or one.state == "LOST"):
-            wanted.setdefault(one.manifest.cluster, []).append(one.job_id)
+        if one.job_id is not None and not one.facts.problem and (every or one.state == "LOST"):
+            wanted.setdefault(one.facts.cluster, []).append(one.job_id)
     known = {cluster: ask(cluster, jobs) for cluster, jobs in wanted.items()}
-    return [_with(one, known.get(one.manifest.cluster, {})) for one in found]
+    return [_with(one, known.get(one.facts.cluster, {})) for one in found]
 
 
 def _with(one: Status, known: dict[JobId, Accounted]) -> Status:
     entry = known.get(one.job_id) if one.job_id is not None else None
-    if entry is None or abs(entry.submitted_at - one.manifest.submitted_at) > _SAME_JOB:
+    if entry is None or abs(entry.submitted_at.timestamp() - one.facts.submitted_at) > _SAME_JOB_S:
         return one
     one = dataclasses.replace(one, accounted=entry)
     if one.state != "LOST":

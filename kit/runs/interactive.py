@@ -9,7 +9,8 @@ from pathlib import Path
 from kit import shell
 from kit.errors import RunError
 from kit.runs import folder, manifest, secret
-from kit.runs.status import Status, events
+from kit.runs.facts import events
+from kit.runs.status import Status
 from kit.runs.submit import Prepared, require_ready, secrets_of
 from kit.slurm import client
 
@@ -25,6 +26,7 @@ def allocate(prepared: Prepared) -> int:
         now=datetime.now(UTC),
         slurm_version=client.version(env=prepared.env),
     )
+    record = record.model_copy(update={"interactive": True})
     folder.create(made, record, secrets=secrets_of(prepared))
     try:
         return shell.call([*made.salloc_argv, *made.shell_argv], env=_with_terminal(prepared.env))

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from kit import __version__, shell
+from kit import __version__, files, shell
 from kit.errors import RunError, ToolError
 from kit.planning.placement import PLAIN
 from kit.planning.plan import Plan
@@ -17,6 +17,10 @@ from kit.runs import atomic
 from kit.slurm.client import JobId
 from kit.spec.base import Model
 from kit.spec.sweep import Value
+from kit.text import clean
+
+# The newest form of the file that this kit understands.
+_VERSION = 1
 
 
 class Git(Model):
@@ -30,7 +34,7 @@ class Git(Model):
 class Manifest(Model):
     """One run. Unknown keys are refused, so that a manifest of a newer kit is not half understood."""
 
-    schema_version: int = 1
+    schema_version: int = _VERSION
     run_id: str
     job_name: str
     launcher: str
@@ -57,6 +61,9 @@ class Manifest(Model):
     )
     links: tuple[int, ...] = Field(default=(), description="The jobs of a chain after job_id.")
     point: dict[str, Value] = Field(default={}, description="The values of a point of a sweep.")
+    interactive: bool = Field(
+        default=False, description="Made by `kit shell`: no batch script, and never the default run."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -64,7 +71,8 @@ class Manifest(Model):
         """A run that was submitted before world sizes were those of roles."""
         if isinstance(given, dict) and "world_size" in given:
             given = {**given, "world_sizes": {PLAIN: given["world_size"]}}
-            del given["world_size"], given["ranks_per_node"]
+            for key in ("world_size", "ranks_per_node"):
+                given.pop(key, None)
         return given
 
     @property
@@ -80,13 +88,27 @@ class Manifest(Model):
 
 
 def read(path: Path) -> Manifest:
-    """The manifest of a run; RunError when it is missing or of another make."""
+    """The manifest of a run; RunError, with one line that says why, when it is missing, damaged, or of a newer kit."""
     try:
-        return Manifest.model_validate_json(path.read_text(encoding="utf-8"))
+        made = Manifest.model_validate_json(files.read_bytes(path))
     except FileNotFoundError:
         raise RunError(f"{path.parent}: no manifest.json: not a run folder", hint="'kit runs' lists the runs") from None
-    except (OSError, ValidationError) as error:
-        raise RunError(f"{path}: cannot be understood: {error}") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise RunError(f"{path}: {problem(error)}") from None
+    if made.schema_version > _VERSION:
+        raise RunError(f"{path}: a newer kit wrote it (schema_version {made.schema_version})", hint="use that kit")
+    return made
+
+
+def problem(error: ValidationError) -> str:
+    """What is wrong with a file that the kit wrote: the first fault, on one line, without the value: it may be long, or hostile."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        return f"unknown key '{clean(key)[:80]}': a newer kit wrote it, or it is damaged"
+    return f"damaged: {clean(': '.join(filter(None, [key, first['msg']])))[:200]}"
 
 
 @dataclass(frozen=True, kw_only=True)

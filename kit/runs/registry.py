@@ -8,14 +8,10 @@ from pathlib import Path
 
 from kit import config, data_folders
 from kit.errors import ConfigError, RunError
-from kit.runs.manifest import read
-from kit.runs.status import events
-from kit.slurm.client import JobId
+from kit.runs import index
+from kit.runs.facts import Facts
+from kit.runs.index import POINTS
 from kit.spec.cluster import Cluster
-from kit.spec.paths import RunPaths
-
-# Where a sweep keeps the run folders of its points.
-POINTS = "points"
 
 
 def folder_of(cluster: Cluster, project: Path) -> Path:
@@ -44,43 +40,45 @@ def folders(project: Path) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def find_all(folders: list[Path]) -> list[Path]:
-    """All run folders, those of sweeps' points too, oldest first."""
-    inside = [p for folder in folders if folder.is_dir() for p in folder.iterdir() if not p.name.startswith(".")]
-    inside += [p for sweep in inside if (sweep / POINTS).is_dir() for p in (sweep / POINTS).iterdir()]
-    found = [p for p in inside if RunPaths(p).manifest.is_file()]
-    return sorted(found, key=lambda p: (RunPaths(p).job.stat().st_mtime, p.name))
+def find_all(folders: list[Path]) -> list[tuple[Path, Facts]]:
+    """All runs, those of sweeps' points too, with what their folders say; oldest first."""
+    found = [one for folder in folders for one in index.runs(folder)]
+    return sorted(found, key=lambda one: (one[1].submitted_at, one[0].name))
 
 
 def find_one(name: str | None, folders: list[Path]) -> Path:
-    """A run by its folder, id, unique start of an id, or Slurm job id; without a name, the newest. RunError otherwise."""
-    if name is not None and RunPaths(Path(name)).manifest.is_file():
-        return Path(name).resolve()
-    known = find_all(folders)
+    """A run by its folder, id, unique start of an id, or Slurm job id; without a name, the newest but for shells. Else RunError."""
     if name is None:
-        if not known:
-            raise RunError(f"no runs yet under {_listed(folders)}", hint="'kit submit' makes one")
-        return known[-1]
-    matching = [p for p in known if p.name == name] or [p for p in known if p.name.startswith(name)]
+        return _newest(folders)
+    if index.is_run(Path(name)):
+        return Path(name).resolve()
+    matching = [folder / name for folder in folders if _is_name(name) and index.is_run(folder / name)]
+    matching = matching or [p for folder in folders for p in index.run_dirs(folder) if p.name.startswith(name)]
+    exact = [p for p in matching if p.name == name]
+    matching = exact or matching
     if not matching and name.replace("_", "").isdigit():
         # Another cluster, or this one made anew, may have given the same number before: the newest is meant.
-        matching = [p for p in known if str(job_id_of(p)) == name][-1:]
+        matching = [path for path, one in find_all(folders) if str(one.job_id) == name][-1:]
     if len(matching) == 1:
         return matching[0]
     if matching:
-        hint = "such as " + ", ".join(p.name for p in matching[-3:])
+        hint = "such as " + ", ".join(sorted(p.name for p in matching)[-3:])
         if {p.parent for p in matching} == {matching[0].parent} and matching[0].parent.name == POINTS:
             hint = f"'kit results {matching[0].parent.parent.name}' shows all points of that sweep"
         raise RunError(f"{name}: {len(matching)} runs start with it", hint=hint)
     raise RunError(f"{name}: no such run under {_listed(folders)}", hint="'kit runs' lists the runs")
 
 
-def job_id_of(run_dir: Path) -> JobId | None:
-    """The Slurm job of a run: from the manifest, else from what the batch script recorded."""
-    job_id = read(RunPaths(run_dir).manifest).slurm_id
-    if job_id is not None:
-        return job_id
-    return next((int(str(e["job_id"])) for e in events(run_dir)), None)
+def _newest(folders: list[Path]) -> Path:
+    """The newest run that can be read and is no shell: a shell that has ended is nothing to look at, or to cancel."""
+    newest = [path for path, one in find_all(folders) if not one.problem and not one.interactive]
+    if not newest:
+        raise RunError(f"no runs yet under {_listed(folders)}", hint="'kit submit' makes one")
+    return newest[-1]
+
+
+def _is_name(name: str) -> bool:
+    return name not in {"", ".", ".."} and os.sep not in name
 
 
 def _listed(folders: list[Path]) -> str:

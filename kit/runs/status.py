@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
-from kit.runs import secret
+from kit.runs import facts, secret
+from kit.runs.facts import Facts
 from kit.runs.manifest import Manifest, read
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import ACTIVE, JobId, QueuedJob
 from kit.spec.paths import RunPaths
 
 _POLL_FIRST_S, _POLL_MOST_S = 0.3, 5.0
+# The jobs that Slurm knows, of the cluster of this name.
+Queue = Callable[[str], Mapping[JobId, QueuedJob]]
+
 # How long a job may be neither in the queue nor ended in its own record: a new job shows up late, an ended one writes late.
 _SETTLE_S = 10.0
 # After this long a job that Slurm does not know has been forgotten.
@@ -27,10 +30,11 @@ class Status:
     """One run.
 
     state: Slurm's while it knows the job; then COMPLETED or FAILED by the run's own record; without one CANCELLED when `kit cancel`
-    came before the job began, else LOST. accounted: what Slurm's accounting knows, where it was asked (`history.add`).
+    came before the job began, else LOST. UNREADABLE, with the reason, where its manifest cannot be read. accounted: what Slurm's
+    accounting knows, where it was asked (`history.add`).
     """
 
-    manifest: Manifest
+    facts: Facts
     run_dir: Path
     job_id: JobId | None
     state: str
@@ -46,33 +50,27 @@ class Status:
         """Whether Slurm still has something to do for it."""
         return self.state in ACTIVE
 
-
-def events(run_dir: Path) -> list[dict[str, object]]:
-    """The batch script's own record, oldest first. A last line that is cut off (a full disk, a dead node) is left out."""
-    try:
-        lines = RunPaths(run_dir).events.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    kept = []
-    for line in lines:
-        try:
-            kept.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return kept
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Its manifest, read when it is first asked for; RunError when it cannot be."""
+        return read(RunPaths(self.run_dir).manifest)
 
 
-def of(run_dirs: Sequence[Path], *, queue: Callable[[str], dict[JobId, QueuedJob]]) -> list[Status]:
-    """The status of many runs. `queue` is asked once per cluster."""
-    manifests = [read(RunPaths(p).manifest) for p in run_dirs]
-    queues = {name: queue(name) for name in dict.fromkeys(m.cluster for m in manifests)}
-    found = [_status(p, m, queues[m.cluster]) for p, m in zip(run_dirs, manifests, strict=True)]
+def of(run_dirs: Sequence[Path], *, queue: Queue) -> list[Status]:
+    """The status of some runs. `queue` is asked once per cluster."""
+    return of_facts([(path, facts.read(path)) for path in run_dirs], queue=queue)
+
+
+def of_facts(runs: Sequence[tuple[Path, Facts]], *, queue: Queue) -> list[Status]:
+    """The same for runs whose folders have been read."""
+    queues = {name: queue(name) for name in dict.fromkeys(one.cluster for _, one in runs if not one.problem)}
+    found = [_status(path, one, queues.get(one.cluster, {})) for path, one in runs]
     for one in found:
         _clean(one)
     return found
 
 
-def wait(run_dir: Path, *, queue: Callable[[str], dict[JobId, QueuedJob]], on_poll: Callable[[Status], None]) -> Status:
+def wait(run_dir: Path, *, queue: Queue, on_poll: Callable[[Status], None]) -> Status:
     """Wait until a run has ended. `on_poll` hears its status at every look; looks come at 0.3 s and slow down to 5 s."""
     pause, unsettled = _POLL_FIRST_S, 0.0
     while True:
@@ -85,68 +83,64 @@ def wait(run_dir: Path, *, queue: Callable[[str], dict[JobId, QueuedJob]], on_po
         pause = min(pause * 1.2, _POLL_MOST_S)
 
 
-def _status(run_dir: Path, manifest: Manifest, queue: dict[JobId, QueuedJob]) -> Status:
-    recorded = events(run_dir)
-    starts = [e for e in recorded if e["event"] == "start"]
-    ended = recorded[-1] if recorded and recorded[-1]["event"] == "end" else None
-    job_id = _job_of(manifest, starts, queue)
+def _status(run_dir: Path, one: Facts, queue: Mapping[JobId, QueuedJob]) -> Status:
+    job_id = _job_of(one, queue)
     queued = queue.get(job_id) if job_id is not None else None
-    code = int(str(ended["exit_code"])) if ended else None
-    state = _state(queued, code, submitted=job_id is not None, cancelled=_was_cancelled(run_dir, manifest))
+    state = _state(queued, one, submitted=job_id is not None, run_dir=run_dir)
     return Status(
-        manifest=manifest,
+        facts=one,
         run_dir=run_dir,
         job_id=job_id,
         state=state,
-        exit_code=code,
-        nodes=(queued.nodes if queued else "") or (str(starts[-1]["nodes"]) if starts else ""),
+        exit_code=one.exit_code,
+        nodes=(queued.nodes if queued else "") or one.nodes,
         elapsed=queued.elapsed if queued else "",
-        reason=_reason(queued, state, recorded),
-        restarts=max((int(str(e["restart"])) for e in starts), default=0),
+        reason=one.problem or _reason(queued, state, one.last_event),
+        restarts=one.restarts,
     )
 
 
-def _reason(queued: QueuedJob | None, state: str, recorded: list[dict[str, object]]) -> str:
+def _reason(queued: QueuedJob | None, state: str, last_event: str) -> str:
     """Slurm's own, and that the batch script had no last word, where it began and did not end."""
     said = queued.reason if queued and queued.reason != "None" else ""
-    if state in ACTIVE or not recorded or recorded[-1]["event"] in {"end", "requeue"}:
+    if state in ACTIVE or last_event in {"", "end", "requeue"}:
         return said
     return ": ".join(filter(None, [said, "the batch script was killed, or its node was lost: it recorded no end"]))
 
 
 def _clean(one: Status) -> None:
     """Remove what a batch script that was killed, or never started, could not remove itself."""
-    if one.active or one.exit_code is not None or one.state == "SUBMITTED":
+    if one.active or one.exit_code is not None or one.state in {"SUBMITTED", facts.UNREADABLE}:
         return
-    age = (datetime.now(UTC) - one.manifest.submitted_at).total_seconds()
     # A job that Slurm does not know may be one that it does not know yet.
-    if one.state != "LOST" or age > _FORGOTTEN_S:
+    if one.state != "LOST" or time.time() - one.facts.submitted_at > _FORGOTTEN_S:
         secret.remove(one.run_dir)
         (RunPaths(one.run_dir).state / ".reserve").unlink(missing_ok=True)
 
 
-def _job_of(manifest: Manifest, starts: list[dict[str, object]], queue: dict[JobId, QueuedJob]) -> JobId | None:
+def _job_of(one: Facts, queue: Mapping[JobId, QueuedJob]) -> JobId | None:
     """The run's job; of a chain's links the first that is not over, else the last that has started."""
-    started = [int(str(e["job_id"])) for e in starts]
-    if manifest.slurm_id is None:
-        return started[0] if started else None
-    links: tuple[JobId, ...] = (manifest.slurm_id, *manifest.links)
+    if one.slurm_id is None:
+        return one.job_id
+    links: tuple[JobId, ...] = (one.slurm_id, *one.links)
     on = [link for link in links if link in queue and queue[link].state in ACTIVE]
-    over = [link for link in links if link in started]
+    over = [link for link in links if link in one.started]
     return (on or over[-1:] or links)[0]
 
 
-def _was_cancelled(run_dir: Path, manifest: Manifest) -> bool:
+def _was_cancelled(run_dir: Path, one: Facts) -> bool:
     """Whether it was cancelled while it waited, and not submitted again since."""
     try:
-        return RunPaths(run_dir).cancelled.stat().st_mtime >= manifest.submitted_at.timestamp()
-    except FileNotFoundError:
+        return RunPaths(run_dir).cancelled.stat().st_mtime >= one.submitted_at
+    except OSError:
         return False
 
 
-def _state(queued: QueuedJob | None, code: int | None, *, submitted: bool, cancelled: bool) -> str:
+def _state(queued: QueuedJob | None, one: Facts, *, submitted: bool, run_dir: Path) -> str:
+    if one.problem:
+        return facts.UNREADABLE
     if queued is not None:
         return queued.state
-    if code is not None:
-        return "COMPLETED" if code == 0 else "FAILED"
-    return "CANCELLED" if cancelled else "LOST" if submitted else "SUBMITTED"
+    if one.exit_code is not None:
+        return "COMPLETED" if one.exit_code == 0 else "FAILED"
+    return "CANCELLED" if _was_cancelled(run_dir, one) else "LOST" if submitted else "SUBMITTED"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from kit.errors import RunError
 from kit.runs import status
-from kit.runs.status import Status
-from kit.slurm.client import JobId, QueuedJob
+from kit.runs.status import Queue, Status
 from kit.spec.paths import RunPaths
 from kit.sweeps.record import SweepPaths, SweepRecord, read
-
-Queue = Callable[[str], dict[JobId, QueuedJob]]
 
 # A point that has no run folder, or one that was never sent.
 MISSING = "MISSING"
@@ -21,7 +17,15 @@ MISSING = "MISSING"
 def find_all(folders: list[Path]) -> list[Path]:
     """All sweeps under these folders of runs, oldest first."""
     inside = [p for folder in folders if folder.is_dir() for p in folder.iterdir() if not p.name.startswith(".")]
-    return sorted((p for p in inside if SweepPaths(p).record.is_file()), key=lambda p: (read(p).submitted_at, p.name))
+    return sorted((p for p in inside if SweepPaths(p).record.is_file()), key=_age)
+
+
+def _age(folder: Path) -> tuple[float, str]:
+    """When it was submitted; one that cannot be read comes before all others, and is the newest of none."""
+    try:
+        return read(folder).submitted_at.timestamp(), folder.name
+    except RunError:
+        return 0.0, folder.name
 
 
 def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = None) -> Path:
@@ -30,7 +34,7 @@ def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = N
         return Path(name).resolve()
     known = find_all(folders)
     if name is None:
-        mine = [p for p in known if job_file is None or read(p).job_file == str(job_file.resolve())]
+        mine = [p for p in known if _age(p)[0] and (job_file is None or read(p).job_file == str(job_file.resolve()))]
         if not mine:
             whose = f" of {job_file}" if job_file else ""
             raise RunError(f"no sweep{whose} yet", hint="'kit sweep' submits one")

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from kit.runs.status import Queue
 from kit.sweeps import find
-from kit.sweeps.find import Queue, state_of
+from kit.sweeps.find import state_of
 from kit.sweeps.record import read
 
 _POLL_S = 2.0

@@ -9,8 +9,9 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from kit import files
 from kit.errors import RunError
-from kit.runs import atomic, registry
+from kit.runs import atomic, index, manifest
 from kit.spec.base import Model
 from kit.spec.sweep import Value
 from kit.sweeps.expand import Point
@@ -71,7 +72,7 @@ class SweepPaths:
     @property
     def points(self) -> Path:
         """A run folder for each point."""
-        return self.root / registry.POINTS
+        return self.root / index.POINTS
 
     def point(self, index: int) -> Path:
         """The run folder of one point. Its name is the run's id, so that it names the run everywhere."""
@@ -87,8 +88,10 @@ def read(folder: Path) -> SweepRecord:
     """The record of a sweep; RunError when there is none or it is of another make."""
     path = SweepPaths(folder).record
     try:
-        return SweepRecord.model_validate_json(path.read_text(encoding="utf-8"))
+        return SweepRecord.model_validate_json(files.read_bytes(path))
     except FileNotFoundError:
         raise RunError(f"{folder}: no sweep.json: not a sweep", hint="'kit sweep' makes one") from None
-    except (OSError, ValidationError) as error:
-        raise RunError(f"{path}: cannot be understood: {error}") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise RunError(f"{path}: {manifest.problem(error)}") from None

@@ -10,10 +10,11 @@ from typing import Literal
 
 from kit.errors import ConfigError, Fault, RunError, did_you_mean, nearest
 from kit.runs import metrics
+from kit.runs.status import Queue
 from kit.spec.form import shown
 from kit.spec.sweep import Value
 from kit.sweeps import find
-from kit.sweeps.find import Queue, state_of
+from kit.sweeps.find import state_of
 from kit.sweeps.names import short_names
 from kit.sweeps.record import SweepPaths, read
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from kit.errors import RunError, UsageError
 from kit.runs import registry, status
-from kit.runs.status import Status
+from kit.runs.status import Queue, Status
 from kit.runs.submit import Prepared
 from kit.slurm.client import JobId
 from kit.sweeps import find
 from kit.sweeps.arrays import Array
-from kit.sweeps.find import Queue
 from kit.sweeps.record import SweepRecord, read
 
 # sbatch(1), --dependency.

@@ -13,7 +13,7 @@ from kit.cli import runs
 from kit.planning.placement import PLAIN, RolePlacement, world_text
 from kit.planning.plan import Plan
 from kit.runs import manifest
-from kit.runs.status import Status
+from kit.runs.status import of
 from tests.golden.cases import CASES, SINGLES, Case, Single, planned, planned_single
 
 EVERY = [pytest.param(case, id=case.name) for case in (*CASES, *SINGLES)]
@@ -107,10 +107,8 @@ def test_head_banner_manifest_status_and_ranks_agree(case: Case | Single, tmp_pa
     record.write(tmp_path / "manifest.json")
     record = manifest.read(tmp_path / "manifest.json")
     assert record.world_sizes == sizes
-    status = Status(
-        manifest=record, run_dir=tmp_path, job_id=1, state="RUNNING", exit_code=None, nodes="", elapsed="", reason="", restarts=0
-    )  # fmt: skip
-    assert runs._facts(status)["world_sizes"] == sizes
+    (status,) = of([tmp_path], queue=lambda _: {})
+    assert runs._listed(status)["world_sizes"] == sizes
 
 
 def test_world_sizes_in_words() -> None:

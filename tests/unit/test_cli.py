@@ -90,3 +90,35 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     done = shell.run(["bash", "-c", f"{sys.executable} -m kit schema job | head -n 1"], cwd=tmp_path)
     assert done.stdout == "{"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "into", "said"),
+    [
+        ("schema job", "/dev/full", "cannot write the output: No space left on device"),
+        ("runs", "/dev/full", "cannot write the output: No space left on device"),
+        ("schema job --output file/x", "/dev/null", "file/x: Not a directory"),
+        ("init file/x", "/dev/null", "file/x: Not a directory"),
+        ("render -o file/x", "/dev/null", "file/x: Not a directory"),
+    ],
+)
+def test_the_system_s_errors_are_one_line(tmp_path: Path, args: str, into: str, said: str) -> None:
+    """Only the kit's own errors were caught: thirty lines of traceback for a full disk."""
+    write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n')
+    (tmp_path / "file").touch()
+    done = shell.run(["bash", "-c", f"{sys.executable} -m kit {args} >{into}"], cwd=tmp_path, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert said in done.stderr
+
+
+def test_a_closed_stdout_takes_no_other_files_number(tmp_path: Path) -> None:
+    write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n')
+    words = f"{sys.executable} -m kit schema job >&-; {sys.executable} -m kit nosuch 2>&-; exit $?"
+    done = shell.run(["bash", "-c", words], cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+def test_what_errors_quote_does_not_reach_the_terminal_raw(tmp_path: Path) -> None:
+    done = kit("render", "a\x1b]0;owned\x07\u202e.toml", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "a\\x1b]0;owned\\x07\\u202e.toml" in done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit.images import lease, store
-from kit.images.owner import Owner
+from kit.owner import Owner
 
 
 def _dead() -> Owner:

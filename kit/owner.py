@@ -15,33 +15,40 @@ class Owner:
     """A process that no other process can be mistaken for.
 
     boot: first digits of the kernel's boot id. started: clock ticks since boot (proc(5), stat field 22), because a pid is
-    given out again.
+    given out again. namespace: of the pid; two containers on one host may share its name and each have a process 7.
     """
 
     host: str
     boot: str
     pid: int
     started: int
+    namespace: int
 
     @classmethod
     def current(cls) -> Self:
         """This process."""
-        return cls(host=socket.gethostname(), boot=_boot(), pid=os.getpid(), started=_started(os.getpid()) or 0)
+        pid = os.getpid()
+        return cls(
+            host=socket.gethostname(), boot=_boot(), pid=pid, started=_started(pid) or 0, namespace=_pid_namespace()
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """The inverse of `str`; None for anything else, such as a lock that is being written."""
         parts = text.strip().split("~")
-        if len(parts) != 4 or not (parts[2].isdigit() and parts[3].isdigit()):
+        if len(parts) != 5 or not all(part.isdecimal() and len(part) < 20 for part in parts[2:]):
             return None
-        return cls(host=parts[0], boot=parts[1], pid=int(parts[2]), started=int(parts[3]))
+        pid, started, namespace = map(int, parts[2:])
+        return cls(host=parts[0], boot=parts[1], pid=pid, started=started, namespace=namespace)
 
     def __str__(self) -> str:
-        return f"{self.host}~{self.boot}~{self.pid}~{self.started}"
+        return f"{self.host}~{self.boot}~{self.pid}~{self.started}~{self.namespace}"
 
     def alive(self) -> bool | None:
-        """Whether the process still runs; None when it belongs to another host, where this one cannot look."""
+        """Whether the process still runs; None when it belongs to another host or PID namespace, where this one cannot look."""
         if self.host != socket.gethostname():
+            return None
+        if self.boot == _boot() and self.namespace != _pid_namespace():
             return None
         return self.boot == _boot() and _started(self.pid) == self.started
 
@@ -49,6 +56,11 @@ class Owner:
 @cache
 def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+
+
+@cache
+def _pid_namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _started(pid: int) -> int | None:

@@ -1,0 +1,45 @@
+"""Files that somebody else may have put there: regular ones only, never more than asked for, and modes that no umask decides."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+# More than any file of a job, a cluster or a run that the kit reads whole.
+_MOST_BYTES = 64 << 20
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open for reading; OSError for a FIFO, a device, a socket or a folder, without waiting for anybody to write into it."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: Path, *, most: int = _MOST_BYTES) -> bytes:
+    """A regular file, whole; OSError when it holds more than `most` bytes."""
+    with open_regular(path) as source:
+        content = source.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", str(path))
+    return content
+
+
+def read_text(path: Path, *, most: int = _MOST_BYTES) -> str:
+    """The same as UTF-8 text; OSError where it is none."""
+    try:
+        return read_bytes(path, most=most).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise OSError(errno.EILSEQ, f"not UTF-8 text: byte {error.start}", str(path)) from None
+
+
+def tail(path: Path, most: int) -> bytes:
+    """The last `most` bytes of a regular file."""
+    with open_regular(path) as source:
+        source.seek(max(0, os.fstat(source.fileno()).st_size - most))
+        return source.read(most)
