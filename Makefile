@@ -44,14 +44,14 @@ slow: setup ## the tests that take more than a minute each: rebuilds from nothin
 lint: ## ruff, mypy --strict, layers, shellcheck on rendered scripts, codespell
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
-	@.venv/bin/mypy
+	@scripts/types.sh
 	@.venv/bin/lint-imports
 	@$(PY) -m pytest -q -p no:cacheprovider tests/scripts
 	@shellcheck --external-sources scripts/*.sh launchers/rl/prime-rl/*.sh launchers/sft/*.sh .ci/run
 	@.venv/bin/codespell
 
 type: ## mypy --strict alone
-	@.venv/bin/mypy
+	@scripts/types.sh
 
 golden: ## rewrite tests/golden from the code as it is; read the diff before you commit it
 	@$(PY) -m tests.golden.cases

@@ -3,8 +3,8 @@
     PYTHONPATH=launchers python launchers/convert/convert.py runs/gpt-1/checkpoints model.pt --to pytorch
     PYTHONPATH=launchers python launchers/convert/convert.py runs/gpt-1/checkpoints/step-00000100 model/ --to huggingface --heads 8
 
-Reads the distributed checkpoints of torch (.metadata, *.distcp) and of megatron (and common.pt, metadata.json), and the state.pt of
-launchers/ddp, with torch alone.
+Reads the distributed checkpoints of torch (.metadata, *.distcp) and of megatron (and common.pt, metadata.json), and what
+launchers/ddp, sft, rl and diloco write, with torch alone.
 Writes a line of JSON to stdout at the end. Exit code 7: the checkpoint, or what was asked, cannot be. See docs/checkpoints.md.
 """
 
@@ -54,6 +54,7 @@ def convert(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         if args.to == "huggingface":
             shape = shapes.of(source, given)
             groups = huggingface.check(source, shape)
+            assert shape is not None  # else check() had refused it
             size = args.shard_size
             written = huggingface.write(output.new, source, shape, groups, shard_size=size, progress=progress)
             files = [path.name for path in written]

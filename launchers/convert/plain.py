@@ -1,5 +1,10 @@
-"""A checkpoint that is one file already, state.pt: what launchers/ddp writes. Mapped: no more of it is read than is asked for."""
+"""Checkpoints that torch.save wrote, mapped, so that no more of them is read than is asked for.
 
+state.pt of launchers/ddp, sft and rl holds a model whole; rank-<n>.pt of launchers/diloco the parameters that all groups share, or,
+with FSDP in a group, each rank's rows.
+"""
+
+import json
 from pathlib import Path
 
 import torch
@@ -7,7 +12,7 @@ from faults import Refused
 from progress import Progress
 from source import Piece, Source, check_sums, family, read_json, resolve
 
-FILE = "state.pt"
+FILE, SHARED, AT = "state.pt", "rank-0.pt", "at.json"
 
 
 class Plain(Source):
@@ -23,7 +28,7 @@ class Plain(Source):
             self._weights: dict[str, torch.Tensor] = content["model"]
             self.step = content["at"]["step"]
         except Exception as error:  # noqa: BLE001 - a damaged file can raise anything
-            raise Refused(f"{self.folder / FILE}: not a checkpoint of launchers/ddp: {error}") from None
+            raise Refused(f"{self.folder / FILE}: not a checkpoint of launchers/ddp, sft or rl: {error}") from None
         self.pieces = [Piece(name, name, None, tuple(one.shape), one.dtype) for name, one in self._weights.items()]
         self.kind, self.common, self.dropped = family(set(self._weights)), {}, []
 
@@ -32,6 +37,52 @@ class Plain(Source):
         return self._weights[piece.stored].contiguous()
 
 
+class Shared(Source):
+    """A checkpoint of launchers/diloco: its shared parameters, not a group's own. The attributes are Source's."""
+
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        self.folder = folder
+        marker, self.model = read_json(folder / "complete.json"), read_json(folder / "model.json")
+        if marker:
+            check_sums(folder, marker["files"], progress)
+        files = sorted(folder.glob("rank-*.pt"), key=lambda path: int(path.stem[5:]))
+        try:
+            self._parts: list[dict[str, torch.Tensor]] = [
+                torch.load(path, map_location="cpu", weights_only=True, mmap=True)["globals"]["values"]
+                for path in files
+            ]
+            self.step = read_json(folder / AT)["step"]
+        except Exception as error:  # noqa: BLE001 - a damaged file can raise anything
+            raise Refused(f"{folder}: not a checkpoint of launchers/diloco: {error}") from None
+        self.pieces = [self._piece(name) for name in self._parts[0]]
+        self.kind, self.common, self.dropped = family(set(self._parts[0])), {}, []
+
+    def read(self, piece: Piece) -> torch.Tensor:
+        """One tensor, put together from the ranks' rows."""
+        return torch.cat([part[piece.stored] for part in self._parts])
+
+    def _piece(self, name: str) -> Piece:
+        first = self._parts[0][name]
+        rows = sum(len(part[name]) for part in self._parts)
+        return Piece(name, name, None, (rows, *first.shape[1:]), first.dtype)
+
+
 def opened(folder: Path, progress: Progress) -> Source:
     """The checkpoint in a folder, of whichever kind it is."""
-    return Plain(folder, progress) if (resolve(folder) / FILE).is_file() else Source(folder, progress)
+    folder = resolve(_furthest(folder))
+    if (folder / FILE).is_file():
+        return Plain(folder, progress)
+    return Shared(folder, progress) if (folder / AT).is_file() else Source(folder, progress)
+
+
+def _furthest(folder: Path) -> Path:
+    """Of the folder of a DiLoCo run's checkpoints, that of the group with the most outer steps; another folder as it is."""
+
+    def outer_steps(group: Path) -> int:
+        try:
+            return int(json.loads((resolve(group) / AT).read_text(encoding="utf-8"))["outer"])
+        except (OSError, ValueError, KeyError):
+            return -1
+
+    groups = sorted(path.parent for path in folder.glob("replica-*/latest"))
+    return max(groups, key=outer_steps, default=folder)

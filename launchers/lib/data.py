@@ -9,7 +9,7 @@ import struct
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, Te
 from . import stop
 from .ranks import Ranks
 
-Images = Dataset[tuple[torch.Tensor, torch.Tensor]]
+Images: TypeAlias = Dataset[tuple[torch.Tensor, torch.Tensor]]
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 

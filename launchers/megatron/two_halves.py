@@ -46,15 +46,18 @@ class TwoHalves(TorchDistSaveShardedStrategy):
         kept = saves.copy(live)
 
         def write() -> None:
-            wrote: list[Any] | None = []
+            wrote: list[Any] | None = None  # of a rank that failed
             failure = None
+            done: list[Any] = []
             try:
                 for (path, key, (others, tensors)), copies in zip(buckets, kept, strict=True):
                     pairs = zip(tensors, copies, strict=True)
                     items = [(item, tensor if copied is None else copied) for (item, tensor), copied in pairs]
-                    wrote += _write([writer.transforms], (path, key, (others, items)))
+                    done += _write([writer.transforms], (path, key, (others, items)))
             except Exception as error:  # noqa: BLE001 - raised below, when no rank waits for this one any more
-                wrote, failure = None, error
+                failure = error
+            else:
+                wrote = done
             every: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(every, wrote, group=saves.group)
             if failure is not None:

@@ -118,8 +118,10 @@ class Worker(threading.Thread):
     def _serve(self, requests: list[Request]) -> None:
         prompts = [prompt for request in requests for prompt in request.prompts]
         with self._lock:
-            weights = self.weights
-            made = iter(policy.sample(self._net, prompts, **requests[0].asked, generator=self._generator))
+            weights, net = self.weights, self._net
+            if weights is None or net is None:
+                raise RuntimeError("asked before the first weights came")
+            made = iter(policy.sample(net, prompts, **requests[0].asked, generator=self._generator))
         for request in requests:
             request.answer.set_result((weights, [next(made) for _ in request.prompts]))
 

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import hashlib
 import importlib.util
 import io
 import json
@@ -134,6 +135,29 @@ def test_huggingface_logits(name: str, shard_size: int, trained: Any, tmp_path: 
     print(f"{name}: largest difference {difference:.2e}, largest logit {expected.abs().max().item():.3f}")
     assert expected.abs().max() > 0.1
     assert difference < CLOSE
+
+
+@pytest.mark.parametrize("inside", ["ddp", "fsdp"])
+def test_the_shared_parameters_of_diloco(inside: str, training: Any, tmp_path: Path, tools: Any) -> None:
+    """As whole tensors and as rows of two ranks: the digest is that of the program's last record."""
+    need("torchft")
+    import torch
+
+    env = {"TORCHFT_LIGHTHOUSE": ""}
+    run = training.run("diloco/train.py", "run", *SMALL, "--inside", inside, "--sync-every", 2, env=env)
+    made = convert(run.run_dir / "checkpoints", tmp_path / "model.pt", "--to", "pytorch")
+    assert (made["model_config"]["heads"], made["model_config"]["step"]) == (4, 3)
+    net = gpt()
+    net.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True)["model_state_dict"])
+    sha = hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in net.parameters())).hexdigest()
+    assert sha == tools.records(run.run_dir / "replica-0", "final")[0]["sha256"]
+
+
+def test_sft_needs_no_word_about_its_shape(training: Any, tmp_path: Path) -> None:
+    """It wanted --heads, which state.pt has."""
+    run = training.run("sft/train.py", "run", "--max-steps", 1, "--test-rollouts", 1, shape="single")
+    made = convert(run.run_dir / "checkpoints", tmp_path / "hf", "--to", "huggingface")
+    assert made["model_config"]["heads"] == 4
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
