@@ -10,7 +10,10 @@ from typing import Any
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.spec.cluster import QosRow
+from kit.validation import toml
 
+# What 0 asks sbatch for.
+_NO_LIMIT = {"memory": "0 asks for all memory of a node,", "time": "0 asks for no time limit,"}
 _UNITS = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 
 
@@ -92,35 +95,31 @@ def _check(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> None:
     of_row = {fault.key: fault for fault in _beyond_row(resolved, gpus=gpus, cpus=cpus)}
     of_node = [fault for fault in _beyond_node(resolved, gpus=gpus, ranks=ranks, cpus=cpus) if fault.key not in of_row]
     if of_node or of_row:
-        raise ConfigError.of(*of_node, *of_row.values())
+        raise ConfigError.of(*of_node, *of_row.values(), file=resolved.job_file)
 
 
 def _beyond_node(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> Iterator[Fault]:
     """What no node of the cluster can give."""
-    file, job, node, place = (
-        resolved.job_file,
-        resolved.job,
-        resolved.cluster.node,
-        f"a node of {resolved.cluster_name}",
-    )
+    node, memory = resolved.cluster.node, resolved.job.resources.memory
+
+    def more(key: str, got: object, most: object, what: str) -> Fault:
+        problem = f"{got} is more than a node of {resolved.cluster_name} has: {most}{what}"
+        return Fault(key=f"resources.{key}", problem=problem, hint=f"{key} = {toml(most)}")
+
     if gpus > node.gpus:
-        allowed = f"at most {node.gpus}: {place} has no more"
-        yield Fault(file=file, key="resources.gpus_per_node", got=str(gpus), allowed=allowed)
+        yield more("gpus_per_node", gpus, node.gpus, " GPUs")
     if cpus > node.cpus:
-        allowed = f"at most {node.cpus}: {place} has no more"
-        yield Fault(file=file, key="resources.cpus_per_node", got=str(cpus), allowed=allowed)
+        yield more("cpus_per_node", cpus, node.cpus, " CPUs")
     if ranks > cpus:
-        allowed, hint = f"at most {cpus}, one CPU a rank", "ask for more cpus_per_node or fewer ranks"
-        yield Fault(file=file, key="resources.ranks_per_node", got=str(ranks), allowed=allowed, hint=hint)
-    memory = job.resources.memory
+        problem = f"{ranks} ranks need at least as many CPUs, and the job has {cpus} on each node"
+        yield Fault(key="resources.ranks_per_node", problem=problem, hint=f"ranks_per_node = {cpus}")
     if memory and node.memory and kilobytes(memory) > kilobytes(node.memory):
-        allowed = f"at most {node.memory}: {place} has no more"
-        yield Fault(file=file, key="resources.memory", got=memory, allowed=allowed)
+        yield more("memory", memory, node.memory, "")
 
 
 def _beyond_row(resolved: Resolved, *, gpus: int, cpus: int) -> Iterator[Fault]:
     """What the job's QOS row does not allow."""
-    row, job, file = _row(resolved), resolved.job, resolved.job_file
+    row, job = _row(resolved), resolved.job
     if row is None:
         return
     asked = job.resources
@@ -136,16 +135,17 @@ def _beyond_row(resolved: Resolved, *, gpus: int, cpus: int) -> Iterator[Fault]:
     ]
     for name, key, got, limit, measure in rules:
         if got is not None and limit is not None and measure(got) > measure(limit):
-            allowed = f"at most {limit} under QOS {job.qos!r}: its rule {name}"
-            yield Fault(file=file, key=key, got=str(got), allowed=allowed)
+            said = _NO_LIMIT[name] if name in _NO_LIMIT and measure(got) in {all_memory, inf} else f"{got} is"
+            hint = f"{key.rpartition('.')[2]} = {toml(limit)}"
+            if name == "max_nodes" and job.retry.spares:
+                said = f"{asked.nodes} with {job.retry.spares} spares is"
+                hint = f"nodes = {limit - job.retry.spares}" if limit > job.retry.spares else "[retry] spares = 0"
+            yield Fault(key=key, problem=f"{said} more than QOS {job.qos!r} allows: {name} = {toml(limit)}", hint=hint)
     # sbatch(1), --exclusive: the job is given all CPUs of its nodes, whatever it asks for.
     whole, most = resolved.cluster.node.cpus, row.cpus_per_node
     if job.slurm.exclusive and most is not None and whole > most:
-        got, allowed = (
-            f"true, which is all {whole} CPUs of a node",
-            f"at most {most} under QOS {job.qos!r}: its rule cpus_per_node",
-        )
-        yield Fault(file=file, key="slurm.exclusive", got=got, allowed=allowed)
+        problem = f"an exclusive job gets all {whole} CPUs of a node, and QOS {job.qos!r} allows cpus_per_node = {most}"
+        yield Fault(key="slurm.exclusive", problem=problem, hint="exclusive = false")
 
 
 def minutes(limit: str) -> float:

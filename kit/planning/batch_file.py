@@ -14,7 +14,7 @@ import jinja2
 from jinja2 import meta
 from jinja2.sandbox import SandboxedEnvironment
 
-from kit.errors import ConfigError, Fault, did_you_mean
+from kit.errors import ConfigError, Fault, nearest
 from kit.planning import steps
 from kit.planning.decisions import Decisions
 from kit.planning.placement import world_text
@@ -115,12 +115,16 @@ def _rendered(text: str, variables: Mapping[str, Any], *, file: str) -> str:
         if not unknown:
             return _sandbox().from_string(head).render(variables) + mark + body
     except jinja2.TemplateSyntaxError as error:
-        fault = Fault(file=file, key=f"line {error.lineno}", got=error.message or "an error", allowed="Jinja")
+        problem, hint = (
+            f"not valid Jinja: {error.message}",
+            "kit template eject new.sbatch.j2, to start from the kit's own",
+        )
+        fault = Fault(file=file, key=f"line {error.lineno}", problem=problem, hint=hint)
         raise ConfigError.of(fault) from None
     except Exception as error:  # noqa: BLE001 - whatever the user's template did wrong
-        fault = Fault(
-            file=file, key="template", got=f"{type(error).__name__}: {error}", allowed="a template that renders"
-        )
+        problem = f"rendering stopped with {type(error).__name__}: {error}"
+        hint = "kit template eject new.sbatch.j2, to start from the kit's own"
+        fault = Fault(file=file, key="template", problem=problem, hint=hint)
         raise ConfigError.of(fault) from None
     raise ConfigError.of(*_faults(unknown, variables, file))
 
@@ -128,8 +132,9 @@ def _rendered(text: str, variables: Mapping[str, Any], *, file: str) -> str:
 def _faults(unknown: list[str], variables: Mapping[str, Any], file: str) -> Iterator[Fault]:
     known = ", ".join(sorted(variables))
     for name in unknown:
-        hint = did_you_mean(name, variables)
-        yield Fault(file=file, key=name, got="a variable that is not known", allowed=known, hint=hint)
+        near = nearest(name, variables) or "job_name"
+        problem = "the template asks for a variable that the kit does not have"
+        yield Fault(file=file, key=name, problem=problem, allowed=known, hint=f"{{{{ {near} }}}}")
 
 
 @cache

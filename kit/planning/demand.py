@@ -21,11 +21,13 @@ def completed(resolved: Resolved, site: Site) -> Resolved:
     job, shapes = resolved.job, resolved.launcher.shapes
     shape = job.shape or shapes[0]
     if shape not in shapes:
-        allowed = f"{', '.join(shapes)} (launcher {job.launcher!r})"
-        raise ConfigError.of(Fault(file=resolved.job_file, key="shape", got=repr(shape), allowed=allowed))
+        problem = f"launcher {job.launcher!r} cannot start ranks by {shape!r}"
+        fault = Fault(key="shape", problem=problem, allowed=", ".join(shapes), hint=f'shape = "{shapes[0]}"')
+        raise ConfigError.of(fault, file=resolved.job_file)
     if job.rendezvous != "static" and shape == "srun":
-        got, allowed = repr(job.rendezvous), "nothing with the start shape srun, which has no torchrun"
-        raise ConfigError.of(Fault(file=resolved.job_file, key="rendezvous", got=got, allowed=allowed))
+        problem = f"the start shape 'srun' has no torchrun, so a rendezvous {job.rendezvous!r} has no effect"
+        hint = 'shape = "torchrun"' if "torchrun" in shapes else "remove the line"
+        raise ConfigError.of(Fault(key="rendezvous", problem=problem, hint=hint), file=resolved.job_file)
     made = {
         "resources": _resources(resolved),
         "shape": shape,
@@ -52,7 +54,7 @@ def _resources(resolved: Resolved) -> Resources:
     if job.roles and "nodes" not in needed:
         needed["nodes"] = _nodes(resolved, job.roles)
     if faults := [*_contradictions(resolved, needed)]:
-        raise ConfigError.of(*faults)
+        raise ConfigError.of(*faults, file=resolved.job_file)
     return job.resources.model_copy(update=needed)
 
 
@@ -62,9 +64,9 @@ def _contradictions(resolved: Resolved, needed: Mapping[str, int]) -> Iterator[F
     for key, value in needed.items():
         # Under --debug the job's own figure is another one than the user's.
         if value not in (getattr(job.resources, key), resolved.asked.get(key, value)):
-            allowed = f"{value}: what [{resolved.launcher.framework or 'roles'}] comes to"
-            got = str(resolved.asked[key])
-            yield Fault(file=resolved.job_file, key=f"resources.{key}", got=got, allowed=allowed, hint="leave it out")
+            said, table = resolved.asked[key], resolved.launcher.framework or "roles"
+            problem = f"{said} contradicts [{table}], which needs {value}"
+            yield Fault(key=f"resources.{key}", problem=problem, hint=f"{key} = {value}, or remove the line")
 
 
 def _nodes(resolved: Resolved, roles: Mapping[str, Role]) -> int:
@@ -74,8 +76,10 @@ def _nodes(resolved: Resolved, roles: Mapping[str, Role]) -> int:
     counted = sum(n for n in own if n != "rest")
     rest = own.count("rest")
     if rest > 1 or (rest and total <= counted):
-        allowed = f"one role with it, and resources.nodes above {counted}, which the others have; it is {total}"
-        raise ConfigError.of(
-            Fault(file=resolved.job_file, key="roles", got=f"nodes = 'rest' in {rest}", allowed=allowed)
-        )
+        problem = f"the other roles take {counted} of resources.nodes = {total}: no node is left for nodes = 'rest'"
+        fault = Fault(key="roles", problem=problem, hint=f"[resources] nodes = {counted + 1}")
+        if rest > 1:
+            problem = f"{rest} roles ask for nodes = 'rest', and only one can have what is left"
+            fault = Fault(key="roles", problem=problem, hint="give all but one a number, such as nodes = 1")
+        raise ConfigError.of(fault, file=resolved.job_file)
     return total if rest else counted

@@ -76,25 +76,21 @@ def pin_images(
 def _pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store: str, stage: str, key: str) -> Pin:
     """The pin of an image. stage: folder on the nodes that it is copied to, empty for none. key: where the job names it.
 
-    ConfigError when there is no image, or no lock of it.
+    ConfigError when there is no image, no lock of it, or when the runtime cannot start it.
     """
+    file = resolved.job_file
+    runtime = resolved.job.container.runtime
     if name is None:
-        hint = 'such as image = "train-cpu", or use --no-container'
-        raise ConfigError.of(
-            Fault(file=resolved.job_file, key=key, got="nothing", allowed="an image to run in", hint=hint)
-        )
+        hint = 'image = "train-cpu", or --no-container to run on the node itself'
+        raise ConfigError.of(Fault(key=key, problem="the job names no image to run in", hint=hint), file=file)
     if name.startswith("docker://"):
+        if not runtimes.get(runtime).pulls:
+            problem = f"the runtime {runtime!r} starts image files, and {name!r} is a reference to a registry"
+            raise ConfigError.of(Fault(key=key, problem=problem, hint=f"kit import-image {name}"), file=file)
         return Pin(image=name, digest=name.rpartition("@")[2])
     if lock is None:
-        raise ConfigError.of(
-            Fault(
-                file=resolved.job_file,
-                key=key,
-                got=f"{name!r}, which has no image.lock",
-                allowed="an image that is locked by digest",
-                hint=f"run 'kit build-image {name}'",
-            )
-        )
+        problem = f"{name!r} has no image.lock: it was not built yet, so that nothing says which bytes it is"
+        raise ConfigError.of(Fault(key=key, problem=problem, hint=f"kit build-image {name}"), file=file)
     stored = f"{store}/sha256/{lock.sha256}.sqsh"
     return Pin(
         image=f"{stage}/{lock.sha256}.sqsh" if stage else stored,
@@ -112,14 +108,9 @@ def _check_packages(resolved: Resolved, lock: ImageLock) -> None:
     required = resolved.launcher.required(resolved.job)
     lacking = [name for name in required if canonical(name) not in held]
     if lacking:
-        raise ConfigError.of(
-            Fault(
-                file=resolved.job_file,
-                key="image",
-                got=f"{lock.name!r}, which lacks {', '.join(lacking)}",
-                allowed=f"an image with what launcher {resolved.job.launcher!r} requires: {', '.join(required)}",
-            )
-        )
+        problem = f"{lock.name!r} lacks {', '.join(lacking)}, which launcher {resolved.job.launcher!r} needs"
+        hint = f"add it to containers/{lock.name}/requirements.in, then: kit build-image {lock.name}"
+        raise ConfigError.of(Fault(key="image", problem=problem, hint=hint), file=resolved.job_file)
 
 
 def canonical(name: str) -> str:

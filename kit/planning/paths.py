@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
 from kit import runtimes
 from kit.config import Resolved
-from kit.errors import ConfigError, Fault
+from kit.errors import ConfigError, Fault, nearest
 from kit.planning.site import Site
 from kit.spec.base import mountable
+from kit.spec.form import Invalid
 from kit.spec.mount import Mount
 from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
 
@@ -56,8 +58,9 @@ def find_paths(resolved: Resolved, site: Site) -> ClusterPaths:
     cluster_file = f"clusters/{resolved.cluster_name}.toml"
     run = RunPaths(site.run_dir)
     if not _RUN_DIR.match(str(run.root)):
-        allowed = "letters, digits and _ . / + = @ - (sbatch splits its header at blanks and expands '%')"
-        raise ConfigError.of(Fault(file=cluster_file, key="paths.runs", got=repr(str(run.root)), allowed=allowed))
+        problem = f"{str(run.root)!r} has characters that an #SBATCH line cannot hold, such as blanks and '%'"
+        hint = "a path of letters, digits and _ . / + = @ -"
+        raise ConfigError.of(Fault(file=cluster_file, key="paths.runs", problem=problem, hint=hint))
     known = _placeholders(resolved, site)
     cache = _filled(resolved.cluster.paths.cache, known, cluster_file, "paths.cache")
     return ClusterPaths(
@@ -103,8 +106,11 @@ def _log(resolved: Resolved, known: dict[str, str], key: Literal["output", "erro
     path = filled if filled.startswith("/") else f"{resolved.job_dir}/{filled}"
     # What a placeholder stood for may hold a `%`, too: to Slurm it would be a pattern.
     if not _HEADER_WORD.match(path) or path.count("%") != pattern.count("%"):
-        allowed = "a place without blanks and '%': sbatch splits its header at the one and expands the other"
-        raise ConfigError.of(Fault(file=file, key=dotted, got=repr(path), allowed=allowed))
+        problem = (
+            f"{path!r} has characters that an #SBATCH line cannot hold, such as blanks; its folder may have no '%'"
+        )
+        hint = f'{key} = "/shared/logs/%x-%j.log"'
+        raise ConfigError.of(Fault(file=file, key=dotted, problem=problem, hint=hint))
     return path
 
 
@@ -113,16 +119,17 @@ def _mounts(resolved: Resolved, known: dict[str, str], run: RunPaths, cache: str
     file = resolved.job_file
     own = [
         Mount(source=str(run.root), target=CONTAINER_RUN),
-        Mount(source=_checked(str(resolved.job_dir), file, "its folder"), target=CONTAINER_WORKSPACE),
+        Mount(source=_checked(str(resolved.job_dir), file, ""), target=CONTAINER_WORKSPACE),
         Mount(source=cache, target=CONTAINER_CACHE),
     ]
     taken = {m.target for m in own}
     for mount in resolved.mounts:
         if mount.target in taken:
-            hint = "the kit mounts the run folder, the job's folder and the cache itself"
-            raise ConfigError.of(
-                Fault(file=file, key="mounts", got=mount.target, allowed="each target once", hint=hint)
+            problem = (
+                f"two mounts share the target {mount.target}; the kit itself takes {', '.join(m.target for m in own)}"
             )
+            hint = f'target = "{mount.target}-2"'
+            raise ConfigError.of(Fault(file=file, key="mounts", problem=problem, hint=hint))
         taken.add(mount.target)
     return (*own, *(m.model_copy(update={"source": _source(m.source, resolved, known)}) for m in resolved.mounts))
 
@@ -137,15 +144,17 @@ def _source(source: str, resolved: Resolved, known: dict[str, str]) -> str:
 def _filled(text: str, known: dict[str, str], file: str, key: str) -> str:
     for word in re.findall(r"\{(\w*)\}", text):
         if word not in known:
-            allowed = ", ".join(f"{{{name}}}" for name in known)
-            raise ConfigError.of(Fault(file=file, key=key, got=f"{{{word}}} in {text!r}", allowed=allowed))
+            near = nearest(word, known) or "home"
+            problem, allowed = f"{{{word}}} is no placeholder, in {text!r}", ", ".join(f"{{{name}}}" for name in known)
+            hint = text.replace(f"{{{word}}}", f"{{{near}}}")
+            raise ConfigError.of(Fault(file=file, key=key, problem=problem, allowed=allowed, hint=hint))
     return _checked(re.sub(r"\{(\w+)\}", lambda found: known[found[1]], text), file, key)
 
 
 def _checked(path: str, file: str, key: str) -> str:
     try:
         return mountable(path)
-    except ValueError as error:
-        raise ConfigError.of(
-            Fault(file=file, key=key, got=repr(path), allowed=f"a path that a mount can carry: {error}")
-        ) from None
+    except Invalid as error:
+        problem = f"{path!r} cannot be mounted: {error.problem}"
+        hint = f"ln -s {shlex.quote(path)} {shlex.quote(str(error.write))}"
+        raise ConfigError.of(Fault(file=file, key=key, problem=problem, hint=hint)) from None

@@ -72,9 +72,9 @@ def _own(made: Decisions) -> list[str]:
     elif launcher.script is not None:
         script = f"{run}/code/{launcher.script}"
     else:
-        hint = f"launcher {job.launcher!r} brings none of its own"
+        problem = f"the job names no program to run, and launcher {job.launcher!r} brings none of its own"
         raise ConfigError.of(
-            Fault(file=made.resolved.job_file, key="script", got="nothing", allowed="a program", hint=hint)
+            Fault(key="script", problem=problem, hint='script = "train.py"'), file=made.resolved.job_file
         )
     own = [filled(word, {"{run}": run}) for word in made.extra.args]
     return [job.python, script, *own, *job.args]

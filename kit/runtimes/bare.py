@@ -11,6 +11,7 @@ class Bare:
     """The srun line with the command behind it."""
 
     containerized = False
+    pulls = False
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
         """See Runtime."""

@@ -33,9 +33,13 @@ class Container:
 
 
 class Runtime(Protocol):
-    """One module of kit/runtimes/ holds one; its name there is its name in cluster and job files."""
+    """One module of kit/runtimes/ holds one; its name there is its name in cluster and job files.
+
+    containerized: False for the node itself. pulls: it can start an image from a registry; else image files only.
+    """
 
     containerized: bool
+    pulls: bool
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
         """The argv that runs `command` in `container` on every task of `srun` (an argv that starts with 'srun')."""

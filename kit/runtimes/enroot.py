@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kit.errors import ConfigError, Fault
 from kit.runtimes.base import Container
 from kit.spec.mount import Mount
 from kit.spec.paths import CONTAINER_RUN
@@ -20,14 +19,10 @@ class Enroot:
     """`enroot start` mounts the .sqsh with squashfuse; the image's own rc script is left out unless asked for."""
 
     containerized = True
+    pulls = False
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
-        """See Runtime. ConfigError for an image that is not a file: enroot starts files."""
-        if not container.is_file:
-            fault = Fault(
-                file="job", key="image", got=container.image, allowed="an image of containers/ with runtime 'enroot'"
-            )
-            raise ConfigError.of(fault)
+        """See Runtime."""
         choice = container.options
         start = [f"{container.bin}/enroot.sh"]
         start += ["--root"] if choice.remap_root else []

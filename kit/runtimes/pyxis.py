@@ -36,6 +36,7 @@ class Pyxis:
     """The SPANK plugin reads its options from the srun line."""
 
     containerized = True
+    pulls = True
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
         """See Runtime."""

@@ -58,7 +58,9 @@ def test_a_loop_over_jobs(project: Path) -> None:
 
 
 def test_faults_name_the_job_in_python(project: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Job\(\.\.\.\): resources.gpus_per_node: got 9; allowed: at most 4"):
+    with pytest.raises(
+        ConfigError, match=r"Job\(\.\.\.\): resources.gpus_per_node: 9 is more than a node of here has: 4 GPUs"
+    ):
         plan(Job(name="a", launcher="ddp", resources={"gpus_per_node": 9}), cluster="here", folder=project)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="has a sweep"):
         submit(Job(name="a", launcher="ddp", sweep={"grid": {"seed": [1]}}), cluster="here", folder=project)  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ def test_patterns_that_cannot_be(tmp_path: Path, pattern: str, reason: str) -> N
 
 
 def test_a_folder_that_slurm_would_take_for_a_pattern(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="without blanks and '%'"):
+    with pytest.raises(ConfigError, match="its folder may have no '%'"):
         planned(tmp_path / "100%j", "output = '%j.out'")
 
 

@@ -438,9 +438,9 @@ def test_a_role_of_the_jobs_own_gets_nodes_besides(tmp_path: Path) -> None:
 def test_resources_that_contradict_the_table_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         made(tmp_path, JOB + "[resources]\nnodes = 4\ngpus_per_node = 1\n")
-    assert [(f.key, f.got, f.allowed) for f in error.value.faults] == [
-        ("resources.nodes", "4", "3: what [rl] comes to"),
-        ("resources.gpus_per_node", "1", "2: what [rl] comes to"),
+    assert [(f.key, f.problem) for f in error.value.faults] == [
+        ("resources.nodes", "4 contradicts [rl], which needs 3"),
+        ("resources.gpus_per_node", "1 contradicts [rl], which needs 2"),
     ]
     assert made(tmp_path, JOB + "[resources]\nnodes = 3\ngpus_per_node = 2\n").allocation.nodes == 3
 

@@ -122,8 +122,8 @@ def test_a_point_that_breaks_a_rule_of_its_qos_row_is_named_with_the_rule(tmp_pa
     known, rule = sorted(caught.value.faults, key=lambda fault: fault.key)
     assert (known.key, known.allowed, known.hint) == ("qos", "normal, small", 'qos = "small"')
     assert known.file.endswith("[sweep]: points 2,5")
-    assert (rule.key, rule.got) == ("resources.nodes", "4")
-    assert rule.allowed == "at most 2 under QOS 'small': its rule max_nodes"
+    assert (rule.key, rule.hint) == ("resources.nodes", "nodes = 2")
+    assert rule.problem == "4 is more than QOS 'small' allows: max_nodes = 2"
     assert rule.file.endswith(": point 4 (nodes=4 qos=small)")
 
 
