@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,12 +45,19 @@ def import_image(
         str,
         typer.Argument(
             help="docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:...], dockerd://IMAGE, podman://IMAGE, an OCI layout or "
-            "archive, the tar of a docker save, a root filesystem (folder or tar), or a .sqsh.",
+            "archive, the tar of a docker save (PATH:TAG where it holds several images), a root filesystem (folder or tar), "
+            "or a .sqsh.",
             show_default=False,
         ),
     ],
     *,
     name: Annotated[str, typer.Option(help="Its name in containers/.", show_default="the source's own")] = "",
+    platform: Annotated[
+        str,
+        typer.Option(
+            metavar="linux/ARCH", help="Of several, the image for this platform.", show_default="this machine's"
+        ),
+    ] = "",
     store: Store = None,
     locked: Locked = False,
     as_json: Json = False,
@@ -59,7 +67,10 @@ def import_image(
     from kit.images import importing
     from kit.images.progress import Terminal
 
-    order = importing.Order(uri=source, name=name, project=data_folders.project(), store=_store(store), locked=locked)
+    _must_be_platform(platform)
+    order = importing.Order(
+        uri=source, name=name, project=data_folders.project(), store=_store(store), locked=locked, platform=platform
+    )
     _print(importing.run(order, Terminal()), as_json=as_json)
 
 
@@ -148,6 +159,13 @@ def prune_images(
     for path, size in gone:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {path} ({size / 1e6:.0f} MB)")
     typer.echo(f"{sum(size for _, size in gone) / 1e6:.0f} MB in {len(gone)} images", err=True)
+
+
+def _must_be_platform(platform: str) -> None:
+    from kit.errors import UsageError
+
+    if platform and not re.fullmatch(r"linux/[a-z0-9]+(/v\d+)?", platform):
+        raise UsageError(f"--platform {platform}: not a platform", hint="linux/amd64, linux/arm64")
 
 
 def _store(given: Path | None) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.config import load_model
-from kit.images import base, context, enroot_layout, entries, lease, lock, publish, squash, store, wheels
+from kit.images import base, context, edits, entries, lease, lock, publish, squash, store, wheels
 from kit.images.engine import Engine, EngineImage, connect
 from kit.images.progress import Report
 from kit.spec.image import ImageSpec
@@ -113,7 +113,7 @@ def _content(order: Order, folder: _Folder, engine: Engine, work: Path, report: 
         reference=ready.name,
         digest=ready.digest,
         provenance="kit build-image",
-        noise=enroot_layout.BUILD_NOISE,
+        noise=edits.BUILD_NOISE,
         engine=engine.version,
         image_id=image.id,
     )

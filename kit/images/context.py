@@ -15,7 +15,7 @@ from kit.errors import ImageError
 from kit.spec.image import ImageSpec, Squash
 
 # Raised when the kit itself writes other bytes from the same inputs (`kit.images.enroot_layout`, `kit.images.squash`).
-RECIPE = 1
+RECIPE = 2
 
 # image.toml counts by its meaning, not by its bytes; a comment in it rebuilds nothing.
 _NOT_CONTEXT = frozenset({"image.toml", "image.lock"})

@@ -38,6 +38,7 @@ class EngineImage:
     layers: tuple[Path, ...]
     diff_ids: tuple[str, ...]
     repo_digests: tuple[str, ...]
+    architecture: str = ""
 
 
 class Engine:
@@ -63,6 +64,7 @@ class Engine:
             layers=_reachable(found.get("GraphDriver") or {}),
             diff_ids=tuple((found.get("RootFS") or {}).get("Layers") or ()),
             repo_digests=tuple(found.get("RepoDigests") or ()),
+            architecture=str(found.get("Architecture") or ""),
         )
 
     def pull(self, reference: str, *, platform: str | None, on_line: Callable[[str], None]) -> None:

@@ -9,100 +9,19 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cached_property
 
+from kit.images.edits import ALWAYS_DROPPED, FOLDER_MODE, Addition, Edit
 from kit.spec.image import ImageConfig
-
-# Device nodes cannot be made by an ordinary user, and the rest is what an engine leaves in the containers that it exports.
-ALWAYS_DROPPED = ("dev/*", "proc/*", "sys/*", ".dockerenv", "run/.containerenv")
-
-# What differs between two builds of one Dockerfile and means nothing in a container: logs, caches, backups that dpkg and
-# useradd keep, and the machine's identity.
-BUILD_NOISE = (
-    "tmp/*",
-    "var/tmp/*",
-    "var/log/*.log",
-    "var/log/apt/*",
-    "var/cache/apt/*",
-    "var/cache/debconf/*-old",
-    "var/cache/ldconfig/*",
-    "var/lib/apt/lists/*",
-    "var/lib/dpkg/*-old",
-    "var/lib/systemd/random-seed",
-    "etc/*-",
-    "etc/.pwd.lock",
-    "etc/machine-id",
-    "var/lib/dbus/machine-id",
-    "root/.cache",
-)
 
 _HOSTS = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 _RC_LOCAL = "# /etc/rc reads this file when the container starts; Pyxis and users put their own steps here.\n"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Addition:
-    """A file, folder or symbolic link that the .sqsh gets.
-
-    path: without a leading slash. A file (content) or link (target) replaces what the image has there. A folder is made only
-    where the image has nothing, and otherwise loses its time: an engine touches some of them when it exports.
-    """
-
-    path: str
-    mode: int
-    content: bytes | None = None
-    target: str | None = None
-
-    @property
-    def key(self) -> tuple[bytes, ...]:
-        """Place in the order in which a tree is walked: by path components, byte-wise."""
-        return walk_key(self.path)
-
-    @property
-    def replaces(self) -> bool:
-        """Whether it takes the place of what the image has there."""
-        return self.content is not None or self.target is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Edit:
-    """All changes to a tree: additions in walk order, and glob patterns of what is left out (`*` stops at a slash)."""
-
-    additions: tuple[Addition, ...]
-    dropped: tuple[str, ...]
-
-    def drops(self, path: str) -> bool:
-        """Whether `path` (no leading slash), or a folder that it lies in, is left out."""
-        parts = path.split("/")
-        return any(_matches(pattern, parts) for pattern in self._patterns.get(parts[0], ()))
-
-    @property
-    def exclusions(self) -> tuple[str, ...]:
-        """All that the image's own tree loses: what is dropped and what is replaced."""
-        return (*self.dropped, *(addition.path for addition in self.additions if addition.replaces))
-
-    @cached_property
-    def _patterns(self) -> dict[str, list[list[str]]]:
-        """By first component, which is never a glob: a tree has tens of thousands of paths to look up."""
-        table: dict[str, list[list[str]]] = {}
-        for pattern in self.exclusions:
-            parts = pattern.split("/")
-            table.setdefault(parts[0], []).append(parts)
-        return table
-
-
-def walk_key(path: str) -> tuple[bytes, ...]:
-    """Sorts paths as a walk in byte order visits them, which is the order of mksquashfs and of an engine's export."""
-    return tuple(part.encode(errors="surrogateescape") for part in path.split("/"))
 
 
 def edit(config: ImageConfig, *, provenance: str, noise: tuple[str, ...] = ()) -> Edit:
     """The changes for an image with this configuration.
 
     provenance: where it came from, for /etc/rc; nothing that differs between machines. noise: patterns of what is also
-    left out (`BUILD_NOISE` for own builds).
+    left out (`edits.BUILD_NOISE` for own builds).
     """
     files = {
         "etc/rc": (0o755, rc(config, provenance)),
@@ -118,7 +37,11 @@ def edit(config: ImageConfig, *, provenance: str, noise: tuple[str, ...] = ()) -
     additions.append(Addition(path="etc/mtab", mode=0o777, target="/proc/mounts"))
     folders = {"dev": 0o755, "proc": 0o755, "sys": 0o755, "run": 0o755, "tmp": 0o1777, "etc": 0o755, "mnt": 0o755}
     additions += [Addition(path=path, mode=mode) for path, mode in folders.items()]
-    additions += [Addition(path=path, mode=0o755) for path in _with_parents(config.workdir) if path not in folders]
+    additions += [
+        Addition(path=path, mode=FOLDER_MODE, follows=True)
+        for path in _with_parents(config.workdir)
+        if path not in folders
+    ]
     return Edit(additions=tuple(sorted(additions, key=lambda a: a.key)), dropped=(*ALWAYS_DROPPED, *noise))
 
 
@@ -182,7 +105,3 @@ def _with_parents(folder: str) -> list[str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split("\n"))
-
-
-def _matches(pattern: list[str], parts: list[str]) -> bool:
-    return len(pattern) <= len(parts) and all(map(fnmatchcase, parts, pattern))

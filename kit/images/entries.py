@@ -1,89 +1,203 @@
-"""Edits a tar stream on its way into mksquashfs: nothing is unpacked, and no root is needed."""
+"""An image's tree as a stream: tar members in, edited, tar bytes for mksquashfs out. Nothing is unpacked, and no root is needed."""
 
 from __future__ import annotations
 
+import copy
 import io
 import tarfile
-from collections.abc import Iterable, Iterator
-from typing import IO
+import tempfile
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Protocol
 
-from kit.images.enroot_layout import Addition, Edit, walk_key
+from kit.errors import ImageError
+from kit.images import edits
+from kit.images.edits import Addition, Edit, clean, walk_key
 
 _BLOCK = 1 << 20
 ENCODING, ERRORS = "utf-8", "surrogateescape"
-_OWNER_ALL = 0o700
-_OWNER_READ = 0o400
-_XATTR = "SCHILY.xattr."
 
 
-Entry = tuple[tarfile.TarInfo, IO[bytes] | None]
+class Data(Protocol):
+    """The content of a file, read once from its beginning."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; none at the end."""
+
+
+Entry = tuple[tarfile.TarInfo, Data | None]
 
 
 def parsed(chunks: Iterable[bytes]) -> Iterator[Entry]:
-    """The members of the tar in `chunks`, each with its data if it has any, to be read before the next is asked for."""
-    source = tarfile.open(  # noqa: SIM115 - a stream has no file to close
-        fileobj=_Source(chunks), mode="r|", bufsize=_BLOCK, encoding=ENCODING, errors=ERRORS
-    )
-    while (member := source.next()) is not None:
-        source.members = []  # type: ignore[attr-defined]  # it remembers every member; a stream has no use for them
-        yield member, source.extractfile(member) if member.isreg() else None
+    """The members of the tar in `chunks`, each with its data if it has any, to be read before the next is asked for.
+
+    ImageError when the tar is damaged or cut off.
+    """
+    stream = _Source(chunks)
+    try:
+        source = tarfile.open(  # noqa: SIM115 - a stream has no file to close
+            fileobj=stream, mode="r|", bufsize=_BLOCK, encoding=ENCODING, errors=ERRORS
+        )
+        while (member := source.next()) is not None:
+            source.members = []  # type: ignore[attr-defined]  # it remembers every member; a stream has no use for them
+            yield member, source.extractfile(member) if member.isreg() else None
+    except tarfile.TarError as error:
+        raise ImageError(f"the engine's export is no readable tar: {error}", hint="try again") from None
 
 
-def edited(members: Iterable[Entry], edit: Edit) -> Iterator[bytes]:
-    """A tar of the members with `edit` applied.
+def edited(members: Iterable[Entry], edit: Edit, work: Path) -> Generator[bytes]:
+    """A tar of the members with `edit` applied; ImageError for a hard link whose target is not there.
 
     The members come in walk order, as an engine exports them and `layer_tree.merged` yields them. Additions are put where the
-    walk would meet them, so that mksquashfs writes the same bytes from this stream as from the tree itself.
+    walk would meet them, so that mksquashfs writes the same bytes from this stream as from the tree itself. work: a folder for
+    the data of dropped files, which another name may still need.
     """
-    waiting = list(edit.additions)
-    folders = {addition.path for addition in waiting if not addition.replaces}
-    seen: dict[str, bool] = {}
-    for member, data in members:
-        name = clean(member.name)
-        while waiting and waiting[0].key < walk_key(name):
-            yield from _added(waiting.pop(0), seen)
-        if not name or edit.drops(name):
-            continue
-        seen[name] = member.isdir()
-        if member.isdir() and name in folders:
-            member.mtime = 0
-        yield from _entry(_normalised(member, name), data)
-    for addition in waiting:
-        yield from _added(addition, seen)
-    yield bytes(2 * tarfile.BLOCKSIZE)
+    with _Spool(work) as spool:
+        yield from _Editing(edit, spool).stream(members)
 
 
-def clean(name: str) -> str:
-    """A member's name as a path without leading `/` or `./`; empty for the root."""
-    return "/".join(part for part in name.split("/") if part not in ("", "."))
+class _Spool:
+    """Files that were left out of the stream, for the names that are linked to them and stay."""
+
+    def __init__(self, work: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=work)  # noqa: SIM115 - closed by __exit__
+        self._held: dict[str, tuple[tarfile.TarInfo, int]] = {}
+
+    def __enter__(self) -> _Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def hold(self, name: str, member: tarfile.TarInfo, data: Data | None) -> None:
+        """Keep what may be needed of a member that goes."""
+        self._file.seek(0, io.SEEK_END)
+        self._held[name] = (member, self._file.tell())
+        while data is not None and (chunk := data.read(_BLOCK)):
+            self._file.write(chunk)
+
+    def take(self, name: str) -> Entry | None:
+        """The member that was held under a name, as a new one; None when nothing was."""
+        if name not in self._held:
+            return None
+        member, place = self._held[name]
+        self._file.seek(place)
+        return copy.copy(member), _Part(self._file, member.size) if member.isreg() else None
 
 
-def _normalised(member: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
-    """The member with modes that an ordinary user can unpack and remove again."""
-    member.name = name
-    member.mode |= _OWNER_ALL if member.isdir() else _OWNER_READ
-    if member.islnk():
-        member.linkname = clean(member.linkname)
-    return member
+class _Part:
+    """The next `size` bytes of a file."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file, self._left = file, size
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes."""
+        chunk = self._file.read(min(size, self._left))
+        self._left -= len(chunk)
+        return chunk
 
 
-def _entry(member: tarfile.TarInfo, data: IO[bytes] | None) -> Iterator[bytes]:
+class _Editing:
+    """One pass over a stream."""
+
+    def __init__(self, edit: Edit, spool: _Spool) -> None:
+        self._edit = edit
+        self._spool = spool
+        self._waiting = list(edit.additions)
+        # Whether a path of interest is a folder, as far as the walk has come.
+        self._seen = {path: False for a in edit.additions for path in (*_parents(a.path), a.path)}
+        self._met: set[str] = set()
+        self._moved: dict[str, str] = {}  # first name that was dropped -> first name that stays
+        self._files: set[int] = set()
+
+    def stream(self, members: Iterable[Entry]) -> Iterator[bytes]:
+        """See `edited`."""
+        for member, data in members:
+            name = clean(member.name)
+            while self._waiting and self._waiting[0].key < walk_key(name):
+                yield from self._add(self._waiting.pop(0))
+            if not name:
+                continue
+            if self._edit.drops(name) or (name in edits.ENGINE_FOLDERS and not member.isdir()):
+                if not (member.isdir() or member.islnk()):
+                    self._spool.hold(name, member, data)
+                continue
+            yield from self._member(member, name, data)
+        for addition in self._waiting:
+            yield from self._add(addition)
+        yield bytes(2 * tarfile.BLOCKSIZE)
+
+    def _member(self, member: tarfile.TarInfo, name: str, data: Data | None) -> Iterator[bytes]:
+        if member.islnk():
+            member, data = self._linked(member, name)
+        if name in self._seen:
+            self._met.add(name)
+            self._seen[name] = member.isdir()
+        edits.normalise(member, name)
+        if name in edits.ENGINE_FOLDERS:
+            member.mode = edits.FOLDER_MODE
+        if not member.isdir():
+            self._files.add(hash(name))
+        yield from encoded(member, data)
+
+    def _linked(self, member: tarfile.TarInfo, name: str) -> Entry:
+        """A hard link to a name that stays; or, for the first of a file whose first name went, the file itself."""
+        target = clean(member.linkname)
+        target = self._moved.get(target, target)
+        held = self._spool.take(target)
+        if held is not None:
+            self._moved[target] = name
+            return held[0], held[1]
+        if hash(target) not in self._files:
+            raise ImageError(f"{name}: a hard link to {target}, which is not in the image")
+        member.linkname = target
+        return member, None
+
+    def _add(self, addition: Addition) -> Iterator[bytes]:
+        """One addition. A folder only where the image has nothing, and below real folders (/var/run may be a link)."""
+        below_folders = all(self._seen[parent] for parent in _parents(addition.path))
+        there = addition.path in self._met
+        if self._edit.covers(addition.path) or (not addition.replaces and (there or not below_folders)):
+            return
+        if addition.path in edits.ENGINE_FOLDERS and there:
+            return
+        self._met.add(addition.path)
+        member = tarfile.TarInfo(addition.path)
+        member.mode = addition.mode
+        if addition.content is not None:
+            member.size = len(addition.content)
+            yield from encoded(member, io.BytesIO(addition.content))
+            return
+        member.type = tarfile.DIRTYPE if addition.target is None else tarfile.SYMTYPE
+        member.linkname = addition.target or ""
+        self._seen[addition.path] = addition.target is None
+        yield from encoded(member, None)
+
+
+def encoded(member: tarfile.TarInfo, data: Data | None) -> Iterator[bytes]:
+    """A member as tar bytes that mksquashfs 4.5 reads rightly. ImageError when its data end early."""
     yield from _xattrs(member)
     # GNU headers: mksquashfs 4.5 loses the leading slash of a link target that stands in a PAX header.
     yield member.tobuf(tarfile.GNU_FORMAT, ENCODING, ERRORS)
-    if data is not None:
-        while chunk := data.read(_BLOCK):
-            yield chunk
-        yield bytes(-member.size % tarfile.BLOCKSIZE)
+    if data is None:
+        return
+    left = member.size
+    while left and (chunk := data.read(min(_BLOCK, left))):
+        left -= len(chunk)
+        yield chunk
+    if left:
+        raise ImageError(f"{member.name}: its data end {left} bytes early", hint="make or fetch the image again")
+    yield bytes(-member.size % tarfile.BLOCKSIZE)
 
 
 def _xattrs(member: tarfile.TarInfo) -> Iterator[bytes]:
     """A PAX header with nothing but the member's extended attributes, such as file capabilities."""
-    records = b"".join(_pax_record(key, value) for key, value in member.pax_headers.items() if key.startswith(_XATTR))
+    records = b"".join(_pax_record(key, value) for key, value in member.pax_headers.items() if edits.is_kept(key))
     if records:
         header = tarfile.TarInfo("xattrs")
         header.type, header.size = tarfile.XHDTYPE, len(records)
-        yield from _entry(header, io.BytesIO(records))
+        yield from encoded(header, io.BytesIO(records))
 
 
 def _pax_record(key: str, value: str) -> bytes:
@@ -93,23 +207,6 @@ def _pax_record(key: str, value: str) -> bytes:
     while length != len(str(length)) + len(body):
         length = len(str(length)) + len(body)
     return str(length).encode() + body
-
-
-def _added(addition: Addition, seen: dict[str, bool]) -> Iterator[bytes]:
-    """One addition. A folder only where the image has nothing, and below real folders (/var/run may be a link)."""
-    below_folders = all(seen.get(parent, False) for parent in _parents(addition.path))
-    if not addition.replaces and (addition.path in seen or not below_folders):
-        return
-    member = tarfile.TarInfo(addition.path)
-    member.mode = addition.mode
-    if addition.content is not None:
-        member.size = len(addition.content)
-        yield from _entry(member, io.BytesIO(addition.content))
-        return
-    member.type = tarfile.DIRTYPE if addition.target is None else tarfile.SYMTYPE
-    member.linkname = addition.target or ""
-    seen[addition.path] = addition.target is None
-    yield from _entry(member, None)
 
 
 def _parents(path: str) -> list[str]:

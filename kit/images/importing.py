@@ -20,7 +20,10 @@ _NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What to import: see `sources.ready`. name: of the image in containers/; empty: the last part of the source."""
+    """What to import: see `sources.ready`. name: of the image in containers/; empty: the last part of the source.
+
+    platform: `linux/arm64`; empty: this machine's.
+    """
 
     uri: str
     name: str
@@ -28,6 +31,7 @@ class Order:
     store: Path
     options: Squash = field(default_factory=Squash)
     locked: bool = False
+    platform: str = ""
 
 
 def run(order: Order, report: Report) -> publish.Outcome:
@@ -48,7 +52,7 @@ def run(order: Order, report: Report) -> publish.Outcome:
         lease.hold(store.lock_file(order.store, name), on_wait=lambda who: report.stage(f"waiting for {who}")),
         store.workspace(order.store) as work,
     ):
-        ready = sources.ready(order.uri, work, report)
+        ready = sources.ready(order.uri, work, report, platform=order.platform)
         target = publish.Target(
             name=name,
             store=order.store,

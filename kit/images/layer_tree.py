@@ -1,177 +1,162 @@
-"""Merges image layers without unpacking them: no root, no engine, and the same walk order as an overlay mount."""
+"""Merges image layers without unpacking them: no root, no engine, and the tree that an engine's overlay of the layers shows."""
 
 from __future__ import annotations
 
-import io
-import os
+import contextlib
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from kit.errors import ImageError
-from kit.images.enroot_layout import walk_key
-from kit.images.entries import ENCODING, ERRORS, Entry, clean
+from kit.images.edits import Edit, Seen, settled, walk_key
+from kit.images.entries import ERRORS, Entry
+from kit.images.layer import FILE, FOLDER, IMPLIED, LINK, Key, Layer, kind
 
-# OCI image specification, "Representing Changes": a deleted path, and a folder whose lower content is hidden.
-_WHITEOUT = ".wh."
-_OPAQUE = ".wh..wh..opq"
-
-
-@dataclass(slots=True)
-class _Node:
-    """A path of the merged tree. layer: where `member` comes from; None for a folder that no layer lists."""
-
-    layer: int = 0
-    member: tarfile.TarInfo | None = None
-    children: dict[str, _Node] = field(default_factory=dict)
+_FOLDER_MODE = 0o755
+# An entry of the merged tree: the layer's number above the layer's own number for it.
+_LAYER = 56
+_OWN = (1 << _LAYER) - 1
 
 
-def merged(layers: Sequence[Path]) -> Iterator[Entry]:
-    """The merged tree of uncompressed layer tars, lowest first, in walk order. ImageError for a damaged layer."""
-    archives = [_open(layer) for layer in layers]
+class LayerTree:
+    """The merged tree of uncompressed layer tars, lowest first. names: for errors. ImageError for a damaged layer.
+
+    whole: see Layer.
+    """
+
+    def __init__(self, files: Sequence[Path], names: Sequence[str] = (), *, whole: bool = False) -> None:
+        self._layers: list[Layer] = []
+        self._tree: dict[Key, int] = {}
+        self._hidden: set[Key] = set()
+        self._opaque: set[Key] = set()
+        self._below: dict[int, int] = {}  # a hard link to a file of a lower layer -> that file
+        try:
+            for number, file in enumerate(files):
+                layer = Layer(file, names[number] if names else file.name, whole=whole)
+                self._layers.append(layer)
+                layer.read()
+            for number in reversed(range(len(self._layers))):
+                self._lay_under(number)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the files."""
+        for layer in self._layers:
+            layer.close()
+
+    def settled(self, edit: Edit) -> Edit:
+        """See `edits.settled`."""
+        return settled(edit, self._look)
+
+    def entries(self) -> Iterator[Entry]:
+        """The tree in walk order; names of one file become hard links to whichever of them comes first."""
+        written: dict[int, str] = {}
+        linked = self._linked()
+        for key in sorted(self._tree):
+            path, entry = key.decode(errors=ERRORS).replace("\0", "/"), self._tree[key]
+            if kind(entry) == IMPLIED:
+                folder = tarfile.TarInfo(path)
+                folder.type, folder.mode = tarfile.DIRTYPE, _FOLDER_MODE
+                yield folder, None
+                continue
+            source = self._source(entry)
+            member = self._member(source)
+            member.name = path
+            self._update(member, source)
+            if source in written:
+                member.type, member.linkname, member.size, member.pax_headers = tarfile.LNKTYPE, written[source], 0, {}
+                yield member, None
+                continue
+            if source in linked:
+                written[source] = path
+            layer = self._layers[source >> _LAYER]
+            yield member, layer.data(member) if member.isreg() else None
+
+    def _lay_under(self, number: int) -> None:
+        """Show what a layer has, as far as the layers above let it through."""
+        layer, base = self._layers[number], number << _LAYER
+        shown: dict[Key, bool] = {b"": b"" not in self._opaque}
+        mine: dict[Key, int] = {}
+        for key, entry in layer.entries.items():
+            if key not in self._tree and key not in self._hidden and self._shows(key.rpartition(b"\0")[0], shown):
+                mine[key] = base | entry
+        for entry, target in layer.hard.items():
+            if isinstance(target, bytes):
+                self._below[base | entry] = self._lower(number, target)
+        self._hidden |= layer.hidden
+        self._opaque |= layer.opaque
+        layer.entries = {}
+        self._tree = mine | self._tree if self._tree else mine
+
+    def _shows(self, folder: Key, known: dict[Key, bool]) -> bool:
+        """Whether the layers above let the content of a folder through."""
+        if folder not in known:
+            entry = self._tree.get(folder)
+            known[folder] = (
+                folder not in self._hidden
+                and folder not in self._opaque
+                and (entry is None or kind(entry) in (FOLDER, IMPLIED))
+                and self._shows(folder.rpartition(b"\0")[0], known)
+            )
+        return known[folder]
+
+    def _lower(self, number: int, key: Key) -> int:
+        """The file that the layers below `number` show at `key`. ImageError when there is none."""
+        parts = key.split(b"\0")
+        above = [b"\0".join(parts[:i]) for i in range(1, len(parts))]
+        for lower in reversed(range(number)):
+            layer = self._layers[lower]
+            found = layer.entries.get(key)
+            if found is not None and kind(found) in (FILE, LINK):
+                return lower << _LAYER | found
+            ends = layer.hidden.intersection([*above, key]) or layer.opaque.intersection(above)
+            if found is not None or ends or any(kind(layer.entries.get(p, FOLDER)) in (FILE, LINK) for p in above):
+                break
+        path = key.decode(errors=ERRORS).replace("\0", "/")
+        name = self._layers[number].name
+        raise ImageError(f"{name}: a hard link to {path}, which neither this layer nor one below holds")
+
+    def _source(self, entry: int) -> int:
+        """The entry that holds the content of a name: its own, or the one that a hard link leads to."""
+        while True:
+            number = entry >> _LAYER
+            found = self._layers[number].hard.get(entry & _OWN)
+            if found is None:
+                return entry
+            entry = self._below[entry] if isinstance(found, bytes) else number << _LAYER | found
+
+    def _linked(self) -> set[int]:
+        """Entries that more names than one may lead to."""
+        return {
+            self._source(number << _LAYER | entry) for number, layer in enumerate(self._layers) for entry in layer.hard
+        }
+
+    def _member(self, entry: int) -> tarfile.TarInfo:
+        return self._layers[entry >> _LAYER].member(entry & _OWN)
+
+    def _update(self, member: tarfile.TarInfo, source: int) -> None:
+        """As every unpacker does: the header of a hard link sets mode and time of the file that it leads to."""
+        latest = self._layers[source >> _LAYER].latest.get(source & _OWN)
+        if latest is not None:
+            header = self._layers[source >> _LAYER].member(latest)
+            member.mode, member.mtime = header.mode, header.mtime
+
+    def _look(self, path: str) -> Seen | None:
+        entry = self._tree.get(walk_key(path))
+        if entry is None:
+            return None
+        if kind(entry) == LINK:
+            return Seen("link", self._member(self._source(entry)).linkname)
+        return Seen("folder" if kind(entry) in (FOLDER, IMPLIED) else "other")
+
+
+@contextlib.contextmanager
+def merged(files: Sequence[Path], names: Sequence[str] = (), *, whole: bool = False) -> Iterator[LayerTree]:
+    """See LayerTree."""
+    tree = LayerTree(files, names, whole=whole)
     try:
-        root = _Node()
-        for number, archive in enumerate(archives):
-            _apply(root, number, _members(archive, layers[number]))
-        yield from _Walk(archives).entries(root, "")
+        yield tree
     finally:
-        for archive in archives:
-            archive.close()
-
-
-def walked(folder: Path) -> Iterator[Entry]:
-    """The tree below a folder, in walk order. ImageError for a file that this user may not read."""
-    written: dict[tuple[int, int], str] = {}
-    yield from _below(folder, "", written)
-
-
-def _below(folder: Path, path: str, written: dict[tuple[int, int], str]) -> Iterator[Entry]:
-    # A plain file object to ask for headers: TarFile knows how to read owner, device numbers and link targets of a file.
-    asker = tarfile.TarFile(fileobj=io.BytesIO(), mode="w", format=tarfile.GNU_FORMAT, encoding=ENCODING, errors=ERRORS)
-    try:
-        for place in sorted(folder.iterdir(), key=lambda found: walk_key(found.name)):
-            inner = f"{path}/{place.name}" if path else place.name
-            asker.inodes = {}  # type: ignore[attr-defined]  # its own hard-link table does not know where links lead in the image
-            member = asker.gettarinfo(str(place), arcname=inner)
-            if member is None:
-                continue  # a socket, which no image can hold
-            member.pax_headers = _xattrs_of(place)
-            stat = place.lstat()
-            inode = (stat.st_dev, stat.st_ino)
-            if member.isreg() and stat.st_nlink > 1 and inode in written:
-                member.type, member.linkname, member.size = tarfile.LNKTYPE, written[inode], 0
-                yield member, None
-            elif member.isreg():
-                written[inode] = inner
-                with place.open("rb") as data:
-                    yield member, data
-            else:
-                yield member, None
-            if member.isdir():
-                yield from _below(place, inner, written)
-    except OSError as error:
-        raise ImageError(
-            f"{error.filename}: {error.strerror}", hint="import the folder as a user who may read it"
-        ) from None
-
-
-def _xattrs_of(place: Path) -> dict[str, str]:
-    names = os.listxattr(place, follow_symlinks=False)
-    return {
-        f"SCHILY.xattr.{name}": os.getxattr(place, name, follow_symlinks=False).decode(ENCODING, ERRORS)
-        for name in names
-    }
-
-
-def _open(layer: Path) -> tarfile.TarFile:
-    try:
-        return tarfile.open(layer, mode="r:", encoding=ENCODING, errors=ERRORS)
-    except (tarfile.TarError, OSError) as error:
-        raise ImageError(f"{layer.name}: not a readable tar: {error}") from None
-
-
-def _members(archive: tarfile.TarFile, layer: Path) -> list[tarfile.TarInfo]:
-    try:
-        return archive.getmembers()
-    except (tarfile.TarError, OSError) as error:
-        raise ImageError(f"{layer.name}: a damaged tar: {error}") from None
-
-
-def _apply(root: _Node, number: int, members: list[tarfile.TarInfo]) -> None:
-    """Lay one layer over the tree. Its whiteouts come first: they hide lower layers, never the layer itself."""
-    paths = [(clean(member.name), member) for member in members]
-    for path, _ in paths:
-        folder, _, name = path.rpartition("/")
-        if name == _OPAQUE:
-            _at(root, folder).children.clear()
-        elif name.startswith(_WHITEOUT):
-            _at(root, folder).children.pop(name.removeprefix(_WHITEOUT), None)
-    for path, member in paths:
-        if path and not path.rpartition("/")[2].startswith(_WHITEOUT):
-            node = _at(root, path)
-            node.layer, node.member = number, member
-            if not member.isdir():
-                node.children.clear()
-
-
-def _at(root: _Node, path: str) -> _Node:
-    node = root
-    for part in filter(None, path.split("/")):
-        node = node.children.setdefault(part, _Node())
-    return node
-
-
-class _Walk:
-    """Yields a tree in walk order; names of one file become hard links to whichever of them comes first."""
-
-    def __init__(self, archives: list[tarfile.TarFile]) -> None:
-        self._archives = archives
-        self._links = [_link_targets(archive) for archive in archives]
-        self._written: dict[tuple[int, int], str] = {}
-
-    def entries(self, node: _Node, path: str) -> Iterator[Entry]:
-        """The children of `node`, which stands at `path`."""
-        for name in sorted(node.children, key=walk_key):
-            child = node.children[name]
-            place = f"{path}/{name}" if path else name
-            yield self._entry(child, place)
-            yield from self.entries(child, place)
-
-    def _entry(self, node: _Node, path: str) -> Entry:
-        if node.member is None:
-            folder = tarfile.TarInfo(path)
-            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
-            return folder, None
-        source = self._links[node.layer].get(node.member.offset, node.member)
-        if not source.isreg():
-            return _named(source, path), None
-        inode = (node.layer, source.offset)
-        if inode in self._written:
-            link = _named(source, path)
-            link.type, link.linkname, link.size, link.pax_headers = tarfile.LNKTYPE, self._written[inode], 0, {}
-            return link, None
-        self._written[inode] = path
-        return _named(source, path), self._archives[node.layer].extractfile(source)
-
-
-def _link_targets(archive: tarfile.TarFile) -> dict[int, tarfile.TarInfo]:
-    """Offset of each hard link's header -> the member that holds its content. ImageError for one that leads nowhere."""
-    by_name: dict[str, tarfile.TarInfo] = {}
-    targets: dict[int, tarfile.TarInfo] = {}
-    for member in archive.getmembers():
-        if member.islnk():
-            target = by_name.get(clean(member.linkname))
-            if target is None:
-                raise ImageError(f"{member.name}: a hard link to {member.linkname}, which its layer does not hold")
-            targets[member.offset] = target
-            by_name[clean(member.name)] = target
-        else:
-            by_name[clean(member.name)] = member
-    return targets
-
-
-def _named(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-    copy = member.replace(name=path, deep=False)
-    copy.pax_headers = dict(member.pax_headers)
-    return copy
+        tree.close()

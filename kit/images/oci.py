@@ -2,61 +2,115 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import platform
 import shutil
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from kit import shell
-from kit.errors import ImageError
+from kit.errors import ImageError, UsageError
+from kit.images import packing
 from kit.spec.image import ImageConfig
 
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _CHUNK = 1 << 20
 # Go's names of architectures, which the specification uses.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "riscv64": "riscv64"}
+_REF_NAME = "org.opencontainers.image.ref.name"
+_LONGEST_JSON = 32 << 20
+_MAX_DEPTH = 8  # of an index in an index; the specification needs two
 
 
 @dataclass(frozen=True, kw_only=True)
 class OciImage:
-    """layers: uncompressed tars, lowest first. digest: `sha256:…` of the manifest, or of the configuration for docker save."""
+    """layers: uncompressed tars, lowest first. digest: `sha256:…` of the manifest, or of the configuration for docker save.
+
+    names: of the layers, for errors. whole: the layers must end as a tar does, since no digest vouches for them.
+    """
 
     config: ImageConfig
     layers: tuple[Path, ...]
     digest: str
+    names: tuple[str, ...] = ()
+    whole: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which image of several: tag as in `PATH:TAG`, platform as in `linux/amd64`. Empty: the only one, this machine's."""
+
+    tag: str = ""
+    platform: str = ""
+
+    @property
+    def architecture(self) -> str:
+        """Go's name of the architecture."""
+        return self.platform.split("/")[1] if self.platform else here()
+
+
+class _DamagedError(Exception):
+    """The archive is no image, or not a whole one."""
+
+
+def here() -> str:
+    """This machine's architecture, in the specification's words."""
+    return _ARCHITECTURES.get(platform.machine(), platform.machine())
 
 
 def config(raw: dict[str, Any]) -> ImageConfig:
-    """The `config` table of an image, which Docker and OCI spell the same way."""
-    pairs = (entry.partition("=") for entry in raw.get("Env") or ())
+    """The `config` table of an image, which Docker and OCI spell the same way. ValueError for one that is not a table."""
+    pairs = (entry.partition("=") for entry in _words(raw.get("Env")))
     return ImageConfig(
         env={name: value for name, _, value in pairs},
-        workdir=raw.get("WorkingDir") or "/",
-        entrypoint=tuple(raw.get("Entrypoint") or ()),
-        cmd=tuple(raw.get("Cmd") or ()),
+        workdir=str(raw.get("WorkingDir") or "/"),
+        entrypoint=tuple(_words(raw.get("Entrypoint"))),
+        cmd=tuple(_words(raw.get("Cmd"))),
         volumes=tuple(sorted(raw.get("Volumes") or ())),
-        labels=dict(sorted((raw.get("Labels") or {}).items())),
+        labels={str(name): str(value) for name, value in sorted((raw.get("Labels") or {}).items())},
     )
 
 
-def read(source: Path, work: Path) -> OciImage:
+def _words(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]  # the shell form, which Docker before 1.10 wrote
+    if not isinstance(value, list | None):
+        raise ValueError(f"a list was expected, and it holds {type(value).__name__}")
+    return [str(word) for word in value or ()]
+
+
+def read(source: Path, work: Path, choice: Choice | None = None, *, name: str = "") -> OciImage:
     """The image in an OCI layout (folder) or an archive (tar); layers that are compressed are unpacked into `work`.
 
-    ImageError when it is none, when it is damaged, and when it holds no image for this machine.
+    name: of the source, for errors.
+
+    ImageError when it is none, when it is damaged, and when it holds no image for this machine; UsageError when it holds several
+    and the choice does not say which.
     """
+    choice, name = choice or Choice(), name or str(source)
     try:
-        blobs: _Folder | _Archive = _Folder(source) if source.is_dir() else _Archive(source)
+        blobs: _Folder | _Archive = _Folder(source) if source.is_dir() else _Archive(source, work)
         with blobs:
             if blobs.has("index.json"):
-                return _from_index(blobs, work)
-            return _from_docker_save(blobs, work)
-    except (KeyError, ValueError, TypeError, IndexError, tarfile.TarError, EOFError, OSError) as error:
-        raise ImageError(f"{source}: not a readable image archive: {type(error).__name__}: {error}") from None
+                return _from_index(blobs, work, choice, name)
+            return _from_docker_save(blobs, work, choice, name)
+    except RecursionError:
+        raise ImageError(f"{name}: not a readable image archive: JSON that is nested too deep") from None
+    except (
+        _DamagedError,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        tarfile.TarError,
+        EOFError,
+    ) as error:
+        why = str(error) if isinstance(error, _DamagedError | ValueError) else f"{type(error).__name__}: {error}"
+        raise ImageError(f"{name}: not a readable image archive: {why}") from None
+    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise ImageError(f"{name}: not a whole image: {error.filename}: {error.strerror}") from None
 
 
 class _Folder:
@@ -75,14 +129,21 @@ class _Folder:
         return (self._root / name).is_file()
 
     def open(self, name: str) -> IO[bytes]:
-        return (self._root / name).open("rb")
+        place = (self._root / name).resolve()
+        if not place.is_relative_to(self._root.resolve()):
+            raise _DamagedError(f"{name} leads out of it")
+        return place.open("rb")
 
 
 class _Archive:
-    """The same inside a tar, read in place."""
+    """The same inside a tar, read in place; a compressed one is unpacked into `work` first."""
 
-    def __init__(self, file: Path) -> None:
-        self._tar = tarfile.open(file, mode="r:*")  # noqa: SIM115 - closed by __exit__
+    def __init__(self, file: Path, work: Path) -> None:
+        if packing.kind(file):
+            plain = work / "archive.tar"
+            packing.unpack(file, plain)
+            file = plain
+        self._tar = tarfile.open(file, mode="r:")  # noqa: SIM115 - closed by __exit__
         self._members = {member.name.removeprefix("./"): member for member in self._tar.getmembers()}
 
     def __enter__(self) -> _Archive:
@@ -95,62 +156,153 @@ class _Archive:
         return name in self._members
 
     def open(self, name: str) -> IO[bytes]:
+        if name not in self._members:
+            raise _DamagedError(f"{name} is not in it: it is cut off")
         stream = self._tar.extractfile(self._members[name])
         if stream is None:
-            raise ValueError(f"{name} is not a file")
+            raise _DamagedError(f"{name} is not a file")
         return stream
 
 
-def _from_index(blobs: _Folder | _Archive, work: Path) -> OciImage:
-    descriptor = _for_this_machine(_json(blobs, "index.json"))
-    manifest = _json(blobs, _blob(descriptor["digest"]), descriptor["digest"])
-    while "manifests" in manifest:
-        descriptor = _for_this_machine(manifest)
-        manifest = _json(blobs, _blob(descriptor["digest"]), descriptor["digest"])
+def _from_index(blobs: _Folder | _Archive, work: Path, choice: Choice, source: str) -> OciImage:
+    descriptor, manifest = _chosen(blobs, _json(blobs, "index.json"), choice, source)
+    for _ in range(_MAX_DEPTH):
+        if "manifests" not in manifest:
+            break
+        descriptor, manifest = _chosen(blobs, manifest, replace(choice, tag=""), source)
+    else:
+        raise _DamagedError("an index that leads to itself")
     raw = _json(blobs, _blob(manifest["config"]["digest"]), manifest["config"]["digest"])
+    _must_run_here(raw, choice, source)
     layers = tuple(
         _layer(blobs, _blob(layer["digest"]), work / f"layer-{number}.tar", layer["digest"])
         for number, layer in enumerate(manifest["layers"])
     )
-    return OciImage(config=config(raw.get("config") or {}), layers=layers, digest=descriptor["digest"])
+    names = tuple(_name(number, layer["digest"]) for number, layer in enumerate(manifest["layers"]))
+    return OciImage(config=config(raw.get("config") or {}), layers=layers, names=names, digest=descriptor["digest"])
 
 
-def _from_docker_save(blobs: _Folder | _Archive, work: Path) -> OciImage:
-    manifests = _json(blobs, "manifest.json")
-    raw = _json(blobs, manifests[0]["Config"])
+def _name(number: int, digest: str) -> str:
+    return f"layer {number + 1} ({digest.partition(':')[2][:12]})"
+
+
+def _from_docker_save(blobs: _Folder | _Archive, work: Path, choice: Choice, source: str) -> OciImage:
+    if not blobs.has("manifest.json"):
+        raise _DamagedError("it has neither an index.json nor a manifest.json")
+    manifests = [m for m in _json(blobs, "manifest.json") if m.get("Config")]
+    tags = {tag.rpartition(":")[2] if ":" in tag else tag: m for m in manifests for tag in m.get("RepoTags") or ()}
+    names = {tag: m for m in manifests for tag in m.get("RepoTags") or ()}
+    if choice.tag:
+        manifest = names.get(choice.tag) or tags.get(choice.tag)
+        if manifest is None:
+            raise _no_tag(source, choice.tag, list(names))
+    elif len(manifests) > 1:
+        raise _several(source, list(names))
+    else:
+        manifest = manifests[0]
+    raw = _json(blobs, manifest["Config"])
+    _must_run_here(raw, choice, source)
+    digests = raw["rootfs"]["diff_ids"]
     layers = tuple(
-        _layer(blobs, name, work / f"layer-{number}.tar", raw["rootfs"]["diff_ids"][number], of_tar=True)
-        for number, name in enumerate(manifests[0]["Layers"])
+        _layer(blobs, name, work / f"layer-{number}.tar", digests[number], of_tar=True)
+        for number, name in enumerate(manifest["Layers"])
     )
-    with blobs.open(manifests[0]["Config"]) as stream:
+    with blobs.open(manifest["Config"]) as stream:
         digest = hashlib.sha256(stream.read()).hexdigest()
-    return OciImage(config=config(raw.get("config") or {}), layers=layers, digest=f"sha256:{digest}")
+    found = tuple(_name(number, digest) for number, digest in enumerate(digests))
+    return OciImage(config=config(raw.get("config") or {}), layers=layers, names=found, digest=f"sha256:{digest}")
 
 
-def _for_this_machine(index: dict[str, Any]) -> dict[str, Any]:
-    """The descriptor of this machine's platform; the only one, when an index does not say."""
-    manifests: list[dict[str, Any]] = index["manifests"]
-    wanted = _ARCHITECTURES.get(platform.machine(), platform.machine())
-    fitting = [m for m in manifests if (m.get("platform") or {}).get("architecture", wanted) == wanted]
-    fitting = [m for m in fitting if (m.get("platform") or {}).get("os", "linux") == "linux"]
-    if not fitting:
-        raise ValueError(f"no image for linux/{wanted} among {len(manifests)}")
-    return fitting[0]
+def _chosen(
+    blobs: _Folder | _Archive, index: dict[str, Any], choice: Choice, source: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The descriptor of the one image that is meant, and its manifest or index. What is no image (a signature) is passed over."""
+    found = [d for d in index["manifests"] if not d.get("artifactType") and _os(d) in ("linux", "")]
+    if choice.tag:
+        tagged = [d for d in found if (d.get("annotations") or {}).get(_REF_NAME) == choice.tag]
+        if not tagged:
+            raise _no_tag(source, choice.tag, _tags(found))
+        found = tagged
+    fitting = [d for d in found if _architecture(d) in (choice.architecture, "")]
+    pairs = [(d, _json(blobs, _blob(d["digest"]), d["digest"])) for d in fitting]
+    images = {d["digest"]: (d, manifest) for d, manifest in pairs if _is_image(manifest)}
+    if not images:
+        has = sorted({f"linux/{_architecture(d)}" for d in found if _architecture(d)})
+        raise _DamagedError(
+            f"no image for linux/{choice.architecture} in it" + (f"; it has {', '.join(has)}" if has else "")
+        )
+    if len(images) > 1:
+        raise _several(source, _tags([d for d, _ in images.values()]))
+    return next(iter(images.values()))
+
+
+def _is_image(manifest: dict[str, Any]) -> bool:
+    """Whether a manifest is an image's or an index; an artifact (OCI 1.1) has a configuration of another type."""
+    if "manifests" in manifest:
+        return True
+    kind = (manifest.get("config") or {}).get("mediaType", "")
+    return not manifest.get("artifactType") and (not kind or "image.config" in kind or "container.image" in kind)
+
+
+def _os(descriptor: dict[str, Any]) -> str:
+    return str((descriptor.get("platform") or {}).get("os", ""))
+
+
+def _architecture(descriptor: dict[str, Any]) -> str:
+    found = str((descriptor.get("platform") or {}).get("architecture", ""))
+    return "" if found == "unknown" and not _os(descriptor) else found
+
+
+def _tags(descriptors: list[dict[str, Any]]) -> list[str]:
+    return [name for d in descriptors if (name := (d.get("annotations") or {}).get(_REF_NAME))]
+
+
+def _several(source: str, tags: list[str]) -> UsageError:
+    listed = "\n".join(f"  {tag}" for tag in tags) or "  (none of them has a tag)"
+    return UsageError(f"{source}: several images:\n{listed}", hint=f"{source}:TAG, or --platform")
+
+
+def _no_tag(source: str, tag: str, tags: list[str]) -> UsageError:
+    listed = "\n".join(f"  {known}" for known in tags) or "  (no tags)"
+    return UsageError(f"{source}: no image has the tag {tag!r}; it has:\n{listed}", hint="copy one of these")
+
+
+def _must_run_here(raw: dict[str, Any], choice: Choice, source: str) -> None:
+    if raw.get("os", "linux") != "linux":
+        raise ImageError(f"{source}: an image for {raw['os']}, and linux is wanted")
+    must_fit(str(raw.get("architecture", "")), choice, source)
+
+
+def must_fit(architecture: str, choice: Choice, source: str) -> None:
+    """ImageError for an image of another architecture than is wanted; empty fits."""
+    if architecture and architecture != choice.architecture:
+        raise ImageError(
+            f"{source}: an image for linux/{architecture}, and linux/{choice.architecture} is wanted",
+            hint=f"--platform linux/{architecture} to have it anyway",
+        )
 
 
 def _blob(digest: str) -> str:
     algorithm, _, value = digest.partition(":")
-    if algorithm != "sha256" or not all(c in "0123456789abcdef" for c in value) or len(value) != 64:
-        raise ValueError(f"{digest!r} is not a sha256 digest")
-    return f"blobs/sha256/{value}"
+    sizes = {"sha256": 64, "sha512": 128}
+    if len(value) != sizes.get(algorithm) or not all(c in "0123456789abcdef" for c in value):
+        raise _DamagedError(f"{digest!r} is neither a sha256 nor a sha512 digest")
+    return f"blobs/{algorithm}/{value}"
 
 
 def _json(blobs: _Folder | _Archive, name: str, digest: str | None = None) -> Any:
     with blobs.open(name) as stream:
-        content = stream.read()
-    if digest is not None and f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
-        raise ValueError(f"{name} does not have its digest: it is damaged")
+        content = stream.read(_LONGEST_JSON + 1)
+    if len(content) > _LONGEST_JSON:
+        raise _DamagedError(f"{name} is too long for a description")
+    if digest is not None and _of(content, digest) != digest:
+        raise _DamagedError(f"{name} does not have its digest: it is damaged")
     return json.loads(content)
+
+
+def _of(content: bytes, digest: str) -> str:
+    algorithm = digest.partition(":")[0]
+    return f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}"
 
 
 def _layer(blobs: _Folder | _Archive, name: str, target: Path, digest: str, *, of_tar: bool = False) -> Path:
@@ -159,31 +311,16 @@ def _layer(blobs: _Folder | _Archive, name: str, target: Path, digest: str, *, o
     with blobs.open(name) as stream, packed.open("wb") as out:
         shutil.copyfileobj(stream, out, _CHUNK)
     if not of_tar:
-        _check(packed, digest)
-    unpack(packed, target)
+        _check(packed, digest, target.stem)
+    packing.unpack(packed, target)
     if of_tar:
-        _check(target, digest)
+        _check(target, digest, target.stem)
     return target
 
 
-def _check(file: Path, digest: str) -> None:
+def _check(file: Path, digest: str, name: str) -> None:
+    algorithm = digest.partition(":")[0]
     with file.open("rb") as stream:
-        found = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+        found = f"{algorithm}:{hashlib.file_digest(stream, algorithm).hexdigest()}"
     if found != digest:
-        raise ValueError(f"a layer has the digest {found} instead of {digest}: it is cut off or damaged")
-
-
-def unpack(packed: Path, target: Path) -> None:
-    """Decompress gzip or zstd, by the content's own magic, into `target`; move it there when it is neither."""
-    with packed.open("rb") as stream:
-        magic = stream.read(4)
-    if magic.startswith(_GZIP):
-        with gzip.open(packed, "rb") as stream, target.open("wb") as out:
-            shutil.copyfileobj(stream, out, _CHUNK)
-    elif magic == _ZSTD:
-        zstd = shell.require("zstd", hint="apt-get install zstd")
-        shell.run([zstd, "--quiet", "--decompress", "-o", str(target), str(packed)])
-    else:
-        packed.rename(target)
-        return
-    packed.unlink()
+        raise _DamagedError(f"{name} has the digest {found} instead of {digest}: it is cut off or damaged")

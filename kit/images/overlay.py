@@ -18,6 +18,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn, TypedDict
 
+from kit.images import folder_tree
+from kit.images.edits import FOLDER_MODE, Addition, Edit, settled
+
 # <sched.h>, <sys/mount.h>, <sys/prctl.h>
 _CLONE_NEWNS = 0x00020000
 _MS_RDONLY, _MS_REC, _MS_PRIVATE = 1, 16384, 1 << 18
@@ -27,27 +30,35 @@ _PR_SET_PDEATHSIG = 1
 _PAGE = 4096
 
 # Exit code for "nothing may be mounted here", as root in a container often finds (sysexits.h, EX_UNAVAILABLE).
-CANNOT_MOUNT = 69
+# The other is for a tree that mksquashfs would write otherwise than from a stream (EX_SOFTWARE).
+CANNOT_MOUNT, UNLIKE = 69, 70
 
 
 class CannotMountError(Exception):
     """The kernel, or this container, allows no mount namespace or no overlay mount."""
 
 
+class UnlikeError(Exception):
+    """The tree holds what mksquashfs reads from a folder otherwise than from a stream."""
+
+
 class Place(TypedDict):
-    """An `enroot_layout.Addition`: content is the name of a file in the request's folder."""
+    """An `edits.Addition`: content is the name of a file in the request's folder."""
 
     path: str
     mode: int
     content: str | None
     target: str | None
+    follows: bool
 
 
 class Request(TypedDict):
-    """layers: topmost first. argv: mksquashfs without its source."""
+    """layers: topmost first. dropped: patterns of what is left out. argv: mksquashfs without its source."""
 
     layers: list[str]
     additions: list[Place]
+    dropped: list[str]
+    keep_times: bool
     argv: list[str]
 
 
@@ -63,7 +74,11 @@ def main(request_file: str) -> NoReturn:
     image = folder / "image" if len(numbers) > 1 else Path("1")
     if len(numbers) > 1:
         _overlay(numbers, image)
-    _fill(folder / "top", image, request["additions"], folder)
+    if why := folder_tree.unlike(image, keep_times=request["keep_times"]):
+        raise UnlikeError(why)
+    edit = settled(_edit(request, folder), folder_tree.looker(image))
+    (folder / "excluded").write_text("".join(f"{pattern}\n" for pattern in edit.dropped), encoding="utf-8")
+    _fill(folder / "top", image, edit.additions)
     _overlay(["0", *numbers], folder / "tree")
     os.chdir(folder)
     Path("pid").write_text(str(os.getpid()), encoding="ascii")
@@ -80,40 +95,45 @@ def _links(place: Path, layers: list[str], top: Path) -> Path:
     return place
 
 
-def _fill(top: Path, image: Path, additions: list[Place], folder: Path) -> None:
-    """The kit's own layer: files and links as they are; folders as the image has them, if it does."""
-    top.chmod(0o755)
-    made = [top]
+def _edit(request: Request, folder: Path) -> Edit:
+    additions = tuple(
+        Addition(
+            path=place["path"],
+            mode=place["mode"],
+            content=None if place["content"] is None else (folder / place["content"]).read_bytes(),
+            target=place["target"],
+            follows=place["follows"],
+        )
+        for place in request["additions"]
+    )
+    return Edit(additions=additions, dropped=tuple(request["dropped"]))
+
+
+def _fill(top: Path, image: Path, additions: tuple[Addition, ...]) -> None:
+    """The kit's own layer: it hides what the image has in its place."""
+    top.chmod(FOLDER_MODE)
+    made = {top}
     for addition in additions:
-        place = top / addition["path"]
-        if addition["content"] is not None:
-            place.write_bytes((folder / addition["content"]).read_bytes())
-            place.chmod(addition["mode"])
-        elif addition["target"] is not None:
-            place.symlink_to(addition["target"])
+        for parent in reversed(Path(addition.path).parents[:-1]):
+            if top / parent not in made:
+                _folder(top / parent, stat.S_IMODE((image / parent).lstat().st_mode) | stat.S_IRWXU)
+                made.add(top / parent)
+        place = top / addition.path
+        if addition.content is not None:
+            place.write_bytes(addition.content)
+            place.chmod(addition.mode)
+        elif addition.target is not None:
+            place.symlink_to(addition.target)
         else:
-            mode = _mode_of_folder(image, addition)
-            if mode is None:
-                continue
-            place.mkdir()
-            place.chmod(mode)
-        made.append(place)
+            _folder(place, addition.mode)
+        made.add(place)
     for place in made:
         os.utime(place, (0, 0), follow_symlinks=False)
 
 
-def _mode_of_folder(image: Path, addition: Place) -> int | None:
-    """The mode of a folder in the image, or the one that it shall get; None where a link or a file is in its way."""
-    place = image
-    for part in addition["path"].split("/"):
-        place /= part
-        try:
-            mode = place.lstat().st_mode
-        except FileNotFoundError:
-            return addition["mode"]
-        if not stat.S_ISDIR(mode):
-            return None
-    return stat.S_IMODE(mode) | stat.S_IRWXU
+def _folder(place: Path, mode: int) -> None:
+    place.mkdir()
+    place.chmod(mode)
 
 
 def _overlay(layers: list[str], target: Path) -> None:
@@ -151,5 +171,8 @@ if __name__ == "__main__":
     except CannotMountError as error:
         print(error, file=sys.stderr)
         sys.exit(CANNOT_MOUNT)
+    except UnlikeError as error:
+        print(error, file=sys.stderr)
+        sys.exit(UNLIKE)
     except OSError as error:
         sys.exit(str(error))

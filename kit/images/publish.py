@@ -132,12 +132,12 @@ def _squash(target: Target, content: Content, finished: Path, report: Report) ->
         with way() as source, report.counting(f"squashing by {source.method}", content.size) as advance:
             try:
                 squash.write(source, edit, finished, options, on_bytes=advance)
-            except squash.CannotMountError as error:
+            except squash.AnotherWayError as error:
                 report.warn(f"{error.message}; taking a slower way")
             else:
                 return source.method
     raise ImageError(
-        "nothing may be mounted here, and there is no other way to this image", hint="import it from an engine"
+        "this image can only be read through a mount, which is not possible here", hint="import it from an engine"
     )
 
 

@@ -26,11 +26,12 @@ def resolve_with_skopeo(reference: Reference) -> Reference:
     return replace(reference, digest=digest)
 
 
-def fetch_with_skopeo(reference: Reference, work: Path) -> oci.OciImage:
+def fetch_with_skopeo(reference: Reference, work: Path, choice: oci.Choice) -> oci.OciImage:
     """Download the image into an OCI layout in `work` and read it."""
     layout = work / "layout"
-    _skopeo(["copy", "--quiet", f"docker://{reference.plain}", f"oci:{layout}:image"], reference)
-    return oci.read(layout, work)
+    override = [f"--override-arch={choice.architecture}"]
+    _skopeo([*override, "copy", "--quiet", f"docker://{reference.plain}", f"oci:{layout}:image"], reference)
+    return oci.read(layout, work, choice, name=reference.plain)
 
 
 def fetch_with_engine(

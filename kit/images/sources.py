@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import ImageError, ToolError, UsageError
-from kit.images import build, engine, layer_tree, oci, reference, registry, sqshfile, store
+from kit.images import build, edits, engine, folder_tree, layer_tree, oci, packing, reference, registry, sqshfile, store
 from kit.images.progress import Report
 from kit.images.publish import Content
 from kit.images.squash import Finished, Stream, Tree
@@ -26,24 +26,38 @@ class Ready:
     content: Content
 
 
-def ready(uri: str, work: Path, report: Report) -> Ready:
-    """Fetch or open the source. work: a private folder for what has to be unpacked.
+def ready(uri: str, work: Path, report: Report, *, platform: str = "") -> Ready:
+    """Fetch or open the source. work: a private folder for what has to be unpacked. platform: `linux/arm64`; empty: this machine's.
 
     UsageError for something that is no source; ImageError and EngineError for one that cannot be had.
     """
+    choice = oci.Choice(platform=platform)
     if uri.startswith("dockerd://"):
-        return _from_engine(uri)
+        return _from_engine(uri, choice)
     if uri.startswith("podman://"):
-        return _from_podman(uri, work, report)
-    if uri.startswith(("/", "./", "../")) or Path(uri).exists():
-        return _from_path(Path(uri), work, report)
-    return _from_registry(reference.parse(uri), work, report)
+        return _from_podman(uri, work, report, choice)
+    path, tag = _path_and_tag(uri)
+    if path is not None:
+        return _from_path(path, work, report, replace(choice, tag=tag))
+    return _from_registry(reference.parse(uri), work, report, choice)
+
+
+def _path_and_tag(uri: str) -> tuple[Path | None, str]:
+    """`PATH` or `PATH:TAG`; no path for the name of an image in a registry."""
+    if not Path(uri).exists():
+        for place in (number for number, sign in enumerate(uri) if sign == ":"):
+            if Path(uri[:place]).exists():
+                return Path(uri[:place]), uri[place + 1 :]
+    return (Path(uri), "") if uri.startswith(("/", "./", "../")) or Path(uri).exists() else (None, "")
 
 
 def default_name(uri: str) -> str:
     """A name for the image, from the last part of its source."""
-    if uri.startswith(("/", "./", "../")) or Path(uri).exists():
-        name = Path(uri).name.removesuffix(".gz").removesuffix(".tar").removesuffix(".sqsh")
+    path, tag = _path_and_tag(uri)
+    if path is not None:
+        name = tag.rpartition("/")[2].partition(":")[0] if "/" in tag else path.name
+        for suffix in (".gz", ".zst", ".xz", ".bz2", ".tar", ".sqsh"):
+            name = name.removesuffix(suffix)
     elif uri.startswith(("dockerd://", "podman://")):
         name = reference.local(uri).rpartition("/")[2].partition(":")[0]
     else:
@@ -51,12 +65,13 @@ def default_name(uri: str) -> str:
     return name.lower()
 
 
-def _from_engine(uri: str) -> Ready:
+def _from_engine(uri: str, choice: oci.Choice) -> Ready:
     name = reference.local(uri)
     client = engine.connect()
     image = client.inspect(name)
     if image is None:
         raise ImageError(f"{uri}: the engine holds no such image", hint="docker image ls")
+    oci.must_fit(image.architecture, choice, uri)
     return Ready(uri=uri, content=_engine_content(client, image, name))
 
 
@@ -75,7 +90,7 @@ def _engine_content(client: engine.Engine, image: engine.EngineImage, name: str)
     )
 
 
-def _from_podman(uri: str, work: Path, report: Report) -> Ready:
+def _from_podman(uri: str, work: Path, report: Report, choice: oci.Choice) -> Ready:
     podman = shell.require("podman", hint="apt-get install podman")
     name = reference.local(uri)
     archive = work / "podman.tar"
@@ -86,32 +101,36 @@ def _from_podman(uri: str, work: Path, report: Report) -> Ready:
         raise ImageError(
             f"{uri}: {error.message}", hint="'podman images' lists what it has, by its full names"
         ) from None
-    return Ready(uri=uri, content=_oci_content(oci.read(archive, work), name))
+    return Ready(uri=uri, content=_oci_content(oci.read(archive, work, choice), name))
 
 
-def _from_registry(wanted: reference.Reference, work: Path, report: Report) -> Ready:
+def _from_registry(wanted: reference.Reference, work: Path, report: Report, choice: oci.Choice) -> Ready:
     if shell.which("skopeo"):
         resolved = registry.resolve_with_skopeo(wanted)
         report.stage(f"fetching {resolved.plain} with skopeo")
-        content = _oci_content(registry.fetch_with_skopeo(resolved, work), resolved.repository, resolved.digest)
+        image = registry.fetch_with_skopeo(resolved, work, choice)
+        content = _oci_content(image, resolved.repository, resolved.digest)
     else:
         client = engine.connect()
         report.stage(f"pulling {wanted.plain} with the engine")
-        resolved, image = registry.fetch_with_engine(client, wanted, platform=None, on_line=report.line)
+        resolved, held = registry.fetch_with_engine(
+            client, wanted, platform=choice.platform or None, on_line=report.line
+        )
+        oci.must_fit(held.architecture, choice, wanted.plain)
         content = replace(
-            _engine_content(client, image, wanted.repository),
+            _engine_content(client, held, wanted.repository),
             kind="import",
             reference=wanted.repository,
-            digest=resolved.digest or image.id,
+            digest=resolved.digest or held.id,
         )
     return Ready(uri=wanted.enroot, content=replace(content, provenance=resolved.enroot))
 
 
-def _from_path(path: Path, work: Path, report: Report) -> Ready:
-    uri = str(path.absolute())
+def _from_path(path: Path, work: Path, report: Report, choice: oci.Choice) -> Ready:
+    uri = str(path.absolute()) + (f":{choice.tag}" if choice.tag else "")
     if path.is_dir():
-        if (path / "oci-layout").is_file():
-            return Ready(uri=uri, content=_oci_content(oci.read(path, work), path.name))
+        if (path / "oci-layout").is_file() or (path / "index.json").is_file() or (path / "manifest.json").is_file():
+            return Ready(uri=uri, content=_oci_content(oci.read(path, work, choice), path.name))
         return Ready(uri=uri, content=_folder_content(path.absolute()))
     if not path.is_file():
         raise UsageError(f"{path}: no such file or folder", hint="or name an image: docker://REGISTRY#IMAGE:TAG")
@@ -120,33 +139,38 @@ def _from_path(path: Path, work: Path, report: Report) -> Ready:
     if magic == sqshfile.MAGIC:
         return Ready(uri=uri, content=_sqsh_content(path))
     report.stage(f"reading {path.name}")
-    if _is_image_archive(path):
-        return Ready(uri=uri, content=_oci_content(oci.read(path, work), path.name))
-    return Ready(uri=uri, content=_tar_content(path, work))
+    plain = path
+    if packing.kind(path):
+        plain = work / "archive.tar"
+        packing.unpack(path, plain)
+    if _is_image_archive(plain, path):
+        return Ready(uri=uri, content=_oci_content(oci.read(plain, work, choice, name=str(path)), path.name))
+    return Ready(uri=uri, content=_tar_content(plain, path))
 
 
-def _is_image_archive(path: Path) -> bool:
+def _is_image_archive(plain: Path, path: Path) -> bool:
     """Whether a tar holds an image rather than a root filesystem; UsageError when it is no tar at all."""
+    names: list[str] = []
     try:
-        with tarfile.open(path, mode="r:*") as archive:
-            for member, _ in zip(archive, range(64), strict=False):
-                if member.name.removeprefix("./") in {"oci-layout", "index.json", "manifest.json"}:
-                    return True
-                if member.name.removeprefix("./").startswith("blobs/sha256"):
-                    return True
-                if member.name.endswith("/layer.tar"):
-                    return True
+        with tarfile.open(plain, mode="r:") as archive:
+            names.extend(member.name.removeprefix("./") for member, _ in zip(archive, range(64), strict=False))
     except tarfile.TarError as error:
-        raise UsageError(
-            f"{path}: not an image: {error}", hint="a .sqsh, an OCI layout or archive, a docker save, or a rootfs"
-        ) from None
-    return False
+        if not names:  # one that is cut off later is said so by whoever reads all of it
+            hint = "a .sqsh, an OCI layout or archive, a docker save, or a rootfs"
+            raise UsageError(f"{path}: not an image: {error}", hint=hint) from None
+    return any(
+        name in {"oci-layout", "index.json", "manifest.json"}
+        or name.startswith("blobs/sha")
+        or name.endswith("/layer.tar")
+        for name in names
+    )
 
 
 def _oci_content(image: oci.OciImage, name: str, digest: str = "") -> Content:
     @contextlib.contextmanager
     def opened() -> Iterator[Stream]:
-        yield Stream(members=layer_tree.merged(image.layers), method="merging the layers, unpacking nothing")
+        with layer_tree.merged(image.layers, image.names, whole=image.whole) as tree:
+            yield Stream(members=tree.entries(), method="merging the layers, unpacking nothing", settle=tree.settled)
 
     return Content(
         ways=(opened,),
@@ -159,13 +183,9 @@ def _oci_content(image: oci.OciImage, name: str, digest: str = "") -> Content:
     )
 
 
-def _tar_content(path: Path, work: Path) -> Content:
-    digest = store.digest_of(path)
-    tar = work / "rootfs.tar"
-    packed = work / "rootfs.packed"
-    packed.symlink_to(path.absolute())
-    oci.unpack(packed, tar)
-    image = oci.OciImage(config=ImageConfig(), layers=(tar,), digest=f"sha256:{digest}")
+def _tar_content(plain: Path, path: Path) -> Content:
+    digest = f"sha256:{store.digest_of(path)}"
+    image = oci.OciImage(config=ImageConfig(), layers=(plain,), names=(path.name,), whole=True, digest=digest)
     return _oci_content(image, path.name)
 
 
@@ -176,7 +196,12 @@ def _folder_content(path: Path) -> Content:
 
     @contextlib.contextmanager
     def walked() -> Iterator[Stream]:
-        yield Stream(members=layer_tree.walked(path), method="walking the folder")
+        look = folder_tree.looker(path)
+        yield Stream(
+            members=folder_tree.entries(path),
+            method="walking the folder",
+            settle=lambda edit: edits.settled(edit, look),
+        )
 
     # A folder has no digest that could be had without reading all of it: it is squashed each time, and the result compared.
     return Content(

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from kit import shell
 from kit.errors import LockError
 from kit.spec.image import ImageConfig, Squash
 
-# squashfs 4.0 superblock (kernel: fs/squashfs/squashfs_fs.h), little endian: magic, block size, compressor, the root's place in
-# the inode table, used bytes, the table's start.
+# squashfs 4.0 superblock (kernel: fs/squashfs/squashfs_fs.h), little endian: magic, block size, compressor, used bytes, where
+# the tables of inodes and of folders start.
 MAGIC = b"hsqs"
 _LENGTH = 96
-_BLOCK, _COMPRESSOR, _ROOT, _USED, _INODES = slice(12, 16), slice(20, 22), slice(32, 40), slice(40, 48), slice(64, 72)
-_METADATA = 8192
+_BLOCK, _COMPRESSOR, _USED = slice(12, 16), slice(20, 22), slice(40, 48)
+_INODES, _FOLDERS = slice(64, 72), slice(72, 80)
+_DIR, _REG, _SYMLINK, _LDIR, _LREG, _LSYMLINK, _NO_FRAGMENT = 1, 2, 3, 8, 9, 10, 0xFFFFFFFF
+# Folder, devices, pipe, socket, and their longer forms.
+_FIXED = {_DIR: 32, 4: 24, 5: 24, 6: 20, 7: 20, 11: 28, 12: 28, 13: 24, 14: 24}
 _COMPRESSORS = {1: "gzip", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 
 
@@ -45,27 +49,74 @@ def config(path: Path) -> ImageConfig:
     )
 
 
-def forget_root_time(path: Path) -> None:
-    """Set the modification time of the root folder to 0, in an image whose inode table is not compressed (-noI).
+def forget_folder_times(path: Path) -> None:
+    """Set the modification time of every folder to 0, in an image whose inode table is not compressed (-noI).
 
-    mksquashfs 4.5 gives the root of a tar stream the current time, whatever -root-time says. LockError when the table is not
-    what it should be.
+    An engine gives a folder the time of the unpacking where its layer has no entry for it, and another when it lays its own files
+    over the image; and mksquashfs 4.5 gives the root of a tar stream the current time, whatever -root-time says. LockError when
+    the table is not what it should be.
     """
     head = _superblock(path, "make it again")
-    place, table = int.from_bytes(head[_ROOT], "little"), int.from_bytes(head[_INODES], "little")
-    # A metadata block: two bytes of length, whose top bit says "not compressed", then up to 8 KiB. The inode may cross into
-    # the next block; its time is the u32 eight bytes in.
-    block, offset = table + (place >> 16), (place & 0xFFFF) + 8
+    start, end = int.from_bytes(head[_INODES], "little"), int.from_bytes(head[_FOLDERS], "little")
     with path.open("r+b") as image:
-        for _ in range(4):
-            if offset >= _METADATA:
-                block, offset = block + 2 + _METADATA, offset - _METADATA
-            image.seek(block)
-            if not int.from_bytes(image.read(2), "little") & 0x8000:
-                raise LockError(f"{path}: its inode table is compressed", hint="make it again")
-            image.seek(block + 2 + offset)
-            image.write(b"\0")
-            offset += 1
+        image.seek(start)
+        table = image.read(end - start)
+        inodes = bytearray()
+        for place in _blocks(table, path):
+            inodes += table[place : place + _size(table, place - 2)]
+        for place in _folder_inodes(inodes, path):
+            inodes[place + 8 : place + 12] = bytes(4)
+        done = 0
+        for place in _blocks(table, path):
+            size = _size(table, place - 2)
+            image.seek(start + place)
+            image.write(inodes[done : done + size])
+            done += size
+
+
+def _blocks(table: bytes, path: Path) -> Iterator[int]:
+    """Where the content of each metadata block begins: after two bytes of length, whose top bit says "not compressed"."""
+    place = 0
+    while place < len(table):
+        if not table[place + 1] & 0x80:
+            raise LockError(f"{path}: its inode table is compressed", hint="make it again")
+        yield place + 2
+        place += 2 + _size(table, place)
+
+
+def _size(table: bytes, place: int) -> int:
+    return int.from_bytes(table[place : place + 2], "little") & 0x7FFF
+
+
+def _folder_inodes(inodes: bytearray, path: Path) -> Iterator[int]:
+    """Where the folders' inodes begin (kernel: fs/squashfs/squashfs_fs.h, struct squashfs_*_inode)."""
+    place, block = 0, int.from_bytes(_superblock(path, "make it again")[_BLOCK], "little")
+    while place < len(inodes):
+        kind = inodes[place]
+        if kind in (_DIR, _LDIR):
+            yield place
+        place += _inode_size(inodes, place, kind, block)
+
+
+def _inode_size(inodes: bytearray, place: int, kind: int, block: int) -> int:
+    def number(at: int, size: int = 4) -> int:
+        return int.from_bytes(inodes[place + at : place + at + size], "little")
+
+    def blocks(size: int, fragment: int) -> int:
+        return 4 * (size // block if fragment != _NO_FRAGMENT else -(-size // block))
+
+    if kind == _REG:
+        return 32 + blocks(number(28), number(20))
+    if kind == _LREG:
+        return 56 + blocks(number(24, 8), number(44))
+    if kind in (_SYMLINK, _LSYMLINK):
+        return 24 + number(20) + (4 if kind == _LSYMLINK else 0)
+    if kind == _LDIR:
+        size = 40
+        for _ in range(number(32, 2)):
+            size += 12 + number(size + 8) + 1
+        return size
+    return _FIXED[kind]
 
 
 def _superblock(path: Path, hint: str) -> bytes:

@@ -9,21 +9,21 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kit import shell
 from kit.errors import ImageError, ToolError
 from kit.images import entries, overlay, sqshfile, store
-from kit.images.enroot_layout import Addition, Edit
+from kit.images.edits import Addition, Edit
 from kit.spec.image import Squash
 
 _INSTALL = "apt-get install squashfs-tools (4.5 or newer)"
 _SAMPLE_S = 0.2
 
 
-class CannotMountError(ImageError):
-    """This machine does not allow the overlay mount of a Tree; another way must be taken."""
+class AnotherWayError(ImageError):
+    """A Tree that this machine may not mount, or that mksquashfs would write otherwise than the other ways do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,14 @@ class Tree:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Content as members of a tar, in walk order (see `entries.edited`). method: for the user, how it comes."""
+    """Content as members of a tar, in walk order (see `entries.edited`). method: for the user, how it comes.
+
+    settle: see `edits.settled`; an engine's export has its working directory made already.
+    """
 
     members: Iterable[entries.Entry]
     method: str = "streamed export"
+    settle: Callable[[Edit], Edit] = lambda edit: edit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,23 +87,24 @@ def write(
 ) -> None:
     """Squash `source`, edited, into the new file `target`. on_bytes hears how many more bytes were read.
 
-    target's folder is private to the caller and takes the working files. ImageError when mksquashfs fails, CannotMountError
-    for a Tree that may not be mounted here.
+    target's folder is private to the caller and takes the working files. ImageError when mksquashfs fails, AnotherWayError
+    for a Tree that must be read in another way.
     """
     program, _ = mksquashfs()
     try:
         if isinstance(source, Stream):
             # -tar stands first: it sets defaults, which the arguments after it take back.
             argv = [program, "-", str(target), "-tar", *_arguments(options)]
-            shell.feed(argv, entries.edited(source.members, edit), env=_child_env(), on_bytes=on_bytes)
-            if options.keep_times:
-                sqshfile.forget_root_time(target)
+            with contextlib.closing(entries.edited(source.members, source.settle(edit), target.parent)) as stream:
+                shell.feed(argv, stream, env=_child_env(), on_bytes=on_bytes)
         elif isinstance(source, Finished):
             sqshfile.check(source.path)
             shutil.copyfile(source.path, target)
             on_bytes(target.stat().st_size)
         else:
-            _from_tree(source, edit, target, [program, str(target), *_arguments(options)], on_bytes)
+            _from_tree(source, edit, target, options, on_bytes)
+        if options.keep_times and not isinstance(source, Finished):
+            sqshfile.forget_folder_times(target)
     except ToolError as error:
         raise ImageError(f"squashing failed: {error.message}", hint=_what_to_do(error.message)) from None
 
@@ -112,31 +117,33 @@ def _arguments(options: Options) -> list[str]:
     else:
         packing = ["-comp", squash.compressor, *(["-Xcompression-level", str(level)] if level else [])]
     # -no-exports and -no-tailends: with -tar the tool's defaults differ from those without, and so would the bytes.
+    # -no-sparse: it would count the blocks that a file has on this disk, which a stream does not know.
     # -root-mode: a tar stream has no entry for the root. -noappend: the default appends to what is there.
-    same = ["-all-root", "-root-mode", "755", "-mkfs-time", "0", "-no-exports", "-no-tailends"]
+    same = ["-all-root", "-root-mode", "755", "-mkfs-time", "0", "-no-exports", "-no-tailends", "-no-sparse"]
     quiet = ["-noappend", "-no-recovery", "-no-progress", "-quiet", "-exit-on-error"]
     times = ["-root-time", "0", "-noI"] if options.keep_times else ["-all-time", "0"]
     return [*packing, "-b", squash.block, *same, *quiet, *times, "-mem", squash.memory]
 
 
-def _from_tree(source: Tree, edit: Edit, target: Path, argv: list[str], on_bytes: Callable[[int], None]) -> None:
+def _from_tree(source: Tree, edit: Edit, target: Path, options: Options, on_bytes: Callable[[int], None]) -> None:
     folder = target.parent
-    # The kit's own layer hides what it replaces.
-    (folder / "excluded").write_text("".join(f"{pattern}\n" for pattern in edit.dropped), encoding="utf-8")
+    program, _ = mksquashfs()
     modes = ["-action", "chmod(u+rwx)@type(d)", "-action", "chmod(u+r)@type(f)"]
     request: overlay.Request = {
         "layers": [str(layer) for layer in source.layers],
         "additions": [_place(addition, number, folder) for number, addition in enumerate(edit.additions)],
-        "argv": [*argv, *modes, "-wildcards", "-ef", "excluded"],
+        "dropped": list(edit.dropped),
+        "keep_times": options.keep_times,
+        "argv": [program, str(target), *_arguments(options), *modes, "-wildcards", "-ef", "excluded"],
     }
     file = folder / "request.json"
     file.write_text(json.dumps(request), encoding="utf-8")
     with _watching(folder / "pid", on_bytes):
         done = shell.run([sys.executable, "-m", "kit.images.overlay", str(file)], env=_child_env(), check=False)
-    if done.returncode == overlay.CANNOT_MOUNT:
-        raise CannotMountError(done.stderr)
+    if done.returncode in (overlay.CANNOT_MOUNT, overlay.UNLIKE):
+        raise AnotherWayError(done.stderr)
     if done.returncode != 0:
-        raise shell.failed(done)
+        raise shell.failed(replace(done, argv=(program,)))  # what the child became
 
 
 def _place(addition: Addition, number: int, folder: Path) -> overlay.Place:
@@ -144,7 +151,13 @@ def _place(addition: Addition, number: int, folder: Path) -> overlay.Place:
     if addition.content is not None:
         name = f"added-{number}"
         (folder / name).write_bytes(addition.content)
-    return {"path": addition.path, "mode": addition.mode, "content": name, "target": addition.target}
+    return {
+        "path": addition.path,
+        "mode": addition.mode,
+        "content": name,
+        "target": addition.target,
+        "follows": addition.follows,
+    }
 
 
 def _child_env() -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.images import enroot_layout, entries, layer_tree
+from kit.images import edits, enroot_layout, entries, layer_tree
 from kit.spec.image import ImageConfig
 
 # What execve(2) can carry.
@@ -82,7 +82,7 @@ def test_volumes_become_bind_lines_with_blanks_escaped() -> None:
     ],
 )
 def test_what_a_build_drops(path: str, dropped: bool) -> None:
-    edit = enroot_layout.edit(ImageConfig(), provenance="a test", noise=enroot_layout.BUILD_NOISE)
+    edit = enroot_layout.edit(ImageConfig(), provenance="a test", noise=edits.BUILD_NOISE)
     assert edit.drops(path) is dropped
 
 
@@ -102,21 +102,21 @@ def tar_of(*members: tuple[str, bytes | str | None], format_: int = tarfile.PAX_
     return out.getvalue()
 
 
-def edited(tar: bytes, config: ImageConfig) -> dict[str, tarfile.TarInfo]:
+def edited(tar: bytes, config: ImageConfig, work: Path) -> dict[str, tarfile.TarInfo]:
     chunks = (tar[start : start + 700] for start in range(0, len(tar), 700))
-    out = b"".join(entries.edited(entries.parsed(chunks), enroot_layout.edit(config, provenance="a test")))
+    out = b"".join(entries.edited(entries.parsed(chunks), enroot_layout.edit(config, provenance="a test"), work))
     with tarfile.open(fileobj=io.BytesIO(out)) as archive:
         names = [member.name for member in archive.getmembers()]
-        assert names == sorted(names, key=enroot_layout.walk_key)
+        assert names == sorted(names, key=edits.walk_key)
         assert len(names) == len(set(names))
         return {member.name: member for member in archive.getmembers()}
 
 
-def test_additions_are_merged_into_the_walk_and_modes_opened() -> None:
+def test_additions_are_merged_into_the_walk_and_modes_opened(tmp_path: Path) -> None:
     tar = tar_of(
         ("bin", None), ("bin/sh", b"x" * 5000), ("etc", None), ("etc/rc", b"old"), ("usr", None), ("usr/a", b"")
     )
-    found = edited(tar, ImageConfig(workdir="/srv/work"))
+    found = edited(tar, ImageConfig(workdir="/srv/work"), tmp_path)
     assert found["etc/rc"].size > 3
     assert found["bin"].mode == 0o700
     assert found["bin/sh"].mode == 0o400
@@ -125,8 +125,8 @@ def test_additions_are_merged_into_the_walk_and_modes_opened() -> None:
     assert found["etc/mtab"].linkname == "/proc/mounts"
 
 
-def test_a_folder_is_not_made_below_a_link() -> None:
-    found = edited(tar_of(("etc", None), ("srv", "/elsewhere")), ImageConfig(workdir="/srv/work"))
+def test_a_folder_is_not_made_below_a_link(tmp_path: Path) -> None:
+    found = edited(tar_of(("etc", None), ("srv", "/elsewhere")), ImageConfig(workdir="/srv/work"), tmp_path)
     assert found["srv"].issym()
     assert "srv/work" not in found
 
@@ -137,9 +137,10 @@ def merged(tmp_path: Path, *tars: bytes) -> dict[str, bytes | str | None]:
         files.append(tmp_path / f"{number}.tar")
         files[-1].write_bytes(content)
     found: dict[str, bytes | str | None] = {}
-    for member, data in layer_tree.merged(files):
-        found[member.name] = data.read() if data else member.linkname or None
-    assert list(found) == sorted(found, key=enroot_layout.walk_key)
+    with layer_tree.merged(files) as tree_:
+        for member, data in tree_.entries():
+            found[member.name] = data.read(1 << 20) if data else member.linkname or None
+    assert list(found) == sorted(found, key=edits.walk_key)
     return found
 
 

@@ -1,0 +1,221 @@
+"""What an image keeps, changes, gains and loses on its way into a .sqsh: decided here, as data, and obeyed by every way.
+
+The rules are what an engine's own container of the image shows, so that its export, its mounted layers and the kit's own merge of
+the layers give the same bytes (docs/images.md has the table).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import tarfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+# Device nodes cannot be made by an ordinary user, and the rest is what an engine leaves in the containers that it exports.
+ALWAYS_DROPPED = ("dev/*", "proc/*", "sys/*", ".dockerenv", "run/.containerenv")
+
+# What differs between two builds of one Dockerfile and means nothing in a container: logs, caches, backups that dpkg and
+# useradd keep, and the machine's identity.
+BUILD_NOISE = (
+    "tmp/*",
+    "var/tmp/*",
+    "var/log/*.log",
+    "var/log/apt/*",
+    "var/cache/apt/*",
+    "var/cache/debconf/*-old",
+    "var/cache/ldconfig/*",
+    "var/lib/apt/lists/*",
+    "var/lib/dpkg/*-old",
+    "var/lib/systemd/random-seed",
+    "etc/*-",
+    "etc/.pwd.lock",
+    "etc/machine-id",
+    "var/lib/dbus/machine-id",
+    "root/.cache",
+)
+
+# An engine lays a layer of its own over every container: these are real folders with this mode in it, whatever the image has.
+ENGINE_FOLDERS = ("dev", "etc", "proc", "sys")
+FOLDER_MODE = 0o755
+
+# Docker's export keeps this attribute alone. What a file system adds (SELinux) or a user set has no meaning on the next machine.
+_XATTR = "SCHILY.xattr."
+KEPT_XATTRS = frozenset({"security.capability"})
+
+# squashfs counts seconds in 32 bits without a sign.
+LATEST = (1 << 32) - 1
+
+_OWNER_ALL, _OWNER_READ, _ANY_LINK = 0o700, 0o400, 0o777
+_MAX_LINKS = 40  # as the kernel (path_resolution(7))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addition:
+    """A file, folder or symbolic link that the .sqsh gets.
+
+    path: without a leading slash. A file (content) or link (target) replaces what the image has there. A folder is made only
+    where the image has nothing, but for `ENGINE_FOLDERS`; follows: where the image's links lead (see `settled`).
+    """
+
+    path: str
+    mode: int
+    content: bytes | None = None
+    target: str | None = None
+    follows: bool = False
+
+    @property
+    def key(self) -> bytes:
+        """Place in the order in which a tree is walked."""
+        return walk_key(self.path)
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it takes the place of what the image has there."""
+        return self.content is not None or self.target is not None or self.path in ENGINE_FOLDERS
+
+
+class Seen(NamedTuple):
+    """What an image has at a path. target: of a link."""
+
+    kind: Literal["folder", "link", "other"]
+    target: str = ""
+
+
+Look = Callable[[str], Seen | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """All changes to a tree: additions in walk order, and glob patterns of what is left out (`*` stops at a slash)."""
+
+    additions: tuple[Addition, ...]
+    dropped: tuple[str, ...]
+
+    def drops(self, path: str) -> bool:
+        """Whether what the image has at `path` (no leading slash) goes: by a pattern, or because an addition replaces it."""
+        return self._matches(path, self._replaced) or self.covers(path)
+
+    def covers(self, path: str) -> bool:
+        """Whether a pattern leaves out `path` or a folder that it lies in; then nothing is added there either."""
+        return self._matches(path, self._patterns)
+
+    @cached_property
+    def _patterns(self) -> dict[str, list[list[str]]]:
+        return _by_first(self.dropped)
+
+    @cached_property
+    def _replaced(self) -> dict[str, list[list[str]]]:
+        return _by_first(a.path for a in self.additions if a.replaces and a.path not in ENGINE_FOLDERS)
+
+    @staticmethod
+    def _matches(path: str, table: dict[str, list[list[str]]]) -> bool:
+        first = path.partition("/")[0]
+        if first not in table:
+            return False
+        parts = path.split("/")
+        return any(len(p) <= len(parts) and all(map(fnmatchcase, parts, p)) for p in table[first])
+
+
+def _by_first(patterns: Iterable[str]) -> dict[str, list[list[str]]]:
+    """By first component, which is never a glob: a tree has tens of thousands of paths to look up."""
+    table: dict[str, list[list[str]]] = {}
+    for pattern in patterns:
+        parts = pattern.split("/")
+        table.setdefault(parts[0], []).append(parts)
+    return table
+
+
+def walk_key(path: str) -> bytes:
+    """Sorts paths as a walk in byte order visits them, which is the order of mksquashfs and of an engine's export.
+
+    No name holds a NUL, and nothing sorts before it: a folder's content follows the folder at once.
+    """
+    return path.replace("/", "\0").encode(errors="surrogateescape")
+
+
+def clean(name: str) -> str:
+    """A member's name as a path without leading `/` or `./`; empty for the root. ValueError for one that leaves the root."""
+    if "." not in name and "//" not in name:
+        return name.strip("/")
+    path = posixpath.normpath(name).lstrip("/")
+    if path == ".." or path.startswith("../"):
+        raise ValueError(f"{name}: leads out of the image")
+    return "" if path == "." else path
+
+
+def normalise(member: tarfile.TarInfo, name: str) -> None:
+    """Give a member the form that every way writes: root's, readable, with the attributes that are kept."""
+    member.name = name
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = min(max(int(member.mtime // 1), 0), LATEST)
+    if member.isdir():
+        member.mode |= _OWNER_ALL
+        member.size = 0
+    elif member.issym():
+        member.mode = _ANY_LINK
+    else:
+        member.mode |= _OWNER_READ
+    if member.isreg():
+        member.type = tarfile.REGTYPE  # the data of a sparse file come with their holes filled in
+        member.pax_headers = {key: member.pax_headers[key] for key in member.pax_headers if is_kept(key)}
+    else:
+        member.pax_headers = {}
+
+
+def is_kept(header: str) -> bool:
+    """Whether a PAX header carries an extended attribute that is kept."""
+    return header.startswith(_XATTR) and header.removeprefix(_XATTR) in KEPT_XATTRS
+
+
+def settled(edit: Edit, look: Look) -> Edit:
+    """The edit with each added folder where the image's links lead, as an engine makes a working directory.
+
+    look: what the image has at a path; its parents are real folders. Files and links of the kit are never led elsewhere:
+    `ENGINE_FOLDERS` are real folders.
+    """
+    found = {a.path: a for a in edit.additions if a.replaces and not edit.covers(a.path)}
+    for addition in edit.additions:
+        if not addition.replaces:
+            missing = (
+                _missing(addition.path, look, frozenset(found)) if addition.follows else _nothing(addition.path, look)
+            )
+            for place in missing:
+                if not edit.covers(place):
+                    found.setdefault(place, replace(addition, path=place))
+    return replace(edit, additions=tuple(sorted(found.values(), key=lambda a: a.key)))
+
+
+def _nothing(path: str, look: Look) -> list[str]:
+    return [] if look(path) else [path]
+
+
+def _missing(path: str, look: Look, made: frozenset[str]) -> list[str]:
+    """The folders that are to be made so that `path` is one, outermost first; none when a file is in the way."""
+    found: list[str] = []
+    left, place, links = path.split("/"), "", 0
+    while left:
+        part = left.pop(0)
+        if part in ("", "."):
+            continue
+        if part == "..":
+            place = posixpath.dirname(place)
+            continue
+        inner = f"{place}/{part}" if place else part
+        seen = Seen("folder") if inner in made or inner in ENGINE_FOLDERS else look(inner)
+        if seen is None:
+            found.append(inner)
+        elif seen.kind == "link":
+            links += 1
+            left = [*seen.target.split("/"), *left]
+            place = "" if seen.target.startswith("/") else place
+            if links > _MAX_LINKS:
+                return []
+            continue
+        elif seen.kind == "other":
+            return []
+        place = inner
+    return found
