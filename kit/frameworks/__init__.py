@@ -1,61 +1,52 @@
-"""Frameworks that want more than a program and its arguments: one module each, named by `framework` in launcher.toml.
-
-A module holds `prepare(job, allocation, launcher, file) -> Extra`, and refuses, before anything is submitted, what the framework
-itself would refuse an hour later.
-"""
+"""Frameworks that want more than a program and its arguments: one module each, found by name (base.py says what one is)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from importlib import import_module
-from typing import cast
+from typing import cast, get_args
 
 from kit.allocation import Allocation
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.frameworks import reference
+from kit.frameworks.base import Extra, Framework
 from kit.spec.job import Job
+from kit.spec.launcher import FrameworkName
 from kit.spec.paths import is_launchers
-from kit.spec.roles import Role
+
+__all__ = ["Extra", "Framework", "get", "prepare", "resources"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extra:
-    """What a framework adds: files of the run folder, name -> text; arguments. In both, {run} is the run folder inside.
-
-    roles: what the job comes apart into, for the start shapes `replicas` and `roles`. explained: for a reader of the batch script.
-    """
-
-    files: dict[str, str] = field(default_factory=dict)
-    args: tuple[str, ...] = ()
-    roles: Mapping[str, Role] = field(default_factory=dict)
-    explained: tuple[str, ...] = ()
+def get(name: str) -> Framework:
+    """The framework of kit/frameworks/<name>.py."""
+    return cast(Framework, import_module(f"kit.frameworks.{name}").framework)
 
 
 def prepare(resolved: Resolved, allocation: Allocation) -> Extra:
     """What the launcher's framework adds to a job, if it names one. ConfigError when the job does not fit it."""
-    job, launcher, file = resolved.job, resolved.launcher, resolved.job_file
-    framework = launcher.framework
+    job, launcher = resolved.job, resolved.launcher
+    framework = get(launcher.framework) if launcher.framework else None
+    faults = [*_unread(job, framework)]
     if is_launchers(job.script):
-        reference.check(job, launcher, allocation, file=file)
-    unread = [
-        key for key in ("deepspeed", "megatron", "rl", "sft") if key != framework and getattr(job, key) is not None
-    ]
-    if unread:
-        problem = f"launcher {job.launcher!r} does not read this table: options of its program go into args"
-        raise ConfigError.of(*(Fault(key=key, problem=problem, hint=f"remove [{key}]") for key in unread), file=file)
-    if framework is None:
-        return Extra()
-    module = import_module(f"kit.frameworks.{framework}")
-    return cast(Callable[..., Extra], module.prepare)(job, allocation, launcher=launcher, file=file)
+        faults += reference.faults(job, launcher, allocation)
+    if framework:
+        faults += framework.faults(job, launcher, allocation)
+    if faults:
+        raise ConfigError.of(*faults, file=resolved.job_file)
+    return framework.prepare(job, launcher, allocation) if framework else Extra()
+
+
+def _unread(job: Job, framework: Framework | None) -> Iterator[Fault]:
+    """Tables that other frameworks read: without effect, and the job's author thinks otherwise."""
+    own = framework.tables if framework else ()
+    known = dict.fromkeys(table for name in get_args(FrameworkName) for table in get(name).tables)
+    for key in known:
+        if key not in own and getattr(job, key) is not None:
+            problem = f"launcher {job.launcher!r} does not read this table: options of its program go into args"
+            yield Fault(key=key, problem=problem, hint=f"remove [{key}]")
 
 
 def resources(framework: str | None, job: Job) -> dict[str, int]:
-    """What the framework's own table says of the job's resources: `nodes`, `gpus_per_node`. Else [resources] counts."""
-    if framework is None:
-        return {}
-    module = import_module(f"kit.frameworks.{framework}")
-    asking = {key: getattr(module, key, None) for key in ("nodes", "gpus_per_node")}
-    found = {key: cast(Callable[[Job], int | None], ask)(job) for key, ask in asking.items() if ask}
-    return {key: value for key, value in found.items() if value is not None}
+    """What the framework's own table says of the job's resources: `nodes`, `gpus_per_node`."""
+    return get(framework).resources(job) if framework else {}

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kit.allocation import Allocation
-from kit.errors import ConfigError, Fault, nearest
-from kit.frameworks import Extra
+from kit.errors import Fault, nearest
+from kit.frameworks.base import Extra, Framework
 from kit.frameworks.rules import multiple
 from kit.spec.form import shown
 from kit.spec.job import Job
@@ -29,44 +29,66 @@ _ALIKE = 0.88
 _TOTAL, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
-def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
-    """ds_config.json and the option that names it; nothing when the job has no [deepspeed]."""
-    if is_launchers(job.script) and (faults := [*_not_options(job, file)]):
-        raise ConfigError.of(*faults)
-    if job.deepspeed is None:
-        return Extra()
-    config = resolve(job.deepspeed, allocation.world_size, file=file)
-    return Extra(files={FILE: json.dumps(config, indent=2) + "\n"}, args=("--ds-config", f"{{run}}/{FILE}"))
+class DeepSpeed:
+    """ds_config.json, and the option that names it."""
+
+    tables = ("deepspeed",)
+
+    def resources(self, job: Job) -> dict[str, int]:
+        """See Framework."""
+        return {}
+
+    def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
+        """See Framework."""
+        if is_launchers(job.script):
+            yield from _not_options(job)
+        if job.deepspeed is not None:
+            yield from broken(job.deepspeed, allocation.world_size)
+
+    def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
+        """See Framework."""
+        if job.deepspeed is None:
+            return Extra()
+        config = completed(job.deepspeed, allocation.world_size)
+        return Extra(files={FILE: json.dumps(config, indent=2) + "\n"}, args=("--ds-config", f"{{run}}/{FILE}"))
 
 
-def _not_options(job: Job, file: str) -> Iterator[Fault]:
+framework: Framework = DeepSpeed()
+
+
+def completed(table: Mapping[str, Any], world_size: int) -> dict[str, Any]:
+    """The table with every batch size in it."""
+    return {**table, **_batch_sizes(_given(table), world_size)}
+
+
+def broken(table: Mapping[str, Any], world_size: int) -> Iterator[Fault]:
+    """Sizes that do not multiply, 'auto', misspelt keys, and what ZeRO refuses."""
+    yield from _misspelt(table)
+    yield from _contradictions(table)
+    yield from _autos(table)
+    given = _given(table)
+    wrong = [n for n, value in given.items() if not isinstance(value, int) or isinstance(value, bool) or value < 1]
+    for name in wrong:
+        problem = f"{shown(given[name])} is not a whole number of 1 or more"
+        yield Fault(key=f"deepspeed.{name}", problem=problem, hint=f"{name} = 1")
+    if not wrong:
+        sizes = _batch_sizes(given, world_size)
+        if sizes[_MICRO] * sizes[_STEPS] * world_size != sizes[_TOTAL]:
+            yield _uneven(given, world_size)
+
+
+def _given(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch sizes that the table says."""
+    return {name: table[name] for name in (_TOTAL, _MICRO, _STEPS) if table.get(name, "auto") != "auto"}
+
+
+def _not_options(job: Job) -> Iterator[Fault]:
     """Options of the other GPT programs that this launcher's program does not read: the configuration has them."""
     given = {word.partition("=")[0] for word in job.args}
     for option, key in (("--batch-size", _TOTAL), ("--accumulate", _STEPS), ("--clip", "gradient_clipping")):
         if option in given:
             problem = f"with [deepspeed], {option} is not read: the configuration has the key deepspeed.{key}"
-            yield Fault(file=file, key="args", problem=problem, hint=f"[deepspeed]\n       {key} = 1")
-
-
-def resolve(table: Mapping[str, Any], world_size: int, *, file: str) -> dict[str, Any]:
-    """The table with every batch size in it. ConfigError for sizes that do not multiply, for 'auto', and for what ZeRO refuses."""
-    faults = [*_misspelt(table, file), *_contradictions(table, file), *_autos(table, file)]
-    config = dict(table)
-    given = {name: table[name] for name in (_TOTAL, _MICRO, _STEPS) if table.get(name, "auto") != "auto"}
-    wrong = [
-        name for name, value in given.items() if not isinstance(value, int) or isinstance(value, bool) or value < 1
-    ]
-    faults += [
-        Fault(key=f"deepspeed.{n}", problem=f"{shown(given[n])} is not a whole number of 1 or more", hint=f"{n} = 1")
-        for n in wrong
-    ]
-    if not wrong:
-        config |= _batch_sizes(given, world_size)
-        if config[_MICRO] * config[_STEPS] * world_size != config[_TOTAL]:
-            faults.append(_uneven(given, world_size, file))
-    if faults:
-        raise ConfigError.of(*faults, file=file)
-    return config
+            yield Fault(key="args", problem=problem, hint=f"[deepspeed]\n       {key} = 1")
 
 
 def _batch_sizes(given: Mapping[str, int], world_size: int) -> dict[str, int]:
@@ -80,7 +102,7 @@ def _batch_sizes(given: Mapping[str, int], world_size: int) -> dict[str, int]:
     return {_TOTAL: total if total is not None else micro * steps * world_size, _MICRO: micro, _STEPS: steps}
 
 
-def _uneven(given: Mapping[str, int], world_size: int, file: str) -> Fault:
+def _uneven(given: Mapping[str, int], world_size: int) -> Fault:
     """The total batch size that is not the product, or no multiple, of what else was given."""
     micro, steps = given.get(_MICRO), given.get(_STEPS)
     parts = [f"{micro} per GPU"] if micro else []
@@ -92,50 +114,48 @@ def _uneven(given: Mapping[str, int], world_size: int, file: str) -> Fault:
     else:
         problem = f"{given[_TOTAL]} is not a multiple of {text} = {product}"
         hint = f"{_TOTAL} = {multiple(given[_TOTAL], product)}"
-    return Fault(file=file, key=f"deepspeed.{_TOTAL}", problem=problem, hint=hint)
+    return Fault(key=f"deepspeed.{_TOTAL}", problem=problem, hint=hint)
 
 
-def _misspelt(table: Mapping[str, Any], file: str, prefix: str = "deepspeed") -> Iterator[Fault]:
+def _misspelt(table: Mapping[str, Any], prefix: str = "deepspeed") -> Iterator[Fault]:
     """Keys that look like a slip of the pen: DeepSpeed takes no notice of some, and fails on others once all ranks are there."""
     known = tomllib.loads(OPTIONS.read_text(encoding="utf-8"))
     for key, value in table.items():
         where, names = f"{prefix}.{key}", known[prefix]
         if key not in names and (near := nearest(key, names, cutoff=_ALIKE)):
             problem = f"DeepSpeed has no such key; did you mean {near!r}?"
-            yield Fault(file=file, key=where, problem=problem, hint=f"{near} = {toml(value)}")
+            yield Fault(key=where, problem=problem, hint=f"{near} = {toml(value)}")
         if where in known and isinstance(value, Mapping):
-            yield from _misspelt(value, file, where)
+            yield from _misspelt(value, where)
 
 
-def _contradictions(table: Mapping[str, Any], file: str) -> Iterator[Fault]:
+def _contradictions(table: Mapping[str, Any]) -> Iterator[Fault]:
     zero = table.get("zero_optimization", {})
     stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
     if stage not in {0, 1, 2, 3}:
         problem = f"{shown(stage)} is not a stage of ZeRO"
-        yield Fault(
-            file=file, key="deepspeed.zero_optimization.stage", problem=problem, allowed="0, 1, 2, 3", hint="stage = 2"
-        )
+        yield Fault(key="deepspeed.zero_optimization.stage", problem=problem, allowed="0, 1, 2, 3", hint="stage = 2")
     elif isinstance(zero, Mapping):
         if "offload_param" in zero and stage != 3:
             key = "deepspeed.zero_optimization.offload_param"
             problem = f"stage {stage} cannot offload parameters: only stage 3 shards them"
-            yield Fault(file=file, key=key, problem=problem, hint="stage = 3")
+            yield Fault(key=key, problem=problem, hint="stage = 3")
         if "offload_optimizer" in zero and stage == 0:
             key = "deepspeed.zero_optimization.offload_optimizer"
             problem = "stage 0 cannot offload the optimizer: stages 1, 2 and 3 shard it"
-            yield Fault(file=file, key=key, problem=problem, hint="stage = 1")
+            yield Fault(key=key, problem=problem, hint="stage = 1")
     on = [name for name in ("fp16", "bf16") if isinstance(table.get(name), Mapping) and table[name].get("enabled")]
     if len(on) == 2:
         problem = "fp16 and bf16 are both enabled, and DeepSpeed trains in one of them"
-        yield Fault(file=file, key="deepspeed.bf16.enabled", problem=problem, hint="enabled = false")
+        yield Fault(key="deepspeed.bf16.enabled", problem=problem, hint="enabled = false")
 
 
-def _autos(table: Mapping[str, Any], file: str, prefix: str = "deepspeed") -> Iterator[Fault]:
+def _autos(table: Mapping[str, Any], prefix: str = "deepspeed") -> Iterator[Fault]:
     """'auto' is the Hugging Face Trainer's word; DeepSpeed itself fails on it, and the kit can only work out batch sizes."""
     for key, value in table.items():
         where = f"{prefix}.{key}"
         if isinstance(value, Mapping):
-            yield from _autos(value, file, where)
+            yield from _autos(value, where)
         elif value == "auto" and not (prefix == "deepspeed" and key in {_TOTAL, _MICRO, _STEPS}):
             problem = "'auto' is the Hugging Face Trainer's word: DeepSpeed itself needs a value here"
-            yield Fault(file=file, key=where, problem=problem, hint="write the value, or remove the line")
+            yield Fault(key=where, problem=problem, hint="write the value, or remove the line")

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kit.allocation import Allocation
-from kit.errors import ConfigError, Fault
-from kit.frameworks import Extra
+from kit.errors import Fault
+from kit.frameworks.base import Extra, Framework
 from kit.frameworks.rules import divisor, multiple
 from kit.spec.diloco import DiLoCo
 from kit.spec.job import Job
@@ -44,21 +44,42 @@ class Group:
         return len(self.nodes) * self.ranks_per_node
 
 
-def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
-    """The program's options, and the groups as a picture in the run folder."""
-    table = job.diloco or DiLoCo()
-    groups = replica_groups(
-        allocation.nodes, allocation.gpus_per_node, table, ranks_per_node=job.resources.ranks_per_node, file=file
-    )
-    words = [str(word) for pair in table.options().items() for word in pair]
-    quorum = least(table, len(groups))
-    drawn = picture(groups, quorum)
-    return Extra(
-        files={PICTURE: drawn},
-        args=tuple(words),
-        roles=_roles(groups, quorum, table.restarts),
-        explained=tuple(drawn.splitlines()),
-    )
+class DiLoCoGroups:
+    """The program's options, a role for each group, and the groups as a picture in the run folder."""
+
+    tables = ("diloco",)
+
+    def resources(self, job: Job) -> dict[str, int]:
+        """See Framework."""
+        return {}
+
+    def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
+        """See Framework."""
+        ranks = job.resources.ranks_per_node
+        yield from broken(allocation.nodes, allocation.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks)
+
+    def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
+        """See Framework."""
+        table = job.diloco or DiLoCo()
+        groups = groups_of(job, allocation)
+        words = [str(word) for pair in table.options().items() for word in pair]
+        quorum = least(table, len(groups))
+        drawn = picture(groups, quorum)
+        return Extra(
+            files={PICTURE: drawn},
+            args=tuple(words),
+            roles=_roles(groups, quorum, table.restarts),
+            explained=tuple(drawn.splitlines()),
+        )
+
+
+framework: Framework = DiLoCoGroups()
+
+
+def groups_of(job: Job, allocation: Allocation) -> tuple[Group, ...]:
+    """The replica groups of a job without faults."""
+    ranks = job.resources.ranks_per_node
+    return replica_groups(allocation.nodes, allocation.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks)
 
 
 def _roles(groups: Sequence[Group], quorum: int, restarts: int) -> dict[str, Role]:
@@ -90,6 +111,7 @@ def _lighthouse(quorum: int) -> Role:
     """Says which groups are alive. It keeps nothing on disk: started again on the same address it is as good as before."""
     return Role(
         shares="replica-0",
+        nodes=1,
         command=(
             "torchft_lighthouse",
             "--bind",
@@ -112,17 +134,14 @@ def _lighthouse(quorum: int) -> Role:
 
 
 def replica_groups(
-    nodes: int, gpus_per_node: int, table: DiLoCo, *, ranks_per_node: int | None = None, file: str = "job.toml"
+    nodes: int, gpus_per_node: int, table: DiLoCo, *, ranks_per_node: int | None = None
 ) -> tuple[Group, ...]:
-    """The groups, in the order of their nodes. ranks_per_node: over all groups of a node; default: one a GPU, or one a group.
+    """The groups, in the order of their nodes; the figures are those that `broken` passes.
 
-    ConfigError, with `file`, for every figure that does not divide.
+    ranks_per_node: over all groups of a node; default: one a GPU, or one a group.
     """
     here, span = table.replicas_per_node or 1, table.nodes_per_replica or 1
     ranks = ranks_per_node or gpus_per_node or here
-    broken = [*_indivisible(nodes, gpus_per_node, ranks, here, span), *_too_few(table, nodes * here // span)]
-    if broken:
-        raise ConfigError.of(*broken, file=file)
     gpus = gpus_per_node // here
     return tuple(
         Group(
@@ -176,6 +195,13 @@ def _span(numbers: Sequence[int]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def broken(nodes: int, gpus: int, table: DiLoCo, *, ranks_per_node: int | None = None) -> Iterator[Fault]:
+    """Figures that do not divide, and quorums that cannot be. The arguments are those of `replica_groups`."""
+    here, span = table.replicas_per_node or 1, table.nodes_per_replica or 1
+    yield from _indivisible(nodes, gpus, ranks_per_node or gpus or here, here, span)
+    yield from _too_few(table, nodes * here // span)
 
 
 def _indivisible(nodes: int, gpus: int, ranks: int, here: int, span: int) -> Iterator[Fault]:

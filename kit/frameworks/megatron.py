@@ -6,33 +6,48 @@ from collections.abc import Iterator
 from typing import Any
 
 from kit.allocation import Allocation
-from kit.errors import ConfigError, Fault
-from kit.frameworks import Extra, megatron_options, megatron_rules
+from kit.errors import Fault
+from kit.frameworks import megatron_options, megatron_rules
+from kit.frameworks.base import Extra, Framework
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
-from kit.spec.training import Checkpoint, Megatron
+from kit.spec.training import Checkpoint
+from kit.spec.training import Megatron as Table
 
 # As the ranks see it; plan() puts the run folder in.
 _CHECKPOINTS = "{run}/checkpoints"
 
 
-def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
-    """The options; nothing when the job has no [megatron]. ConfigError with every rule that is broken, each with its numbers."""
-    if job.megatron is None:
-        return Extra()
-    options = completed(job.megatron, job.checkpoint)
-    broken = [
-        *megatron_options.faults(options),
-        *megatron_rules.broken(options, allocation.world_size),
-        *_checkpoint(job.checkpoint),
-        *_environment(options, job.env),
-    ]
-    if broken:
-        raise ConfigError.of(*broken, file=file)
-    return Extra(args=tuple(megatron_options.words(options)))
+class Megatron:
+    """Options of pretrain_gpt.py; nothing when the job has no [megatron]."""
+
+    tables = ("megatron",)
+
+    def resources(self, job: Job) -> dict[str, int]:
+        """See Framework."""
+        return {}
+
+    def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
+        """See Framework."""
+        if job.megatron is None:
+            return
+        options = completed(job.megatron, job.checkpoint)
+        yield from megatron_options.faults(options)
+        yield from megatron_rules.broken(options, allocation.world_size)
+        yield from _checkpoint(job.checkpoint)
+        yield from _environment(options, job.env)
+
+    def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
+        """See Framework."""
+        if job.megatron is None:
+            return Extra()
+        return Extra(args=tuple(megatron_options.words(completed(job.megatron, job.checkpoint))))
 
 
-def completed(table: Megatron, checkpoint: Checkpoint) -> dict[str, Any]:
+framework: Framework = Megatron()
+
+
+def completed(table: Table, checkpoint: Checkpoint) -> dict[str, Any]:
     """All options: the job's own, and those that follow from them or from [checkpoint]."""
     options = table.options()
     options.setdefault("max_position_embeddings", table.seq_length)

@@ -11,24 +11,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
 from kit.allocation import Allocation
-from kit.errors import ConfigError, Fault
+from kit.errors import Fault
 from kit.frameworks.rules import divisor, multiple
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 
 
-def check(job: Job, launcher: Launcher, allocation: Allocation, *, file: str) -> None:
-    """ConfigError with each rule that the arguments break, and its numbers. A program of the job's own is not checked."""
+def faults(job: Job, launcher: Launcher, allocation: Allocation) -> list[Fault]:
+    """Each rule that the arguments break, with its numbers. A program of the job's own is not checked."""
     name = launcher.script if job.script is None else PurePosixPath(job.script).name
     told = launcher.fits.get(name or "", {})
     try:
         options = _read(job.args, told)
-        broken = [*_too_small(options, told)] or [*_uneven(options, allocation.world_size), *_alone(options)]
     except argparse.ArgumentError as error:
-        problem = f"{error.argument_name} takes a whole number"
-        broken = [_fault(problem, f"{error.argument_name} 1")]
-    if broken:
-        raise ConfigError.of(*broken, file=file)
+        return [_fault(f"{error.argument_name} takes a whole number", f"{error.argument_name} 1")]
+    return [*_too_small(options, told)] or [*_uneven(options, allocation.world_size), *_alone(options)]
 
 
 def _fault(problem: str, instead: str) -> Fault:

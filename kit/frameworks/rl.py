@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
 from kit.allocation import Allocation
-from kit.errors import ConfigError, Fault, nearest
-from kit.frameworks import Extra
+from kit.errors import Fault, nearest
+from kit.frameworks.base import Extra, Framework
 from kit.frameworks.rules import divisor, multiple
 from kit.spec.form import shown
 from kit.spec.job import Job
@@ -33,55 +33,70 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolved:
+class Settings:
     """options: of each role's program. roles: in the order in which the launcher says them."""
 
     options: dict[str, Options]
     roles: dict[str, Role]
 
 
-def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
-    """The roles of [rl], and a file of options for each."""
-    return prepared("rl", job.rl or Rl(), job, allocation, launcher=launcher, file=file)
+@dataclass(frozen=True, kw_only=True)
+class RoleTable:
+    """A framework whose table becomes roles. name: of the table. empty: the table where a job says nothing."""
+
+    name: Literal["rl", "sft"]
+    empty: type[Sft]
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """See Framework."""
+        return (self.name,)
+
+    def resources(self, job: Job) -> dict[str, int]:
+        """See Framework. Nodes: the table's, and those that the job's own roles have besides."""
+        table = self._table(job)
+        nodes = table.num_train_nodes + (table.num_infer_nodes if isinstance(table, Rl) else 0)
+        gpus = {"gpus_per_node": table.gpus_per_node} if table.gpus_per_node is not None else {}
+        return {"nodes": nodes + _others(job, set(table.tables())), **gpus}
+
+    def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
+        """See Framework."""
+        table, known = self._table(job), launcher.programs
+        if table.programs in known:
+            programs, gpus = known[table.programs], allocation.gpus_per_node
+            yield from broken(table, programs, name=self.name, gpus=gpus, checkpoint=job.checkpoint)
+            return
+        near = nearest(table.programs, known) or next(iter(known), "")
+        problem = f"launcher {job.launcher!r} has no programs {table.programs!r}; did you mean {near!r}?"
+        yield Fault(key=f"{self.name}.programs", problem=problem, allowed=", ".join(known), hint=f'programs = "{near}"')
+
+    def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
+        """See Framework. The roles, and a file of options for each."""
+        table = self._table(job)
+        programs, gpus = launcher.programs[table.programs], allocation.gpus_per_node
+        made = resolve(table, programs, gpus=gpus, checkpoint=job.checkpoint)
+        places = {"{python}": job.python, "{code}": "{run}/code"}
+        return Extra(
+            files={
+                f"{FOLDER}/{role}.toml": _text(role, self.name, options)
+                for role, options in made.options.items()
+                if any("{config}" in word for word in made.roles[role].command or ())
+            },
+            roles={role: _as_asked(role, made.roles[role], job, places) for role in made.roles},
+        )
+
+    def _table(self, job: Job) -> Sft:
+        found: Sft | None = getattr(job, self.name)
+        return found or self.empty()
 
 
-def nodes(job: Job) -> int:
-    """Those of the trainer and of the servers, and those that the job's own roles have besides."""
-    table = job.rl or Rl()
-    return table.num_train_nodes + table.num_infer_nodes + others(job, set(table.tables()))
+framework: Framework = RoleTable(name="rl", empty=Rl)
 
 
-def gpus_per_node(job: Job) -> int | None:
-    """As [rl] says it."""
-    return job.rl.gpus_per_node if job.rl else None
-
-
-def others(job: Job, own: set[str]) -> int:
+def _others(job: Job, own: set[str]) -> int:
     """Nodes of the job's roles that are not the table's own."""
     return sum(
         int(r.nodes or 1) for n, r in job.roles.items() if n not in own and r.shares is None and r.nodes != "rest"
-    )
-
-
-def prepared(name: str, table: Sft, job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
-    """What a table adds to a job. name: of the table, 'rl' or 'sft'."""
-    known = launcher.programs
-    if table.programs not in known:
-        near = nearest(table.programs, known) or next(iter(known), "")
-        problem = f"launcher {job.launcher!r} has no programs {table.programs!r}; did you mean {near!r}?"
-        allowed, hint = ", ".join(known), f'programs = "{near}"'
-        raise ConfigError.of(Fault(file=file, key=f"{name}.programs", problem=problem, allowed=allowed, hint=hint))
-    made = resolve(
-        table, known[table.programs], name=name, gpus=allocation.gpus_per_node, checkpoint=job.checkpoint, file=file
-    )
-    places = {"{python}": job.python, "{code}": "{run}/code"}
-    return Extra(
-        files={
-            f"{FOLDER}/{role}.toml": _text(role, name, options)
-            for role, options in made.options.items()
-            if any("{config}" in word for word in made.roles[role].command or ())
-        },
-        roles={role: _as_asked(role, made.roles[role], job, places) for role in made.roles},
     )
 
 
@@ -97,22 +112,26 @@ def _as_asked(name: str, role: Role, job: Job, places: Mapping[str, str]) -> Rol
     return Role.model_validate(given)
 
 
-def resolve(table: Sft, programs: Programs, *, name: str, gpus: int, checkpoint: Checkpoint, file: str) -> Resolved:
-    """The options and roles of a run. ConfigError with every fault at once.
+def resolve(table: Sft, programs: Programs, *, gpus: int, checkpoint: Checkpoint) -> Settings:
+    """The options and roles of a run. gpus: used on each node."""
+    values = _values(table, programs, checkpoint, _derived(table, gpus))
+    roles = {role: _role(role, program, table, values) for role, program in programs.roles.items()}
+    return Settings(options=_options(table, programs, values), roles=roles)
 
-    name: of the table, for faults. gpus: used on each node.
-    """
-    broken = [*_layout(table, programs, gpus)]
-    derived = _derived(table, gpus) if not broken else {}
-    values = {**programs.defaults, **table.shared(), **_checkpoint(checkpoint), **derived}
+
+def broken(table: Sft, programs: Programs, *, name: str, gpus: int, checkpoint: Checkpoint) -> Iterator[Fault]:
+    """All that the programs would refuse. name: of the table. gpus: used on each node."""
+    uneven = [*_layout(table, programs, gpus)]
+    values = _values(table, programs, checkpoint, {} if uneven else _derived(table, gpus))
     options = _options(table, programs, values)
-    broken += [*_nowhere(table, programs), *_unknown(options, programs, name), *_across(options, programs, name)]
-    faults = [*(replace(fault, key=f"{name}.{fault.key}") for fault in broken), *_unsaved(checkpoint, programs)]
-    if faults:
-        raise ConfigError.of(*faults, file=file)
-    return Resolved(
-        options=options, roles={role: _role(role, program, table, values) for role, program in programs.roles.items()}
-    )
+    own = (*uneven, *_nowhere(table, programs), *_unknown(options, programs, name), *_across(options, programs, name))
+    yield from (replace(fault, key=f"{name}.{fault.key}") for fault in own)
+    yield from _unsaved(checkpoint, programs)
+
+
+def _values(table: Sft, programs: Programs, checkpoint: Checkpoint, derived: Options) -> Options:
+    """The shared keys; those that are worked out win."""
+    return {**programs.defaults, **table.shared(), **_checkpoint(checkpoint), **derived}
 
 
 def _role(name: str, program: Program, table: Sft, values: Options) -> Role:

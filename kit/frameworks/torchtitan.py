@@ -8,8 +8,9 @@ from math import prod
 from typing import Any
 
 from kit.allocation import Allocation
-from kit.errors import ConfigError, Fault
-from kit.frameworks import Extra, diloco
+from kit.errors import Fault
+from kit.frameworks import diloco
+from kit.frameworks.base import Extra, Framework
 from kit.frameworks.rules import multiple
 from kit.spec.diloco import DiLoCo
 from kit.spec.job import Job
@@ -27,27 +28,39 @@ _DEFAULTS = {REPLICATE: 1, SHARD: -1, **dict.fromkeys(_SPLIT, 1), _LOCAL: 8, _GL
 _QUORUM = "--min-replicas"
 
 
-def prepare(job: Job, allocation: Allocation, *, launcher: Launcher, file: str) -> Extra:
+class TorchTitan:
     """Replica groups where the start shape asks for them. TorchTitan's own file says how they average."""
-    if job.shape != "replicas":
-        return Extra()
-    table = job.diloco or DiLoCo()
-    unread = [name.removeprefix("--").replace("-", "_") for name in table.options() if name != _QUORUM]
-    if unread:
-        problem = "TorchTitan reads this from its own file"
-        hint = "[fault_tolerance] in TorchTitan's file, and remove the line here"
-        raise ConfigError.of(*(Fault(key=f"diloco.{key}", problem=problem, hint=hint) for key in unread), file=file)
-    least = diloco.least(table, len(groups(job, allocation, file=file)))
-    quorum = f"--fault_tolerance.min_replica_size={least}"
-    return replace(diloco.prepare(job, allocation, launcher=launcher, file=file), args=(quorum,))
+
+    tables = ("diloco",)
+
+    def resources(self, job: Job) -> dict[str, int]:
+        """See Framework."""
+        return {}
+
+    def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
+        """See Framework."""
+        if job.shape != "replicas":
+            if job.diloco is not None:
+                problem = f"the start shape {job.shape!r} has no replica groups, so this table has no effect"
+                yield Fault(key="diloco", problem=problem, hint='shape = "replicas"')
+            return
+        for name in (job.diloco or DiLoCo()).options():
+            if name != _QUORUM:
+                key = name.removeprefix("--").replace("-", "_")
+                hint = "[fault_tolerance] in TorchTitan's file, and remove the line here"
+                yield Fault(key=f"diloco.{key}", problem="TorchTitan reads this from its own file", hint=hint)
+        yield from diloco.framework.faults(job, launcher, allocation)
+
+    def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
+        """See Framework."""
+        if job.shape != "replicas":
+            return Extra()
+        least = diloco.least(job.diloco or DiLoCo(), len(diloco.groups_of(job, allocation)))
+        quorum = f"--fault_tolerance.min_replica_size={least}"
+        return replace(diloco.framework.prepare(job, launcher, allocation), args=(quorum,))
 
 
-def groups(job: Job, allocation: Allocation, *, file: str) -> tuple[diloco.Group, ...]:
-    """The replica groups of a job of that start shape. ConfigError, with `file`, for figures that do not divide."""
-    ranks = job.resources.ranks_per_node
-    return diloco.replica_groups(
-        allocation.nodes, allocation.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks, file=file
-    )
+framework: Framework = TorchTitan()
 
 
 def settings(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from kit import config
 from kit.allocation import Allocation
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, UsageError
-from kit.frameworks import torchtitan
+from kit.frameworks import diloco, torchtitan
 from kit.planning.plan import Plan, PlanFile, plan
 from kit.planning.sbatch import explained, header
 from kit.render import render
@@ -113,7 +113,7 @@ def completed(resolved: Resolved, allocation: Allocation, asked: Asked, titan: M
     job = resolved.job
     ranks, count = allocation.world_size, 1
     if not asked.use_ddp:
-        groups = torchtitan.groups(job, allocation, file=resolved.job_file)
+        groups = diloco.groups_of(job, allocation)
         ranks, count = groups[0].world_size, len(groups)
     words = [*(torchtitan.plain_ddp(titan, job.args, ranks) if asked.use_ddp else []), *job.args]
     if faults := [*torchtitan.broken(titan, words, ranks=ranks, count=count)]:

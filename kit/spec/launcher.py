@@ -11,6 +11,9 @@ from kit.spec.job import Job, Shape
 from kit.spec.programs import Programs
 from kit.spec.rl import Sft
 
+# The modules of kit/frameworks/.
+FrameworkName = Literal["deepspeed", "diloco", "megatron", "rl", "sft", "torchtitan"]
+
 
 class Launcher(Model):
     """One launcher file; its folder holds the reference training program."""
@@ -20,7 +23,7 @@ class Launcher(Model):
         min_length=1, description="Start shapes that the framework supports; the first is the default."
     )
     script: FileName | None = Field(default=None, description="The reference program in this folder.")
-    framework: Literal["deepspeed", "diloco", "megatron", "rl", "sft", "torchtitan"] | None = Field(
+    framework: FrameworkName | None = Field(
         default=None,
         description="A module of kit/frameworks/ that checks the job and adds the framework's own files and options.",
     )

@@ -23,7 +23,7 @@ from kit import config
 from kit.allocation import allocate
 from kit.config import Resolved
 from kit.errors import ConfigError
-from kit.frameworks import megatron, megatron_options, megatron_rules
+from kit.frameworks import megatron, megatron_options, megatron_rules, prepare
 from tests.support import REPO, write_job
 
 CHECKOUT = Path(os.environ.get("MEGATRON_LM", "/opt/Megatron-LM"))
@@ -262,9 +262,9 @@ def job(folder: Path, nodes: int, table: dict[str, Any], more: dict[str, Any]) -
 
 
 def rendered(resolved: Resolved) -> tuple[list[str], int, dict[str, str]]:
-    layout = allocate(resolved)
-    made = megatron.prepare(resolved.job, layout, launcher=resolved.launcher, file="job.toml")
-    return [word.replace("{run}", "/kit/run") for word in made.args], layout.world_size, dict(resolved.job.env)
+    allocation = allocate(resolved)
+    made = prepare(resolved, allocation)
+    return [word.replace("{run}", "/kit/run") for word in made.args], allocation.world_size, dict(resolved.job.env)
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import tomli_w
 
-from kit import config
+from kit import config, frameworks
 from kit.errors import ConfigError
 from kit.frameworks import deepspeed
 from kit.planning.plan import plan
-from tests.support import make_lock, make_site, plan_of, write_job
+from kit.spec.launcher import FrameworkName, Launcher
+from tests.support import REPO, make_lock, make_site, plan_of, write_job
 
 BASE = {"name": "x", "image": "train-cpu", "resources": {"nodes": 2, "gpus_per_node": 2}}
 
@@ -34,7 +35,8 @@ def keys_of(error: pytest.ExceptionInfo[ConfigError]) -> dict[str, str]:
     ],
 )
 def test_batch_sizes_follow_from_each_other(given: dict[str, Any], expected: tuple[int, int, int]) -> None:
-    made = deepspeed.resolve(given, 4, file="job.toml")
+    made = deepspeed.completed(given, 4)
+    assert not [*deepspeed.broken(given, 4)]
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     assert tuple(made[name] for name in names) == expected
 
@@ -77,15 +79,13 @@ def test_batch_sizes_follow_from_each_other(given: dict[str, Any], expected: tup
     ],
 )
 def test_deepspeed_refuses(given: dict[str, Any], key: str, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        deepspeed.resolve(given, 4, file="job.toml")
-    assert said in keys_of(caught)[f"deepspeed.{key}"]
+    said_of = {fault.key: str(fault) for fault in deepspeed.broken(given, 4)}
+    assert said in said_of[f"deepspeed.{key}"]
 
 
 def test_a_key_of_another_release_is_handed_on() -> None:
-    assert deepspeed.resolve({"something_new": {"enabled": True}}, 4, file="job.toml")["something_new"] == {
-        "enabled": True
-    }
+    assert not [*deepspeed.broken({"something_new": {"enabled": True}}, 4)]
+    assert deepspeed.completed({"something_new": {"enabled": True}}, 4)["something_new"] == {"enabled": True}
 
 
 def test_a_launchers_first_shape_is_the_jobs_where_it_says_none(tmp_path: Path) -> None:
@@ -229,10 +229,32 @@ def megatron_plan(tmp_path: Path, table: dict[str, Any], **keys: Any) -> str:
     return plan(resolved, make_lock(), make_site()).text_of("program.sh")
 
 
-def test_a_table_that_the_launcher_does_not_read_is_refused(tmp_path: Path) -> None:
-    job = write_job(tmp_path, tomli_w.dumps({**BASE, "launcher": "ddp", "megatron": {"num_layers": 2}}))
-    with pytest.raises(ConfigError, match="launcher 'ddp' does not read"):
-        plan_of(job)
+TABLES = sorted({table for name in get_args(FrameworkName) for table in frameworks.get(name).tables})
+
+
+@pytest.mark.parametrize("launcher", sorted(path.parent.name for path in (REPO / "launchers").glob("*/launcher.toml")))
+def test_a_table_that_the_launcher_does_not_read_is_refused(tmp_path: Path, launcher: str) -> None:
+    """`[diloco]` beside launcher ddp was ignored."""
+    chosen = config.load_model(REPO / "launchers" / launcher / "launcher.toml", Launcher)
+    own = frameworks.get(chosen.framework).tables if chosen.framework else ()
+    assert TABLES == ["deepspeed", "diloco", "megatron", "rl", "sft"]
+    for table in TABLES:
+        shape = "replicas" if "replicas" in chosen.shapes else chosen.shapes[0]
+        job = {"name": "x", "image": "train-cpu", "launcher": launcher, "script": "x.py", "shape": shape, table: {}}
+        role = '[roles.one]\ncommand = ["x"]\n' if launcher == "roles" else ""
+        try:
+            plan_of(write_job(tmp_path, tomli_w.dumps(job) + role))
+        except ConfigError as error:
+            refused = {fault.key for fault in error.faults if "does not read this table" in fault.problem}
+            assert refused == ({table} if table not in own else set()), error
+        else:
+            assert table in own
+
+
+def test_replica_groups_of_titan_need_their_start_shape(tmp_path: Path) -> None:
+    job = {**BASE, "launcher": "torchtitan", "shape": "torchrun", "diloco": {"replicas_per_node": 2}}
+    with pytest.raises(ConfigError, match="diloco: the start shape 'torchrun' has no replica groups"):
+        plan_of(write_job(tmp_path, tomli_w.dumps(job)))
 
 
 def test_checkpoint_and_profile_reach_the_program(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@
 #SBATCH --no-requeue
 #SBATCH --no-kill
 # 4 nodes, 3 roles.
-# lighthouse: 2 nodes x 1 rank, a service; srun, 14 CPUs a rank.
+# lighthouse: 1 node x 1 rank, a service; srun, 14 CPUs a rank.
 # replica-0: 2 nodes x 8 ranks = world size 16; torchrun, 14 CPUs a rank.
 # replica-1: 2 nodes x 8 ranks = world size 16; torchrun, 16 CPUs a rank.
 # CPUs: 128 a node, all of them.
@@ -53,7 +53,7 @@ unpack_all() {
 #SBATCH --no-requeue
 #SBATCH --no-kill
 # 4 nodes, 3 roles.
-# lighthouse: 2 nodes x 1 rank, a service; srun, 14 CPUs a rank.
+# lighthouse: 1 node x 1 rank, a service; srun, 14 CPUs a rank.
 # replica-0: 2 nodes x 8 ranks = world size 16; torchrun, 14 CPUs a rank.
 # replica-1: 2 nodes x 8 ranks = world size 16; torchrun, 16 CPUs a rank.
 # CPUs: 128 a node, all of them.
@@ -103,8 +103,8 @@ readonly -A KIT_STEP_0=(
     [variable]=LIGHTHOUSE
     [policy]=service
     [first]=0
-    [nodes]=2
-    [ranks]=2
+    [nodes]=1
+    [ranks]=1
     [after]=''
     [ports]=http
     [ready]='http http /status'
@@ -120,8 +120,8 @@ readonly -a KIT_STEP_0_ENV=(
 readonly -a KIT_STEP_0_ARGV=(
     srun
     --job-name=lighthouse
-    --nodes=2
-    --ntasks=2
+    --nodes=1
+    --ntasks=1
     --ntasks-per-node=1
     --cpus-per-task=128
     --mpi=none
@@ -455,7 +455,7 @@ KIT_FILE
 readonly KIT_FOLDER=roles/lighthouse
 readonly KIT_SHAPE=srun
 readonly KIT_RENDEZVOUS=static
-readonly KIT_NNODES=2
+readonly KIT_NNODES=1
 readonly KIT_RANKS_PER_NODE=1
 readonly KIT_CPUS_PER_RANK=14
 readonly KIT_PYTHON=python3
