@@ -16,7 +16,7 @@ REPO = Path(__file__).parent.parent
 def make_lock(name: str = "train-cpu") -> ImageLock:
     """A lock as `kit build-image` writes it, of bytes that do not exist."""
     return ImageLock(
-        schema=1,
+        schema_version=1,
         name=name,
         sha256=SHA,
         size=4096,

@@ -17,7 +17,7 @@ start = int(os.environ["KIT_RESTART_COUNT"])
 chosen = rank == who
 
 
-def save(number, _frame):
+def save(number: int, _frame: object) -> None:
     time.sleep(1.5 if rank == "0" else 0.1)  # rank 0 writes the checkpoint; the others are done at once
     (run / f"saved-{rank}-{start}").write_text(signal.Signals(number).name)
     sys.exit(128 + number)

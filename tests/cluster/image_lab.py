@@ -29,7 +29,10 @@ from tests.support import REPO
 
 def needs_root(test: Callable[..., None]) -> Callable[..., None]:
     """Mark a test that mounts something."""
-    return pytest.mark.root(pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")(test))
+    marked: Callable[..., None] = pytest.mark.root(
+        pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")(test)
+    )
+    return marked
 
 
 PROGRAMS = ("sh", "bash", "ls", "cat", "mkdir", "chmod", "ln", "env", "sleep", "date", "dd", "touch", "rm", "mknod")

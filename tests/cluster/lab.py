@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kit import shell
 from kit.shell import Completed
@@ -32,7 +33,7 @@ class Run:
         path = self.folder / "logs" / f"{name}.log"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
-    def result(self, name: str) -> object:
+    def result(self, name: str) -> Any:
         """A JSON file that the job's program wrote into the run folder."""
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
 
@@ -98,6 +99,10 @@ class Lab:
         """`scontrol show job`, by field."""
         text = self.slurm("scontrol", "--oneliner", "show", "job", str(job_id(run)))
         return dict(re.findall(r"(\S+?)=(\S*)", text))
+
+    def wait_state(self, run: Path, *states: str) -> None:
+        """Until `kit status` shows one of these states; fails with the batch log."""
+        self.wait(lambda: self.status(run)["state"] in states, run)
 
     def wait(self, condition: Callable[[], object], run: Path, *, seconds: float = TIMEOUT_S) -> None:
         """Until a condition holds; fails with the batch log."""

@@ -134,8 +134,8 @@ def test_unpacked_once_for_all_steps(unpacking: Lab) -> None:
     lab.wait(lambda: len(list(run.glob("up-*-1"))) == 4, run)
     assert containers(lab) == names, digest
     for path in run.glob("up-*-1"):
-        root, marked = path.read_text().split()
-        assert Path(root).name == names[0][0]
+        folder, marked = path.read_text().split()
+        assert Path(folder).name == names[0][0]
         assert marked == "True"
     (run / "finish").touch()
     assert lab.wait_end(run)["JobState"] == "COMPLETED"

@@ -51,7 +51,7 @@ def test_one_file_trains_under_sbatch_again_and_again(titan: Lab) -> None:
         run = lab.project / "runs" / f"llama-{number}"
         log = lab.project / "titan" / f"llama-{number}.out"
         lab.wait(run.exists, run)
-        lab.wait(lambda run=run: lab.status(run)["state"] in {"COMPLETED", "FAILED"}, run)
+        lab.wait_state(run, "COMPLETED", "FAILED")
         assert lab.status(run)["exit_code"] == 0, log.read_text()
         found = json.loads((run / "found.json").read_text())
         assert (found["sum"], found["steps"], found["world"]) == (6.0, 3, 4)

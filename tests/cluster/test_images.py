@@ -363,7 +363,7 @@ def test_the_tree_is_that_of_enroot_import(lab: ImageLab, tmp_path: Path, monkey
 def _tree(image: Path, target: Path) -> dict[str, tuple[object, ...]]:
     """Path -> type and mode, owner, link target or content, of an unpacked image."""
     shell.run(["unsquashfs", "-quiet", "-no-progress", "-d", str(target), str(image)])
-    found = {}
+    found: dict[str, tuple[object, ...]] = {}
     for path in target.rglob("*"):
         stat = path.lstat()
         what = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None

@@ -131,7 +131,7 @@ def test_arrays_are_split_and_a_point_can_be_cancelled(lab: Lab) -> None:
     assert [lab.status(run)["state"] for run in (runs[0], runs[2])] == ["RUNNING", "RUNNING"]
     assert "2 points cancelled" in lab.kit("cancel", folder.name).stderr
     for run in runs:
-        lab.wait(lambda run=run: lab.status(run)["state"] == "CANCELLED", run)
+        lab.wait_state(run, "CANCELLED")
         assert lab.settled(run) == []
     assert "0 points cancelled" in lab.kit("cancel", str(folder)).stderr
 

@@ -33,7 +33,7 @@ def load(checkout: Path) -> Any:
     sys.path.insert(0, str(checkout))
     importlib.import_module("megatron.core")
     sys.modules["megatron.core.transformer.custom_layers.batch_invariant_kernels"] = mock.MagicMock()
-    arguments = importlib.import_module("megatron.training.arguments")
+    arguments: Any = importlib.import_module("megatron.training.arguments")
     arguments.get_device_arch_version = lambda: HOPPER
     return arguments
 
@@ -48,7 +48,7 @@ HEAD = """\
 def options(arguments: Any) -> str:
     """How each option is written, as TOML."""
     kinds: dict[str, list[str]] = {"value": [], "several": [], "bare": [], "both": []}
-    off = {}
+    off: dict[str, str] = {}
     for action in arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))._actions:
         names = list(dict.fromkeys(option.removeprefix("--").replace("-", "_") for option in action.option_strings))
         match type(action).__name__:

@@ -52,7 +52,7 @@ def convert(*args: object, check: bool = True) -> Any:
         sys.argv = before
         signal.signal(signal.SIGTERM, handler)
     if not check:
-        return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+        return subprocess.CompletedProcess([*map(str, args)], code, out.getvalue(), err.getvalue())
     assert code == 0, err.getvalue()
     return json.loads(out.getvalue())
 

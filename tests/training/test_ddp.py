@@ -19,13 +19,15 @@ EPOCH = ("train_loss", "test_loss", "accuracy")
 @pytest.fixture(scope="module")
 def whole_run(module_training: Any) -> Path:
     """The folder of the run that nobody stopped."""
-    return module_training.run(PROGRAM, "whole", *SHORT).run_dir
+    folder: Path = module_training.run(PROGRAM, "whole", *SHORT).run_dir
+    return folder
 
 
 @pytest.fixture(scope="module")
 def whole(whole_run: Path, tools: Any) -> dict[int, tuple[float, ...]]:
     """Its curve: losses and accuracy by step."""
-    return tools.curve(whole_run, *EPOCH)
+    curve: dict[int, tuple[float, ...]] = tools.curve(whole_run, *EPOCH)
+    return curve
 
 
 def test_four_ranks_of_torchrun_reach_95_percent(training: Any, tools: Any) -> None:

@@ -146,7 +146,8 @@ class Job:
         return "".join(f"--- {log.name}\n{log.read_text(errors='replace')}" for log in self.folder.glob("*.log"))
 
     def end(self) -> None:
-        for process in [self.lighthouse, *(process for ranks in self.ranks.values() for process in ranks)]:
+        lighthouse = [self.lighthouse] if self.lighthouse else []
+        for process in [*lighthouse, *(process for ranks in self.ranks.values() for process in ranks)]:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             process.wait()
@@ -166,7 +167,8 @@ def free_port() -> Callable[[], int]:
     def find() -> int:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            return probe.getsockname()[1]
+            port: int = probe.getsockname()[1]
+            return port
 
     return find
 
@@ -240,7 +242,7 @@ def test_without_faults_it_is_plain_diloco_bit_for_bit(job: Job, plain: str) -> 
     assert json.loads((job.run_dir / "replica-1" / "state" / "ended.json").read_text())["state"] == "finished"
 
 
-VARIANTS = {
+VARIANTS: dict[str, tuple[int, tuple[Any, ...]]] = {
     "muon": (1, ("--inner", "muon", "--beta2", 0.99)),
     "fragments": (1, ("--fragments", 2, "--sync-every", 10)),
     "overlap": (1, ("--fragments", 2, "--sync-every", 10, "--overlap", 2)),
@@ -306,6 +308,7 @@ def test_with_two_groups_the_survivor_waits_for_the_other(job: Job) -> None:
 def test_the_lighthouse_dies_and_comes_back_on_its_address(job: Job) -> None:
     job.start_all(*THREE, "--steps", 60, groups=3)
     job.until(0, "outer", "outer_step", 2)
+    assert job.lighthouse
     job.lighthouse.kill()
     job.lighthouse.wait()
     job.kill(1)

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Import as the program does: its own folder and launchers/ on the path."""
     for folder in (LAUNCHERS, LAUNCHERS / "diloco"):
         monkeypatch.syspath_prepend(str(folder))

@@ -263,7 +263,7 @@ def test_advantages_compare_within_a_problem() -> None:
 
     one, other = ["1+2=", "3"], ["0+1=", "1"]
     right, wrong = list(b"3\n"), list(b"9\n")
-    found = [{"problem": one, "tokens": right}, {"problem": one, "tokens": wrong}]
+    found: list[dict[str, Any]] = [{"problem": one, "tokens": right}, {"problem": one, "tokens": wrong}]
     found += [{"problem": other, "tokens": wrong}] * 1 + [{"problem": other, "tokens": wrong.copy()}]
     orchestrator.add_advantages(found, 2)
     assert [round(rollout["advantage"], 3) for rollout in found] == [1.0, -1.0, 0.0, 0.0]

@@ -36,7 +36,7 @@ def same(one: Plan, other: Plan) -> bool:
 
 
 def test_a_job_in_python_is_the_job_of_a_file(project: Path) -> None:
-    job = Job(name="digits", launcher="ddp", script="train.py", args=("--lr", "0.1"), seed=1, resources={"nodes": 2})  # type: ignore[arg-type]
+    job = Job(name="digits", launcher="ddp", script="train.py", args=("--lr", "0.1"), seed=1, resources={"nodes": 2})
     made = plan(job, cluster="here", folder=project, containers=False)
     assert same(made, plan(project / "job.toml", cluster="here", containers=False))
     assert same(made, plan(str(project), cluster="here", containers=False)), "a folder stands for its job.toml"
@@ -61,9 +61,9 @@ def test_faults_name_the_job_in_python(project: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"Job\(\.\.\.\): resources.gpus_per_node: 9 is more than a node of here has: 4 GPUs"
     ):
-        plan(Job(name="a", launcher="ddp", resources={"gpus_per_node": 9}), cluster="here", folder=project)  # type: ignore[arg-type]
+        plan(Job(name="a", launcher="ddp", resources={"gpus_per_node": 9}), cluster="here", folder=project)
     with pytest.raises(UsageError, match="has a sweep"):
-        submit(Job(name="a", launcher="ddp", sweep={"grid": {"seed": [1]}}), cluster="here", folder=project)  # type: ignore[arg-type]
+        submit(Job(name="a", launcher="ddp", sweep={"grid": {"seed": [1]}}), cluster="here", folder=project)
     with pytest.raises(UsageError, match="has no"):
         sweep(Job(name="a", launcher="ddp"), cluster="here", folder=project)
 

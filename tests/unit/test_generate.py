@@ -102,7 +102,7 @@ def test_ddp_copies_the_model_on_every_rank_and_extra_arguments_win() -> None:
     ("options", "quorum"),
     [({"nodes": 1}, 1), ({"nodes": 1, "replicas_per_node": 2}, 2), ({"nodes": 4, "nodes_per_replica": 2}, 2)],
 )
-def test_groups_are_told_what_a_quorum_needs(options: dict[str, int], quorum: int) -> None:
+def test_groups_are_told_what_a_quorum_needs(options: dict[str, Any], quorum: int) -> None:
     assert job_arguments(made(**options), "roles/replica-0/program.sh") == [
         f"--fault_tolerance.min_replica_size={quorum}"
     ]

@@ -35,7 +35,9 @@ def test_an_owner_survives_its_spelling_and_knows_whether_it_lives() -> None:
 
 
 def test_the_second_waits_for_the_first(tmp_path: Path) -> None:
-    lock, order, waited = tmp_path / "x.lock", [], []
+    lock = tmp_path / "x.lock"
+    order: list[str] = []
+    waited: list[str] = []
 
     def second() -> None:
         with lease.hold(lock, on_wait=waited.append):

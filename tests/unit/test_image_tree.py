@@ -15,7 +15,7 @@ from kit.images import edits, enroot_layout, entries, layer_tree
 from kit.spec.image import ImageConfig
 
 # What execve(2) can carry.
-words = st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), max_size=30)
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
 
 
 def run_rc(config: ImageConfig, *arguments: str) -> list[str]:

@@ -120,7 +120,7 @@ def test_a_scaling_study_looks_its_figures_up() -> None:
         assert point.values["args.--layers"] == shape.layers
         assert point.values["args.--weight-decay"] == 0.1
     assert {point.values["args.--shard"] for point in points} == {True, False}
-    tokens = {p.values["var.model"]: set() for p in points}
+    tokens: dict[object, set[int]] = {p.values["var.model"]: set() for p in points}
     for p in points:
         tokens[p.values["var.model"]].add(
             round(int(str(p.values["args.--steps"])) * int(str(p.values["var.global_batch"])), -4)

@@ -161,7 +161,7 @@ def test_points_of_an_earlier_sweep_keep_their_numbers(tmp_path: Path) -> None:
     first = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [1, 2]\n")
     record = SweepRecord(
         sweep_id="digits-1", job_name="digits", job_file="job.toml", cluster="here", seed=99, metric=None, goal="min", arrays=(),
-        submitted_at="2026-01-01T00:00:00Z",  # type: ignore[arg-type]
+        submitted_at="2026-01-01T00:00:00Z",
         points=tuple(RecordedPoint(index=p.index, name=p.name, values=p.values) for p in first.points),
     )  # fmt: skip
     again = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [3, 2, 4]\n", into=record)

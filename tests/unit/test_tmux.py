@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,10 @@ def ask(*words: str) -> list[str]:
     return subprocess.run(["tmux", *words], check=True, capture_output=True, text=True).stdout.splitlines()
 
 
+def says_hello(pane: str, role: str) -> bool:
+    return any(f"{role} says hello" in text for text in ask("capture-pane", "-p", "-t", pane))
+
+
 def until(found: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not found():
@@ -70,11 +75,7 @@ def test_two_windows_and_a_pane_for_each_role(run_dir: Path) -> None:
     assert [line.split()[1] for line in panes] == ["inference", "orchestrator", "trainer"]
     for line in panes:
         pane, role = line.split()
-        until(
-            lambda pane=pane, role=role: any(
-                f"{role} says hello" in text for text in ask("capture-pane", "-p", "-t", pane)
-            )
-        )
+        until(partial(says_hello, pane, role))
     with (run_dir / "logs" / "trainer" / "rank-0.log").open("a") as log:
         log.write("step 2\n")
     until(lambda: "step 2" in ask("capture-pane", "-p", "-t", panes[2].split()[0]))
