@@ -6,6 +6,7 @@ python -m tests.golden.cases     # rewrite all
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,9 @@ def golden_single(case: Single) -> str:
 
 
 def write_all() -> None:
-    """Rewrite every case."""
+    """Rewrite every case; what is made no more is removed."""
+    for folder in [path for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"]:
+        shutil.rmtree(folder)
     for one in SINGLES:
         (FOLDER / one.name).mkdir(exist_ok=True)
         (FOLDER / one.name / SINGLE).write_text(golden_single(one), encoding="utf-8")

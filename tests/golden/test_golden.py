@@ -22,6 +22,19 @@ def test_single_files_are_the_committed_ones(case: Single) -> None:
     assert golden_single(case) == committed, f"{case.name} differs; 'make golden' rewrites it"
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_no_committed_file_is_left_over(case: Case) -> None:
+    """A script that the case makes no more leaves tests/golden with the change that ended it."""
+    folder = FOLDER / case.name
+    committed = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert committed - scripts(case).keys() == set(), "'make golden' removes them"
+
+
+@pytest.mark.parametrize("case", SINGLES, ids=lambda c: c.name)
+def test_a_single_file_stands_alone(case: Single) -> None:
+    assert [path.name for path in (FOLDER / case.name).iterdir()] == [SINGLE]
+
+
 def test_no_folder_without_a_case() -> None:
     folders = {p.name for p in FOLDER.iterdir() if p.is_dir() and p.name != "__pycache__"}
     assert folders == {case.name for case in (*CASES, *SINGLES)}
