@@ -1,5 +1,20 @@
-"""`python -m kit` is `kit`."""
+"""`kit` and `python -m kit`."""
 
-from kit.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """The command line; a Ctrl-C during its imports ends as any other."""
+    try:
+        from kit.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -174,4 +174,4 @@ def _sources(job: Job | str | Path, cluster: str | None, overrides: Sequence[str
         written = job.model_dump(mode="json", exclude_unset=True)
         return config.job_of(written, here / _IN_PYTHON, cluster=cluster, overrides=overrides)
     path = Path(job)
-    return config.read_job(path / "job.toml" if path.is_dir() else path, cluster=cluster, overrides=overrides)
+    return config.read_job(config.job_path(path), cluster=cluster, overrides=overrides)

@@ -5,6 +5,7 @@ One precedence rule: command line > job > QOS row > cluster > launcher > default
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -244,6 +245,25 @@ def read_job(
     return _read(job_files(job_file), job_file, cluster=cluster, overrides=overrides, project=project)
 
 
+def job_path(given: Path) -> Path:
+    """The job file of a path: a folder stands for its job.toml."""
+    return given / "job.toml" if given.is_dir() else given
+
+
+def default_cluster(project: Path) -> str:
+    """The cluster when none is named: KIT_CLUSTER's, the user's, the only one that project and user define; else `local`.
+
+    The user's is `cluster = "NAME"` in config.toml of the user's configuration folder (`data_folders.user_config`).
+    """
+    if named := os.environ.get("KIT_CLUSTER", ""):
+        return named
+    own = data_folders.user_config() / "config.toml"
+    if own.is_file() and (named := str(load_toml(own).get("cluster", ""))):
+        return named
+    defined = data_folders.own_names("clusters", project_dir=project)
+    return defined[0] if len(defined) == 1 else "local"
+
+
 def job_files(job_file: Path) -> tuple[Layer, ...]:
     """A job file's keys, below them those of the files that `extends` names, lowest first, each file once."""
     return tuple(layer for _, layer in _extended(job_file, (), {}))
@@ -301,7 +321,7 @@ def _read(
     files: tuple[Layer, ...], job_file: Path, *, cluster: str | None, overrides: Sequence[str], project: Path | None
 ) -> Sources:
     project = project or data_folders.project(job_file.parent)
-    entry = data_folders.find("clusters", cluster or "local", project_dir=project, asked_by="--cluster", key="cluster")
+    entry = cluster_entry(cluster, project)
     return Sources(
         files=files,
         set_here=parse_overrides(overrides),
@@ -310,6 +330,16 @@ def _read(
         project=project,
         place=load_model(entry.path, Cluster),
         cluster=entry,
+    )
+
+
+def cluster_entry(named: str | None, project: Path) -> data_folders.Entry:
+    """The file of a cluster: of `--cluster`, else of the default one. ConfigError, which says who named it, for an unknown one."""
+    if named:
+        return data_folders.find("clusters", named, project_dir=project, asked_by="--cluster", key="cluster")
+    asked_by = "KIT_CLUSTER" if os.environ.get("KIT_CLUSTER") else shown(data_folders.user_config() / "config.toml")
+    return data_folders.find(
+        "clusters", default_cluster(project), project_dir=project, asked_by=asked_by, key="cluster"
     )
 
 

@@ -6,6 +6,7 @@ The folder is the registry: an entry `NAME` of `kind` is `<root>/<kind>/NAME` (a
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -100,8 +101,17 @@ def _instead(kind: str, name: str, known: list[str], asked_by: str, key: str) ->
 
 def names(kind: str, *, project_dir: Path) -> list[str]:
     """All entries of `kind` under all roots, sorted."""
+    return _names_under(roots(project_dir), kind)
+
+
+def own_names(kind: str, *, project_dir: Path) -> list[str]:
+    """The entries of project and user, without those that come with the kit, sorted."""
+    return _names_under([root for root in roots(project_dir) if root != packaged().resolve()], kind)
+
+
+def _names_under(roots: Iterable[Path], kind: str) -> list[str]:
     seen: set[str] = set()
-    for root in roots(project_dir):
+    for root in roots:
         folder = root / kind
         if folder.is_dir():
             seen |= {

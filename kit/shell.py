@@ -148,13 +148,31 @@ def call(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None =
         raise ToolError(f"{argv[0]}: no such program") from None
     told = (signal.SIGHUP, signal.SIGTERM)
     before = [signal.signal(one, lambda number, _frame: process.send_signal(number)) for one in told]
+    # The terminal has told the program as well.
+    before.append(signal.signal(signal.SIGINT, lambda _number, _frame: None))
     try:
-        while True:
-            with contextlib.suppress(KeyboardInterrupt):
-                return process.wait()
+        return process.wait()
+    finally:
+        for one, handler in zip((*told, signal.SIGINT), before, strict=True):
+            signal.signal(one, handler)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A Ctrl-C or TERM within the block counts at its end. For a short step that may not end half done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    told = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(one, lambda number, _frame: came.append(number)) for one in told]
+    try:
+        yield
     finally:
         for one, handler in zip(told, before, strict=True):
             signal.signal(one, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 def daemon(argv: Argv, *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:

@@ -11,72 +11,116 @@ import signal
 import sys
 from importlib import import_module
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
+from kit.cli import interrupts
 from kit.errors import ConfigError, KitError
 from kit.text import clean
-
-app = typer.Typer(
-    name="kit",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 # Click's base of all usage errors. Typer brings a click of its own in some releases and uses the installed one in others; its own
 # exception knows which.
 _UsageFault: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
-
-# Each command by its name, as module of this package and function there. A command's own module is the only one that it waits for.
-_COMMANDS = {
-    "init": "project.init",
-    "build-image": "images.build_image",
-    "import-image": "images.import_image",
-    "images": "images.images",
-    "verify-image": "images.verify_image",
-    "prune-images": "images.prune_images",
-    "render": "jobs.render",
-    "submit": "jobs.submit",
-    "resume": "jobs.resume",
-    "shell": "jobs.shell",
-    "nodes": "nodes.nodes",
-    "sweep": "sweep.sweep",
-    "generate": "generate.generate",
-    "results": "results.results",
-    "model": "model.model",
-    "runs": "runs.runs",
-    "status": "runs.status",
-    "logs": "runs.logs",
-    "tmux": "runs.tmux",
-    "cancel": "runs.cancel",
-    "convert-checkpoint": "checkpoints.convert_checkpoint",
-    "checkpoint-size": "checkpoints.checkpoint_size",
-    "schema": "project.schema",
+# Each command by its group and name, as module of this package and function there. A name with `app` is a noun with commands of its
+# own.
+GROUPS = {
+    "Jobs": {
+        "init": "project.init",
+        "render": "jobs.render",
+        "submit": "jobs.submit",
+        "sweep": "sweep.sweep",
+        "shell": "shell.shell",
+    },
+    "Runs": {
+        "runs": "runs.runs",
+        "status": "runs.status",
+        "logs": "logs.logs",
+        "results": "results.results",
+        "cancel": "runs.cancel",
+        "resume": "runs.resume",
+        "tmux": "logs.tmux",
+    },
+    "Images": {
+        "build-image": "images.build_image",
+        "import-image": "images.import_image",
+        "images": "images.images",
+        "verify-image": "images.verify_image",
+        "prune-images": "images.prune_images",
+    },
+    "Clusters": {
+        "cluster": "cluster.app",
+        "nodes": "nodes.nodes",
+    },
+    "Tools": {
+        "model": "model.model",
+        "checkpoint-size": "checkpoints.checkpoint_size",
+        "convert-checkpoint": "checkpoints.convert_checkpoint",
+        "generate": "generate.generate",
+        "template": "template.app",
+        "schema": "project.schema",
+    },
 }
 # What a write to a pipe, a terminal or a file that is no longer open by name ends with.
 _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG})
-_NOUNS = ("cluster", "template")
+_PLACES = {name: (group, place) for group, commands in GROUPS.items() for name, place in commands.items()}
+
+
+class _Commands(TyperGroup):
+    """Imports a command's module when the command is asked for: no other module delays it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Typer looks here for names that are near to a misspelt one.
+        self.commands: Any = dict.fromkeys(_PLACES)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, in the order of the groups."""
+        return list(_PLACES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name; None when there is none."""
+        if cmd_name not in _PLACES:
+            return None
+        group, place = _PLACES[cmd_name]
+        module, _, function = place.partition(".")
+        found = getattr(import_module(f"kit.cli.{module}"), function)
+        if function == "app":
+            command: Any = typer.main.get_group(found)
+        else:
+            one = typer.Typer(add_completion=False)
+            one.command(cmd_name)(found)
+            command = typer.main.get_command(one)
+        command.name, command.rich_help_panel = cmd_name, group
+        return command
+
+
+app = typer.Typer(
+    name="kit",
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from kit import __version__
+
+        print(f"kit {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def _kit() -> None:
+def _kit(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """One job file and one command: container-pinned training runs on Slurm with Enroot and Pyxis."""
-
-
-def _register(asked: str) -> None:
-    """The command or noun that is asked for; all of them for help, and for a name that is none of them."""
-    known = {*_COMMANDS, *_NOUNS}
-    for name, place in _COMMANDS.items():
-        if name == asked or asked not in known:
-            module, _, function = place.partition(".")
-            app.command(name)(getattr(import_module(f"kit.cli.{module}"), function))
-    for name in _NOUNS:
-        if name == asked or asked not in known:
-            app.add_typer(import_module(f"kit.cli.{name}").app, name=name)
 
 
 def main() -> NoReturn:
@@ -88,6 +132,7 @@ def main() -> NoReturn:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # TERM unwinds the stack as Ctrl-C does, so that every lock, child and temporary file finds its owner.
     signal.signal(signal.SIGTERM, _terminated)
+    interrupts.watch()
     _open_standard_files()
     try:
         code = _run()
@@ -101,14 +146,12 @@ def main() -> NoReturn:
 def _run() -> int:
     """The command's own exit code; KitError and OSError are the caller's."""
     try:
-        _register(sys.argv[1] if len(sys.argv) > 1 else "")
         # Without standalone mode the code of a command's typer.Exit is what the call returns.
         code = app(standalone_mode=False)
     except typer.Exit as done:
         return int(done.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        return 130
+        return interrupts.end()
     except _UsageFault as error:
         error.show()
         return int(error.exit_code)

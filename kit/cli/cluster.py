@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from kit.slurm.embedded import Cluster, Status
 
-app = typer.Typer(help="A real Slurm on this machine, to try jobs on.", no_args_is_help=True)
+app = typer.Typer(help="A real Slurm on this machine, to try jobs on.", no_args_is_help=True, add_completion=False)
 
 Name = Annotated[str, typer.Option("--name", help="Which cluster; several can run beside each other.")]
 Folder = Annotated[
@@ -167,21 +167,14 @@ def _enter(cluster: Cluster, node: str) -> list[str] | None:
 
 
 def _print_table(found: Status) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from kit.cli.table import Column, show
 
     cluster = found.cluster
-    console = Console(highlight=False)
-    table = Table("NODE", "STATE", "ADDRESS", "CPUS", "GPUS", box=None, pad_edge=False)
-    for shown in found.nodes:
-        cells = (
-            shown.node.name,
-            shown.state or "unknown",
-            shown.node.address,
-            cluster.cpus_per_node,
-            len(shown.node.gpus),
-        )
-        table.add_row(*map(str, cells))
-    console.print(f"{cluster.name}: {found.state}, {cluster.shape}", markup=False, soft_wrap=True)
-    console.print(f"SLURM_CONF={cluster.slurm_conf}", markup=False, soft_wrap=True)
-    console.print(table)
+    print(f"{cluster.name}: {found.state}, {cluster.shape}")
+    print(f"SLURM_CONF={cluster.slurm_conf}")
+    columns = (Column("NODE"), Column("STATE"), Column("ADDRESS", 1), Column("CPUS", 3), Column("GPUS", 2))
+    rows = [
+        (one.node.name, one.state or "unknown", one.node.address, cluster.cpus_per_node, len(one.node.gpus))
+        for one in found.nodes
+    ]
+    show(columns, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import time
@@ -10,11 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kit.cli import completion
+
 if TYPE_CHECKING:
+    from kit.images.catalogue import Row
     from kit.images.publish import Outcome
     from kit.runs.status import Status
 
-Name = Annotated[str, typer.Argument(help="An image: a folder of containers/.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(help="An image: a folder of containers/.", show_default=False, autocompletion=completion.images),
+]
 Store = Annotated[
     Path | None,
     typer.Option("--store", help="The image store.", show_default="KIT_STORE, else the user's data folder"),
@@ -76,10 +83,8 @@ def import_image(
 
 def images(*, store: Store = None, as_json: Json = False) -> None:
     """List images: name, digest, size, age, whether a lock names them, which runs use them."""
-    from rich.console import Console
-    from rich.table import Table
-
     from kit import data_folders
+    from kit.cli.table import Column, show
     from kit.images import catalogue
 
     rows = catalogue.rows(_store(store), data_folders.project())
@@ -99,40 +104,43 @@ def images(*, store: Store = None, as_json: Json = False) -> None:
         ]
         typer.echo(json.dumps(facts, indent=2))
         return
-    table = Table("name", "digest", "MB", "age", "locked", "in store", "runs", box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(
-            row.name,
-            row.sha256[:12],
-            f"{row.size / 1e6:.0f}",
-            _age(row.made) if row.present else "",
-            "yes" if row.locks else "no",
-            "yes" if row.present else "no",
-            str(len(used.get(row.sha256, []))),
-        )
-    Console().print(table)
+    columns = (
+        Column("name"), Column("digest"), Column("MB", 4), Column("age", 5), Column("locked", 3), Column("in store", 2),
+        Column("runs", 1),
+    )  # fmt: skip
+    show(columns, [_cells(row, len(used.get(row.sha256, []))) for row in rows])
+
+
+def _cells(row: Row, runs: int) -> tuple[object, ...]:
+    age = _age(row.made) if row.present else ""
+    locked, present = ("yes" if held else "no" for held in (row.locks, row.present))
+    return (row.name, row.sha256[:12], f"{row.size / 1e6:.0f}", age, locked, present, runs)
 
 
 def verify_image(
-    image: Annotated[str, typer.Argument(metavar="NAME|PATH", help="An image with a lock, or a .sqsh.")],
+    image: Annotated[
+        str,
+        typer.Argument(metavar="NAME|PATH", help="An image with a lock, or a .sqsh.", autocompletion=completion.images),
+    ],
     *,
     full: Annotated[bool, typer.Option("--full", help="Read all of it and compare its sha256.")] = False,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Build it again from nothing and compare the bytes with the lock.")
     ] = False,
     store: Store = None,
+    as_json: Json = False,
 ) -> None:
     """Check that an image file is whole and is the one that its lock names."""
     from kit import data_folders
     from kit.images import verify_image
+    from kit.images.progress import Terminal
 
     project, place = data_folders.project(), _store(store)
     if rebuild:
-        from kit.images.progress import Terminal
-
-        typer.echo(verify_image.rebuilt(image, project=project, store=place, report=Terminal()))
+        found = verify_image.rebuilt(image, project=project, store=place, report=Terminal())
     else:
-        typer.echo(verify_image.checked(image, project=project, store=place, full=full))
+        found = verify_image.checked(image, project=project, store=place, full=full)
+    typer.echo(json.dumps(dataclasses.asdict(found), indent=2) if as_json else str(found))
 
 
 def prune_images(
@@ -177,7 +185,7 @@ def _store(given: Path | None) -> Path:
 def _runs_by_digest() -> dict[str, list[Status]]:
     """Runs of this project by the digest (64 hex digits) of their image."""
     from kit import data_folders
-    from kit.cli.runs import queue
+    from kit.cli.follow import queue
     from kit.runs import registry, status
 
     table: dict[str, list[Status]] = {}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kit.cli import completion
+
 if TYPE_CHECKING:
     from kit.planning.plan import Plan
+    from kit.runs.manifest import Manifest
     from kit.runs.submit import Prepared
+    from kit.workflow.stages import PreparedStage
 
 # More roles than these are not named one by one after a submit.
 _ROLES_NAMED = 8
@@ -21,15 +26,32 @@ JobFile = Annotated[
     Path, typer.Argument(metavar="[JOB]", help="Job file, or the folder that holds job.toml.", show_default="job.toml")
 ]
 ClusterName = Annotated[
-    str | None, typer.Option("--cluster", "-c", help="A name of clusters/. [default: local]", show_default=False)
+    str | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        help="A name of clusters/.",
+        show_default="KIT_CLUSTER, the user's, the only one of the project; or local",
+        autocompletion=completion.clusters,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the job, such as resources.nodes=4."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key of the job, such as resources.nodes=4.",
+        autocompletion=completion.job_keys,
+    ),
 ]
 After = Annotated[
     list[str] | None,
-    typer.Option("--after", metavar="RUN[:ok|any|notok]", help="Start when another run, chain or sweep has ended so."),
+    typer.Option(
+        "--after",
+        metavar="RUN[:ok|any|notok]",
+        help="Start after another run, chain or sweep ends with the given status.",
+        autocompletion=completion.runs_and_sweeps,
+    ),
 ]
 Containers = Annotated[
     bool, typer.Option("--container/--no-container", help="Run in the job's image, or on the nodes as they are.")
@@ -44,16 +66,13 @@ def render(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the files to this folder instead of printing them.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print files and argv as JSON.")] = False,
 ) -> None:
     """Show what a submit would write and run. Nothing is submitted."""
-    from kit.cli import stages
+    from kit.workflow import stages
 
-    if stages.staged(job):
-        for stage in stages.prepared(job, cluster, containers, set_):
-            print(f"# stage {stage.name}" + "".join(f", after {one.name}:{one.kind}" for one in stage.after))
-            _render(stage.prepared.plan, output / stage.name if output else None)
-        return
-    _render(prepared(job, cluster, containers, set_).plan, output)
+    found = stages.prepare_job(job, cluster=cluster, overrides=list(set_ or []), containers=containers)
+    _render(found, output, as_json=as_json)
 
 
 def submit(
@@ -76,88 +95,117 @@ def submit(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Write the run folder and submit it."""
-    from kit.cli import runs, stages
+    from kit.cli.follow import follow_run, wait_run
     from kit.errors import UsageError
-    from kit.runs.submit import submit as submit_run
+    from kit.workflow import stages
 
-    overrides = [*(set_ or []), *(["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])]
     if output and not dry_run:
         raise UsageError("--output goes with --dry-run", hint="the run folder is where clusters/<name>.toml says")
+    if as_json and follow:
+        raise UsageError(
+            "--json and --follow both write to stdout", hint="'kit submit --json --wait' waits for the end"
+        )
+    overrides = [*(set_ or []), *(["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])]
+    ready = stages.prepare_job(job, cluster=cluster, overrides=overrides, containers=containers, debug=debug)
     if dry_run:
-        render(job, cluster, containers, overrides, output)
+        _render(ready, output, as_json=as_json)
         return
-    if stages.staged(job):
+    if isinstance(ready, tuple):
         if debug or follow or after:
             raise UsageError("--debug, --follow and --after go with a single job", hint="--wait waits for all stages")
-        stages.submit(stages.prepared(job, cluster, containers, overrides), wait=wait, as_json=as_json)
-        return
-    ready = prepared(job, cluster, containers, overrides, debug=debug)
+        folders = _submit_stages(ready, as_json=as_json)
+    else:
+        folders = [_submit_run(ready, after or [], as_json=as_json, say_how=not follow)]
+    for folder in folders if wait and not follow else ():
+        wait_run(folder)
+    if follow:
+        follow_run(folders[0])
+
+
+def _submit_run(ready: Prepared, after: list[str], *, as_json: bool, say_how: bool) -> Path:
+    """Submit one job and print its folder, or its manifest."""
+    from kit import data_folders
+    from kit.cli.follow import queue
+    from kit.runs import registry
+    from kit.runs.submit import submit as submit_run
+    from kit.workflow.dependencies import with_dependency
+
     if after:
-        ready = runs.waiting(ready, after)
-    made = submit_run(ready)
-    run_dir = ready.plan.run_dir
+        ready = with_dependency(ready, after, registry.folders(data_folders.project()), queue=queue())
+    try:
+        made = submit_run(ready)
+    except KeyboardInterrupt:
+        print(_after_an_interrupt(ready.plan.run_dir), file=sys.stderr)
+        raise
+    print(announced(made), file=sys.stderr)
+    print(made.model_dump_json(indent=2) if as_json else ready.plan.run_dir)
+    if say_how:
+        print(*following(ready.plan), sep="\n", file=sys.stderr)
+    return ready.plan.run_dir
+
+
+def _submit_stages(found: tuple[PreparedStage, ...], *, as_json: bool) -> list[Path]:
+    """Submit all stages and print their run folders, or their manifests."""
+    from kit.workflow import stages
+
+    made: dict[str, Manifest] = {}
+
+    def say(name: str, one: Manifest) -> None:
+        made[name] = one
+        print(f"stage {name}: job {one.job_id}", file=sys.stderr)
+
+    folders = stages.submit_all(found, say=say)
+    if as_json:
+        print(json.dumps({name: one.model_dump(mode="json") for name, one in made.items()}, indent=2))
+    else:
+        print(*folders, sep="\n")
+    return folders
+
+
+def _after_an_interrupt(run_dir: Path) -> str:
+    """Whether a submit that Ctrl-C ended had come to its end: a refused or interrupted one leaves no folder."""
+    if not run_dir.is_dir():
+        return "nothing was submitted"
+    return f"the job was submitted: 'kit logs -f {run_dir.name}' shows it, 'kit cancel {run_dir.name}' ends it"
+
+
+def announced(made: Manifest) -> str:
+    """What a submit says of its job."""
     from kit.planning.placement import world_text
 
     where = f"runtime {made.runtime}" + (f", image {made.image_digest}" if made.image_digest else "")
-    print(
-        f"job {made.job_id}: {made.nodes} nodes on {made.cluster}, {world_text(made.world_sizes)}; {where}",
-        file=sys.stderr,
-    )
-    print(made.model_dump_json(indent=2) if as_json else run_dir)
-    if follow:
-        runs.follow_run(run_dir)
-        return
-    print(*following(ready.plan), sep="\n", file=sys.stderr)
-    if wait:
-        runs.wait_run(run_dir)
+    nodes = "1 node" if made.nodes == 1 else f"{made.nodes} nodes"
+    return f"job {made.job_id}: {nodes} on {made.cluster}, {world_text(made.world_sizes)}; {where}"
 
 
-def resume(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A run that has ended; default: the newest.")
-    ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the run's own code.")] = False,
-) -> None:
-    """Submit a run that has ended again, in its own folder: its program goes on from the newest checkpoint."""
-    from kit.cli import runs
-    from kit.runs.resume import resume as submit_again
-
-    one = runs.find(run)
-    made = submit_again(one, env=runs.env_of(one.manifest.cluster))
-    print(f"job {made.job_id}: {made.run_id} goes on", file=sys.stderr)
-    print(one.run_dir)
-    if wait:
-        runs.wait_run(one.run_dir)
+def _render(found: Prepared | tuple[PreparedStage, ...], output: Path | None, *, as_json: bool) -> None:
+    """Print or write what a submit would write; of a job with stages, stage by stage."""
+    if not isinstance(found, tuple):
+        facts: Any = _render_plan(found.plan, output, as_json=as_json)
+    else:
+        facts = {}
+        for stage in found:
+            if not as_json:
+                print(f"# stage {stage.name}" + "".join(f", after {one.name}:{one.kind}" for one in stage.after))
+            folder = output / stage.name if output else None
+            facts[stage.name] = _render_plan(stage.prepared.plan, folder, as_json=as_json)
+    if as_json:
+        print(json.dumps(facts, indent=2))
 
 
-def shell(
-    job: JobFile = Path("job.toml"),
-    cluster: ClusterName = None,
-    containers: Containers = True,
-    set_: Overrides = None,
-    attach: Annotated[
-        str | None,
-        typer.Option("--attach", metavar="RUN", help="Go to a node of a running job instead of a new allocation."),
-    ] = None,
-    node: Annotated[str | None, typer.Option("--node", help="With --attach: which node. [default: the first]")] = None,
-) -> None:
-    """Open a shell in the job's container, with its mounts and its environment."""
-    from kit.cli import runs
-    from kit.runs import interactive
-
-    if attach is not None:
-        one = runs.find(attach)
-        raise typer.Exit(interactive.attach(one, node=node, env=runs.env_of(one.manifest.cluster)))
-    raise typer.Exit(interactive.allocate(prepared(job, cluster, containers, set_)))
-
-
-def _render(made: Plan, output: Path | None) -> None:
+def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str, Any]:
+    """Print or write one plan; what --json shows of it."""
     from kit.runs import folder
 
+    written = folder.write_files(made, output) if output is not None else []
+    if as_json:
+        facts: dict[str, Any] = {"run": made.run_id, "run_dir": str(made.run_dir), "argv": list(made.argv)}
+        if output is not None:
+            return {**facts, "written": [str(path) for path in written]}
+        return {**facts, "files": {file.name: file.text for file in made.files}}
     if output is not None:
-        for path in folder.write_files(made, output):
-            print(path)
-        return
+        print(*written, sep="\n")
+        return {}
     texts = {file.name: file.text for file in made.files}
     own = [f"{role.folder}/{name}".lstrip("/") for role in made.roles for name in ("worker.sh", "program.sh")]
     options = [name for name in texts if name.startswith("configs/")]
@@ -166,6 +214,7 @@ def _render(made: Plan, output: Path | None) -> None:
             print(f"# ==> {name} <==")
             print(texts[name])
     print(f"# {' '.join(made.argv)}")
+    return {}
 
 
 def following(made: Plan) -> list[str]:
@@ -178,13 +227,3 @@ def following(made: Plan) -> list[str]:
 def is_true(text: str) -> bool:
     """on, y, yes, t, true, 1 in any case, as the scripts read DEBUG; "not" and "21" are not."""
     return re.fullmatch(r"1|on|y|yes|t|true", text.strip(), re.IGNORECASE) is not None
-
-
-def prepared(
-    job: Path, cluster: str | None, containers: bool, overrides: list[str] | None, *, debug: bool = False
-) -> Prepared:
-    """The plan of what stands on the command line; a folder stands for its job.toml."""
-    from kit.runs.submit import prepare
-
-    job_file = job / "job.toml" if job.is_dir() else job
-    return prepare(job_file, cluster=cluster, overrides=list(overrides or []), containers=containers, debug=debug)

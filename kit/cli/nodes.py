@@ -7,21 +7,24 @@ from typing import Annotated
 
 import typer
 
+from kit.cli.jobs import ClusterName
+
 
 def nodes(
     forget: Annotated[
         str | None, typer.Option("--forget", metavar="NODE", help="Let jobs run on this node again.")
     ] = None,
-    cluster: Annotated[str, typer.Option("--cluster", "-c", help="A name of clusters/.")] = "local",
+    cluster: ClusterName = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the nodes that failed a preflight within the last day; new jobs are kept off them."""
     from kit import config, data_folders
+    from kit.cli.table import Column, show
     from kit.runs import avoid, registry
     from kit.spec.cluster import Cluster
 
     project = data_folders.project()
-    entry = data_folders.find("clusters", cluster, project_dir=project, asked_by="--cluster", key="cluster")
+    entry = config.cluster_entry(cluster, project)
     folder = registry.folder_of(config.load_model(entry.path, Cluster), project)
     if forget is not None:
         avoid.forget(folder, forget)
@@ -30,5 +33,6 @@ def nodes(
     if as_json:
         print(json.dumps([{"node": n.node, "since": n.since.isoformat(), "reason": n.reason} for n in found], indent=2))
         return
-    for one in found:
-        print(f"{one.node}  since {one.since:%Y-%m-%d %H:%M} UTC: {one.reason}")
+    if found:
+        columns = (Column("node"), Column("since (UTC)", 1), Column("reason"))
+        show(columns, [(one.node, f"{one.since:%Y-%m-%d %H:%M}", one.reason) for one in found])

@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from kit.cli import completion
+
 if TYPE_CHECKING:
     from kit.sweeps.results import Results
 
 
 def results(
     sweep: Annotated[
-        str | None, typer.Argument(metavar="[SWEEP]", help="Sweep folder, id or start of an id; default: the newest.")
+        str | None,
+        typer.Argument(
+            metavar="[SWEEP]",
+            help="Sweep folder, id or start of an id; default: the newest.",
+            autocompletion=completion.sweeps,
+        ),
     ] = None,
     metric: Annotated[
         str | None,
@@ -42,14 +49,14 @@ def results(
 ) -> None:
     """Gather the metrics of a sweep's points into one table, the best first."""
     from kit import data_folders
-    from kit.cli import runs
+    from kit.cli.follow import queue
     from kit.runs import registry
     from kit.sweeps import find, formats
     from kit.sweeps import plot as drawing
     from kit.sweeps.results import gather
 
     folders = [runs_dir] if runs_dir else registry.folders(data_folders.project())
-    found = gather(find.find_one(sweep, folders), queue=runs.queue(), metric=metric, goal=goal, reduce=reduce)
+    found = gather(find.find_one(sweep, folders), queue=queue(), metric=metric, goal=goal, reduce=reduce)
     if as_json:
         print(formats.as_json(found))
     else:
@@ -63,26 +70,24 @@ def results(
 
 
 def _print(found: Results) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from kit.cli.table import Column, show
     from kit.sweeps.names import short_names, shown
 
     short = short_names(found.keys)
     named = any(row.name for row in found.rows)
-    heads = [
-        "point",
-        *(["name"] if named else []),
-        *(short[key] for key in found.keys),
-        "state",
-        *found.headings().values(),
+    columns = [
+        Column("point"),
+        *([Column("name")] if named else []),
+        *(Column(short[key], 2) for key in found.keys),
+        Column("state", 1),
+        *(Column(heading, number) for number, heading in enumerate(found.headings().values())),
     ]
-    table = Table(*heads, box=None, pad_edge=False)
+    rows = []
     for row in found.rows:
         values = [shown(row.values[key]) if key in row.values else "" for key in found.keys]
         metrics = [shown(row.metrics[name]) if name in row.metrics else "" for name in found.metrics]
-        table.add_row(str(row.index), *([row.name] if named else []), *values, row.state, *metrics)
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+        rows.append([row.index, *([row.name] if named else []), *values, row.state, *metrics])
+    show(columns, rows)
     best = found.best
     if best is not None:
         point = " ".join(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kit.cli import completion
 from kit.cli.jobs import After, ClusterName, Containers, JobFile, Overrides
 
 if TYPE_CHECKING:
@@ -35,12 +36,18 @@ def sweep(
     ] = False,
     of: Annotated[
         str | None,
-        typer.Option("--of", metavar="SWEEP", help="With --retry: which sweep. [default: the job file's newest]"),
+        typer.Option(
+            "--of",
+            metavar="SWEEP",
+            help="With --retry: which sweep. [default: the job file's newest]",
+            autocompletion=completion.sweeps,
+        ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with 1 when a point failed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print points and arrays as JSON.")] = False,
 ) -> None:
     """Submit all points of a job's sweep table, those of one shape as one Slurm array."""
+    from kit import config
     from kit.errors import UsageError
     from kit.sweeps import prepare
     from kit.sweeps import submit as sending
@@ -49,7 +56,7 @@ def sweep(
         raise UsageError("--after goes with a new sweep, not with --retry")
     if of is not None and not retry:
         raise UsageError("--of goes with --retry", hint="'kit sweep' alone submits a new sweep")
-    job_file = job / "job.toml" if job.is_dir() else job
+    job_file = config.job_path(job)
     into = _recorded(job_file, of) if retry else None
     made = prepare.prepare(
         job_file,
@@ -81,7 +88,7 @@ def sweep(
 
 def wait_sweep(folder: Path) -> None:
     """Wait for all points; RunFailed when one of them did not end with 0."""
-    from kit.cli import runs
+    from kit.cli.follow import queue
     from kit.errors import RunFailed
     from kit.sweeps import progress
     from kit.sweeps.names import ranges
@@ -94,7 +101,7 @@ def wait_sweep(folder: Path) -> None:
             seen.append(line)
             print(line, file=sys.stderr)
 
-    failed = progress.wait(folder, queue=runs.queue(), on_poll=on_poll)
+    failed = progress.wait(folder, queue=queue(), on_poll=on_poll)
     if failed:
         raise RunFailed(
             f"{len(failed)} points did not end well: {ranges(failed)}",
@@ -105,7 +112,7 @@ def wait_sweep(folder: Path) -> None:
 
 def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path) -> dict[int, list[str]]:
     """sbatch's options of each array, so that it waits."""
-    from kit.cli import runs
+    from kit.cli.follow import queue
     from kit.errors import UsageError
     from kit.workflow import dependencies
 
@@ -116,7 +123,7 @@ def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path) -> dict[
         raise UsageError("--after SWEEP:corr stands alone", hint="the other sweep can itself wait for what it needs")
     if corr:
         return dependencies.pairs(corr[0], arrays, folders)
-    options = dependencies.options(afters, folders, queue=runs.queue())
+    options = dependencies.options(afters, folders, queue=queue())
     return {array.number: options for array in arrays}
 
 
@@ -135,11 +142,11 @@ def _recorded(job_file: Path, name: str | None) -> SweepRecord:
 
 def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
     """The points to submit again or for the first time; what is passed over is said."""
-    from kit.cli import runs
+    from kit.cli.follow import queue
     from kit.sweeps import find
     from kit.sweeps.names import ranges
 
-    again = find.to_retry(find.states(made.folder, into, queue=runs.queue()))
+    again = find.to_retry(find.states(made.folder, into, queue=queue()))
     known = {point.index for point in into.points}
     here = [point.index for point in made.points]
     gone = [index for index in again if index not in here]
@@ -149,24 +156,35 @@ def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
 
 
 def _print_points(made: PreparedSweep, todo: list[int], *, to_stdout: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from kit.cli.table import Column, show
     from kit.planning.placement import world_size
     from kit.sweeps.names import short_names, shown
 
     keys = list(dict.fromkeys(key for point in made.points for key in point.values))
     short = short_names(keys)
     named = any(point.name for point in made.points)
-    table = Table("point", *(["name"] if named else []), *(short[key] for key in keys), "nodes", "ranks", box=None)
+    columns = [
+        Column("point"),
+        *([Column("name")] if named else []),
+        *(Column(short[key], 1) for key in keys),
+        Column("nodes", 2),
+        Column("ranks", 3),
+    ]
     wanted = [pair for pair in zip(made.points, made.runs, strict=True) if pair[0].index in todo]
     wanted.sort(key=lambda pair: pair[0].index)
+    rows = []
     for point, run in wanted if to_stdout else wanted[:_SHOWN]:
         values = [shown(point.values[key]) if key in point.values else "" for key in keys]
-        size = (str(run.plan.allocation.nodes), world_size(run.plan.world_sizes))
-        table.add_row(str(point.index), *([point.name] if named else []), *values, *size)
-    stream = sys.stdout if to_stdout else sys.stderr
-    Console(file=stream, width=None if stream.isatty() else 160, highlight=False).print(table)
+        rows.append(
+            [
+                point.index,
+                *([point.name] if named else []),
+                *values,
+                run.plan.allocation.nodes,
+                world_size(run.plan.world_sizes),
+            ]
+        )
+    show(columns, rows, stream=sys.stdout if to_stdout else sys.stderr)
     if not to_stdout and len(wanted) > _SHOWN:
         print(f"… and {len(wanted) - _SHOWN} more; --dry-run shows all", file=sys.stderr)
 

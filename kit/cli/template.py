@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="The template of the batch script.", no_args_is_help=True)
+app = typer.Typer(help="The template of the batch script.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()

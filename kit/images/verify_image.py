@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from kit import data_folders
@@ -11,18 +12,32 @@ from kit.images.progress import Report
 from kit.spec.image import ImageLock
 
 
-def checked(image: str, *, project: Path, store: Path, full: bool) -> str:
-    """Check an image by name, or a .sqsh by path, and say in one line what was checked. LockError when it is not right."""
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What was checked and is right. image: as it was named. digest: `sha256:<hex>`, empty where nothing needed it."""
+
+    image: str
+    digest: str
+    checked: str
+    path: str = ""
+
+    def __str__(self) -> str:
+        return "  ".join(part for part in (self.image, self.digest, self.checked, self.path) if part)
+
+
+def checked(image: str, *, project: Path, store: Path, full: bool) -> Verified:
+    """Check an image by name, or a .sqsh by path. LockError when it is not right."""
     path = Path(image)
     if image.endswith(".sqsh") or "/" in image:
         return _checked_file(path, full=full)
     locked = _lock_of(image, project)
     found = verify.check(locked, store, full=full)
-    return f"{image}  {locked.digest}  {'sha256' if full else 'superblock and size'} right  {found}"
+    what = "sha256 right" if full else "superblock and size right"
+    return Verified(image=image, digest=locked.digest, checked=what, path=str(found))
 
 
-def rebuilt(name: str, *, project: Path, store: Path, report: Report) -> str:
-    """Build an image from nothing and hold the result to its lock; one line when the bytes are the same.
+def rebuilt(name: str, *, project: Path, store: Path, report: Report) -> Verified:
+    """Build an image from nothing and compare the result with its lock.
 
     LockError, naming what changed, when they are not.
     """
@@ -31,18 +46,19 @@ def rebuilt(name: str, *, project: Path, store: Path, report: Report) -> str:
         raise UsageError(f"image {name} was imported from {locked.source}", hint="only a build can be repeated")
     order = build.Order(name=name, project=project, store=store, locked=True, fresh=True)
     outcome = build.build(order, report)
-    return f"{name}  {locked.digest}  built again from nothing in {outcome.seconds:.0f} s: the same bytes"
+    what = f"built again from nothing in {outcome.seconds:.0f} s: the same bytes"
+    return Verified(image=name, digest=locked.digest, checked=what)
 
 
-def _checked_file(path: Path, *, full: bool) -> str:
+def _checked_file(path: Path, *, full: bool) -> Verified:
     sqshfile.check(path)
     if not full:
-        return f"{path}  superblock and size right"
+        return Verified(image=str(path), digest="", checked="superblock and size right")
     digest = store.digest_of(path)
     # A file of a store is named by its digest; any other file has only its digest to tell.
     if path.parent.name == "sha256" and path.stem != digest:
         raise LockError(f"{path}: has the digest sha256:{digest}: it is damaged", hint="remove it, then make it again")
-    return f"{path}  sha256:{digest}"
+    return Verified(image=str(path), digest=f"sha256:{digest}", checked="")
 
 
 def _lock_of(name: str, project: Path) -> ImageLock:

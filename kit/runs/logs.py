@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kit.errors import UsageError
+from kit.runs.manifest import read
 from kit.spec.paths import RunPaths
 
 _POLL_S = 0.2
@@ -74,6 +75,14 @@ def require_role(run_dir: Path, role: str | None) -> None:
         raise UsageError(
             f"{run_dir.name} has no role {role!r}", hint=f"its roles: {known or 'none, it is a plain job'}"
         )
+
+
+def require_rank(run_dir: Path, rank: int | None) -> None:
+    """UsageError when the run has no rank of this number: it would have no log, whatever is waited for."""
+    paths = RunPaths(run_dir)
+    ranks = max(read(paths.manifest).world_sizes.values())
+    if rank is not None and rank >= ranks and not any(paths.logs.glob(f"**/rank-{rank}.log")):
+        raise UsageError(f"{run_dir.name} has no rank {rank}", hint=f"its ranks are 0 to {ranks - 1}")
 
 
 def follow(

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit import config, data_folders
+from kit import config, data_folders, shell
 from kit.allocation import minutes
-from kit.config import Resolved
+from kit.config import Resolved, Sources
 from kit.errors import SlurmError, UsageError
 from kit.planning.plan import Plan, plan
 from kit.planning.site import Site
@@ -50,14 +50,22 @@ def prepare(
 
     debug: a short run on at most two nodes, with tracing, whatever the job asks for.
     """
-    resolved = config.load_job(job_file, cluster=cluster, overrides=overrides)
+    sources = config.read_job(job_file, cluster=cluster, overrides=overrides)
+    return prepare_sources(sources, containers=containers, debug=debug, now=now)
+
+
+def prepare_sources(
+    sources: Sources, *, containers: bool = True, debug: bool = False, now: datetime | None = None
+) -> Prepared:
+    """The same for a job file that is read already."""
+    resolved = sources.resolve()
     if resolved.job.sweep is not None:
         raise UsageError(f"{resolved.job_file}: it has a [sweep]", hint="'kit sweep' plans and submits its points")
     if resolved.job.stages:
         raise UsageError(f"{resolved.job_file}: it has [stages]", hint="'kit submit' and 'kit render' take all of them")
     if debug:
         resolved = replace(resolved, job=_for_debugging(resolved.job))
-    return prepare_resolved(resolved, job_file, containers=containers, now=now)
+    return prepare_resolved(resolved, sources.job_file, containers=containers, now=now)
 
 
 def prepare_resolved(
@@ -94,14 +102,16 @@ def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manif
     )
     paths = folder.create(made, record, secrets=secrets_of(prepared))
     try:
-        with outputs.folders([made.text_of("batch.sh")]):
+        # A job that Slurm has taken gets its number into the folder, whatever the user presses meanwhile.
+        with shell.uninterrupted(), outputs.folders([made.text_of("batch.sh")]):
             job_id = client.submit(made.argv, env=prepared.env)
             links = chain.send(made, job_id, env=prepared.env)
+            record = record.model_copy(update={"job_id": job_id, "links": links})
+            record.write(paths.manifest)
     except BaseException:
-        folder.remove(made.run_dir)
+        if record.job_id is None:
+            folder.remove(made.run_dir)
         raise
-    record = record.model_copy(update={"job_id": job_id, "links": links})
-    record.write(paths.manifest)
     return record
 
 

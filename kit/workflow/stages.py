@@ -13,6 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+from kit import config
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, SlurmError, did_you_mean
 from kit.runs import chain, submit
@@ -33,6 +34,16 @@ class PreparedStage:
     name: str
     prepared: Prepared
     after: tuple[After, ...]
+
+
+def prepare_job(
+    job: Path, *, cluster: str | None, overrides: list[str], containers: bool = True, debug: bool = False
+) -> Prepared | tuple[PreparedStage, ...]:
+    """Read and plan a job file, or the job.toml of a folder: one job, or all stages of one that has them."""
+    sources = config.read_job(config.job_path(job), cluster=cluster, overrides=overrides)
+    if any(table.get("stages") for table, _ in sources.files):
+        return prepare(sources, containers=containers)
+    return submit.prepare_sources(sources, containers=containers, debug=debug)
 
 
 def prepare(sources: Sources, *, containers: bool = True) -> tuple[PreparedStage, ...]:

@@ -49,7 +49,7 @@ def plan_of(case: Case | Single) -> Plan:
 
 
 def said_by_the_head(text: str) -> dict[str, int]:
-    found = {}
+    found: dict[str, int] = {}
     for first, last, size in (m.groups() for line in text.splitlines() if (m := _LINE.match(line))):
         stem = re.sub(r"\d+$", "", first or PLAIN)
         names = [first or PLAIN]

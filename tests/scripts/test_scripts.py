@@ -46,7 +46,7 @@ def test_jinja_stands_in_the_head_only(path: Path) -> None:
 
 
 def test_jinja_in_a_body_is_found() -> None:
-    batch = (REPO / "templates/batch.sh").read_text(encoding="utf-8")
+    batch = (REPO / "templates/bin/batch.sh").read_text(encoding="utf-8")
     assert jinja_in_body(batch + "echo {{ name | sh }}\n") == ["echo {{ name | sh }}"]
     assert jinja_in_body(batch.replace(MARK_OF_BODY, "")) != [], "without its mark all of it is body"
 

@@ -73,7 +73,12 @@ def test_the_test_loss_of_few_windows_is_their_mean(monkeypatch: pytest.MonkeyPa
     logits = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
     whole = sum(float(torch.nn.functional.cross_entropy(logits[n : n + 1], torch.tensor([n]))) for n in (0, 1)) / 2
     sums: list[list[float]] = []
-    monkeypatch.setattr(ranks, "total", lambda *values, here: sums.append(list(values)) or [1.0, 1.0])
+
+    def total(*values: float, here: object) -> list[float]:
+        sums.append(list(values))
+        return [1.0, 1.0]
+
+    monkeypatch.setattr(ranks, "total", total)
     for number in range(world):
         loop.test_loss(lambda tokens: logits[tokens], windows(2), 256, 4, rank(number, world))
     assert sum(count for _, count in sums) == 2
@@ -105,7 +110,8 @@ def told(program: str = "fsdp/train.py", **options: object) -> dict[str, Any]:
     from lib import resume
 
     usual = {"lr": 0.1, "seed": 1, "dim": 64, "batch_size": 8, "run_dir": Path("a"), "clip": float("inf")}
-    return resume.told(program, argparse.Namespace(**{**usual, **options}), data="3 files")
+    settings: dict[str, Any] = resume.told(program, argparse.Namespace(**{**usual, **options}), data="3 files")
+    return settings
 
 
 @pytest.mark.parametrize(

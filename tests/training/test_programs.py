@@ -208,10 +208,30 @@ def test_rl_runs_its_three_programs(training: Any, tools: Any, free_port: Callab
     serve = ("--host", "127.0.0.1", "--max-batch", 16, "--weights-timeout", 60, "--port")
     services = [training.start("rl/inference.py", "rl", *serve, port, shape="single") for port in ports]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    asks = ("--max-steps", 2, "--batch-size", 8, "--rollouts-per-example", 4, "--max-async-level", 0, "--seq-len", 24)
+    asks: tuple[object, ...] = (
+        "--max-steps",
+        2,
+        "--batch-size",
+        8,
+        "--rollouts-per-example",
+        4,
+        "--max-async-level",
+        0,
+        "--seq-len",
+        24,
+    )
     asks += ("--max-tokens", 3, "--temperature", 0.9, "--eval-every", 1, "--eval-rollouts", 1)
     services.append(training.start("rl/orchestrator.py", "rl", "--servers", *urls, *asks, shape="single"))
-    options = ("--max-steps", 2, "--form-steps", 2, "--inference-servers", len(ports), "--weight-broadcast", "nccl")
+    options: tuple[object, ...] = (
+        "--max-steps",
+        2,
+        "--form-steps",
+        2,
+        "--inference-servers",
+        len(ports),
+        "--weight-broadcast",
+        "nccl",
+    )
     options += (
         "--temperature",
         0.9,

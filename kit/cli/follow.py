@@ -1,0 +1,95 @@
+"""Waiting for runs and showing their logs as they come: what `--wait` and `--follow` of several commands share."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kit.runs.status import Status
+    from kit.slurm.client import JobId, QueuedJob
+
+
+def wait_run(run_dir: Path) -> None:
+    """Wait for a run; RunFailed with its own exit code when it is not 0."""
+    from kit.runs import status as of
+
+    seen: list[str] = []
+
+    def on_poll(one: Status) -> None:
+        if one.state not in seen[-1:]:
+            seen.append(one.state)
+            print(f"job {one.job_id}: {one.state}{f' ({one.reason})' if one.reason else ''}", file=sys.stderr)
+
+    with goes_on(run_dir.name):
+        require_success(of.wait(run_dir, queue=queue(), on_poll=on_poll))
+
+
+def follow_run(
+    run_dir: Path, *, rank: int | None = None, role: str | None = None, fail: bool = True, as_json: bool = False
+) -> None:
+    """Print the logs until the run has ended; then, with `fail`, RunFailed when its code is not 0."""
+    from kit.runs import logs as reading
+    from kit.runs import status as of
+
+    ended = threading.Event()
+    last: list[Status] = []
+    problems: list[BaseException] = []
+
+    def watch() -> None:
+        try:
+            last.append(of.wait(run_dir, queue=queue(), on_poll=lambda _: None))
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that prints, which raises it
+            problems.append(error)
+        finally:
+            ended.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    with goes_on(run_dir.name):
+        for source, line in reading.follow(run_dir, rank=rank, role=role, ended=ended.is_set):
+            print(as_line(source, line, as_json=as_json), flush=True)
+    if problems:
+        raise problems[0]
+    if fail:
+        require_success(last[0])
+
+
+def as_line(source: str, line: str, *, as_json: bool) -> str:
+    """One line of a log with its source; as JSON an object a line."""
+    return json.dumps({"source": source, "line": line}) if as_json else f"{source} | {line}"
+
+
+@contextmanager
+def goes_on(name: str, *, noun: str = "run") -> Iterator[None]:
+    """A Ctrl-C ends the command alone; it says how to come back to the run, or to end it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        follow = f"kit logs -f {name}" if noun == "run" else f"kit results {name}"
+        print(f"the {noun} goes on: '{follow}' shows it, 'kit cancel {name}' ends it", file=sys.stderr)
+        raise
+
+
+def queue() -> Callable[[str], dict[JobId, QueuedJob]]:
+    """Asks Slurm once per cluster; a cluster that is not up has no jobs."""
+    from kit.runs import queues
+
+    return queues.queue()
+
+
+def require_success(one: Status) -> None:
+    """RunFailed with the run's own exit code, unless it ended with 0."""
+    from kit.errors import RunFailed
+
+    if one.state == "COMPLETED" and not one.exit_code:
+        return
+    raise RunFailed(
+        f"run {one.run_dir.name}: {one.state}, exit code {one.exit_code if one.exit_code is not None else 'unknown'}",
+        exit_code=one.exit_code or 1,
+        hint=f"kit logs {one.run_dir.name}",
+    )

@@ -1,0 +1,63 @@
+"""Cancels what `kit cancel` names: runs, and sweeps with all their points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit.errors import RunError
+from kit.runs import cancel as runs
+from kit.runs import queues, registry, status
+from kit.runs.status import Queue, Status
+from kit.slurm.client import JobId
+from kit.sweeps import find
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancelled:
+    """What became of one name. name: of the run or sweep. jobs: that were cancelled. state: of a run that had ended before."""
+
+    name: str
+    jobs: tuple[JobId, ...]
+    sweep: bool = False
+    state: str = ""
+    job_id: JobId | None = None
+
+    def __str__(self) -> str:
+        if self.sweep:
+            return f"{len(self.jobs)} points cancelled"
+        return f"job {self.job_id} has ended already: {self.state}" if self.state else f"job {self.job_id} cancelled"
+
+
+def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[Cancelled]:
+    """Cancel runs and sweeps by their names, or the newest run. RunError for an unknown name: nothing is cancelled then."""
+    wanted: list[str | None] = [*names]
+    found = [_find(name, folders, queue=queue) for name in wanted or [None]]
+    clusters: dict[str, dict[JobId, Status]] = {}
+    for _, active in found:
+        for one in active:
+            if one.job_id is not None:
+                clusters.setdefault(one.manifest.cluster, {})[one.job_id] = one
+    for cluster, jobs in clusters.items():
+        runs.cancel(list(jobs.values()), env=queues.env_of(cluster))
+    return [what for what, _ in found]
+
+
+def _find(name: str | None, folders: list[Path], *, queue: Queue) -> tuple[Cancelled, list[Status]]:
+    """What a name stands for, and what Slurm still has of it."""
+    sweep = find.named(name, folders) if name else None
+    if sweep is not None:
+        active = find.active(sweep, queue=queue)
+        jobs = tuple(one.job_id for one in active if one.job_id is not None)
+        return Cancelled(name=sweep.name, jobs=jobs, sweep=True), active
+    run_dir = registry.find_one(name, folders)
+    (one,) = status.of([run_dir], queue=queue)
+    if one.facts.problem:
+        hint = f"'scancel {one.job_id}' cancels the job that its events name" if one.job_id else ""
+        raise RunError(one.facts.problem, hint=hint)
+    if one.job_id is None:
+        raise RunError(f"{run_dir.name}: it has no job", hint="it was not submitted")
+    if not one.active:
+        return Cancelled(name=run_dir.name, jobs=(), state=one.state, job_id=one.job_id), []
+    return Cancelled(name=run_dir.name, jobs=(one.job_id,), job_id=one.job_id), [one]
