@@ -20,10 +20,9 @@ from kit.errors import ImageError, RunError, ToolError, UsageError
 from kit.images import lock as image_lock
 from kit.images import verify
 from kit.images.progress import Report
-from kit.planning.images import canonical
 from kit.runtimes.base import Container
 from kit.runtimes.bubblewrap import runtime
-from kit.spec.image import ImageLock
+from kit.spec.image import ImageLock, canonical
 from kit.spec.job import ContainerOptions
 from kit.spec.mount import Mount
 from kit.spec.paths import CONTAINER_RUN, RunPaths
@@ -36,7 +35,7 @@ _SOURCE, _TARGET, _LAUNCHERS = "/kit/source", "/kit/target", "/kit/launchers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class Conversion:
     """What to convert. image: in what, by name; python: without a container, an interpreter that has torch.
 
     options: words for convert.py, handed on. store: of images.
@@ -53,7 +52,7 @@ class Order:
     options: tuple[str, ...] = ()
 
 
-def convert(order: Order, report: Report) -> dict[str, Any]:
+def convert(order: Conversion, report: Report) -> dict[str, Any]:
     """Convert and return what was made: source, target, to, tensors, bytes, files, model_config.
 
     RunError for a checkpoint that is incomplete, or cannot become what was asked; the target is then as it was. UsageError for
@@ -80,7 +79,7 @@ def _checkpoint(source: Path) -> Path:
     return paths.checkpoints if paths.manifest.is_file() and paths.checkpoints.is_dir() else source
 
 
-def _check(order: Order, source: Path, target: Path) -> None:
+def _check(order: Conversion, source: Path, target: Path) -> None:
     """What can be refused before anything is started."""
     if not target.parent.is_dir():
         raise RunError(f"{target}: its folder does not exist", hint=f"mkdir -p {target.parent}")
@@ -91,7 +90,7 @@ def _check(order: Order, source: Path, target: Path) -> None:
         raise RunError(f"{target}: it exists", hint="--force replaces it, once the new one is whole")
 
 
-def _contained(order: Order, source: Path, target: Path, program: Sequence[str]) -> list[str]:
+def _contained(order: Conversion, source: Path, target: Path, program: Sequence[str]) -> list[str]:
     """The argv that runs `program` in the image, which sees the checkpoint (read-only) and the target's folder."""
     shell.require("bwrap", hint="install bubblewrap, or convert with --no-container and --python")
     image = _image(order)
@@ -116,7 +115,7 @@ def _contained(order: Order, source: Path, target: Path, program: Sequence[str])
     return runtime.wrap([], program, container)
 
 
-def _image(order: Order) -> Path:
+def _image(order: Conversion) -> Path:
     """The image's file, which is the locked one and has what the program imports."""
     path = image_lock.find(order.image, project=order.project)
     if path is None:

@@ -83,7 +83,7 @@ def convert_checkpoint(
 
     given = {"--heads": heads, "--context": context, "--norm-eps": norm_eps, "--rope-base": rope_base}
     options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    order = convert.Order(
+    order = convert.Conversion(
         source=source,
         target=target,
         to=to,

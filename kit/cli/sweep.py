@@ -14,6 +14,7 @@ from kit.cli.jobs import After, ClusterName, Containers, JobFile, Overrides
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Mapping
 
     from kit.sweeps.arrays import Array
     from kit.sweeps.prepare import PreparedSweep
@@ -72,12 +73,10 @@ def sweep(
     elif not as_json:
         _print_points(made, todo, to_stdout=dry_run)
         _explain(made, arrays)
-    if dry_run or not todo:
-        record = into
-    elif into:
-        record = sending.resubmit(made, into, todo)
-    else:
-        record = sending.submit(made, after=_after(after or [], arrays, job_file))
+    record = into
+    if todo and not dry_run:
+        waits = _after(after or [], arrays, job_file, made.runs[0].env)
+        record = sending.resubmit(made, into, todo) if into else sending.submit(made, after=waits)
     if as_json:
         print(json.dumps(_facts(made, todo, arrays, None if dry_run else record), indent=2))
     elif not dry_run:
@@ -88,7 +87,7 @@ def sweep(
 
 def wait_sweep(folder: Path) -> None:
     """Wait for all points; RunFailed when one of them did not end with 0."""
-    from kit.cli.follow import queue
+    from kit.cli.follow import goes_on, queue
     from kit.errors import RunFailed
     from kit.sweeps import progress
     from kit.sweeps.names import ranges
@@ -101,7 +100,8 @@ def wait_sweep(folder: Path) -> None:
             seen.append(line)
             print(line, file=sys.stderr)
 
-    failed = progress.wait(folder, queue=queue(), on_poll=on_poll)
+    with goes_on(folder.name, noun="sweep"):
+        failed = progress.wait(folder, queue=queue(), on_poll=on_poll)
     if failed:
         raise RunFailed(
             f"{len(failed)} points did not end well: {ranges(failed)}",
@@ -110,7 +110,7 @@ def wait_sweep(folder: Path) -> None:
         )
 
 
-def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path) -> dict[int, list[str]]:
+def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path, env: Mapping[str, str]) -> dict[int, list[str]]:
     """sbatch's options of each array, so that it waits."""
     from kit.cli.follow import queue
     from kit.errors import UsageError
@@ -123,7 +123,7 @@ def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path) -> dict[
         raise UsageError("--after SWEEP:corr stands alone", hint="the other sweep can itself wait for what it needs")
     if corr:
         return dependencies.pairs(corr[0], arrays, folders)
-    options = dependencies.options(afters, folders, queue=queue())
+    options = dependencies.options(afters, folders, queue=queue(), env=env)
     return {array.number: options for array in arrays}
 
 

@@ -13,9 +13,8 @@ from kit.errors import UsageError
 from kit.images import lease, lock, publish, sources, squash, store
 from kit.images.context import RECIPE
 from kit.images.progress import Report
+from kit.spec.base import NAME
 from kit.spec.image import Squash
-
-_NAME = re.compile(r"^[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ def run(order: Order, report: Report) -> publish.Outcome:
     """
     start = time.monotonic()
     name = order.name or sources.default_name(order.uri)
-    if not _NAME.match(name):
+    if not re.fullmatch(NAME.pattern, name):
         raise UsageError(f"{name!r} cannot name an image", hint="--name with lower case letters, digits and . _ -")
     lock_file = order.project / "containers" / name / lock.FILE
     if (lock_file.parent / "image.toml").is_file():

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from kit import shell
-from kit.spec.image import Packages
+from kit.spec.image import Packages, canonical
 
 _INSTALL = "apt-get install squashfs-tools"
 _SAMPLE = 32
@@ -17,7 +17,7 @@ def packages(image: Path) -> Packages:
     """Names and versions of Debian packages and Python distributions, sorted by name; empty where an image has none."""
     unsquashfs = shell.require("unsquashfs", hint=_INSTALL)
     listing = shell.run([unsquashfs, "-d", "", "-l", str(image)]).stdout.splitlines()
-    python = dict(sorted((_canonical(found[1]), found[2]) for line in listing if (found := _DIST_INFO.search(line))))
+    python = dict(sorted((canonical(found[1]), found[2]) for line in listing if (found := _DIST_INFO.search(line))))
     status = shell.run([unsquashfs, "-cat", str(image), "var/lib/dpkg/status"], check=False)
     return Packages(apt=_dpkg(status.stdout) if status.returncode == 0 else {}, pip=python)
 
@@ -53,8 +53,3 @@ def _dpkg(status: str) -> dict[str, str]:
         if fields.get("Status", "").endswith(" installed") and "Version" in fields:
             found[fields["Package"]] = fields["Version"]
     return dict(sorted(found.items()))
-
-
-def _canonical(name: str) -> str:
-    """PEP 503: one spelling per project."""
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.planning.paths import ClusterPaths
 from kit.planning.placement import RolePlacement
+from kit.spec.image import canonical
 from kit.spec.paths import is_launchers
 
 if TYPE_CHECKING:
@@ -111,8 +111,3 @@ def _check_packages(resolved: Resolved, lock: ImageLock) -> None:
         problem = f"{lock.name!r} lacks {', '.join(lacking)}, which launcher {resolved.job.launcher!r} needs"
         hint = f"add it to containers/{lock.name}/requirements.in, then: kit build-image {lock.name}"
         raise ConfigError.of(Fault(key="image", problem=problem, hint=hint), file=resolved.job_file)
-
-
-def canonical(name: str) -> str:
-    """A package name as PyPI compares them (PEP 503): `Megatron_Core` is `megatron-core`."""
-    return re.sub(r"[-_.]+", "-", name).lower()

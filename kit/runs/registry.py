@@ -82,4 +82,4 @@ def _is_name(name: str) -> bool:
 
 
 def _listed(folders: list[Path]) -> str:
-    return ", ".join(map(str, folders)) or "any folder"
+    return ", ".join(str(folder) for folder in folders if folder.is_dir()) or "the folders of this project's clusters"

@@ -91,6 +91,15 @@ def queue(*, env: Mapping[str, str], job_ids: Sequence[JobId] = ()) -> dict[JobI
     return jobs
 
 
+def knows(job_id: JobId, *, env: Mapping[str, str]) -> bool:
+    """Whether the controller knows a job, anybody's: it forgets one some minutes after its end (MinJobAge).
+
+    A controller that does not answer is no reason to doubt a number: what comes after this says so.
+    """
+    done = shell.run(["scontrol", "show", "job", str(job_id)], env=env, timeout=_TIMEOUT_S, check=False)
+    return "Invalid job id" not in done.stderr
+
+
 def cancel(*job_ids: JobId, env: Mapping[str, str], gently: bool = False) -> None:
     """scancel; SlurmError when Slurm does not know one of the jobs.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -241,3 +242,8 @@ class ImageLock(Model):
     def digest(self) -> str:
         """`sha256:<hex>`, as runs and reports name an image."""
         return f"sha256:{self.sha256}"
+
+
+def canonical(name: str) -> str:
+    """A package name as PyPI compares them (PEP 503): `Megatron_Core` is `megatron-core`."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -14,7 +14,7 @@ from typing import Any
 from kit.errors import RunError, ToolError, UsageError
 from kit.spec.sweep import Value
 from kit.sweeps.names import short_names, shown
-from kit.sweeps.results import Results, Row
+from kit.sweeps.results import PointResult, Results
 
 # Points that differ in this key alone are repetitions of one setting: a line goes through their mean.
 _REPETITION = "seed"
@@ -105,7 +105,7 @@ def _is_number(value: Value | None) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _label(row: Row, others: Sequence[str], short: dict[str, str]) -> str:
+def _label(row: PointResult, others: Sequence[str], short: dict[str, str]) -> str:
     words = [f"{short[key]}={shown(row.values[key])}" for key in others if key in row.values]
     return " ".join([row.name, *words] if row.name else words)
 

@@ -27,7 +27,7 @@ _NOT_METRICS = {"restart"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PointResult:
     """One point. values: by key. metrics: by name; empty where the run wrote none."""
 
     index: int
@@ -43,14 +43,14 @@ class Results:
     """The rows of a sweep, the best first where there is a metric to tell. keys: swept keys, in the file's order."""
 
     sweep_id: str
-    rows: tuple[Row, ...]
+    rows: tuple[PointResult, ...]
     keys: tuple[str, ...]
     metrics: tuple[str, ...]
     metric: str | None
     goal: Goal
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> PointResult | None:
         """The point with the best metric; None when no point has it, or all have diverged."""
         first = self.rows[0] if self.rows else None
         if first is None or self.metric is None:
@@ -101,7 +101,7 @@ def gather(
     states = find.states(folder, record, queue=queue)
     paths = SweepPaths(folder)
     rows = [
-        Row(
+        PointResult(
             index=point.index,
             name=point.name,
             values=point.values,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from kit.errors import RunError, UsageError
 from kit.runs import registry, status
 from kit.runs.status import Queue, Status
 from kit.runs.submit import Prepared
+from kit.slurm import client
 from kit.slurm.client import JobId
 from kit.sweeps import find
 from kit.sweeps.arrays import Array
@@ -49,7 +50,8 @@ def with_dependency(prepared: Prepared, texts: Sequence[str], folders: list[Path
     afters = [parse(text) for text in texts]
     if any(after.kind == "corr" for after in afters):
         raise UsageError("--after RUN:corr pairs the points of two sweeps", hint="use it with 'kit sweep'")
-    return with_options(prepared, [one for after in afters for one in _terms(after, folders, queue=queue)])
+    terms = [one for after in afters for one in _terms(after, folders, queue=queue, env=prepared.env)]
+    return with_options(prepared, terms)
 
 
 def with_options(prepared: Prepared, terms: Sequence[str]) -> Prepared:
@@ -59,9 +61,9 @@ def with_options(prepared: Prepared, terms: Sequence[str]) -> Prepared:
     return replace(prepared, plan=replace(prepared.plan, argv=argv))
 
 
-def options(afters: Sequence[After], folders: list[Path], *, queue: Queue) -> list[str]:
+def options(afters: Sequence[After], folders: list[Path], *, queue: Queue, env: Mapping[str, str]) -> list[str]:
     """sbatch's options; none when there is nothing left to wait for. RunError when what is waited for can no longer happen."""
-    return _joined([one for after in afters for one in _terms(after, folders, queue=queue)])
+    return _joined([one for after in afters for one in _terms(after, folders, queue=queue, env=env)])
 
 
 def _joined(terms: Sequence[str]) -> list[str]:
@@ -89,11 +91,16 @@ def pairs(after: After, arrays: Sequence[Array], folders: list[Path]) -> dict[in
     }
 
 
-def _terms(after: After, folders: list[Path], *, queue: Queue) -> list[str]:
+def _terms(after: After, folders: list[Path], *, queue: Queue, env: Mapping[str, str]) -> list[str]:
     try:
         run_dir = registry.find_one(after.name, folders)
     except RunError as no_run:
         if after.name.isdigit():
+            if not client.knows(after.name, env=env):
+                raise RunError(
+                    f"--after {after.name}: Slurm knows no job {after.name}, and no run has had this number",
+                    hint="leave --after out where that job ended long ago; 'kit runs' and squeue list the others",
+                ) from None
             return [f"{after.type}:{after.name}"]
         try:
             folder = find.find_one(after.name, folders)

@@ -16,14 +16,23 @@ pytest.importorskip("hatchling", reason="hatchling is not installed: make setup"
 
 
 def test_a_wheel_stands_by_itself(tmp_path: Path) -> None:
-    shell.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=REPO)
+    mine = REPO / "docs" / "schema" / f"of-my-own-{os.getpid()}.txt"
+    mine.touch()
+    try:
+        shell.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], cwd=REPO)
+    finally:
+        mine.unlink()
     (wheel,) = tmp_path.glob("*.whl")
     place = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(place)
     inside = place / "kit" / "_data"
-    kinds = {"clusters", "containers", "examples", "launchers", "mounts", "tables", "templates"}
+    kinds = {"clusters", "containers", "docs", "examples", "launchers", "mounts", "tables", "templates"}
     assert {path.name for path in inside.iterdir()} == kinds
+    assert not (inside / "docs" / "schema" / mine.name).exists(), "what is not committed stays at home"
+    assert (inside / "examples" / "ddp" / "../../docs/schema/job.schema.json").is_file(), (
+        "editors find it from an example"
+    )
     write_job(tmp_path / "project", 'name = "x"\nlauncher = "fsdp"\n[resources]\nnodes = 2\n')
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(place)}
     words = ["render", "--cluster", "pod", "--no-container", "-o", "made"]
