@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -267,6 +270,31 @@ def test_runs_status_and_logs(lab: Lab) -> None:
     assert "rank-1 | hello from 1" in lab.kit("logs", run.folder.name).stdout
     only = lab.kit("logs", str(facts["job_id"]), "--rank", "2").stdout.splitlines()
     assert [line for line in only if "hello" in line] == ["rank-2 | hello from 2"]
+
+
+def test_ctrl_c_leaves_the_run_and_says_how_to_come_back(lab: Lab) -> None:
+    lab.write('script = "program.py"\n', "import time\nprint('here I am', flush=True)\ntime.sleep(600)\n")
+    words = ["submit", "--cluster", lab.cluster.name, "--no-container", "--set", "resources.nodes=1", "--follow"]
+    kit = subprocess.Popen(
+        # Tests that run in a shell's background inherit an ignored SIGINT.
+        ["env", "--default-signal=INT", sys.executable, "-m", "kit", *words],
+        cwd=lab.project,
+        env={**os.environ, **lab.env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert kit.stdout is not None
+    run = Path(kit.stdout.readline().strip())
+    next(line for line in kit.stdout if "here I am" in line)
+    kit.send_signal(signal.SIGINT)
+    _, said = kit.communicate(timeout=30)
+    assert kit.returncode == 130
+    assert f"'kit logs -f {run.name}' shows it, 'kit cancel {run.name}' ends it" in said
+    assert "Traceback" not in said
+    assert status(lab, run)["state"] == "RUNNING"
+    lab.kit("cancel", run.name)
+    lab.wait_end(run)
 
 
 def test_refused_by_sbatch_leaves_no_folder(lab: Lab) -> None:
