@@ -274,7 +274,7 @@ def batch(cases: dict[str, Layers]) -> list[bytes]:
 def _content(tar: bytes) -> int:
     with tarfile.open(fileobj=io.BytesIO(tar), errors="surrogateescape") as archive:
         archive.getmembers()
-        return archive.offset  # type: ignore[attr-defined,no-any-return]
+        return archive.offset
 
 
 def docker_archive(target: Path, layers: Sequence[bytes], config: dict[str, object], tag: str) -> Path:
