@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow faults soak soak-diloco lint type golden schema lock bench submit clean
+.PHONY: help setup demo test matrix matrix-short slow faults soak soak-diloco lint type golden schema lock bench submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -9,11 +9,12 @@ JOB ?= examples/ddp
 CLUSTER ?= local
 ARGS ?=
 N ?= 50
+SUITES ?= trixie sid
 # Tests wait for Slurm more than they compute: three at a time fill two cores. WORKERS=0 runs them one after the other.
 WORKERS ?= 3
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## system packages, .venv, a Docker Engine; says what it installs
 	@scripts/setup.sh
@@ -29,6 +30,14 @@ faults: ## the whole fault matrix: every fault in every start shape and containe
 	@scripts/setup.sh --with-tests
 	@$(PY) -m pytest -m 'faults or not faults' tests/cluster/test_faults.py tests/cluster/test_preflight.py \
 		tests/cluster/test_secrets.py tests/cluster/test_interactive.py tests/cluster/test_containers.py $(ARGS)
+
+matrix: ## all cluster tests on Debian's other suites (SUITES="trixie sid"), each with its own Slurm and Python; root only
+	@scripts/setup.sh --with-tests
+	@for suite in $(SUITES); do $(PY) -m tests.matrix $$suite $(ARGS) || exit 1; done
+
+matrix-short: ## the same with seven tests a suite
+	@scripts/setup.sh --with-tests
+	@for suite in $(SUITES); do $(PY) -m tests.matrix $$suite --short $(ARGS) || exit 1; done
 
 soak: ## N runs with random faults (SEED=… repeats them); prints leaks and wrong codes
 	@scripts/setup.sh --with-tests
