@@ -273,7 +273,10 @@ def test_runs_status_and_logs(lab: Lab) -> None:
 
 
 def test_ctrl_c_leaves_the_run_and_says_how_to_come_back(lab: Lab) -> None:
-    lab.write('script = "program.py"\n', "import time\nprint('here I am', flush=True)\ntime.sleep(600)\n")
+    lab.write(
+        'script = "program.py"\nshape = "srun"\npython = "/usr/bin/python3"\n',
+        "import time\nprint('here I am', flush=True)\ntime.sleep(600)\n",
+    )
     words = ["submit", "--cluster", lab.cluster.name, "--no-container", "--set", "resources.nodes=1", "--follow"]
     kit = subprocess.Popen(
         # Tests that run in a shell's background inherit an ignored SIGINT.
