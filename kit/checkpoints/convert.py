@@ -22,7 +22,7 @@ from kit.images import verify
 from kit.images.progress import Report
 from kit.runtimes.base import Container
 from kit.runtimes.bubblewrap import runtime
-from kit.spec.image import ImageLock, canonical
+from kit.spec.image import ImageLock
 from kit.spec.job import ContainerOptions
 from kit.spec.mount import Mount
 from kit.spec.paths import CONTAINER_RUN, RunPaths
@@ -132,8 +132,7 @@ def _image(order: Conversion) -> Path:
 
 def lacking(lock: ImageLock, to: Format) -> list[str]:
     """The packages that `--to` needs and the image has not, by its lock; none where the lock lists no packages."""
-    held = {canonical(name) for name in lock.packages.pip}
-    return [name for name in NEEDS[to] if name not in held] if held else []
+    return lock.packages.lacking(NEEDS[to])
 
 
 def _environment() -> dict[str, str]:

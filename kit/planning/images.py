@@ -11,7 +11,7 @@ from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.planning.paths import ClusterPaths
 from kit.planning.placement import RolePlacement
-from kit.spec.image import canonical
+from kit.spec.job import is_reference
 from kit.spec.paths import is_launchers
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store:
     if name is None:
         hint = 'image = "train-cpu", or --no-container to run on the node itself'
         raise ConfigError.of(Fault(key=key, problem="the job names no image to run in", hint=hint), file=file)
-    if name.startswith("docker://"):
+    if is_reference(name):
         if not runtimes.get(runtime).pulls:
             problem = f"the runtime {runtime!r} starts image files, and {name!r} is a reference to a registry"
             raise ConfigError.of(Fault(key=key, problem=problem, hint=f"kit import-image {name}"), file=file)
@@ -102,11 +102,8 @@ def _pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store:
 
 def _check_packages(resolved: Resolved, lock: ImageLock) -> None:
     """ConfigError when the image lacks a package that the launcher's programs import: the lock knows, no node is asked."""
-    if not is_launchers(resolved.job.script) or not lock.packages.pip:
-        return
-    held = {canonical(name) for name in lock.packages.pip}
-    required = resolved.launcher.required(resolved.job)
-    lacking = [name for name in required if canonical(name) not in held]
+    required = resolved.launcher.required(resolved.job) if is_launchers(resolved.job.script) else ()
+    lacking = lock.packages.lacking(required)
     if lacking:
         problem = f"{lock.name!r} lacks {', '.join(lacking)}, which launcher {resolved.job.launcher!r} needs"
         hint = f"add it to containers/{lock.name}/requirements.in, then: kit build-image {lock.name}"

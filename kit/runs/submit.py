@@ -17,7 +17,7 @@ from kit.planning.plan import Plan, plan
 from kit.planning.site import Site
 from kit.runs import avoid, chain, folder, manifest, outputs, registry, secret
 from kit.slurm import client, embedded
-from kit.spec.job import Job
+from kit.spec.job import Job, is_reference
 
 if TYPE_CHECKING:
     from kit.spec.image import ImageLock
@@ -163,7 +163,7 @@ def role_locks_of(resolved: Resolved) -> dict[str | None, ImageLock | None]:
 
 
 def _lock_named(resolved: Resolved, name: str | None, key: str) -> ImageLock | None:
-    if name is None or name.startswith("docker://"):
+    if name is None or is_reference(name):
         return None
     from kit.images import lock as image_lock
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -209,11 +210,21 @@ class LockedTools(Model):
     image_id: str = ""
 
 
+def canonical(name: str) -> str:
+    """A Python package's name as PyPI compares them (PEP 503): `Megatron_Core` is `megatron-core`."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 class Packages(Model):
     """Name -> version of what is installed in the image, sorted by name."""
 
     apt: dict[str, str] = Field(default={})
     pip: dict[str, str] = Field(default={})
+
+    def lacking(self, required: Iterable[str]) -> list[str]:
+        """The Python packages that are not there; none where the image lists no packages at all."""
+        held = {canonical(name) for name in self.pip}
+        return [name for name in required if canonical(name) not in held] if held else []
 
 
 class ImageLock(Model):
@@ -242,8 +253,3 @@ class ImageLock(Model):
     def digest(self) -> str:
         """`sha256:<hex>`, as runs and reports name an image."""
         return f"sha256:{self.sha256}"
-
-
-def canonical(name: str) -> str:
-    """A package name as PyPI compares them (PEP 503): `Megatron_Core` is `megatron-core`."""
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -72,6 +72,11 @@ _MAX_STRING = 131_072
 _PINNED = re.compile(r"docker://[^\s@]+(@[^\s@]+)?@sha256:[0-9a-f]{64}")
 
 
+def is_reference(image: str) -> bool:
+    """Whether an image is named by a registry's reference, and not by a folder of containers/."""
+    return image.startswith("docker://")
+
+
 def _image(value: str) -> str:
     if NAME.holds(value) or _PINNED.fullmatch(value):
         return value
