@@ -24,6 +24,17 @@ Argv = Sequence[str]
 _GRACE_S = 5.0
 
 
+# What programs get; -1: the same as this process.
+_umask = -1
+
+
+def set_own_umask() -> None:
+    """From here on others cannot change what this process writes, whatever the user's umask; programs get the user's own."""
+    global _umask  # noqa: PLW0603 - the umask is the process's, too
+    _umask = os.umask(0o022)
+    os.umask(_umask | 0o022)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Completed:
     """A finished command. stdout and stderr are text, without their last newline."""
@@ -143,7 +154,7 @@ def call(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None =
     closed: where that is this one, it tells the program, and of a TERM too.
     """
     try:
-        process = subprocess.Popen(list(argv), cwd=cwd, env=env)
+        process = subprocess.Popen(list(argv), cwd=cwd, env=env, umask=_umask)
     except FileNotFoundError:
         raise ToolError(f"{argv[0]}: no such program") from None
     told = (signal.SIGHUP, signal.SIGTERM)
@@ -187,6 +198,7 @@ def daemon(argv: Argv, *, log: Path, env: Mapping[str, str] | None = None, cwd: 
                 cwd=cwd,
                 env=env,
                 start_new_session=True,
+                umask=_umask,
             ).pid
     except FileNotFoundError:
         raise ToolError(f"{argv[0]}: no such program") from None
@@ -216,6 +228,7 @@ def _popen(
             cwd=cwd,
             env=None if env is None else dict(env),
             process_group=0,
+            umask=_umask,
         )
     except FileNotFoundError:
         raise ToolError(f"{argv[0]}: no such program") from None

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from kit import shell
 from kit.cli import interrupts
 from kit.errors import ConfigError, KitError
 from kit.text import clean
@@ -134,6 +135,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _terminated)
     interrupts.watch()
     _open_standard_files()
+    shell.set_own_umask()
     try:
         code = _run()
     except (KitError, OSError) as error:

@@ -60,7 +60,8 @@ def prepare(store: Path) -> None:
             if not folder.is_dir():
                 folder.mkdir()
                 # A shared store's owner decides who may write by the mode of the store itself, not by somebody's umask.
-                folder.chmod(store.stat().st_mode & 0o7777)
+                # No sticky bit on locks: a dead user's lock is anybody's to take over, and costs its holder nothing but time.
+                folder.chmod(store.stat().st_mode & (0o6777 if name == "locks" else 0o7777))
         if not os.access(store / "tmp", os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:

@@ -59,9 +59,23 @@ def signal_step(made: Decisions) -> list[str]:
 def preflight_step(made: Decisions) -> list[str]:
     """The checks of every node, the spares among them; nothing when they are switched off."""
     checks, run = made.job.preflight, made.paths.run
-    if not checks.enabled:
+    if checks.enabled:
+        options = _checks(made)
+    elif any(pin.lock for pin in made.pins.distinct):
+        # Pinned means pinned: the image's bytes are checked whatever is switched off.
+        options = [f"run={run.root}", f"cache={made.paths.cache}", *_checked_images(made)]
+    else:
         return []
-    options = [
+    return [
+        *_helper("kit-preflight", made.every_node, f"{run.logs}/preflight.log"),
+        f"{run.bin}/preflight.sh",
+        *options,
+    ]
+
+
+def _checks(made: Decisions) -> list[str]:
+    checks, run = made.job.preflight, made.paths.run
+    return [
         f"run={run.root}",
         f"cache={made.paths.cache}",
         f"free_kb={int(checks.free_disk_gb * 1e6)}",
@@ -75,11 +89,6 @@ def preflight_step(made: Decisions) -> list[str]:
         *_checked_mounts(made),
         *_checked_interfaces(made),
     ]
-    return [
-        *_helper("kit-preflight", made.every_node, f"{run.logs}/preflight.log"),
-        f"{run.bin}/preflight.sh",
-        *options,
-    ]
 
 
 def _checked_images(made: Decisions) -> Iterator[str]:
@@ -89,8 +98,9 @@ def _checked_images(made: Decisions) -> Iterator[str]:
             yield f"image={image}"
         if pin.lock is not None:
             yield f"size={pin.lock.size}"
-            if made.job.preflight.verify_image:
-                yield f"sha256={pin.lock.sha256}"
+            yield f"sha256={pin.lock.sha256}"
+    if made.job.preflight.verify_image:
+        yield "verify=1"
 
 
 def _checked_mounts(made: Decisions) -> Iterator[str]:

@@ -48,6 +48,8 @@ def whole(final: Path) -> Iterator[Path]:
         raise RunError(
             f"{final.parent}: cannot be written: {error.strerror}", hint="set paths.runs of the cluster"
         ) from None
+    before = os.umask(0o022)
+    os.umask(before | 0o022)
     try:
         yield partial
         partial.chmod(0o755)
@@ -55,6 +57,7 @@ def whole(final: Path) -> Iterator[Path]:
     except OSError as error:
         raise RunError(f"{final}: cannot be written: {error}") from None
     finally:
+        os.umask(before)
         shutil.rmtree(partial, ignore_errors=True)
 
 

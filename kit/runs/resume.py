@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kit.config import load_model
 from kit.errors import RunError
-from kit.images import sqshfile
+from kit.images import sqshfile, verify
 from kit.runs import outputs, secret
 from kit.runs.manifest import Manifest
 from kit.runs.status import Status
@@ -30,7 +30,10 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
             f"run {record.run_id} is a point of a sweep", hint="'kit sweep --retry' runs failed points again"
         )
     if record.image.startswith("/"):
-        sqshfile.check(Path(record.image), hint=f"run 'kit build-image {record.image_name}'")
+        mend = f"run 'kit build-image {record.image_name}'"
+        sqshfile.check(Path(record.image), hint=mend)
+        sha256 = record.image_digest.removeprefix("sha256:")
+        verify.require_digest(Path(record.image), sha256, what=f"image {record.image_name}", mend=mend)
     job = load_model(paths.job, Job)
     origin = Path(record.job_file)
     secret.remove(status.run_dir)

@@ -66,7 +66,8 @@ class Preflight(Model):
     )
     clock_skew_s: float = Field(default=5.0, gt=0, description="Most seconds by which nodes' clocks may differ.")
     verify_image: bool = Field(
-        default=False, description="Compute the image's sha256 on every node, not only its size."
+        default=False,
+        description="Compute the image's sha256 anew at every start; else once on each node for each file.",
     )
     container: bool = Field(default=True, description="Start the container on every node and look for its Python.")
     all_reduce_s: int = Field(

@@ -4,6 +4,8 @@ set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/trust.sh"
 
 node="${SLURMD_NODENAME:-$(uname -n)}"
 faults=()
@@ -13,7 +15,7 @@ fault() {
 }
 
 read_options() {
-    images=() sizes=() digests=() cache="" run="" free_kb=0 shm_kb=0 nofile=0 memlock=any skew=5 now="" gpus=0 userns=0
+    images=() sizes=() digests=() cache="" run="" verify="" free_kb=0 shm_kb=0 nofile=0 memlock=any skew=5 now="" gpus=0 userns=0
     sources=() interfaces=()
     local word
     for word in "$@"; do
@@ -24,7 +26,7 @@ read_options() {
             # Of the image before it.
             size=*) sizes[-1]="${word#*=}" ;;
             sha256=*) digests[-1]="${word#*=}" ;;
-            cache=* | run=* | free_kb=* | shm_kb=* | nofile=* | memlock=* | skew=* | now=* | gpus=* | userns=*)
+            cache=* | run=* | verify=* | free_kb=* | shm_kb=* | nofile=* | memlock=* | skew=* | now=* | gpus=* | userns=*)
                 printf -v "${word%%=*}" '%s' "${word#*=}"
                 ;;
             *)
@@ -53,22 +55,28 @@ check_image() {
     if ((size && found != size)); then
         fault "image ${image} has ${found} bytes here, and its lock says ${size}; build it again with 'kit build-image'"
     elif [[ -n "${sha256}" ]]; then
-        found="$(sha256sum -- "${image}")"
-        [[ "${found%% *}" == "${sha256}" ]] || fault "image ${image} has the digest ${found%% *} here, and its lock says ${sha256}"
+        [[ -z "${verify}" ]] || rm -f -- "${cache}/.verified"
+        found="$(trust::digest "${image}" "${cache}/.verified")"
+        [[ "${found}" == "${sha256}" ]] || fault "image ${image} has the digest ${found} here, and its lock says ${sha256}"
     fi
 }
 
-# The container probe starts when every node has written this report: its containers mount the cache folder.
-make_folders() {
-    (umask 077 && mkdir -p -- "${cache}") 2>/dev/null
+# The cache folder and the images: the container probe starts when every node has written this report, and on no node from other bytes.
+check_first() {
+    if ! trust::private_folder "${cache}"; then
+        fault "cache folder: ${trust_problem}; set paths.cache of the cluster to a local folder of yours"
+    elif [[ ! -w "${cache}" ]]; then
+        fault "cache folder ${cache} cannot be written; set paths.cache of the cluster to a local folder of yours"
+    else
+        check_images
+    fi
+    ((${#faults[@]} == 0)) || : >"${run}/state/preflight/${node}.refused"
     : >"${run}/state/preflight/${node}.folders"
 }
 
 check_folders() {
     local path
-    if [[ ! -d "${cache}" || ! -w "${cache}" ]]; then
-        fault "cache folder ${cache} cannot be made or written; set paths.cache of the cluster to a local folder of yours"
-    else
+    if [[ -d "${cache}" ]]; then
         check_space "${cache}"
     fi
     if [[ -w "${run}" ]]; then
@@ -161,8 +169,7 @@ check_gpus() {
 
 main() {
     read_options "$@"
-    make_folders
-    check_images
+    check_first
     check_folders
     check_limits
     check_user_namespaces

@@ -52,7 +52,9 @@ main() {
     local signalled=""
     trap 'signalled=1' TERM USR1 USR2 HUP INT
     local -i code=0
+    umask "${KIT_UMASK:-$(umask)}"
     env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_PROGRAM[@]}" || code=$?
+    umask g-w,o-w
     if ((code)) && failures::record "${RANK}" "${code}" && [[ -n "${signalled}" ]]; then
         # Told to end, it ended: srun and torchrun would kill the ranks that still save for a code other than 0. The batch script reads
         # the recorded one.

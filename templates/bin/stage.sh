@@ -5,6 +5,8 @@ set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/trust.sh"
 
 fail() {
     log::error "image not staged: $*"
@@ -15,25 +17,45 @@ fail() {
 make_room() {
     local -r folder="$1"
     local -ri cap_kb="$2" wanted_kb="$3"
-    local oldest
+    local oldest used
     while (($(du --summarize --block-size=1K -- "${folder}" | cut -f 1) + wanted_kb > cap_kb)); do
-        oldest="$(find "${folder}" -maxdepth 1 -name '*.sqsh' -printf '%T@ %p\n' | sort --numeric-sort | head -n 1 | cut -d ' ' -f 2-)"
+        oldest="$(last_used "${folder}" | sort --numeric-sort | head -n 1 | cut -d ' ' -f 2-)"
         [[ -n "${oldest}" ]] || return 0
         log::info "removes ${oldest##*/} from ${folder}: at most ${cap_kb} KB are kept"
-        rm -f -- "${oldest}"
+        used="${oldest##*/}"
+        rm -f -- "${oldest}" "${folder}/.used-${used%.sqsh}"
+    done
+}
+
+# last_used FOLDER: a line for each image, the seconds of its last use and its path.
+last_used() {
+    local image name
+    for image in "$1"/*.sqsh; do
+        [[ -e "${image}" ]] || continue
+        name="${image##*/}"
+        stat --format="%Y ${image}" -- "$1/.used-${name%.sqsh}" 2>/dev/null || stat --format='%Y %n' -- "${image}"
     done
 }
 
 main() {
     local -r source="$1" sha256="$2" folder="$3" cap_kb="$4"
     local -r target="${folder}/${sha256}.sqsh" partial="${folder}/.partial-${sha256}"
-    (umask 077 && mkdir -p -- "${folder}") || fail "${folder} cannot be made"
+    # The folder above holds caches of the user's own, too.
+    trust::private_folder "$(dirname -- "${folder}")" || fail "${trust_problem}"
+    trust::private_folder "${folder}" || fail "${trust_problem}"
     exec {lock}>"${folder}/.lock" || fail "${folder} cannot be written"
     flock "${lock}" || fail "${folder}/.lock cannot be locked"
     # Whoever held the lock before is gone: what is partial now will never be whole.
     rm -f -- "${folder}"/.partial-*
-    if [[ -f "${target}" ]]; then
-        touch -- "${target}"
+    local found
+    if [[ -e "${target}" ]]; then
+        found="$(trust::digest "${target}" "${folder}/.verified")"
+        if [[ "${found}" != "${sha256}" ]]; then
+            rm -f -- "${target}"
+            fail "${target} has the digest ${found}, the lock says ${sha256}; removed, the next start copies it again"
+        fi
+        # What the time of last use is for changes the file's own times, which the digest was remembered by.
+        touch -- "${folder}/.used-${sha256}"
         return 0
     fi
     [[ -r "${source}" ]] || fail "${source} is not readable here"
@@ -42,11 +64,11 @@ main() {
     make_room "${folder}" "${cap_kb}" "${wanted_kb}"
     trap 'rm -f -- "${partial}"' EXIT
     cp -- "${source}" "${partial}" || fail "the copy to ${folder} failed; free space: $(df --output=avail -h -- "${folder}" | tail -n 1)"
-    local found
     found="$(sha256sum -- "${partial}")"
     [[ "${found%% *}" == "${sha256}" ]] || fail "the copy has the digest ${found%% *}, the lock says ${sha256}"
     sync -- "${partial}"
     mv -- "${partial}" "${target}"
+    touch -- "${folder}/.used-${sha256}"
     log::info "image staged to ${target}"
 }
 

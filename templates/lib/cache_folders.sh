@@ -7,9 +7,9 @@ cache_folders::point_at() {
     if [[ ! -d "${dir}" ]]; then
         mkdir -p -- "${dir}" 2>/dev/null || true
     fi
-    if [[ ! -w "${dir}" ]]; then
-        dir="${TMPDIR:-/tmp}/kit-cache"
-        mkdir -p -- "${dir}"
+    # What lies in a cache runs. A folder that somebody else made is left alone, and the name of another one cannot be guessed.
+    if [[ ! -w "${dir}" || ! -O "${dir}" || -L "${dir}" ]]; then
+        dir="$(mktemp --directory --tmpdir kit-cache-XXXXXXXX)"
     fi
     export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-${dir}/triton}"
     export TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-${dir}/torch_extensions}"

@@ -19,7 +19,7 @@ node_checks::one_image() {
     local -r record="${KIT_RUN_DIR}/state/image-${2#sha256:}"
     local found digest
     # A missing image is for the preflight to tell, on every node.
-    found="$(stat --dereference --format='%i %s %Y' -- "$1" 2>/dev/null)" || return 0
+    found="$(stat --dereference --format='%i %s %.9Y %.9Z' -- "$1" 2>/dev/null)" || return 0
     if [[ -r "${record}" && "${found}" != "$(<"${record}")" ]]; then
         log::info "image $1 is not the file that this run began with; computing its digest"
         digest="$(sha256sum -- "$1")"
@@ -48,17 +48,35 @@ node_checks::nodes() {
     rm -rf -- "${folder}"
     mkdir -p -- "${folder}"
     local -r all="${nodes_all[*]}"
-    local -ri deadline=$((EPOCHSECONDS + KIT_PREFLIGHT_TIMEOUT + (container_names_unpacked ? KIT_UNPACK_TIMEOUT : 0)))
+    local -i deadline=$((EPOCHSECONDS + KIT_PREFLIGHT_TIMEOUT + (container_names_unpacked ? KIT_UNPACK_TIMEOUT : 0)))
+    deadline+="$(node_checks::reading_s)"
     # Every node of the allocation is checked, spares too.
     KIT_NODE_NAMES="${all}" steps::start kit-preflight "${KIT_PREFLIGHT_ARGV[@]}" "now=${EPOCHSECONDS}"
     if ((${#KIT_PROBE_ARGV[@]})); then
         # The container mounts the cache folder, which the preflight makes.
         node_checks::await "${deadline}" node_checks::has_folders kit-preflight
+        if compgen -G "${folder}/*.refused" >/dev/null; then
+            # A probe would start the container from bytes that are not the locked ones.
+            node_checks::await "${deadline}" false kit-preflight
+            [[ -z "${signals_got}" ]] || return 143
+            node_checks::judge "${folder}" preflight
+            return
+        fi
         KIT_NODE_NAMES="${all}" steps::start kit-probe "${KIT_PROBE_ARGV[@]}"
     fi
     node_checks::await "${deadline}" false kit-preflight kit-probe
     [[ -z "${signals_got}" ]] || return 143
-    node_checks::judge "${folder}"
+    node_checks::judge "${folder}" preflight probe
+}
+
+# Seconds more for reading the images whole, which a node does once: at 50 MB/s.
+node_checks::reading_s() {
+    local word
+    local -i bytes=0
+    for word in "${KIT_PREFLIGHT_ARGV[@]}"; do
+        [[ "${word}" != size=* ]] || bytes+="${word#size=}"
+    done
+    printf '%d' $((bytes / 50000000))
 }
 
 # node_checks::await DEADLINE ENOUGH STEP…: until each step has ended or the command ENOUGH succeeds; a step that hangs is ended at the deadline.
@@ -87,12 +105,14 @@ node_checks::has_folders() {
     ((${#made[@]} >= ${#nodes_all[@]}))
 }
 
+# node_checks::judge FOLDER CHECK…: names the nodes that one of these checks failed on, or that gave no answer.
 node_checks::judge() {
     local -r folder="$1"
+    shift
     local name check
     local -a failed=()
     for name in "${nodes_all[@]}"; do
-        for check in preflight probe; do
+        for check in "$@"; do
             [[ "${check}" == probe && ${#KIT_PROBE_ARGV[@]} -eq 0 ]] && continue
             if [[ ! -e "${folder}/${name}.${check}.ok" ]]; then
                 failed+=("${name}")

@@ -88,7 +88,7 @@ def test_no_space_for_caches(run: Path) -> None:
 
 
 def test_cache_cannot_be_made(run: Path) -> None:
-    assert "cache folder /proc/none cannot be made or written; set paths.cache" in refused(run, "cache=/proc/none")
+    assert "cache folder: /proc/none cannot be made; set paths.cache" in refused(run, "cache=/proc/none")
 
 
 def test_run_folder_missing(run: Path) -> None:

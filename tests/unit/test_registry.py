@@ -203,3 +203,16 @@ def test_modes_are_set_whatever_the_umask(tmp_path: Path, record: Manifest) -> N
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("[oc]*e*")} == {0o644}
+
+
+def test_nothing_of_a_run_can_be_written_by_others(tmp_path: Path, record: Manifest) -> None:
+    """C8: under umask 000, lib/, state/ and code/ were anybody's to change."""
+    job = write_job(tmp_path / "p", 'name = "d"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n')
+    made = plan_of(job, site=make_site(run_dir=tmp_path / "runs" / "d-1", containers=False))
+    before = os.umask(0)
+    try:
+        folder.create(made, record)
+    finally:
+        assert os.umask(before) == 0
+    lax = [path for path in (tmp_path / "runs" / "d-1").rglob("*") if path.stat().st_mode & 0o022]
+    assert lax == []

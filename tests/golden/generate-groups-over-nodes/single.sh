@@ -288,6 +288,7 @@ readonly -a KIT_PREFLIGHT_ARGV=(
     userns=1
     image=/scratch/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
     size=4096
+    sha256=c0ffee0000000000000000000000000000000000000000000000000000000000
     source=/home/ada/project
 )
 readonly -a KIT_PROBE_ARGV=(
@@ -402,6 +403,11 @@ train() {
 }
 
 main() {
+    # Others may change nothing that the kit writes; the ranks get the user's own umask back. srun would take the submitter's.
+    KIT_UMASK="$(umask)"
+    export KIT_UMASK
+    umask g-w,o-w
+    unset SLURM_UMASK
     environment::require_allocation
     output_links::link
     trap finish EXIT
@@ -885,6 +891,8 @@ KIT_FILE
     unpack 644 lib/signals.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/steps.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/trust.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 config.toml <<'KIT_FILE'
 [training]

@@ -153,6 +153,7 @@ readonly -a KIT_PREFLIGHT_ARGV=(
     userns=1
     image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
     size=4096
+    sha256=c0ffee0000000000000000000000000000000000000000000000000000000000
     source=/home/ada/project/examples/ddp-srun
 )
 readonly -a KIT_PROBE_ARGV=(
@@ -264,6 +265,11 @@ train() {
 }
 
 main() {
+    # Others may change nothing that the kit writes; the ranks get the user's own umask back. srun would take the submitter's.
+    KIT_UMASK="$(umask)"
+    export KIT_UMASK
+    umask g-w,o-w
+    unset SLURM_UMASK
     environment::require_allocation
     output_links::link
     trap finish EXIT
