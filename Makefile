@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test matrix matrix-short slow faults soak soak-diloco lint type golden schema lock bench submit clean
+.PHONY: help setup demo test training matrix matrix-short slow faults soak soak-diloco lint type golden schema lock bench submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -25,6 +25,9 @@ demo: setup ## the main job: cluster up, image built and pinned, DDP on 2 nodes 
 test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips are named
 	@scripts/setup.sh --with-tests
 	@$(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+
+training: setup ## all of tests/training, in .train-venv with the frameworks; ARGS="-m smoke": every program once, as CI does
+	@scripts/training.sh $(or $(ARGS),-m "smoke or not smoke")
 
 faults: ## the whole fault matrix: every fault in every start shape and container runtime of this machine
 	@scripts/setup.sh --with-tests
@@ -81,5 +84,5 @@ submit: ## kit submit JOB=folder-or-file CLUSTER=name
 
 clean: ## take the local cluster down; remove runs, caches and .venv. Images stay: kit prune-images
 	@if [ -x $(KIT) ]; then $(KIT) cluster down; fi
-	@rm -rf runs .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf runs .venv .train-venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

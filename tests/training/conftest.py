@@ -21,7 +21,7 @@ LAUNCHERS = Path(__file__).parents[2] / "launchers"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     if importlib.util.find_spec("torch") is None:
-        skip = pytest.mark.skip(reason="torch is not installed (pip install -e '.[train]')")
+        skip = pytest.mark.skip(reason="torch is not installed (make training)")
         for item in items:
             if here in item.path.parents:
                 item.add_marker(skip)

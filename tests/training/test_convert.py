@@ -34,7 +34,7 @@ CLOSE = 2e-5
 
 def need(module: str) -> None:
     if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed")
+        pytest.skip(f"{module} is not installed (make training)")
 
 
 def convert(*args: object, check: bool = True) -> Any:

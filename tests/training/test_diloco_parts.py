@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torchft") is None, reason="torchft is not installed (pip install -e '.[train]')"
-)
+pytestmark = [
+    pytest.mark.smoke,
+    pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed (make training)"),
+]
 
 
 @pytest.fixture(autouse=True)

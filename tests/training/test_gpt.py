@@ -51,7 +51,7 @@ def need(program: str) -> None:
     """Skip where the framework of a program is not installed."""
     for folder, module, package in (("deepspeed", "deepspeed", "deepspeed"), ("megatron", "megatron", "megatron-core")):
         if program.startswith(folder) and importlib.util.find_spec(module) is None:
-            pytest.skip(f"{package} is not installed (pip install -e '.[train]')")
+            pytest.skip(f"{package} is not installed (make training)")
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -180,17 +180,20 @@ def options_of(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *argv], env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.smoke
 def test_clip_0_leaves_the_gradients() -> None:
     args = json.loads(options_of("ddp/train_gpt.py", "--clip", "0").stdout.splitlines()[-1])
     assert args["clip"] == float("inf")
 
 
+@pytest.mark.smoke
 def test_deepspeed_takes_batch_sizes_from_its_configuration_alone() -> None:
     done = options_of("deepspeed/train.py", "--batch-size", "16")
     assert done.returncode == 2
     assert "stand in the configuration" in done.stderr
 
 
+@pytest.mark.smoke
 def test_megatron_layout_that_cannot_be_is_refused_with_its_numbers(training: Any) -> None:
     need("megatron/train.py")
     run = training.start("megatron/train.py", "run", "--tp", 2, "--pp", 2, "--heads", 3)
@@ -208,6 +211,7 @@ def test_profile_of_chosen_steps_on_a_chosen_rank(training: Any, tmp_path: Path)
     assert "aten::" in (run.run_dir / "profile" / "rank-1.json").read_text()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("path", sorted(LAUNCHERS.glob("*/launcher.toml")), ids=lambda path: path.parent.name)
 def test_launcher_toml_tells_the_programs_own_defaults(path: Path) -> None:
     """What the kit checks before submit is what the program would work with."""

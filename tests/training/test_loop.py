@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.smoke
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
 
 

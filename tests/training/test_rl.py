@@ -18,7 +18,7 @@ import pytest
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(importlib.util.find_spec("aiohttp") is None, reason="aiohttp is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("aiohttp") is None, reason="aiohttp is not installed (make training)"),
 ]
 SMALL = ("--layers", 1, "--dim", 32, "--form-steps", 40)
 

@@ -1,0 +1,47 @@
+#!/bin/bash
+# training.sh [--only-venv] [PYTEST-OPTION...]: tests/training with the frameworks that the training programs import.
+#   They are installed into .train-venv, in the versions of containers/frameworks-cpu/requirements.lock, once for each state of the lock.
+#   PyTorch's CPU build is on an index of its own: where pip does not know it, add it to pip's configuration (docs/training.md).
+# Exit code: pytest's; 69 where .train-venv cannot be made.
+set -euo pipefail
+
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+readonly VENV=.train-venv STAMP=.train-venv/made-from.sha256
+readonly INPUTS=(containers/frameworks-cpu/requirements.lock containers/frameworks-cpu/requirements.in requirements/dev.lock scripts/training.sh)
+
+say() {
+    printf 'training: %s\n' "$*" >&2
+}
+
+# name==version of each package of the locks; of one that both have, the first lock's
+constraints() {
+    grep -hoE '^[A-Za-z0-9_.-]+==[^ ;]+' "$@" | awk -F== '!seen[tolower($1)]++'
+}
+
+make_venv() {
+    local pins
+    local -a pip
+    if sha256sum --check --status "${STAMP}" 2>/dev/null; then
+        return 0
+    fi
+    say "installs the frameworks of containers/frameworks-cpu into ${VENV}"
+    rm -rf -- "${VENV}"
+    .venv/bin/python -m venv "${VENV}" || return 1
+    pins="${VENV}/constraints.txt"
+    constraints containers/frameworks-cpu/requirements.lock requirements/dev.lock >"${pins}" || return 1
+    pip=("${VENV}/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "${pins}")
+    # DeepSpeed is published as source, and looks for torch while its wheel is made: torch first, and none of its compiled operators.
+    "${pip[@]}" torch numpy setuptools wheel || return 1
+    DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --requirement containers/frameworks-cpu/requirements.in || return 1
+    # What the tests and the parts of the kit that they compare with import.
+    "${pip[@]}" pytest pytest-timeout jinja2 platformdirs pydantic rich simpleeval tomli-w || return 1
+    sha256sum "${INPUTS[@]}" >"${STAMP}"
+}
+
+if ! make_venv; then
+    say "skipped: ${VENV} cannot be made, so no training program was tested (pip's error is above)"
+    exit 69
+fi
+[[ "${1:-}" != --only-venv ]] || exit 0
+export OMP_NUM_THREADS=1
+exec "${VENV}/bin/python" -m pytest -p no:cacheprovider tests/training "$@"
