@@ -26,6 +26,9 @@ OPTIONS = Path(__file__).with_name("deepspeed-options.toml")
 # How alike an unknown name and a known one are when the first is taken for a misspelt second, of difflib's 0 to 1.
 _ALIKE = 0.88
 
+# Tables in which DeepSpeed 0.19 drops a key that is 'auto', so that its default counts (DeepSpeedConfigModel).
+_DEFAULTS = {"deepspeed.zero_optimization", "deepspeed.fp16", "deepspeed.bf16"}
+
 _TOTAL, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
@@ -50,7 +53,8 @@ class DeepSpeed:
         if job.deepspeed is None:
             return Extra()
         config = completed(job.deepspeed, allocation.world_size)
-        return Extra(files={FILE: json.dumps(config, indent=2) + "\n"}, args=("--ds-config", f"{{run}}/{FILE}"))
+        file = {FILE: json.dumps(config, indent=2) + "\n"}
+        return Extra(files=file, args=("--ds-config", f"{{run}}/{FILE}"), explained=explained(job.deepspeed))
 
 
 framework: Framework = DeepSpeed()
@@ -129,9 +133,30 @@ def _misspelt(table: Mapping[str, Any], prefix: str = "deepspeed") -> Iterator[F
             yield from _misspelt(value, where)
 
 
+def _left_out(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """The keys below a table that are 'auto'."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _left_out(value, f"{prefix}.{key}")
+        elif value == "auto":
+            yield f"{prefix}.{key}"
+
+
+def explained(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a reader of the batch script should know: keys that are 'auto' count as not given."""
+    keys = [
+        key
+        for name, value in table.items()
+        if f"deepspeed.{name}" in _DEFAULTS and isinstance(value, Mapping)
+        for key in _left_out(value, name)
+    ]
+    return (f"DeepSpeed takes its own default for {', '.join(keys)} ('auto').",) if keys else ()
+
+
 def _contradictions(table: Mapping[str, Any]) -> Iterator[Fault]:
     zero = table.get("zero_optimization", {})
     stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
+    stage = 0 if stage == "auto" else stage
     if stage not in {0, 1, 2, 3}:
         problem = f"{shown(stage)} is not a stage of ZeRO"
         yield Fault(key="deepspeed.zero_optimization.stage", problem=problem, allowed="0, 1, 2, 3", hint="stage = 2")
@@ -144,18 +169,24 @@ def _contradictions(table: Mapping[str, Any]) -> Iterator[Fault]:
             key = "deepspeed.zero_optimization.offload_optimizer"
             problem = "stage 0 cannot offload the optimizer: stages 1, 2 and 3 shard it"
             yield Fault(key=key, problem=problem, hint="stage = 1")
-    on = [name for name in ("fp16", "bf16") if isinstance(table.get(name), Mapping) and table[name].get("enabled")]
+    on = [
+        name for name in ("fp16", "bf16") if isinstance(table.get(name), Mapping) and table[name].get("enabled") is True
+    ]
     if len(on) == 2:
         problem = "fp16 and bf16 are both enabled, and DeepSpeed trains in one of them"
         yield Fault(key="deepspeed.bf16.enabled", problem=problem, hint="enabled = false")
 
 
 def _autos(table: Mapping[str, Any], prefix: str = "deepspeed") -> Iterator[Fault]:
-    """'auto' is the Hugging Face Trainer's word; DeepSpeed itself fails on it, and the kit can only work out batch sizes."""
+    """'auto' where it is no default: DeepSpeed fails on it, or takes the text for true. The kit works out batch sizes itself."""
     for key, value in table.items():
         where = f"{prefix}.{key}"
+        if where in _DEFAULTS:
+            continue
         if isinstance(value, Mapping):
             yield from _autos(value, where)
         elif value == "auto" and not (prefix == "deepspeed" and key in {_TOTAL, _MICRO, _STEPS}):
-            problem = "'auto' is the Hugging Face Trainer's word: DeepSpeed itself needs a value here"
+            problem = (
+                "'auto' is the Hugging Face Trainer's word: without it, DeepSpeed fails here or takes the text for true"
+            )
             yield Fault(key=where, problem=problem, hint="write the value, or remove the line")

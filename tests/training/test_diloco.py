@@ -39,9 +39,7 @@ THREE = ("--batch-size", 24, "--steps", 150)  # for three groups
 
 pytestmark = [
     pytest.mark.timeout(240),
-    pytest.mark.skipif(
-        importlib.util.find_spec("torchft") is None, reason="torchft is not installed (make training)"
-    ),
+    pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed (make training)"),
 ]
 
 

@@ -64,7 +64,7 @@ def test_batch_sizes_follow_from_each_other(given: dict[str, Any], expected: tup
         (
             {"scheduler": {"params": {"warmup_num_steps": "auto"}}},
             "scheduler.params.warmup_num_steps",
-            "DeepSpeed itself needs a value",
+            "without it, DeepSpeed fails here",
         ),
         ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage", "allowed: 0, 1, 2, 3"),
         ({"zero_optimization": {"stage": 2, "offload_param": {}}}, "zero_optimization.offload_param", "stage 3"),
@@ -81,6 +81,17 @@ def test_batch_sizes_follow_from_each_other(given: dict[str, Any], expected: tup
 def test_deepspeed_refuses(given: dict[str, Any], key: str, said: str) -> None:
     said_of = {fault.key: str(fault) for fault in deepspeed.broken(given, 4)}
     assert said in said_of[f"deepspeed.{key}"]
+
+
+def test_auto_is_deepspeeds_default_where_deepspeed_says_so() -> None:
+    """Hugging Face's examples are full of it, and DeepSpeed 0.19 takes them."""
+    zero = {"stage": 3, "reduce_bucket_size": "auto", "offload_param": {"device": "cpu", "pin_memory": "auto"}}
+    table = {"zero_optimization": zero, "bf16": {"enabled": "auto"}}
+    assert [*deepspeed.broken(table, 4)] == []
+    (line,) = deepspeed.explained(table)
+    named = "zero_optimization.reduce_bucket_size, zero_optimization.offload_param.pin_memory, bf16.enabled"
+    assert line == f"DeepSpeed takes its own default for {named} ('auto')."
+    assert deepspeed.explained({"zero_optimization": {"stage": 3}}) == ()
 
 
 def test_a_key_of_another_release_is_handed_on() -> None:
