@@ -35,6 +35,8 @@ make_venv() {
     DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --requirement containers/frameworks-cpu/requirements.in || return 1
     # What the tests and the parts of the kit that they compare with import.
     "${pip[@]}" pytest pytest-timeout jinja2 platformdirs pydantic rich simpleeval tomli-w || return 1
+    # Megatron-LM's own parser, where MEGATRON_LM names a checkout of it.
+    "${pip[@]}" pyyaml regex six || return 1
     sha256sum "${INPUTS[@]}" >"${STAMP}"
 }
 

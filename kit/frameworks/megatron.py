@@ -73,6 +73,11 @@ def _checkpoint(checkpoint: Checkpoint) -> Iterator[Fault]:
 
 
 def _environment(options: dict[str, Any], env: dict[str, str]) -> Iterator[Fault]:
+    wide = [key for key in ("tensor_model_parallel_size", "context_parallel_size") if options[key] > 1]
+    free = any(options.get(key) for key in ("use_torch_fsdp2", "use_megatron_fsdp", "overlap_moe_expert_parallel_comm"))
+    if wide and not free and env.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
+        problem = f"megatron.{wide[0]} = {options[wide[0]]} needs 1 connection on GPUs before Blackwell"
+        yield Fault(key="env.CUDA_DEVICE_MAX_CONNECTIONS", problem=problem, hint='CUDA_DEVICE_MAX_CONNECTIONS = "1"')
     fsdp = next((name for name in ("use_torch_fsdp2", "use_megatron_fsdp") if options.get(name)), None)
     if fsdp and env.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         problem = f"megatron.{fsdp} needs more than one connection"

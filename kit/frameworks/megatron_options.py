@@ -1,7 +1,7 @@
 """How Megatron-LM's parser wants its options written: megatron-options.toml lists them, of release core_v0.16.1.
 
-That file is what the parser itself says of them (tests/training/test_megatron_lm.py compares); an option that it does not know is
-handed on, since another release may have it, unless it looks like a slip of the pen.
+That file is what the parser itself says of them (tests/training/test_megatron_lm.py compares). It ends on an option that it does
+not know, so such a key is refused; what another release has can be given in `args`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,11 @@ def faults(options: Mapping[str, Any]) -> Iterator[Fault]:
     for key, value in options.items():
         where, valued = f"megatron.{key}", key in kinds["value"] | kinds["several"]
         if key not in names:
-            if near := nearest(key, names, cutoff=_ALIKE):
-                problem = f"Megatron-LM has no such option; did you mean {near!r}? An option of your own goes into args"
-                yield Fault(key=where, problem=problem, hint=f"{near} = {toml(value)}")
+            near = nearest(key, names, cutoff=_ALIKE)
+            meant = f"; did you mean {near!r}?" if near else ". One of another release, or of your own, goes into args"
+            option = f"--{key.replace('_', '-')}"
+            hint = f"{near} = {toml(value)}" if near else f'args = ["{option}", "{value}"]'
+            yield Fault(key=where, problem=f"Megatron-LM core_v0.16.1 has no such option{meant}", hint=hint)
         elif isinstance(value, bool) and valued:
             yield Fault(key=where, problem=f"the option takes a value, and not {shown(value)}", hint=f"{key} = 1")
         elif not isinstance(value, bool) and not valued:

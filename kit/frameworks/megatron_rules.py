@@ -13,6 +13,7 @@ from kit.frameworks.rules import divisor, multiple
 
 # Layers are dealt out by hand where one of these is given.
 _UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout")
+_VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
 # What a tokenizer cannot be built without.
 _TOKENIZERS = {
     "NullTokenizer": ("vocab_size",),
@@ -90,6 +91,7 @@ def _model(options: Mapping[str, Any]) -> Iterator[Fault]:
     if layers % pp and not any(key in options for key in _UNEVEN):
         problem = f"{layers} layers cannot be split into {pp} pipeline stages of one size"
         yield _fault("num_layers", problem, f"num_layers = {multiple(layers, pp) - layers + options['num_layers']}")
+    yield from _virtual(options, layers, pp)
     length, positions = options["seq_length"], options["max_position_embeddings"]
     if cp > 1 and length % (2 * cp):
         problem = f"{length} is not a multiple of 2 x {cp} context parallel ranks"
@@ -99,11 +101,32 @@ def _model(options: Mapping[str, Any]) -> Iterator[Fault]:
         yield _fault("max_position_embeddings", problem, f"max_position_embeddings = {length}")
 
 
+def _virtual(options: Mapping[str, Any], layers: int, pp: int) -> Iterator[Fault]:
+    """An interleaved schedule: each rank holds several short stages, given by one key, that come out even."""
+    given = [key for key in (*_VIRTUAL, "pipeline_model_parallel_layout") if options.get(key) is not None]
+    if len(given) > 1:
+        yield _fault(
+            given[1], f"{given[0]} is given too, and one of them says how stages are cut", "remove one of them"
+        )
+        return
+    each, count = (options.get(key) for key in _VIRTUAL)
+    by_hand = next((key for key in _UNEVEN[:2] if options.get(key) is not None), None)
+    if each is not None and by_hand:
+        problem = f"{by_hand} deals the layers out by hand: say the number of stages instead"
+        yield _fault(_VIRTUAL[0], problem, f"{_VIRTUAL[1]} = 2")
+    elif each is not None and layers % pp == 0 and (each < 1 or (layers // pp) % each):
+        problem = f"{each} does not divide the {layers // pp} layers of a pipeline stage"
+        yield _fault(_VIRTUAL[0], problem, f"{_VIRTUAL[0]} = {divisor(each, layers // pp)}")
+    elif pp == 1 and (count or layers // (each or layers)) > 1:
+        key = _VIRTUAL[1] if count else _VIRTUAL[0]
+        yield _fault(key, "several stages on a rank need a pipeline of more than one rank", "remove the line")
+    elif count is not None and count > 1 and not by_hand and layers % (pp * count):
+        problem = f"{layers} layers cannot be split into {pp} pipeline x {count} virtual stages of one size"
+        yield _fault(_VIRTUAL[1], problem, f"num_layers = {multiple(options['num_layers'], pp * count)}")
+
+
 def _experts(options: Mapping[str, Any]) -> Iterator[Fault]:
     tp, ep, experts = _sizes(options)[0], options["expert_model_parallel_size"], options.get("num_experts")
-    if options["sequence_parallel"] and tp == 1:
-        problem = "sequence parallelism needs a tensor parallel size above 1"
-        yield _fault("sequence_parallel", problem, "sequence_parallel = false")
     if ep > 1 and not experts:
         problem = f"{ep} ranks cannot share experts: num_experts is not set"
         yield _fault("expert_model_parallel_size", problem, f"num_experts = {ep}")

@@ -60,16 +60,16 @@ class Profile(Model):
 
 
 class Megatron(Model):
-    """Megatron's options. Those named here are checked against each other; any other is handed on as it is.
+    """Megatron's options. Those named here are checked against each other; the others by their names and kinds of value.
 
     A key becomes an option of pretrain_gpt.py: `num_layers = 24` is `--num-layers 24`, true is the bare option, a list its values.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    num_layers: int = Field(default=12, ge=1)
-    hidden_size: int = Field(default=768, ge=1)
-    num_attention_heads: int = Field(default=12, ge=1)
+    num_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
     ffn_hidden_size: int | None = Field(default=None, ge=1)
     num_query_groups: int | None = Field(default=None, ge=1)
     seq_length: int = Field(default=1024, ge=1)

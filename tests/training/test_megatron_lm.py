@@ -29,7 +29,7 @@ from tests.support import REPO, write_job
 CHECKOUT = Path(os.environ.get("MEGATRON_LM", "/opt/Megatron-LM"))
 PROGRAM = Path(__file__).with_name("megatron_lm.py")
 RELEASE = ("0", "16", "1")  # the one that kit/frameworks/megatron-options.toml is of
-LACKING = [name for name in ("torch", "six", "einops") if importlib.util.find_spec(name) is None]
+LACKING = [name for name in ("torch", "six", "einops", "regex", "yaml") if importlib.util.find_spec(name) is None]
 
 
 def why_not() -> str:
@@ -80,6 +80,11 @@ def wide(tp: int = 1, pp: int = 1, cp: int = 1, ep: int = 1) -> dict[str, int]:
 # Name -> nodes of eight GPUs, the [megatron] table, other keys of the job.
 ACCEPTED: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "as little as can be": (1, {}, {}),
+    "no learning rate": (1, {"lr_decay_style": "constant"}, {}),
+    "sequence parallel on one rank, which Megatron-LM switches off": (1, {"sequence_parallel": True}, {}),
+    "virtual stages": (2, {**wide(pp=2), "num_layers": 24, "num_virtual_stages_per_pipeline_rank": 3}, {}),
+    "virtual stages of one layer": (2, {**wide(pp=4), "num_layers_per_virtual_pipeline_stage": 1}, {}),
+    "one virtual stage": (2, {**wide(pp=4), "num_layers_per_virtual_pipeline_stage": 3}, {}),
     "dense, data parallel": (2, {"global_batch_size": 64, "bf16": True, **MOCK}, SAVED),
     "tensor and sequence parallel": (2, {**wide(tp=4), "sequence_parallel": True, "fp16": True, **MOCK}, SAVED),
     "pipeline parallel": (2, {**wide(tp=2, pp=4), "global_batch_size": 32, **MOCK}, {}),
@@ -223,9 +228,24 @@ REFUSED: dict[str, dict[str, Any]] = {
     "a switch": {"lr": True},
     "a value": {"swiglu": "yes"},
     "a typing error": {"lr_warmpup_fraction": 0.01},
+    "an option that is not there": {"of_another_release": 1},
+    "virtual stages that do not divide": {**wide(pp=4), "num_layers_per_virtual_pipeline_stage": 2},
+    "virtual stages of a rank that do not divide": {**wide(pp=4), "num_virtual_stages_per_pipeline_rank": 2},
+    "two ways to say virtual stages": {
+        **wide(pp=2),
+        "num_layers_per_virtual_pipeline_stage": 3,
+        "num_virtual_stages_per_pipeline_rank": 2,
+    },
+    "virtual stages without a pipeline": {"num_layers_per_virtual_pipeline_stage": 3},
+    "virtual stages of a rank without a pipeline": {"num_virtual_stages_per_pipeline_rank": 2},
+    "virtual stages by hand": {
+        **wide(pp=2),
+        "decoder_first_pipeline_num_layers": 5,
+        "num_layers_per_virtual_pipeline_stage": 3,
+    },
 }
 # Not asked by the validator, but by megatron.core.parallel_state and the attention of TP ranks, which need GPUs to be run.
-LATER = {"batch", "groups", "ranks of experts"}
+LATER = {"batch", "groups", "ranks of experts", "virtual stages of a rank that do not divide"}
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +274,8 @@ def job(folder: Path, nodes: int, table: dict[str, Any], more: dict[str, Any]) -
         "launcher": "megatron-lm",
         "image": "train-cpu",
         "resources": {"nodes": nodes, "gpus_per_node": 8},
-        "megatron": ({} if "train_samples" in table else {"train_iters": 100})
+        "megatron": {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
+        | ({} if "train_samples" in table else {"train_iters": 100})
         | {"global_batch_size": 16 * nodes, **table},
         **more,
     }
@@ -286,6 +307,36 @@ def test_what_megatron_refuses_the_kit_refuses_first(name: str, tmp_path: Path, 
         assert resolved.job.megatron is not None
         options = megatron.completed(resolved.job.megatron, resolved.job.checkpoint)
         assert ask(megatron_options.words(options), allocate(resolved).world_size, dict(resolved.job.env)) is not None
+
+
+@pytest.mark.parametrize("connections", ["1", "8"])
+@pytest.mark.parametrize(
+    "table", [wide(), wide(tp=2), wide(cp=2), {**wide(tp=2), "overlap_moe_expert_parallel_comm": True}]
+)
+def test_connections_are_judged_as_megatron_judges_them(
+    table: dict[str, Any], connections: str, tmp_path: Path, ask: Ask
+) -> None:
+    """Eight connections with TP 2 were accepted, and stopped all ranks."""
+    resolved = job(tmp_path, 1, {**LLAMA, **table}, {"env": {"CUDA_DEVICE_MAX_CONNECTIONS": connections}})
+    assert resolved.job.megatron is not None
+    options = megatron.completed(resolved.job.megatron, resolved.job.checkpoint)
+    refused = [*megatron._environment(options, dict(resolved.job.env))]
+    said = ask(megatron_options.words(options), 8, dict(resolved.job.env))
+    assert bool(refused) == ("CUDA_DEVICE_MAX_CONNECTIONS" in (said or ""))
+
+
+@pytest.mark.parametrize("key", ["num_layers", "hidden_size", "num_attention_heads"])
+def test_a_shape_without_a_key_is_refused_by_both(key: str, ask: Ask) -> None:
+    """A forgotten num_layers trained 12 layers of 768."""
+    from kit.spec.training import Megatron
+
+    shape: dict[str, Any] = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
+    del shape[key]
+    with pytest.raises(ValueError, match=key):
+        Megatron(**shape)
+    given = {**shape, "seq_length": 64, "max_position_embeddings": 64, "micro_batch_size": 1, "train_iters": 1}
+    named = "num-layers" if key == "num_layers" else key
+    assert named in str(ask(megatron_options.words(given), 1, {}))
 
 
 def test_the_options_are_those_of_the_parser() -> None:

@@ -137,7 +137,17 @@ def test_an_image_without_the_framework_is_refused_from_its_lock(tmp_path: Path)
         ),
         ({"pipeline_model_parallel_size": 4, "num_layers": 6}, "num_layers", "4 pipeline stages"),
         ({"micro_batch_size": 3, "global_batch_size": 8}, "global_batch_size", "4 data parallel ranks = 12"),
-        ({"sequence_parallel": True}, "sequence_parallel", "above 1"),
+        (
+            {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 4},
+            "num_layers_per_virtual_pipeline_stage",
+            "4 does not divide the 6 layers of a pipeline stage",
+        ),
+        (
+            {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 4},
+            "num_virtual_stages_per_pipeline_rank",
+            "12 layers cannot be split into 2 pipeline x 4 virtual stages",
+        ),
+        ({"of_another_release": 1}, "of_another_release", "has no such option. One of another release"),
         ({"expert_model_parallel_size": 2}, "expert_model_parallel_size", "num_experts is not set"),
         (
             {"expert_model_parallel_size": 3, "num_experts": 3},
@@ -182,7 +192,6 @@ def test_megatron_refuses(tmp_path: Path, table: dict[str, Any], key: str, said:
         ({"ckpt_fully_parallel_save": False}, "--no-ckpt-fully-parallel-save"),
         ({"rl_partial_rollouts": False}, "--no-rl-partial-rollouts"),
         ({"num_query_groups": 4}, "--group-query-attention"),
-        ({"an_option_of_another_release": [1, 2]}, "--an-option-of-another-release\n    1\n    2"),
         ({"save": "/x", "save_interval": 5}, "--exit-signal-handler"),
     ],
 )
@@ -234,7 +243,7 @@ def test_fsdp_of_megatron_wants_more_connections(tmp_path: Path) -> None:
 
 def megatron_plan(tmp_path: Path, table: dict[str, Any], **keys: Any) -> str:
     """program.sh of a job on the launcher for Megatron-LM's own program."""
-    table = {"train_iters": 10, **table}
+    table = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "train_iters": 10, **table}
     job = {**BASE, "launcher": "megatron-lm", "script": "pretrain_gpt.py", "megatron": table, **keys}
     resolved = config.load_job(write_job(tmp_path, tomli_w.dumps(job)), cluster="local")
     return plan(resolved, make_lock(), make_site()).text_of("program.sh")
@@ -251,7 +260,15 @@ def test_a_table_that_the_launcher_does_not_read_is_refused(tmp_path: Path, laun
     assert TABLES == ["deepspeed", "diloco", "megatron", "rl", "sft"]
     for table in TABLES:
         shape = "replicas" if "replicas" in chosen.shapes else chosen.shapes[0]
-        job = {"name": "x", "image": "train-cpu", "launcher": launcher, "script": "x.py", "shape": shape, table: {}}
+        content = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 2} if table == "megatron" else {}
+        job = {
+            "name": "x",
+            "image": "train-cpu",
+            "launcher": launcher,
+            "script": "x.py",
+            "shape": shape,
+            table: content,
+        }
         role = '[roles.one]\ncommand = ["x"]\n' if launcher == "roles" else ""
         try:
             plan_of(write_job(tmp_path, tomli_w.dumps(job) + role))
