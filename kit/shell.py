@@ -105,6 +105,24 @@ def lines(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None 
         raise failed(Completed(argv=tuple(argv), returncode=code, stdout="", stderr="\n".join(tail)))
 
 
+@contextlib.contextmanager
+def output(argv: Argv) -> Iterator[IO[bytes]]:
+    """The standard output of a program as bytes, for the length of a block; the program ends with the block.
+
+    ToolError when it was read to its end and the program failed.
+    """
+    process = _popen(argv, stderr=subprocess.DEVNULL)
+    with _owned(process):
+        assert process.stdout is not None
+        yield process.stdout
+        if process.stdout.read(1):
+            _end_group(process)
+            return
+        code = process.wait()
+    if code != 0:
+        raise failed(Completed(argv=tuple(argv), returncode=code, stdout="", stderr=""))
+
+
 def feed(
     argv: Argv,
     chunks: Iterable[bytes],

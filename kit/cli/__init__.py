@@ -50,6 +50,7 @@ GROUPS = {
         "images": "images.images",
         "verify-image": "images.verify_image",
         "prune-images": "images.prune_images",
+        "diff-images": "images.diff_images",
     },
     "Clusters": {
         "cluster": "cluster.app",

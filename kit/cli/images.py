@@ -28,6 +28,9 @@ Store = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Locked = Annotated[bool, typer.Option("--locked", help="Fail when the result is not what the lock names, saying why.")]
+Relock = Annotated[
+    bool, typer.Option("--relock", help="Write the lock anew although the same inputs gave other bytes.")
+]
 Fresh = Annotated[
     bool, typer.Option("--no-cache", help="From nothing: base, packages and every step of the Dockerfile again.")
 ]
@@ -36,14 +39,22 @@ _DAY_S = 24 * 3600.0
 
 
 def build_image(
-    name: Name, *, store: Store = None, locked: Locked = False, no_cache: Fresh = False, as_json: Json = False
+    name: Name,
+    *,
+    store: Store = None,
+    locked: Locked = False,
+    relock: Relock = False,
+    no_cache: Fresh = False,
+    as_json: Json = False,
 ) -> None:
     """Build an image, squash it into the store, and write its lock."""
     from kit import data_folders
     from kit.images import build
     from kit.images.progress import Terminal
 
-    order = build.Order(name=name, project=data_folders.project(), store=_store(store), locked=locked, fresh=no_cache)
+    order = build.Order(
+        name=name, project=data_folders.project(), store=_store(store), locked=locked, fresh=no_cache, relock=relock
+    )
     _print(build.build(order, Terminal()), as_json=as_json)
 
 
@@ -67,6 +78,7 @@ def import_image(
     ] = "",
     store: Store = None,
     locked: Locked = False,
+    relock: Relock = False,
     as_json: Json = False,
 ) -> None:
     """Bring in an image that exists already, squash it into the store, and write its lock."""
@@ -76,7 +88,13 @@ def import_image(
 
     _must_be_platform(platform)
     order = importing.Order(
-        uri=source, name=name, project=data_folders.project(), store=_store(store), locked=locked, platform=platform
+        uri=source,
+        name=name,
+        project=data_folders.project(),
+        store=_store(store),
+        locked=locked,
+        relock=relock,
+        platform=platform,
     )
     _print(importing.run(order, Terminal()), as_json=as_json)
 
@@ -141,6 +159,35 @@ def verify_image(
     else:
         found = verify_image.checked(image, project=project, store=place, full=full)
     typer.echo(json.dumps(dataclasses.asdict(found), indent=2) if as_json else str(found))
+
+
+def diff_images(
+    first: Annotated[
+        str, typer.Argument(metavar="A", help="An image: its name, its digest's first digits, or a .sqsh.")
+    ],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    *,
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Show what differs between two images: packages, files, environment, configuration. Code 1 when anything does."""
+    from dataclasses import asdict
+
+    from kit import data_folders
+    from kit.images import difference
+
+    place = _store(store)
+    a, b = (difference.find(name, project=data_folders.project(), store_dir=place) for name in (first, second))
+    found = difference.between(a, b)
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+    else:
+        for title, lines in asdict(found).items():
+            for line in [f"{title}:", *(f"  {line}" for line in lines)] if lines else []:
+                typer.echo(line)
+        if not found.any:
+            typer.echo("no difference")
+    raise typer.Exit(1 if found.any else 0)
 
 
 def prune_images(

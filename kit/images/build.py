@@ -20,7 +20,7 @@ from kit.spec.image import ImageSpec
 class Order:
     """What to build, where to.
 
-    locked: see publish.Target. fresh: from nothing, using neither the engine's cache nor an earlier base or download.
+    locked, relock: see publish.Target. fresh: from nothing, using neither the engine's cache nor an earlier base or download.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Order:
     store: Path
     locked: bool = False
     fresh: bool = False
+    relock: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,7 @@ def _read(order: Order) -> tuple[_Folder, publish.Target]:
         inputs=context.digest(spec, files),
         squash=spec.squash,
         locked=order.locked,
+        relock=order.relock,
         notes=("the build had a network: another build may give other bytes",) if networked else (),
     )
     return _Folder(path=entry.folder, spec=spec, files=files), target

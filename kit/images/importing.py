@@ -21,7 +21,7 @@ from kit.spec.image import Squash
 class Order:
     """What to import: see `sources.ready`. name: of the image in containers/; empty: the last part of the source.
 
-    platform: `linux/arm64`; empty: this machine's.
+    platform: `linux/arm64`; empty: this machine's. relock: see publish.Target.
     """
 
     uri: str
@@ -31,6 +31,7 @@ class Order:
     options: Squash = field(default_factory=Squash)
     locked: bool = False
     platform: str = ""
+    relock: bool = False
 
 
 def run(order: Order, report: Report) -> publish.Outcome:
@@ -60,6 +61,7 @@ def run(order: Order, report: Report) -> publish.Outcome:
             inputs=_inputs(order, ready),
             squash=order.options,
             locked=order.locked,
+            relock=order.relock,
         )
         done = publish.unchanged(target) if ready.content.digest else None
         if done is None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from kit import __version__
 from kit.errors import ImageError, LockError
-from kit.images import enroot_layout, inventory, lock, sqshfile, squash, store, verify
+from kit.images import difference, enroot_layout, inventory, lock, sqshfile, squash, store, verify
 from kit.images.progress import Report
 from kit.images.squash import Finished, Stream, Tree
 from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Squash
@@ -21,6 +21,9 @@ _STALE = (
     "start. End the Dockerfile's RUN with: python3 -m compileall -q --invalidation-mode unchecked-hash FOLDER"
 )
 
+# Files that an error names.
+_NAMED = 20
+
 Way = Callable[[], contextlib.AbstractContextManager[Tree | Stream | Finished]]
 
 
@@ -29,7 +32,8 @@ class Target:
     """What is to come of it.
 
     source: `build`, or the URI that is imported. inputs: sha256 (hex) of what decides the bytes. locked: fail when the result
-    is not what the lock names, and leave lock and store as they are. notes: for the lock; why the bytes may not come again.
+    is not what the lock names, and leave lock and store as they are. relock: write the lock although the same inputs gave other
+    bytes. notes: for the lock; why the bytes may not come again.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Target:
     inputs: str
     squash: Squash
     locked: bool = False
+    relock: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -103,7 +108,8 @@ def unchanged(target: Target) -> Outcome | None:
 def make(target: Target, content: Content, work: Path, report: Report) -> Outcome:
     """Squash, compare, publish, lock. work: a workspace of the target's store.
 
-    LockError when the target is locked and the bytes differ; ImageError when squashing fails.
+    LockError when the target is locked and the bytes differ, and, unless it is to be locked anew, when the same inputs gave other
+    bytes: the lock stays, and the new image is in the store to be looked at. ImageError when squashing fails.
     """
     finished = work / "image.sqsh"
     method = _squash(target, content, finished, report)
@@ -115,6 +121,8 @@ def make(target: Target, content: Content, work: Path, report: Report) -> Outcom
         _must_be_locked(target, old, new, changes)
     facts = {"name": target.name, "source": target.source, "method": method, "made": time.time()}
     image = store.publish(target.store, finished, new.sha256, facts)
+    if old is not None and not target.relock and _promised(old, new, content) and old.sha256 != new.sha256:
+        raise _not_reproducible(target, old, new, changes)
     lock.write(target.lock_file, new)
     store.register(target.store, target.lock_file)
     for warning in enroot_layout.warnings(content.config):
@@ -158,6 +166,28 @@ def _lock(target: Target, content: Content, finished: Path, method: str) -> Imag
         config=content.config,
         tools=LockedTools(kit=__version__, mksquashfs=version, engine=content.engine, image_id=content.image_id),
         packages=inventory.packages(finished),
+    )
+
+
+def _promised(old: ImageLock, new: ImageLock, content: Content) -> bool:
+    """Whether the inputs are the same and are all that decides the bytes. An imported folder has no digest to be known by."""
+    return old.inputs == new.inputs and old.reproducible and new.reproducible and bool(content.digest)
+
+
+def _not_reproducible(target: Target, old: ImageLock, new: ImageLock, changes: tuple[str, ...]) -> LockError:
+    causes = [f"  {change}" for change in changes if not change.startswith(("sha256:", "size:"))]
+    before = store.path(target.store, old.sha256)
+    if before.is_file():
+        found = difference.files(before, store.path(target.store, new.sha256))
+        causes += [f"  {line}" for line in found[:_NAMED]]
+        causes += [f"  and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    else:
+        causes.append("  the locked image is not in the store: its files cannot be compared")
+    lines = "\n".join(causes)
+    return LockError(
+        f"image {target.name}: the same inputs gave other bytes, so the lock is left as it is; made sha256:{new.sha256}, and the "
+        f"lock says sha256:{old.sha256}; what differs:\n{lines}",
+        hint=f"kit diff-images {target.name} {new.sha256[:12]} shows all of it; '{target.command} --relock' takes the new bytes",
     )
 
 

@@ -1,0 +1,129 @@
+"""Two images side by side: packages, files, environment, configuration. The .sqsh files are read as streams."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kit import shell
+from kit.errors import ImageError, LockError
+from kit.images import inventory, lock, sqshfile, store
+from kit.spec.image import ImageConfig
+
+_CHUNK = 1 << 20
+_LINE = re.compile(rb"((?:[^\\ ]|\\.)*) (.) ?(.*)", re.DOTALL)
+_DATA = b"# START OF DATA - DO NOT MODIFY\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Each a line that names one thing, sorted: `+` only in the second, `-` only in the first, `~` in both and not the same."""
+
+    packages: tuple[str, ...]
+    files: tuple[str, ...]
+    environment: tuple[str, ...]
+    configuration: tuple[str, ...]
+
+    @property
+    def any(self) -> bool:
+        """Whether the images differ at all, as far as these tell."""
+        return any((self.packages, self.files, self.environment, self.configuration))
+
+
+def between(first: Path, second: Path) -> Difference:
+    """What differs between two .sqsh files. ImageError when one cannot be read."""
+    before, after = inventory.packages(first), inventory.packages(second)
+    config, other = sqshfile.config(first), sqshfile.config(second)
+    kinds = (("apt", before.apt, after.apt), ("pip", before.pip, after.pip))
+    return Difference(
+        packages=tuple(line for kind, a, b in kinds for line in _lines(a, b, prefix=f"{kind}:")),
+        files=files(first, second),
+        environment=_lines(config.env, other.env),
+        configuration=_lines(_rest(config), _rest(other)),
+    )
+
+
+def files(first: Path, second: Path) -> tuple[str, ...]:
+    """The paths that differ in type, mode, time, target or content."""
+    return _lines(_facts(first), _facts(second), values=False)
+
+
+def find(name: str, *, project: Path, store_dir: Path) -> Path:
+    """The .sqsh of an image by its name, by the first digits of its digest, or by its path. LockError when there is none."""
+    if name.endswith(".sqsh") or "/" in name:
+        sqshfile.check(Path(name))
+        return Path(name)
+    place = lock.find(name, project=project)
+    if place is not None:
+        found = store.path(store_dir, lock.read(place).sha256)
+        if not found.is_file():
+            raise LockError(f"image {name}: {found} is not there", hint=f"run 'kit build-image {name}'")
+        return found
+    digits = name.removeprefix("sha256:")
+    held = sorted((store_dir / "sha256").glob(f"{digits}*.sqsh")) if re.fullmatch(r"[0-9a-f]{6,64}", digits) else []
+    if len(held) != 1:
+        raise LockError(
+            f"{name}: {'several images begin so' if held else 'no such image'}", hint="kit images lists them"
+        )
+    return held[0]
+
+
+def _lines(a: dict[str, str], b: dict[str, str], *, prefix: str = "", values: bool = True) -> tuple[str, ...]:
+    lines = []
+    for key in sorted({*a, *b}):
+        if key not in b:
+            lines.append(f"- {prefix}{key}" + (f" {a[key]}" if values else ""))
+        elif key not in a:
+            lines.append(f"+ {prefix}{key}" + (f" {b[key]}" if values else ""))
+        elif a[key] != b[key]:
+            lines.append(f"~ {prefix}{key}" + (f" {a[key]} -> {b[key]}" if values else ""))
+    return tuple(lines)
+
+
+def _rest(config: ImageConfig) -> dict[str, str]:
+    return {"workdir": config.workdir}
+
+
+def _facts(image: Path) -> dict[str, str]:
+    """Path -> what must be equal, with the sha256 of a file's content in place of where it lies in the stream."""
+    unsquashfs = shell.require("unsquashfs", hint="apt-get install squashfs-tools")
+    with shell.output([unsquashfs, "-quiet", "-no-progress", "-pf", "/dev/stdout", str(image)]) as stream:
+        facts: dict[str, str] = {}
+        contents: list[tuple[str, str, int]] = []
+        for name, kind, rest in _definitions(stream):
+            if kind == "R":
+                # time, mode, owner, group, length, where its data lie; some versions say more
+                fields = rest.split(" ")
+                contents.append((name, " ".join(fields[:4]), int(fields[4])))
+            else:
+                facts[name] = f"{kind} {rest}"
+        for name, head, length in contents:
+            facts[name] = f"{head} {_digest(stream, length, image)}"
+    return facts
+
+
+def _definitions(stream: IO[bytes]) -> Iterator[tuple[str, str, str]]:
+    """The lines of a pseudo file (mksquashfs(1)): name, type, the rest; until its data begin."""
+    for line in stream:
+        if line == _DATA:
+            stream.readline()
+            return
+        found = _LINE.fullmatch(line.rstrip(b"\n"))
+        if found and not line.startswith(b"#"):
+            name, kind, rest = (part.decode(errors="backslashreplace") for part in found.groups())
+            yield re.sub(r"\\(.)", r"\1", name), kind, rest
+
+
+def _digest(stream: IO[bytes], length: int, image: Path) -> str:
+    digest = hashlib.sha256()
+    while length:
+        chunk = stream.read(min(length, _CHUNK))
+        if not chunk:
+            raise ImageError(f"{image}: cannot be read to its end", hint="kit verify-image --full")
+        digest.update(chunk)
+        length -= len(chunk)
+    return digest.hexdigest()
