@@ -41,11 +41,21 @@ def init(
     ] = None,
     cluster: ClusterName = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a job.toml that is there.")] = False,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="Write the image that --image names, on this one.", autocompletion=completion.images
+        ),
+    ] = None,
+    pip: Annotated[list[str] | None, typer.Option("--pip", help="With --from: a package; repeatable.")] = None,
 ) -> None:
     """Write a first job.toml that runs: for your program or the launcher's example. Asks on a terminal for what no option says."""
     from kit import config, data_folders
     from kit.errors import UsageError
 
+    if base or pip:
+        _write_image(image, base or "train-cpu", pip or [], data_folders.project(folder))
+        return
     path = folder / "job.toml"
     if path.exists() and not force:
         raise UsageError(f"{path}: the file exists already", hint="--force writes over it")
@@ -60,6 +70,18 @@ def init(
     _write_checked(path, text, cluster)
     print(path)
     print("next: " + "; ".join(_next_steps(folder, image, cluster or default)), file=sys.stderr)
+
+
+def _write_image(name: str | None, base: str, packages: list[str], project: Path) -> None:
+    from kit.errors import UsageError
+    from kit.images import scaffold
+
+    if not name:
+        raise UsageError(
+            "--from and --pip make an image, which has no name", hint="kit init --image mine --from train-cpu"
+        )
+    print(scaffold.write(name, base=base, packages=packages, project=project))
+    print(f"next: kit build-image {name}", file=sys.stderr)
 
 
 def _asked_script() -> Path | None:

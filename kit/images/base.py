@@ -1,4 +1,4 @@
-"""What an image stands on: a bootstrap from the distribution's packages, or a reference that the engine holds or pulls."""
+"""What an image stands on: a bootstrap from packages, a reference of the engine or a registry, or another image's locked bytes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Literal
 
 from kit import shell
 from kit.errors import ImageError, ToolError
-from kit.images import aptsources
+from kit.images import aptsources, sqsh_tar
 from kit.images.engine import Engine
-from kit.spec.image import Base, Bootstrap
+from kit.spec.image import Base, Bootstrap, ImageLock
 
 # Raised when the same bootstrap table gives another tar.
 _RECIPE = 1
@@ -32,20 +32,31 @@ class ReadyBase:
     """A base that the engine holds. reference: what `FROM` names. kind, name, digest: for the lock (see LockedBase)."""
 
     reference: str
-    kind: Literal["bootstrap", "reference"]
+    kind: Literal["bootstrap", "reference", "image"]
     name: str
     digest: str
 
 
 def ready(
-    engine: Engine, base: Base, *, work: Path, platform_: str | None, fresh: bool, on_line: Callable[[str], None]
+    engine: Engine,
+    base: Base,
+    *,
+    work: Path,
+    platform_: str | None,
+    fresh: bool,
+    on_line: Callable[[str], None],
+    other: tuple[ImageLock, Path] | None = None,
 ) -> ReadyBase:
     """Make the base ready in the engine. fresh: bootstrap again even if the engine holds the result of an earlier one.
 
-    work: a private folder for the bootstrap's tar. ImageError or ToolError when it cannot be made.
+    work: a private folder for the bootstrap's tar. other: lock and .sqsh of the image that `base.image` names. ImageError or
+    ToolError when it cannot be made.
     """
     if base.bootstrap is not None:
         return _bootstrapped(engine, base.bootstrap, work, fresh, on_line)
+    if base.image is not None:
+        assert other is not None
+        return _locked(engine, *other)
     assert base.reference is not None
     image = engine.inspect(base.reference)
     if image is None:
@@ -55,6 +66,19 @@ def ready(
         raise ImageError(f"{base.reference}: the engine pulled it and does not hold it", hint="name it with its tag")
     digest = image.repo_digests[0].rpartition("@")[2] if image.repo_digests else image.id
     return ReadyBase(reference=image.id, kind="reference", name=base.reference, digest=digest)
+
+
+def _locked(engine: Engine, locked: ImageLock, sqsh: Path) -> ReadyBase:
+    """The tree of a .sqsh as an image of the engine, by the digest of the .sqsh: the engine is given it once."""
+    changes = sqsh_tar.changes(locked.config)
+    meaning = json.dumps([_RECIPE, locked.sha256, changes])
+    reference = f"kit-base/image-{locked.name}:{hashlib.sha256(meaning.encode()).hexdigest()[:32]}"
+    if engine.inspect(reference) is None:
+        with sqsh_tar.stream(sqsh) as chunks:
+            engine.import_stream(chunks, reference, changes=changes)
+    if engine.inspect(reference) is None:
+        raise ImageError(f"{reference}: the engine imported it and does not hold it")
+    return ReadyBase(reference=reference, kind="image", name=locked.name, digest=locked.digest)
 
 
 def _bootstrapped(

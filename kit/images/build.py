@@ -10,10 +10,25 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.config import load_model
-from kit.images import base, context, edits, entries, lease, lock, publish, squash, store, wheels
+from kit.errors import ImageError, LockError
+from kit.images import (
+    base,
+    context,
+    dockerfile,
+    edits,
+    entries,
+    lease,
+    lock,
+    pins,
+    publish,
+    squash,
+    store,
+    verify,
+    wheels,
+)
 from kit.images.engine import Engine, EngineImage, connect
 from kit.images.progress import Report
-from kit.spec.image import ImageSpec
+from kit.spec.image import ImageLock, ImageSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +53,7 @@ class _Folder:
     path: Path
     spec: ImageSpec
     files: tuple[context.ContextFile, ...]
+    other: tuple[ImageLock, Path] | None  # the image that it stands on: its lock and its .sqsh
 
 
 def build(order: Order, report: Report) -> publish.Outcome:
@@ -46,7 +62,7 @@ def build(order: Order, report: Report) -> publish.Outcome:
     ConfigError for a wrong image.toml, EngineError without an engine, LockError with `locked`, ImageError for the rest.
     """
     start = time.monotonic()
-    folder, target = _read(order)
+    folder, target = _read(order, report)
     done = None if order.fresh else publish.unchanged(target)
     if done is None:
         store.prepare(order.store)
@@ -65,23 +81,63 @@ def _waiting(report: Report, who: str) -> None:
     report.stage(f"{who} is making this image; waiting, then using it")
 
 
-def _read(order: Order) -> tuple[_Folder, publish.Target]:
+def _read(order: Order, report: Report) -> tuple[_Folder, publish.Target]:
     entry = data_folders.find("containers", order.name, project_dir=order.project)
     spec = load_model(entry.path, ImageSpec)
+    other = _other(order, spec)
+    if spec.python is not None:
+        held = other[0].packages.pip if other else {}
+        pins.refresh(spec.python, entry.folder, held, locked=order.locked, on_line=report.stage)
     files = context.scan(entry.folder)
-    networked = spec.build.network != "none"
+    notes = ["the build had a network: another build may give other bytes"] if spec.build.network != "none" else []
+    needs = dockerfile.read(entry.folder / "Dockerfile", target=spec.build.target)
+    if needs.buildkit is not None:
+        raise _needs_buildkit(entry.folder / "Dockerfile", needs.buildkit)
+    notes += [
+        f"the Dockerfile takes {image} without a digest: another build may take another image"
+        for image in needs.unpinned
+    ]
     target = publish.Target(
         name=order.name,
         store=order.store,
         lock_file=lock.place(entry, project=order.project),
         source="build",
-        inputs=context.digest(spec, files),
+        inputs=context.digest(spec, files, base=other[0].sha256 if other else ""),
         squash=spec.squash,
         locked=order.locked,
         relock=order.relock,
-        notes=("the build had a network: another build may give other bytes",) if networked else (),
+        notes=tuple(notes),
     )
-    return _Folder(path=entry.folder, spec=spec, files=files), target
+    return _Folder(path=entry.folder, spec=spec, files=files, other=other), target
+
+
+def _needs_buildkit(file: Path, one: dockerfile.Instruction) -> ImageError:
+    what, instead = ("a here-document", "write the lines as one RUN, joined with && and a backslash")
+    if not one.heredoc:
+        what, instead = (
+            "RUN --mount",
+            "packages come from wheels/, which needs no cache; a secret belongs in the job, not in the image",
+        )
+    return ImageError(
+        f"{file}: line {one.line}: {what} needs BuildKit, and the kit builds with the classic builder", hint=instead
+    )
+
+
+def _other(order: Order, spec: ImageSpec) -> tuple[ImageLock, Path] | None:
+    """The image that this one stands on: its lock, and its file, which must be the locked one."""
+    name = spec.base.image
+    if name is None:
+        return None
+    if name == order.name:
+        raise ImageError(f"image {name}: it stands on itself", hint="[base] image names another image")
+    place = lock.find(name, project=order.project)
+    if place is None:
+        data_folders.find("containers", name, project_dir=order.project, key="base.image")
+        raise LockError(
+            f"image {order.name} stands on {name}, which has no lock", hint=f"run 'kit build-image {name}' first"
+        )
+    locked = lock.read(place)
+    return locked, verify.check(locked, order.store, full=False)
 
 
 def _content(order: Order, folder: _Folder, engine: Engine, work: Path, report: Report) -> publish.Content:
@@ -89,7 +145,13 @@ def _content(order: Order, folder: _Folder, engine: Engine, work: Path, report: 
     spec = folder.spec
     report.stage("making the base ready")
     ready = base.ready(
-        engine, spec.base, work=work, platform_=spec.build.platform, fresh=order.fresh, on_line=report.line
+        engine,
+        spec.base,
+        work=work,
+        platform_=spec.build.platform,
+        fresh=order.fresh,
+        on_line=report.line,
+        other=folder.other,
     )
     packages: tuple[Path, ...] = ()
     if spec.python is not None:

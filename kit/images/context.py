@@ -48,15 +48,16 @@ def scan(folder: Path) -> tuple[ContextFile, ...]:
     return tuple(found)
 
 
-def digest(spec: ImageSpec, files: Iterable[ContextFile]) -> str:
-    """sha256 (hex) of all that decides the image's bytes and stands in its folder."""
+def digest(spec: ImageSpec, files: Iterable[ContextFile], *, base: str = "") -> str:
+    """sha256 (hex) of all that decides the image's bytes and stands in its folder. base: the locked digest of another image."""
     listed = [[file.name, file.mode, file.target or _sha256(file.path)] for file in files]
     # The bound on memory changes how long squashing takes, not what it writes. Without defaults: a key that a later kit adds
     # makes no lock stale.
     squash = spec.squash.model_copy(update={"memory": Squash().memory})
     decisive = spec.model_copy(update={"squash": squash, "description": ""})
     meaning = decisive.model_dump(mode="json", exclude_defaults=True)
-    text = json.dumps({"recipe": RECIPE, "spec": meaning, "files": listed}, sort_keys=True, ensure_ascii=True)
+    inputs = {"recipe": RECIPE, "spec": meaning, "files": listed, **({"base": base} if base else {})}
+    text = json.dumps(inputs, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from kit import shell
 from kit.errors import ImageError, LockError
-from kit.images import inventory, lock, sqshfile, store
+from kit.images import inventory, lock, pseudo, sqshfile, store
 from kit.spec.image import ImageConfig
 
 _CHUNK = 1 << 20
-_LINE = re.compile(rb"((?:[^\\ ]|\\.)*) (.) ?(.*)", re.DOTALL)
-_DATA = b"# START OF DATA - DO NOT MODIFY\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,29 +90,15 @@ def _facts(image: Path) -> dict[str, str]:
     unsquashfs = shell.require("unsquashfs", hint="apt-get install squashfs-tools")
     with shell.output([unsquashfs, "-quiet", "-no-progress", "-pf", "/dev/stdout", str(image)]) as stream:
         facts: dict[str, str] = {}
-        contents: list[tuple[str, str, int]] = []
-        for name, kind, rest in _definitions(stream):
-            if kind == "R":
-                # time, mode, owner, group, length, where its data lie; some versions say more
-                fields = rest.split(" ")
-                contents.append((name, " ".join(fields[:4]), int(fields[4])))
+        contents: list[pseudo.Definition] = []
+        for one in pseudo.definitions(stream):
+            if one.kind == "R":
+                contents.append(one)
             else:
-                facts[name] = f"{kind} {rest}"
-        for name, head, length in contents:
-            facts[name] = f"{head} {_digest(stream, length, image)}"
+                facts[one.name] = f"{one.kind} {one.time} {one.mode:o} {one.target} {one.device}"
+        for one in contents:
+            facts[one.name] = f"R {one.time} {one.mode:o} {_digest(stream, one.size, image)}"
     return facts
-
-
-def _definitions(stream: IO[bytes]) -> Iterator[tuple[str, str, str]]:
-    """The lines of a pseudo file (mksquashfs(1)): name, type, the rest; until its data begin."""
-    for line in stream:
-        if line == _DATA:
-            stream.readline()
-            return
-        found = _LINE.fullmatch(line.rstrip(b"\n"))
-        if found and not line.startswith(b"#"):
-            name, kind, rest = (part.decode(errors="backslashreplace") for part in found.groups())
-            yield re.sub(r"\\(.)", r"\1", name), kind, rest
 
 
 def _digest(stream: IO[bytes], length: int, image: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,14 @@ class Engine:
         repository, _, tag = reference.rpartition(":")
         with _faults(f"import {reference}"):
             self._client.import_image(src=str(tar), repository=repository, tag=tag)
+
+    def import_stream(self, chunks: Iterable[bytes], reference: str, *, changes: Sequence[str]) -> None:
+        """Make a one-layer image of a tar that comes in pieces. changes: instructions of a Dockerfile that only configure."""
+        repository, _, tag = reference.rpartition(":")
+        with _faults(f"import {reference}"):
+            self._client.import_image(
+                src=chunks, repository=repository, tag=tag, changes=list(changes), stream_src=True
+            )
 
     def load(self, archive: Path) -> str:
         """Load an archive of `docker save`; return the reference or id of its first image."""

@@ -70,7 +70,7 @@ class Content:
     ways: tuple[Way, ...]
     size: int
     config: ImageConfig
-    kind: Literal["bootstrap", "reference", "import"]
+    kind: Literal["bootstrap", "reference", "image", "import"]
     reference: str
     provenance: str = "local"
     digest: str = ""

@@ -16,7 +16,7 @@ from kit.spec.image import ImageConfig, Squash
 MAGIC = b"hsqs"
 _LENGTH = 96
 _BLOCK, _COMPRESSOR, _USED = slice(12, 16), slice(20, 22), slice(40, 48)
-_INODES, _FOLDERS = slice(64, 72), slice(72, 80)
+_XATTRS, _INODES, _FOLDERS = slice(56, 64), slice(64, 72), slice(72, 80)
 _DIR, _REG, _SYMLINK, _LDIR, _LREG, _LSYMLINK, _NO_FRAGMENT = 1, 2, 3, 8, 9, 10, 0xFFFFFFFF
 # Folder, devices, pipe, socket, and their longer forms.
 _FIXED = {_DIR: 32, 4: 24, 5: 24, 6: 20, 7: 20, 11: 28, 12: 28, 13: 24, 14: 24}
@@ -29,6 +29,11 @@ def check(path: Path, *, hint: str = "make it again") -> None:
     used, size = int.from_bytes(head[_USED], "little"), path.stat().st_size
     if size < used:
         raise LockError(f"{path}: cut off: {size} bytes of {used}", hint=hint)
+
+
+def has_xattrs(path: Path) -> bool:
+    """Whether any file in it has extended attributes."""
+    return _superblock(path, "make it again")[_XATTRS] != b"\xff" * 8
 
 
 def options(path: Path) -> Squash:

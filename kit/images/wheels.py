@@ -26,7 +26,9 @@ def fetch(packages: PythonPackages, folder: Path, *, fresh: bool, on_line: Calla
     """
     lock = folder / packages.requirements
     if not lock.is_file():
-        hint = f"pip-compile --generate-hashes -o {packages.requirements} requirements.in"
+        hint = (
+            f"write requirements.txt, and the kit makes it; or pip-compile --generate-hashes -o {packages.requirements}"
+        )
         raise ImageError(f"{lock}: no such file, and the wheels are fetched against it", hint=hint)
     cached = platformdirs.user_cache_path("kit") / "wheels" / _key(packages, lock)
     if fresh or not cached.is_dir():
@@ -53,9 +55,8 @@ def _fill(cached: Path, packages: PythonPackages, lock: Path, on_line: Callable[
 
 
 def _download(packages: PythonPackages, lock: Path, target: Path, on_line: Callable[[str], None]) -> None:
-    argv = [*_pip(), "download", "--require-hashes", "--only-binary=:all:", "--progress-bar=off", "--no-input"]
-    argv += ["--disable-pip-version-check", f"--python-version={packages.version}", "--implementation=cp"]
-    argv += [f"--platform={tag}" for tag in packages.platforms]
+    argv = [*pip(), "download", "--require-hashes", "--progress-bar=off", "--no-input", "--disable-pip-version-check"]
+    argv += platform(packages)
     # A lock with hashes names every package, so pip need not look for more; and only then does it take a source.
     argv += ["--no-deps", *(f"--no-binary={name}" for name in packages.sdists)]
     argv += [f"--dest={target}", f"--requirement={lock}"]
@@ -71,6 +72,12 @@ def _download(packages: PythonPackages, lock: Path, target: Path, on_line: Calla
             raise _failure(lock, second) from None
 
 
+def platform(packages: PythonPackages) -> list[str]:
+    """Options that make pip choose wheels for the image and not for this machine."""
+    tags = [f"--platform={tag}" for tag in packages.platforms]
+    return ["--only-binary=:all:", f"--python-version={packages.version}", "--implementation=cp", *tags]
+
+
 def _run(argv: list[str], on_line: Callable[[str], None]) -> None:
     for line in shell.lines(argv):
         # pip also says where it looked and what it saved where; a failure shows its last lines whatever they are.
@@ -83,7 +90,8 @@ def _failure(lock: Path, error: ToolError) -> ImageError:
     return ImageError(f"{lock.name}: the packages could not be fetched: {error.message}", hint=hint)
 
 
-def _pip() -> list[str]:
+def pip() -> list[str]:
+    """The host's pip, as the first words of a command."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     return [shell.require("pip3", hint="apt-get install python3-pip")]

@@ -102,20 +102,24 @@ class Bootstrap(Model):
 
 
 class Base(Model):
-    """What the Dockerfile's `FROM ${BASE}` stands on: exactly one of the two."""
+    """What the Dockerfile's `FROM ${BASE}` stands on: exactly one of the three."""
 
     reference: Text | None = Field(
         default=None, description="An image that the engine has, or that it can pull.", examples=["debian:bookworm"]
     )
     bootstrap: Bootstrap | None = Field(default=None, description="A bootstrap from packages.")
+    image: Name | None = Field(
+        default=None,
+        description="An image of containers/ that has a lock: exactly its locked bytes.",
+        examples=["train-cpu"],
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        if (self.reference is None) == (self.bootstrap is None):
-            both = "both a reference and a bootstrap" if self.reference else "neither a reference nor a bootstrap"
-            raise Invalid(
-                f"the base names {both}: it needs one of them", write="debian:bookworm", at=("base", "reference")
-            )
+        named = [one for one in ("reference", "bootstrap", "image") if getattr(self, one) is not None]
+        if len(named) != 1:
+            what = f"names {' and '.join(named)}" if named else "names neither a reference nor a bootstrap nor an image"
+            raise Invalid(f"the base {what}: it needs one of them", write="debian:bookworm", at=("base", "reference"))
         return self
 
 
@@ -194,9 +198,10 @@ class ImageConfig(Model):
 
 
 class LockedBase(Model):
-    """What the image stands on. digest: of the bootstrapped tar, the registry's manifest, or the imported bytes."""
+    """What the image stands on. digest: of the bootstrapped tar, the registry's manifest, the other image's .sqsh, or the
+    imported bytes."""
 
-    kind: Literal["bootstrap", "reference", "import"]
+    kind: Literal["bootstrap", "reference", "image", "import"]
     reference: str
     digest: Digest
 

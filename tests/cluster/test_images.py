@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import docker
 import pytest
 
 from kit import shell
 from kit.errors import ConfigError, EngineError, ImageError, LockError
+from kit.images import build, importing, lock, store, verify
 from kit.images import engine as engines
-from kit.images import importing, lock, store, verify
 from kit.images.progress import Silent
 from tests.cluster.image_lab import (
     DOCKERFILE,
@@ -142,6 +143,76 @@ def test_the_tree_is_what_enroot_needs(lab: ImageLab, tmp_path: Path) -> None:
         in_it = ["chroot", str(tree), "/bin/sh", "/etc/rc"]
         assert shell.run(in_it).stdout == "entry default words $HOME"
         assert shell.run([*in_it, "given 'words'", "$x"]).stdout == "entry given 'words' $x"
+
+
+UV_LIKE = r"""
+ARG BASE
+FROM ${BASE}
+RUN mkdir -p /root/.cache/uv /usr/lib/site /tmp && echo module > /root/.cache/uv/idna.py \
+    && ln /root/.cache/uv/idna.py /usr/lib/site/idna.py && ln /root/.cache/uv/idna.py /usr/lib/site/again.py \
+    && echo lib > /tmp/wheel.so && ln /tmp/wheel.so /usr/lib/wheel.so
+RUN mkdir -p /etc && echo mine > /etc/rc && ln /etc/rc /opt-rc
+WORKDIR /tmp/work
+"""
+
+
+@needs_root
+def test_files_that_are_linked_to_what_is_dropped_stay_in_every_way(
+    lab: ImageLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.write(UV_LIKE)
+    by_mount = lab.build()
+    monkeypatch.setattr(engines, "_reachable", lambda driver: ())
+    by_stream = lab.build(store=tmp_path / "other")
+    assert by_stream.method == "streamed export"
+    assert by_stream.lock.sha256 == by_mount.lock.sha256
+    with mounted(by_stream.image, tmp_path / "mnt") as tree:
+        assert (tree / "usr/lib/site/idna.py").read_text() == "module\n"
+        assert (tree / "usr/lib/site/idna.py").stat().st_ino == (tree / "usr/lib/site/again.py").stat().st_ino
+        assert (tree / "usr/lib/wheel.so").read_text() == "lib\n"
+        assert (tree / "opt-rc").read_text() == "mine\n"
+        assert not (tree / "tmp/work").exists()
+        assert not (tree / "root/.cache").exists()
+
+
+def test_an_image_stands_on_the_locked_bytes_of_another(lab: ImageLab, engine: engines.Engine) -> None:
+    child = lab.project / "containers/child"
+    child.mkdir(parents=True)
+    (child / "image.toml").write_text('[base]\nimage = "tiny"\n')
+    (child / "Dockerfile").write_text('ARG BASE\nFROM ${BASE}\nRUN echo "$GREETING" > /app/more\n')
+    order = build.Order(name="child", project=lab.project, store=lab.store)
+    with pytest.raises(LockError, match="stands on tiny, which has no lock"):
+        build.build(order, Silent())
+    parent = lab.build()
+    made = build.build(order, Silent())
+    base = made.lock.base
+    assert (base.kind, base.reference, base.digest) == ("image", "tiny", parent.lock.digest)
+    assert made.lock.config == parent.lock.config
+    found = shell.run(["unsquashfs", "-cat", str(made.image), "app/more", "app/file"]).stdout
+    assert found == "hello\ncontent"
+    assert not build.build(order, Silent()).built
+    lab.write(DOCKERFILE + "RUN echo other > /app/other\n")
+    lab.build()
+    assert build.build(order, Silent()).lock.base.digest != base.digest
+    engine.remove("kit-image/child:latest")
+    for image in docker.from_env().images.list("kit-base/image-tiny"):
+        engine.remove(image.tags[0])
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [("RUN <<EOF\ntrue\nEOF", "here-document"), ("RUN --mount=type=cache,target=/x true", "RUN --mount")],
+)
+def test_what_needs_buildkit_is_said_before_the_build(lab: ImageLab, step: str, said: str) -> None:
+    lab.write(f"ARG BASE\nFROM ${{BASE}}\n{step}\n")
+    with pytest.raises(ImageError, match=f"line 3: .*{said}.* needs BuildKit"):
+        lab.build()
+
+
+def test_a_dockerfile_that_leaves_the_base_out_is_refused(lab: ImageLab) -> None:
+    lab.write("FROM debian:12\n")
+    with pytest.raises(ImageError, match="line 1: FROM debian:12"):
+        lab.build()
 
 
 def test_locked_names_what_changed_and_leaves_everything(lab: ImageLab) -> None:

@@ -1,0 +1,88 @@
+"""requirements.txt in, a hash lock out: pip resolves for the image's platform, against what the image's base holds already."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kit import shell
+from kit.errors import ImageError, LockError, ToolError
+from kit.images import wheels
+from kit.spec.image import PythonPackages
+
+SOURCE = "requirements.txt"
+_HEADER = "# Written by the kit from requirements.txt; commit it. inputs: "
+
+
+def refresh(
+    packages: PythonPackages, folder: Path, held: Mapping[str, str], *, locked: bool, on_line: Callable[[str], None]
+) -> bool:
+    """Write the hash lock anew when requirements.txt, or the base's packages, are not those that it was made from.
+
+    held: name -> version of what the base holds: kept at that version, and not in the lock. Return whether it was written; a
+    folder without requirements.txt has a lock of its own. LockError when it would have to be written and is `locked`,
+    ImageError when pip finds no solution.
+    """
+    source, lock = folder / SOURCE, folder / packages.requirements
+    if not source.is_file() or source == lock:
+        return False
+    inputs = _inputs(packages, source, held)
+    if lock.is_file() and _made_from(lock) in (inputs, ""):
+        return False
+    if locked:
+        raise LockError(f"{lock}: it was made from another {SOURCE}", hint="build once without --locked, and commit it")
+    on_line(f"{lock.name} is written from {SOURCE}")
+    lines = _resolved(packages, source, held)
+    lock.write_text(f"{_HEADER}{inputs}\n" + "".join(lines), encoding="utf-8")
+    return True
+
+
+def _made_from(lock: Path) -> str:
+    """What the lock's first line says; empty for a lock that another tool wrote, which is left alone."""
+    first = lock.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix(_HEADER) if first.startswith(_HEADER) else ""
+
+
+def _inputs(packages: PythonPackages, source: Path, held: Mapping[str, str]) -> str:
+    meaning = [packages.version, packages.platforms, source.read_text(encoding="utf-8"), dict(sorted(held.items()))]
+    return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()
+
+
+def _resolved(packages: PythonPackages, source: Path, held: Mapping[str, str]) -> list[str]:
+    with tempfile.TemporaryDirectory() as work:
+        constraints, report = Path(work) / "held.txt", Path(work) / "report.json"
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in held.items()), encoding="utf-8")
+        argv = [*wheels.pip(), "install", "--dry-run", "--ignore-installed", "--quiet", "--no-input"]
+        argv += [
+            "--disable-pip-version-check",
+            f"--report={report}",
+            f"--target={work}/none",
+            *wheels.platform(packages),
+        ]
+        argv += [f"--requirement={source}", f"--constraint={constraints}"]
+        argv += [f"--extra-index-url={index}" for index in packages.extra_indexes]
+        try:
+            shell.run(argv)
+        except ToolError as error:
+            raise ImageError(
+                f"{source}: pip finds no solution: {error.message}",
+                hint="every package must come as a wheel for the image's Python, and fit what the base holds",
+            ) from None
+        found = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return sorted(line for item in found if (line := _line(item, held)))
+
+
+def _line(item: dict[str, Any], held: Mapping[str, str]) -> str:
+    name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
+    version = item["metadata"]["version"]
+    if held.get(name) == version:
+        return ""
+    hashes = item["download_info"]["archive_info"].get("hashes") or {}
+    if "sha256" not in hashes:
+        raise ImageError(f"{name} {version}: its index gives no sha256", hint="use an index that does, or pip-compile")
+    return f"{name}=={version} --hash=sha256:{hashes['sha256']}\n"

@@ -1,0 +1,64 @@
+"""A first image of one's own: the folder that `kit init --image` writes, on an image that has a lock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from kit import data_folders
+from kit.errors import LockError, UsageError
+from kit.images import lock
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
+
+_TOML = """\
+# An image of your own: what {base} holds, and what requirements.txt names.
+description = "{base} with packages of our own"
+
+[base]
+image = "{base}"       # exactly the bytes of its image.lock
+
+[python]
+requirements = "requirements.lock"   # written by the kit from requirements.txt
+version = "{version}"
+"""
+
+_DOCKERFILE = """\
+# BASE comes from image.toml; wheels/ holds the packages of requirements.lock, fetched on the host: nothing here uses a network.
+ARG BASE
+FROM ${BASE}
+
+# pip runs from Debian's wheel of it where the base has none of its own. Some packages hold files for other Pythons: they do not
+# compile, and that is no fault.
+COPY requirements.lock wheels /tmp/wheels/
+RUN PYTHONPATH="$(echo /usr/share/python-wheels/pip-*.whl)" PYTHONHASHSEED=0 python3 -m pip install --no-index --no-deps \\
+        --find-links /tmp/wheels --require-hashes --requirement /tmp/wheels/requirements.lock \\
+        --no-compile --no-cache-dir --disable-pip-version-check --quiet \\
+    && rm -rf /tmp/wheels \\
+    && { PYTHONHASHSEED=0 python3 -m compileall -qq --invalidation-mode unchecked-hash \\
+        "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true; }
+"""
+
+
+def write(name: str, *, base: str, packages: Sequence[str], project: Path) -> Path:
+    """Write containers/NAME in the project and return the folder.
+
+    base: an image that has a lock. packages: requirements, as pip takes them. UsageError for a name that is taken or is none,
+    LockError for a base without a lock.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"--image {name}: not the name of an image", hint="lower case letters, digits and . _ -")
+    folder = project / "containers" / name
+    if folder.exists():
+        raise UsageError(f"{folder}: there is one already", hint="choose another name, or edit that one")
+    place = lock.find(base, project=project)
+    if place is None:
+        data_folders.find("containers", base, project_dir=project, key="--from")
+        raise LockError(f"image {base} has no lock", hint=f"run 'kit build-image {base}' first")
+    version = ".".join(lock.read(place).packages.apt.get("python3", "3.11").split(".")[:2])
+    folder.mkdir(parents=True)
+    (folder / "image.toml").write_text(_TOML.format(base=base, version=version), encoding="utf-8")
+    (folder / "Dockerfile").write_text(_DOCKERFILE, encoding="utf-8")
+    (folder / "requirements.txt").write_text("".join(f"{package}\n" for package in packages), encoding="utf-8")
+    return folder

@@ -1,0 +1,156 @@
+"""An image of one's own: what a Dockerfile must say, requirements that become a hash lock, and another image's bytes as a base."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kit.errors import ImageError, LockError, UsageError
+from kit.images import difference, dockerfile, importing, pins, publish, scaffold, sqsh_tar
+from kit.images.progress import Silent
+from kit.spec.image import ImageConfig, PythonPackages
+from tests.cluster import image_corpus as corpus
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("CONFIG", "DATA", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
+
+
+def read(work: Path, text: str, target: str | None = None) -> dockerfile.Dockerfile:
+    (work / "Dockerfile").write_text(text)
+    return dockerfile.read(work / "Dockerfile", target=target)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("ARG BASE\nFROM ${BASE}\n", None),
+        ("# a comment\n\narg BASE\nfrom $BASE as x\nRUN true", None),
+        ("ARG BASE\nFROM --platform=linux/amd64 ${BASE}\n", None),
+        ("ARG BASE\nFROM ${BASE} AS one\nFROM one AS two\nFROM Two\n", None),
+        ("ARG BASE\nFROM golang AS build\nFROM ${BASE}\nCOPY --from=build /x /x\n", None),
+        ("ARG BASE\nFROM ${BASE} AS run\nFROM debian AS other\n", "run"),
+        ("ARG BASE\nFROM ${BASE}\nRUN a \\\n  # FROM debian\n  FROM debian\n", None),
+        ("ARG BASE\nFROM ${BASE}\nRUN <<EOF\nFROM debian\nEOF\n", None),
+    ],
+)
+def test_a_dockerfile_stands_on_the_base(tmp_path: Path, text: str, target: str | None) -> None:
+    read(tmp_path, text, target)
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "said"),
+    [
+        ("FROM debian:12\n", None, "line 1: FROM debian:12"),
+        ("ARG BASE\nFROM ${BASE} AS x\nFROM debian\n", None, "line 3: FROM debian"),
+        ("ARG BASE\nFROM debian AS a\nFROM a AS b\nFROM ${BASE}\n", "b", "line 2: FROM debian"),
+        ("ARG BASE\n", None, "no FROM"),
+        ("ARG BASE\nFROM ${BASE} AS a\n", "b", "no stage b"),
+        ("FROM a AS b\nFROM b AS a\n", None, "FROM"),
+    ],
+)
+def test_a_dockerfile_on_something_else_is_refused(tmp_path: Path, text: str, target: str | None, said: str) -> None:
+    with pytest.raises(ImageError, match=said):
+        read(tmp_path, text, target)
+
+
+def test_what_only_buildkit_understands_and_what_has_no_digest_is_found(tmp_path: Path) -> None:
+    base = "ARG BASE\nFROM ${BASE}\n"
+    assert read(tmp_path, base + "RUN true").buildkit is None
+    for rest in (
+        "RUN --mount=type=cache,target=/x true",
+        "RUN --network=none --mount=type=secret,id=x true",
+        "RUN <<E\nx\nE",
+    ):
+        found = read(tmp_path, base + rest).buildkit
+        assert found is not None
+        assert found.line == 3
+    pinned = f"reg/x@sha256:{'0' * 64}"
+    text = f"ARG BASE\nFROM golang AS go\nFROM ${{BASE}}\nCOPY --from=go / /\nCOPY --from=uv:1 / /\nCOPY --from={pinned} / /\n"
+    assert read(tmp_path, text).unpinned == ("golang", "uv:1")
+
+
+def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as out:
+        info = f"{name}-{version}.dist-info"
+        requires = "".join(f"Requires-Dist: {need}\n" for need in needs)
+        out.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}")
+        out.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        out.writestr(f"{info}/RECORD", "")
+
+
+def test_requirements_become_a_lock_without_what_the_base_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, folder = tmp_path / "index", tmp_path / "image"
+    for version in ("1.0", "2.0"):
+        wheel(index, "heavy", version)
+    wheel(index, "wanted", "3.0", "heavy>=1", "helper")
+    wheel(index, "helper", "0.1")
+    folder.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    (folder / "requirements.txt").write_text("wanted\n")
+    packages, held, lock = PythonPackages(), {"heavy": "1.0"}, folder / "requirements.lock"
+
+    def refresh(*, locked: bool = False) -> bool:
+        return pins.refresh(packages, folder, held, locked=locked, on_line=lambda _: None)
+
+    with pytest.raises(LockError, match="another requirements"):
+        refresh(locked=True)
+    assert refresh()
+    names = [line.split()[0] for line in lock.read_text().splitlines()[1:]]
+    assert names == ["helper==0.1", "wanted==3.0"]
+    assert "--hash=sha256:" in lock.read_text()
+    assert not refresh(locked=True)
+    (folder / "requirements.txt").write_text("wanted\nheavy>=2\n")
+    with pytest.raises(ImageError, match="pip finds no solution"):
+        refresh()
+    lock.write_text("# by another tool\n")
+    assert not refresh()
+
+
+def test_a_first_image_is_written(tmp_path: Path) -> None:
+    folder = scaffold.write("mine", base="train-cpu", packages=["lightning"], project=tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["Dockerfile", "image.toml", "requirements.txt"]
+    assert (folder / "requirements.txt").read_text() == "lightning\n"
+    assert dockerfile.read(folder / "Dockerfile", target=None).buildkit is None
+    with pytest.raises(UsageError, match="one already"):
+        scaffold.write("mine", base="train-cpu", packages=[], project=tmp_path)
+    with pytest.raises(UsageError, match="not the name"):
+        scaffold.write("Mine!", base="train-cpu", packages=[], project=tmp_path)
+
+
+def imported(work: Path, source: Path, name: str) -> publish.Outcome:
+    (work / "project").mkdir(exist_ok=True)
+    return importing.run(
+        importing.Order(uri=str(source), name=name, project=work / "project", store=work / "store"), Silent()
+    )
+
+
+def test_a_sqsh_as_a_tar_is_the_same_tree(tmp_path: Path) -> None:
+    cases = {name: layers for name, layers in corpus.BATCH.items() if "capability" not in name and name != "names-odd"}
+    first = imported(tmp_path, corpus.oci_layout(tmp_path / "layout", corpus.batch(cases), {}), "first")
+    with sqsh_tar.stream(first.image) as chunks, (tmp_path / "tree.tar").open("wb") as out:
+        out.writelines(chunks)
+    second = imported(tmp_path, tmp_path / "tree.tar", "second")
+    assert difference.files(first.image, second.image) == ()
+    assert second.lock.sha256 == first.lock.sha256
+
+
+def test_capabilities_that_would_be_lost_are_said(tmp_path: Path) -> None:
+    layers = corpus.batch({"x": corpus.BATCH["capability"]})
+    image = imported(tmp_path, corpus.oci_layout(tmp_path / "layout", layers, {}), "x").image
+    with pytest.raises(ImageError, match="capabilities"), sqsh_tar.stream(image):
+        pass
+
+
+def test_a_configuration_becomes_instructions() -> None:
+    config = ImageConfig(env={"A": 'q"u$o\\t', "N": "a\nb"}, workdir="/w", cmd=("a b",), labels={"l": "x"})
+    assert sqsh_tar.changes(config) == ['ENV A="q\\"u\\$o\\\\t"', 'LABEL "l"="x"', "WORKDIR /w", 'CMD ["a b"]']
