@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kit.runs.logs import Wanted
     from kit.runs.status import Status
     from kit.slurm.client import JobId, QueuedJob
 
@@ -31,7 +32,7 @@ def wait_run(run_dir: Path) -> None:
 
 
 def follow_run(
-    run_dir: Path, *, rank: int | None = None, role: str | None = None, fail: bool = True, as_json: bool = False
+    run_dir: Path, wanted: Wanted | None = None, *, fail: bool = True, raw: bool = False, as_json: bool = False
 ) -> None:
     """Print the logs until the run has ended; then, with `fail`, RunFailed when its code is not 0."""
     from kit.runs import logs as reading
@@ -51,17 +52,24 @@ def follow_run(
 
     threading.Thread(target=watch, daemon=True).start()
     with goes_on(run_dir.name):
-        for source, line in reading.follow(run_dir, rank=rank, role=role, ended=ended.is_set):
-            print(as_line(source, line, as_json=as_json), flush=True)
+        for source, chunk in reading.follow(run_dir, wanted or reading.Wanted(), ended=ended.is_set):
+            show(source, chunk, raw=raw, as_json=as_json)
+            sys.stdout.flush()
     if problems:
         raise problems[0]
     if fail:
         require_success(last[0])
 
 
-def as_line(source: str, line: str, *, as_json: bool) -> str:
-    """One line of a log with its source; as JSON an object a line."""
-    return json.dumps({"source": source, "line": line}) if as_json else f"{source} | {line}"
+def show(source: str, chunk: bytes, *, raw: bool = False, as_json: bool = False) -> None:
+    """Print a chunk of a log: each line with its source, or as an object; raw: its bytes."""
+    from kit.runs import logs as reading
+
+    if as_json:
+        lines = chunk.decode(errors="replace").split("\n")[:-1]
+        sys.stdout.write("".join(f"{json.dumps({'source': source, 'line': line})}\n" for line in lines))
+    else:
+        sys.stdout.buffer.write(reading.shown(source, chunk, raw=raw))
 
 
 @contextmanager

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import time
+from datetime import datetime
 from typing import Annotated
 
 import typer
 
 from kit.cli.runs import RunName, RunsDir, folders
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def logs(
@@ -17,27 +22,72 @@ def logs(
         typer.Argument(metavar="[ROLE]", help="One role only, of a run that has several.", show_default=False),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run ends.")] = False,
-    rank: Annotated[int | None, typer.Option("--rank", "-r", min=0, help="One rank only.")] = None,
+    rank: Annotated[
+        list[int] | None, typer.Option("--rank", "-r", min=0, help="These ranks only; repeat the option for several.")
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, help="The last N lines of each log.", metavar="N")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", help="Leave out lines that their own time stamps date before: 90s, 10m, 2h, 1d, or a time."
+        ),
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", "-g", metavar="PATTERN", help="Lines that match a regular expression.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="The bytes as they are, without sources.")] = False,
     runs_dir: RunsDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line: source, line.")] = False,
 ) -> None:
-    """Print the logs of a run, each line with its source in front."""
-    from kit.cli.follow import as_line, follow_run
+    """Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out."""
+    from kit.cli.follow import follow_run, show
     from kit.runs import logs as reading
     from kit.runs import registry
 
     run_dir = registry.find_one(run, folders(runs_dir))
     reading.require_role(run_dir, role)
-    reading.require_rank(run_dir, rank)
+    for one in rank or ():
+        reading.require_rank(run_dir, one)
+    wanted = reading.Wanted(
+        ranks=frozenset(rank or ()),
+        role=role,
+        tail=tail,
+        since=_time_of(since) if since is not None else None,
+        grep=_pattern(grep) if grep is not None else None,
+    )
     if follow:
-        follow_run(run_dir, rank=rank, role=role, fail=False, as_json=as_json)
+        follow_run(run_dir, wanted, raw=raw, as_json=as_json, fail=False)
         return
     empty = True
-    for source, line in reading.follow(run_dir, rank=rank, role=role, ended=lambda: True, once=True):
-        print(as_line(source, line, as_json=as_json))
+    for source, chunk in reading.follow(run_dir, wanted, ended=lambda: True, once=True):
+        show(source, chunk, raw=raw, as_json=as_json)
         empty = False
     if empty:
         print(f"{run_dir.name}: nothing is logged yet; 'kit status {run_dir.name}' shows its state", file=sys.stderr)
+
+
+def _time_of(given: str) -> float:
+    """Seconds since the epoch; UsageError, with the forms that are read."""
+    from kit.errors import UsageError
+
+    found = re.fullmatch(r"(\d{1,9})([smhd])", given)
+    if found:
+        return time.time() - int(found[1]) * _SECONDS[found[2]]
+    try:
+        return datetime.fromisoformat(given).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f"--since {given!r}: no time", hint="--since 10m, or --since 2026-11-22T09:00:00") from None
+
+
+def _pattern(given: str) -> re.Pattern[bytes]:
+    from kit.errors import UsageError
+
+    try:
+        return re.compile(given.encode(errors="surrogateescape"))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"--grep {given!r}: {error}", hint="--grep 'loss [0-9.]+'") from None
 
 
 def tmux(

@@ -1,102 +1,240 @@
-"""The logs of a run, merged: each line with the name of its source in front, old lines first, new ones as they come."""
+"""The logs of a run, merged: each line with the name of its source in front, old lines first, new ones as they come.
+
+Everything is bytes, in chunks of whole lines: memory does not grow with a log or a line. A line longer than a chunk is in pieces.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
+from kit import files, text
 from kit.errors import UsageError
-from kit.runs.manifest import read
+from kit.runs import facts
 from kit.spec.paths import RunPaths
 
-_POLL_S = 0.2
-_CHUNK = 1 << 20
+_POLL_S, _POLL_MOST_S = 0.2, 2.0
+_CHUNK, _LOOK = 1 << 20, 1 << 16
+
+# What starts a line anew: progress bars write `\r`.
+_BREAK = re.compile(rb"\r\n|\n|\r")
+# A time stamp at the beginning of a line, as the kit, Python's logging and most programs write it; a zone may follow.
+_STAMP = re.compile(
+    rb"(?:^|[\r\n])[^\r\n]{0,40}?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z|[+-]\d\d:?\d\d)?[^\r\n]*"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which lines. ranks: none for all. tail: the last so many of each source. since: seconds since the epoch."""
+
+    ranks: Collection[int] = ()
+    role: str | None = None
+    tail: int | None = None
+    since: float | None = None
+    grep: re.Pattern[bytes] | None = None
 
 
 class Tail:
-    """One growing file. It may not exist yet, and may appear at any time."""
+    """One growing file. It may not exist yet, may appear at any time, and may be cut off; what is no regular file is left alone."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._offset, self._rest = path, 0, b""
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        self.path, self._offset, self._rest = path, offset, b""
 
-    def lines(self) -> Iterator[str]:
-        """Whole lines that came since the last call; a line without its newline waits."""
+    def chunks(self, *, last: bool = False) -> Iterator[bytes]:
+        """Whole lines that came since the last call, each with `\\n`; with `last` a line without its end, too."""
         try:
-            with self.path.open("rb") as source:
-                source.seek(self._offset)
-                while chunk := source.read(_CHUNK):
-                    self._offset += len(chunk)
-                    *whole, self._rest = (self._rest + chunk).split(b"\n")
-                    yield from (line.decode(errors="replace") for line in whole)
-        except FileNotFoundError:
+            size = self.path.stat().st_size
+            if size < self._offset:
+                self._offset, self._rest = 0, b""
+            if size > self._offset:
+                yield from self._read()
+        except OSError:
             return
-
-    def rest(self) -> Iterator[str]:
-        """The last line, when it never got its newline."""
-        if self._rest:
-            yield self._rest.decode(errors="replace")
+        if last and self._rest:
+            yield _lines(self._rest) + b"\n"
             self._rest = b""
 
+    def _read(self) -> Iterator[bytes]:
+        with files.open_regular(self.path) as source:
+            source.seek(self._offset)
+            while chunk := source.read(_CHUNK):
+                self._offset += len(chunk)
+                held = self._rest + chunk
+                # A `\r` at the very end may be the first half of `\r\n`.
+                end = max(held.rfind(b"\n"), held.rfind(b"\r", 0, len(held) - 1)) + 1
+                if end == 0 and len(held) >= _CHUNK:
+                    yield _lines(held) + b"\n"
+                    self._rest = b""
+                    continue
+                self._rest = held[end:]
+                if end:
+                    yield _lines(held[:end])
 
-def sources(run_dir: Path, *, rank: int | None = None, role: str | None = None) -> list[Path]:
-    """The log files there are now: batch, tasks, ranks, role by role; or one role's or rank's only. Ranks in numeric order."""
+
+def _lines(chunk: bytes) -> bytes:
+    """With `\\n` for each way to end a line."""
+    return _BREAK.sub(b"\n", chunk) if b"\r" in chunk else chunk
+
+
+def sources(run_dir: Path, wanted: Wanted) -> list[Path]:
+    """The log files there are now: batch, tasks, ranks, role by role; or one role's or some ranks' only. Ranks in numeric order."""
     paths = RunPaths(run_dir)
 
     def order(path: Path) -> tuple[str, int, int, int]:
         folder = path.parent.relative_to(paths.logs).as_posix()
         # `replica-10` comes after `replica-9`.
         kind, _, number = folder.rpartition("-")
-        by_folder = (kind, int(number)) if number.isdigit() else ("" if folder == "." else folder, -1)
-        found = re.fullmatch(r"(batch|error|task|rank)(?:-(\d+))?", path.stem)
+        by_folder = (kind, int(number)) if number.isdecimal() else ("" if folder == "." else folder, -1)
+        found = re.fullmatch(r"(batch|error|task|rank)(?:-(\d{1,18}))?", path.stem)
         kinds = ("batch", "error", "task", "rank")
         place = (kinds.index(found[1]), int(found[2] or 0)) if found else (len(kinds), 0)
         return (*by_folder, *place)
 
-    folder = paths.logs / role if role else paths.logs
+    folder = paths.logs / wanted.role if wanted.role else paths.logs
     # batch.log may be a link to where the job wants it; the links to the newest start of a role would show its lines twice.
     found = [p for p in folder.glob("**/*.log") if not p.name.startswith("latest_")]
-    if rank is not None:
-        found = [p for p in found if p.name == f"rank-{rank}.log"] or ([] if role else [paths.rank_log(rank)])
+    if wanted.ranks:
+        names = {f"rank-{rank}.log" for rank in wanted.ranks}
+        found = [p for p in found if p.name in names]
     return sorted(found, key=order)
 
 
 def name_of(run_dir: Path, path: Path) -> str:
     """What stands in front of a log's lines: `rank-0`, or `trainer/rank-0` where the run has roles."""
-    return path.relative_to(RunPaths(run_dir).logs).with_suffix("").as_posix()
+    return text.clean(path.relative_to(RunPaths(run_dir).logs).with_suffix("").as_posix())
 
 
 def require_role(run_dir: Path, role: str | None) -> None:
     """UsageError when the run has no such role, naming those that it has."""
     logs = RunPaths(run_dir).logs
-    if role is not None and not (logs / role).is_dir():
-        known = ", ".join(sorted(p.name for p in logs.iterdir() if p.is_dir())) if logs.is_dir() else ""
+    known = sorted(p.name for p in logs.iterdir() if p.is_dir()) if logs.is_dir() else []
+    if role is not None and role not in known:
         raise UsageError(
-            f"{run_dir.name} has no role {role!r}", hint=f"its roles: {known or 'none, it is a plain job'}"
+            f"{run_dir.name} has no role {role!r}", hint=f"its roles: {', '.join(known) or 'none, it is a plain job'}"
         )
 
 
 def require_rank(run_dir: Path, rank: int | None) -> None:
     """UsageError when the run has no rank of this number: it would have no log, whatever is waited for."""
     paths = RunPaths(run_dir)
-    ranks = max(read(paths.manifest).world_sizes.values())
-    if rank is not None and rank >= ranks and not any(paths.logs.glob(f"**/rank-{rank}.log")):
+    # A run whose manifest cannot be read has logs all the same.
+    ranks = max(facts.read(run_dir).world_sizes.values(), default=0)
+    if rank is not None and 0 < ranks <= rank and not any(paths.logs.glob(f"**/rank-{rank}.log")):
         raise UsageError(f"{run_dir.name} has no rank {rank}", hint=f"its ranks are 0 to {ranks - 1}")
 
 
 def follow(
-    run_dir: Path, *, rank: int | None, ended: Callable[[], bool], once: bool = False, role: str | None = None
-) -> Iterator[tuple[str, str]]:
-    """Yield (source, line). Without `once`, go on until `ended()`; files that appear later are picked up."""
+    run_dir: Path, wanted: Wanted, *, ended: Callable[[], bool], once: bool = False
+) -> Iterator[tuple[str, bytes]]:
+    """Yield a source and a chunk of its lines. Without `once`, go on until `ended()`; files that appear later are picked up."""
     tails: dict[Path, Tail] = {}
+    pause = _POLL_S
     while True:
         last = once or ended()
-        for path in sources(run_dir, rank=rank, role=role):
-            tail = tails.setdefault(path, Tail(path))
-            yield from ((name_of(run_dir, path), line) for line in tail.lines())
-            if last:
-                yield from ((name_of(run_dir, path), line) for line in tail.rest())
+        came = False
+        for path in sources(run_dir, wanted):
+            known = path in tails
+            if not known:
+                tails[path] = Tail(path, _start(path, wanted))
+            chunks: Iterator[bytes] = (_matching(chunk, wanted.grep) for chunk in tails[path].chunks(last=last))
+            if wanted.tail is not None and wanted.grep is not None and not known:
+                chunks = _last_lines(chunks, wanted.tail)
+            for chunk in filter(None, chunks):
+                came = True
+                yield name_of(run_dir, path), chunk
         if last:
             return
-        time.sleep(_POLL_S)
+        # Thousands of logs of which none grows are looked at less and less often.
+        pause = _POLL_S if came else min(pause * 1.3, _POLL_MOST_S)
+        time.sleep(pause)
+
+
+def shown(source: str, chunk: bytes, *, raw: bool = False) -> bytes:
+    """A chunk as it is printed: the source before each line, nothing in it that a terminal would obey. raw: as it is."""
+    if raw:
+        return chunk
+    prefix = f"{source} | ".encode()
+    body = text.clean_lines(chunk)
+    return prefix + body[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+def _matching(chunk: bytes, pattern: re.Pattern[bytes] | None) -> bytes:
+    if pattern is None:
+        return chunk
+    return b"".join(line for line in chunk.splitlines(keepends=True) if pattern.search(line))
+
+
+def _last_lines(chunks: Iterator[bytes], count: int) -> Iterator[bytes]:
+    kept: deque[bytes] = deque(maxlen=count)
+    for chunk in chunks:
+        kept.extend(chunk.splitlines(keepends=True)[-count:] if count else ())
+    yield b"".join(kept)
+
+
+def _start(path: Path, wanted: Wanted) -> int:
+    """Where the lines begin that are wanted."""
+    start = 0
+    try:
+        if wanted.since is not None:
+            start = _end_of_last_before(path, wanted.since)
+        if wanted.tail is not None and wanted.grep is None:
+            start = max(start, _last_offset(path, wanted.tail))
+    except OSError:
+        # What cannot be read has no lines either.
+        return 0
+    return start
+
+
+def _last_offset(path: Path, count: int) -> int:
+    """Where the last `count` lines begin, by looking at the end only."""
+    with files.open_regular(path) as source:
+        at = end = os.fstat(source.fileno()).st_size
+        if count == 0:
+            return end
+        found = 0
+        while at > 0:
+            size = min(_LOOK, at)
+            at -= size
+            source.seek(at)
+            for one in reversed([*_BREAK.finditer(source.read(size))]):
+                # The end of the last line begins no other.
+                found += at + one.end() != end
+                if found == count:
+                    return at + one.end()
+    return 0
+
+
+def _end_of_last_before(path: Path, since: float) -> int:
+    """Behind the last line whose own time stamp is older; the file's end when it was not written since."""
+    found = path.stat()
+    if found.st_mtime < since:
+        return found.st_size
+    end = offset = 0
+    rest = b""
+    with files.open_regular(path) as source:
+        while chunk := source.read(_CHUNK):
+            held = rest + chunk
+            for stamp in _STAMP.finditer(held):
+                if _seconds(stamp) < since:
+                    end = offset - len(rest) + stamp.end()
+            offset += len(chunk)
+            # A stamp on the border is found whole the next time.
+            rest = held[-4096:]
+        source.seek(end)
+        past = _BREAK.search(source.read(_CHUNK)) if end else None
+    return end + past.end() if past else end
+
+
+def _seconds(found: re.Match[bytes]) -> float:
+    zone = (found[3] or b"").decode().replace("Z", "+00:00")
+    try:
+        return datetime.fromisoformat(f"{found[1].decode()}T{found[2].decode()}{zone}").timestamp()
+    except ValueError:
+        return float("inf")

@@ -6,6 +6,7 @@ A name in an expression is a key of the point (`args.batch_size` for `args.--bat
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +17,9 @@ from kit.errors import did_you_mean
 from kit.spec.sweep import Value
 
 Lookup = Callable[[str], Any]
+
+# Longer than any that a person writes; a parser's stack is deeper than this.
+_MOST_TEXT = 2000
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": abs,
@@ -52,9 +56,9 @@ def evaluate(text: str, names: Lookup, lookup: Lookup) -> Any:
 
     names: the value of a dotted name. lookup: the value that a table has for this point.
     """
-    evaluator = simpleeval.EvalWithCompoundTypes(
-        names=lambda node: _named(node.id, names), functions={**_FUNCTIONS, "lookup": lookup}
-    )
+    if len(text) > _MOST_TEXT:
+        raise ExpressionError(f"it has {len(text)} characters; at most {_MOST_TEXT} are read")
+    evaluator = _Arithmetic(names=lambda node: _named(node.id, names), functions={**_FUNCTIONS, "lookup": lookup})
     try:
         return _plain(evaluator.eval(text.strip()))
     except ExpressionError:
@@ -67,7 +71,11 @@ def evaluate(text: str, names: Lookup, lookup: Lookup) -> Any:
         raise ExpressionError(f"no expression: {error.msg}") from None
     except simpleeval.InvalidExpression as error:
         raise ExpressionError(str(error)) from None
-    except (ArithmeticError, TypeError, ValueError) as error:
+    except (RecursionError, MemoryError):
+        raise ExpressionError("it is nested too deeply, or its value is too large") from None
+    except LookupError as error:
+        raise ExpressionError(f"no such item: {error}") from None
+    except (ArithmeticError, TypeError, ValueError, AttributeError) as error:
         raise ExpressionError(f"{type(error).__name__}: {error}") from None
 
 
@@ -83,6 +91,30 @@ def checked(value: Any) -> Value:
     raise ExpressionError(
         f"its value is a {type(value).__name__}; a number, text, true, false or a list of them is wanted"
     )
+
+
+class _Arithmetic(simpleeval.EvalWithCompoundTypes):  # type: ignore[misc] # the library is untyped
+    """Without what makes text of any length, or takes any time: formats, methods and comprehensions."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for node in (ast.JoinedStr, ast.FormattedValue, ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp):
+            self.nodes.pop(node, None)
+        self.operators[ast.Mod] = _modulo
+
+    def _eval_attribute(self, node: ast.Attribute) -> Any:
+        """A longer name, and nothing else: values have no methods here."""
+        value = self._eval(node.value)
+        if not isinstance(value, _Branch):
+            raise ExpressionError(f"a value has no {node.attr!r} here")
+        return getattr(value, node.attr)
+
+
+def _modulo(left: Any, right: Any) -> Any:
+    """Of numbers: of text it would be a format."""
+    if isinstance(left, str):
+        raise ExpressionError("text has no remainder: '%' is for numbers")
+    return left % right
 
 
 class _Branch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from kit import config
 from kit.errors import ConfigError
 from kit.spec.sweep import Sweep
 from kit.sweeps.expand import Expansion, expand
+from kit.sweeps.expressions import ExpressionError, checked, evaluate
 from kit.sweeps.options import read_option, with_option
 from kit.sweeps.tables import Tables
 
@@ -259,3 +261,30 @@ def test_options_are_read_by_the_names_of_expressions() -> None:
         "x",
         None,
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1][5]", "no such item: list index out of range"),
+        ("{'a': 1}['b']", "no such item: 'b'"),
+        ("1+" * 20_000 + "1", "at most 2000 are read"),
+        ("-" * 1990 + "1", "nested too deeply"),
+        ("(" * 900 + "1" + ")" * 900, ""),
+        ("'x'.ljust(10**9)", "a value has no 'ljust' here"),
+        ("f'{1:999999999}'", ""),
+        ("'%999999999d' % 1", "'%' is for numbers"),
+        ("[a for a in [1]]", ""),
+        ("9**9**9**9", ""),
+        ("'x' * 10**9", ""),
+        ("[1] * 10**9", ""),
+        ("(1).real", "a value has no 'real' here"),
+        ("str.__class__", ""),
+        ("1 if", ""),
+        ("\0", ""),
+        ("1e400 - 1e400", ""),
+    ],
+)
+def test_expressions_that_ended_in_a_traceback_or_took_all_memory(text: str, said: str) -> None:
+    with pytest.raises(ExpressionError, match=re.escape(said) or None):
+        checked(evaluate(text, names=lambda _: {}, lookup=lambda _: 1))

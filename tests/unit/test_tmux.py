@@ -39,8 +39,8 @@ def follow(run_dir: Path) -> Callable[[str | None], list[str]]:
     """What `kit logs` prints, without a Slurm to ask whether the run has ended."""
     code = (
         "import sys; from pathlib import Path; from kit.runs import logs\n"
-        "for source, line in logs.follow(Path(sys.argv[1]), rank=None, ended=lambda: False):\n"
-        "    print(source, line, flush=True)\n"
+        "for source, chunk in logs.follow(Path(sys.argv[1]), logs.Wanted(), ended=lambda: False):\n"
+        "    print(source, chunk.decode(), end='', flush=True)\n"
     )
     return lambda role: [sys.executable, "-c", code, str(run_dir)]
 

@@ -1,0 +1,142 @@
+"""What `kit logs` shows: nothing that a terminal would obey, only what was asked for, in memory that does not grow."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kit import shell, text
+from kit.errors import UsageError
+from kit.runs import logs
+from kit.runs.logs import Wanted
+from tests.support import write_job
+
+HOSTILE = b"\x1b]0;owned\x07\x1b]52;c;cm0gLXJm\x07\x1b[2J\x1b[1A\rrank-9 | forged\nrank-8 | forged too\x85\xe2\x80\xae\xc2\x9b31m\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def lines(run: Path, **wanted: object) -> list[str]:
+    found = logs.follow(run, Wanted(**wanted), ended=lambda: True, once=True)  # type: ignore[arg-type]
+    return b"".join(logs.shown(source, chunk) for source, chunk in found).decode().splitlines()
+
+
+def test_a_log_cannot_write_to_the_terminal_nor_forge_a_source(run: Path) -> None:
+    (run / "logs/rank-0.log").write_bytes(HOSTILE)
+    shown = b"".join(logs.shown(*one) for one in logs.follow(run, Wanted(), ended=lambda: True, once=True))
+    assert not re.search(rb"[\x00-\x08\x0b-\x1f\x7f]", shown)
+    assert "\u202e" not in shown.decode()
+    assert all(line.startswith("rank-0 | ") for line in shown.decode().splitlines())
+    raw = b"".join(logs.shown(*one, raw=True) for one in logs.follow(run, Wanted(), ended=lambda: True, once=True))
+    assert raw == HOSTILE.replace(b"\r", b"\n")
+
+
+def test_colours_are_left_out_and_text_stays(run: Path) -> None:
+    (run / "logs/rank-0.log").write_bytes("\x1b[32mloss\x1b[0m 0,5 € ✓ \ttab\n".encode())
+    assert lines(run) == ["rank-0 | loss 0,5 € ✓ \ttab"]
+
+
+def test_a_hostile_name_of_a_log(run: Path) -> None:
+    (run / "logs/x\x1b[31m\n.log").write_text("a\n")
+    assert lines(run) == ["x\\x1b[31m\\n | a"]
+
+
+def test_only_regular_files_are_read(run: Path) -> None:
+    os.mkfifo(run / "logs/rank-1.log")
+    (run / "logs/rank-2.log").symlink_to("/dev/zero")
+    (run / "logs/rank-3.log").mkdir()
+    (run / "logs/rank-0.log").write_text("a\n")
+    assert lines(run) == ["rank-0 | a"]
+
+
+@pytest.mark.parametrize("role", ["..", "../..", "/etc", "trainer/..", ""])
+def test_a_role_is_a_name(run: Path, role: str) -> None:
+    (run / "logs/trainer").mkdir()
+    with pytest.raises(UsageError, match="has no role"):
+        logs.require_role(run, role)
+
+
+def test_some_ranks_and_the_last_lines(run: Path) -> None:
+    for rank in range(12):
+        (run / f"logs/rank-{rank}.log").write_text("".join(f"step {step}\n" for step in range(50)) + "end")
+    assert lines(run, ranks=[3, 11], tail=2) == [f"rank-{r} | {x}" for r in (3, 11) for x in ("step 49", "end")]
+    assert lines(run, ranks=[0], tail=0) == []
+    assert len(lines(run, ranks=[0], tail=99)) == 51
+    assert lines(run, ranks=[0], grep=re.compile(rb"step .7")) == [f"rank-0 | step {n}7" for n in range(1, 5)]
+    assert lines(run, ranks=[0], grep=re.compile(rb"step"), tail=1) == ["rank-0 | step 49"]
+
+
+def test_since(run: Path) -> None:
+    """By the lines' own time stamps; undated lines belong to the ones before."""
+    old, new = "2026-11-22T08:00:00+0000 a\nold\n", "2026-11-22T10:00:00+0000 b\nnew\n2026-11-22 11:00:00Z c\n"
+    (run / "logs/rank-0.log").write_text(old + new)
+    (run / "logs/rank-1.log").write_text("undated\n")
+    (run / "logs/rank-2.log").write_text("written before\n")
+    os.utime(run / "logs/rank-2.log", (0, 0))
+    since = 1795338000.0  # 09:00:00Z
+    assert lines(run, since=since) == [
+        "rank-0 | old",
+        "rank-0 | 2026-11-22T10:00:00+0000 b",
+        "rank-0 | new",
+        "rank-0 | 2026-11-22 11:00:00Z c",
+        "rank-1 | undated",
+    ]
+
+
+def test_a_log_that_grows_piece_by_piece(run: Path) -> None:
+    path = run / "logs/rank-0.log"
+    tail = logs.Tail(path)
+    seen = b""
+    for piece in (b"a", b"\r", b"\nb\rc", b"\r", b"d", b"\n", b"e"):
+        with path.open("ab") as out:
+            out.write(piece)
+        seen += b"".join(tail.chunks())
+    assert seen == b"a\nb\nc\nd\n"
+    assert b"".join(tail.chunks(last=True)) == b"e\n"
+    path.write_bytes(b"anew\n")
+    assert b"".join(tail.chunks()) == b"anew\n"
+
+
+def test_one_long_line_takes_no_memory(run: Path) -> None:
+    """A line of 200 MB was joined again at every chunk: minutes, and no output."""
+    with (run / "logs/rank-0.log").open("wb") as out:
+        out.truncate(1 << 28)
+    with (run / "logs/rank-1.log").open("wb") as out:
+        for _ in range(64):
+            out.write(b"x" * (1 << 20))
+    seen = 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _, chunk in logs.follow(run, Wanted(ranks=[1]), ended=lambda: True, once=True):
+        seen += len(chunk)
+        assert len(chunk) <= 4 << 20
+    assert seen >= 64 << 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10
+
+
+def test_logs_of_a_run_without_a_manifest(tmp_path: Path) -> None:
+    write_job(tmp_path, "")
+    folder = tmp_path / "runs" / "r"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "manifest.json").touch()
+    (folder / "logs/rank-0.log").write_text("a\n")
+    words = [sys.executable, "-m", "kit", "logs", str(folder)]
+    assert shell.run([*words, "-r", "0"], cwd=tmp_path).stdout == "rank-0 | a"
+    assert "nothing is logged yet" in shell.run([*words, "-r", "77"], cwd=tmp_path).stderr
+    wrong = shell.run([*words, "--grep", "("], cwd=tmp_path, check=False)
+    assert (wrong.returncode, "--grep" in wrong.stderr) == (2, True)
+
+
+def test_clean_of_bytes_is_clean_of_text() -> None:
+    every = "".join(map(chr, [*range(0x300), *range(0x2000, 0x2080)])).replace("\n", "")
+    assert text.clean_lines(every.encode()).decode() == text.clean(every)
+    assert time.strftime("%Y")
