@@ -15,7 +15,10 @@ from kit.slurm.accounting import Accounted
 from kit.slurm.client import ACTIVE, JobId, QueuedJob
 from kit.spec.paths import RunPaths
 
-_POLL_FIRST_S, _POLL_MOST_S = 0.3, 5.0
+# Between two looks at a run's own record, which is a file, and between two questions to Slurm: of the latter a controller has to
+# answer those of all users.
+_LOOK_S, _ASK_S = 0.3, 5.0
+_SOONER_S = (0.3, 0.6, 1.2, 2.4)
 # The jobs that Slurm knows, of the cluster of this name.
 Queue = Callable[[str], Mapping[JobId, QueuedJob]]
 
@@ -71,16 +74,28 @@ def of_facts(runs: Sequence[tuple[Path, Facts]], *, queue: Queue) -> list[Status
 
 
 def wait(run_dir: Path, *, queue: Queue, on_poll: Callable[[Status], None]) -> Status:
-    """Wait until a run has ended. `on_poll` hears its status at every look; looks come at 0.3 s and slow down to 5 s."""
-    pause, unsettled = _POLL_FIRST_S, 0.0
+    """Wait until a run has ended. `on_poll` hears its status each time that Slurm was asked.
+
+    Slurm is asked every five seconds, and when the run's own record says that its job has started, goes back to the queue or ends.
+    Once it has ended, Slurm's last word follows within a second or two: a few questions come sooner.
+    """
+    unsettled, sooner = 0.0, iter(_SOONER_S)
     while True:
+        asked = time.monotonic()
         (status,) = of([run_dir], queue=queue)
         on_poll(status)
         if not status.active and (status.state not in {"LOST", "SUBMITTED"} or unsettled >= _SETTLE_S):
             return status
-        unsettled = unsettled + pause if not status.active else 0.0
-        time.sleep(pause)
-        pause = min(pause * 1.2, _POLL_MOST_S)
+        pause = next(sooner, _ASK_S) if status.exit_code is not None else _ASK_S
+        turn = _turn(status.facts)
+        while time.monotonic() < asked + pause and _turn(facts.read(run_dir)) == turn:
+            time.sleep(_LOOK_S)
+        unsettled = unsettled + time.monotonic() - asked if not status.active else 0.0
+
+
+def _turn(one: Facts) -> tuple[object, ...]:
+    """What changes in a run's record when Slurm's state of its job does."""
+    return one.started, one.restarts, one.exit_code, one.last_event == "requeue"
 
 
 def _status(run_dir: Path, one: Facts, queue: Mapping[JobId, QueuedJob]) -> Status:

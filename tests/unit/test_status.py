@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.runs import manifest, status
+from kit.slurm.client import QueuedJob
 from kit.spec.paths import RunPaths
 from tests.support import make_site, plan_of, write_job
 
@@ -51,3 +52,47 @@ def test_a_run_that_was_cancelled_while_it_waited(run_dir: Path) -> None:
     before = (SUBMITTED - timedelta(hours=1)).timestamp()
     os.utime(RunPaths(run_dir).cancelled, (before, before))
     assert state(run_dir) == "LOST"
+
+
+class Clock:
+    """Time that passes when somebody sleeps; at given seconds the batch script writes into its record."""
+
+    def __init__(self, run_dir: Path, lines: dict[float, dict[str, str]]) -> None:
+        self.now, self.path, self.lines = 0.0, RunPaths(run_dir).events, dict(lines)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for when in [when for when in self.lines if when <= self.now]:
+            with self.path.open("a") as file:
+                file.write(json.dumps(self.lines.pop(when)) + "\n")
+
+
+def test_a_run_is_asked_about_every_five_seconds_and_when_its_record_turns(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(
+        run_dir,
+        {
+            2.0: {"event": "start", "job_id": "7", "nodes": "n1", "restart": "0"},
+            **{10.0 + n: {"event": "restart", "role": "r"} for n in range(40)},
+            60.0: {"event": "end", "exit_code": "0"},
+        },
+    )
+    monkeypatch.setattr("kit.runs.status.time", clock)
+    asked: list[float] = []
+
+    def queue(cluster: str) -> dict[int | str, QueuedJob]:
+        asked.append(clock.now)
+        state = "PENDING" if clock.now < 2 else "RUNNING" if clock.now < 61 else "COMPLETED"
+        return {7: QueuedJob(job_id=7, state=state, reason="None", nodes="n1", elapsed="1:00")}
+
+    ended = status.wait(run_dir, queue=queue, on_poll=lambda _: None)
+    assert ended.state == "COMPLETED"
+    # At the start, at the job's start, every five seconds while it runs, and a few times at its end.
+    assert len([when for when in asked if 2.5 < when < 60]) <= 58 / 5
+    assert len(asked) <= 58 / 5 + 6
+    assert ended.exit_code == 0
+    assert clock.now < 64

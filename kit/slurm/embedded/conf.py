@@ -19,6 +19,8 @@ _CGROUP_DISABLED: Version = (24, 5)
 
 # Seconds that a step's credential lives, and that Slurm holds a requeued job: its own default is two minutes.
 _CREDENTIAL_S = 20
+# Seconds without an answer after which a node is lost. Hundreds of nodes on one machine take turns: Slurm's own default.
+_PATIENCE_S, _PATIENCE_WIDE_S, _FEW_NODES = 30, 300, 64
 
 
 def parse_version(text: str) -> Version:
@@ -38,6 +40,7 @@ def _own_settings(cluster: Cluster, *, user: str) -> str:
     layout = cluster.layout
     # Without a default, a job that says no --mem takes the whole node.
     memory_per_cpu = max(1, cluster.memory_mb // cluster.cpus_per_node)
+    patience = _PATIENCE_S if len(cluster.nodes) <= _FEW_NODES else _PATIENCE_WIDE_S
     nodes = "\n".join(_node_line(cluster, node) for node in cluster.nodes)
     return f"""\
 # Written by `kit cluster up`; `kit cluster down` removes it. Changes are lost.
@@ -75,8 +78,8 @@ GresTypes=gpu
 SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=5
 
 # A lost node is noticed in half a minute instead of five. A busy machine may still take its time to answer.
-SlurmdTimeout=30
-SlurmctldTimeout=30
+SlurmdTimeout={patience}
+SlurmctldTimeout={patience}
 MessageTimeout=30
 KillWait=10
 MinJobAge=3600

@@ -67,9 +67,10 @@ def up(
         accounting.require_programs()
     layout = layout_of(name, folder)
     with lock.held(layout.folder, timeout_s=_LOCK_S):
-        isolated = nodes.allowed()
+        shape = shape or Shape()
+        isolated = nodes.allowed() and shape.nodes <= nodes.MOST_ISOLATED
         plugin = choose(pyxis, isolated=isolated)
-        wanted = _design(name, layout, shape or Shape(), plugin, isolated=isolated)
+        wanted = _design(name, layout, shape, plugin, isolated=isolated)
         running = _running(layout)
         if running:
             if running.shape != wanted.shape:

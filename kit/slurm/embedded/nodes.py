@@ -28,6 +28,8 @@ from kit.slurm.embedded.pyxis import Pyxis, enroot_wrapper
 
 _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 _START_S = 10.0
+# Linux keeps 1024 neighbours for all network namespaces together (gc_thresh3): 256 nodes overflowed it, and answers got lost.
+MOST_ISOLATED = 200
 _POLL_S = 0.02
 
 

@@ -1,0 +1,89 @@
+"""What a job costs by its width: the questions that slurmctld answers (sdiag), the files in its run folder, its times."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tests.cluster.lab import Lab
+
+# What slurmd and slurmstepd of every node tell slurmctld by themselves, whoever made the job.
+SLURMS_OWN = frozenset(
+    {"MESSAGE_EPILOG_COMPLETE", "MESSAGE_NODE_REGISTRATION_STATUS", "REQUEST_STEP_COMPLETE", "REQUEST_COMPLETE_PROLOG",
+     "REQUEST_STATS_INFO", "REQUEST_PING", "REQUEST_NODE_REGISTRATION_STATUS", "REQUEST_CONFIG"}
+)  # fmt: skip
+
+SAYS_WHO = """\
+import os, socket
+print(os.environ["RANK"], os.environ["WORLD_SIZE"], socket.gethostname())
+"""
+_END_S = 240.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Width:
+    """One job that ended. rpcs: by kind, from before its submit until after its end. Times in seconds.
+
+    first_rank_s: from submit until the ranks' step starts. preflight_s: from the batch script's start until then.
+    """
+
+    nodes: int
+    rpcs: Counter[str]
+    files: int
+    rank_logs: int
+    first_rank_s: float
+    preflight_s: float
+
+    @property
+    def of_the_kit(self) -> Counter[str]:
+        """The questions that are not Slurm's own bookkeeping of nodes."""
+        return Counter({kind: count for kind, count in self.rpcs.items() if kind not in SLURMS_OWN})
+
+
+def measured(lab: Lab, nodes: int, *options: str) -> Width:
+    """Run one job of a rank a node, and ask Slurm nothing until it has ended."""
+    lab.write(f'shape = "srun"\nscript = "program.py"\n[resources]\nnodes = {nodes}\ngpus_per_node = 1\n', SAYS_WHO)
+    lab.slurm("sdiag", "--reset")
+    began = time.time()
+    # All nodes have this machine's clock, and on it a step's first task may start long before its last.
+    run = lab.submit("--no-container", "--set", "preflight.clock_skew_s=600", *options)
+    record = run / "state" / "events.jsonl"
+    deadline = time.monotonic() + _END_S
+    while '"end"' not in (text := record.read_text() if record.exists() else ""):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.2)
+    settled(lab)
+    rpcs = counts(lab.slurm("sdiag"))
+    events = [json.loads(line) for line in text.splitlines()]
+    assert events[-1]["exit_code"] in {0, "0"}, (run / "logs" / "batch.log").read_text()
+    at = {str(event["event"]): datetime.fromisoformat(str(event["time"])).timestamp() for event in reversed(events)}
+    logs = list((run / "logs").glob("rank-*.log"))
+    assert len(logs) == nodes
+    return Width(
+        nodes=nodes,
+        rpcs=rpcs,
+        files=sum(path.is_file() for path in Path(run).rglob("*")),
+        rank_logs=len(logs),
+        first_rank_s=at["attempt"] - began,
+        preflight_s=at["attempt"] - at["start"],
+    )
+
+
+def settled(lab: Lab) -> None:
+    """Until no node completes a job any more: its epilog is Slurm's, and its messages belong to this job."""
+    log = lab.cluster.layout.log("slurmctld")
+    deadline = time.monotonic() + 60
+    while not re.search(r"_job_complete: JobId=\d+ done\s*$", log.read_text(errors="replace").rstrip()[-4000:], re.M):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def counts(text: str) -> Counter[str]:
+    """sdiag's table of messages by type."""
+    table = text.partition("by message type")[2].partition("by user")[0]
+    return Counter({kind: int(count) for kind, count in re.findall(r"(\w+)\s+\(\s*\d+\)\s+count:(\d+)", table)})
