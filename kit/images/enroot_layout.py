@@ -13,6 +13,10 @@ import shlex
 from kit.images.edits import ALWAYS_DROPPED, FOLDER_MODE, Addition, Edit
 from kit.spec.image import ImageConfig
 
+# As Enroot's common.sh has them: what else is in the file is removed, and quotes around a value, too. Its set holds a backslash.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_QUOTED = re.compile(r"[\\\"'](.*)[\\\"']\s*", re.DOTALL | re.ASCII)
+
 _HOSTS = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 _RC_LOCAL = "# /etc/rc reads this file when the container starts; Pyxis and users put their own steps here.\n"
 
@@ -47,7 +51,27 @@ def edit(config: ImageConfig, *, provenance: str, noise: tuple[str, ...] = ()) -
 
 def environment(config: ImageConfig) -> str:
     """/etc/environment: one `NAME=value` a line. A value with a newline has no form here and goes into /etc/rc instead."""
-    return "".join(f"{name}={value}\n" for name, value in config.env.items() if "\n" not in value)
+    return "".join(f"{name}={_guarded(value)}\n" for name, value in config.env.items() if _fits(name, value))
+
+
+def environment_of(text: str) -> dict[str, str]:
+    """Names and values of an /etc/environment, as Enroot reads them."""
+    pairs = (line.partition("=") for line in text.split("\n"))
+    return {name: _unquoted(_unquoted(value)) for name, equals, value in pairs if equals and _NAME.fullmatch(name)}
+
+
+def _fits(name: str, value: str) -> bool:
+    return "\n" not in value and _NAME.fullmatch(name) is not None
+
+
+def _guarded(value: str) -> str:
+    """Enroot takes a pair of quotes from a value, before its hooks and once more after them: one that has any gets two more."""
+    return f'""{value}""' if _QUOTED.fullmatch(value) else value
+
+
+def _unquoted(value: str) -> str:
+    found = _QUOTED.fullmatch(value)
+    return found[1] if found else value
 
 
 def fstab(config: ImageConfig) -> str:
@@ -62,7 +86,11 @@ def fstab(config: ImageConfig) -> str:
 def rc(config: ImageConfig, provenance: str) -> str:
     """/etc/rc: provenance and labels as comments, the working directory, then the entrypoint or the command."""
     comments = [f"provenance: {provenance}", *(f"{name} {value}" for name, value in sorted(config.labels.items()))]
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in config.env.items() if "\n" in value]
+    exports = [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in config.env.items()
+        if "\n" in value and _NAME.fullmatch(name)
+    ]
     workdir = shlex.quote(config.workdir or "/")
     entrypoint = shlex.join(config.entrypoint)
     # Without arguments and without CMD, Docker refuses to start; a shell is what a person at a prompt wants.
@@ -88,9 +116,14 @@ def warnings(config: ImageConfig) -> list[str]:
     """What Enroot will not carry as the image's author wrote it, one sentence each."""
     found = []
     for name, value in config.env.items():
+        if not _NAME.fullmatch(name):
+            found.append(f"ENV {name!r} is no name that a shell can set, and is left out")
+            continue
         if "\n" in value:
-            found.append(f"ENV {name} holds a newline, which /etc/environment cannot carry; /etc/rc exports it instead")
-        if re.search(r"\$\{\w+\}", value):
+            found.append(
+                f"ENV {name} holds a newline: only /etc/rc can set it, which Pyxis does not run for a job's programs"
+            )
+        if re.search(r"\$\{[A-Za-z_]\w*\}", value):
             found.append(f"ENV {name} holds ${{...}}, which Enroot fills in from the host's environment at start")
         if name.startswith("ENROOT_"):
             found.append(f"ENV {name} is Enroot's own namespace and is dropped at start")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import LockError
+from kit.images import enroot_layout
 from kit.spec.image import ImageConfig, Squash
 
 # squashfs 4.0 superblock (kernel: fs/squashfs/squashfs_fs.h), little endian: magic, block size, compressor, used bytes, where
@@ -47,9 +48,8 @@ def options(path: Path) -> Squash:
 def config(path: Path) -> ImageConfig:
     """Environment and working directory that Enroot's files in the image declare; empty ones when it has no such files."""
     workdir = re.search(r"^cd (.+?) && unset OLDPWD", _content(path, "etc/rc"), re.MULTILINE)
-    pairs = (line.partition("=") for line in _content(path, "etc/environment").splitlines())
     return ImageConfig(
-        env={name: value for name, equals, value in pairs if equals and not name.startswith("#")},
+        env=enroot_layout.environment_of(_content(path, "etc/environment")),
         workdir=shlex.split(workdir[1])[0] if workdir else "/",
     )
 

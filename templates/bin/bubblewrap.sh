@@ -116,7 +116,8 @@ make_mount_point() {
 
 # The image's own environment, as Enroot applies it: NAME=VALUE lines that win over the host's, except for the names to keep.
 image_environment() {
-    local line name kept
+    local line name value kept
+    local -r quoted="^[\\\"'](.*)[\\\"'][[:space:]]*\$"
     [[ -r "${base}/root/etc/environment" ]] || return 0
     while IFS= read -r line || [[ -n "${line}" ]]; do
         name="${line%%=*}"
@@ -124,7 +125,14 @@ image_environment() {
         for kept in "${keep_env[@]}"; do
             [[ "${kept}" == "${name}" ]] && continue 2
         done
-        environment+=(--setenv "${name}" "${line#*=}")
+        value="${line#*=}"
+        # Enroot takes a pair of quotes from a value, before its hooks and after them; a backslash counts as one.
+        for _ in before after; do
+            if [[ "${value}" =~ ${quoted} ]]; then
+                value="${BASH_REMATCH[1]}"
+            fi
+        done
+        environment+=(--setenv "${name}" "${value}")
     done <"${base}/root/etc/environment"
 }
 
