@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test training matrix matrix-short slow faults soak soak-diloco lint type golden schema lock bench submit clean
+.PHONY: help setup demo test training matrix matrix-short slow faults hostile soak soak-diloco lint type golden schema lock bench submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -52,6 +52,9 @@ soak-diloco: ## N faults over one job of replica groups (SEED=… repeats them);
 
 slow: setup ## the tests that take more than a minute each: rebuilds from nothing, stubborn registries, every launcher cancelled
 	@$(PY) -m pytest -m slow $(ARGS)
+
+hostile: setup ## 10,000 hostile inputs: job files, expressions, run folders, logs, archives, OCI layouts
+	@KIT_HOSTILE_CASES=10000 $(PY) -m pytest -s --timeout 3000 tests/hostile $(ARGS)
 
 lint: ## ruff, mypy --strict, layers, shellcheck on rendered scripts, codespell
 	@.venv/bin/ruff check .

@@ -49,6 +49,7 @@ GROUPS = {
         "import-image": "images.import_image",
         "images": "images.images",
         "verify-image": "images.verify_image",
+        "sign-image": "images.sign_image",
         "prune-images": "images.prune_images",
         "diff-images": "images.diff_images",
     },

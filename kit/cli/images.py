@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kit.images.catalogue import Row
     from kit.images.publish import Outcome
     from kit.runs.status import Status
+    from kit.spec.cluster import Cluster
 
 Name = Annotated[
     str,
@@ -25,6 +26,12 @@ Name = Annotated[
 Store = Annotated[
     Path | None,
     typer.Option("--store", help="The image store.", show_default="KIT_STORE, else the user's data folder"),
+]
+OfCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster", "-c", help="The store that this cluster's file names.", autocompletion=completion.clusters
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Locked = Annotated[bool, typer.Option("--locked", help="Fail when the result is not what the lock names, saying why.")]
@@ -42,6 +49,7 @@ def build_image(
     name: Name,
     *,
     store: Store = None,
+    cluster: OfCluster = None,
     locked: Locked = False,
     relock: Relock = False,
     no_cache: Fresh = False,
@@ -53,7 +61,12 @@ def build_image(
     from kit.images.progress import Terminal
 
     order = build.Order(
-        name=name, project=data_folders.project(), store=_store(store), locked=locked, fresh=no_cache, relock=relock
+        name=name,
+        project=data_folders.project(),
+        store=_store(store, cluster),
+        locked=locked,
+        fresh=no_cache,
+        relock=relock,
     )
     _print(build.build(order, Terminal()), as_json=as_json)
 
@@ -77,6 +90,7 @@ def import_image(
         ),
     ] = "",
     store: Store = None,
+    cluster: OfCluster = None,
     locked: Locked = False,
     relock: Relock = False,
     as_json: Json = False,
@@ -91,7 +105,7 @@ def import_image(
         uri=source,
         name=name,
         project=data_folders.project(),
-        store=_store(store),
+        store=_store(store, cluster),
         locked=locked,
         relock=relock,
         platform=platform,
@@ -99,13 +113,22 @@ def import_image(
     _print(importing.run(order, Terminal()), as_json=as_json)
 
 
-def images(*, store: Store = None, as_json: Json = False) -> None:
+def images(
+    *,
+    doctor: Annotated[bool, typer.Option("--doctor", help="Say what of the store is unsafe to share.")] = False,
+    store: Store = None,
+    cluster: OfCluster = None,
+    as_json: Json = False,
+) -> None:
     """List images: name, digest, size, age, whether a lock names them, which runs use them."""
     from kit import data_folders
     from kit.cli.table import Column, show
     from kit.images import catalogue
 
-    rows = catalogue.rows(_store(store), data_folders.project())
+    if doctor:
+        _doctor(_store(store, cluster), as_json=as_json)
+        return
+    rows = catalogue.rows(_store(store, cluster), data_folders.project())
     used = _runs_by_digest()
     if as_json:
         facts = [
@@ -145,7 +168,11 @@ def verify_image(
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Build it again from nothing and compare the bytes with the lock.")
     ] = False,
+    signature: Annotated[
+        bool, typer.Option("--signature", help="Check the lock's signature against the cluster's [store] signers.")
+    ] = False,
     store: Store = None,
+    cluster: OfCluster = None,
     as_json: Json = False,
 ) -> None:
     """Check that an image file is whole and is the one that its lock names."""
@@ -153,7 +180,9 @@ def verify_image(
     from kit.images import verify_image
     from kit.images.progress import Terminal
 
-    project, place = data_folders.project(), _store(store)
+    project, place = data_folders.project(), _store(store, cluster)
+    if signature:
+        typer.echo(f"signed by {_signer(image, cluster)}", err=True)
     if rebuild:
         found = verify_image.rebuilt(image, project=project, store=place, report=Terminal())
     else:
@@ -190,11 +219,56 @@ def diff_images(
     raise typer.Exit(1 if found.any else 0)
 
 
+def sign_image(
+    name: Name,
+    key: Annotated[
+        Path, typer.Option("--key", "-k", help="An SSH key; a public one where an agent holds the private one.")
+    ] = Path("~/.ssh/id_ed25519"),
+) -> None:
+    """Sign an image's lock with your SSH key: a cluster that names you under [store] signers then takes the image."""
+    from kit import data_folders
+    from kit.images import signature
+
+    typer.echo(str(signature.sign(_lock_file(name, data_folders.project()), key.expanduser())))
+
+
+def _signer(name: str, cluster: str | None) -> str:
+    from kit import data_folders
+    from kit.images import signature
+
+    signers = _cluster(cluster).store.signers
+    return signature.require(_lock_file(name, data_folders.project()), signers, what=f"image {name}")
+
+
+def _lock_file(name: str, project: Path) -> Path:
+    from kit.errors import LockError
+    from kit.images import lock
+
+    found = lock.find(name, project=project)
+    if found is None:
+        raise LockError(f"image {name}: no image.lock", hint=f"run 'kit build-image {name}'")
+    return found
+
+
+def _doctor(store: Path, *, as_json: bool) -> None:
+    """Print what is unsafe; exit code 1 when anything is."""
+    from kit.images import doctor
+
+    found = [*doctor.problems(store)]
+    if as_json:
+        typer.echo(json.dumps({"store": str(store), "problems": found}, indent=2))
+    else:
+        typer.echo("\n".join(found) or f"{store}: nothing that others could change")
+    if found:
+        raise typer.Exit(1)
+
+
 def prune_images(
     *,
     older_than: Annotated[float, typer.Option(min=0, help="Keep what is younger, in days.")] = 7.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     store: Store = None,
+    cluster: OfCluster = None,
     as_json: Json = False,
 ) -> None:
     """Remove images that no lock names and no queued or running job uses."""
@@ -202,7 +276,7 @@ def prune_images(
     from kit.images import catalogue
     from kit.images import store as image_store
 
-    place = _store(store)
+    place = _store(store, cluster)
     image_store.prepare(place)
     in_use = {sha256 for sha256, runs in _runs_by_digest().items() if any(_needs_image(run) for run in runs)}
     gone = catalogue.prune(
@@ -223,10 +297,22 @@ def _must_be_platform(platform: str) -> None:
         raise UsageError(f"--platform {platform}: not a platform", hint="linux/amd64, linux/arm64")
 
 
-def _store(given: Path | None) -> Path:
+def _store(given: Path | None, cluster: str | None = None) -> Path:
+    """The store that an option names, else the cluster's, else the user's."""
+    from kit import data_folders
     from kit.images import store as image_store
+    from kit.runs import registry
 
+    if given is None and cluster is not None:
+        return registry.store_of(_cluster(cluster), data_folders.project())
     return given.absolute() if given else image_store.default()
+
+
+def _cluster(name: str | None) -> Cluster:
+    from kit import config, data_folders
+    from kit.spec.cluster import Cluster
+
+    return config.load_model(config.cluster_entry(name, data_folders.project()).path, Cluster)
 
 
 def _runs_by_digest() -> dict[str, list[Status]]:

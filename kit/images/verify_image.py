@@ -32,7 +32,7 @@ def checked(image: str, *, project: Path, store: Path, full: bool) -> Verified:
         return _checked_file(path, full=full)
     locked = _lock_of(image, project)
     found = verify.check(locked, store, full=full)
-    what = "sha256 right" if full else "superblock and size right"
+    what = "sha256 right" if full else "superblock, size and sha256 right"
     return Verified(image=image, digest=locked.digest, checked=what, path=str(found))
 
 

@@ -15,14 +15,23 @@ from kit.spec.cluster import Cluster
 
 
 def folder_of(cluster: Cluster, project: Path) -> Path:
-    """Where runs on `cluster` are made for this user. Links are kept: other nodes know the path by its name."""
+    """Where runs on `cluster` are made for this user."""
+    return _filled(cluster.paths.runs, project)
+
+
+def store_of(cluster: Cluster, project: Path) -> Path:
+    """The image store of `cluster` for this user."""
+    return _filled(cluster.paths.store, project)
+
+
+def _filled(text: str, project: Path) -> Path:
+    """A path of a cluster file. Links are kept: other nodes know the path by its name."""
     known = {
         "project": str(project),
         "user": getpass.getuser(),
         "home": str(Path.home()),
         "data": str(data_folders.user_data()),
     }
-    text = cluster.paths.runs
     for word, value in known.items():
         text = text.replace(f"{{{word}}}", value)
     return Path(os.path.abspath(text))  # noqa: PTH100 - resolve() would follow links

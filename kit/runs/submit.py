@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kit import config, data_folders, shell
 from kit.allocation import minutes
 from kit.config import Resolved, Sources
-from kit.errors import SlurmError, UsageError
+from kit.errors import LockError, SlurmError, UsageError
 from kit.planning.plan import Plan, plan
 from kit.planning.site import Site
 from kit.runs import avoid, chain, folder, manifest, outputs, registry, secret
@@ -131,6 +131,25 @@ def require_ready(prepared: Prepared) -> None:
     for pinned in made.decisions.pins.distinct:
         if pinned.lock is not None:
             verify.check(pinned.lock, Path(pinned.stored).parent.parent, full=False)
+    _require_signatures(prepared)
+
+
+def _require_signatures(prepared: Prepared) -> None:
+    """LockError when the cluster names signers, and one of them has not signed the lock of each image."""
+    from kit.images import lock as image_lock
+    from kit.images import signature
+
+    resolved = prepared.resolved
+    signers = resolved.cluster.store.signers
+    for pinned in prepared.plan.decisions.pins.distinct if signers else ():
+        if pinned.lock is None:
+            problem = "cluster {!r} takes signed images only, and a reference has no lock that could be signed"
+            raise LockError(f"{pinned.image}: {problem.format(resolved.cluster_name)}", hint="kit import-image")
+        name = pinned.lock.name
+        path = image_lock.find(name, project=resolved.project)
+        if path is None or image_lock.read(path) != pinned.lock:
+            raise LockError(f"image {name}: its lock changed while the job was planned", hint="submit again")
+        signature.require(path, signers, what=f"image {name}")
 
 
 def _for_debugging(job: Job) -> Job:

@@ -71,6 +71,25 @@ class Paths(Model):
     )
 
 
+Signer = Annotated[
+    str,
+    Form(
+        pattern=r"[A-Za-z0-9_.@+-]+ (ssh|ecdsa|sk)-[A-Za-z0-9@.-]+ [A-Za-z0-9+/]+=*( .*)?",
+        what="a signer",
+        how="a name, then the public key as its .pub file has it",
+        example="alice@lab ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI...",
+    ),
+]
+
+
+class StoreRules(Model):
+    """What images the cluster takes."""
+
+    signers: tuple[Signer, ...] = Field(
+        default=(), description="Who may sign images, name and public SSH key each; none: images need no signature."
+    )
+
+
 class Cluster(Model):
     """One cluster file."""
 
@@ -82,6 +101,7 @@ class Cluster(Model):
     default_qos: Name | None = None
     mounts: Name | None = Field(default=None, description="The cluster's mount set: a file of mounts/.")
     paths: Paths = Field(default_factory=Paths)
+    store: StoreRules = Field(default_factory=StoreRules)
     network: Annotated[dict[EnvName, Text], AfterValidator(interfaces)] = Field(
         default_factory=dict, description="NCCL, Gloo and fabric variables of every rank."
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,7 +61,10 @@ def evaluate(text: str, names: Lookup, lookup: Lookup) -> Any:
         raise ExpressionError(f"it has {len(text)} characters; at most {_MOST_TEXT} are read")
     evaluator = _Arithmetic(names=lambda node: _named(node.id, names), functions={**_FUNCTIONS, "lookup": lookup})
     try:
-        return _plain(evaluator.eval(text.strip()))
+        with warnings.catch_warnings():
+            # Python's own parser warns on stderr of what reads oddly.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return _plain(evaluator.eval(text.strip()))
     except ExpressionError:
         raise
     except simpleeval.FunctionNotDefined as error:

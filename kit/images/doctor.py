@@ -1,0 +1,57 @@
+"""What of an image store is unsafe to share: who else could replace an image, or what is above it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def problems(store: Path) -> Iterator[str]:
+    """One sentence for each thing that lets another user put other bytes in an image's place, with what mends it.
+
+    Runs check the digest all the same: such a change ends a run before it starts, and does not run.
+    """
+    if not store.is_dir():
+        yield f"{store}: not a folder"
+        return
+    for folder in store.resolve().parents:
+        yield from _above(folder)
+    for folder in (store, store / "sha256"):
+        if folder.is_dir():
+            yield from _folder(folder)
+    for path in sorted((store / "sha256").glob("*")) if (store / "sha256").is_dir() else ():
+        yield from _file(path)
+
+
+def _above(folder: Path) -> Iterator[str]:
+    found = folder.stat()
+    if found.st_uid not in {0, os.geteuid()}:
+        yield f"{folder}: belongs to {_user(found.st_uid)}, who can exchange the store"
+    elif found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        yield f"{folder}: everybody may write it, and so exchange the store: 'chmod o-w' or 'chmod +t' it"
+
+
+def _folder(folder: Path) -> Iterator[str]:
+    found = folder.stat()
+    who = "everybody" if found.st_mode & stat.S_IWOTH else "its group" if found.st_mode & stat.S_IWGRP else ""
+    if who and not found.st_mode & stat.S_ISVTX:
+        mode = stat.S_IMODE(found.st_mode)
+        yield f"{folder}: mode {mode:o}: {who} may replace other users' images: 'chmod {mode | stat.S_ISVTX:o} {folder}'"
+
+
+def _file(path: Path) -> Iterator[str]:
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        yield f"{path}: not a regular file: remove it"
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        yield f"{path}: mode {stat.S_IMODE(found.st_mode):o}: others may write it: 'chmod go-w {path}'"
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,113 @@
+"""Signatures of images, and what of a shared store is unsafe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kit import shell
+from kit.config import validate
+from kit.errors import ConfigError, LockError
+from kit.images import doctor, lock, signature
+from kit.runs import submit
+from kit.spec.cluster import Cluster
+from tests.support import make_lock, write_job
+
+needs_ssh = pytest.mark.skipif(shell.which("ssh-keygen") is None, reason="needs ssh-keygen")
+
+
+def key(folder: Path, name: str) -> tuple[Path, str]:
+    """A key pair without a passphrase, and its entry under [store] signers."""
+    path = folder / name
+    shell.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)])
+    return path, f"{name}@lab {path.with_suffix('.pub').read_text().strip()}"
+
+
+@pytest.fixture
+def lock_file(tmp_path: Path) -> Path:
+    path = tmp_path / "containers" / "train-cpu" / lock.FILE
+    lock.write(path, make_lock())
+    return path
+
+
+@needs_ssh
+def test_a_signature_of_a_signer_counts_until_the_lock_changes(tmp_path: Path, lock_file: Path) -> None:
+    (ada, ada_entry), (_, eve_entry) = key(tmp_path, "ada"), key(tmp_path, "eve")
+    with pytest.raises(LockError, match="nobody signed it"):
+        signature.require(lock_file, [ada_entry], what="image train-cpu")
+    assert signature.sign(lock_file, ada) == lock_file.with_name("image.lock.sig")
+    assert signature.require(lock_file, [eve_entry, ada_entry], what="image train-cpu") == "ada@lab"
+    with pytest.raises(LockError, match="a key that is none of the cluster's signers"):
+        signature.require(lock_file, [eve_entry], what="image train-cpu")
+    with pytest.raises(LockError, match="a key that is none of the cluster's signers"):
+        signature.require(lock_file, [], what="image train-cpu")
+    lock_file.write_text(lock_file.read_text().replace("c0ffee", "decade"))
+    with pytest.raises(LockError, match="is not what ada@lab signed") as caught:
+        signature.require(lock_file, [ada_entry], what="image train-cpu")
+    assert caught.value.exit_code == 5
+
+
+@needs_ssh
+def test_a_signature_for_something_else_is_none(tmp_path: Path, lock_file: Path) -> None:
+    ada, entry = key(tmp_path, "ada")
+    shell.run(["ssh-keygen", "-q", "-Y", "sign", "-f", str(ada), "-n", "git", str(lock_file)])
+    with pytest.raises(LockError):
+        signature.require(lock_file, [entry], what="image train-cpu")
+
+
+@needs_ssh
+def test_a_run_starts_from_a_signed_image_and_from_no_other(
+    tmp_path: Path, lock_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ada, ada_entry), (eve, _) = key(tmp_path, "ada"), key(tmp_path, "eve")
+    (tmp_path / "clusters").mkdir()
+    signers = f"[store]\nsigners = ['{ada_entry}']\n"
+    (tmp_path / "clusters" / "far.toml").write_text(f"{signers}[node]\ncpus = 8\n[container]\nruntime = 'pyxis'\n")
+    job = write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\nimage = "train-cpu"\n')
+    monkeypatch.setattr("kit.images.verify.check", lambda *_, **__: None)
+    prepared = submit.prepare(job, cluster="far", overrides=[])
+    signature.sign(lock_file, ada)
+    submit.require_ready(prepared)
+    signature.sign(lock_file, eve)
+    with pytest.raises(LockError, match=r"image train-cpu: .* a key that is none of the cluster's signers"):
+        submit.require_ready(prepared)
+    other = replace(prepared, resolved=replace(prepared.resolved, project=tmp_path / "elsewhere"))
+    with pytest.raises(LockError):
+        submit.require_ready(other)
+
+
+def test_signers_are_names_and_keys() -> None:
+    for wrong in ("ssh-ed25519 AAAA", "ada", "ada\nssh-ed25519 AAAA", 'ada namespaces="git" ssh-ed25519 AAAA'):
+        with pytest.raises(ConfigError):
+            validate({"node": {"cpus": 1}, "store": {"signers": [wrong]}}, Cluster, file="x.toml")
+
+
+def test_the_doctor_names_what_others_could_change(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    (store / "sha256").mkdir(parents=True)
+    image = store / "sha256" / f"{'0' * 64}.sqsh"
+    image.touch(mode=0o644)
+    for folder in (store, store / "sha256"):
+        folder.chmod(0o3775)
+    assert [one for one in doctor.problems(store) if str(store) in one] == []
+    store.chmod(0o2775)
+    image.chmod(0o666)
+    (store / "sha256" / "link.sqsh").symlink_to(image)
+    found = [one for one in doctor.problems(store) if str(store) in one]
+    assert [one.partition(": ")[2] for one in found] == [
+        f"mode 2775: its group may replace other users' images: 'chmod 3775 {store}'",
+        f"mode 666: others may write it: 'chmod go-w {image}'",
+        "not a regular file: remove it",
+    ]
+    tmp_path.chmod(0o777)
+    assert any("everybody may write it, and so exchange the store" in one for one in doctor.problems(store))
+    done = shell.run(
+        [sys.executable, "-m", "kit", "images", "--doctor", "--store", str(store)],
+        check=False,
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
+    )
+    assert (done.returncode, len(done.stdout.splitlines()) >= 4) == (1, True)
