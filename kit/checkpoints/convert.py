@@ -112,7 +112,8 @@ def _contained(order: Conversion, source: Path, target: Path, program: Sequence[
         bin=packaged / "templates/bin",
         home=str(Path.home()),
     )
-    return runtime.wrap([], program, container)
+    script, *words = runtime.wrap([], program, container)
+    return [script, "--isolated", *words]
 
 
 def _image(order: Conversion) -> Path:

@@ -1,7 +1,7 @@
 #!/bin/bash
-# bubblewrap.sh --image=FILE --workdir=DIR [--writable] [--remap-root] [--keep-env=NAME]… [--mount SOURCE TARGET ro|rw]… -- COMMAND…
+# bubblewrap.sh --image=FILE --workdir=DIR [--writable] [--remap-root] [--isolated] [--keep-env=NAME]… [--mount SOURCE TARGET ro|rw]… -- COMMAND…
 # Mounts the squashfs image in a mount namespace of this task and runs the command in it. The namespace, and all that is mounted
-# in it, ends with its last process, however that ends.
+# in it, ends with its last process, however that ends. --isolated: no network, no device, no other process, no capability.
 set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR
@@ -11,7 +11,7 @@ source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 trap '' TERM USR1 USR2 INT HUP
 
 parse() {
-    image="" workdir="/" writable="" remap_root="" entered="" real_ids=""
+    image="" workdir="/" writable="" remap_root="" entered="" real_ids="" isolated=""
     keep_env=() sources=() targets=() modes=()
     while (($#)); do
         case "$1" in
@@ -21,6 +21,7 @@ parse() {
             --workdir=*) workdir="${1#*=}" ;;
             --writable) writable=1 ;;
             --remap-root) remap_root=1 ;;
+            --isolated) isolated=1 ;;
             --keep-env=*) keep_env+=("${1#*=}") ;;
             --mount)
                 sources+=("$2") targets+=("$3") modes+=("$4")
@@ -147,7 +148,21 @@ enter() {
     else
         arguments+=(--ro-bind "${base}/root" /)
     fi
-    arguments+=(--dev-bind /dev /dev --dev-bind /proc /proc --ro-bind /sys /sys --tmpfs /tmp --tmpfs /run "${etc_binds[@]}")
+    if [[ -n "${isolated}" ]]; then
+        # Through the host's /proc root would reach every file of the host.
+        arguments+=(--unshare-net --unshare-ipc --cap-drop ALL --dev /dev)
+        # Inside a container whose own /proc is masked, only root may mount another one.
+        if [[ -z "${real_ids}" ]] || bwrap --unshare-user --unshare-pid --ro-bind / / --proc /proc -- /bin/true 2>/dev/null; then
+            arguments+=(--unshare-pid --proc /proc)
+        else
+            arguments+=(--dev-bind /proc /proc)
+        fi
+        # Root writes into the folders that are mounted, whoever owns them.
+        [[ -n "${real_ids}" ]] || arguments+=(--cap-add CAP_DAC_OVERRIDE)
+    else
+        arguments+=(--dev-bind /dev /dev --dev-bind /proc /proc)
+    fi
+    arguments+=(--ro-bind /sys /sys --tmpfs /tmp --tmpfs /run "${etc_binds[@]}")
     for ((i = 0; i < ${#sources[@]}; i++)); do
         if [[ "${sources[i]}" == tmpfs ]]; then
             arguments+=(--tmpfs "${targets[i]}")
