@@ -100,6 +100,17 @@ def knows(job_id: JobId, *, env: Mapping[str, str]) -> bool:
     return "Invalid job id" not in done.stderr
 
 
+def scripts(*, env: Mapping[str, str]) -> dict[str, int]:
+    """The batch scripts of the user's jobs that Slurm remembers, as sbatch was given them: path -> job id, for an array its own."""
+    argv = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%F|%o"]
+    found: dict[str, int] = {}
+    for line in shell.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout.splitlines():
+        number, _, command = line.partition("|")
+        if number.isdecimal() and command:
+            found[command] = int(number)
+    return found
+
+
 def cancel(*job_ids: JobId, env: Mapping[str, str], gently: bool = False) -> None:
     """scancel; SlurmError when Slurm does not know one of the jobs.
 

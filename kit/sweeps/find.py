@@ -8,6 +8,7 @@ from kit.errors import RunError
 from kit.runs import status
 from kit.runs.status import Queue, Status
 from kit.spec.paths import RunPaths
+from kit.sweeps import lost
 from kit.sweeps.record import SweepPaths, SweepRecord, read
 
 # A point that has no run folder, or one that was never sent.
@@ -63,6 +64,8 @@ def active(folder: Path, *, queue: Queue) -> list[Status]:
 def states(folder: Path, record: SweepRecord, *, queue: Queue) -> dict[int, Status | None]:
     """How each point stands, by number; None for one without a run. Slurm is asked once."""
     paths = SweepPaths(folder)
+    if lost.arrays(paths, record):
+        record = lost.recovered(folder, record)
     there = [p.index for p in record.points if RunPaths(paths.point(p.index)).manifest.is_file()]
     found = dict(zip(there, status.of([paths.point(index) for index in there], queue=queue), strict=True))
     return {p.index: found.get(p.index) for p in record.points}

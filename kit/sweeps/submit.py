@@ -45,7 +45,7 @@ def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime
         folder.remove(prepared.folder)
         raise
     record = unsent.model_copy(update={"arrays": sent})
-    _note(record, sent, prepared.folder)
+    note(record, sent, prepared.folder)
     return record
 
 
@@ -71,7 +71,7 @@ def resubmit(
         raise
     points_now = (*record.points, *map(_recorded, sorted(new, key=lambda p: p.index)))
     record = record.model_copy(update={"points": points_now, "arrays": (*record.arrays, *sent)})
-    _note(record, sent, prepared.folder)
+    note(record, sent, prepared.folder)
     return record
 
 
@@ -135,7 +135,7 @@ def _send(arrays: Sequence[Array], env: dict[str, str], after: After) -> tuple[S
     return tuple(sent)
 
 
-def _note(record: SweepRecord, sent: Iterable[SentArray], root: Path) -> None:
+def note(record: SweepRecord, sent: Iterable[SentArray], root: Path) -> None:
     """The arrays' numbers, in the sweep's record and in each point's manifest."""
     paths = SweepPaths(root)
     record.write(paths)

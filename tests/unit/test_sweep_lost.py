@@ -1,0 +1,64 @@
+"""A sweep that was killed between sbatch and its manifests is found again by its arrays' own scripts (C10)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kit.runs import manifest
+from kit.slurm.client import JobId, QueuedJob
+from kit.spec.paths import RunPaths
+from kit.sweeps import find, lost
+from kit.sweeps.record import SweepPaths, read
+from tests.unit.test_sweep_results import write_sweep
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three points in two arrays that Slurm may have; neither the record nor a manifest names a job."""
+    made = write_sweep(tmp_path, [({"a": n}, [], None) for n in range(3)])
+    paths = SweepPaths(made)
+    read(made).model_copy(update={"arrays": ()}).write(paths)
+    for number, members in ((0, (2, 0)), (1, (1,))):
+        (paths.arrays / str(number)).mkdir(parents=True)
+        (paths.arrays / str(number) / "batch.sh").touch()
+        for task, point in enumerate(members):
+            (paths.arrays / str(number) / str(task)).symlink_to(Path("../..") / paths.point(point).relative_to(made))
+    for number in range(3):
+        path = RunPaths(paths.point(number)).manifest
+        manifest.read(path).model_copy(update={"job_id": None, "array_task": None}).write(path)
+    monkeypatch.setattr("kit.runs.queues.is_up", lambda _: True)
+    monkeypatch.setattr("kit.runs.queues.env_of", lambda _: {})
+    return made
+
+
+def queue(_: str) -> dict[JobId, QueuedJob]:
+    return {
+        f"41_{task}": QueuedJob(job_id=f"41_{task}", state="PENDING", reason="", nodes="", elapsed="")
+        for task in (0, 1)
+    }
+
+
+def states(folder: Path) -> list[str]:
+    found = find.states(folder, read(folder), queue=queue)
+    return [find.state_of(found[index]) for index in range(3)]
+
+
+def test_points_of_an_array_that_slurm_has(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All were SUBMITTED for ever, and `kit cancel` knew no job."""
+    script = SweepPaths(folder).arrays / "0" / "batch.sh"
+    monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {str(script): 41, "/other/arrays/1/batch.sh": 42})
+    assert states(folder) == ["PENDING", find.MISSING, "PENDING"]
+    assert [one.job_id for one in find.active(folder, queue=queue)] == ["41_1", "41_0"]
+    assert [(one.number, one.job_id, one.members) for one in read(folder).arrays] == [(0, 41, (2, 0))]
+    assert lost.arrays(SweepPaths(folder), read(folder)) == [1]
+
+
+def test_without_a_slurm_nothing_is_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = SweepPaths(folder).record.read_bytes()
+    monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {})
+    assert states(folder) == [find.MISSING] * 3
+    monkeypatch.setattr("kit.runs.queues.is_up", lambda _: False)
+    assert states(folder) == [find.MISSING] * 3
+    assert SweepPaths(folder).record.read_bytes() == before
