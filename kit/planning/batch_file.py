@@ -62,6 +62,7 @@ def _settings(made: Decisions) -> dict[str, Any]:
         "debug": job.debug,
         "heartbeat": job.monitor.heartbeat,
         "lead": job.slurm.lead,
+        "grace": job.slurm.time_to_save,
         "port_base": _PORT_BASE,
         "retry_in_allocation": job.retry.in_allocation,
         "retry_requeue": job.retry.requeue,

@@ -8,9 +8,6 @@ from kit.planning.decisions import Decisions
 from kit.planning.placement import RolePlacement
 from kit.runtimes import Container
 
-# Seconds that the other ranks get once one has ended well, before srun ends them (field-notes 29). Never less than the lead: at its
-# signal the first rank may be done long before the one that writes the checkpoint.
-_WAIT_S = 60
 _INTERFACE_ENV = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
@@ -31,7 +28,8 @@ def role_step(made: Decisions, placed: RolePlacement) -> list[str]:
         "--mpi=none",
         "--export=ALL",
         "--kill-on-bad-exit=1",
-        f"--wait={max(_WAIT_S, made.job.slurm.lead)}",
+        # A rank that has ended well says nothing of the others: rank 0 may write for minutes more.
+        "--wait=0",
         # A step with a lost node may never end for Slurm: the next one has to share with what is left of it.
         *(["--no-kill"] if made.outlives else []),
         *(["--overlap"] if made.outlives or placed.shared else []),
@@ -52,8 +50,8 @@ def monitor_step(made: Decisions) -> list[str]:
 
 
 def signal_step(made: Decisions) -> list[str]:
-    """Sends a signal, whose name the batch script adds, to the ranks on every node and to nothing else."""
-    return [*_helper("kit-signal", made.allocation.nodes, "/dev/null"), f"{made.paths.run.bin}/signal.sh"]
+    """Sends a signal to the programs of the ranks alone. The batch script adds how many nodes, and the signal's name."""
+    return [*_helper("kit-signal", None, "/dev/null"), f"{made.paths.run.bin}/signal.sh"]
 
 
 def preflight_step(made: Decisions) -> list[str]:
@@ -164,15 +162,14 @@ def _contained(made: Decisions, placed: RolePlacement, srun: list[str], *command
     return made.runtime.wrap(srun, command, container)
 
 
-def _helper(name: str, nodes: int, output: str) -> list[str]:
+def _helper(name: str, nodes: int | None, output: str) -> list[str]:
     """One task a node beside the training step, without memory or CPUs of its own (field-notes 24)."""
     return [
         "srun",
         f"--job-name={name}",
         "--overlap",
         "--mem=0",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
+        *([f"--nodes={nodes}", f"--ntasks={nodes}"] if nodes is not None else []),
         "--ntasks-per-node=1",
         "--cpus-per-task=1",
         "--mpi=none",

@@ -67,6 +67,8 @@ _RANK_ENV = {
 _BASH_ENV = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "POSIXLY_CORRECT", "BASH_XTRACEFD", "PS4"}
 # MAX_ARG_STRLEN of Linux: execve(2) refuses one string of 32 pages or more, its NUL included.
 _MAX_STRING = 131_072
+# As long as Slurm waits after its own TERM, unless the site says otherwise (KillWait).
+_GRACE_S = 30
 
 # An image is a name of containers/, or bytes named by digest; a tag alone could change under the run.
 _PINNED = re.compile(r"docker://[^\s@]+(@[^\s@]+)?@sha256:[0-9a-f]{64}")
@@ -178,12 +180,22 @@ class SlurmOptions(Model):
     lead: int = Field(
         default=120, ge=0, description="Seconds before the time limit at which the batch script gets USR1; 0: never."
     )
+    grace: int | None = Field(
+        default=None,
+        ge=1,
+        description="Seconds that programs get to save after `kit cancel`, before they are killed. Default: the lead, or 30.",
+    )
     template: Text | None = Field(
         default=None, description="A batch script of your own, a Jinja template, relative to the job file."
     )
     extra: tuple[Annotated[str, AfterValidator(sbatch.further)], ...] = Field(
         default=(), description="Further sbatch options, each as one string, such as '--nice=100'."
     )
+
+    @property
+    def time_to_save(self) -> int:
+        """Seconds between a cancel and the end of the programs."""
+        return self.grace or self.lead or _GRACE_S
 
 
 class ContainerOptions(Model):

@@ -17,6 +17,7 @@ readonly KIT_WORLD={{ world | sh }}
 readonly KIT_DEBUG_DEFAULT={{ debug | sh }}
 readonly KIT_HEARTBEAT={{ heartbeat | sh }}
 readonly KIT_LEAD={{ lead | sh }}
+readonly KIT_GRACE={{ grace | sh }}
 readonly KIT_MASTER_PORT_BASE={{ port_base | sh }}
 readonly KIT_RETRY_IN_ALLOCATION={{ retry_in_allocation | sh }}
 readonly KIT_RETRY_REQUEUE={{ retry_requeue | sh }}
@@ -71,7 +72,7 @@ finish() {
     trap - EXIT
     # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
-    trap '' TERM USR1 USR2 INT HUP
+    trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
     if retry::wants_requeue "${code}"; then
         what=requeue

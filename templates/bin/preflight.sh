@@ -15,7 +15,7 @@ fault() {
 }
 
 read_options() {
-    images=() sizes=() digests=() cache="" run="" verify="" free_kb=0 shm_kb=0 nofile=0 memlock=any skew=5 now="" gpus=0 userns=0
+    images=() sizes=() digests=() cache="" run="" verify="" free_kb=0 shm_kb=0 nofile=0 memlock=any skew=5 gpus=0 userns=0
     sources=() interfaces=()
     local word
     for word in "$@"; do
@@ -26,7 +26,7 @@ read_options() {
             # Of the image before it.
             size=*) sizes[-1]="${word#*=}" ;;
             sha256=*) digests[-1]="${word#*=}" ;;
-            cache=* | run=* | verify=* | free_kb=* | shm_kb=* | nofile=* | memlock=* | skew=* | now=* | gpus=* | userns=*)
+            cache=* | run=* | verify=* | free_kb=* | shm_kb=* | nofile=* | memlock=* | skew=* | gpus=* | userns=*)
                 printf -v "${word%%=*}" '%s' "${word#*=}"
                 ;;
             *)
@@ -134,11 +134,18 @@ check_interfaces() {
     done
 }
 
+# The file system of the run folder says when it was written to, by the clock of its server: that is the same for every node, however late
+# this task was started.
 check_clock() {
-    [[ -n "${now}" ]] || return 0
-    local -i behind=$((EPOCHSECONDS - now))
-    ((behind < 0)) && behind=$((-behind))
-    ((behind <= skew)) || fault "this node's clock differs by ${behind} s from the first node's; at most ${skew} are allowed"
+    local -r file="${run}/state/preflight/${node}.clock"
+    local before="${EPOCHREALTIME/,/.}" after server
+    : >"${file}" || return 0
+    server="$(stat --format=%.6Y -- "${file}")"
+    after="${EPOCHREALTIME/,/.}"
+    rm -f -- "${file}"
+    local -i ahead=$((${before%.*} - ${server%.*})) behind=$((${server%.*} - ${after%.*}))
+    local -i differs=$((ahead > behind ? ahead : behind))
+    ((differs <= skew)) || fault "this node's clock differs by ${differs} s from that of the run folder's file system; at most ${skew} are allowed"
 }
 
 # A GPU that fell off the bus can hang nvidia-smi for good: it gets ten seconds, then KILL.

@@ -29,19 +29,6 @@ main() {
     exec >>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${RANK}.log" 2>&1
     rank::link
     log::info "${KIT_ROLE:+${KIT_ROLE}: }rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
-    # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
-    if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
-        # shellcheck source=/dev/null
-        source "${KIT_RUN_DIR}/.secrets"
-    fi
-    if [[ -s "${KIT_RUN_DIR}/setup.sh" ]]; then
-        set +eu
-        # shellcheck source=/dev/null
-        source "${KIT_RUN_DIR}/setup.sh"
-        set -eu
-    fi
-    # Slurm and torchrun signal the program as well as this shell. A handler lets the shell outlive the signal and tell the program's own
-    # code; a shell without one would die first and turn every code into 143.
     if [[ -n "${KIT_ROLE:-}" ]]; then
         placeholders::all KIT_PROGRAM KIT_PROGRAM_ENV
     fi
@@ -49,8 +36,12 @@ main() {
     for ((index = 0; index < ${#KIT_RANK_ARGS[@]}; index += 2)); do
         KIT_PROGRAM+=("${KIT_RANK_ARGS[index]}" "${!KIT_RANK_ARGS[index + 1]}")
     done
+    # Slurm, torchrun and signal.sh signal the program as well as this shell. A handler lets the shell outlive the signal and tell the
+    # program's own code; a shell without one would die first and turn every code into 143.
     local signalled=""
     trap 'signalled=1' TERM USR1 USR2 HUP INT
+    # By this signal.sh finds the program: it is the child of this shell, and what it starts is not.
+    export KIT_RANK_SHELL=$$
     local -i code=0
     umask "${KIT_UMASK:-$(umask)}"
     env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_PROGRAM[@]}" || code=$?

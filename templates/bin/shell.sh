@@ -7,6 +7,7 @@ KIT_RUN_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly KIT_RUN_DIR
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/cache_folders.sh"
+source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${2:+$2/}image-env.sh"
 # shellcheck source=/dev/null
@@ -19,9 +20,8 @@ if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
     # shellcheck source=/dev/null
     source "${KIT_RUN_DIR}/.secrets"
 fi
-if [[ -s "${KIT_RUN_DIR}/setup.sh" ]]; then
-    # shellcheck source=/dev/null
-    source "${KIT_RUN_DIR}/setup.sh"
+if [[ -s "${KIT_RUN_DIR}/setup.sh" ]] && ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
+    log::error "${setup_lines_said}"
 fi
 cd -- "$1" || exit
 log::info "shell in the job's container; the program would be: ${KIT_PROGRAM[*]@Q}"

@@ -10,7 +10,7 @@ chain::require_more() {
     elif ((code == 0)); then
         log::info "the run is done; link ${SLURM_JOB_ID} has nothing to do"
         exit 0
-    elif [[ -e "${KIT_RUN_DIR}/state/stopped.json" ]] || ((code > 128)); then
+    elif [[ -e "${KIT_RUN_DIR}/state/stopped.json" ]] || ((code > 128 && code < 255)); then
         log::info "the link before was cut with exit code ${code}; going on from the newest checkpoint"
     else
         log::error "the link before ended with the program's own exit code ${code}; going on would not help"

@@ -22,7 +22,9 @@ endpoints::place() {
 endpoints::place_one() {
     local -n of="KIT_STEP_$1"
     local -ar chosen=(${KIT_NODE_NAMES})
-    local -ar nodes=("${chosen[@]:of[first]:of[nodes]}")
+    local -a nodes
+    # A spare may be anywhere in the allocation; rank 0 has to be on the first node of the list.
+    mapfile -t nodes < <(nodes::ordered "${chosen[@]:of[first]:of[nodes]}")
     local node port list=""
     endpoints_nodes["${of[name]}"]="${nodes[*]}"
     [[ -n "${of[folder]}" ]] || return 0

@@ -9,7 +9,8 @@ environment::require_allocation() {
     fi
     # By hand in an interactive step: that step's own variables would be taken for this script's, and what it holds is to be shared.
     environment_share=()
-    if [[ -n "${SLURM_PTY_PORT:-}" || -n "${SLURM_STEP_ID:-}" ]]; then
+    # Slurm 26.05 sets SLURM_STEP_ID in a batch script, too; what srun tells a task of its own port, no batch script has.
+    if [[ -n "${SLURM_PTY_PORT:-}${SLURM_SRUN_COMM_PORT:-}" || ("${ENVIRONMENT:-}" != BATCH && -n "${SLURM_STEP_ID:-}") ]]; then
         log::info "interactive: step variables reset"
         environment_share=(--overlap)
         local name
@@ -38,6 +39,10 @@ environment::scrub() {
         case "${name}" in
             # A nested submit's options, and Pyxis's: they would change steps behind the plan's back (field-notes 1 and 25).
             SLURM_SPANK_* | PYXIS_* | SBATCH_* | SALLOC_*) unset "${name}" ;;
+            # srun takes these for options of its own.
+            SLURM_CPU_BIND* | SLURM_MEM_BIND* | SLURM_GPU_BIND | SLURM_DISTRIBUTION | SLURM_EXACT | SLURM_HINT | SLURM_OVERLAP \
+                | SLURM_WHOLE | SLURM_THREADS_PER_CORE | SLURM_WAIT | SLURM_KILL_BAD_EXIT | SLURM_MPI_TYPE | SLURM_EXPORT_ENV \
+                | SLURM_LABELIO | SLURM_UNBUFFEREDIO | SLURM_OPEN_MODE | SLURM_RELATIVE | SLURM_NO_KILL) unset "${name}" ;;
             SLURM_* | SLURMD_* | KIT_* | CUDA_VISIBLE_DEVICES | GPU_DEVICE_ORDINAL | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK) ;;
             *) [[ -n "${keep[${name}]:-}" ]] || unset "${name}" 2>/dev/null || true ;;
         esac

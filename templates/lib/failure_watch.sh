@@ -5,7 +5,9 @@
 
 # Seconds that the other ranks get once one has failed; srun's own --kill-on-bad-exit is faster where it sees the ranks.
 readonly failure_watch_grace=10
-readonly failure_watch_tick=2 failure_watch_nodes_every=10
+# Between looks at the nodes: each asks the controller once, so a job asks twice a minute, whatever it has of roles, spares and nodes.
+declare -A failure_watch_known=()
+readonly failure_watch_tick=2 failure_watch_nodes_every=30
 
 failure_watch::start() {
     failure_watch_fd=""
@@ -29,7 +31,7 @@ failure_watch::loop() {
         status=$?
         # read: above 128 is a time-out; anything else is the end of the pipe.
         ((status > 128)) || return 0
-        if compgen -G "${folders}/rank-*" >/dev/null; then
+        if failures::listed "${folders}"; then
             ((failed_at)) || failed_at=EPOCHSECONDS
             ((EPOCHSECONDS - failed_at < failure_watch_grace)) || kill -USR2 "${batch}" 2>/dev/null
         else
@@ -37,7 +39,20 @@ failure_watch::loop() {
         fi
         if ((outlives && EPOCHSECONDS - looked_at >= failure_watch_nodes_every)); then
             looked_at=EPOCHSECONDS
-            nodes::lost ${KIT_NODE_NAMES} >/dev/null && kill -USR2 "${batch}" 2>/dev/null
+            failure_watch::look_at_nodes && kill -USR2 "${batch}" 2>/dev/null
         fi
     done
+}
+
+# Whether a node is lost that was there at the look before.
+failure_watch::look_at_nodes() {
+    local name
+    local -i found=1
+    nodes::look || return 1
+    while read -r name; do
+        [[ -z "${failure_watch_known[${name}]:-}" ]] || continue
+        failure_watch_known["${name}"]=1
+        found=0
+    done < <(nodes::lost "${nodes_all[@]}")
+    return "${found}"
 }

@@ -18,12 +18,23 @@ failures::prepare() {
 
 # Called by the rank itself. Fails when there is no place to write to; the caller's code is then all that is known.
 failures::record() {
+    # The name says it all again: on a full disk a file can still be made, and nothing can be written to it.
     printf '%s %s %s %s %s\n' "${EPOCHREALTIME/,/.}" "$1" "$2" "${SLURMD_NODENAME:-$(uname -n)}" "${KIT_ROLE:-}" \
-        >"${KIT_RUN_DIR}/state/${KIT_FAILURES}/rank-$1"
+        >"${KIT_RUN_DIR}/state/${KIT_FAILURES}/rank-$1.$2"
 }
 
 failures::any() {
-    compgen -G "$(failures::folder "$1")/rank-*" >/dev/null
+    failures::listed "$(failures::folder "$1")"
+}
+
+# failures::listed PATTERN: whether a folder of these has a record. NFS may show a listing that is up to a minute old; a folder that this
+# client has just changed is read anew.
+failures::listed() {
+    local folder
+    for folder in $1; do
+        { : >"${folder}/.look" && rm -f -- "${folder}/.look"; } 2>/dev/null
+    done
+    compgen -G "$1/rank-*" >/dev/null
 }
 
 failures::retire() {
@@ -32,7 +43,21 @@ failures::retire() {
 
 # failures::first ROLE-START: the earliest record, or nothing.
 failures::first() {
-    compgen -G "$(failures::folder "$1")/rank-*" | xargs --no-run-if-empty cat -- 2>/dev/null | sort --numeric-sort | head -n 1
+    local pattern file line
+    pattern="$(failures::folder "$1")"
+    failures::listed "${pattern}" || return 0
+    while read -r file; do
+        line=""
+        read -r line 2>/dev/null <"${file}"
+        printf '%s\n' "${line:-$(failures::from_name "${file}")}"
+    done < <(compgen -G "${pattern}/rank-*") | sort --numeric-sort | head -n 1
+}
+
+# What an empty record says by its name and its time.
+failures::from_name() {
+    local name="${1##*/rank-}" time
+    time="$(stat --format=%.6Y -- "$1")"
+    printf '%s %s %s unknown\n' "${time}" "${name%.*}" "${name##*.}"
 }
 
 # failures::code_of ROLE-START CODE: that of the rank that failed first, or the step's own.
@@ -78,8 +103,8 @@ failures::show() {
         failures::tail "${logs}${role:+/${role}}/rank-${rank}.log"
         return 0
     fi
-    [[ ! -d "${logs}/$3" ]] || logs+="/$3"
-    log::error "step $3 ended with $2, and no rank recorded why; see ${logs}/task-*.log"
+    [[ -z "$3" || ! -d "${logs}/$3" ]] || logs+="/$3"
+    log::error "${3:+step $3: }the ranks ended with $2, and no rank recorded why; see ${logs}/task-*.log"
     failures::tail "${logs}"/task-*.log
 }
 

@@ -3,7 +3,8 @@
 
 # Told apart from every code that a program returns by convention: BSD's sysexits call it EX_OSFILE.
 readonly node_checks_failed_code=72
-retry_without=""
+# Whether a step was ended since it took too long.
+declare -i node_checks_timed_out=0
 
 # Pinned means pinned: every start of the ranks, of this job or after a requeue, is from the bytes of the first.
 node_checks::image() {
@@ -51,7 +52,7 @@ node_checks::nodes() {
     local -i deadline=$((EPOCHSECONDS + KIT_PREFLIGHT_TIMEOUT + (container_names_unpacked ? KIT_UNPACK_TIMEOUT : 0)))
     deadline+="$(node_checks::reading_s)"
     # Every node of the allocation is checked, spares too.
-    KIT_NODE_NAMES="${all}" steps::start kit-preflight "${KIT_PREFLIGHT_ARGV[@]}" "now=${EPOCHSECONDS}"
+    KIT_NODE_NAMES="${all}" steps::start kit-preflight "${KIT_PREFLIGHT_ARGV[@]}"
     if ((${#KIT_PROBE_ARGV[@]})); then
         # The container mounts the cache folder, which the preflight makes.
         node_checks::await "${deadline}" node_checks::has_folders kit-preflight
@@ -89,6 +90,7 @@ node_checks::await() {
         while [[ -n "${steps_pid[${name}]:-}" ]] && kill -0 "${steps_pid[${name}]}" 2>/dev/null; do
             ! "${enough}" || return 0
             if ((EPOCHSECONDS >= deadline)) || [[ -n "${signals_got}" ]]; then
+                node_checks_timed_out=1
                 steps::end 50 "${name}"
                 continue 2
             fi
@@ -116,14 +118,15 @@ node_checks::judge() {
             [[ "${check}" == probe && ${#KIT_PROBE_ARGV[@]} -eq 0 ]] && continue
             if [[ ! -e "${folder}/${name}.${check}.ok" ]]; then
                 failed+=("${name}")
-                [[ -s "${folder}/${name}.${check}.failed" ]] \
-                    || log::error "${name}: ${check}: no answer within ${KIT_PREFLIGHT_TIMEOUT} s, or it could not start; see ${KIT_RUN_DIR}/logs/preflight.log"
+                [[ -s "${folder}/${name}.${check}.failed" ]] || node_checks::say_silent "${name}" "${check}"
                 continue 2
             fi
         done
     done
     ((${#failed[@]})) || return 0
-    nodes_bad+=("${failed[@]}")
+    for name in "${failed[@]}"; do
+        nodes::give_up "${name}"
+    done
     log::error "preflight failed on ${failed[*]}"
     node_checks::show "${folder}" "${failed[@]}"
     if ((${#nodes_all[@]} - ${#failed[@]} >= KIT_NODES)); then
@@ -136,6 +139,14 @@ node_checks::judge() {
     fi
     log::error "no rank was started"
     return "${node_checks_failed_code}"
+}
+
+# node_checks::say_silent NODE CHECK: it wrote no report.
+node_checks::say_silent() {
+    local said="no answer within ${KIT_PREFLIGHT_TIMEOUT} s"
+    ((node_checks_timed_out)) || said="the step ended without a report"
+    log::error "$1: $2: ${said}; the end of ${KIT_RUN_DIR}/logs/preflight.log:"
+    tail --lines=5 -- "${KIT_RUN_DIR}/logs/preflight.log" 2>/dev/null | sed 's/^/  | /' >&2
 }
 
 node_checks::show() {
@@ -161,7 +172,7 @@ node_checks::avoid() {
     done
     printf -v joined '%s,' "$@"
     if ((${SLURM_RESTART_COUNT:-0} < 5)); then
-        retry_without="${joined%,}"
+        retry::leave_out "${joined%,}"
     fi
 }
 

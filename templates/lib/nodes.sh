@@ -4,6 +4,9 @@
 nodes_all=()
 nodes_bad=()
 nodes_ports_taken=()
+# What Slurm calls each node's address, and the nodes that the job had at the last look.
+declare -A nodes_known_as=()
+nodes_held="" nodes_looked_at=0
 
 nodes::resolve() {
     mapfile -t nodes_all < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
@@ -12,6 +15,7 @@ nodes::resolve() {
         log::error "the allocation ${SLURM_JOB_NODELIST} has ${#nodes_all[@]} nodes, the plan wants ${KIT_NODES}"
         return 1
     fi
+    nodes::learn_addresses
     nodes::choose
 }
 
@@ -39,37 +43,95 @@ nodes::choose() {
     export KIT_NODE_NAMES="${chosen[*]}"
 }
 
-# Slurm's own idea of the node's address, as IPv4: names that resolve to IPv6 first confuse rendezvous.
-nodes::address() {
-    local -r name="$1"
-    local known
-    known="$(scontrol show node "${name}" --oneliner 2>/dev/null | grep -oP '(?<= NodeAddr=)\S+')" || known="${name}"
-    getent ahostsv4 "${known}" | awk 'NR == 1 { print $1 }'
+# Of all nodes, in one call: `scontrol show node X` fetches the tables of all nodes and partitions, whatever X is.
+nodes::learn_addresses() {
+    local name known
+    while read -r name known; do
+        nodes_known_as["${name}"]="${known}"
+    done < <(sinfo --noheader --all --Node --nodes="${SLURM_JOB_NODELIST}" --format='%N %o' 2>/dev/null)
 }
 
-# Prints those of the named nodes that Slurm has given up on: down, failing, or not answering (the `*`); 1 when there are none.
+# Slurm's own idea of the node's address, as IPv4: names that resolve to IPv6 first confuse rendezvous. A host name often leads to 127.0.1.1
+# on the host itself (Debian, cloud-init), where no other node gets through: this node then goes by the address that it has on the way to
+# another one.
+nodes::address() {
+    local address other
+    address="$(nodes::look_up "$1")"
+    if [[ "${address}" == 127.* && "$1" == "${SLURMD_NODENAME:-${nodes_all[0]}}" ]]; then
+        for other in "${nodes_all[@]}"; do
+            [[ "${other}" != "$1" ]] || continue
+            other="$(nodes::look_up "${other}")"
+            [[ "${other}" == 127.* ]] || address="$(nodes::address_towards "${other}")"
+            break
+        done
+    fi
+    printf '%s\n' "${address}"
+}
+
+nodes::look_up() {
+    getent ahostsv4 "${nodes_known_as[$1]:-$1}" | awk 'NR == 1 { print $1 }'
+}
+
+nodes::address_towards() {
+    local found
+    found="$(ip -4 route get "$1" 2>/dev/null | grep -oP '(?<= src )\S+')" \
+        || found="$(hostname --all-ip-addresses | tr ' ' '\n' | grep -m 1 -vE '^(127\.|.*:)')"
+    printf '%s' "${found}"
+}
+
+# Which nodes the job still has, in one call, at most one a second; 1 when Slurm gives no answer. A node that Slurm has given up on is out
+# of the job, for good, even when it comes back.
+nodes::look() {
+    local held
+    ((EPOCHSECONDS != nodes_looked_at)) || return 0
+    held="$(squeue --noheader --jobs="${environment_job}" --format=%N 2>/dev/null)" && [[ -n "${held}" ]] || return 1
+    nodes_held=" $(scontrol show hostnames "${held}" | tr '\n' ' ')"
+    nodes_looked_at="${EPOCHSECONDS}"
+}
+
+# nodes::lost NAME…: prints those that were out of the job at the last look; 1 when there are none.
 nodes::lost() {
-    local name state
+    local name
     local -i found=1
+    [[ -n "${nodes_held}" ]] || return 1
     for name in "$@"; do
-        state="$(scontrol show node "${name}" --oneliner 2>/dev/null | grep -oP '(?<= State=)\S+')"
-        case "${state}" in
-            DOWN* | *NOT_RESPONDING* | *\* | FAIL* | ERROR*)
-                printf '%s %s\n' "${name}" "${state}"
-                found=0
-                ;;
-        esac
+        if [[ "${nodes_held}" != *" ${name} "* ]]; then
+            printf '%s\n' "${name}"
+            found=0
+        fi
     done
     return "${found}"
 }
 
-# Adds the lost ones of the ranks' nodes to nodes_bad.
+# nodes::find_lost NAME…: looks, and adds to nodes_bad those that are out of the job, down or failing. A node that does not answer may
+# train on: Slurm waits for it, and so does this script.
 nodes::find_lost() {
     local name state
+    nodes::look
+    while read -r name; do
+        nodes::give_up "${name}" "node ${name} is lost: it is no longer in the job"
+    done < <(nodes::lost "$@")
     while read -r name state; do
-        log::error "node ${name} is lost: Slurm calls it ${state}"
-        nodes_bad+=("${name}")
-    done < <(nodes::lost ${KIT_NODE_NAMES})
+        [[ " $* " == *" ${name} "* ]] || continue
+        case "${state}" in
+            down* | fail* | error*) nodes::give_up "${name}" "node ${name} is lost: Slurm calls it ${state}" ;;
+        esac
+    done < <(sinfo --noheader --all --Node --nodes="${SLURM_JOB_NODELIST}" --format='%N %T' 2>/dev/null)
+}
+
+# nodes::give_up NAME [WHY]
+nodes::give_up() {
+    [[ " ${nodes_bad[*]} " != *" $1 "* ]] || return 0
+    [[ -z "${2:-}" ]] || log::error "$2"
+    nodes_bad+=("$1")
+}
+
+# nodes::ordered NAME…: in the order of the allocation, as srun numbers the nodes of a step.
+nodes::ordered() {
+    local name
+    for name in "${nodes_all[@]}"; do
+        [[ " $* " != *" ${name} "* ]] || printf '%s\n' "${name}"
+    done
 }
 
 # nodes::choose_port BASE ADDRESS INDEX: sets nodes_port. From the job's id, so that two jobs on one node differ, from the attempt, so
@@ -108,15 +170,17 @@ nodes::listening() {
 # nodes::replace NAME: a spare takes the place of a lost node among the chosen ones; 1 when there is none left.
 nodes::replace() {
     local spare
+    local -a chosen
+    local -i i
+    read -ra chosen <<<"${KIT_NODE_NAMES}"
     for spare in "${nodes_all[@]}"; do
-        case " ${KIT_NODE_NAMES} ${nodes_bad[*]} " in
-            *" ${spare} "*) ;;
-            *)
-                log::info "node ${spare} takes the place of $1"
-                export KIT_NODE_NAMES="${KIT_NODE_NAMES/$1/${spare}}"
-                return 0
-                ;;
-        esac
+        [[ " ${chosen[*]} ${nodes_bad[*]} " != *" ${spare} "* ]] || continue
+        log::info "node ${spare} takes the place of $1"
+        for ((i = 0; i < ${#chosen[@]}; i++)); do
+            [[ "${chosen[i]}" != "$1" ]] || chosen[i]="${spare}"
+        done
+        export KIT_NODE_NAMES="${chosen[*]}"
+        return 0
     done
     return 1
 }

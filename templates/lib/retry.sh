@@ -7,13 +7,24 @@ declare -i retry_in_allocation=0
 # Until the first attempt.
 export KIT_RESTART_COUNT="${SLURM_RESTART_COUNT:-0}"
 retry_possible=1
+# Nodes that failed, for the next start to do without.
+retry_without=""
+
+retry::leave_out() {
+    retry_without="$1"
+}
 
 # Seconds that the ranks get after a signal, before they are killed: less than Slurm leaves this script, which has to say so and clean up.
 retry::time_to_save() {
     local -i seconds=30
     case "$1" in
         USR1) seconds=$((KIT_LEAD > 30 ? KIT_LEAD - 15 : KIT_LEAD ? KIT_LEAD / 2 : 120)) ;;
-        TERM)
+        TERM | INT)
+            # While Slurm lets the job run nobody but this script sets a limit.
+            if [[ -z "${signals_slurms_term}" ]]; then
+                printf '%d' "${KIT_GRACE}"
+                return 0
+            fi
             seconds="$(scontrol show config 2>/dev/null | awk '$1 == "KillWait" { print $3 }')"
             ((seconds)) || seconds=30
             seconds=$((seconds > 7 ? seconds - 5 : 2))
@@ -41,7 +52,8 @@ retry::again() {
     if ((code == 0)) || [[ -n "${signals_got}" ]] || ((retry_in_allocation >= KIT_RETRY_IN_ALLOCATION)); then
         return 1
     fi
-    nodes::find_lost
+    # shellcheck disable=SC2086 # names of nodes
+    nodes::find_lost ${KIT_NODE_NAMES}
     if ! retry::is_retryable "${code}" && ((${#nodes_bad[@]} == 0)); then
         log::info "exit code ${code} is the program's own; starting it again would not help"
         return 1
@@ -127,8 +139,16 @@ retry::requeue() {
     fi
     scontrol requeue "${environment_job}" || return 1
     if [[ -n "${retry_without:-}" ]]; then
-        scontrol update "JobId=${environment_job}" "ExcNodeList=${retry_without}" || true
+        retry::exclude
     fi
+}
+
+# Adds to what the job is kept off: by the user, by the kit at submit, by an earlier start.
+retry::exclude() {
+    local now
+    now="$(scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -oP '(?<= ExcNodeList=)\S+')"
+    [[ "${now}" != "(null)" ]] || now=""
+    scontrol update "JobId=${environment_job}" "ExcNodeList=${now:+${now},}${retry_without}" || true
 }
 
 retry::end() {

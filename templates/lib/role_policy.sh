@@ -1,11 +1,17 @@
 # shellcheck shell=bash
 # The end of a role: what it means for the others, by its policy.
 
+# 128 + SIGKILL: what a rank ends with whose node is lost.
+readonly role_policy_lost_code=137
+
 role_policy::on_end() {
     local -n of="KIT_STEP_$1"
     local -r name="${of[name]}"
     local -i code
     code="$(failures::code_of "${name}-${roles_start[${name}]}" "$2")"
+    if ((code == 0)) && role_policy::lost_a_node "${name}"; then
+        code="${role_policy_lost_code}"
+    fi
     [[ -z "${of[folder]}" ]] || log::info "role ${name} has ended, with ${code}"
     if ((code)) && [[ -z "${signals_got}" ]] && retry::preempted; then
         signals::note_preemption
@@ -18,6 +24,15 @@ role_policy::on_end() {
     else
         role_policy::on_death "$1" "${code}"
     fi
+}
+
+# srun says 0 of ranks that went with their node where the job goes on without it (--no-kill).
+role_policy::lost_a_node() {
+    local lost
+    ((KIT_OUTLIVES)) && nodes::look || return 1
+    # shellcheck disable=SC2086 # names of nodes
+    lost="$(nodes::lost ${endpoints_nodes[$1]})" || return 1
+    log::error "step $1 ended with 0, and its ranks on ${lost//$'\n'/ } were lost with their node"
 }
 
 role_policy::on_death() {
@@ -45,13 +60,14 @@ role_policy::on_death() {
 role_policy::has_nodes() {
     local -n of="KIT_STEP_$1"
     local name
-    KIT_NODE_NAMES="${endpoints_nodes[${of[name]}]}" nodes::find_lost
+    # shellcheck disable=SC2086 # names of nodes
+    nodes::find_lost ${endpoints_nodes[${of[name]}]}
     for name in ${endpoints_nodes[${of[name]}]}; do
         if [[ " ${nodes_bad[*]} " == *" ${name} "* ]]; then
             [[ "${of[policy]}" != service ]] && nodes::replace "${name}" || return 1
         fi
     done
-    [[ -z "${of[folder]}" ]] || endpoints::place_one "$1"
+    [[ -z "${of[folder]}" ]] || { endpoints::place_one "$1" && endpoints::write; }
 }
 
 # The others go on while there are enough of them.
@@ -104,8 +120,10 @@ role_policy::stop_rest() {
 # A rank has failed and the others of its role did not listen, or a node is lost: the role's step has to go.
 role_policy::doom() {
     local name
+    ((!KIT_OUTLIVES)) || nodes::look
     for name in "${!roles_state[@]}"; do
         [[ -n "${steps_pid[${name}]:-}" ]] || continue
+        # shellcheck disable=SC2086 # names of nodes
         if failures::any "${name}-${roles_start[${name}]}" || nodes::lost ${endpoints_nodes[${name}]} >/dev/null; then
             steps::doom "${name}" "a rank has failed or a node is lost, and the other ranks wait for it"
         fi

@@ -30,6 +30,7 @@ roles::run() {
         for ((i = 0; i < KIT_STEPS; i++)); do
             roles::look "${i}"
         done
+        signals::check_carried
         role_policy::judge
         [[ -z "${roles_over}" ]] || break
         steps::pause "${!roles_state[@]}"
@@ -70,6 +71,25 @@ roles::fail() {
 
 roles::finish() {
     roles_over=1
+}
+
+# Roles whose ranks run, services left out: these are there until the others have saved.
+roles::with_ranks() {
+    local -i i
+    for ((i = 0; i < KIT_STEPS; i++)); do
+        local -n of="KIT_STEP_${i}"
+        [[ "${of[policy]}" == service || -z "${steps_pid[${of[name]}]:-}" ]] || printf '%s\n' "${of[name]}"
+    done
+}
+
+# The nodes of these.
+roles::nodes_of_ranks() {
+    local -a names
+    local name
+    mapfile -t names < <(roles::with_ranks)
+    for name in "${names[@]}"; do
+        printf '%s\n' ${endpoints_nodes[${name}]}
+    done | sort --unique
 }
 
 roles::running() {

@@ -1,39 +1,44 @@
 # shellcheck shell=bash
 # Signals to the batch script. The lead signal (USR1) and a request to end (TERM: a cancel, preemption, a node that goes down) go to the
-# ranks, which save and end. INT is the user's Ctrl-C where the script runs by hand; a second one does not wait for the ranks.
+# ranks, which save and end; HUP and QUIT are taken as TERM. INT is the user's Ctrl-C where the script runs by hand; a second one does not
+# wait for the ranks.
 
 # The signal that came last, and whether it was a TERM of Slurm's own.
 signals_got="" signals_slurms_term=""
+# Steps that carry a signal to the ranks, and which one.
+declare -A signals_carried=()
+declare -i signals_count=0
 
 signals::trap() {
-    local name
-    for name in TERM USR1 INT; do
-        # shellcheck disable=SC2064 # the name of now
-        trap "signals::pass_on ${name}" "${name}"
-    done
+    trap 'signals::pass_on TERM' TERM HUP QUIT
+    trap 'signals::pass_on USR1' USR1
+    trap 'signals::pass_on INT' INT
     trap signals::on_trouble USR2
 }
 
 # shellcheck disable=SC2317 # called by traps
 signals::pass_on() {
     local -r again="${signals_got}"
+    local seconds=0
     signals_got="$1"
+    # Before anything that takes time: `kit cancel` waits for this record.
+    events::record signal name "$1"
     if [[ "$1" == INT && "${again}" == INT ]]; then
         steps::set_deadline 0 "Ctrl-C came twice"
     elif ! roles::running; then
         steps::set_deadline 0 "got $1, and there are no ranks yet"
-    else
-        local seconds
+    fi
+    log::info "got $1; passing it on to the ranks"
+    if [[ "$1" == TERM ]] && ! retry::is_running; then
+        signals_slurms_term=1
+    fi
+    roles::running || return 0
+    if [[ "$1$again" != INTINT ]]; then
         seconds="$(retry::time_to_save "$1")"
         steps::set_deadline "${seconds}" "the ranks did not end within ${seconds} s after $1"
     fi
-    log::info "got $1; passing it on to the ranks"
-    events::record signal name "$1"
-    if [[ "$1" == TERM ]] && ! retry::is_running; then
-        signals_slurms_term=1
-    else
-        steps::signal_ranks "${1/INT/TERM}"
-    fi
+    # A job that Slurm is ending takes no new step, and has had Slurm's own TERM.
+    [[ -n "${signals_slurms_term}" ]] || signals::carry "${1/INT/TERM}"
 }
 
 # USR2 comes from failure_watch.sh alone.
@@ -46,4 +51,35 @@ signals::on_trouble() {
 # Of a preemption with grace only the steps hear.
 signals::note_preemption() {
     signals_got=TERM signals_slurms_term=1
+}
+
+# signals::carry NAME: to the programs of the ranks alone, by a step of its own on the nodes of the roles that still run. One lost node
+# among them would keep the step from starting.
+signals::carry() {
+    local -r step="kit-signal-$((++signals_count))"
+    local -a nodes lost=()
+    mapfile -t nodes < <(roles::nodes_of_ranks)
+    if ((KIT_OUTLIVES)) && nodes::look; then
+        mapfile -t lost < <(nodes::lost "${nodes[@]}")
+        mapfile -t nodes < <(comm -23 <(printf '%s\n' "${nodes[@]}" | sort) <(printf '%s\n' "${lost[@]}" | sort))
+    fi
+    ((${#nodes[@]})) || return 0
+    KIT_NODE_NAMES="${nodes[*]}" steps::start "${step}" "${KIT_SIGNAL_ARGV[0]}" \
+        --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" "${KIT_SIGNAL_ARGV[@]:1}" "$1"
+    signals_carried["${step}"]="$1"
+}
+
+# Called again and again: where a step could not carry its signal, Slurm signals all processes of the ranks' steps.
+signals::check_carried() {
+    local step
+    local -a names
+    for step in "${!signals_carried[@]}"; do
+        [[ -n "${steps_pid[${step}]:-}" ]] && steps::ended "${step}" || continue
+        if ((steps_code)) && roles::running; then
+            log::error "${signals_carried[${step}]} did not reach the ranks: the step ended with ${steps_code}; Slurm signals all their processes"
+            mapfile -t names < <(roles::with_ranks)
+            steps::signal "${signals_carried[${step}]}" "${names[@]}"
+        fi
+        unset "signals_carried[${step}]"
+    done
 }

@@ -5,7 +5,7 @@ declare -A steps_pid=()
 # When all steps have to be gone, in EPOCHSECONDS, and when one of them has; 0: whenever they like.
 declare -i steps_deadline=0
 declare -A steps_deadline_of=() steps_why_of=() steps_kill_since=() steps_kill_next=()
-declare -i steps_signals=0 steps_code=0
+declare -i steps_code=0
 steps_env=() steps_why=""
 
 # steps::set_env NAME=VALUE…: what the next step alone has in its environment.
@@ -38,18 +38,21 @@ steps::start() {
     unset "steps_kill_since[${name}]" "steps_kill_next[${name}]" "steps_deadline_of[${name}]" "steps_why_of[${name}]"
 }
 
-# In the background, without the pipes of heartbeat.sh and failure_watch.sh: these must have one holder only.
+# In the background, without the pipes of heartbeat.sh and failure_watch.sh: these must have one holder only. bash prints the source of what
+# was killed there: one word of it.
 steps::spawn() {
-    (
-        local fd pair
-        for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}"; do
-            [[ -z "${fd}" ]] || exec {fd}>&-
-        done
-        for pair in "${steps_env[@]}"; do
-            export "${pair?}"
-        done
-        exec "$@" </dev/null
-    ) &
+    steps::become "$@" &
+}
+
+steps::become() {
+    local fd pair
+    for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}"; do
+        [[ -z "${fd}" ]] || exec {fd}>&-
+    done
+    for pair in "${steps_env[@]}"; do
+        export "${pair?}"
+    done
+    exec "$@" </dev/null
 }
 
 # steps::pause NAME…: until something may have happened to these steps. One step alone is waited for, which costs nothing, unless a deadline
@@ -66,7 +69,7 @@ steps::pause() {
     if ((steps_deadline || own)); then
         sleep 0.1
     elif ((${#pids[@]} == 1 && $# == 1)); then
-        wait "${pids[0]}"
+        wait "${pids[0]}" 2>/dev/null
     else
         sleep 0.5
     fi
@@ -77,7 +80,8 @@ steps::ended() {
     local -r name="$1"
     local -r pid="${steps_pid[${name}]}"
     ! kill -0 "${pid}" 2>/dev/null || return 1
-    wait "${pid}"
+    # bash would print the source of a subshell that was killed.
+    wait "${pid}" 2>/dev/null
     steps_code=$?
     unset "steps_pid[${name}]" "steps_deadline_of[${name}]"
     ((steps_code == 0)) || steps::end_orphan "${name}"
@@ -138,13 +142,6 @@ steps::signal() {
     local -a ids
     mapfile -t ids < <(steps::ids "$@")
     ((${#ids[@]} == 0)) || scancel --signal="${signal}" "${ids[@]}" 2>/dev/null || true
-}
-
-# TERM or USR1 for the ranks alone, by a step of its own. A job that Slurm is ending takes no new step, and has had Slurm's own TERM.
-steps::signal_ranks() {
-    local -r name="kit-signal-$((++steps_signals))"
-    roles::running || return 0
-    steps::start "${name}" "${KIT_SIGNAL_ARGV[@]}" "$1" 2>/dev/null
 }
 
 # Ends every step that still runs: asked first, then killed, never waited for longer than ten seconds. Their containers go last.

@@ -16,7 +16,7 @@ _FILLED = re.compile(
     r"declare -g\w* \"?(\w+))"
 )
 _READ = re.compile(r"\bread((?: -\w+(?: \"[^\"]*\"| \d+)?)*)((?: \w+)+)")
-_CLOSING = {'"': '"', "'": "'"}
+_CLOSED = {"(": ")", "{": "}"}
 
 
 def written(path: Path) -> set[str]:
@@ -67,23 +67,20 @@ def _assignments(text: str, at: int, *, exported: bool) -> Iterator[str]:
 
 
 def _value_end(text: str, at: int) -> int:
-    depth, quote = 0, ""
+    """Where a value ends: at a blank or an operator outside of quotes and brackets."""
+    inside: list[str] = []
     while at < len(text):
-        char = text[at]
-        if char == "\\":
+        char, now = text[at], inside[-1] if inside else ""
+        if char == "\\" and now != "'":
             at += 1
-        elif quote:
-            quote = "" if char == quote and depth == 0 else quote
-            depth += (char in "({") - (char in ")}") if quote == '"' else 0
-        elif char in _CLOSING:
-            quote = char
-        elif char in "({":
-            depth += 1
-        elif char in ")}":
-            if depth == 0:
-                return at
-            depth -= 1
-        elif depth == 0 and char in " \n;&|":
+        elif now == "'":
+            if char == "'":
+                inside.pop()
+        elif (char in ")}" and _CLOSED.get(now) == char) or (char == '"' and now == '"'):
+            inside.pop()
+        elif (char in "({" and (now != '"' or text[at - 1] == "$")) or char == '"' or (char == "'" and now != '"'):
+            inside.append(char)
+        elif not inside and char in " \n;&|)}":
             return at
         at += 1
     return at

@@ -22,10 +22,11 @@ STEPS = "\n".join(
 SCONTROL = """#!/bin/bash
 case "$*" in
     "show hostnames n[1-2]") printf 'n1\\nn2\\n' ;;
-    "show node n1 --oneliner") echo "NodeName=n1 NodeAddr=127.0.0.1 State=IDLE" ;;
-    "show node n2 --oneliner") echo "NodeName=n2 NodeAddr=127.0.0.2 State=IDLE" ;;
 esac
 """
+
+
+SINFO = "#!/bin/sh\nprintf 'n1 127.0.0.1\\nn2 127.0.0.2\\n'\n"
 
 
 def bash(folder: Path, script: str, **env: str) -> list[str]:
@@ -33,6 +34,8 @@ def bash(folder: Path, script: str, **env: str) -> list[str]:
     (folder / "state").mkdir(exist_ok=True)
     (folder / "scontrol").write_text(SCONTROL)
     (folder / "scontrol").chmod(0o755)
+    (folder / "sinfo").write_text(SINFO)
+    (folder / "sinfo").chmod(0o755)
     sources = "\n".join(f"source {LIB}/{name}.sh" for name in ("log", "environment", "debug", "nodes", "endpoints"))
     text = f"set -uo pipefail\nKIT_RUN_DIR={folder} KIT_MASTER_PORT_BASE=20000 KIT_NODES=2 KIT_STEPS=3\n{sources}\n{script}\n"
     given = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-2]", "KIT_RESTART_COUNT": "0", **env}
@@ -118,6 +121,14 @@ def test_an_interactive_step_is_noticed_and_its_variables_are_reset(tmp_path: Pa
 def test_a_batch_job_keeps_its_variables(tmp_path: Path) -> None:
     said = bash(tmp_path, INTERACTIVE, SLURM_JOB_ID="1", SLURM_NTASKS="4", SLURM_PROCID="0")
     assert said == ["share=", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_PROCID"]
+
+
+def test_a19_a_batch_script_of_slurm_26_is_no_interactive_step(tmp_path: Path) -> None:
+    """It has SLURM_STEP_ID there, and no port of an srun; a step that somebody works in has one, whatever it inherited."""
+    batch = bash(tmp_path, INTERACTIVE, SLURM_JOB_ID="1", SLURM_STEP_ID="4294967291", ENVIRONMENT="BATCH")
+    assert batch == ["share=", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_STEP_ID"]
+    inside = bash(tmp_path, INTERACTIVE, SLURM_JOB_ID="1", ENVIRONMENT="BATCH", **STEP)
+    assert inside[0] == "share=--overlap"
 
 
 @pytest.mark.parametrize("value", ["on", "y", "yes", "t", "true", "1", "ON", "Yes", "tRUE"])

@@ -62,3 +62,16 @@ def test_a_failed_node_and_a_preemption_do_not_use_up_a_time(tmp_path: Path, set
     assert said[0] == "requeue 7"
     file = tmp_path / "state" / "requeues"
     assert (file.read_text().strip() if file.exists() else None) == counted
+
+
+def test_a4_a_failed_node_is_added_to_what_the_job_is_kept_off(tmp_path: Path) -> None:
+    """Overwritten, the job goes back and forth between two bad nodes, and the user's own choice is gone."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "scontrol").write_text(
+        '#!/bin/sh\ncase "$1" in show) echo "JobId=7 ExcNodeList=n1,n[4-5] Features=(null)" ;; *) echo "$@" ;; esac\n'
+    )
+    (tmp_path / "scontrol").chmod(0o755)
+    head = f"KIT_RUN_DIR={tmp_path} environment_job=7 signals_slurms_term='' SLURM_RESTART_COUNT=0 KIT_REQUEUE_CAPPED=0"
+    script = f"{head}\nlog::info() {{ :; }}; events::record() {{ :; }}\nsource {LIB}\nretry::leave_out n2,n3; retry::requeue 72"
+    done = shell.run(["bash", "-c", script], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert done.stdout.splitlines() == ["requeue 7", "update JobId=7 ExcNodeList=n1,n[4-5],n2,n3"]

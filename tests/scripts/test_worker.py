@@ -89,18 +89,54 @@ def test_what_the_job_says_wins_over_debugging(tmp_path: Path) -> None:
 
 
 def test_set_up_lines_come_before_the_program(tmp_path: Path) -> None:
-    """A virtual environment, a module or a folder to go to; a line that ends badly or reads an unset variable ends nothing."""
+    """A virtual environment, a module or a folder to go to; a line that may fail says so, and reads unset variables."""
     (tmp_path / "venv").mkdir()
-    (tmp_path / "venv" / "activate").write_text(f"VIRTUAL_ENV={tmp_path}/venv\nexport VIRTUAL_ENV\nfalse\n")
+    (tmp_path / "venv" / "activate").write_text(f"VIRTUAL_ENV={tmp_path}/venv\nexport VIRTUAL_ENV\nfalse\ntrue\n")
     lines = [
         f"source {tmp_path}/venv/activate",
         f"cd {tmp_path}/venv",
         "export PROJECT='a b' LEFT_OUT=$NOT_SET",
-        "false",
+        "false || true",
     ]
     _, env, cwd = rank(tmp_path, f"setup = {json.dumps(lines)}\n" + JOB, "env.PROJECT=the job's own")
     assert env["VIRTUAL_ENV"] == cwd == str(tmp_path / "venv")
     assert env["PROJECT"] == "the job's own"
+
+
+def test_a20_set_up_comes_before_the_launcher_is_looked_for(tmp_path: Path) -> None:
+    """`source VENV/bin/activate` brings torchrun along."""
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "torchrun").write_text("#!/bin/bash\necho from the environment, with $TOKEN\n")
+    (tmp_path / "venv" / "torchrun").chmod(0o755)
+    lines = json.dumps([f"PATH={tmp_path}/venv:$PATH", "export TOKEN=a"])
+    run = run_folder(tmp_path, f"setup = {lines}\n" + JOB, "shape=torchrun")
+    task = {**TASK, "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    said = shell.run([str(run / "worker.sh")], env={"PATH": "/usr/bin:/bin", **task}).stdout
+    assert said == "from the environment, with a"
+
+
+@pytest.mark.parametrize("shape", ["srun", "torchrun"])
+def test_a21_the_first_set_up_line_that_fails_ends_the_rank(tmp_path: Path, shape: str) -> None:
+    lines = [
+        "module load nothing || true",
+        "if true; then",
+        "  cat <<END >/dev/null",
+        "a",
+        "END",
+        "fi",
+        "source /nope",
+        "touch later",
+    ]
+    run = run_folder(tmp_path, f"setup = {json.dumps(lines)}\n" + JOB, f"shape={shape}")
+    (run / "state" / "failures").mkdir()
+    task = {**TASK, "SLURM_PROCID": "1", "KIT_FAILURES": "failures"}
+    done = shell.run([str(run / "worker.sh")], env={"PATH": os.environ["PATH"], **task}, check=False)
+    assert done.returncode == 73
+    assert "set-up line 7 failed with exit code 1: source /nope" in done.stderr
+    first = "1" if shape == "srun" else "2"
+    assert "source /nope" in (run / "logs" / f"rank-{first}.log").read_text()
+    assert (run / "state" / "failures" / f"rank-{first}.73").exists()
+    assert not list(tmp_path.rglob("later"))
 
 
 def test_the_efa_cluster_names_where_its_libraries_are(tmp_path: Path) -> None:

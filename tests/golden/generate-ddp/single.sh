@@ -66,6 +66,7 @@ readonly KIT_WORLD='world size 32'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120
+readonly KIT_GRACE=120
 readonly KIT_MASTER_PORT_BASE=20000
 readonly KIT_RETRY_IN_ALLOCATION=0
 readonly KIT_RETRY_REQUEUE=0
@@ -111,7 +112,7 @@ readonly -a KIT_STEP_0_ARGV=(
     --mpi=none
     --export=ALL
     --kill-on-bad-exit=1
-    --wait=120
+    --wait=0
     --output=/shared/runs/llama-@JOB@/logs/task-%t.log
     --open-mode=append
     --container-image=/lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
@@ -128,8 +129,6 @@ readonly -a KIT_SIGNAL_ARGV=(
     --job-name=kit-signal
     --overlap
     --mem=0
-    --nodes=4
-    --ntasks=4
     --ntasks-per-node=1
     --cpus-per-task=1
     --mpi=none
@@ -255,7 +254,7 @@ finish() {
     trap - EXIT
     # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
-    trap '' TERM USR1 USR2 INT HUP
+    trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
     if retry::wants_requeue "${code}"; then
         what=requeue
@@ -377,6 +376,8 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/rank_variables.sh"
 source "${KIT_RUN_DIR}/lib/cache_folders.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
+source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
@@ -396,6 +397,7 @@ main() {
         placeholders::all KIT_PROGRAM_ENV
     fi
     cd -- "${KIT_WORKDIR}"
+    set_up
 
     case "${KIT_SHAPE}" in
         srun)
@@ -411,6 +413,26 @@ main() {
             exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
     esac
+}
+
+# Before the launcher is looked for, which a set-up line may have to bring. It runs once per task: torchrun's ranks inherit what it exports.
+set_up() {
+    # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
+    if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
+        # shellcheck source=/dev/null
+        source "${KIT_RUN_DIR}/.secrets"
+    fi
+    [[ -s "${KIT_RUN_DIR}/setup.sh" ]] || return 0
+    set +eu
+    if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
+        local rank="${SLURM_PROCID}"
+        [[ "${KIT_SHAPE}" == srun ]] || rank=$((SLURM_PROCID * KIT_RANKS_PER_NODE))
+        log::error "${setup_lines_said}"
+        log::error "${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
+        failures::record "${rank}" "${setup_lines_failed_code}"
+        exit "${setup_lines_failed_code}"
+    fi
+    set -eu
 }
 
 main "$@"
@@ -606,6 +628,8 @@ KIT_FILE
     unpack 644 lib/role_policy.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/roles.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/setup_lines.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/signals.sh <<'KIT_FILE'
 KIT_FILE

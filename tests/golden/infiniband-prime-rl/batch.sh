@@ -32,6 +32,7 @@ readonly KIT_WORLD='world sizes: trainer 16, orchestrator 1'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120
+readonly KIT_GRACE=120
 readonly KIT_MASTER_PORT_BASE=20000
 readonly KIT_RETRY_IN_ALLOCATION=0
 readonly KIT_RETRY_REQUEUE=0
@@ -79,7 +80,7 @@ readonly -a KIT_STEP_0_ARGV=(
     --mpi=none
     --export=ALL
     --kill-on-bad-exit=1
-    --wait=120
+    --wait=0
     --overlap
     --output=/shared/runs/digits-1/logs/trainer/task-%t.log
     --open-mode=append
@@ -115,7 +116,7 @@ readonly -a KIT_STEP_1_ARGV=(
     --mpi=none
     --export=ALL
     --kill-on-bad-exit=1
-    --wait=120
+    --wait=0
     --overlap
     --output=/shared/runs/digits-1/logs/inference/task-%t.log
     --open-mode=append
@@ -151,7 +152,7 @@ readonly -a KIT_STEP_2_ARGV=(
     --mpi=none
     --export=ALL
     --kill-on-bad-exit=1
-    --wait=120
+    --wait=0
     --overlap
     --output=/shared/runs/digits-1/logs/router/task-%t.log
     --open-mode=append
@@ -187,7 +188,7 @@ readonly -a KIT_STEP_3_ARGV=(
     --mpi=none
     --export=ALL
     --kill-on-bad-exit=1
-    --wait=120
+    --wait=0
     --overlap
     --output=/shared/runs/digits-1/logs/environments/task-%t.log
     --open-mode=append
@@ -222,7 +223,7 @@ readonly -a KIT_STEP_4_ARGV=(
     --mpi=none
     --export=ALL
     --kill-on-bad-exit=1
-    --wait=120
+    --wait=0
     --overlap
     --output=/shared/runs/digits-1/logs/orchestrator/task-%t.log
     --open-mode=append
@@ -233,8 +234,6 @@ readonly -a KIT_SIGNAL_ARGV=(
     --job-name=kit-signal
     --overlap
     --mem=0
-    --nodes=4
-    --ntasks=4
     --ntasks-per-node=1
     --cpus-per-task=1
     --mpi=none
@@ -319,7 +318,7 @@ finish() {
     trap - EXIT
     # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
-    trap '' TERM USR1 USR2 INT HUP
+    trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
     if retry::wants_requeue "${code}"; then
         what=requeue

@@ -26,6 +26,8 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/rank_variables.sh"
 source "${KIT_RUN_DIR}/lib/cache_folders.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
+source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
@@ -45,6 +47,7 @@ main() {
         placeholders::all KIT_PROGRAM_ENV
     fi
     cd -- "${KIT_WORKDIR}"
+    set_up
 
     case "${KIT_SHAPE}" in
         srun)
@@ -60,6 +63,26 @@ main() {
             exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
     esac
+}
+
+# Before the launcher is looked for, which a set-up line may have to bring. It runs once per task: torchrun's ranks inherit what it exports.
+set_up() {
+    # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
+    if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
+        # shellcheck source=/dev/null
+        source "${KIT_RUN_DIR}/.secrets"
+    fi
+    [[ -s "${KIT_RUN_DIR}/setup.sh" ]] || return 0
+    set +eu
+    if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
+        local rank="${SLURM_PROCID}"
+        [[ "${KIT_SHAPE}" == srun ]] || rank=$((SLURM_PROCID * KIT_RANKS_PER_NODE))
+        log::error "${setup_lines_said}"
+        log::error "${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
+        failures::record "${rank}" "${setup_lines_failed_code}"
+        exit "${setup_lines_failed_code}"
+    fi
+    set -eu
 }
 
 main "$@"

@@ -26,6 +26,7 @@ readonly KIT_WORLD='world size 4'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120
+readonly KIT_GRACE=120
 readonly KIT_MASTER_PORT_BASE=20000
 readonly KIT_RETRY_IN_ALLOCATION=0
 readonly KIT_RETRY_REQUEUE=0
@@ -71,7 +72,7 @@ readonly -a KIT_STEP_0_ARGV=(
     --mpi=none
     --export=ALL
     --kill-on-bad-exit=1
-    --wait=120
+    --wait=0
     --output=/shared/runs/digits-1/logs/task-%t.log
     --open-mode=append
     /shared/runs/digits-1/bin/bubblewrap.sh
@@ -99,8 +100,6 @@ readonly -a KIT_SIGNAL_ARGV=(
     --job-name=kit-signal
     --overlap
     --mem=0
-    --nodes=2
-    --ntasks=2
     --ntasks-per-node=1
     --cpus-per-task=1
     --mpi=none
@@ -223,7 +222,7 @@ finish() {
     trap - EXIT
     # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
-    trap '' TERM USR1 USR2 INT HUP
+    trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
     if retry::wants_requeue "${code}"; then
         what=requeue

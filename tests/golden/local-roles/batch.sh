@@ -28,6 +28,7 @@ readonly KIT_WORLD='world sizes: trainer 4'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120
+readonly KIT_GRACE=120
 readonly KIT_MASTER_PORT_BASE=20000
 readonly KIT_RETRY_IN_ALLOCATION=0
 readonly KIT_RETRY_REQUEUE=0
@@ -76,7 +77,7 @@ readonly -a KIT_STEP_0_ARGV=(
     --mpi=none
     --export=ALL
     --kill-on-bad-exit=1
-    --wait=120
+    --wait=0
     --output=/shared/runs/digits-1/logs/server/task-%t.log
     --open-mode=append
     --container-image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
@@ -118,7 +119,7 @@ readonly -a KIT_STEP_1_ARGV=(
     --mpi=none
     --export=ALL
     --kill-on-bad-exit=1
-    --wait=120
+    --wait=0
     --output=/shared/runs/digits-1/logs/trainer/task-%t.log
     --open-mode=append
     --container-image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
@@ -135,8 +136,6 @@ readonly -a KIT_SIGNAL_ARGV=(
     --job-name=kit-signal
     --overlap
     --mem=0
-    --nodes=3
-    --ntasks=3
     --ntasks-per-node=1
     --cpus-per-task=1
     --mpi=none
@@ -262,7 +261,7 @@ finish() {
     trap - EXIT
     # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
-    trap '' TERM USR1 USR2 INT HUP
+    trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
     if retry::wants_requeue "${code}"; then
         what=requeue

@@ -1,0 +1,36 @@
+# shellcheck shell=bash
+# The job's set-up lines (`setup` of the job and the cluster), run one after the other in the shell of the caller: what they export, the
+# program finds. The first line that fails ends the run of them; `LINE || true` may fail.
+
+# The code of a rank whose set-up failed: EX_CANTCREAT of BSD's sysexits, told apart from what programs return by convention.
+# shellcheck disable=SC2034
+readonly setup_lines_failed_code=73
+
+# setup_lines::run FILE: 1 when a line failed, which is then in setup_lines_said. A line may be the first of several, such as `if …; then`.
+setup_lines::run() {
+    local setup_lines_text="" setup_lines_next
+    local -i setup_lines_code setup_lines_number=0 setup_lines_first=1
+    while IFS= read -r -u 9 setup_lines_next || [[ -n "${setup_lines_next}" ]]; do
+        setup_lines_number+=1
+        setup_lines_text+="${setup_lines_text:+$'\n'}${setup_lines_next}"
+        setup_lines::is_whole "${setup_lines_text}" || continue
+        eval "${setup_lines_text}" 9<&-
+        setup_lines_code=$?
+        if ((setup_lines_code)); then
+            setup_lines_said="set-up line ${setup_lines_first} failed with exit code ${setup_lines_code}: ${setup_lines_text}"
+            return 1
+        fi
+        setup_lines_text="" setup_lines_first=$((setup_lines_number + 1))
+    done 9<"$1"
+    [[ -z "${setup_lines_text}" ]] || {
+        setup_lines_said="set-up line ${setup_lines_first} is not complete: ${setup_lines_text}"
+        return 1
+    }
+}
+
+# Neither in the middle of a compound command nor of a here document. bash says of the latter only that it ended early.
+setup_lines::is_whole() {
+    local said
+    [[ "$1" != *\\ ]] || return 1
+    said="$(bash -n <<<"$1" 2>&1)" && [[ -z "${said}" ]]
+}

@@ -1,0 +1,208 @@
+"""Signals: to the batch script, from there to the programs of the ranks and to nothing else, and how long these have to save."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kit import shell
+from tests.scripts.batch_lab import BIN, LIB, BatchLab
+
+# A program with a child of its own, as a DataLoader's worker is one: it saves on TERM, and dies when its child was told to.
+PROGRAM = """
+import os, pathlib, signal, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+worker = subprocess.Popen(["sleep", "60"])
+def save(number, frame):
+    ended = worker.poll()
+    worker.kill()
+    (folder / "saved").write_text(f"{number} {ended}")
+    sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, save)
+(folder / "up").touch()
+while True:
+    time.sleep(0.05)
+"""
+JOB_ID = str(4_000_000 + os.getpid())
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder whose program saves on a signal."""
+    for name in ("logs", "state", "bin"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lib").symlink_to(LIB)
+    (tmp_path / "bin" / "rank.sh").write_text((BIN / "rank.sh").read_text())
+    (tmp_path / "bin" / "rank.sh").chmod(0o755)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    program = f"({sys.executable} {tmp_path}/program.py {tmp_path})"
+    (tmp_path / "program.sh").write_text(f"KIT_PROGRAM={program}\nKIT_PROGRAM_ENV=()\n")
+    return tmp_path
+
+
+def rank(run: Path, **more: str) -> subprocess.Popen[bytes]:
+    """A rank, as worker.sh starts it."""
+    env = {
+        **{
+            "PATH": os.environ["PATH"],
+            "SLURM_JOB_ID": JOB_ID,
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "NODE_RANK": "0",
+        },
+        **{"KIT_FAILURES": ".", "KIT_RESTART_COUNT": "0", "KIT_PROGRAM_FILE": "program.sh", **more},
+    }
+    return subprocess.Popen([str(run / "bin" / "rank.sh")], env=env)
+
+
+@pytest.fixture
+def teller() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that the test started; whatever it leaves of them is ended."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def tell(name: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["bash", str(BIN / "signal.sh"), name], env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": JOB_ID}
+    )
+
+
+def until(path: Path) -> str:
+    end = time.monotonic() + 60
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < end, f"{path.name} did not come"
+        time.sleep(0.02)
+    return path.read_text()
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR1"])
+def test_a6_a_signal_reaches_the_program_and_not_its_workers(
+    run: Path, teller: list[subprocess.Popen[bytes]], name: str
+) -> None:
+    process = rank(run)
+    teller.append(process)
+    end = time.monotonic() + 60
+    while not (run / "up").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    teller.append(tell(name))
+    assert until(run / "saved") == f"{int(signal.Signals[f'SIG{name}'])} None", "its worker was alive when it saved"
+    assert process.wait(60) == 0
+    assert teller[-1].wait(60) == 0, "nothing is left to tell"
+
+
+def test_a23_a_signal_that_comes_before_the_program_is_delivered_once_it_runs(
+    run: Path, teller: list[subprocess.Popen[bytes]]
+) -> None:
+    teller.append(tell("TERM"))
+    slow = f"(bash -c 'sleep 1; exec {sys.executable} {run}/program.py {run}')"
+    (run / "program.sh").write_text(f"KIT_PROGRAM={slow}\nKIT_PROGRAM_ENV=()\n")
+    process = rank(run)
+    teller.append(process)
+    assert until(run / "saved") == f"{int(signal.SIGTERM)} None"
+    assert process.wait(60) == 0
+
+
+def test_a6_a_service_gets_no_signal(run: Path, teller: list[subprocess.Popen[bytes]]) -> None:
+    teller += [rank(run, KIT_SERVICE="1"), tell("TERM")]
+    time.sleep(1.2)
+    assert teller[1].poll() is None
+    assert not (run / "saved").exists()
+
+
+def events(lab: BatchLab) -> list[str]:
+    return [json.loads(line)["event"] for line in (lab.run_dir / "state" / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["HUP", "QUIT", "TERM"])
+def test_a15_hup_and_quit_are_taken_as_term(lab: BatchLab, name: str) -> None:
+    """Left alone, HUP ends the script with an `end 0` on record, and a chain goes on as if the run were done."""
+    said = lab.bash(f'signals::trap; kill -{name} $$; echo "got ${{signals_got}}"')
+    assert said[-1] == "got TERM"
+    assert events(lab) == ["signal"]
+
+
+def test_a13_a_cancelled_program_has_the_time_that_the_job_says(lab: BatchLab) -> None:
+    """Not KillWait - 5: Slurm was not told of anything."""
+    lab.command("scontrol", 'echo "KillWait = 10 sec"')
+    assert lab.bash("retry::time_to_save TERM")[-1] == "90"
+    assert lab.bash("signals_slurms_term=1; retry::time_to_save TERM")[-1] == "5"
+
+
+def test_p2_a_killed_step_prints_no_source(lab: BatchLab) -> None:
+    lab.command("srun", "exec sleep 30")
+    script = """
+steps::start a srun true
+sleep 0.3; kill -KILL "${steps_pid[a]}"
+until steps::ended a; do sleep 0.05; done
+echo "code ${steps_code}"
+"""
+    *said, code = lab.bash(script)
+    assert code == "code 137"
+    assert len(said) <= 1 and not any("local" in line or "exec" in line for line in said)
+
+
+def test_p2_the_scrub_takes_away_what_srun_would_read(lab: BatchLab) -> None:
+    given = {
+        "SLURM_CPU_BIND": "cores",
+        "SLURM_DISTRIBUTION": "cyclic",
+        "SLURM_EXACT": "1",
+        "SLURM_HINT": "nomultithread",
+    }
+    said = lab.bash('environment::scrub; compgen -e | grep "^SLURM_" | sort', **given)
+    assert said == ["SLURM_JOB_ID", "SLURM_JOB_NODELIST"]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> BatchLab:
+    return BatchLab(tmp_path)
+
+
+def test_a16_a_stale_listing_does_not_hide_a_failure(lab: BatchLab) -> None:
+    """NFS shows a folder as it was until the client changes it: `compgen` here reads a listing that only a change renews."""
+    stale = """
+KIT_RESTART_COUNT=0
+folder="$(failures::folder a-0)"; mkdir -p "${folder}"; echo "1.0 3 7 n2 a" >"${folder}/rank-3.7"
+compgen() { [[ ! -e "${folder}.changed" ]] || builtin compgen "$@"; }
+rm() { touch "${folder}.changed"; command rm "$@"; }
+failures::any a-0 && echo seen; failures::first a-0
+"""
+    assert lab.bash(stale) == ["seen", "1.0 3 7 n2 a"]
+
+
+def test_p2_on_a_full_disk_the_name_of_the_record_says_the_code(lab: BatchLab) -> None:
+    """A file can be made where nothing can be written to it."""
+    script = (
+        'failures::prepare a-0; : >"$(failures::folder a-0)/rank-1.137"; failures::first a-0; failures::code_of a-0 1'
+    )
+    first, code = lab.bash("KIT_RESTART_COUNT=0\n" + script)
+    assert first.split()[1:3] == ["1", "137"]
+    assert code == "137"
+
+
+def test_p2_an_error_without_a_role_has_no_hole_in_it(lab: BatchLab) -> None:
+    said = lab.bash('failures::show "*" 137 ""')
+    assert any("error: the ranks ended with 137, and no rank recorded why" in line for line in said)
+
+
+def test_chain_255_is_a_code_of_the_programs_own(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "events.jsonl").write_text('{"event": "end", "exit_code": "255"}\n')
+    (tmp_path / "state" / "links").write_text("1\n")
+    script = f"KIT_RUN_DIR={tmp_path}; source {LIB}/log.sh; source {LIB}/chain.sh; chain::require_more; echo on"
+    done = shell.run(["bash", "-c", script], env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "1"}, check=False)
+    assert done.returncode == 255
