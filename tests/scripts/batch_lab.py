@@ -66,7 +66,7 @@ class BatchLab:
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in lines if line.split()[0] in names and "show hostnames" not in line]
 
-    def bash(self, script: str, *, libraries: tuple[str, ...] = LIBRARIES, **env: str) -> list[str]:
+    def bash(self, script: str, **env: str) -> list[str]:
         """What a script says that has the functions, on both streams."""
         constants = "\n".join(
             (
@@ -77,7 +77,7 @@ class BatchLab:
                 f"KIT_SIGNAL_ARGV=(srun --job-name=kit-signal true) KIT_AVOID_DIR={self.run_dir}/avoid KIT_IMAGES=()",
                 "KIT_PREFLIGHT_TIMEOUT=20 KIT_PREFLIGHT_ON_FAILURE=fail KIT_PROBE_ARGV=() KIT_PREFLIGHT_ARGV=()",
                 STEPS,
-                *(f"source {LIB}/{name}.sh" for name in libraries),
+                *(f"source {LIB}/{name}.sh" for name in LIBRARIES),
                 "nodes::listening() { return 1; }",
                 "environment_job=7 environment_batch=1 environment_share=() nodes_all=(n1 n2 n3 n4)",
                 'export KIT_NODE_NAMES="n1 n2 n3" KIT_MASTER_ADDR=10.0.0.1',
