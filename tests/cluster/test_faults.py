@@ -125,6 +125,7 @@ FAULTS = {
         once=("torchrun", "bubblewrap"),
         how="deaf",
         act=cancel,
+        job="[slurm]\ngrace = 5\n",
         code=143,
         state="CANCELLED",
         saved=3,
