@@ -144,11 +144,12 @@ def decide(
 def files(made: Decisions) -> tuple[PlanFile, ...]:
     """All files of the run folder that are not copied."""
     setup = (*made.resolved.cluster.setup, *made.job.setup)
-    run = {"{run}": made.paths.inside.run}
+    run, once = {"{run}": made.paths.inside.run}, made.job.once.lines
     return (
         PlanFile(name="batch.sh", text=batch_script(made), mode=0o755),
         PlanFile(name="all-reduce.sh", text=rank_files.all_reduce(made)),
         PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
+        *([PlanFile(name="once-lines.sh", text="".join(f"{n}\n" for n in once))] if once else []),
         *(file for placed in made.roles if placed.scripts == placed.name for file in _files_of(made, placed)),
         *(PlanFile(name=n, text=filled(t, run)) for n, t in made.extra.files.items()),
         PlanFile(name="job.toml", text=tomli_w.dumps(made.job.model_dump(mode="json", exclude_none=True))),

@@ -33,6 +33,8 @@ def worker(made: Decisions, placed: RolePlacement) -> str:
             "workdir": made.paths.inside.workdir,
             "cache_dir": made.paths.inside.cache,
             "seed": made.job.seed,
+            "max_restarts": made.job.torchrun.max_restarts,
+            "torchrun_options": made.job.torchrun.options(),
         },
     )
 
@@ -65,6 +67,9 @@ def image_env(made: Decisions, placed: RolePlacement) -> str:
 def _own(made: Decisions) -> list[str]:
     """The job's program and its arguments."""
     job, launcher, run = made.job, made.resolved.launcher, made.paths.inside.run
+    own = [filled(word, {"{run}": run}) for word in made.extra.args]
+    if job.module is not None:
+        return [job.python, "-m", job.module, *own, *job.args]
     if job.script is not None and is_launchers(job.script):
         script = job.script.replace(CONTAINER_RUN, run, 1)
     elif job.script is not None:
@@ -76,7 +81,6 @@ def _own(made: Decisions) -> list[str]:
         raise ConfigError.of(
             Fault(key="script", problem=problem, hint='script = "train.py"'), file=made.resolved.job_file
         )
-    own = [filled(word, {"{run}": run}) for word in made.extra.args]
     return [job.python, script, *own, *job.args]
 
 

@@ -41,6 +41,8 @@ def salloc_options(made: Decisions) -> list[str]:
         "cpus-per-task": allocation.cpus_per_task,
         "mem": allocation.memory,
         "time": job.resources.time,
+        "segment": job.resources.segment,
+        "switches": job.resources.switches,
         "constraint": slurm.constraint,
         "exclude": ",".join(filter(None, [slurm.exclude, *made.site.avoid])) or None,
         "nodelist": slurm.nodelist,

@@ -25,7 +25,7 @@ def role_step(made: Decisions, placed: RolePlacement) -> list[str]:
         f"--ntasks={placed.nodes * placed.tasks_per_node}",
         f"--ntasks-per-node={placed.tasks_per_node}",
         f"--cpus-per-task={placed.cpus_per_task}",
-        "--mpi=none",
+        f"--mpi={made.job.step.mpi}",
         "--export=ALL",
         "--kill-on-bad-exit=1",
         # A rank that has ended well says nothing of the others: rank 0 may write for minutes more.
@@ -35,6 +35,7 @@ def role_step(made: Decisions, placed: RolePlacement) -> list[str]:
         *(["--overlap"] if made.outlives or placed.shared else []),
         f"--output={made.paths.run.root}/{placed.logs}/task-%t.log",
         "--open-mode=append",
+        *made.job.step.options(),
     ]
     return _contained(made, placed, srun, f"{made.paths.inside.run}/{placed.folder}".rstrip("/") + "/worker.sh")
 
@@ -122,6 +123,18 @@ def probe_step(made: Decisions) -> list[str]:
     step = _helper("kit-probe", made.every_node, f"{run.logs}/preflight.log")
     words = [f"{made.paths.inside.run}/bin/probe.sh", made.job.python, f"{main.folder}/image-env.sh".lstrip("/")]
     return _contained(made, main, step, *words)
+
+
+def once_step(made: Decisions) -> list[str]:
+    """The lines of [once], on the first node; nothing where there are none."""
+    once, main, run = made.job.once, made.main, made.paths.run
+    if not once.lines:
+        return []
+    step = _helper("kit-once", 1, f"{run.logs}/once.log")
+    inside = once.container and made.runtime.containerized
+    if not inside:
+        return [*step, f"{run.bin}/once.sh", str(made.resolved.job_dir), main.folder]
+    return _contained(made, main, step, f"{made.paths.inside.run}/bin/once.sh", made.paths.inside.workdir, main.folder)
 
 
 def stage_step(made: Decisions) -> list[str]:

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from kit.runs import chain, facts, secret
+from kit.runs import chain, secret, status
 from kit.runs.status import Status
 from kit.slurm import client
 from kit.slurm.client import JobId
 from kit.spec.paths import RunPaths
 
+# How long a batch script may take to note that it was asked: its traps wait for commands of Slurm that it runs, and files of other
+# nodes show late.
+_NOTED_S = 15.0
+_POLL_S = 0.2
+
 
 def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
     """Cancel runs that Slurm still has, with all links of their chains. SlurmError when it does not know one.
 
-    Slurm is told at most twice, however many they are; those that wait come first, so that none takes the place of one that ends.
+    Slurm is told at most three times, however many they are; those that wait come first, so that none takes the place of one that
+    ends. A batch script that was asked and does not note it has not begun, or is gone: Slurm ends that job.
     """
     at_once: list[JobId] = []
-    gently: list[JobId] = []
+    gently: dict[JobId, Path] = {}
     for one in runs:
         if one.job_id is not None and one.active:
             chain.cancel([link for link in one.manifest.links if link != one.job_id], env=env)
-            asked = one.state != "RUNNING" or _was_asked(one.run_dir)
-            (at_once if asked else gently).append(one.job_id)
+            if one.state == "RUNNING" and _has_begun(one.run_dir) and not _was_asked(one.run_dir):
+                gently[one.job_id] = one.run_dir
+            else:
+                at_once.append(one.job_id)
     if at_once:
         client.cancel(*at_once, env=env)
     if gently:
         client.cancel(*gently, env=env, gently=True)
+        _end_the_deaf(gently, env=env)
     for one in runs:
         if one.state == "PENDING":
             # Its batch script, which would remove them, will not start.
@@ -36,7 +48,38 @@ def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
             RunPaths(one.run_dir).cancelled.touch()
 
 
+def _end_the_deaf(asked: Mapping[JobId, Path], *, env: Mapping[str, str]) -> None:
+    """Wait until each batch script has noted the request, and let Slurm end the jobs of those that do not."""
+    until = time.monotonic() + _NOTED_S
+    deaf = dict(asked)
+    while deaf and time.monotonic() < until:
+        deaf = {job_id: run_dir for job_id, run_dir in deaf.items() if not _has_heard(run_dir)}
+        if deaf:
+            time.sleep(_POLL_S)
+    for run_dir in deaf.values():
+        print(f"kit: {run_dir.name}: its batch script does not answer; Slurm ends the job", file=sys.stderr)
+    if deaf:
+        client.cancel(*deaf, env=env)
+
+
+def _this_start(run_dir: Path) -> list[Mapping[str, Any]]:
+    """What the batch script recorded since its last start, newest first; that start itself comes last."""
+    newest_first = list(reversed(status.events(run_dir)))
+    since = list(takewhile(lambda e: e["event"] != "start", newest_first))
+    return [*since, *newest_first[len(since) : len(since) + 1]]
+
+
+def _has_begun(run_dir: Path) -> bool:
+    """Whether there is a batch script to ask. Slurm says RUNNING while a node's prolog still runs, and after a requeue again."""
+    events = _this_start(run_dir)
+    return bool(events) and events[0]["event"] not in {"requeue", "end"}
+
+
 def _was_asked(run_dir: Path) -> bool:
     """Whether the batch script had TERM since its last start: an earlier one may have had Slurm's own, for a requeue."""
-    this_start = takewhile(lambda e: e["event"] != "start", reversed(facts.events(run_dir)))
-    return any(e["event"] == "signal" and e.get("name") == "TERM" for e in this_start)
+    return any(e["event"] == "signal" and e.get("name") == "TERM" for e in _this_start(run_dir))
+
+
+def _has_heard(run_dir: Path) -> bool:
+    """Whether it noted the request, or ended by itself meanwhile."""
+    return _was_asked(run_dir) or not _has_begun(run_dir)

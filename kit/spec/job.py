@@ -21,6 +21,7 @@ from kit.spec.operations import Monitor, Preflight, Retry, Secrets
 from kit.spec.rl import Rl, Sft
 from kit.spec.roles import Role, RoleName
 from kit.spec.stages import Stage
+from kit.spec.step import Once, Step, Torchrun
 from kit.spec.sweep import Sweep
 from kit.spec.training import Checkpoint, Megatron, Profile
 
@@ -149,6 +150,14 @@ class Resources(Model):
     )
     memory: Memory | None = Field(default=None, description="Memory per node (sbatch --mem); '0' is all of it.")
     time: TimeLimit | None = Field(default=None, description="Wall-clock limit (sbatch --time).")
+    segment: int | None = Field(
+        default=None,
+        ge=1,
+        description="Nodes that come together in one block of the topology (sbatch --segment, Slurm 23.11).",
+    )
+    switches: SbatchWord | None = Field(
+        default=None, description="Most leaf switches, and how long to wait for them: '1@01:00:00' (sbatch --switches)."
+    )
 
 
 class SlurmOptions(Model):
@@ -231,6 +240,10 @@ class Job(Model):
     script: Arg | None = Field(
         default=None, description="Program, relative to the job file; default: the launcher's own."
     )
+    module: SbatchWord | None = Field(
+        default=None,
+        description="Program as a module: 'package.main' is started by python -m. In the place of `script`.",
+    )
     args: tuple[Arg, ...] = Field(default=(), description="Arguments of the program, passed through byte for byte.")
     shape: Shape | None = Field(
         default=None,
@@ -270,6 +283,9 @@ class Job(Model):
     monitor: Monitor = Field(default_factory=Monitor)
     preflight: Preflight = Field(default_factory=Preflight)
     retry: Retry = Field(default_factory=Retry)
+    step: Step = Field(default_factory=Step, description="srun's options of the steps that start ranks.")
+    torchrun: Torchrun = Field(default_factory=Torchrun, description="torchrun's own options.")
+    once: Once = Field(default_factory=Once, description="Lines that run once per job, before any rank.")
     secrets: Secrets = Field(default_factory=Secrets)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     profile: Profile = Field(default_factory=Profile)
@@ -318,6 +334,12 @@ class Job(Model):
                 )
                 raise Invalid(problem, key=(name,), hint="remove the line")
         return interfaces(env)
+
+    @model_validator(mode="after")
+    def _one_program(self) -> Job:
+        if self.module is not None and self.script is not None:
+            raise Invalid("a job has a script or a module, not both", key=("module",), hint="remove one of the lines")
+        return self
 
     @model_validator(mode="after")
     def _distinct_targets(self) -> Job:

@@ -18,13 +18,16 @@ KEYS = {
     **dict.fromkeys(("cpus-per-task", "cpus-per-gpu"), "resources.cpus_per_node"),
     **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), "resources.memory"),
     "nodes": "resources.nodes",
+    "segment": "resources.segment",
+    "switches": "resources.switches",
+    "mpi": "step.mpi",
     "time": "resources.time",
     "job-name": "name",
     "no-requeue": "slurm.requeue",
     "signal": "slurm.lead",
     "no-kill": "retry.spares",
 }
-_REFUSED = ("array", "export", "open-mode", "wrap")
+_REFUSED = ("array", "export", "open-mode", "wait", "wrap")
 # Options whose value the key takes as it is, as people write them in TOML.
 SAME_VALUE = {
     name.replace("-", "_"): KEYS[name]

@@ -41,6 +41,7 @@ readonly -a KIT_MONITOR_ARGV={{ monitor_argv | sh }}
 readonly -a KIT_PREFLIGHT_ARGV={{ preflight_argv | sh }}
 readonly -a KIT_PROBE_ARGV={{ probe_argv | sh }}
 readonly -a KIT_STAGE_ARGV={{ stage_argv | sh }}
+readonly -a KIT_ONCE_ARGV={{ once_argv | sh }}
 readonly -a KIT_CONTAINER_ARGV={{ container_argv | sh }}
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
@@ -64,6 +65,7 @@ source "${KIT_RUN_DIR}/lib/endpoints.sh"
 source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
+source "${KIT_RUN_DIR}/lib/once.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -142,6 +144,7 @@ main() {
         steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
     fi
     node_checks::all_reduce || exit $?
+    once::run || exit $?
     train
     exit $?
 }

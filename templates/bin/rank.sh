@@ -26,7 +26,7 @@ rank::link() {
 main() {
     # torchrun calls the node's rank GROUP_RANK; programs find it under one name in both shapes.
     export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
-    exec >>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${RANK}.log" 2>&1
+    ((${KIT_TORCHRUN_LOGS:-0})) || exec >>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${RANK}.log" 2>&1
     rank::link
     log::info "${KIT_ROLE:+${KIT_ROLE}: }rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
     if [[ -n "${KIT_ROLE:-}" ]]; then

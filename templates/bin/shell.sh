@@ -21,7 +21,7 @@ if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
     source "${KIT_RUN_DIR}/.secrets"
 fi
 if [[ -s "${KIT_RUN_DIR}/setup.sh" ]] && ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
-    log::error "${setup_lines_said}"
+    log::error "set-up ${setup_lines_said}"
 fi
 cd -- "$1" || exit
 log::info "shell in the job's container; the program would be: ${KIT_PROGRAM[*]@Q}"

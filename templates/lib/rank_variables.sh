@@ -26,7 +26,7 @@ rank_variables::torchrun_argv() {
     if ! command -v torchrun >/dev/null; then
         KIT_TORCHRUN_ARGV=("${KIT_PYTHON}" -m torch.distributed.run)
     fi
-    KIT_TORCHRUN_ARGV+=(--nnodes="${KIT_NNODES}" --nproc-per-node="${KIT_RANKS_PER_NODE}" --max-restarts=0)
+    KIT_TORCHRUN_ARGV+=(--nnodes="${KIT_NNODES}" --nproc-per-node="${KIT_RANKS_PER_NODE}" --max-restarts="${KIT_MAX_RESTARTS}" "${KIT_TORCHRUN_OPTIONS[@]}")
     case "${KIT_RENDEZVOUS}" in
         static) # The node rank is Slurm's, so that rank 0 is where MASTER_ADDR points.
             KIT_TORCHRUN_ARGV+=(--node-rank="${SLURM_NODEID}" --master-addr="${MASTER_ADDR}" --master-port="${MASTER_PORT}")

@@ -6,10 +6,10 @@
 # shellcheck disable=SC2034
 readonly setup_lines_failed_code=73
 
-# setup_lines::run FILE: 1 when a line failed, which is then in setup_lines_said. A line may be the first of several, such as `if …; then`.
+# setup_lines::run FILE: 1 when a line failed, which is then in setup_lines_said, its code in setup_lines_code. A line may be the first of several, such as `if …; then`.
 setup_lines::run() {
     local setup_lines_text="" setup_lines_next
-    local -i setup_lines_code setup_lines_number=0 setup_lines_first=1
+    local -i setup_lines_number=0 setup_lines_first=1
     while IFS= read -r -u 9 setup_lines_next || [[ -n "${setup_lines_next}" ]]; do
         setup_lines_number+=1
         setup_lines_text+="${setup_lines_text:+$'\n'}${setup_lines_next}"
@@ -17,13 +17,13 @@ setup_lines::run() {
         eval "${setup_lines_text}" 9<&-
         setup_lines_code=$?
         if ((setup_lines_code)); then
-            setup_lines_said="set-up line ${setup_lines_first} failed with exit code ${setup_lines_code}: ${setup_lines_text}"
+            setup_lines_said="line ${setup_lines_first} failed with exit code ${setup_lines_code}: ${setup_lines_text}"
             return 1
         fi
         setup_lines_text="" setup_lines_first=$((setup_lines_number + 1))
     done 9<"$1"
     [[ -z "${setup_lines_text}" ]] || {
-        setup_lines_said="set-up line ${setup_lines_first} is not complete: ${setup_lines_text}"
+        setup_lines_code=2 setup_lines_said="line ${setup_lines_first} is not complete: ${setup_lines_text}"
         return 1
     }
 }

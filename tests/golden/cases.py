@@ -77,6 +77,44 @@ CASES = (
         example="prime-rl",
         containers=False,
     ),
+    # What published sbatch scripts of three projects ask of srun and torchrun.
+    Case(
+        name="migrated-megatron",
+        cluster="infiniband",
+        overrides=(
+            "shape=srun",
+            'module="pretrain_gpt"',
+            'step={mpi="pmix", cpu_bind="cores", gpu_bind="closest", gpus_per_task=1, label=true, extra=["--hint=nomultithread"]}',
+            'once={lines=["make -C megatron/core/datasets"]}',
+            "args=[]",
+        ),
+    ),
+    Case(
+        name="migrated-torchtitan",
+        cluster="aws-efa",
+        overrides=(
+            "shape=torchrun",
+            'module="torchtitan.train"',
+            'torchrun={local_ranks_filter=[0], tee="3", max_restarts=0, log_dir="/kit/run/logs/torchrun"}',
+            'rendezvous="c10d"',
+            'step={cpu_bind="none", mem_per_gpu="64G"}',
+            'resources.switches="1@00:30:00"',
+            "args=[]",
+        ),
+    ),
+    Case(
+        name="migrated-prime-rl",
+        cluster="infiniband",
+        containers=False,
+        overrides=(
+            "shape=torchrun",
+            'module="prime_rl.trainer.sft.train"',
+            'setup=["source .venv/bin/activate", "ulimit -n 65536 || true"]',
+            'once={lines=["uv sync --all-extras", "hf download Qwen/Qwen3-0.6B"], container=false}',
+            "resources.segment=2",
+            "args=[]",
+        ),
+    ),
     Case(
         name="infiniband-enroot", cluster="infiniband", overrides=("container.runtime=enroot", "monitor.enabled=false")
     ),

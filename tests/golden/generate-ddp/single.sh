@@ -209,6 +209,7 @@ readonly -a KIT_PROBE_ARGV=(
     image-env.sh
 )
 readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=(
     srun
     --job-name=kit-container
@@ -246,6 +247,7 @@ source "${KIT_RUN_DIR}/lib/endpoints.sh"
 source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
+source "${KIT_RUN_DIR}/lib/once.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -324,6 +326,7 @@ main() {
         steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
     fi
     node_checks::all_reduce || exit $?
+    once::run || exit $?
     train
     exit $?
 }
@@ -360,6 +363,8 @@ readonly KIT_NNODES=4
 readonly KIT_RANKS_PER_NODE=8
 readonly KIT_CPUS_PER_RANK=12
 readonly KIT_PYTHON=python3
+readonly KIT_MAX_RESTARTS=0
+readonly -a KIT_TORCHRUN_OPTIONS=()
 readonly KIT_WORKDIR=/workspace
 readonly KIT_CACHE_DIR=/kit/cache
 export KIT_SEED=7
@@ -407,6 +412,8 @@ main() {
         torchrun)
             rank_variables::node_from_slurm
             rank_variables::torchrun_argv
+            # Output that torchrun is to show, filter or write has to come by it.
+            export KIT_TORCHRUN_LOGS="${#KIT_TORCHRUN_OPTIONS[@]}"
             # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
             # signals back.
             trap '' USR1 USR2
@@ -427,8 +434,8 @@ set_up() {
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
         local rank="${SLURM_PROCID}"
         [[ "${KIT_SHAPE}" == srun ]] || rank=$((SLURM_PROCID * KIT_RANKS_PER_NODE))
-        log::error "${setup_lines_said}"
-        log::error "${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
+        log::error "set-up ${setup_lines_said}"
+        log::error "set-up ${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
         failures::record "${rank}" "${setup_lines_failed_code}"
         exit "${setup_lines_failed_code}"
     fi
@@ -549,6 +556,19 @@ exit_codes = [
 ]
 spares = 0
 
+[step]
+mpi = "none"
+label = false
+extra = []
+
+[torchrun]
+max_restarts = 0
+local_ranks_filter = []
+
+[once]
+lines = []
+container = true
+
 [secrets]
 env = []
 
@@ -574,6 +594,8 @@ KIT_FILE
     unpack 755 bin/enroot.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/gpu-monitor.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/once.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/preflight.sh <<'KIT_FILE'
 KIT_FILE
@@ -616,6 +638,8 @@ KIT_FILE
     unpack 644 lib/node_checks.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/nodes.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/once.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/output_links.sh <<'KIT_FILE'
 KIT_FILE

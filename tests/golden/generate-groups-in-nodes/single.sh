@@ -309,6 +309,7 @@ readonly -a KIT_PROBE_ARGV=(
     roles/replica-0/image-env.sh
 )
 readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=(
     srun
     --job-name=kit-container
@@ -346,6 +347,7 @@ source "${KIT_RUN_DIR}/lib/endpoints.sh"
 source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
+source "${KIT_RUN_DIR}/lib/once.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -424,6 +426,7 @@ main() {
         steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
     fi
     node_checks::all_reduce || exit $?
+    once::run || exit $?
     train
     exit $?
 }
@@ -458,6 +461,8 @@ readonly KIT_NNODES=1
 readonly KIT_RANKS_PER_NODE=1
 readonly KIT_CPUS_PER_RANK=14
 readonly KIT_PYTHON=python3
+readonly KIT_MAX_RESTARTS=0
+readonly -a KIT_TORCHRUN_OPTIONS=()
 readonly KIT_WORKDIR=/workspace
 readonly KIT_CACHE_DIR=/kit/cache
 export KIT_SEED=7
@@ -505,6 +510,8 @@ main() {
         torchrun)
             rank_variables::node_from_slurm
             rank_variables::torchrun_argv
+            # Output that torchrun is to show, filter or write has to come by it.
+            export KIT_TORCHRUN_LOGS="${#KIT_TORCHRUN_OPTIONS[@]}"
             # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
             # signals back.
             trap '' USR1 USR2
@@ -525,8 +532,8 @@ set_up() {
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
         local rank="${SLURM_PROCID}"
         [[ "${KIT_SHAPE}" == srun ]] || rank=$((SLURM_PROCID * KIT_RANKS_PER_NODE))
-        log::error "${setup_lines_said}"
-        log::error "${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
+        log::error "set-up ${setup_lines_said}"
+        log::error "set-up ${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
         failures::record "${rank}" "${setup_lines_failed_code}"
         exit "${setup_lines_failed_code}"
     fi
@@ -575,6 +582,8 @@ readonly KIT_NNODES=1
 readonly KIT_RANKS_PER_NODE=4
 readonly KIT_CPUS_PER_RANK=14
 readonly KIT_PYTHON=python3
+readonly KIT_MAX_RESTARTS=0
+readonly -a KIT_TORCHRUN_OPTIONS=()
 readonly KIT_WORKDIR=/workspace
 readonly KIT_CACHE_DIR=/kit/cache
 export KIT_SEED=7
@@ -622,6 +631,8 @@ main() {
         torchrun)
             rank_variables::node_from_slurm
             rank_variables::torchrun_argv
+            # Output that torchrun is to show, filter or write has to come by it.
+            export KIT_TORCHRUN_LOGS="${#KIT_TORCHRUN_OPTIONS[@]}"
             # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
             # signals back.
             trap '' USR1 USR2
@@ -642,8 +653,8 @@ set_up() {
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
         local rank="${SLURM_PROCID}"
         [[ "${KIT_SHAPE}" == srun ]] || rank=$((SLURM_PROCID * KIT_RANKS_PER_NODE))
-        log::error "${setup_lines_said}"
-        log::error "${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
+        log::error "set-up ${setup_lines_said}"
+        log::error "set-up ${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
         failures::record "${rank}" "${setup_lines_failed_code}"
         exit "${setup_lines_failed_code}"
     fi
@@ -752,6 +763,19 @@ exit_codes = [
 ]
 spares = 0
 
+[step]
+mpi = "none"
+label = false
+extra = []
+
+[torchrun]
+max_restarts = 0
+local_ranks_filter = []
+
+[once]
+lines = []
+container = true
+
 [secrets]
 env = []
 
@@ -782,6 +806,8 @@ KIT_FILE
     unpack 755 bin/enroot.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/gpu-monitor.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/once.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/preflight.sh <<'KIT_FILE'
 KIT_FILE
@@ -824,6 +850,8 @@ KIT_FILE
     unpack 644 lib/node_checks.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/nodes.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/once.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/output_links.sh <<'KIT_FILE'
 KIT_FILE

@@ -132,6 +132,7 @@ readonly -a KIT_PREFLIGHT_ARGV=(
 )
 readonly -a KIT_PROBE_ARGV=()
 readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=()
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
@@ -155,6 +156,7 @@ source "${KIT_RUN_DIR}/lib/endpoints.sh"
 source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
+source "${KIT_RUN_DIR}/lib/once.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -233,6 +235,7 @@ main() {
         steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
     fi
     node_checks::all_reduce || exit $?
+    once::run || exit $?
     train
     exit $?
 }

@@ -216,6 +216,7 @@ readonly -a KIT_PROBE_ARGV=(
     roles/trainer/image-env.sh
 )
 readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=(
     srun
     --job-name=kit-container
@@ -253,6 +254,7 @@ source "${KIT_RUN_DIR}/lib/endpoints.sh"
 source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
+source "${KIT_RUN_DIR}/lib/once.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -331,6 +333,7 @@ main() {
         steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
     fi
     node_checks::all_reduce || exit $?
+    once::run || exit $?
     train
     exit $?
 }

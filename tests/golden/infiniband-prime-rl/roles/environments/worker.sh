@@ -10,6 +10,8 @@ readonly KIT_NNODES=1
 readonly KIT_RANKS_PER_NODE=1
 readonly KIT_CPUS_PER_RANK=9
 readonly KIT_PYTHON=python3
+readonly KIT_MAX_RESTARTS=0
+readonly -a KIT_TORCHRUN_OPTIONS=()
 readonly KIT_WORKDIR=/home/ada/project/examples/prime-rl
 readonly KIT_CACHE_DIR=/local/kit-ada
 export KIT_SEED=1234
@@ -57,6 +59,8 @@ main() {
         torchrun)
             rank_variables::node_from_slurm
             rank_variables::torchrun_argv
+            # Output that torchrun is to show, filter or write has to come by it.
+            export KIT_TORCHRUN_LOGS="${#KIT_TORCHRUN_OPTIONS[@]}"
             # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
             # signals back.
             trap '' USR1 USR2
@@ -77,8 +81,8 @@ set_up() {
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
         local rank="${SLURM_PROCID}"
         [[ "${KIT_SHAPE}" == srun ]] || rank=$((SLURM_PROCID * KIT_RANKS_PER_NODE))
-        log::error "${setup_lines_said}"
-        log::error "${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
+        log::error "set-up ${setup_lines_said}"
+        log::error "set-up ${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
         failures::record "${rank}" "${setup_lines_failed_code}"
         exit "${setup_lines_failed_code}"
     fi

@@ -1,0 +1,37 @@
+#!/bin/bash
+# once.sh FOLDER [ROLE-FOLDER]: the lines of [once], with the image's environment, the job's own and its secrets, after its set-up lines.
+# shellcheck source-path=SCRIPTDIR/..
+set -uo pipefail
+
+readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/setup_lines.sh"
+# shellcheck source=/dev/null
+source "${KIT_RUN_DIR}/${2:+$2/}image-env.sh"
+# shellcheck source=/dev/null
+source "${KIT_RUN_DIR}/${2:+$2/}program.sh"
+
+main() {
+    local file
+    export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
+    export PYTHONPATH="${KIT_RUN_DIR}/code" PYTHONNOUSERSITE=1 PYTHONUNBUFFERED=1
+    if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
+        # shellcheck source=/dev/null
+        source "${KIT_RUN_DIR}/.secrets"
+    fi
+    local pair
+    for pair in "${KIT_PROGRAM_ENV[@]}"; do
+        export "${pair?}"
+    done
+    cd -- "$1" || exit
+    set +u
+    for file in setup.sh once-lines.sh; do
+        [[ -s "${KIT_RUN_DIR}/${file}" ]] || continue
+        if ! setup_lines::run "${KIT_RUN_DIR}/${file}"; then
+            log::error "${file}: ${setup_lines_said}"
+            exit "${setup_lines_code}"
+        fi
+    done
+}
+
+main "$@"

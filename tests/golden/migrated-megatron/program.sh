@@ -1,0 +1,13 @@
+# The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
+# shellcheck shell=bash disable=SC2034,SC2054
+KIT_PROGRAM=(
+    python3
+    -m
+    pretrain_gpt
+)
+KIT_PROGRAM_ENV=(
+    NCCL_IB_DISABLE=0
+    NCCL_NET_GDR_LEVEL=PHB
+    NCCL_DEBUG=WARN
+    TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+)

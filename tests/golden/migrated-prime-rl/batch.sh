@@ -1,0 +1,259 @@
+#!/bin/bash
+#SBATCH --job-name=digits
+#SBATCH --account=research
+#SBATCH --partition=gpu
+#SBATCH --qos=normal
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=96
+#SBATCH --mem=900G
+#SBATCH --time=2-00:00:00
+#SBATCH --segment=2
+#SBATCH --gres=gpu:2
+#SBATCH --output=/shared/runs/digits-1/logs/batch.log
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --no-requeue
+# 2 nodes x 2 ranks = world size 4; start shape torchrun: 1 task a node.
+# CPUs: 96 a node, as asked; 96 a task, 48 a rank.
+# shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
+
+readonly KIT_RUN_DIR=/shared/runs/digits-1
+readonly KIT_JOB_NAME=digits
+readonly -a KIT_IMAGES=()
+readonly KIT_RUNTIME=bare
+readonly KIT_PYXIS_UNPACKS=''
+readonly KIT_NODES=2
+readonly KIT_WORLD='world size 4'
+readonly KIT_DEBUG_DEFAULT=0
+readonly KIT_HEARTBEAT=120
+readonly KIT_LEAD=120
+readonly KIT_GRACE=120
+readonly KIT_MASTER_PORT_BASE=20000
+readonly KIT_RETRY_IN_ALLOCATION=0
+readonly KIT_RETRY_REQUEUE=0
+readonly KIT_REQUEUE_CAPPED=0
+readonly -a KIT_RETRY_CODES=(
+    134
+    135
+    137
+    139
+)
+readonly KIT_PREFLIGHT_TIMEOUT=60
+readonly KIT_UNPACK_TIMEOUT=1800
+readonly KIT_PREFLIGHT_ON_FAILURE=fail
+readonly KIT_ALL_REDUCE_TIMEOUT=0
+readonly KIT_AVOID_DIR=/shared/runs/.avoid
+readonly -a KIT_INHERIT=()
+readonly KIT_OUTLIVES=0
+readonly KIT_STEPS=1
+readonly -A KIT_STEP_0=(
+    [name]=train
+    [folder]=''
+    [variable]=TRAIN
+    [policy]=main
+    [first]=0
+    [nodes]=2
+    [ranks]=4
+    [after]=''
+    [ports]=''
+    [ready]=''
+    [ready_timeout]=0
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_0_ENV=()
+readonly -a KIT_STEP_0_ARGV=(
+    srun
+    --job-name=train
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=96
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=0
+    --output=/shared/runs/digits-1/logs/task-%t.log
+    --open-mode=append
+    /shared/runs/digits-1/worker.sh
+)
+readonly -a KIT_SIGNAL_ARGV=(
+    srun
+    --job-name=kit-signal
+    --overlap
+    --mem=0
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/dev/null
+    --open-mode=append
+    /shared/runs/digits-1/bin/signal.sh
+)
+readonly -a KIT_MONITOR_ARGV=(
+    srun
+    --job-name=kit-monitor
+    --overlap
+    --mem=0
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/monitor/monitor-%n.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/gpu-monitor.sh
+    /shared/runs/digits-1/monitor
+    pumt
+    DT
+    15
+)
+readonly -a KIT_PREFLIGHT_ARGV=(
+    srun
+    --job-name=kit-preflight
+    --overlap
+    --mem=0
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/preflight.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/preflight.sh
+    run=/shared/runs/digits-1
+    cache=/local/kit-ada
+    free_kb=1000000
+    shm_kb=0
+    nofile=1024
+    memlock=any
+    skew=5
+    gpus=2
+    userns=0
+)
+readonly -a KIT_PROBE_ARGV=()
+readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_ONCE_ARGV=(
+    srun
+    --job-name=kit-once
+    --overlap
+    --mem=0
+    --nodes=1
+    --ntasks=1
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/once.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/once.sh
+    /home/ada/project/examples/ddp
+    ''
+)
+readonly -a KIT_CONTAINER_ARGV=()
+
+# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
+# Below this line nothing is generated.
+set -uo pipefail
+
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/environment.sh"
+source "${KIT_RUN_DIR}/lib/output_links.sh"
+source "${KIT_RUN_DIR}/lib/debug.sh"
+source "${KIT_RUN_DIR}/lib/nodes.sh"
+source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/heartbeat.sh"
+source "${KIT_RUN_DIR}/lib/container_names.sh"
+source "${KIT_RUN_DIR}/lib/steps.sh"
+source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/failure_watch.sh"
+source "${KIT_RUN_DIR}/lib/node_checks.sh"
+source "${KIT_RUN_DIR}/lib/retry.sh"
+source "${KIT_RUN_DIR}/lib/endpoints.sh"
+source "${KIT_RUN_DIR}/lib/role_policy.sh"
+source "${KIT_RUN_DIR}/lib/roles.sh"
+source "${KIT_RUN_DIR}/lib/signals.sh"
+source "${KIT_RUN_DIR}/lib/once.sh"
+
+# shellcheck disable=SC2317 # called by the EXIT trap
+finish() {
+    local -r code=$?
+    local what=end
+    trap - EXIT
+    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    [[ "${BASHPID}" == "$$" ]] || exit "${code}"
+    trap '' TERM USR1 USR2 INT HUP QUIT
+    failure_watch::stop
+    if retry::wants_requeue "${code}"; then
+        what=requeue
+    elif retry::slurm_requeued; then
+        what=requeued
+    elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted; then
+        what=requeue
+    fi
+    # First of all, since after a TERM there are seconds only until Slurm kills this script.
+    [[ "${what}" != end ]] || rm -f -- "${KIT_RUN_DIR}/.secrets"
+    steps::end_all
+    heartbeat::stop
+    failures::release_space
+    case "${what}" in
+        requeue) retry::requeue "${code}" || retry::end "${code}" ;;
+        requeued)
+            log::info "exit code ${code}; Slurm has put the job back into the queue"
+            events::record requeue exit_code "${code}"
+            ;;
+        end) retry::end "${code}" ;;
+    esac
+    # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
+    if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
+        scancel "${environment_job}" 2>/dev/null
+    fi
+    exit "${code}"
+}
+
+train() {
+    local -i code
+    while true; do
+        retry::begin_attempt || return 1
+        failure_watch::start
+        roles::run
+        code=$?
+        failure_watch::stop
+        retry::again "${code}" || return "${code}"
+    done
+}
+
+main() {
+    environment::require_allocation
+    output_links::link
+    trap finish EXIT
+    environment::scrub "${KIT_INHERIT[@]}"
+    debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
+    signals::trap
+
+    nodes::resolve || exit 1
+    nodes::banner
+    events::record start nodes "${SLURM_JOB_NODELIST}"
+    failures::reserve_space
+    node_checks::image || exit "${node_checks_failed_code}"
+    node_checks::stage || exit $?
+    container_names::begin
+    node_checks::nodes || exit $?
+    # From here on nothing queues the job again without a failed node.
+    retry::cap_slurm
+
+    heartbeat::start "${KIT_HEARTBEAT}"
+    if ((${#KIT_MONITOR_ARGV[@]})); then
+        steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
+    fi
+    node_checks::all_reduce || exit $?
+    once::run || exit $?
+    train
+    exit $?
+}
+
+main "$@"
