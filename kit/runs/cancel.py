@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from kit.runs import chain, secret, status
+from kit.runs import chain, facts, secret
 from kit.runs.status import Status
 from kit.slurm import client
 from kit.slurm.client import JobId
@@ -64,7 +64,7 @@ def _end_the_deaf(asked: Mapping[JobId, Path], *, env: Mapping[str, str]) -> Non
 
 def _this_start(run_dir: Path) -> list[Mapping[str, Any]]:
     """What the batch script recorded since its last start, newest first; that start itself comes last."""
-    newest_first = list(reversed(status.events(run_dir)))
+    newest_first = list(reversed(facts.events(run_dir)))
     since = list(takewhile(lambda e: e["event"] != "start", newest_first))
     return [*since, *newest_first[len(since) : len(since) + 1]]
 

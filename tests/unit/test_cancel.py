@@ -1,0 +1,87 @@
+"""Whom a cancel asks: a batch script that has begun, and Slurm where there is none that answers (A5)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from kit.runs import cancel, manifest, status
+from kit.runs.status import Status
+from kit.slurm.client import QueuedJob
+from kit.spec.paths import RunPaths
+from tests.support import make_site, plan_of, write_job
+
+Told = list[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Status:
+    """A run of job 7, which Slurm says is RUNNING."""
+    job = write_job(tmp_path, 'name = "digits"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n')
+    folder = tmp_path / "runs" / "digits-1"
+    (folder / "state").mkdir(parents=True)
+    made = plan_of(job, site=make_site(run_dir=folder, containers=False))
+    of = manifest.of(made, job_file=job, user="ada", now=datetime(2026, 11, 21, tzinfo=UTC), slurm_version="22.05")
+    of.model_copy(update={"job_id": 7}).write(RunPaths(folder).manifest)
+    queued = QueuedJob(job_id=7, state="RUNNING", reason="", nodes="n1", elapsed="1:00")
+    (found,) = status.of([folder], queue=lambda cluster: {7: queued})
+    return found
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What Slurm is told; nothing waits."""
+    said: Told = []
+
+    def tell(*jobs: object, env: object, gently: bool = False) -> None:
+        said.append("gently" if gently else "at once")
+
+    monkeypatch.setattr("kit.runs.cancel.client.cancel", tell)
+    monkeypatch.setattr("kit.runs.cancel._NOTED_S", 0.0)
+    return said
+
+
+def record(run: Status, *events: str) -> None:
+    lines = (json.dumps({"event": event, "name": "TERM", "job_id": "7", "restart": "0"}) + "\n" for event in events)
+    with RunPaths(run.run_dir).events.open("a") as file:
+        file.writelines(lines)
+
+
+def test_a5_a_script_that_has_not_begun_cannot_be_asked(run: Status, told: Told) -> None:
+    """A slow prolog: Slurm says RUNNING, and a signal to the batch script is lost."""
+    cancel.cancel([run], env={})
+    assert told == ["at once"]
+    record(run, "start", "signal", "requeue")
+    cancel.cancel([run], env={})
+    assert told == ["at once"] * 2, "of the start after a requeue there is no record either"
+
+
+def test_a5_a_script_that_does_not_answer_is_ended_by_slurm(
+    run: Status, told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(run, "start")
+    cancel.cancel([run], env={})
+    assert told == ["gently", "at once"]
+    assert "digits-1: its batch script does not answer; Slurm ends the job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["signal", "end"])
+def test_a5_a_script_that_answers_is_left_alone(
+    run: Status, told: Told, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kit.runs.cancel._NOTED_S", 30.0)
+    slept: Callable[[float], None] = lambda _seconds: record(run, answer)  # noqa: E731
+    monkeypatch.setattr("kit.runs.cancel.time.sleep", slept)
+    record(run, "start")
+    cancel.cancel([run], env={})
+    assert told == ["gently"]
+
+
+def test_who_was_asked_before_is_ended(run: Status, told: Told) -> None:
+    record(run, "start", "signal")
+    cancel.cancel([run], env={})
+    assert told == ["at once"]
