@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ import json, os, pathlib, signal, sys, time, urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 run, rank, start = pathlib.Path(os.environ["KIT_RUN_DIR"]), os.environ["RANK"], int(os.environ["KIT_RESTART_COUNT"])
-role = os.environ["KIT_ROLE"]
+role = os.environ.get("KIT_ROLE", "")
 
 
 def serve(port, *how):
@@ -56,6 +57,16 @@ def main(what, *rest):
         if start == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(1)
+    elif what == "loader":
+        import multiprocessing
+        worker = multiprocessing.get_context(rest[0]).Process(target=time.sleep, args=(600,), daemon=True)
+        worker.start()
+        def stop(number, frame):
+            (run / f"saved-{role or rank}").write_text(str(worker.is_alive()))
+            sys.exit(128 + number)
+        signal.signal(signal.SIGTERM, stop)
+        (run / f"up-{role or rank}").touch()
+        time.sleep(600)
     elif what == "save":
         def save(number, frame):
             ask(*rest)
@@ -66,7 +77,8 @@ def main(what, *rest):
         time.sleep(600)
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])
 """
 
 SERVER = """
@@ -203,3 +215,61 @@ def test_each_role_gets_its_own_gpus(lab: Lab) -> None:
     run = lab.run("--no-container")
     assert run.done.returncode == 0, run.log("batch")
     assert [(run.folder / f"gpus-replica-{i}").read_text() for i in range(2)] == ["0", "1"]
+
+
+# ---- findings: nodes that are lost, programs with workers ----
+
+
+def two(policy: str) -> str:
+    """Two roles of a node each, and a spare node for them."""
+    of = f'script = "program.py"\nargs = ["loader", "fork"]\npolicy = "{policy}"\n'
+    return f"{HEAD}[retry]\nspares = 1\n[roles.a]\n{of}[roles.b]\n{of}"
+
+
+def lose_the_node_of_b(lab: Lab) -> tuple[Path, str]:
+    """The run, once both are up and Slurm has given up on the second node; the node's name."""
+    run = lab.submit()
+    lab.wait(lambda: (run / "up-a").exists() and (run / "up-b").exists(), run)
+    (node,) = json.loads((run / "state" / "roles.json").read_text())["b"]["nodes"]
+    lab.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    return run, node
+
+
+@pytest.mark.faults
+def test_a1_a_main_role_whose_node_is_lost_never_ends_the_run_well(spare_lab: Lab) -> None:
+    """srun --no-kill says 0 of ranks that are lost with their node."""
+    spare_lab.write(two("main"), PROGRAM, launcher="roles")
+    run, node = lose_the_node_of_b(spare_lab)
+    try:
+        spare_lab.wait_end(run)
+        assert spare_lab.status(run)["exit_code"] == 137, (run / "logs/batch.log").read_text()
+        assert "were lost with their node" in (run / "logs/batch.log").read_text()
+    finally:
+        spare_lab.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+        spare_lab.wait_nodes()
+
+
+@pytest.mark.faults
+def test_a2_the_survivor_of_a_lost_node_saves_on_a_cancel(spare_lab: Lab) -> None:
+    spare_lab.write(two("replica"), PROGRAM, launcher="roles")
+    run, node = lose_the_node_of_b(spare_lab)
+    try:
+        spare_lab.kit("cancel", run.name)
+        spare_lab.wait_end(run)
+        assert (run / "saved-a").exists(), (run / "logs/batch.log").read_text()
+    finally:
+        spare_lab.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+        spare_lab.wait_nodes()
+
+
+@pytest.mark.parametrize(
+    ("shape", "start"), [("srun", "fork"), pytest.param("torchrun", "spawn", marks=pytest.mark.faults)]
+)
+def test_a6_a_program_with_workers_saves_on_a_cancel(lab: Lab, shape: str, start: str) -> None:
+    lab.write(f'script = "program.py"\nargs = ["loader", "{start}"]\nshape = "{shape}"\n{HEAD}', PROGRAM)
+    run = lab.submit()
+    lab.wait(lambda: len(list(run.glob("up-*"))) == 4, run)
+    lab.kit("cancel", run.name)
+    lab.wait_end(run)
+    assert {path.name: path.read_text() for path in run.glob("saved-*")} == {f"saved-{n}": "True" for n in range(4)}
+    assert lab.status(run)["exit_code"] == 143
