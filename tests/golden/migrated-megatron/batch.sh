@@ -150,6 +150,7 @@ readonly -a KIT_PREFLIGHT_ARGV=(
     userns=1
     image=/lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
     size=4096
+    sha256=c0ffee0000000000000000000000000000000000000000000000000000000000
     source=/home/ada/project/examples/ddp
 )
 readonly -a KIT_PROBE_ARGV=(
@@ -289,6 +290,11 @@ train() {
 }
 
 main() {
+    # Others may change nothing that the kit writes; the ranks get the user's own umask back. srun would take the submitter's.
+    KIT_UMASK="$(umask)"
+    export KIT_UMASK
+    umask g-w,o-w
+    unset SLURM_UMASK
     environment::require_allocation
     output_links::link
     trap finish EXIT

@@ -228,6 +228,11 @@ train() {
 }
 
 main() {
+    # Others may change nothing that the kit writes; the ranks get the user's own umask back. srun would take the submitter's.
+    KIT_UMASK="$(umask)"
+    export KIT_UMASK
+    umask g-w,o-w
+    unset SLURM_UMASK
     environment::require_allocation
     output_links::link
     trap finish EXIT
