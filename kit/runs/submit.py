@@ -88,11 +88,23 @@ def prepare_resolved(
     return Prepared(plan=made, site=site, resolved=resolved, lock=lock, env=env, job_file=job_file)
 
 
+def _test_only(prepared: Prepared) -> None:
+    """Whether Slurm would take the job. A refusal may come of nodes that the kit itself keeps the job off: it names them."""
+    made, avoided = prepared.plan, prepared.plan.decisions.site.avoid
+    try:
+        client.test_only(made.text_of("batch.sh"), env=prepared.env, options=made.argv[2:-1])
+    except SlurmError as error:
+        if avoided:
+            problem = f"the job is kept off {', '.join(avoided)}, which failed a preflight within the last day"
+            raise SlurmError(f"{error.message}\n  {problem}", hint=f"kit nodes --forget {avoided[0]}") from None
+        raise
+
+
 def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manifest:
     """Write the run folder and submit it. Nothing is left behind when the image is not the locked one or sbatch refuses."""
     made = prepared.plan
     require_ready(prepared)
-    client.test_only(made.text_of("batch.sh"), env=prepared.env, options=made.argv[2:-1])
+    _test_only(prepared)
     record = manifest.of(
         made,
         job_file=prepared.job_file,
