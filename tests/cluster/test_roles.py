@@ -226,6 +226,7 @@ def two(policy: str) -> str:
     return f"{HEAD}[retry]\nspares = 1\n[roles.a]\n{of}[roles.b]\n{of}"
 
 
+# The node comes back by itself (ReturnToService), or is told to.
 def lose_the_node_of_b(lab: Lab) -> tuple[Path, str]:
     """The run, once both are up and Slurm has given up on the second node; the node's name."""
     run = lab.submit()
@@ -245,7 +246,7 @@ def test_a1_a_main_role_whose_node_is_lost_never_ends_the_run_well(spare_lab: La
         assert spare_lab.status(run)["exit_code"] == 137, (run / "logs/batch.log").read_text()
         assert "were lost with their node" in (run / "logs/batch.log").read_text()
     finally:
-        spare_lab.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+        spare_lab.slurm("scontrol", "update", f"nodename={node}", "state=resume", check=False)
         spare_lab.wait_nodes()
 
 
@@ -258,7 +259,7 @@ def test_a2_the_survivor_of_a_lost_node_saves_on_a_cancel(spare_lab: Lab) -> Non
         spare_lab.wait_end(run)
         assert (run / "saved-a").exists(), (run / "logs/batch.log").read_text()
     finally:
-        spare_lab.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+        spare_lab.slurm("scontrol", "update", f"nodename={node}", "state=resume", check=False)
         spare_lab.wait_nodes()
 
 
