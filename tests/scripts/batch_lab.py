@@ -92,4 +92,6 @@ class BatchLab:
         }
         file = self.run_dir.parent / "script.sh"
         file.write_text(f"exec 2>&1\n{constants}\n{script}\n")
-        return shell.run(["bash", str(file)], env=given, check=False, timeout=60).stdout.splitlines()
+        return shell.run(
+            ["env", "--default-signal=HUP,INT,QUIT", "bash", str(file)], env=given, check=False, timeout=60
+        ).stdout.splitlines()
