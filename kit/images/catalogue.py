@@ -12,7 +12,6 @@ from pathlib import Path
 from kit import data_folders
 from kit.errors import ConfigError, ImageError
 from kit.images import lock, store
-from kit.spec.image import ImageLock
 
 _FILE = re.compile(r"^([0-9a-f]{64})\.sqsh$")
 
@@ -41,7 +40,7 @@ def rows(store_dir: Path, project: Path) -> list[Row]:
     return sorted(found, key=lambda row: (row.name, row.sha256))
 
 
-def known_locks(store_dir: Path, project: Path) -> dict[Path, ImageLock]:
+def known_locks(store_dir: Path, project: Path) -> dict[Path, lock.Head]:
     """The locks of the project, of the user and of the kit, and those of other projects that registered with the store.
 
     A damaged lock of another project is left out here; `prune` keeps everything while there is one.
@@ -49,7 +48,7 @@ def known_locks(store_dir: Path, project: Path) -> dict[Path, ImageLock]:
     found = {}
     for path in _lock_files(store_dir, project):
         with contextlib.suppress(ConfigError):
-            found[path] = lock.read(path)
+            found[path] = lock.head(path)
     return found
 
 
@@ -88,8 +87,8 @@ def _lock_files(store_dir: Path, project: Path) -> list[Path]:
     return list(dict.fromkeys([*own, *store.registered(store_dir)]))
 
 
-def _by_digest(locks: dict[Path, ImageLock]) -> dict[str, list[tuple[Path, ImageLock]]]:
-    table: dict[str, list[tuple[Path, ImageLock]]] = {}
+def _by_digest(locks: dict[Path, lock.Head]) -> dict[str, list[tuple[Path, lock.Head]]]:
+    table: dict[str, list[tuple[Path, lock.Head]]] = {}
     for path, known in locks.items():
         table.setdefault(known.sha256, []).append((path, known))
     return table
@@ -102,7 +101,7 @@ def _files(store_dir: Path) -> dict[str, Path]:
     return {found[1]: path for path in sorted(folder.iterdir()) if (found := _FILE.match(path.name))}
 
 
-def _locked_row(store_dir: Path, sha256: str, places: list[tuple[Path, ImageLock]]) -> Row:
+def _locked_row(store_dir: Path, sha256: str, places: list[tuple[Path, lock.Head]]) -> Row:
     path, known = store.path(store_dir, sha256), places[0][1]
     present = path.is_file() and path.stat().st_size == known.size
     return Row(

@@ -16,7 +16,7 @@ _DIST_INFO = re.compile(r"/(?:site|dist)-packages/([^/]+)-([^/-]+)\.(?:dist|egg)
 def packages(image: Path) -> Packages:
     """Names and versions of Debian packages and Python distributions, sorted by name; empty where an image has none."""
     unsquashfs = shell.require("unsquashfs", hint=_INSTALL)
-    listing = shell.run([unsquashfs, "-d", "", "-l", str(image)]).stdout.splitlines()
+    listing = shell.lines([unsquashfs, "-d", "", "-l", str(image)])  # of 400,000 files in the largest images
     python = dict(sorted((canonical(found[1]), found[2]) for line in listing if (found := _DIST_INFO.search(line))))
     status = shell.run([unsquashfs, "-cat", str(image), "var/lib/dpkg/status"], check=False)
     return Packages(apt=_dpkg(status.stdout) if status.returncode == 0 else {}, pip=python)

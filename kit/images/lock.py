@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
@@ -14,6 +17,8 @@ from kit.errors import ImageError
 from kit.spec.image import ImageLock
 
 FILE = "image.lock"
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _HEADER = "# Written by the kit; commit it. A run of this image gets these bytes and no others.\n"
 
@@ -36,6 +41,31 @@ def place(entry: data_folders.Entry, *, project: Path) -> Path:
 def read(path: Path) -> ImageLock:
     """The lock in `path`; ConfigError when it is missing or damaged."""
     return load_model(path, ImageLock)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Which bytes a lock names. size in bytes."""
+
+    name: str
+    sha256: str
+    size: int
+
+
+def head(path: Path) -> Head:
+    """The first lines of a lock, which name its bytes: a store may be named by a thousand locks. ConfigError as `read`.
+
+    The tables come after them; a lock that was edited so that they do not is read whole.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8").partition("\n[")[0])
+    except (OSError, ValueError):
+        found = {}
+    name, sha256, size = found.get("name"), found.get("sha256"), found.get("size")
+    if isinstance(name, str) and isinstance(size, int) and isinstance(sha256, str) and _SHA256.fullmatch(sha256):
+        return Head(name=name, sha256=sha256, size=size)
+    whole = read(path)
+    return Head(name=whole.name, sha256=whole.sha256, size=whole.size)
 
 
 def write(path: Path, lock: ImageLock) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from kit.errors import ConfigError, ImageError, LockError
 from kit.images import catalogue, lock, store, verify
 from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Packages, Squash
+from tests.support import REPO
 
 
 def make(**changes: object) -> ImageLock:
@@ -159,3 +160,15 @@ def test_prune_removes_nothing_while_a_lock_cannot_be_read(tmp_path: Path, proje
     with pytest.raises(ImageError, match="cannot be read"):
         _prune(root, project)
     assert store.path(root, made.sha256).is_file()
+
+
+def test_the_head_of_a_lock_names_its_bytes(tmp_path: Path) -> None:
+    for name in ("train-cpu", "frameworks-cpu"):
+        place = REPO / "containers" / name / "image.lock"
+        whole = lock.read(place)
+        assert lock.head(place) == lock.Head(name=whole.name, sha256=whole.sha256, size=whole.size)
+    damaged = tmp_path / "image.lock"
+    for text in ("", "schema = 1\n", 'name = "x"\nsize = 1\nsha256 = "0"\n', "name = [\n"):
+        damaged.write_text(text)
+        with pytest.raises(ConfigError):
+            lock.head(damaged)
