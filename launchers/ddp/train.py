@@ -182,9 +182,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             if args.log_every and at["step"] % args.log_every == 0:
                 mean = ranks.total(step_loss.item(), here=here)[0] / here.world_size
                 log.record("step", f"step {at['step']}  loss {mean:.4f}", step=at["step"], loss=mean, lr=lr)
-            if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
-                save()
-            if (code := loop.stopped(requests, log, profile, save, at["step"])) is not None:
+            code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
+            if code is not None:
                 return code
         seconds += time.perf_counter() - began
 

@@ -119,16 +119,13 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
         if args.log_every and at["step"] % args.log_every == 0:
             log.step(at["step"], losses.item(), speed, here, lr=lr, gradient_norm=norm.item())
-        if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
-            save()
-        if (code := loop.stopped(requests, log, profile, save, at["step"])) is not None:
+        code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
+        if code is not None:
             return code
 
     # ---- the end ----
 
-    save(last=True)
-    requests.close()
-    profile.close()
+    loop.close(requests, profile, save)
     net.eval()
     log.final(at["step"], loop.test_loss(net, test_set, args.test_windows, micro_batch, here), here)
     return 0

@@ -35,6 +35,15 @@ def set_pace(optimizer: Any, *, lr: float, weight_decay: float | None = None) ->
     return lr
 
 
+def after_step(
+    requests: stop.StopRequest, log: metrics.Metrics, profile: metrics.Profile, save: Save, step: int, *, every: int
+) -> int | None:
+    """Save where it is due (`every` steps; 0: never) or asked for with a stop, whose exit code is returned. None: train on."""
+    if every and step % every == 0:
+        save()
+    return stopped(requests, log, profile, save, step)
+
+
 def stopped(
     requests: stop.StopRequest, log: metrics.Metrics, profile: metrics.Profile, save: Save, step: int
 ) -> int | None:
@@ -46,6 +55,13 @@ def stopped(
     profile.close()
     log.record("stopped", f"stopped by signal {number} at step {step}, saved", step=step, signal=number)
     return requests.finish(number, step)
+
+
+def close(requests: stop.StopRequest, profile: metrics.Profile, save: Save) -> None:
+    """After the last step: the last checkpoint, on disk."""
+    save(last=True)
+    requests.close()
+    profile.close()
 
 
 @torch.no_grad()

@@ -246,9 +246,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
     # ---- the end ----
 
-    save(last=True)
-    requests.close()
-    profile.close()
+    loop.close(requests, profile, save)
     if here.is_first:
         exam.final(log, here, at, test(weights), len(held_out))
     return 0

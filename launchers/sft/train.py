@@ -110,16 +110,13 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             mean = ranks.total(loss.item(), here=here)[0] / here.world_size
             values = {"loss": mean, "lr": lr, "gradient_norm": norm.item()}
             log.record("step", f"step {at['step']}  loss {mean:.4f}", step=at["step"], **values)
-        if args.checkpoint_every and at["step"] % args.checkpoint_every == 0:
-            save()
-        if (code := loop.stopped(requests, log, profile, save, at["step"])) is not None:
+        code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
+        if code is not None:
             return code
 
     # ---- the end ----
 
-    save(last=True)
-    requests.close()
-    profile.close()
+    loop.close(requests, profile, save)
     weights = spread.weights(net)
     if here.is_first:
         exam.final(log, here, at, test(weights), len(held_out))
