@@ -26,6 +26,7 @@ def kit(*args: str, cwd: Path) -> shell.Completed:
         (("schema", "jb"), 2, "did you mean 'job'?"),
         (("status", "nothing-of-that-name"), 7, "no such run"),
         (("cluster", "status", "--name", "nope"), 6, "kit cluster up"),
+        (("cluster", "detect", "../x"), 2, "'../x': not a name"),
     ],
 )
 def test_exit_code_by_class(tmp_path: Path, args: tuple[str, ...], code: int, said: str) -> None:
