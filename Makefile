@@ -70,6 +70,7 @@ type: ## mypy --strict alone
 
 golden: ## rewrite tests/golden from the code as it is; read the diff before you commit it
 	@$(PY) -m tests.golden.cases
+	@$(PY) -m tests.golden.wrong
 	@git diff --stat -- tests/golden
 
 schema: ## rewrite docs/schema from the models

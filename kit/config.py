@@ -521,7 +521,7 @@ def _mounts(job: Job, cluster: Cluster, find: Find, job_file: str, cluster_file:
             allowed=", ".join(known),
             hint=f"add [{name}] to mounts/{set_name}.toml"
             if set_name
-            else f'{{ source = "/data", target = "/{name}" }}',
+            else f'mounts = [{{ source = "/data", target = "/{name}" }}]',
         )
         for name in logical
         if name not in known

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -82,6 +82,8 @@ def _fault(
     location = (*declared.keys, *wrong.key)
     file = file_of(location)
     hint = wrong.hint
+    if hint == "remove the line" and file == COMMAND_LINE:
+        hint = f"drop it from {COMMAND_LINE}"
     if not hint and wrong.write is not None:
         hint = _line(declared, location, wrong, on_command_line=file == COMMAND_LINE)
     return Fault(file=file, key=dotted(location), problem=wrong.problem, allowed=wrong.allowed, hint=hint)
@@ -129,10 +131,16 @@ def _of_length(kind: str, got: object, context: Mapping[str, Any], declared: Dec
         write = got[:most] if isinstance(got, list | tuple) else None
         return Invalid(f"the list is too long: {most} items are the most", write=write)
     if kind == "too_short" and isinstance(got, list | tuple):
-        return Invalid("the list is empty", write=declared.default or (1, 2))
+        return Invalid("the list is empty", write=declared.default or _example_list(declared))
     if kind == "too_short":
         return Invalid("the table is empty", hint=f"add a key to [{dotted(declared.keys)}], or remove it")
     return Invalid(f"{shown(got)} is not a value of this key", hint="remove the line")
+
+
+def _example_list(declared: Declared) -> list[object]:
+    item = declared.item(0)
+    choices = [choice for kind in item.branches() if get_origin(kind) is Literal for choice in get_args(kind)]
+    return choices[:1] or ([item.form.example] if item.form else [1, 2])
 
 
 def _missing(declared: Declared) -> Invalid:
@@ -154,12 +162,17 @@ def _of_type(errors: Sequence[ErrorDetails], declared: Declared) -> Invalid:
         takes.remove("a whole number")
     choices = [c for one in errors if one["type"] == "literal_error" for c in _choices(str(one["ctx"]["expected"]))]
     if takes:
-        is_now, wanted = _kind(got), " or ".join([*takes, *choices])
-        problem = f"{shown(got)} is {is_now}, and this key takes {wanted}"
-        return Invalid(problem, write=_example(declared, got))
-    near = nearest(str(got), [choice.strip("'") for choice in choices])
+        wanted = " or ".join([*takes, *choices])
+        problem = f"{shown(got)} is {_kind(got)}, and this key takes {wanted}"
+        if isinstance(got, bool):
+            problem = f"this key takes {wanted}, and not {shown(got)}"
+        example = _example(declared, got)
+        return Invalid(problem, write=example, hint=f"[{dotted(declared.keys)}]" if example is None else "")
+    said = [choice.strip("'") for choice in choices]
+    near = nearest(str(got), said)
     problem = f"{shown(got)} is not one of the values of this key" + (f"; did you mean {near!r}?" if near else "")
-    return Invalid(problem, allowed=", ".join(choices), write=near)
+    write = near or (declared.default if str(declared.default) in said else said[0])
+    return Invalid(problem, allowed=", ".join(said), write=int(write) if str(write).isdigit() else write)
 
 
 def _choices(expected: str) -> list[str]:
@@ -168,8 +181,6 @@ def _choices(expected: str) -> list[str]:
 
 
 def _kind(value: object) -> str:
-    if isinstance(value, bool):
-        return "true or false"
     if isinstance(value, str):
         return "text"
     if isinstance(value, int | float):
@@ -180,21 +191,30 @@ def _kind(value: object) -> str:
 
 
 def _example(declared: Declared, got: object) -> object:
-    """A value that the key takes, near to what was given."""
-    kinds = declared.branches()
-    origins = {getattr(kind, "__origin__", kind) for kind in kinds}
-    if tuple in origins and isinstance(got, str):
-        return shlex.split(got) if declared.keys[-1] in {"args", "command"} and _splits(got) else [got]
-    if declared.form is not None:
-        return str(got) if isinstance(got, int) and declared.form.holds(str(got)) else declared.form.example
-    if declared.default is not None and not isinstance(declared.default, BaseModel):
+    """A value that the key takes: near to what was given, or its default, or what its form or its type allows."""
+    origins = {get_origin(kind) or kind for kind in declared.branches()}
+    if (near := _same_value(declared, got, origins)) is not None:
+        return near
+    if declared.default is not None and not isinstance(declared.default, BaseModel | dict | tuple):
         return declared.default
-    if str in origins:
-        return str(got) if isinstance(got, int | float) and not isinstance(got, bool) else None
+    if declared.form is not None:
+        return declared.form.example
     if int in origins:
         number, least = re.search(r"[0-9]+", str(got)), declared.least
         return max(least, int(number[0])) if number else least
     return 1.0 if float in origins else True if bool in origins else None
+
+
+def _same_value(declared: Declared, got: object, origins: set[Any]) -> object:
+    """The value itself as the key takes it: text as a list, a number as text, the one item of a list."""
+    if tuple in origins and isinstance(got, str):
+        return shlex.split(got) if declared.keys[-1] in {"args", "command"} and _splits(got) else [got]
+    if str not in origins:
+        return None
+    if isinstance(got, list) and len(got) == 1 and isinstance(got[0], str):
+        return got[0]
+    number = isinstance(got, int | float) and not isinstance(got, bool)
+    return str(got) if number and (declared.form is None or declared.form.holds(str(got))) else None
 
 
 def _splits(text: str) -> bool:
@@ -209,7 +229,7 @@ def _unknown_key(keys: Location, value: object, model: type[BaseModel]) -> Inval
     name, table = str(keys[-1]), keys[:-1]
     known = names_at(model, table)
     other = getattr(model, "OTHER_NAMES", {}).get(name.replace("-", "_"))
-    near = nearest(name, known, cutoff=0.5)
+    near = nearest(name, known)
     if other is not None:
         return _misplaced(tuple(other.split(".")), value)
     if places := tables_with(model, name):

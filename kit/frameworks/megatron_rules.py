@@ -175,4 +175,4 @@ def _data(options: Mapping[str, Any]) -> Iterator[Fault]:
     for key in _TOKENIZERS.get(str(tokenizer), ()):
         if options.get(key) is None:
             example = "32000" if key == "vocab_size" else '"/data/tokenizer.model"'
-            yield _fault(key, f"{tokenizer} needs it", f"{key} = {example}")
+            yield _fault(key, f"nothing sets this key, and {tokenizer} needs it", f"{key} = {example}")

@@ -141,7 +141,6 @@ ContainerPath = Annotated[
 _MOUNT_REFUSED = {
     ",": "Pyxis splits mounts at ','",
     ":": "Pyxis splits a mount's fields at ':'",
-    "$": "the node's shell would expand it",
     "`": "the node's shell would run it",
     '"': "it would end the node's quoted string",
     "\\": "the node's shell would take it as an escape",
@@ -151,6 +150,12 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 def mountable(path: str) -> str:
     """`path` itself when Pyxis, Enroot and bubblewrap can all carry it; Invalid with the reason otherwise."""
+    if "$" in path:
+        written = re.sub(r"\$\{?(HOME|USER)\}?", lambda found: f"{{{found[1].lower()}}}", path)
+        raise Invalid(
+            "a mounted path cannot hold '$': no variable is expanded in it; write the folder's own name",
+            write=re.sub(r"^\$\{?\w+\}?|[$]", "/scratch", written),
+        )
     for character, why in _MOUNT_REFUSED.items():
         if character in path:
             raise Invalid(

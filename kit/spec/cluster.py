@@ -120,8 +120,8 @@ class Cluster(Model):
             raise Invalid(
                 f"[qos] has no row {self.default_qos!r}",
                 key=("default_qos",),
-                allowed=", ".join(self.qos) or "none: the table is empty",
+                allowed=", ".join(self.qos),
                 write=near,
-                hint="" if near else f"add the row: [qos.{self.default_qos}]",
+                hint="" if near else f"[qos.{self.default_qos}]",
             )
         return self

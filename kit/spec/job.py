@@ -83,7 +83,7 @@ def is_reference(image: str) -> bool:
 def _image(value: str) -> str:
     if NAME.holds(value) or _PINNED.fullmatch(value):
         return value
-    name = re.sub(r"[^a-z0-9._-]+", "-", PurePosixPath(value.partition("@")[0]).name.lower()).partition(":")[0]
+    name = re.sub(r"[^a-z0-9._-]+", "-", PurePosixPath(value.partition("@")[0]).name.lower().removesuffix(":latest"))
     name = name.removesuffix(".sqsh").strip("._-") or "my-image"
     if value.endswith((".sqsh", ".tar", ".tar.gz", ".squashfs")) or value.startswith(("/", "./", "../", "~")):
         problem = f"{shown(value)} is a file, and a job names an image of containers/, which is locked by digest"
@@ -318,9 +318,7 @@ class Job(Model):
     def _read_before(cls, value: object) -> None:
         """The files are read, and the key is gone, before there is a job: here it comes from somewhere else."""
         if value is not None:
-            raise Invalid(
-                "only a job file can build on another: write the key into job.toml", hint='extends = "base.toml"'
-            )
+            raise Invalid("only a job file can build on another: write the key into job.toml", hint="remove the line")
 
     @field_validator("env")
     @classmethod

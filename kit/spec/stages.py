@@ -16,7 +16,7 @@ AfterStage = Annotated[
         what="a stage to wait for",
         how="its name, and :ok, :any or :notok for how it has to end",
         example="pretrain:ok",
-        nearest=str.lower,
+        nearest=lambda text: f"{text.partition(':')[0].lower()}:any",
     ),
 ]
 

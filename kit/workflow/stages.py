@@ -15,7 +15,7 @@ from typing import Any
 
 from kit import config
 from kit.config import Resolved, Sources
-from kit.errors import ConfigError, Fault, SlurmError, did_you_mean
+from kit.errors import ConfigError, Fault, SlurmError, nearest
 from kit.runs import chain, submit
 from kit.runs.manifest import Manifest
 from kit.runs.submit import Prepared
@@ -24,6 +24,7 @@ from kit.spec.stages import Stage
 from kit.workflow.dependencies import After, term, with_options
 
 TARGET = "/kit/stages"
+_ONE_WAY = "remove an `after` from one of them"
 _PLACE = re.compile(r"\{stages\.([^{}]*)\}")
 
 
@@ -122,9 +123,11 @@ def _order(stages: Mapping[str, Stage], file: str) -> tuple[str, ...]:
                     Fault(
                         file=file,
                         key=f"stages.{name}.after",
-                        got=repr(one.name),
-                        allowed=", ".join(other for other in stages if other != name) or "no other stage",
-                        hint=did_you_mean(one.name, stages),
+                        problem=f"there is no stage {one.name!r} to wait for",
+                        allowed=", ".join(others := [other for other in stages if other != name]),
+                        hint=f'after = ["{near}"]'
+                        if (near := nearest(one.name, others))
+                        else f"add [stages.{one.name}]",
                     )
                 )
     if faults:
@@ -134,7 +137,7 @@ def _order(stages: Mapping[str, Stage], file: str) -> tuple[str, ...]:
     except CycleError as error:
         circle = " -> ".join(error.args[1])
         raise ConfigError.of(
-            Fault(file=file, key="stages", got=circle, allowed="stages that do not wait for each other")
+            Fault(file=file, key="stages", problem=f"the stages wait for each other: {circle}", hint=_ONE_WAY)
         ) from None
 
 
@@ -149,8 +152,9 @@ def _with_folders(
     def put(text: str, key: str) -> str:
         for name in _PLACE.findall(text):
             if name not in inside:
-                allowed = ", ".join(f"{{stages.{one}}}" for one in inside) or "none: this stage waits for no other"
-                faults.append(Fault(file=file, key=key, got=f"{{stages.{name}}}", allowed=allowed))
+                problem = f"{{stages.{name}}} is the folder of a stage that this one does not wait for"
+                hint = f'after = ["{name}"] in this stage'
+                faults.append(Fault(file=file, key=key, problem=problem, allowed=", ".join(inside), hint=hint))
         return _PLACE.sub(lambda found: inside.get(found[1], ""), text)
 
     changed = dict(keys)

@@ -36,5 +36,5 @@ def test_a_single_file_stands_alone(case: Single) -> None:
 
 
 def test_no_folder_without_a_case() -> None:
-    folders = {p.name for p in FOLDER.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    folders = {p.name for p in FOLDER.iterdir() if p.is_dir() and p.name not in {"__pycache__", "messages"}}
     assert folders == {case.name for case in (*CASES, *SINGLES)}

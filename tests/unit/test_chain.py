@@ -74,9 +74,9 @@ def test_without_a_container_a_stage_sees_the_folder_itself(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[stages.a]\nafter = ['b']\n[stages.b]\nafter = ['a']\n", "stages that do not wait for each other"),
-        ("[stages.train]\n[stages.b]\nafter = ['trian']\n", "did you mean 'train'?"),
-        ("[stages.a]\n[stages.b]\nargs = ['{stages.a}']\n", "none: this stage waits for no other"),
+        ("[stages.a]\nafter = ['b']\n[stages.b]\nafter = ['a']\n", "the stages wait for each other: a -> b -> a"),
+        ("[stages.train]\n[stages.b]\nafter = ['trian']\n", 'after = ["train"]'),
+        ("[stages.a]\n[stages.b]\nargs = ['{stages.a}']\n", "a stage that this one does not wait for"),
         ("[stages.a]\nresources.nods = 1\n", "[stages.a]: resources.nods: [resources] has no such key"),
         ("[stages.a]\nafter = ['b:maybe']\n", ":ok, :any or :notok"),
     ],

@@ -270,7 +270,7 @@ def test_the_layer_that_holds_a_key_is_blamed(tmp_path: Path) -> None:
     job = write_job(tmp_path, JOB + "[resources]\nnodes = 0\n")
     found = faults_of(job, overrides=("env.RANK=1",))
     assert found["resources.nodes"].startswith(f"{job}: resources.nodes: 0 is too small")
-    assert found["env.RANK"] == "--set: env.RANK: RANK is set by the kit for each rank\n  try: remove the line"
+    assert found["env.RANK"] == "--set: env.RANK: RANK is set by the kit for each rank\n  try: drop it from --set"
 
 
 def test_a_missing_key_is_the_job_files(tmp_path: Path) -> None:

@@ -1,0 +1,260 @@
+"""Jobs that break a rule: of the frameworks, of planning, of the layers of a job, of sweeps and stages. One for each rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import config
+from kit.frameworks import torchtitan
+from kit.planning.plan import plan
+from kit.planning.site import Site
+from kit.runs import chain, secret
+from kit.sweeps.prepare import prepare as prepare_sweep
+from kit.workflow.stages import prepare as prepare_stages
+from tests.support import make_lock, make_site, write_job
+
+HEAD = 'name = "digits"\nlauncher = "{launcher}"\nimage = "train-cpu"\n'
+SIZE = "[resources]\nnodes = {nodes}\ngpus_per_node = {gpus}\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a user writes, and what reads it. text: a job, or a comment that says what is done."""
+
+    text: str
+    run: Callable[[Path], object]
+
+
+def _plan(job: Path, *, overrides: Sequence[str] = (), site: Site | None = None, cluster: str = "local") -> object:
+    resolved = config.load_job(job, cluster=cluster, overrides=overrides)
+    made = plan(resolved, make_lock(), site or make_site(containers=False))
+    return chain.with_links(made, file=resolved.job_file)
+
+
+def _job(launcher: str, text: str, *, nodes: int = 2, gpus: int = 2, containers: bool = False, **layers: str) -> Rule:
+    """A job that is planned. layers: files beside it, their names with `/` as `__` and without .toml."""
+    top, bracket, tables = text.partition("[") if text.startswith("[") or "\n[" in text else (text, "", "")
+    size = SIZE.format(nodes=nodes, gpus=gpus) if nodes else ""
+    whole = f"{HEAD.format(launcher=launcher)}{top}\n{size}{bracket}{tables}\n"
+
+    def run(folder: Path) -> object:
+        job = write_job(folder, whole)
+        _write(folder, layers)
+        return _plan(
+            job, site=make_site(containers=containers), cluster="mine" if "clusters__mine" in layers else "local"
+        )
+
+    figures = f", {nodes} nodes x {gpus} GPUs" if nodes else ""
+    return Rule(text=f"# launcher {launcher}{figures}\n{text}", run=run)
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / (f"{name.replace('__', '/')}.toml" if "." not in name else name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def _all(launcher: str, texts: Iterable[str], *, nodes: int = 2, gpus: int = 2) -> list[Rule]:
+    return [_job(launcher, text, nodes=nodes, gpus=gpus) for text in texts]
+
+
+def _frameworks() -> list[Rule]:
+    titan = [
+        ({"parallelism": {"tensor_parallel_degree": 3}}, []),
+        ({"training": {"global_batch_size": 12}}, []),
+    ]
+    return [
+        _job("ddp", "[megatron]\nnum_layers = 2"),
+        *_all("ddp", ('args = ["--batch-size", "30"]', 'args = ["--batch-size", "many"]')),
+        *_all("fsdp", ('args = ["--replicate", "3"]', 'args = ["--dim", "30"]')),
+        *_all(
+            "megatron",
+            (
+                'args = ["--tp", "2", "--pp", "3"]',
+                'args = ["--tp", "0"]',
+                'args = ["--tp", "2", "--heads", "3"]',
+                'args = ["--kv-heads", "3"]',
+                'args = ["--cp", "2"]',
+                'args = ["--sequence-parallel", "--transformer-engine"]',
+            ),
+        ),
+        *_all(
+            "deepspeed",
+            (
+                'args = ["--batch-size=32"]',
+                "[deepspeed]\ntrain_batch_size = 0",
+                "[deepspeed]\ntrain_batch_size = 30",
+                "[deepspeed]\ntrain_batch_size = 30\ntrain_micro_batch_size_per_gpu = 2\ngradient_accumulation_steps = 4",
+                "[deepspeed]\ntrain_batchsize = 32",
+                "[deepspeed.zero_optimization]\nstage = 4",
+                "[deepspeed.zero_optimization]\nstage = 2\noffload_param = { device = 'cpu' }",
+                "[deepspeed.zero_optimization]\nstage = 0\noffload_optimizer = { device = 'cpu' }",
+                "[deepspeed]\nfp16 = { enabled = true }\nbf16 = { enabled = true }",
+                "[deepspeed.scheduler.params]\nwarmup_num_steps = 'auto'",
+            ),
+        ),
+        *_all(
+            "diloco", ("[diloco]\nreplicas_per_node = 3", "[diloco]\nmin_replicas = 1", "[diloco]\nmin_replicas = 9")
+        ),
+        _job("diloco", "[diloco]\nnodes_per_replica = 2", nodes=3),
+        *_all("megatron-lm", (f"[megatron]\n{text}" for text in _MEGATRON)),
+        _job("megatron-lm", "[megatron]\ntrain_iters = 10\n[checkpoint]\nevery = 0"),
+        _job("megatron-lm", "[megatron]\ntrain_iters = 10\n[checkpoint]\nevery = 5\nkeep = 2"),
+        _job("megatron-lm", "[megatron]\ntrain_iters = 10\nuse_megatron_fsdp = true"),
+        *_all("rl", _RL, nodes=0),
+        _job("torchtitan", 'shape = "replicas"\n[diloco]\nsync_every = 30'),
+        *(
+            Rule(text=f"# TorchTitan's own file, 4 ranks\n{given}", run=lambda _, g=given, w=words: _titan(g, w))
+            for given, words in titan
+        ),
+    ]
+
+
+def _titan(given: dict[str, dict[str, int]], words: list[str]) -> None:
+    from kit.errors import ConfigError
+
+    if faults := [*torchtitan.broken(given, words, ranks=4, count=1)]:
+        raise ConfigError.of(*faults, file="llama.toml")
+
+
+_MEGATRON = (
+    "train_iters = 10\ntensor_model_parallel_size = 3",
+    "train_iters = 10\nexpert_model_parallel_size = 3\nnum_experts = 3",
+    "train_iters = 10\nexpert_model_parallel_size = 2\nnum_experts = 2\nexpert_tensor_parallel_size = 4",
+    "train_iters = 10\nglobal_batch_size = 6",
+    "train_iters = 10\ntensor_model_parallel_size = 4\nnum_attention_heads = 6\nhidden_size = 96",
+    "train_iters = 10\nnum_query_groups = 5",
+    "train_iters = 10\ntensor_model_parallel_size = 4\nnum_query_groups = 6",
+    "train_iters = 10\nhidden_size = 100",
+    "train_iters = 10\npipeline_model_parallel_size = 4\nnum_layers = 6",
+    "train_iters = 10\ncontext_parallel_size = 2\nseq_length = 1026",
+    "train_iters = 10\nmax_position_embeddings = 512",
+    "train_iters = 10\nsequence_parallel = true",
+    "train_iters = 10\nexpert_model_parallel_size = 2",
+    "train_iters = 10\nexpert_model_parallel_size = 2\nnum_experts = 3",
+    "train_iters = 10\nnum_experts = 4\ntensor_model_parallel_size = 2",
+    "train_iters = 10\nbf16 = true\nfp16 = true",
+    "train_iters = 10\nlr = 1e-5\nmin_lr = 1e-4",
+    "num_layers = 12",
+    "train_iters = 10\ntrain_samples = 100",
+    "train_iters = 10\nlr_warmup_fraction = 0.1\nlr_warmup_iters = 5",
+    "train_iters = 10\nsave = '/kit/run/checkpoints'",
+    "train_iters = 10\noverlap_param_gather = true",
+    "train_iters = 10\nmock_data = true\ndata_path = '/data/x'",
+    "train_iters = 10\ntokenizer_type = 'HuggingFaceTokenizer'",
+    "train_iters = 10\nlr_warmpup_fraction = 0.1",
+    "train_iters = 10\nlr = true",
+    "train_iters = 10\nswiglu = 'yes'",
+)
+_RL = (
+    "[rl]\nprograms = 'prime-rrl'",
+    "[rl]\nnum_train_nodes = 1\nnodes_per_fsdp_group = 2",
+    "[rl]\nparallel = { tp = 2 }",
+    "[rl]\nprograms = 'prime-rl'\nparallel = { tp = 3 }",
+    "[rl]\nprograms = 'prime-rl'\nparallel = { tp = 2, dp = 8 }",
+    "[rl]\nprograms = 'prime-rl'\ngpus_per_node = 0\nparallel = { tp = 2 }",
+    "[rl]\ngpus_per_node = 0\nnum_infer_nodes = 2\nparallel = { dp = 3 }",
+    "[rl]\nlog_level = 'debug'",
+    "[rl]\nprograms = 'prime-rl'\n[checkpoint]\nasync = true",
+    "[rl]\ntrainer = { clip_ration = 0.1 }",
+    "[rl]\ntrainer = { max_steps = 1 }\norchestrator = { max_steps = 2 }",
+    "[rl]\ntrainer = { seq_len = 16 }\norchestrator = { seq_len = 32 }",
+)
+
+
+def _config() -> list[Rule]:
+    """The layers of a job."""
+
+    def loaded(text: str, *, overrides: Sequence[str] = (), cluster: str = "local", **files: str) -> Rule:
+        def run(folder: Path) -> object:
+            job = write_job(folder, text)
+            _write(folder, files)
+            return config.load_job(job, cluster=cluster, overrides=overrides)
+
+        said = " ".join(f"--set {one!r}" for one in overrides)
+        options = f"# kit submit {said} --cluster {cluster}".replace("  ", " ")
+        return Rule(text=f"{options}\n{text}", run=run)
+
+    job = HEAD.format(launcher="ddp")
+    tables = "[node]\ncpus = 4\n[qos.normal]\n[qos.high]\n"
+    return [
+        loaded('name = "digits"\n'),
+        loaded('name = "digits"\nlauncher = 3\n'),
+        loaded('name = "digits"\nlauncher = "dpp"\n'),
+        loaded(job, cluster="locl"),
+        loaded(job, cluster="zeppelin"),
+        loaded(job, overrides=("nodes",)),
+        loaded(job, overrides=("seed=1", "seed.x=2")),
+        loaded(job, overrides=("env.RANK=0",)),
+        loaded(job, overrides=("resources.tim=30",)),
+        loaded(job, overrides=("resources.nodes=none",)),
+        loaded(f'qos = "high"\n{job}'),
+        loaded(f'qos = "hihg"\n{job}', cluster="mine", clusters__mine=tables),
+        loaded(job, overrides=("qos=fast",), cluster="mine", clusters__mine=tables),
+        loaded(job, cluster="mine", clusters__mine="[node]\ncpus = 4\n[defaults.resources]\ntimee = '1'\n"),
+        loaded(f'mounts = ["dta"]\n{job}'),
+        loaded(f'mounts = ["data"]\n{job}', cluster="mine", clusters__mine="[node]\ncpus = 4\n"),
+        loaded(f'{job}[slurm]\ntemplate = "my.sbatch.j2"\n'),
+        loaded(f'extends = "job.toml"\n{job}'),
+        loaded(f"extends = 3\n{job}"),
+        loaded(
+            f'extends = "base-1.toml"\n{job}', **{f"base-{n}": f'extends = "base-{n + 1}.toml"\n' for n in range(1, 60)}
+        ),
+    ]
+
+
+def _workflow() -> list[Rule]:
+    """Stages, chains, secrets, sweeps."""
+    job = HEAD.format(launcher="ddp")
+
+    def stages(text: str) -> Rule:
+        return Rule(
+            text=text,
+            run=lambda folder: prepare_stages(
+                config.read_job(write_job(folder, job + text), cluster="local"), containers=False
+            ),
+        )
+
+    def sweep(text: str, *overrides: str) -> Rule:
+        return Rule(
+            text="".join(f"# --set {one}\n" for one in overrides) + text,
+            run=lambda folder: prepare_sweep(
+                write_job(folder, job + text), cluster="local", overrides=overrides, containers=False
+            ),
+        )
+
+    def kept(text: str, **files: str) -> Rule:
+        def run(folder: Path) -> object:
+            made = config.load_job(write_job(folder, job + text), cluster="local")
+            _write(folder, files)
+            return secret.gather(made.job, job_dir=folder, job_file=made.job_file, environ={})
+
+        said = "".join(f"# {name}: {given.strip()}\n" for name, given in files.items())
+        return Rule(text=said + text, run=run)
+
+    return [
+        stages('[stages.train]\n[stages.test]\nafter = ["trian"]'),
+        stages('[stages.train]\nafter = ["test"]\n[stages.test]\nafter = ["train"]'),
+        stages('[stages.train]\n[stages.test]\nargs = ["{stages.train}"]'),
+        _job("ddp", '[chain]\ntimes = 3\n[secrets]\nenv = ["TOKEN"]'),
+        kept('[secrets]\nenv = ["TOKEN"]'),
+        kept('[secrets]\nfile = "keys.toml"\n[env]\nTOKEN = "x"', **{"keys.toml": 'TOKEN = "y"\n'}),
+        kept('[secrets]\nfile = "keys.toml"', **{"keys.toml": "TOKEN = 3\n"}),
+        kept('[secrets]\nfile = ".env"', **{".env": "TOKEN is secret\n"}),
+        sweep("[sweep.grid]\nseed = [1, 2]", "seed=3"),
+        sweep("[sweep.grid]\nseed = [1, 2]\n[chain]\ntimes = 2"),
+        sweep("[sweep.grid]\nseed = [1, 2]\n[stages.a]"),
+        sweep('[sweep.grid]\nseed = [1, 2]\n[slurm]\noutput = "logs/%A.out"'),
+        sweep("[sweep]\nmax_nodes = 1\ngrid.resources.nodes = [1, 2]"),
+        sweep('[sweep]\nwhen = ["seed > 9"]\ngrid.seed = [1, 2]'),
+        sweep('[sweep]\ngrid.seed = [1, 2]\nset."args.--lr" = "= sed / 10"'),
+        sweep("[sweep.grid]\nresources.nodes = [1, 0]"),
+    ]
+
+
+def rules() -> dict[str, list[Rule]]:
+    """Broken rules by room."""
+    return {"config": _config(), "frameworks": _frameworks(), "workflow": _workflow()}
