@@ -50,7 +50,7 @@ class Fault:
     """
 
     key: str
-    problem: str = ""
+    problem: str
     got: str = ""
     allowed: str = ""
     hint: str = ""

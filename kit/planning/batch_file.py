@@ -124,7 +124,7 @@ def _rendered(text: str, variables: Mapping[str, Any], *, file: str) -> str:
         fault = Fault(file=file, key=f"line {error.lineno}", problem=problem, hint=hint)
         raise ConfigError.of(fault) from None
     except Exception as error:  # noqa: BLE001 - whatever the user's template did wrong
-        problem = f"rendering stopped with {type(error).__name__}: {error}"
+        problem = f"the template cannot be rendered: {error}"
         hint = "kit template eject new.sbatch.j2, to start from the kit's own"
         fault = Fault(file=file, key="template", problem=problem, hint=hint)
         raise ConfigError.of(fault) from None

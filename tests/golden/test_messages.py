@@ -69,7 +69,16 @@ def test_every_validator_and_every_rule_has_a_wrong_value() -> None:
             wrong.wrong(kind)
     expected = [
         *wrong.places("kit/spec", "kit/validation.py", made="Invalid"),
-        *wrong.places("kit/frameworks", "kit/config.py", "kit/data_folders.py", "kit/workflow", made="Fault"),
+        *wrong.places(
+            "kit/frameworks",
+            "kit/planning",
+            "kit/allocation.py",
+            "kit/runtimes",
+            "kit/config.py",
+            "kit/data_folders.py",
+            "kit/workflow",
+            made="Fault",
+        ),
         *wrong.places("kit/runs/chain.py", "kit/runs/secret.py", "kit/sweeps/prepare.py", made="Fault"),
         *wrong.places("kit/sweeps/expand.py", "kit/sweeps/faults.py", made="Fault"),
     ]

@@ -165,6 +165,90 @@ _RL = (
 )
 
 
+_QOS = """default_qos = "small"
+[node]
+cpus = 8
+gpus = 4
+[qos.small]
+max_nodes = 2
+max_gpus_per_node = 2
+cpus_per_node = 4
+memory = "8G"
+time = "01:00:00"
+"""
+_ROLE = '[roles.a]\ncommand = ["a"]\n'
+
+
+def _planning() -> list[Rule]:
+    plain = (
+        'shape = "replicas"',
+        'shape = "srun"\nrendezvous = "c10d"',
+        "[resources]\ngpus_per_node = 5",
+        "[resources]\ncpus_per_node = 9",
+        "[resources]\nranks_per_node = 9",
+        'mounts = [{ source = "/x", target = "/workspace" }]',
+        'mounts = [{ source = "{nowhere}/x", target = "/x" }]',
+        '[slurm]\noutput = "/logs of {user}/%j.out"',
+    )
+    roles = (
+        f"{_ROLE}policy = 'service'",
+        f"{_ROLE}shares = 'bb'\n[roles.b]\ncommand = ['b']",
+        f"{_ROLE}shares = 'b'\n[roles.b]\nshares = 'c'\ncommand = ['b']\n[roles.c]\ncommand = ['c']",
+        f"{_ROLE}shares = 'b'\nnodes = 3\n[roles.b]\ncommand = ['b']",
+        f"{_ROLE}gpus = [4]",
+        f"{_ROLE}args = ['{{b.port.http}}']\n[roles.b]\ncommand = ['b']",
+        f"{_ROLE}after = ['b']\n[roles.b]\ncommand = ['b']\nafter = ['a']",
+        f"rank_args = {{ --rank = 'RANK' }}\n{_ROLE}",
+        f"{_ROLE}nodes = 'rest'\n[roles.b]\ncommand = ['b']\nnodes = 'rest'",
+        f"{_ROLE}nodes = 'rest'\n[roles.b]\ncommand = ['b']\n[resources]\nnodes = 1",
+        f"{_ROLE}[resources]\nnodes = 2",
+        "[roles.a]\nnodes = 1",
+    )
+    small = (
+        "[resources]\nnodes = 3",
+        "[resources]\nnodes = 2\n[retry]\nspares = 1",
+        "[resources]\ngpus_per_node = 3",
+        '[resources]\nmemory = "0"\ngpus_per_node = 0\ncpus_per_node = 2',
+        '[resources]\ntime = "2:00:00"\ngpus_per_node = 0\ncpus_per_node = 2',
+        "[slurm]\nexclusive = true\n[resources]\ngpus_per_node = 0\ncpus_per_node = 2",
+    )
+    return [
+        *_all("ddp", plain, nodes=0),
+        *_all("roles", roles, nodes=0),
+        *(_job("ddp", text, nodes=0, clusters__mine=_QOS) for text in small),
+        _job("ddp", '[resources]\nmemory = "9G"', nodes=0, clusters__mine='[node]\ncpus = 8\nmemory = "8G"'),
+        _job("ddp", "", nodes=0, clusters__mine="[node]\ncpus = 8\n[paths]\ncache = '{nowhere}'"),
+        _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, **{"x.j2": "#SBATCH --nodes={{ nodez }}\n"}),
+        _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, **{"x.j2": "{% if %}\n"}),
+        _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, **{"x.j2": "{{ 1 / 0 }}\n"}),
+        _without(""),
+        _without(f'image = "docker://x/y@sha256:{"0" * 64}"\n[container]\nruntime = "enroot"'),
+        Rule(text="# an image that was never built", run=lambda folder: _pinned(folder, lock=False)),
+        Rule(text="# launcher deepspeed, an image without deepspeed", run=lambda folder: _pinned(folder, lock=True)),
+        Rule(
+            text="# a project folder with a blank in its name",
+            run=lambda folder: _plan(
+                write_job(folder, HEAD.format(launcher="ddp")), site=make_site(run_dir=Path("/my runs/digits-1"))
+            ),
+        ),
+    ]
+
+
+def _pinned(folder: Path, *, lock: bool) -> object:
+    resolved = config.load_job(write_job(folder, HEAD.format(launcher="deepspeed")), cluster="local")
+    return plan(resolved, make_lock() if lock else None, make_site())
+
+
+def _without(text: str) -> Rule:
+    """A job of a launcher that names no image, and what it names itself."""
+    whole = 'name = "digits"\nlauncher = "roles"\n' + text + "\n" + _ROLE
+
+    def run(folder: Path) -> object:
+        return plan(config.load_job(write_job(folder, whole), cluster="local"), None, make_site())
+
+    return Rule(text=whole, run=run)
+
+
 def _config() -> list[Rule]:
     """The layers of a job."""
 
@@ -236,7 +320,7 @@ def _workflow() -> list[Rule]:
         return Rule(text=said + text, run=run)
 
     return [
-        stages('[stages.train]\n[stages.test]\nafter = ["trian"]'),
+        stages('[stages.train]\n[stages.test]\nafter = ["trane"]'),
         stages('[stages.train]\nafter = ["test"]\n[stages.test]\nafter = ["train"]'),
         stages('[stages.train]\n[stages.test]\nargs = ["{stages.train}"]'),
         _job("ddp", '[chain]\ntimes = 3\n[secrets]\nenv = ["TOKEN"]'),
@@ -257,4 +341,4 @@ def _workflow() -> list[Rule]:
 
 def rules() -> dict[str, list[Rule]]:
     """Broken rules by room."""
-    return {"config": _config(), "frameworks": _frameworks(), "workflow": _workflow()}
+    return {"config": _config(), "frameworks": _frameworks(), "planning": _planning(), "workflow": _workflow()}

@@ -159,7 +159,7 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
             "[node]\ngpus = -1",
             '[node]\ngres = "gpu:h100"',
             'default_qos = "normal"',
-            'default_qos = "norml"\n[qos.normal]',
+            'default_qos = "hihg"\n[qos.high]',
             '[qos.normal]\nqos = "a b"',
             "[qos.normal]\nqos = true",
             '[network]\nGLOO_SOCKET_IFNAME = "=eth0"',
