@@ -226,6 +226,16 @@ def _planning() -> list[Rule]:
         Rule(text="# an image that was never built", run=lambda folder: _pinned(folder, lock=False)),
         Rule(text="# launcher deepspeed, an image without deepspeed", run=lambda folder: _pinned(folder, lock=True)),
         Rule(
+            text='# in a folder with a blank in its name\n[slurm]\noutput = "%j.out"',
+            run=lambda folder: _plan(
+                write_job(folder / "my jobs", HEAD.format(launcher="ddp") + '[slurm]\noutput = "%j.out"\n')
+            ),
+        ),
+        Rule(
+            text="# in a folder with a ':' in its name",
+            run=lambda folder: _plan(write_job(folder / "my:jobs", HEAD.format(launcher="ddp"))),
+        ),
+        Rule(
             text="# a project folder with a blank in its name",
             run=lambda folder: _plan(
                 write_job(folder, HEAD.format(launcher="ddp")), site=make_site(run_dir=Path("/my runs/digits-1"))
