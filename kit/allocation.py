@@ -83,11 +83,11 @@ def _cpus(resolved: Resolved, gpus: int) -> tuple[int, str]:
     """CPUs per node and the reason for the figure."""
     asked, node = resolved.job.resources.cpus_per_node, resolved.cluster.node
     if asked is not None:
-        return asked, f"{asked} a node, as asked"
+        return asked, f"{asked} per node, as asked"
     if node.gpus and 0 < gpus < node.gpus:
         share = max(1, node.cpus * gpus // node.gpus)
-        return share, f"{share} a node, the share of {gpus} of {node.gpus} GPUs in {node.cpus} CPUs"
-    return node.cpus, f"{node.cpus} a node, all of them"
+        return share, f"{share} per node, the share of {gpus} of {node.gpus} GPUs in {node.cpus} CPUs"
+    return node.cpus, f"{node.cpus} per node, all of them"
 
 
 def _check(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> None:

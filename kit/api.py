@@ -50,7 +50,7 @@ class Run:
         return read(RunPaths(self.folder).manifest)
 
     def status(self) -> Status:
-        """How it stands; Slurm is asked once."""
+        """Its state; Slurm is asked once."""
         (one,) = status.of([self.folder], queue=queues.queue())
         return one
 
@@ -125,7 +125,7 @@ def submit(
     """Write the run folder and submit it, as `kit submit` does.
 
     cluster: a name of clusters/, default 'local'. overrides: 'resources.nodes=4' each. folder: where relative paths of a `Job`
-    start, default the working folder. after: runs to wait for, as `--after` has them; a Run stands for `RUN:ok`.
+    start, default the working folder. after: runs to wait for, as `--after` has them; a Run means `RUN:ok`.
     """
     ready = _prepared(job, cluster, overrides, folder, containers)
     if after:

@@ -130,7 +130,7 @@ def _load_version(path: Path, model: type[BaseModel], version: tuple[int, ...]) 
 
 
 def validate(table: Mapping[str, Any], model: type[M], *, file: str) -> M:
-    """A table as a model; ConfigError with all faults, each said to stand in `file`."""
+    """A table as a model; ConfigError with all faults, each blamed on `file`."""
     try:
         return model.model_validate(dict(table))
     except ValidationError as error:
@@ -139,7 +139,7 @@ def validate(table: Mapping[str, Any], model: type[M], *, file: str) -> M:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """A job file and its cluster, read once. `resolve` makes the job, as it stands or as a point of a sweep.
+    """A job file and its cluster, read once. `resolve` makes the job, as written or as a point of a sweep.
 
     files: the job file's own keys, below them those of the files that it builds on, lowest first.
     """
@@ -460,7 +460,7 @@ def _depth(layer: Any, keys: Sequence[str]) -> int:
 
 
 def _qos_layer(cluster: Cluster, written: Table, above: Table, asked_by: str) -> Table:
-    """The job keys that the chosen row of the QOS table fills in. asked_by: where a fault in its name is said to stand."""
+    """The job keys that the chosen row of the QOS table fills in. asked_by: what a fault in its name is blamed on."""
     name = above.get("qos", written.get("qos", cluster.defaults.get("qos", cluster.default_qos)))
     if name is None:
         return {}
@@ -493,7 +493,7 @@ def _no_such_qos(cluster: Cluster, name: object, asked_by: str) -> Fault:
 def _template(job: Job, job_dir: Path, job_file: str) -> tuple[str, str] | None:
     if job.slurm.template is None:
         return None
-    path = job_dir / job.slurm.template
+    path = job_dir / Path(job.slurm.template).expanduser()
     try:
         return shown(path), path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -52,7 +52,7 @@ _KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A decoder-only transformer. As it stands one of the Llama family (Touvron 2023), as the kit's own GPT is.
+    """A decoder-only transformer. By default one of the Llama family (Touvron 2023), as the kit's own GPT is.
 
     ffn: width of the feed-forward block, default 4 x dim. kv_heads: key-value heads, default as many as heads. head_dim: default
     dim / heads. gated: the block has a third matrix (SwiGLU). tied: input and output embedding are one. biases: linear layers and

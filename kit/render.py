@@ -1,6 +1,6 @@
 """The one Jinja environment: strict, without auto-escaping, and with a single filter, `sh`.
 
-Jinja sees only the head of a script, down to the line that is `MARK`; what follows is plain bash and is taken as it stands.
+Jinja sees only the head of a script, down to the line that is `MARK`; what follows is plain bash and is copied unchanged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def render(template: str, variables: Mapping[str, Any]) -> str:
 
 @cache
 def _parts(template: str) -> tuple[jinja2.Template, str]:
-    """The head, compiled, and what follows it as it stands."""
+    """The head, compiled, and the unchanged text that follows it."""
     head, mark, body = plain(template).partition(MARK)
     return environment().from_string(head), mark + body
 
@@ -65,7 +65,7 @@ def configured(kind: type[E]) -> E:
 
 @cache
 def plain(name: str) -> str:
-    """The text of a file of templates/, as it stands."""
+    """The unchanged text of a file of templates/."""
     return (_folder() / name).read_text(encoding="utf-8")
 
 

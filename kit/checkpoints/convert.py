@@ -71,7 +71,7 @@ def convert(order: Conversion, report: Report) -> dict[str, Any]:
 
 
 def _checkpoint(source: Path) -> Path:
-    """A run folder stands for its checkpoints."""
+    """A run folder means its checkpoints."""
     source = source.absolute()
     paths = RunPaths(source)
     if not source.is_dir():
@@ -167,7 +167,7 @@ def _run(argv: Sequence[str], env: dict[str, str], shown: dict[str, str], report
     if refused is not None:
         raise refused
     if result is None:
-        raise ToolError(f"{argv[0]}: the conversion ended without a word")
+        raise ToolError(f"{argv[0]}: the conversion ended and reported nothing")
     return result
 
 

@@ -131,7 +131,7 @@ def main() -> NoReturn:
     _collect_seldom()
     debug = "--debug-kit" in sys.argv[1:] or os.environ.get("KIT_TRACEBACK") == "1"
     sys.argv = [word for word in sys.argv if word != "--debug-kit"]
-    # Plugins that the environment holds for pydantic are none of the kit's, and looking for them costs more than reading a job.
+    # The kit uses no plugins of pydantic, and looking for them costs more than reading a job.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # TERM unwinds the stack as Ctrl-C does, so that every lock, child and temporary file finds its owner.
     signal.signal(signal.SIGTERM, _terminated)

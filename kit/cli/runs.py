@@ -63,7 +63,7 @@ def _row(one: Status) -> tuple[object, ...]:
 
 
 def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
-    """Say how one run stands: state, nodes, exit code, image, where its files are; of replica groups the last quorum."""
+    """Show one run: state, nodes, exit code, image, where its files are; of replica groups the last quorum."""
     from kit.cli.follow import queue
     from kit.planning.placement import sizes_text
     from kit.runs import history, metrics, queues, registry

@@ -120,7 +120,10 @@ def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path, env: Map
     afters = [dependencies.parse(text) for text in texts]
     corr = [one for one in afters if one.kind == "corr"]
     if corr and len(afters) > 1:
-        raise UsageError("--after SWEEP:corr stands alone", hint="the other sweep can itself wait for what it needs")
+        raise UsageError(
+            "--after SWEEP:corr goes with no other --after",
+            hint="the other sweep can itself wait for what it needs",
+        )
     if corr:
         return dependencies.pairs(corr[0], arrays, folders)
     options = dependencies.options(afters, folders, queue=queue(), env=env)

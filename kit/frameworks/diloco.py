@@ -138,7 +138,7 @@ def replica_groups(
 ) -> tuple[Group, ...]:
     """The groups, in the order of their nodes; the figures are those that `broken` passes.
 
-    ranks_per_node: over all groups of a node; default: one a GPU, or one a group.
+    ranks_per_node: over all groups of a node; default: one per GPU, or one per group.
     """
     here, span = table.replicas_per_node or 1, table.nodes_per_replica or 1
     ranks = ranks_per_node or gpus_per_node or here

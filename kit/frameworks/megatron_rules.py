@@ -70,7 +70,7 @@ def _ranks(options: Mapping[str, Any], world_size: int) -> Iterator[Fault]:
 
 
 def _model(options: Mapping[str, Any]) -> Iterator[Fault]:
-    """What the ranks of a layout share must come apart evenly."""
+    """What ranks share must divide evenly."""
     tp, pp, cp = _sizes(options)
     heads, hidden, groups = options["num_attention_heads"], options["hidden_size"], options.get("num_query_groups")
     if heads % tp:

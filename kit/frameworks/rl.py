@@ -208,7 +208,7 @@ def _options(table: Sft, programs: Programs, values: Options) -> dict[str, Optio
 
 
 def _fill(options: Options, path: list[str], value: Any) -> None:
-    """Set what is not set; what stands in the way of a path is the sub-table's own business."""
+    """Set what is not set. A value where the path needs a table is left: the sub-table's own check reports it."""
     for part in path[:-1]:
         options = options.setdefault(part, {})
         if not isinstance(options, dict):
@@ -265,7 +265,7 @@ def _across(options: Mapping[str, Options], programs: Programs, name: str) -> It
 
 
 def _of_roles(options: Mapping[str, Options], programs: Programs, key: str) -> Options:
-    """Where a shared key has gone -> the value that stands there now."""
+    """Where a shared key has gone -> the value that is there now."""
     found = {}
     for target in programs.keys.get(key, ()):
         role, *path = target.split(".")

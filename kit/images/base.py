@@ -1,4 +1,4 @@
-"""What an image stands on: a bootstrap from packages, a reference of the engine or a registry, or another image's locked bytes."""
+"""What an image is based on: a bootstrap from packages, a reference of the engine or a registry, or another image's locked bytes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _bootstrapped(
 
 
 def key(bootstrap: Bootstrap) -> str:
-    """16 hex digits that stand for the bootstrap table and this machine's architecture."""
+    """16 hex digits, a digest of the bootstrap table and this machine's architecture."""
     meaning = {**bootstrap.model_dump(mode="json"), "recipe": _RECIPE, "machine": platform.machine()}
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
 

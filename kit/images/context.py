@@ -49,7 +49,7 @@ def scan(folder: Path) -> tuple[ContextFile, ...]:
 
 
 def digest(spec: ImageSpec, files: Iterable[ContextFile], *, base: str = "") -> str:
-    """sha256 (hex) of all that decides the image's bytes and stands in its folder. base: the locked digest of another image."""
+    """sha256 (hex) of all in the folder that decides the image's bytes. base: the locked digest of another image."""
     listed = [[file.name, file.mode, file.target or _sha256(file.path)] for file in files]
     # The bound on memory changes how long squashing takes, not what it writes. Without defaults: a key that a later kit adds
     # makes no lock stale.

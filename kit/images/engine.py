@@ -145,7 +145,7 @@ class Engine:
     def export(self, image: str) -> Iterator[Iterator[bytes]]:
         """The image's merged tree as a tar stream, from a container that is never started and is removed afterwards."""
         with _faults("export"):
-            # A command is needed although it never runs; an image may have none of its own.
+            # A command is needed although it never runs; an image may have no command.
             container = self._client.create_container(image, command=["/bin/true"], network_disabled=True)["Id"]
             try:
                 yield _chunks(self._client.export(container, chunk_size=_EXPORT_CHUNK))

@@ -178,7 +178,7 @@ class _Editing:
 def encoded(member: tarfile.TarInfo, data: Data | None) -> Iterator[bytes]:
     """A member as tar bytes that mksquashfs 4.5 reads rightly. ImageError when its data end early."""
     yield from _xattrs(member)
-    # GNU headers: mksquashfs 4.5 loses the leading slash of a link target that stands in a PAX header.
+    # GNU headers: mksquashfs 4.5 loses the leading slash of a link target that is in a PAX header.
     yield member.tobuf(tarfile.GNU_FORMAT, ENCODING, ERRORS)
     if data is None:
         return

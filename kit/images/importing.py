@@ -37,7 +37,7 @@ class Order:
 def run(order: Order, report: Report) -> publish.Outcome:
     """Import unless the store has these very bytes already; see Order and publish.Outcome.
 
-    UsageError for a source or name that is none, EngineError and ImageError when it cannot be had, LockError with `locked`.
+    UsageError for a wrong source or name, EngineError and ImageError when it cannot be fetched, LockError with `locked`.
     """
     start = time.monotonic()
     name = order.name or sources.default_name(order.uri)

@@ -62,7 +62,7 @@ class Content:
     """An image that is ready to be squashed.
 
     ways: each gives the tree, tar stream or file for the length of a block, fastest first; all write the same bytes.
-    size: about, in bytes, for progress. kind, reference, digest: what it stands on (see LockedBase); without a digest, the
+    size: about, in bytes, for progress. kind, reference, digest: what it is based on (see LockedBase); without a digest, the
     .sqsh's own. provenance: for /etc/rc, the same on every machine. noise: what is left out beside what always is.
     keep_times: see squash.Options. engine, image_id: for the lock, when an engine took part.
     """

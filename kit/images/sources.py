@@ -29,7 +29,7 @@ class Ready:
 def ready(uri: str, work: Path, report: Report, *, platform: str = "") -> Ready:
     """Fetch or open the source. work: a private folder for what has to be unpacked. platform: `linux/arm64`; empty: this machine's.
 
-    UsageError for something that is no source; ImageError and EngineError for one that cannot be had.
+    UsageError for something that is not a source; ImageError and EngineError for one that cannot be fetched.
     """
     choice = oci.Choice(platform=platform)
     if uri.startswith("dockerd://"):
@@ -203,7 +203,7 @@ def _folder_content(path: Path) -> Content:
             settle=lambda edit: edits.settled(edit, look),
         )
 
-    # A folder has no digest that could be had without reading all of it: it is squashed each time, and the result compared.
+    # The digest of a folder needs all of it to be read: it is squashed each time, and the result compared.
     return Content(
         ways=(mounted, walked) if os.geteuid() == 0 else (walked,),
         size=0,

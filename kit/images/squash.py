@@ -93,7 +93,7 @@ def write(
     program, _ = mksquashfs()
     try:
         if isinstance(source, Stream):
-            # -tar stands first: it sets defaults, which the arguments after it take back.
+            # -tar comes first: it sets defaults, which the arguments after it take back.
             argv = [program, "-", str(target), "-tar", *_arguments(options)]
             with contextlib.closing(entries.edited(source.members, source.settle(edit), target.parent)) as stream:
                 shell.feed(argv, stream, env=_child_env(), on_bytes=on_bytes)

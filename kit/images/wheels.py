@@ -22,7 +22,7 @@ from kit.spec.image import PythonPackages
 def fetch(packages: PythonPackages, folder: Path, *, fresh: bool, on_line: Callable[[str], None]) -> tuple[Path, ...]:
     """The packages of the lock file in `folder`, from the cache or the index: wheels, or sources where named; sorted.
 
-    fresh: fetch again even if the cache has them. ImageError when the lock is missing or a package cannot be had.
+    fresh: fetch again even if the cache has them. ImageError when the lock is missing or a package cannot be downloaded.
     """
     lock = folder / packages.requirements
     if not lock.is_file():
@@ -65,7 +65,7 @@ def _download(packages: PythonPackages, lock: Path, target: Path, on_line: Calla
     except ToolError as error:
         if not packages.extra_indexes:
             raise _failure(lock, error) from None
-        on_line("not to be had with this machine's own pip configuration; asking the image's extra indexes")
+        on_line("this machine's own pip configuration does not find them; asking the image's extra indexes")
         try:
             _run([*argv, *(f"--extra-index-url={index}" for index in packages.extra_indexes)], on_line)
         except ToolError as second:

@@ -109,7 +109,7 @@ def _stable(made: Decisions) -> dict[str, Any]:
 
 
 def _rendered(text: str, variables: Mapping[str, Any], *, file: str) -> str:
-    """As the kit's own templates: Jinja stands above the mark; without a mark, all of it is Jinja."""
+    """As the kit's own templates: Jinja is above the mark; without a mark, all of it is Jinja."""
     head, mark, body = text.partition(MARK)
     try:
         parsed = _sandbox().parse(head)

@@ -48,7 +48,7 @@ def _runtime(resolved: Resolved, site: Site) -> str:
 
 
 def _resources(resolved: Resolved) -> Resources:
-    """What the job's roles or its framework's table come to; over a default of the cluster or the launcher without a word."""
+    """What the job's roles or its framework's table come to; silently overrides a default of the cluster or the launcher."""
     job = resolved.job
     needed = frameworks.resources(resolved.launcher.framework, job)
     if job.roles and "nodes" not in needed:

@@ -104,7 +104,7 @@ def _log(resolved: Resolved, known: dict[str, str], key: Literal["output", "erro
     file, dotted = resolved.job_file, f"slurm.{key}"
     filled = _filled(pattern, known, file, dotted)
     path = filled if filled.startswith("/") else f"{resolved.job_dir}/{filled}"
-    # What a placeholder stood for may hold a `%`, too: to Slurm it would be a pattern.
+    # The value of a placeholder may hold a `%`, too: to Slurm it would be a pattern.
     if not _HEADER_WORD.match(path) or path.count("%") != pattern.count("%"):
         problem = (
             f"{path!r} has characters that an #SBATCH line cannot hold, such as blanks; its folder may have no '%'"
@@ -142,6 +142,12 @@ def _source(source: str, resolved: Resolved, known: dict[str, str]) -> str:
 
 
 def _filled(text: str, known: dict[str, str], file: str, key: str) -> str:
+    if text == "~" or text.startswith("~/"):
+        text = known["home"] + text[1:]
+    elif text.startswith("~"):
+        problem = f"{text!r} is in another user's home folder, which the kit does not look up"
+        hint = f'a path that starts with "/", such as "/home/{text[1:]}"'
+        raise ConfigError.of(Fault(file=file, key=key, problem=problem, hint=hint))
     for word in re.findall(r"\{(\w*)\}", text):
         if word not in known:
             near = nearest(word, known) or "home"

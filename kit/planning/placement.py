@@ -180,7 +180,7 @@ def _plain(resolved: Resolved, allocation: Allocation) -> RolePlacement:
 
 
 def _ranks(role: Role, allocation: Allocation) -> tuple[int, int]:
-    """Ranks and tasks a node."""
+    """Ranks and tasks per node."""
     gpus = allocation.gpus_per_node if role.gpus is None else len(role.gpus)
     ranks = role.ranks_per_node or (max(1, gpus) if role.shape == "torchrun" else 1)
     return ranks, 1 if role.shape == "torchrun" else ranks

@@ -7,7 +7,7 @@ the Decisions. `kit render` prints a plan; `kit submit` writes the same plan and
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import tomli_w
 from kit import frameworks
 from kit.allocation import Allocation, allocate
 from kit.config import Resolved
+from kit.errors import Fault
 from kit.planning import rank_files
 from kit.planning.batch_file import batch_script
 from kit.planning.decisions import Decisions
@@ -26,6 +27,7 @@ from kit.planning.placement import RolePlacement, place_roles
 from kit.planning.sbatch import salloc_options
 from kit.planning.site import Site
 from kit.planning.steps import shell_step
+from kit.planning.unexpanded import unexpanded
 from kit.render import library_names, plain, program_names
 from kit.spec import log_pattern
 from kit.spec.job import Job
@@ -60,6 +62,12 @@ class Plan:
     argv: tuple[str, ...]
     salloc_argv: tuple[str, ...]
     shell_argv: tuple[str, ...]
+
+    @property
+    def warnings(self) -> tuple[Fault, ...]:
+        """What will run, and perhaps not as meant."""
+        resolved = self.decisions.resolved
+        return tuple(replace(one, file=resolved.job_file) for one in unexpanded(resolved.job, resolved.job.roles))
 
     @property
     def run_id(self) -> str:

@@ -73,7 +73,7 @@ def explanation(made: Decisions) -> Iterator[str]:
     if first.plain:
         tasks = f"start shape {made.job.shape}: {_count(allocation.tasks_per_node, 'task')} a node"
         yield f"{_size(first)}; {tasks}."
-        cpus = f"{allocation.cpus_per_task} a task, {allocation.cpus_per_rank} a rank"
+        cpus = f"{allocation.cpus_per_task} per task, {allocation.cpus_per_rank} per rank"
         yield f"CPUs: {allocation.cpus_reason}; {cpus}."
     else:
         yield f"{_count(allocation.nodes, 'node')}, {_count(len(made.roles), 'role')}."

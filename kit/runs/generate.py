@@ -1,6 +1,6 @@
 """`kit generate`: a whole run in one sbatch file, for a training that TorchTitan's configuration file describes.
 
-The plan is that of any job. Its files stand as here-documents in the one file, and each job that the file becomes writes them into
+The plan is that of any job. Its files are here-documents in the one file, and each job that the file becomes writes them into
 a run folder of its own, where `kit status` and `kit logs` find it.
 """
 
@@ -92,7 +92,7 @@ def single_file(
 
 
 def _as_option(fault: Fault) -> Fault:
-    """A fault of a job's key as one of the option that stands for it."""
+    """A fault of a job's key as one of the option that sets it."""
     option = _OPTIONS.get(fault.key)
     if option is None:
         return fault
@@ -103,7 +103,7 @@ def _as_option(fault: Fault) -> Fault:
 def resolve(
     asked: Asked, titan: Mapping[str, Any], here: Path, *, cluster: str | None, overrides: Sequence[str] = ()
 ) -> Resolved:
-    """The job that the options stand for. here: what faults call it, in the folder that relative paths start from."""
+    """The job that the options describe. here: its name in faults, in the folder that relative paths start from."""
     sources = config.job_of(_job(asked, titan), here, cluster=cluster, overrides=overrides)
     return _with_defaults(sources).resolve()
 
@@ -122,7 +122,7 @@ def completed(resolved: Resolved, allocation: Allocation, asked: Asked, titan: M
 
 
 def as_one_file(made: Plan, further: Sequence[PlanFile], mark: str) -> str:
-    """A plan as one sbatch file. further: files beside the plan's own. mark: stands for the job's number in paths and files."""
+    """A plan as one sbatch file. further: files beside the plan's own. mark: placeholder of the job's number."""
     files = [*made.files, *further]
     end = "KIT_FILE"
     while any(end in file.text for file in files):
@@ -148,7 +148,7 @@ def _read(path: Path) -> tuple[str, config.Table]:
 
 
 def _job(asked: Asked, titan: Mapping[str, Any]) -> config.Table:
-    """The job file that the options stand for."""
+    """The job file that the options describe."""
     groups = {"replicas_per_node": asked.replicas_per_node, "nodes_per_replica": asked.nodes_per_replica}
     resources = {"nodes": asked.nodes, "gpus_per_node": asked.gpus_per_node, "time": asked.time}
     slurm = {"mail_user": asked.mail_user, "output": asked.output, "error": asked.error}

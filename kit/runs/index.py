@@ -107,7 +107,7 @@ def _stat(path: str) -> list[int]:
 
 
 def _is_left(path: str) -> bool:
-    """Whether it is what is left of a run: a sweep has none of these names."""
+    """Whether it is what is left of a run; a sweep has no file of these names."""
     return not os.path.lexists(f"{path}/sweep.json") and any(os.path.lexists(f"{path}/{name}") for name in _MARKS)
 
 

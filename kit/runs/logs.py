@@ -107,7 +107,7 @@ def sources(run_dir: Path, wanted: Wanted) -> list[Path]:
 
 
 def name_of(run_dir: Path, path: Path) -> str:
-    """What stands in front of a log's lines: `rank-0`, or `trainer/rank-0` where the run has roles."""
+    """The prefix of a log's lines: `rank-0`, or `trainer/rank-0` where the run has roles."""
     return text.clean(path.relative_to(RunPaths(run_dir).logs).with_suffix("").as_posix())
 
 

@@ -18,7 +18,7 @@ _TAIL_BYTES = 1 << 17
 
 @dataclass(frozen=True, kw_only=True)
 class Quorum:
-    """The replica groups at their last average. step: inner steps that the global parameters stand for."""
+    """The replica groups at their last average. step: inner steps that are in the global parameters."""
 
     quorum_id: int
     groups: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Folders for the output of batch scripts: slurmd makes none, and a job without one fails without a word."""
+"""Folders for the output of batch scripts: slurmd makes none, and a job without one fails with no message."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ FILE = ".secrets"
 
 
 def gather(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Name -> value of the job's secrets. ConfigError, naming none of the values, when one is missing."""
+    """Name -> value of the job's secrets. ConfigError, when one is missing; it shows no value."""
     environ = os.environ if environ is None else environ
     wanted = job.secrets
-    values = _from_file(job_dir / wanted.file) if wanted.file else {}
+    values = _from_file(job_dir / Path(wanted.file).expanduser()) if wanted.file else {}
     faults = []
     for name in wanted.env:
         if name in environ:
@@ -89,7 +89,7 @@ def _from_lines(path: Path) -> dict[str, str]:
 
 
 def _assignment(line: str) -> tuple[str, str]:
-    """Name and value of a line; two empty ones where it says nothing, a name that is none where it says something else."""
+    """Name and value of a line; both empty for a blank line or a comment; '?' for anything else."""
     try:
         words = shlex.split(line, comments=True)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A first cluster file from what Slurm says of itself: `sinfo` and `scontrol show` of the cluster that the kit stands on."""
+"""A first cluster file from what Slurm says of itself: `sinfo` and `scontrol show` of the cluster that the kit runs on."""
 
 from __future__ import annotations
 

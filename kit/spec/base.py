@@ -136,7 +136,7 @@ ContainerPath = Annotated[
     ),
 ]
 
-# Where Pyxis's grammar has no escape (field-notes 1): `,` splits mounts, `:` splits fields, and the target stands inside a
+# Where Pyxis's grammar has no escape (field-notes 1): `,` splits mounts, `:` splits fields, and the target is inside a
 # double-quoted shell string on the node.
 _MOUNT_REFUSED = {
     ",": "Pyxis splits mounts at ','",

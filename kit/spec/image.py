@@ -150,7 +150,7 @@ class Build(Model):
     platform: Platform | None = Field(default=None, description="Platform; unset: the engine's own.")
     network: Literal["none", "default", "host"] = Field(
         default="none",
-        description="Network of RUN lines. Anything but none may give other bytes next time, and the lock says so.",
+        description="Network of RUN lines. Anything but none may give other bytes next time, and the lock records it.",
     )
 
 
@@ -198,7 +198,7 @@ class ImageConfig(Model):
 
 
 class LockedBase(Model):
-    """What the image stands on. digest: of the bootstrapped tar, the registry's manifest, the other image's .sqsh, or the
+    """What the image is based on. digest: of the bootstrapped tar, the registry's manifest, the other image's .sqsh, or the
     imported bytes."""
 
     kind: Literal["bootstrap", "reference", "image", "import"]

@@ -247,7 +247,8 @@ class Job(Model):
     args: tuple[Arg, ...] = Field(default=(), description="Arguments of the program, passed through byte for byte.")
     shape: Shape | None = Field(
         default=None,
-        description="torchrun: one task a node; srun: one a rank; replicas: one torchrun a replica group; roles: as [roles] says.",
+        description="torchrun: one task per node; srun: one task per rank; replicas: one torchrun per replica group; "
+        "roles: as [roles] says.",
     )
     rendezvous: Literal["static", "c10d"] = Field(
         default="static",

@@ -27,7 +27,7 @@ MEANINGS = {
 _SEQUENCE = re.compile(r"%(\d*)(.?)")
 _MOST_DIGITS = 10
 # A header line is split at blanks and cut at `#`; the braces are the kit's own, and gone when the line is written.
-_CHARACTERS = re.compile(r"[A-Za-z0-9_./%{}+=@,:-]+")
+_CHARACTERS = re.compile(r"~?[A-Za-z0-9_./%{}+=@,:-]+")
 _RUN = "{run}"
 _EXAMPLE = "logs/%x-%j.out"
 

@@ -10,7 +10,7 @@ from kit.spec.base import EnvName, Model
 from kit.spec.form import Form, Invalid, shown
 
 # What a rank returns when it ended through no fault of the program: 128 + SIGABRT (a collective that timed out), SIGBUS, SIGKILL
-# (the kernel's, for want of memory, or a lost node) and SIGSEGV. A Python traceback ends with 1 and is never retried.
+# (out of memory, or a lost node) and SIGSEGV. A Python traceback ends with 1 and is never retried.
 RETRYABLE = (134, 135, 137, 139)
 
 

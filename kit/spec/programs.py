@@ -13,8 +13,8 @@ from kit.spec.roles import Role, RoleName
 class Program(Role):
     """A role as the launcher sets it up.
 
-    Besides what any command may name, {python}, {code} and {config} stand in its words for the interpreter, the launcher's folder
-    and the role's resolved options; a shared key, such as {weight_broadcast}, for its value.
+    Besides what any command may name, {python}, {code} and {config} in its words are replaced by the interpreter, the launcher's
+    folder and the role's resolved options; a shared key, such as {weight_broadcast}, by its value.
     """
 
     options: tuple[str, ...] | None = Field(

@@ -71,7 +71,7 @@ class Ready(Model):
     http: PortName | None = Field(default=None, description="A port of the role that answers a GET with 2xx.")
     path: _UrlPath = Field(default="/", description="What http asks for.")
     file: FileName | None = Field(default=None, description="A file of the run folder that the role makes.")
-    timeout_s: int = Field(default=120, ge=1, description="Seconds until the job ends for want of it.")
+    timeout_s: int = Field(default=120, ge=1, description="Seconds to wait for it before the job ends.")
     health: bool = Field(
         default=False, description="Go on asking; a role that gives no answer three times running is killed."
     )
@@ -97,7 +97,7 @@ class Role(Model):
     )
     image: str | None = Field(default=None, description="A folder of containers/; default: the job's image.")
     shape: StepShape | None = Field(
-        default=None, description="torchrun: one task a node; srun: one task a rank (default)."
+        default=None, description="torchrun: one task per node; srun: one task per rank (default)."
     )
     script: Text | None = Field(default=None, description="A Python program, relative to the job file.")
     command: tuple[Text, ...] | None = Field(

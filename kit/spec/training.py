@@ -35,7 +35,7 @@ class Checkpoint(Model):
     )
 
     def env(self) -> dict[str, str]:
-        """The variables that say so."""
+        """The variables that the programs read it from."""
         flags = {None: None, True: "1", False: "0"}
         asked = {
             "KIT_CHECKPOINT_EVERY": self.every,
@@ -53,7 +53,7 @@ class Profile(Model):
     ranks: tuple[int, ...] = Field(default=(0,), description="Ranks that write a trace.")
 
     def env(self) -> dict[str, str]:
-        """The variables that say so."""
+        """The variables that the programs read it from."""
         if self.steps is None:
             return {}
         return {"KIT_PROFILE_STEPS": self.steps, "KIT_PROFILE_RANKS": ",".join(map(str, self.ranks))}

@@ -53,7 +53,7 @@ class Expansion:
 def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) -> Expansion:
     """All points. ConfigError with every expression that has no value.
 
-    base: the job's keys, which expressions may name. file: where faults are said to stand.
+    base: the job's keys, which expressions may name. file: what faults are blamed on.
     """
     faults: dict[tuple[str, str], Fault] = {}
     points: list[Point] = []

@@ -1,4 +1,4 @@
-"""Faults of many points: each is said once, with the numbers of the points that have it."""
+"""Faults of many points: each is reported once, with the numbers of its points."""
 
 from __future__ import annotations
 

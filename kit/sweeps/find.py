@@ -1,4 +1,4 @@
-"""Finds sweeps beside the runs, and says how their points stand."""
+"""Finds sweeps beside the runs, and the states of their points."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def active(folder: Path, *, queue: Queue) -> list[Status]:
 
 
 def states(folder: Path, record: SweepRecord, *, queue: Queue) -> dict[int, Status | None]:
-    """How each point stands, by number; None for one without a run. Slurm is asked once."""
+    """The state of each point, by number; None for one without a run. Slurm is asked once."""
     paths = SweepPaths(folder)
     if lost.arrays(paths, record):
         record = lost.recovered(folder, record)

@@ -12,9 +12,9 @@ _NUMBER = re.compile(r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 
 
 def with_option(args: Sequence[str], option: str, value: Value) -> list[str]:
-    """`args` with `option` set: where it stood, or at the end. True leaves the bare option, False takes it out.
+    """`args` with `option` set: where it was, or at the end. True leaves the bare option, False takes it out.
 
-    Several values follow the option as several words. An option that stands more than once is given once.
+    Several values follow the option as several words. An option that occurs more than once is given once.
     """
     kept: list[str] = []
     place: int | None = None

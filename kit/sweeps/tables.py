@@ -81,7 +81,7 @@ def _column(row: Mapping[str, Any], column: str, reference: str, file: str) -> A
 
 
 def _with_row(row: Mapping[str, Any], below: Lookup) -> Lookup:
-    """Names of a row stand above those of the point."""
+    """Names of a row win over those of the point."""
 
     def names(wanted: str) -> Any:
         value = row.get(wanted)
@@ -93,7 +93,7 @@ def _with_row(row: Mapping[str, Any], below: Lookup) -> Lookup:
 
 
 def _no_lookup(reference: str) -> Any:
-    raise ExpressionError(f"lookup({reference!r}) cannot stand in a column that another column uses")
+    raise ExpressionError(f"lookup({reference!r}) cannot be used in a column that another column refers to")
 
 
 def _as_keys(value: Any) -> list[str]:

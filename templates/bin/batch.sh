@@ -72,7 +72,7 @@ finish() {
     local -r code=$?
     local what=end
     trap - EXIT
-    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop

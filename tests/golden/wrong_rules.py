@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit import config
+from kit.errors import ConfigError
 from kit.frameworks import torchtitan
 from kit.planning.plan import plan
 from kit.planning.site import Site
@@ -30,6 +31,8 @@ class Rule:
 def _plan(job: Path, *, overrides: Sequence[str] = (), site: Site | None = None, cluster: str = "local") -> object:
     resolved = config.load_job(job, cluster=cluster, overrides=overrides)
     made = plan(resolved, make_lock(), site or make_site(containers=False))
+    if made.warnings:
+        raise ConfigError.of(*made.warnings)
     return chain.with_links(made, file=resolved.job_file)
 
 
@@ -114,8 +117,6 @@ def _frameworks() -> list[Rule]:
 
 
 def _titan(given: dict[str, dict[str, int]], words: list[str]) -> None:
-    from kit.errors import ConfigError
-
     if faults := [*torchtitan.broken(given, words, ranks=4, count=1)]:
         raise ConfigError.of(*faults, file="llama.toml")
 
@@ -188,7 +189,9 @@ def _planning() -> list[Rule]:
         "[resources]\nranks_per_node = 9",
         'mounts = [{ source = "/x", target = "/workspace" }]',
         'mounts = [{ source = "{nowhere}/x", target = "/x" }]',
-        '[slurm]\noutput = "/logs of {user}/%j.out"',
+        'mounts = [{ source = "~bob/x", target = "/x" }]',
+        'args = ["--rank", "$RANK", "--data=~/data"]',
+        '[env]\nDATA = "${SCRATCH}/data"',
     )
     roles = (
         f"{_ROLE}policy = 'service'",
@@ -203,6 +206,7 @@ def _planning() -> list[Rule]:
         f"{_ROLE}nodes = 'rest'\n[roles.b]\ncommand = ['b']\n[resources]\nnodes = 1",
         f"{_ROLE}[resources]\nnodes = 2",
         "[roles.a]\nnodes = 1",
+        "[roles.a]\ncommand = ['a', '$SCRATCH']",
     )
     small = (
         "[resources]\nnodes = 3",

@@ -97,8 +97,8 @@ def test_all_unknown_variables_are_named_with_the_known_ones(tmp_path: Path) -> 
         ("\n{% for x in sbatch %}", "line 2"),
         ("{{ job_name.nothing }}", "has no attribute 'nothing'"),
         ("{{ job_name.__class__.__mro__ }}", "unsafe"),
-        ("{% for x in range(10000000) %}{% endfor %}", "OverflowError"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% for x in range(10000000) %}{% endfor %}", "Range too big"),
+        ("{{ 1 / 0 }}", "division by zero"),
         ("{% include '/etc/hostname' %}", "loader"),
     ],
 )

@@ -15,7 +15,7 @@ from kit.slurm.embedded import process
 from kit.slurm.embedded.layout import Layout
 from kit.slurm.embedded.model import Cluster, Node, ProcessId
 
-# Carried by every process that the kit starts for a cluster and by nothing else: SLURM_CONF stands in users' shells.
+# Carried by every process that the kit starts for a cluster and by nothing else: users' shells may have SLURM_CONF too.
 MARK = "KIT_CLUSTER_FOLDER"
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sinfo", "unshare", "nsenter")
 _HINT = "install them: `make setup`, or apt-get install slurm-wlm munge util-linux iproute2"
@@ -31,7 +31,7 @@ def require_programs() -> None:
 
 
 def program(name: str) -> str:
-    """The path of a program that may stand in an sbin folder, which an ordinary user's PATH lacks."""
+    """The path of a program that may be in an sbin folder, which an ordinary user's PATH lacks."""
     return shell.require(name, hint=_HINT)
 
 

@@ -1,4 +1,4 @@
-"""One command at a time: `up` and `down` of clusters whose folders stand side by side wait for each other.
+"""One command at a time: `up` and `down` of clusters whose folders are side by side wait for each other.
 
 The lock is on the folder above the cluster's, so that it leaves no file of its own. It ends with its holder.
 """

@@ -5,7 +5,7 @@ kernel kills every process in the node (containers too) and drops its mounts and
 /run/netns that a crash could leave there.
 
 The nodes hang on a bridge in a network namespace of its own, not in the host's: a host's packet filter (a container
-engine sets FORWARD to DROP) would otherwise stand between the nodes. The host sees one interface.
+engine sets FORWARD to DROP) would otherwise filter what nodes send each other. The host sees one interface.
 
     host: kitXXXXXXXX .1 ──── switch: br0 ──┬── node 1: eth0 .11
                                             └── node 2: eth0 .12

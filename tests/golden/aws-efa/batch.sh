@@ -11,7 +11,7 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 # 16 nodes x 8 ranks = world size 128; start shape torchrun: 1 task a node.
-# CPUs: 192 a node, all of them; 192 a task, 24 a rank.
+# CPUs: 192 per node, all of them; 192 per task, 24 per rank.
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR=/shared/runs/digits-1
@@ -215,7 +215,7 @@ finish() {
     local -r code=$?
     local what=end
     trap - EXIT
-    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop

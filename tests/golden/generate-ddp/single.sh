@@ -17,7 +17,7 @@
 #SBATCH --mail-type=END,FAIL
 #SBATCH --no-requeue
 # 4 nodes x 8 ranks = world size 32; start shape torchrun: 1 task a node.
-# CPUs: 96 a node, as asked; 96 a task, 12 a rank.
+# CPUs: 96 per node, as asked; 96 per task, 12 per rank.
 
 readonly KIT_MARK=@JOB@
 readonly KIT_RUN_DIR=/shared/runs/llama-@JOB@
@@ -50,7 +50,7 @@ unpack_all() {
 #SBATCH --mail-type=END,FAIL
 #SBATCH --no-requeue
 # 4 nodes x 8 ranks = world size 32; start shape torchrun: 1 task a node.
-# CPUs: 96 a node, as asked; 96 a task, 12 a rank.
+# CPUs: 96 per node, as asked; 96 per task, 12 per rank.
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR=/shared/runs/llama-@JOB@
@@ -254,7 +254,7 @@ finish() {
     local -r code=$?
     local what=end
     trap - EXIT
-    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop

@@ -14,7 +14,7 @@
 # 1 node, 3 roles.
 # lighthouse: 1 node x 1 rank, a service; srun, 14 CPUs a rank.
 # replica-0 to replica-1, each: 1 node x 4 ranks = world size 4; torchrun, 14 CPUs a rank.
-# CPUs: 128 a node, all of them.
+# CPUs: 128 per node, all of them.
 # 1 node, 2 replica groups of 4 ranks; an average needs 2 of them.
 # 
 # node 0   ─┬─ lighthouse                            its port: http
@@ -52,7 +52,7 @@ unpack_all() {
 # 1 node, 3 roles.
 # lighthouse: 1 node x 1 rank, a service; srun, 14 CPUs a rank.
 # replica-0 to replica-1, each: 1 node x 4 ranks = world size 4; torchrun, 14 CPUs a rank.
-# CPUs: 128 a node, all of them.
+# CPUs: 128 per node, all of them.
 # 1 node, 2 replica groups of 4 ranks; an average needs 2 of them.
 # 
 # node 0   ─┬─ lighthouse                            its port: http
@@ -354,7 +354,7 @@ finish() {
     local -r code=$?
     local what=end
     trap - EXIT
-    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop

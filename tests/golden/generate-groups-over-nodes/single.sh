@@ -15,7 +15,7 @@
 # lighthouse: 1 node x 1 rank, a service; srun, 14 CPUs a rank.
 # replica-0: 2 nodes x 8 ranks = world size 16; torchrun, 14 CPUs a rank.
 # replica-1: 2 nodes x 8 ranks = world size 16; torchrun, 16 CPUs a rank.
-# CPUs: 128 a node, all of them.
+# CPUs: 128 per node, all of them.
 # 4 nodes, 2 replica groups of 16 ranks; an average needs 2 of them.
 # 
 # node 0   ─┬─ lighthouse                            its port: http
@@ -56,7 +56,7 @@ unpack_all() {
 # lighthouse: 1 node x 1 rank, a service; srun, 14 CPUs a rank.
 # replica-0: 2 nodes x 8 ranks = world size 16; torchrun, 14 CPUs a rank.
 # replica-1: 2 nodes x 8 ranks = world size 16; torchrun, 16 CPUs a rank.
-# CPUs: 128 a node, all of them.
+# CPUs: 128 per node, all of them.
 # 4 nodes, 2 replica groups of 16 ranks; an average needs 2 of them.
 # 
 # node 0   ─┬─ lighthouse                            its port: http
@@ -360,7 +360,7 @@ finish() {
     local -r code=$?
     local what=end
     trap - EXIT
-    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop

@@ -19,7 +19,7 @@
 # router: 1 node x 1 rank, a service; srun, 48 CPUs a rank.
 # environments: 1 node x 1 rank, a service; srun, 9 CPUs a rank.
 # orchestrator: 1 node x 1 rank = world size 1; srun, 9 CPUs a rank.
-# CPUs: 96 a node, as asked.
+# CPUs: 96 per node, as asked.
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR=/shared/runs/digits-1
@@ -318,7 +318,7 @@ finish() {
     local -r code=$?
     local what=end
     trap - EXIT
-    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop

@@ -12,7 +12,7 @@
 # 3 nodes, 2 roles.
 # server: 1 node x 1 rank, a service; srun, 4 CPUs a rank.
 # trainer: 2 nodes x 2 ranks = world size 4; torchrun, 2 CPUs a rank.
-# CPUs: 4 a node, the share of 2 of 4 GPUs in 8 CPUs.
+# CPUs: 4 per node, the share of 2 of 4 GPUs in 8 CPUs.
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR=/shared/runs/digits-1
@@ -261,7 +261,7 @@ finish() {
     local -r code=$?
     local what=end
     trap - EXIT
-    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop

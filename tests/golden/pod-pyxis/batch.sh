@@ -11,7 +11,7 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --no-requeue
 # 2 nodes x 8 ranks = world size 16; start shape torchrun: 1 task a node.
-# CPUs: 128 a node, all of them; 128 a task, 16 a rank.
+# CPUs: 128 per node, all of them; 128 per task, 16 per rank.
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR=/shared/runs/digits-1
@@ -217,7 +217,7 @@ finish() {
     local -r code=$?
     local what=end
     trap - EXIT
-    # A subshell that is ended the moment after its fork runs its parent's trap: the end of the job is not its business.
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
