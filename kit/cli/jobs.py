@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,6 +73,7 @@ def render(
     from kit.workflow import stages
 
     found = stages.prepare_job(job, cluster=cluster, overrides=list(set_ or []), containers=containers)
+    show_warnings(_plans(found))
     _render(found, output, as_json=as_json)
 
 
@@ -107,6 +109,7 @@ def submit(
         )
     overrides = [*(set_ or []), *(["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])]
     ready = stages.prepare_job(job, cluster=cluster, overrides=overrides, containers=containers, debug=debug)
+    show_warnings(_plans(ready))
     if dry_run:
         _render(ready, output, as_json=as_json)
         return
@@ -120,6 +123,16 @@ def submit(
         wait_run(folder)
     if follow:
         follow_run(folders[0])
+
+
+def _plans(found: Prepared | tuple[PreparedStage, ...]) -> list[Plan]:
+    return [stage.prepared.plan for stage in found] if isinstance(found, tuple) else [found.plan]
+
+
+def show_warnings(plans: Iterable[Plan]) -> None:
+    """Say what will run, and perhaps not as meant; each warning once, whatever the number of plans."""
+    for one in dict.fromkeys(one for plan in plans for one in plan.warnings):
+        print(f"kit: warning: {one}", file=sys.stderr)
 
 
 def _submit_run(ready: Prepared, after: list[str], *, as_json: bool, say_how: bool) -> Path:

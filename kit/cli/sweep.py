@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kit.cli import completion
-from kit.cli.jobs import After, ClusterName, Containers, JobFile, Overrides
+from kit.cli.jobs import After, ClusterName, Containers, JobFile, Overrides, show_warnings
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -66,6 +66,7 @@ def sweep(
         containers=containers,
         into=into,
     )
+    show_warnings(run.plan for run in made.runs)
     todo = _to_send(made, into) if into else [point.index for point in made.points]
     arrays = made.arrays(todo, first=len(into.arrays) if into else 0)
     if not todo:

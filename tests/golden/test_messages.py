@@ -12,6 +12,8 @@ import pytest
 from kit import config
 from kit.errors import ConfigError
 from tests.golden import wrong
+from tests.golden.wrong_values import VALUES
+from tests.support import REPO
 
 # Places that no wrong value reaches, each with its reason.
 UNREACHED = {
@@ -45,7 +47,7 @@ def test_a_message_says_where_what_and_what_to_try(kind: str) -> None:
             assert "(the whole file)" not in said
 
 
-@pytest.mark.parametrize("kind", wrong.VALUES)
+@pytest.mark.parametrize("kind", VALUES)
 def test_the_line_to_try_works(kind: str) -> None:
     tried = 0
     for one in wrong.wrong(kind):
@@ -92,8 +94,6 @@ def test_every_validator_and_every_rule_has_a_wrong_value() -> None:
 def test_no_key_has_a_bare_pattern() -> None:
     """A Form has a sentence and an example; pydantic's own pattern would show a regular expression."""
     found = [
-        str(file)
-        for file in (wrong.REPO / "kit/spec").glob("*.py")
-        if re.search(r"Field\([^)]*pattern=", file.read_text())
+        str(file) for file in (REPO / "kit/spec").glob("*.py") if re.search(r"Field\([^)]*pattern=", file.read_text())
     ]
     assert found == []

@@ -55,7 +55,7 @@ def wrong(kind: str) -> list[Wrong]:
     if kind not in VALUES:
         with tempfile.TemporaryDirectory() as folder:
             return [_broken(rule, Path(folder) / str(n)) for n, rule in enumerate(rules()[kind])]
-    model = {**models(), "lock": ImageLock}[kind]
+    model: type[BaseModel] = ImageLock if kind == "lock" else models()[kind]
     base, texts = VALUES[kind]
     return [_of(text, _table(base, text), model, f"{kind}.toml") for text in texts]
 
@@ -141,7 +141,7 @@ def watched() -> Iterator[tuple[set[tuple[str, int]], set[int]]]:
     """Where Invalid and Fault are made inside the block, as file and line, and which forms refuse."""
     lines: set[tuple[str, int]] = set()
     forms: set[int] = set()
-    saved = Invalid.__init__, Fault.__init__
+    saved: tuple[Callable[..., None], ...] = (Invalid.__init__, Fault.__init__)
 
     def noting(original: Callable[..., None]) -> Callable[..., None]:
         def made(self: object, *args: object, **named: object) -> None:
@@ -153,7 +153,7 @@ def watched() -> Iterator[tuple[set[tuple[str, int]], set[int]]]:
 
         return made
 
-    Invalid.__init__, Fault.__init__ = map(noting, saved)  # type: ignore[method-assign, assignment]
+    Invalid.__init__, Fault.__init__ = map(noting, saved)  # type: ignore[method-assign]
     try:
         yield lines, forms
     finally:

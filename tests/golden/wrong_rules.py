@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kit import config
@@ -13,6 +14,7 @@ from kit.planning.plan import plan
 from kit.planning.site import Site
 from kit.runs import chain, secret
 from kit.sweeps.prepare import prepare as prepare_sweep
+from kit.validation import toml
 from kit.workflow.stages import prepare as prepare_stages
 from tests.support import make_lock, make_site, write_job
 
@@ -36,8 +38,17 @@ def _plan(job: Path, *, overrides: Sequence[str] = (), site: Site | None = None,
     return chain.with_links(made, file=resolved.job_file)
 
 
-def _job(launcher: str, text: str, *, nodes: int = 2, gpus: int = 2, containers: bool = False, **layers: str) -> Rule:
-    """A job that is planned. layers: files beside it, their names with `/` as `__` and without .toml."""
+def _job(
+    launcher: str,
+    text: str,
+    *,
+    nodes: int = 2,
+    gpus: int = 2,
+    containers: bool = False,
+    files: Mapping[str, str] | None = None,
+) -> Rule:
+    """A job that is planned. files: beside it, by name."""
+    layers = files or {}
     top, bracket, tables = text.partition("[") if text.startswith("[") or "\n[" in text else (text, "", "")
     size = SIZE.format(nodes=nodes, gpus=gpus) if nodes else ""
     whole = f"{HEAD.format(launcher=launcher)}{top}\n{size}{bracket}{tables}\n"
@@ -46,16 +57,16 @@ def _job(launcher: str, text: str, *, nodes: int = 2, gpus: int = 2, containers:
         job = write_job(folder, whole)
         _write(folder, layers)
         return _plan(
-            job, site=make_site(containers=containers), cluster="mine" if "clusters__mine" in layers else "local"
+            job, site=make_site(containers=containers), cluster="mine" if "clusters/mine.toml" in layers else "local"
         )
 
     figures = f", {nodes} nodes x {gpus} GPUs" if nodes else ""
     return Rule(text=f"# launcher {launcher}{figures}\n{text}", run=run)
 
 
-def _write(folder: Path, files: dict[str, str]) -> None:
+def _write(folder: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
-        path = folder / (f"{name.replace('__', '/')}.toml" if "." not in name else name)
+        path = folder / (name if "." in name else f"{name.replace('__', '/')}.toml")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
@@ -65,9 +76,9 @@ def _all(launcher: str, texts: Iterable[str], *, nodes: int = 2, gpus: int = 2) 
 
 
 def _frameworks() -> list[Rule]:
-    titan = [
-        ({"parallelism": {"tensor_parallel_degree": 3}}, []),
-        ({"training": {"global_batch_size": 12}}, []),
+    titan: list[dict[str, dict[str, int]]] = [
+        {"parallelism": {"tensor_parallel_degree": 3}},
+        {"training": {"global_batch_size": 12}},
     ]
     return [
         _job("ddp", "[megatron]\nnum_layers = 2"),
@@ -108,16 +119,14 @@ def _frameworks() -> list[Rule]:
         _job("megatron-lm", "[megatron]\ntrain_iters = 10\n[checkpoint]\nevery = 5\nkeep = 2"),
         _job("megatron-lm", "[megatron]\ntrain_iters = 10\nuse_megatron_fsdp = true"),
         *_all("rl", _RL, nodes=0),
+        _job("torchtitan", "[diloco]\nmin_replicas = 2"),
         _job("torchtitan", 'shape = "replicas"\n[diloco]\nsync_every = 30'),
-        *(
-            Rule(text=f"# TorchTitan's own file, 4 ranks\n{given}", run=lambda _, g=given, w=words: _titan(g, w))
-            for given, words in titan
-        ),
+        *(Rule(text=f"# TorchTitan's own file, 4 ranks\n{toml(given)}", run=partial(_titan, given)) for given in titan),
     ]
 
 
-def _titan(given: dict[str, dict[str, int]], words: list[str]) -> None:
-    if faults := [*torchtitan.broken(given, words, ranks=4, count=1)]:
+def _titan(given: dict[str, dict[str, int]], _: Path) -> None:
+    if faults := [*torchtitan.broken(given, [], ranks=4, count=1)]:
         raise ConfigError.of(*faults, file="llama.toml")
 
 
@@ -219,12 +228,17 @@ def _planning() -> list[Rule]:
     return [
         *_all("ddp", plain, nodes=0),
         *_all("roles", roles, nodes=0),
-        *(_job("ddp", text, nodes=0, clusters__mine=_QOS) for text in small),
-        _job("ddp", '[resources]\nmemory = "9G"', nodes=0, clusters__mine='[node]\ncpus = 8\nmemory = "8G"'),
-        _job("ddp", "", nodes=0, clusters__mine="[node]\ncpus = 8\n[paths]\ncache = '{nowhere}'"),
-        _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, **{"x.j2": "#SBATCH --nodes={{ nodez }}\n"}),
-        _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, **{"x.j2": "{% if %}\n"}),
-        _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, **{"x.j2": "{{ 1 / 0 }}\n"}),
+        *(_job("ddp", text, nodes=0, files={"clusters/mine.toml": _QOS}) for text in small),
+        _job(
+            "ddp",
+            '[resources]\nmemory = "9G"',
+            nodes=0,
+            files={"clusters/mine.toml": '[node]\ncpus = 8\nmemory = "8G"'},
+        ),
+        _job("ddp", "", nodes=0, files={"clusters/mine.toml": "[node]\ncpus = 8\n[paths]\ncache = '{nowhere}'"}),
+        _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "#SBATCH --nodes={{ nodez }}\n"}),
+        _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "{% if %}\n"}),
+        _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "{{ 1 / 0 }}\n"}),
         _without(""),
         _without(f'image = "docker://x/y@sha256:{"0" * 64}"\n[container]\nruntime = "enroot"'),
         Rule(text="# an image that was never built", run=lambda folder: _pinned(folder, lock=False)),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from kit import shell
 from kit.errors import ConfigError
-from tests.support import make_site, plan_of, write_job
+from tests.support import REPO, make_site, plan_of, write_job
 
+ENV = {**os.environ, "PYTHONPATH": str(REPO)}
 JOB = 'name = "digits"\nlauncher = "ddp"\n'
 
 
@@ -44,3 +48,15 @@ command = ["bash", "-c", "echo $HOSTNAME"]
 """
     assert warned(tmp_path, text) == {}
     assert warned(tmp_path, 'args = ["^a+$", "5$", "a~b"]\n') == {}
+
+
+def test_every_way_to_submit_shows_it_once(tmp_path: Path) -> None:
+    write_job(tmp_path, JOB + 'script = "train.py"\nargs = ["$SCRATCH/x"]\n[sweep.grid]\nseed = [1, 2]\n')
+    (tmp_path / "train.py").touch()
+    for argv in (["sweep", "--dry-run"], ["sweep", "--dry-run", "--json"]):
+        said = shell.run([sys.executable, "-m", "kit", *argv, "--no-container"], cwd=tmp_path, env=ENV).stderr
+        assert said.count("kit: warning: job.toml: args[0]: nothing expands $SCRATCH") == 1
+    write_job(tmp_path, JOB + 'script = "train.py"\nargs = ["$SCRATCH/x"]\n')
+    for argv in (["render"], ["submit", "--dry-run"]):
+        said = shell.run([sys.executable, "-m", "kit", *argv, "--no-container"], cwd=tmp_path, env=ENV).stderr
+        assert said.count("kit: warning: job.toml: args[0]: nothing expands $SCRATCH") == 1
