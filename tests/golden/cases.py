@@ -201,7 +201,7 @@ def golden_single(case: Single) -> str:
 
 def write_all() -> None:
     """Rewrite every case; what is made no more is removed."""
-    for folder in [path for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"]:
+    for folder in [path for path in FOLDER.iterdir() if path.is_dir() and path.name not in {"__pycache__", "messages"}]:
         shutil.rmtree(folder)
     for one in SINGLES:
         (FOLDER / one.name).mkdir(exist_ok=True)
