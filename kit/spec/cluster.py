@@ -77,7 +77,7 @@ Signer = Annotated[
         pattern=r"[A-Za-z0-9_.@+-]+ (ssh|ecdsa|sk)-[A-Za-z0-9@.-]+ [A-Za-z0-9+/]+=*( .*)?",
         what="a signer",
         how="a name, then the public key as its .pub file has it",
-        example="alice@lab ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI...",
+        example="alice@lab ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPublicKeyOfAlice",
     ),
 ]
 

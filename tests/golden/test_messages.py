@@ -21,6 +21,8 @@ UNREACHED = {
 }
 # Rules that may land before their wrong value does; 0 once a session is over.
 SLACK = 4
+# Rules that may land before their wrong value does; 0 once a session is over.
+SLACK = 4
 _PYTHON = re.compile(
     r"\b(NoneType|dict|tuple|str|int|float|bool|TypeError|ValueError|KeyError|pydantic|Input should|regex)\b|\(\?|\\d|\^\[|\{0,"
 )

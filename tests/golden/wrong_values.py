@@ -164,6 +164,7 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
             '[qos.normal]\nqos = "a b"',
             "[qos.normal]\nqos = true",
             '[network]\nGLOO_SOCKET_IFNAME = "=eth0"',
+            '[store]\nsigners = ["alice"]',
         ),
     ),
     "image": (
