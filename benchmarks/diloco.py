@@ -27,7 +27,7 @@ from kit.api import Run
 from kit.config import merge
 from kit.errors import RunError
 from kit.runs import metrics
-from kit.slurm.embedded import Cluster, Shape, down, links, up
+from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, links, up
 
 NAME, NODES = "bench-diloco", 4
 PROFILE = """\
@@ -95,7 +95,7 @@ os._exit(0)
 class Bench:
     """A project on the benchmark's cluster. steps: inner steps of a run."""
 
-    cluster: Cluster
+    cluster: EmbeddedCluster
     folder: Path
     steps: int
 
@@ -127,7 +127,7 @@ def bench(steps: int) -> Iterator[Bench]:
     """The cluster, and a project on it."""
     with project(NAME, PROFILE) as folder:
         try:
-            cluster = up(NAME, Shape(nodes=NODES, gpus_per_node=1, placeholder_gpus=True))
+            cluster = up(NAME, ClusterSize(nodes=NODES, gpus_per_node=1, placeholder_gpus=True))
             yield Bench(cluster=cluster, folder=folder, steps=steps)
         finally:
             down(NAME)

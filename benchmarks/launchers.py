@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks._common import ROOT, Goal, project, report
 from kit import shell
 from kit.slurm import client
-from kit.slurm.embedded import Shape, down, up
+from kit.slurm.embedded import ClusterSize, down, up
 
 NAME = "bench-fw"
 PROFILE = """\
@@ -137,7 +137,7 @@ def bench(rounds: int) -> Iterator[Bench]:
     with project(NAME, PROFILE) as folder:
         shutil.copytree(ROOT / "launchers" / "lib", folder / "lib")
         try:
-            cluster = up(NAME, Shape(nodes=2, gpus_per_node=1, placeholder_gpus=True))
+            cluster = up(NAME, ClusterSize(nodes=2, gpus_per_node=1, placeholder_gpus=True))
             yield Bench(project=folder, env=client.environment(cluster.env()), rounds=rounds)
         finally:
             down(NAME)

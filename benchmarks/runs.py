@@ -20,7 +20,7 @@ from benchmarks._common import ROOT, Goal, project, report
 from kit import data_folders, shell
 from kit.images import lock as image_lock
 from kit.slurm import client
-from kit.slurm.embedded import Cluster, Shape, down, up
+from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, up
 
 NAME, NODES = "bench", 4
 PROFILE = "embedded = true\n[node]\ncpus = 8\ngpus = 1\n"
@@ -112,7 +112,7 @@ MONITOR = '#!/bin/bash\ncase "$1" in --list-gpus) echo "GPU 0: x";; dmon) while 
 class Bench:
     """A project on the benchmark's cluster."""
 
-    def __init__(self, cluster: Cluster, project: Path, rounds: int) -> None:
+    def __init__(self, cluster: EmbeddedCluster, project: Path, rounds: int) -> None:
         self.cluster, self.project, self.rounds = cluster, project, rounds
         self.env = client.environment(cluster.env())
 
@@ -155,7 +155,7 @@ def bench(rounds: int) -> Iterator[Bench]:
     """The cluster, and a project whose job asks for two ranks on each of two nodes."""
     with project(NAME, PROFILE, JOB) as folder:
         try:
-            yield Bench(up(NAME, Shape(nodes=NODES, gpus_per_node=1, placeholder_gpus=True)), folder, rounds)
+            yield Bench(up(NAME, ClusterSize(nodes=NODES, gpus_per_node=1, placeholder_gpus=True)), folder, rounds)
         finally:
             down(NAME)
 

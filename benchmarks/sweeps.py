@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks._common import ROOT, Goal, project, report
 from kit import shell
 from kit.slurm import client
-from kit.slurm.embedded import Shape, down, up
+from kit.slurm.embedded import ClusterSize, down, up
 from kit.sweeps import prepare
 
 PEERS = ROOT / ".bench-venv"
@@ -156,7 +156,7 @@ def command_line(folder: Path, rounds: int) -> list[Goal]:
 def submission(folder: Path, jobs: int, rounds: int) -> list[Goal]:
     """From the command to its end, all jobs in the queue."""
     try:
-        cluster = up(NAME, Shape(nodes=1))
+        cluster = up(NAME, ClusterSize(nodes=1))
         env = client.environment(cluster.env())
         job = sweep_of(folder, jobs)
         kit, theirs = str(Path(sys.executable).parent / "kit"), [str(PEERS / "bin/python"), "submitit_jobs.py"]

@@ -170,7 +170,7 @@ def local_batch(shape: Shape, *, gpu_memory_gb: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parallel:
+class Parallelism:
     """Ranks of each kind. distributed_optimizer: Megatron's, whose state is dealt out over the data parallel ranks."""
 
     tp: int = 1
@@ -215,7 +215,7 @@ def checkpoint_bytes(
     )
 
 
-def largest_share(shape: Shape, precision: Precision, optimizer: Optimizer, parallel: Parallel) -> int:
+def largest_share(shape: Shape, precision: Precision, optimizer: Optimizer, parallel: Parallelism) -> int:
     """Bytes that the rank with the most writes, where tensor and pipeline parallel ranks write what they hold.
 
     The first pipeline stage has the embedding, the last the output and the last norm; norms are on all tensor parallel ranks,

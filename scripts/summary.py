@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from kit.planning.placement import PLAIN
 from kit.runs.manifest import read
 from kit.spec.paths import RunPaths
 
@@ -25,7 +26,7 @@ def main(run_dir: Path) -> int:
     print(f"checkpoints     {sum(1 for _ in paths.checkpoints.iterdir())} entries in {paths.checkpoints}")
     print(f"GPU monitor     {', '.join(sorted(p.name for p in paths.monitor.iterdir()))}")
     print(f"run folder      {run_dir}")
-    kept = final["accuracy"] >= WANTED_ACCURACY and final["world_size"] == made.world_size
+    kept = final["accuracy"] >= WANTED_ACCURACY and made.world_sizes == {PLAIN: final["world_size"]}
     return 0 if kept else 1
 
 

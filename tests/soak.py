@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit import data_folders, shell
-from kit.slurm.embedded import Shape, down, up
+from kit.slurm.embedded import ClusterSize, down, up
 from tests.cluster.conftest import project_on
 from tests.cluster.lab import Lab
 from tests.cluster.test_faults import FAULTS, start
@@ -124,7 +124,7 @@ def laboratory() -> Iterator[Lab]:
     """A cluster of two nodes and a project on it."""
     with scratch("kit-") as folder:
         name = f"kit-soak-{os.getpid()}"
-        cluster = up(name, Shape(nodes=2, gpus_per_node=4, placeholder_gpus=True), folder=folder / "cluster")
+        cluster = up(name, ClusterSize(nodes=2, gpus_per_node=4, placeholder_gpus=True), folder=folder / "cluster")
         try:
             project = folder / "project"
             project.mkdir()

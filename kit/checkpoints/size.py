@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError
-from kit.model_size import CheckpointBytes, Optimizer, Parallel, Precision, Shape, checkpoint_bytes, largest_share
+from kit.model_size import CheckpointBytes, Optimizer, Parallelism, Precision, Shape, checkpoint_bytes, largest_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class OnDisk:
 
 
 def facts(
-    shape: Shape, parallel: Parallel, precision: Precision, optimizer: Optimizer, *, keep: int, compare: Path | None
+    shape: Shape, parallel: Parallelism, precision: Precision, optimizer: Optimizer, *, keep: int, compare: Path | None
 ) -> dict[str, Any]:
     """What is predicted, in bytes, and beside it what is at `compare`. RunError when there is no checkpoint."""
     predicted = checkpoint_bytes(

@@ -117,9 +117,9 @@ def checkpoint_size(
 ) -> None:
     """Predict what a checkpoint of a model weighs."""
     from kit.checkpoints import size
-    from kit.model_size import Parallel
+    from kit.model_size import Parallelism
 
-    parallel = Parallel(tp=tp, pp=pp, dp=dp, distributed_optimizer=distributed_optimizer)
+    parallel = Parallelism(tp=tp, pp=pp, dp=dp, distributed_optimizer=distributed_optimizer)
     facts = size.facts(shape, parallel, precision, optimizer, keep=keep, compare=compare)
     typer.echo(json.dumps(facts, indent=2)) if as_json else _print(facts)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from kit.slurm.embedded import Cluster, Status
+    from kit.slurm.embedded import ClusterStatus, EmbeddedCluster
 
 app = typer.Typer(help="A real Slurm on this machine, to try jobs on.", no_args_is_help=True, add_completion=False)
 
@@ -53,7 +53,7 @@ def up(
     from kit.slurm import embedded
     from kit.slurm.embedded import settings
 
-    shape = embedded.Shape(
+    shape = embedded.ClusterSize(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         cpus_per_node=cpus_per_node,
@@ -141,7 +141,7 @@ def _say(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _as_data(found: Status) -> dict[str, Any]:
+def _as_data(found: ClusterStatus) -> dict[str, Any]:
     cluster = found.cluster
     return {
         "name": cluster.name,
@@ -165,11 +165,11 @@ def _as_data(found: Status) -> dict[str, Any]:
     }
 
 
-def _enter(cluster: Cluster, node: str) -> list[str] | None:
+def _enter(cluster: EmbeddedCluster, node: str) -> list[str] | None:
     return cluster.node_exec_argv(node) if cluster.isolated else None
 
 
-def _print_table(found: Status) -> None:
+def _print_table(found: ClusterStatus) -> None:
     from kit.cli.table import Column, show
 
     cluster = found.cluster

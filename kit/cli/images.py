@@ -60,7 +60,7 @@ def build_image(
     from kit.images import build
     from kit.images.progress import Terminal
 
-    order = build.Order(
+    order = build.BuildOrder(
         name=name,
         project=data_folders.project(),
         store=_store(store, cluster),
@@ -101,7 +101,7 @@ def import_image(
     from kit.images.progress import Terminal
 
     _must_be_platform(platform)
-    order = importing.Order(
+    order = importing.ImportOrder(
         uri=source,
         name=name,
         project=data_folders.project(),

@@ -12,7 +12,7 @@ from kit.frameworks.base import Extra, Framework
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.training import Checkpoint
-from kit.spec.training import Megatron as Table
+from kit.spec.training import MegatronArguments as Table
 
 # As the ranks see it; plan() puts the run folder in.
 _CHECKPOINTS = "{run}/checkpoints"

@@ -32,7 +32,7 @@ from kit.spec.image import ImageLock, ImageSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class BuildOrder:
     """What to build, where to.
 
     locked, relock: see publish.Target. fresh: from nothing, using neither the engine's cache nor an earlier base or download.
@@ -47,7 +47,7 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Folder:
+class _BuildFolder:
     """The image's folder as it is now."""
 
     path: Path
@@ -56,8 +56,8 @@ class _Folder:
     other: tuple[ImageLock, Path] | None  # the image that it stands on: its lock and its .sqsh
 
 
-def build(order: Order, report: Report) -> publish.Outcome:
-    """Build the image unless the store has it already; see Order and publish.Outcome.
+def build(order: BuildOrder, report: Report) -> publish.Outcome:
+    """Build the image unless the store has it already; see BuildOrder and publish.Outcome.
 
     ConfigError for a wrong image.toml, EngineError without an engine, LockError with `locked`, ImageError for the rest.
     """
@@ -81,7 +81,7 @@ def _waiting(report: Report, who: str) -> None:
     report.stage(f"{who} is making this image; waiting, then using it")
 
 
-def _read(order: Order, report: Report) -> tuple[_Folder, publish.Target]:
+def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, publish.Target]:
     entry = data_folders.find("containers", order.name, project_dir=order.project)
     spec = load_model(entry.path, ImageSpec)
     other = _other(order, spec)
@@ -108,7 +108,7 @@ def _read(order: Order, report: Report) -> tuple[_Folder, publish.Target]:
         relock=order.relock,
         notes=tuple(notes),
     )
-    return _Folder(path=entry.folder, spec=spec, files=files, other=other), target
+    return _BuildFolder(path=entry.folder, spec=spec, files=files, other=other), target
 
 
 def _needs_buildkit(file: Path, one: dockerfile.Instruction) -> ImageError:
@@ -123,7 +123,7 @@ def _needs_buildkit(file: Path, one: dockerfile.Instruction) -> ImageError:
     )
 
 
-def _other(order: Order, spec: ImageSpec) -> tuple[ImageLock, Path] | None:
+def _other(order: BuildOrder, spec: ImageSpec) -> tuple[ImageLock, Path] | None:
     """The image that this one stands on: its lock, and its file, which must be the locked one."""
     name = spec.base.image
     if name is None:
@@ -140,7 +140,7 @@ def _other(order: Order, spec: ImageSpec) -> tuple[ImageLock, Path] | None:
     return locked, verify.check(locked, order.store, full=False)
 
 
-def _content(order: Order, folder: _Folder, engine: Engine, work: Path, report: Report) -> publish.Content:
+def _content(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: Report) -> publish.Content:
     """Base, packages, then the Dockerfile."""
     spec = folder.spec
     report.stage("making the base ready")

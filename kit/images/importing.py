@@ -18,7 +18,7 @@ from kit.spec.image import Squash
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class ImportOrder:
     """What to import: see `sources.ready`. name: of the image in containers/; empty: the last part of the source.
 
     platform: `linux/arm64`; empty: this machine's. relock: see publish.Target.
@@ -34,8 +34,8 @@ class Order:
     relock: bool = False
 
 
-def run(order: Order, report: Report) -> publish.Outcome:
-    """Import unless the store has these very bytes already; see Order and publish.Outcome.
+def run(order: ImportOrder, report: Report) -> publish.Outcome:
+    """Import unless the store has these very bytes already; see ImportOrder and publish.Outcome.
 
     UsageError for a wrong source or name, EngineError and ImageError when it cannot be fetched, LockError with `locked`.
     """
@@ -69,7 +69,7 @@ def run(order: Order, report: Report) -> publish.Outcome:
     return replace(done, seconds=time.monotonic() - start)
 
 
-def _inputs(order: Order, ready: sources.Ready) -> str:
+def _inputs(order: ImportOrder, ready: sources.Source) -> str:
     options = order.options.model_dump(mode="json", exclude={"memory"})
     meaning = [RECIPE, ready.uri, ready.content.digest, options]
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()

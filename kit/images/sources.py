@@ -19,14 +19,14 @@ from kit.spec.image import ImageConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class Source:
     """uri: what the lock calls the source."""
 
     uri: str
     content: Content
 
 
-def ready(uri: str, work: Path, report: Report, *, platform: str = "") -> Ready:
+def ready(uri: str, work: Path, report: Report, *, platform: str = "") -> Source:
     """Fetch or open the source. work: a private folder for what has to be unpacked. platform: `linux/arm64`; empty: this machine's.
 
     UsageError for something that is not a source; ImageError and EngineError for one that cannot be fetched.
@@ -65,14 +65,14 @@ def default_name(uri: str) -> str:
     return name.lower()
 
 
-def _from_engine(uri: str, choice: oci.Choice) -> Ready:
+def _from_engine(uri: str, choice: oci.Choice) -> Source:
     name = reference.local(uri)
     client = engine.connect()
     image = client.inspect(name)
     if image is None:
         raise ImageError(f"{uri}: the engine holds no such image", hint="docker image ls")
     oci.must_fit(image.architecture, choice, uri)
-    return Ready(uri=uri, content=_engine_content(client, image, name))
+    return Source(uri=uri, content=_engine_content(client, image, name))
 
 
 def _engine_content(client: engine.Engine, image: engine.EngineImage, name: str) -> Content:
@@ -90,7 +90,7 @@ def _engine_content(client: engine.Engine, image: engine.EngineImage, name: str)
     )
 
 
-def _from_podman(uri: str, work: Path, report: Report, choice: oci.Choice) -> Ready:
+def _from_podman(uri: str, work: Path, report: Report, choice: oci.Choice) -> Source:
     podman = shell.require("podman", hint="apt-get install podman")
     name = reference.local(uri)
     archive = work / "podman.tar"
@@ -101,10 +101,10 @@ def _from_podman(uri: str, work: Path, report: Report, choice: oci.Choice) -> Re
         raise ImageError(
             f"{uri}: {error.message}", hint="'podman images' lists what it has, by its full names"
         ) from None
-    return Ready(uri=uri, content=_oci_content(oci.read(archive, work, choice), name))
+    return Source(uri=uri, content=_oci_content(oci.read(archive, work, choice), name))
 
 
-def _from_registry(wanted: reference.Reference, work: Path, report: Report, choice: oci.Choice) -> Ready:
+def _from_registry(wanted: reference.Reference, work: Path, report: Report, choice: oci.Choice) -> Source:
     if shell.which("skopeo"):
         resolved = registry.resolve_with_skopeo(wanted)
         report.stage(f"fetching {resolved.plain} with skopeo")
@@ -123,29 +123,29 @@ def _from_registry(wanted: reference.Reference, work: Path, report: Report, choi
             reference=wanted.repository,
             digest=resolved.digest or held.id,
         )
-    return Ready(uri=wanted.enroot, content=replace(content, provenance=resolved.enroot))
+    return Source(uri=wanted.enroot, content=replace(content, provenance=resolved.enroot))
 
 
-def _from_path(path: Path, work: Path, report: Report, choice: oci.Choice) -> Ready:
+def _from_path(path: Path, work: Path, report: Report, choice: oci.Choice) -> Source:
     uri = str(path.absolute()) + (f":{choice.tag}" if choice.tag else "")
     if path.is_dir():
         if (path / "oci-layout").is_file() or (path / "index.json").is_file() or (path / "manifest.json").is_file():
-            return Ready(uri=uri, content=_oci_content(oci.read(path, work, choice), path.name))
-        return Ready(uri=uri, content=_folder_content(path.absolute()))
+            return Source(uri=uri, content=_oci_content(oci.read(path, work, choice), path.name))
+        return Source(uri=uri, content=_folder_content(path.absolute()))
     if not path.is_file():
         raise UsageError(f"{path}: no such file or folder", hint="or name an image: docker://REGISTRY#IMAGE:TAG")
     with path.open("rb") as stream:
         magic = stream.read(4)
     if magic == sqshfile.MAGIC:
-        return Ready(uri=uri, content=_sqsh_content(path))
+        return Source(uri=uri, content=_sqsh_content(path))
     report.stage(f"reading {path.name}")
     plain = path
     if packing.kind(path):
         plain = work / "archive.tar"
         packing.unpack(path, plain)
     if _is_image_archive(plain, path):
-        return Ready(uri=uri, content=_oci_content(oci.read(plain, work, choice, name=str(path)), path.name))
-    return Ready(uri=uri, content=_tar_content(plain, path))
+        return Source(uri=uri, content=_oci_content(oci.read(plain, work, choice, name=str(path)), path.name))
+    return Source(uri=uri, content=_tar_content(plain, path))
 
 
 def _is_image_archive(plain: Path, path: Path) -> bool:

@@ -44,7 +44,7 @@ def rebuilt(name: str, *, project: Path, store: Path, report: Report) -> Verifie
     locked = _lock_of(name, project)
     if locked.source != "build":
         raise UsageError(f"image {name} was imported from {locked.source}", hint="only a build can be repeated")
-    order = build.Order(name=name, project=project, store=store, locked=True, fresh=True)
+    order = build.BuildOrder(name=name, project=project, store=store, locked=True, fresh=True)
     outcome = build.build(order, report)
     what = f"built again from nothing in {outcome.seconds:.0f} s: the same bytes"
     return Verified(image=name, digest=locked.digest, checked=what)

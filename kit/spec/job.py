@@ -23,7 +23,7 @@ from kit.spec.roles import Role, RoleName
 from kit.spec.stages import Stage
 from kit.spec.step import Once, Step, Torchrun
 from kit.spec.sweep import Sweep
-from kit.spec.training import Checkpoint, Megatron, Profile
+from kit.spec.training import Checkpoint, MegatronArguments, Profile
 
 # What a program that does not read its environment may be told on its command line.
 RankOption = Annotated[
@@ -294,7 +294,7 @@ class Job(Model):
         default=None, description="DeepSpeed's configuration; becomes ds_config.json."
     )
     diloco: DiLoCo | None = Field(default=None, description="Replica groups, and how they average.")
-    megatron: Megatron | None = Field(default=None, description="Megatron's options; become arguments.")
+    megatron: MegatronArguments | None = Field(default=None, description="Megatron's options; become arguments.")
     roles: dict[RoleName, Role] = Field(
         default_factory=dict, description="Several programs, each on its own nodes of the one allocation."
     )

@@ -59,7 +59,7 @@ class Profile(Model):
         return {"KIT_PROFILE_STEPS": self.steps, "KIT_PROFILE_RANKS": ",".join(map(str, self.ranks))}
 
 
-class Megatron(Model):
+class MegatronArguments(Model):
     """Megatron's options. Those named here are checked against each other; the others by their names and kinds of value.
 
     A key becomes an option of pretrain_gpt.py: `num_layers = 24` is `--num-layers 24`, true is the bare option, a list its values.
@@ -84,7 +84,7 @@ class Megatron(Model):
     global_batch_size: int = Field(default=8, ge=1)
 
     @model_validator(mode="after")
-    def _plain_values(self) -> Megatron:
+    def _plain_values(self) -> MegatronArguments:
         for key, value in (self.model_extra or {}).items():
             items = value if isinstance(value, list) else [value]
             if not all(isinstance(item, str | int | float | bool) for item in items):

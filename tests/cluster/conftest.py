@@ -16,20 +16,20 @@ from kit import data_folders, shell
 from kit.errors import KitError
 from kit.images import lock as image_lock
 from kit.images import verify
-from kit.slurm.embedded import Cluster, Shape, down, up
+from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, up
 from tests.cluster.lab import Lab
 from tests.support import REPO
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[EmbeddedCluster]:
     """Two nodes with four placeholder GPUs each, as root isolated from each other; taken down at the end."""
     skip_without_slurm()
     name = f"kit-test-{os.getpid()}"
     with short_folder() as parent:
         folder = parent / "cluster"
         try:
-            yield up(name, Shape(nodes=2, gpus_per_node=4, placeholder_gpus=True), folder=folder)
+            yield up(name, ClusterSize(nodes=2, gpus_per_node=4, placeholder_gpus=True), folder=folder)
         finally:
             down(name, folder=folder)
 
@@ -75,7 +75,7 @@ def train_cpu() -> Path:
 
 
 @pytest.fixture(scope="session")
-def lab(cluster: Cluster, train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def lab(cluster: EmbeddedCluster, train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """A project folder whose `--cluster <name>` is the test cluster."""
     return project_on(cluster, train_cpu, tmp_path_factory.mktemp("lab"))
 
@@ -96,7 +96,7 @@ def lab_on(
     with short_folder() as parent:
         folder = parent / "cluster"
         try:
-            shape = Shape(
+            shape = ClusterSize(
                 nodes=nodes, gpus_per_node=4, placeholder_gpus=True, conf=dict(conf or {}), accounting=accounting
             )
             yield project_on(up(name, shape, folder=folder), store, project)
@@ -135,7 +135,7 @@ def preempting_lab(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield lab
 
 
-def project_on(cluster: Cluster, store: Path, project: Path) -> Lab:
+def project_on(cluster: EmbeddedCluster, store: Path, project: Path) -> Lab:
     """A project folder whose `--cluster <name>` is `cluster`."""
     (project / ".git").mkdir()
     (project / "clusters").mkdir()
@@ -152,13 +152,13 @@ def project_on(cluster: Cluster, store: Path, project: Path) -> Lab:
 
 
 @pytest.fixture(params=["bubblewrap", "pyxis", "enroot", "bare"])
-def runtime(request: pytest.FixtureRequest, cluster: Cluster) -> str:
+def runtime(request: pytest.FixtureRequest, cluster: EmbeddedCluster) -> str:
     """Each container runtime that this machine has; the others are skipped by name."""
     return _there(str(request.param), cluster)
 
 
 @pytest.fixture
-def runtime_of(cluster: Cluster) -> Callable[[str], list[str]]:
+def runtime_of(cluster: EmbeddedCluster) -> Callable[[str], list[str]]:
     """The options of `kit submit` for a runtime by name, which is skipped where the machine has none."""
 
     def options(name: str) -> list[str]:
@@ -167,7 +167,7 @@ def runtime_of(cluster: Cluster) -> Callable[[str], list[str]]:
     return options
 
 
-def _there(name: str, cluster: Cluster) -> str:
+def _there(name: str, cluster: EmbeddedCluster) -> str:
     if name == "pyxis" and not cluster.has_pyxis:
         pytest.skip("Pyxis and Enroot are not on this machine")
     if name == "enroot" and shell.which("enroot") is None:

@@ -102,7 +102,9 @@ class ImageLab:
 
     def build(self, *, locked: bool = False, fresh: bool = False, store: Path | None = None) -> publish.Outcome:
         """Build tiny in this process."""
-        order = build.Order(name="tiny", project=self.project, store=store or self.store, locked=locked, fresh=fresh)
+        order = build.BuildOrder(
+            name="tiny", project=self.project, store=store or self.store, locked=locked, fresh=fresh
+        )
         return build.build(order, Silent())
 
     def kit(self, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:

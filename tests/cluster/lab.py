@@ -14,7 +14,7 @@ from typing import Any
 
 from kit import shell
 from kit.shell import Completed
-from kit.slurm.embedded import Cluster
+from kit.slurm.embedded import EmbeddedCluster
 
 # Longest wait for one short job on a slow machine.
 TIMEOUT_S = 240
@@ -58,7 +58,7 @@ class Lab:
     """`kit` on a cluster of its own."""
 
     project: Path
-    cluster: Cluster
+    cluster: EmbeddedCluster
     env: dict[str, str]
 
     def kit(self, *args: str, check: bool = True, env: dict[str, str] | None = None) -> Completed:

@@ -18,18 +18,18 @@ import pytest
 
 from kit import shell
 from kit.errors import SlurmError
-from kit.slurm.embedded import Cluster, Shape, down, find, links, status, up
+from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, find, links, status, up
 from kit.slurm.embedded.address import choose_ports
 from kit.slurm.embedded.layout import Layout
 
 pytestmark = pytest.mark.cluster
 
-SMALL = Shape(nodes=2, gpus_per_node=1, placeholder_gpus=True)
+SMALL = ClusterSize(nodes=2, gpus_per_node=1, placeholder_gpus=True)
 AS_ROOT = os.geteuid() == 0
 CLI = "from kit.cli.cluster import app; app()"
 
 
-def slurm(cluster: Cluster, *argv: str) -> str:
+def slurm(cluster: EmbeddedCluster, *argv: str) -> str:
     return shell.run(argv, env={**os.environ, **cluster.env()}, timeout=30).stdout
 
 
@@ -77,7 +77,7 @@ def all_pids() -> list[int]:
 
 
 @pytest.fixture
-def isolated(cluster: Cluster) -> Cluster:
+def isolated(cluster: EmbeddedCluster) -> EmbeddedCluster:
     """The session's cluster, where its nodes have namespaces of their own."""
     if not cluster.isolated:
         pytest.skip("the nodes are not isolated here: needs root, and leave to make namespaces")
@@ -87,7 +87,7 @@ def isolated(cluster: Cluster) -> Cluster:
 # What it offers
 
 
-def test_all_nodes_are_idle(cluster: Cluster) -> None:
+def test_all_nodes_are_idle(cluster: EmbeddedCluster) -> None:
     rows = [line.split() for line in slurm(cluster, "sinfo", "-hN", "-o", "%N %P").splitlines()]
     assert rows == [[node.name, "main*"] for node in cluster.nodes]
     found = status(cluster.name, folder=cluster.folder)
@@ -95,19 +95,19 @@ def test_all_nodes_are_idle(cluster: Cluster) -> None:
     assert [shown.state for shown in found.nodes] == ["idle", "idle"]
 
 
-def test_the_record_alone_finds_it(cluster: Cluster) -> None:
+def test_the_record_alone_finds_it(cluster: EmbeddedCluster) -> None:
     assert find(cluster.name, folder=cluster.folder) == cluster
     assert find("nobody", folder=cluster.folder.parent / "nobody") is None
 
 
-def test_each_node_has_a_name_of_its_own(cluster: Cluster) -> None:
+def test_each_node_has_a_name_of_its_own(cluster: EmbeddedCluster) -> None:
     expected = {node.name for node in cluster.nodes}
     assert set(slurm(cluster, "srun", "-N2", "printenv", "SLURMD_NODENAME").split()) == expected
     if cluster.isolated:
         assert set(slurm(cluster, "srun", "-N2", "hostname").split()) == expected
 
 
-def test_gpus_are_counted_and_handed_out(cluster: Cluster) -> None:
+def test_gpus_are_counted_and_handed_out(cluster: EmbeddedCluster) -> None:
     assert slurm(cluster, "sinfo", "-ho", "%G") == "gpu:4"
     shown = slurm(cluster, "srun", "-N2", "--gpus-per-node=2", "printenv", "CUDA_VISIBLE_DEVICES")
     assert shown.split() == ["0,1", "0,1"]
@@ -118,7 +118,7 @@ def test_gpus_are_counted_and_handed_out(cluster: Cluster) -> None:
     assert "Requested node configuration is not available" in refused.stderr
 
 
-def test_jobs_run_beside_each_other(cluster: Cluster) -> None:
+def test_jobs_run_beside_each_other(cluster: EmbeddedCluster) -> None:
     jobs = [slurm(cluster, "sbatch", "--parsable", "-N2", "-o", "/dev/null", "--wrap=sleep 60") for _ in range(3)]
     running = ["squeue", "-ht", "R", "-o", "%A"]
     wait_until(lambda: len(slurm(cluster, *running).split()) == 3)
@@ -128,14 +128,14 @@ def test_jobs_run_beside_each_other(cluster: Cluster) -> None:
     assert all("JobState=CANCELLED" in slurm(cluster, "scontrol", "show", "job", job) for job in jobs)
 
 
-def test_every_node_resolves_every_name_both_ways(isolated: Cluster) -> None:
+def test_every_node_resolves_every_name_both_ways(isolated: EmbeddedCluster) -> None:
     for node in isolated.nodes:
         shown = slurm(isolated, "srun", "-N2", "getent", "hosts", node.name, node.address).splitlines()
         assert {tuple(line.split()) for line in shown} == {(node.address, node.name)}
         assert len(shown) == 4
 
 
-def test_links_count_what_leaves_a_node_and_can_be_slowed(isolated: Cluster) -> None:
+def test_links_count_what_leaves_a_node_and_can_be_slowed(isolated: EmbeddedCluster) -> None:
     first, second = isolated.nodes[:2]
     before = links.sent(isolated)
     code = (
@@ -154,7 +154,7 @@ def test_links_count_what_leaves_a_node_and_can_be_slowed(isolated: Cluster) -> 
     assert "tbf" not in shell.run(queue).stdout
 
 
-def test_nodes_have_ports_shared_memory_and_processes_of_their_own(isolated: Cluster, tmp_path: Path) -> None:
+def test_nodes_have_ports_shared_memory_and_processes_of_their_own(isolated: EmbeddedCluster, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     script = tmp_path / "claim.sh"
     script.write_text(
@@ -170,7 +170,7 @@ def test_nodes_have_ports_shared_memory_and_processes_of_their_own(isolated: Clu
     slurm(isolated, "srun", "-N2", "rmdir", "/dev/shm/claimed")
 
 
-def test_a_network_can_be_cut_and_mended(isolated: Cluster) -> None:
+def test_a_network_can_be_cut_and_mended(isolated: EmbeddedCluster) -> None:
     first, second = isolated.nodes
     enter = isolated.node_exec_argv(second.name)
 
@@ -190,7 +190,7 @@ def test_a_network_can_be_cut_and_mended(isolated: Cluster) -> None:
 
 
 @pytest.mark.pyxis
-def test_pyxis_runs_a_container_on_every_node(cluster: Cluster, tmp_path: Path) -> None:
+def test_pyxis_runs_a_container_on_every_node(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     if not cluster.has_pyxis:
         pytest.skip("the cluster has no Pyxis: it needs the plugin, Enroot and isolated nodes")
     tmp_path.chmod(0o755)
@@ -236,7 +236,7 @@ def test_two_starts_at_once_make_one_cluster(own_folder: Path, tmp_path: Path) -
     assert sorted("already up" in log.read_text() for log in logs) == [False, True]
 
 
-def test_a_second_cluster_lives_beside_the_first(cluster: Cluster, own_folder: Path) -> None:
+def test_a_second_cluster_lives_beside_the_first(cluster: EmbeddedCluster, own_folder: Path) -> None:
     own = up("own", SMALL, folder=own_folder)
     assert set(slurm(own, "sinfo", "-hNo", "%N").split()) == {"own-1", "own-2"}
     assert own.controller_port != cluster.controller_port
@@ -273,8 +273,8 @@ def test_what_a_site_sets_is_set(own_folder: Path, tmp_path: Path) -> None:
     assert remains(own_folder) == []
 
 
-def test_up_again_changes_nothing_and_another_shape_is_refused(cluster: Cluster) -> None:
-    same = Shape(nodes=2, gpus_per_node=4, placeholder_gpus=True)
+def test_up_again_changes_nothing_and_another_shape_is_refused(cluster: EmbeddedCluster) -> None:
+    same = ClusterSize(nodes=2, gpus_per_node=4, placeholder_gpus=True)
     said: list[str] = []
     assert up(cluster.name, same, folder=cluster.folder, say=said.append) == cluster
     assert said == [f"cluster {cluster.name} is already up"]

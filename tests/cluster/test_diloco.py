@@ -12,7 +12,7 @@ from kit.errors import KitError
 from kit.images import lock as image_lock
 from kit.images import verify
 from kit.runs import metrics
-from kit.slurm.embedded import Shape, up
+from kit.slurm.embedded import ClusterSize, up
 from tests.cluster.conftest import project_on
 from tests.cluster.lab import Lab, Run
 from tests.cluster.storm import Storm, outcome
@@ -73,7 +73,7 @@ def test_four_groups_on_two_nodes_learn_and_agree(lab: Lab) -> None:
 @pytest.fixture
 def four_nodes(train_cpu: Path, own_folder: Path, tmp_path: Path) -> Lab:
     """A project on a cluster of four nodes."""
-    made = up("own", Shape(nodes=4, gpus_per_node=1, placeholder_gpus=True), folder=own_folder)
+    made = up("own", ClusterSize(nodes=4, gpus_per_node=1, placeholder_gpus=True), folder=own_folder)
     project = tmp_path / "project"
     project.mkdir()
     return project_on(made, train_cpu, project)

@@ -57,7 +57,7 @@ class Ways:
         """Import in this process."""
         project = self._work / "project"
         project.mkdir(exist_ok=True)
-        order = importing.Order(uri=str(source), name=name, project=project, store=self._work / "store")
+        order = importing.ImportOrder(uri=str(source), name=name, project=project, store=self._work / "store")
         return importing.run(order, Silent())
 
     def digests(self, engine: engines.Engine | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:

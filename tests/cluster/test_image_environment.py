@@ -12,7 +12,7 @@ import pytest
 from kit import shell
 from kit.images import enroot_layout, importing, sqshfile
 from kit.images.progress import Silent
-from kit.slurm.embedded import Cluster
+from kit.slurm.embedded import EmbeddedCluster
 from kit.spec.image import ImageConfig
 from tests.cluster import image_corpus as corpus
 from tests.cluster.image_env import VALUES
@@ -39,7 +39,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     env = [f"{name}={value}" for name, value in VALUES.items()]
     layout = corpus.oci_layout(work / "layout", [out.getvalue()], {"Env": ["PATH=/bin", *env]})
     (work / "project").mkdir()
-    order = importing.Order(uri=str(layout), name="environment", project=work / "project", store=work / "store")
+    order = importing.ImportOrder(uri=str(layout), name="environment", project=work / "project", store=work / "store")
     return importing.run(order, Silent()).image
 
 
@@ -74,7 +74,7 @@ def test_bubblewrap_hands_it_on(image: Path) -> None:
 
 
 @pytest.mark.pyxis
-def test_pyxis_hands_it_on(image: Path, cluster: Cluster) -> None:
+def test_pyxis_hands_it_on(image: Path, cluster: EmbeddedCluster) -> None:
     if not cluster.has_pyxis:
         pytest.skip("the cluster has no Pyxis: it needs the plugin, Enroot and isolated nodes")
     assert told(slurm(cluster, "srun", "-N1", f"--container-image={image}", "env", "-0")) == VALUES

@@ -62,7 +62,7 @@ def lab(engine: engines.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def run_import(lab: ImageLab, uri: str, *, name: str = "", locked: bool = False) -> publish.Outcome:
-    order = importing.Order(uri=uri, name=name, project=lab.project, store=lab.store, locked=locked)
+    order = importing.ImportOrder(uri=uri, name=name, project=lab.project, store=lab.store, locked=locked)
     return importing.run(order, Silent())
 
 

@@ -180,7 +180,7 @@ def test_an_image_stands_on_the_locked_bytes_of_another(lab: ImageLab, engine: e
     child.mkdir(parents=True)
     (child / "image.toml").write_text('[base]\nimage = "tiny"\n')
     (child / "Dockerfile").write_text('ARG BASE\nFROM ${BASE}\nRUN echo "$GREETING" > /app/more\n')
-    order = build.Order(name="child", project=lab.project, store=lab.store)
+    order = build.BuildOrder(name="child", project=lab.project, store=lab.store)
     with pytest.raises(LockError, match="stands on tiny, which has no lock"):
         build.build(order, Silent())
     parent = lab.build()
@@ -420,7 +420,7 @@ def test_the_tree_is_that_of_enroot_import(lab: ImageLab, tmp_path: Path, monkey
         "ENROOT_RUNTIME_PATH": str(tmp_path / "enroot-run"),
     }
     shell.run(["enroot", "import", "-o", str(tmp_path / "enroot.sqsh"), "dockerd://kit-image/tiny:latest"], env=env)
-    order = importing.Order(uri="dockerd://kit-image/tiny:latest", name="x", project=lab.project, store=lab.store)
+    order = importing.ImportOrder(uri="dockerd://kit-image/tiny:latest", name="x", project=lab.project, store=lab.store)
     ours = _tree(importing.run(order, Silent()).image, tmp_path / "ours")
     theirs = _tree(tmp_path / "enroot.sqsh", tmp_path / "theirs")
     engines_own = {"etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/mtab"}

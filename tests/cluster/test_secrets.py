@@ -107,7 +107,7 @@ def test_what_is_printed(secret_lab: Lab) -> None:
     debugged = lab.kit("render", "--cluster", lab.cluster.name, "--set", "debug=true", env=env)
     missing = lab.kit("submit", "--cluster", lab.cluster.name, check=False)
     assert missing.returncode == 3
-    assert "API_KEY, which is not set" in missing.stderr
+    assert "secrets.env: API_KEY is not set where" in missing.stderr
     clash = lab.kit("submit", "--cluster", lab.cluster.name, "--set", "env.OTHER_KEY=x", check=False, env=env)
     assert clash.returncode == 3
     assert "a secret of the same name" in clash.stderr

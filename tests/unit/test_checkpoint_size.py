@@ -11,7 +11,7 @@ import pytest
 from kit import model_size, shell
 from kit.checkpoints import convert
 from kit.errors import RunError, UsageError
-from kit.model_size import Parallel, Shape, shape_of
+from kit.model_size import Parallelism, Shape, shape_of
 from tests.support import REPO, make_lock
 
 # Of the published config.json; parameters as transformers counts them.
@@ -64,7 +64,7 @@ def test_bytes_of_a_parameter(
 def test_the_largest_share_of_one_rank_is_all() -> None:
     one = shape(**SMALL)
     assert (
-        model_size.largest_share(one, "bf16", "adam", Parallel())
+        model_size.largest_share(one, "bf16", "adam", Parallelism())
         == model_size.checkpoint_bytes(one.parameters, "bf16", "adam").total
     )
 
@@ -72,15 +72,15 @@ def test_the_largest_share_of_one_rank_is_all() -> None:
 def test_shares_of_a_layout_hold_the_model() -> None:
     one = shape(**LLAMA_3_8B)
     total = model_size.checkpoint_bytes(one.parameters, "bf16", "adam").total
-    share = model_size.largest_share(one, "bf16", "adam", Parallel(tp=4, pp=4))
+    share = model_size.largest_share(one, "bf16", "adam", Parallelism(tp=4, pp=4))
     assert total / 16 < share < total / 16 * 1.2
-    dealt = Parallel(tp=4, pp=4, dp=8, distributed_optimizer=True)
+    dealt = Parallelism(tp=4, pp=4, dp=8, distributed_optimizer=True)
     assert model_size.largest_share(one, "bf16", "adam", dealt) == pytest.approx(share * (2 + 12 / 8) / 14, rel=1e-6)
 
 
 def test_layouts_that_cannot_be_are_refused_with_their_numbers() -> None:
     with pytest.raises(UsageError, match=r"--kv-heads 8 cannot be divided by 16 ranks"):
-        model_size.largest_share(shape(**LLAMA_3_8B), "bf16", "adam", Parallel(tp=16))
+        model_size.largest_share(shape(**LLAMA_3_8B), "bf16", "adam", Parallelism(tp=16))
     with pytest.raises(UsageError, match=r"--kv-heads 3 must divide --heads 4"):
         shape(**SMALL, kv_heads=3)
     with pytest.raises(UsageError, match=r"--dim, --heads, --vocab"):

@@ -11,14 +11,14 @@ from kit.errors import SlurmError, UsageError
 from kit.slurm.embedded import conf, gpus, pyxis
 from kit.slurm.embedded.address import PORTS, choose_ports, choose_subnet
 from kit.slurm.embedded.layout import Layout, checked_name, node_names
-from kit.slurm.embedded.model import Cluster, Node, ProcessId
+from kit.slurm.embedded.model import EmbeddedCluster, Node, ProcessId
 from kit.slurm.embedded.nodes import node_address
 from kit.slurm.embedded.process import identify, is_alive
 
 FOLDER = Path("/data/clusters/lab")
 
 
-def cluster(*, isolated: bool, gpus_each: int = 2) -> Cluster:
+def cluster(*, isolated: bool, gpus_each: int = 2) -> EmbeddedCluster:
     devices = gpus.placeholders(FOLDER / "gpus", gpus_each)
     nodes = tuple(
         Node(
@@ -30,7 +30,7 @@ def cluster(*, isolated: bool, gpus_each: int = 2) -> Cluster:
         )
         for index, name in enumerate(node_names("lab", 2))
     )
-    return Cluster(
+    return EmbeddedCluster(
         name="lab",
         folder=FOLDER,
         phase="up",
@@ -198,12 +198,12 @@ def test_interface_names_fit_and_differ() -> None:
 
 def test_a_record_that_cannot_be_read_is_no_cluster(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
-    assert Cluster.load(layout) is None
+    assert EmbeddedCluster.load(layout) is None
     layout.record.write_text('{"name": "lab", "of": "another version"}')
-    assert Cluster.load(layout) is None
+    assert EmbeddedCluster.load(layout) is None
     saved = cluster(isolated=True).model_copy(update={"folder": tmp_path})
     saved.save()
-    assert Cluster.load(layout) == saved
+    assert EmbeddedCluster.load(layout) == saved
 
 
 def test_a_reused_pid_is_another_process() -> None:
@@ -231,6 +231,6 @@ def test_a_pyxis_that_does_not_exist_or_would_be_shared_is_refused(tmp_path: Pat
 def test_pyxis_keeps_its_state_in_the_node(tmp_path: Path) -> None:
     plugin = tmp_path / "spank_pyxis.so"
     plugin.write_bytes(b"an old one")
-    found = pyxis.Pyxis(plugin=plugin, enroot=Path("/usr/bin/enroot"))
+    found = pyxis.PyxisPlugin(plugin=plugin, enroot=Path("/usr/bin/enroot"))
     assert pyxis.plugstack_conf(found, Layout(FOLDER)) == f"required {plugin} runtime_path={FOLDER}/node/run/pyxis\n"
     assert pyxis.plugstack_conf(None, Layout(FOLDER)).startswith("#")

@@ -34,7 +34,7 @@ def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def run_import(source: str | Path, work: Path, *, platform: str = "") -> publish.Outcome:
     (work / "project").mkdir(exist_ok=True)
-    order = importing.Order(
+    order = importing.ImportOrder(
         uri=str(source), name="x", project=work / "project", store=work / "store", platform=platform
     )
     return importing.run(order, Silent())

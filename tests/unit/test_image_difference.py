@@ -23,7 +23,7 @@ def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def image(work: Path, name: str, members: list[corpus.Member], config: dict[str, object]) -> publish.Outcome:
     layout = corpus.oci_layout(work / f"{name}-layout", [corpus.tar_of(members)], config)
     (work / "project").mkdir(exist_ok=True)
-    order = importing.Order(uri=str(layout), name=name, project=work / "project", store=work / "store")
+    order = importing.ImportOrder(uri=str(layout), name=name, project=work / "project", store=work / "store")
     return importing.run(order, Silent())
 
 
@@ -87,7 +87,9 @@ def test_other_bytes_from_the_same_inputs_leave_the_lock_and_name_the_files(
     # A build whose steps give other bytes each time: the inputs stay, what is read does not.
     monkeypatch.setattr(oci, "read", reads)
     made.image.rename(tmp_path / "aside")  # or nothing would be made again
-    order = importing.Order(uri=made.lock.source, name="a", project=tmp_path / "project", store=tmp_path / "store")
+    order = importing.ImportOrder(
+        uri=made.lock.source, name="a", project=tmp_path / "project", store=tmp_path / "store"
+    )
     with pytest.raises(LockError, match="the same inputs gave other bytes"):
         importing.run(order, Silent())
     assert made.lock_file.read_text() == before
@@ -100,7 +102,7 @@ def test_other_bytes_from_the_same_inputs_leave_the_lock_and_name_the_files(
     assert caught.value.exit_code == 5
     assert made.lock_file.read_text() == before
     relocked = importing.run(
-        importing.Order(uri=order.uri, name="a", project=order.project, store=order.store, relock=True), Silent()
+        importing.ImportOrder(uri=order.uri, name="a", project=order.project, store=order.store, relock=True), Silent()
     )
     assert lock.read(made.lock_file).sha256 == relocked.lock.sha256 != made.lock.sha256
 

@@ -130,7 +130,7 @@ def test_a_first_image_is_written(tmp_path: Path) -> None:
 def imported(work: Path, source: Path, name: str) -> publish.Outcome:
     (work / "project").mkdir(exist_ok=True)
     return importing.run(
-        importing.Order(uri=str(source), name=name, project=work / "project", store=work / "store"), Silent()
+        importing.ImportOrder(uri=str(source), name=name, project=work / "project", store=work / "store"), Silent()
     )
 
 

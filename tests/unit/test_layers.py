@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -135,3 +136,13 @@ def test_a_room_without_a_floor_is_refused(said: dict[str, tuple[bool, str]]) ->
     kept, text = said["room"]
     assert not kept
     assert "- kit.unheard_of" in text
+
+
+def test_no_two_public_records_of_one_name() -> None:
+    names = [
+        node.name
+        for path in (REPO / "kit").rglob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert not {name for name in names if names.count(name) > 1}

@@ -1,13 +1,13 @@
 """The embedded cluster: a real Slurm (slurmctld, several slurmd, munged) on this machine, its state in one folder.
 
-    from kit.slurm.embedded import Shape, down, find, up
-    cluster = up("local", Shape(nodes=2, gpus_per_node=4))
+    from kit.slurm.embedded import ClusterSize, down, find, up
+    cluster = up("local", ClusterSize(nodes=2, gpus_per_node=4))
     shell.run(["srun", "-N2", "hostname"], env={**os.environ, **cluster.env()})
     down("local")
 
 | module | does |
 |---|---|
-| `model` | what is recorded of a cluster: `Cluster`, `Node`, `Shape` |
+| `model` | what is recorded of a cluster: `EmbeddedCluster`, `Node`, `ClusterSize` |
 | `layout` | every path and name |
 | `address` | free ports, a free subnet |
 | `gpus`, `pyxis` | which devices a node offers, whether the container plugin can be loaded |
@@ -26,13 +26,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kit.slurm.embedded.model import Cluster, Node, Shape
+from kit.slurm.embedded.model import ClusterSize, EmbeddedCluster, Node
 from kit.slurm.embedded.recorded import default_folder, find
 
 if TYPE_CHECKING:
-    from kit.slurm.embedded.lifecycle import Status, down, status, up
+    from kit.slurm.embedded.lifecycle import ClusterStatus, down, status, up
 
-__all__ = ["Cluster", "Node", "Shape", "Status", "default_folder", "down", "find", "status", "up"]
+__all__ = ["ClusterSize", "ClusterStatus", "EmbeddedCluster", "Node", "default_folder", "down", "find", "status", "up"]
 
 
 def __getattr__(name: str) -> Any:

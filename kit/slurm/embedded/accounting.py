@@ -15,7 +15,7 @@ from kit import shell
 from kit.errors import SlurmError
 from kit.slurm.embedded import daemons, process
 from kit.slurm.embedded.layout import Layout
-from kit.slurm.embedded.model import Accounting, Cluster, ProcessId
+from kit.slurm.embedded.model import Accounting, EmbeddedCluster, ProcessId
 
 ACCOUNT = "research"
 # QOS beside Slurm's own `normal`, which has no limit. A job that breaks a limit is refused (DenyOnLimit) or waits.
@@ -40,7 +40,7 @@ def require_programs() -> None:
         shell.require(", ".join(missing), hint=_HINT)
 
 
-def start(cluster: Cluster, env: Mapping[str, str]) -> dict[str, ProcessId]:
+def start(cluster: EmbeddedCluster, env: Mapping[str, str]) -> dict[str, ProcessId]:
     """Start the database and slurmdbd, and add the account, the user and the QOS. munged has to run, slurmctld comes later."""
     layout, ports = cluster.layout, cluster.accounting
     assert ports is not None
@@ -57,7 +57,7 @@ def start(cluster: Cluster, env: Mapping[str, str]) -> dict[str, ProcessId]:
     return {"mariadbd": database, "slurmdbd": slurmdbd}
 
 
-def slurmdbd_conf(cluster: Cluster, *, user: str, password: str) -> str:
+def slurmdbd_conf(cluster: EmbeddedCluster, *, user: str, password: str) -> str:
     """slurmdbd.conf. user: whom slurmdbd runs as. password: the database's."""
     layout, ports = cluster.layout, cluster.accounting
     assert ports is not None
@@ -81,7 +81,7 @@ StorageLoc={_DATABASE}
 """
 
 
-def settings(cluster: Cluster) -> str:
+def settings(cluster: EmbeddedCluster) -> str:
     """The lines of slurm.conf. jobacct_gather/linux reads /proc and makes no cgroup.
 
     AccountingStoragePass is munge's socket: Slurm's commands do not look at AuthInfo when they ask slurmdbd.
@@ -124,7 +124,7 @@ def _sql(socket: Path, statement: str, env: Mapping[str, str]) -> None:
     shell.run(argv, input=statement, env=env)
 
 
-def _add_associations(cluster: Cluster, env: Mapping[str, str]) -> None:
+def _add_associations(cluster: EmbeddedCluster, env: Mapping[str, str]) -> None:
     def add(*words: str) -> None:
         shell.run([daemons.program("sacctmgr"), "--immediate", *words], env=env, timeout=_SACCTMGR_S)
 

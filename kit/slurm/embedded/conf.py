@@ -9,7 +9,7 @@ import re
 
 from kit.errors import SlurmError
 from kit.slurm.embedded import accounting, settings
-from kit.slurm.embedded.model import Cluster, Node
+from kit.slurm.embedded.model import EmbeddedCluster, Node
 
 Version = tuple[int, int]
 
@@ -31,12 +31,12 @@ def parse_version(text: str) -> Version:
     return int(match[1]), int(match[2])
 
 
-def slurm_conf(cluster: Cluster, *, user: str) -> str:
+def slurm_conf(cluster: EmbeddedCluster, *, user: str) -> str:
     """slurm.conf with the site's settings. user: whom the daemons run as."""
     return settings.applied(_own_settings(cluster, user=user), cluster.conf)
 
 
-def _own_settings(cluster: Cluster, *, user: str) -> str:
+def _own_settings(cluster: EmbeddedCluster, *, user: str) -> str:
     layout = cluster.layout
     # Without a default, a job that says no --mem takes the whole node.
     memory_per_cpu = max(1, cluster.memory_mb // cluster.cpus_per_node)
@@ -92,7 +92,7 @@ PartitionName=main Nodes={",".join(node.name for node in cluster.nodes)} Default
 """
 
 
-def gres_conf(cluster: Cluster) -> str:
+def gres_conf(cluster: EmbeddedCluster) -> str:
     """gres.conf. No driver library is asked: the files are the truth."""
     with_gpus = [f"NodeName={node.name} Name=gpu File={path}" for node in cluster.nodes for path in node.gpus]
     return "\n".join(["AutoDetect=off", *with_gpus, ""])
@@ -107,14 +107,14 @@ def cgroup_conf(version: Version) -> str:
     return f"CgroupPlugin={'disabled' if version >= _CGROUP_DISABLED else 'cgroup/v1'}\n"
 
 
-def hosts(cluster: Cluster) -> str:
+def hosts(cluster: EmbeddedCluster) -> str:
     """The nodes' hosts file. Only IPv4, and every address has a name: c10d looks each one up (field-notes 6)."""
     controller = [f"{cluster.controller_address}\t{cluster.controller_host}"]
     nodes = [f"{node.address}\t{node.name}" for node in cluster.nodes]
     return "\n".join(["127.0.0.1\tlocalhost", *controller, *nodes, ""])
 
 
-def _node_line(cluster: Cluster, node: Node) -> str:
+def _node_line(cluster: EmbeddedCluster, node: Node) -> str:
     host = node.name if cluster.isolated else cluster.controller_host
     gres = f" Gres=gpu:{len(node.gpus)}" if node.gpus else ""
     return (

@@ -13,7 +13,7 @@ from kit import shell
 from kit.errors import SlurmError
 from kit.slurm.embedded import process
 from kit.slurm.embedded.layout import Layout
-from kit.slurm.embedded.model import Cluster, Node, ProcessId
+from kit.slurm.embedded.model import EmbeddedCluster, Node, ProcessId
 
 # Carried by every process that the kit starts for a cluster and by nothing else: users' shells may have SLURM_CONF too.
 MARK = "KIT_CLUSTER_FOLDER"
@@ -76,7 +76,7 @@ def start_controller(layout: Layout, env: Mapping[str, str]) -> ProcessId:
     return start(layout, "slurmctld", [program("slurmctld"), "-D", "-c"], env)
 
 
-def start_slurmd(cluster: Cluster, node: Node, env: Mapping[str, str]) -> ProcessId:
+def start_slurmd(cluster: EmbeddedCluster, node: Node, env: Mapping[str, str]) -> ProcessId:
     """Start a node's slurmd, inside the node where it has namespaces.
 
     There the process returned is nsenter(1), which waits for slurmd and ends with it.
@@ -86,7 +86,7 @@ def start_slurmd(cluster: Cluster, node: Node, env: Mapping[str, str]) -> Proces
     return start(cluster.layout, f"slurmd-{node.name}", [*enter, program("slurmd"), "-D", "-N", node.name], env)
 
 
-def dead(cluster: Cluster) -> list[str]:
+def dead(cluster: EmbeddedCluster) -> list[str]:
     """The names of recorded daemons that do not run, and of nodes whose first process is gone."""
     gone = [name for name, daemon in cluster.daemons.items() if not process.is_alive(daemon)]
     return gone + [node.name for node in cluster.nodes if node.init and not process.is_alive(node.init)]

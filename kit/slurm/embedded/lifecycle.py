@@ -15,8 +15,8 @@ from kit import shell
 from kit.errors import SlurmError, ToolError
 from kit.slurm.embedded import accounting, address, conf, daemons, gpus, lock, nodes, settings, teardown
 from kit.slurm.embedded.layout import Layout, node_names
-from kit.slurm.embedded.model import Accounting, Cluster, Node, Shape, machine_memory_mb, this_boot
-from kit.slurm.embedded.pyxis import Pyxis, choose, plugstack_conf
+from kit.slurm.embedded.model import Accounting, ClusterSize, EmbeddedCluster, Node, machine_memory_mb, this_boot
+from kit.slurm.embedded.pyxis import PyxisPlugin, choose, plugstack_conf
 from kit.slurm.embedded.recorded import layout_of
 
 Say = Callable[[str], None]
@@ -38,10 +38,10 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
+class ClusterStatus:
     """A recorded cluster and how it fares. `broken`: some of `dead` should run, or slurmctld does not answer."""
 
-    cluster: Cluster
+    cluster: EmbeddedCluster
     state: Literal["up", "broken"]
     nodes: tuple[NodeStatus, ...]
     dead: tuple[str, ...]
@@ -49,13 +49,13 @@ class Status:
 
 def up(
     name: str = "local",
-    shape: Shape | None = None,
+    shape: ClusterSize | None = None,
     *,
     folder: Path | None = None,
     pyxis: str = "auto",
     timeout_s: float = START_S,
     say: Say = lambda _: None,
-) -> Cluster:
+) -> EmbeddedCluster:
     """Bring a cluster up and wait until every node is idle. One of the same shape that is up is returned as it is.
 
     folder: where it keeps everything, default `default_folder(name)`. pyxis: `auto`, `none` or the plugin's path.
@@ -67,7 +67,7 @@ def up(
         accounting.require_programs()
     layout = layout_of(name, folder)
     with lock.held(layout.folder, timeout_s=_LOCK_S):
-        shape = shape or Shape()
+        shape = shape or ClusterSize()
         isolated = nodes.allowed() and shape.nodes <= nodes.MOST_ISOLATED
         plugin = choose(pyxis, isolated=isolated)
         wanted = _design(name, layout, shape, plugin, isolated=isolated)
@@ -101,14 +101,14 @@ def down(name: str = "local", *, folder: Path | None = None) -> bool:
         return teardown.remove(layout)
 
 
-def status(name: str = "local", *, folder: Path | None = None) -> Status:
+def status(name: str = "local", *, folder: Path | None = None) -> ClusterStatus:
     """The cluster's state and its nodes'. SlurmError when no such cluster is recorded."""
-    cluster = Cluster.load(layout_of(name, folder))
+    cluster = EmbeddedCluster.load(layout_of(name, folder))
     if cluster is None:
         raise SlurmError(f"no cluster {name!r} is up", hint=_command("up", name))
     gone = _dead(cluster)
     states = {} if "slurmctld" in gone else _node_states(cluster)
-    return Status(
+    return ClusterStatus(
         cluster=cluster,
         state="up" if cluster.phase == "up" and states and not gone else "broken",
         nodes=tuple(NodeStatus(node=node, state=states.get(node.name, "")) for node in cluster.nodes),
@@ -120,17 +120,19 @@ def _command(verb: str, name: str) -> str:
     return f"`kit cluster {verb}{'' if name == 'local' else f' --name {name}'}`"
 
 
-def _dead(cluster: Cluster) -> tuple[str, ...]:
+def _dead(cluster: EmbeddedCluster) -> tuple[str, ...]:
     everything = (*cluster.daemons, *(node.name for node in cluster.nodes))
     return everything if cluster.boot_id != this_boot() else tuple(daemons.dead(cluster))
 
 
-def _running(layout: Layout) -> Cluster | None:
-    cluster = Cluster.load(layout)
+def _running(layout: Layout) -> EmbeddedCluster | None:
+    cluster = EmbeddedCluster.load(layout)
     return cluster if cluster and cluster.phase == "up" and not _dead(cluster) else None
 
 
-def _design(name: str, layout: Layout, shape: Shape, pyxis: Pyxis | None, *, isolated: bool) -> Cluster:
+def _design(
+    name: str, layout: Layout, shape: ClusterSize, pyxis: PyxisPlugin | None, *, isolated: bool
+) -> EmbeddedCluster:
     """What the cluster will be, before anything exists."""
     names = node_names(name, shape.nodes)
     seed = str(layout.folder)
@@ -146,7 +148,7 @@ def _design(name: str, layout: Layout, shape: Shape, pyxis: Pyxis | None, *, iso
     first, *ports = address.choose_ports(1 + slurmds + databases, seed=seed, in_use=address.port_in_use)
     routed = address.routed_networks() if isolated else []
     subnet = address.choose_subnet(seed=seed, taken=routed, nodes=shape.nodes) if isolated else None
-    return Cluster(
+    return EmbeddedCluster(
         name=name,
         folder=layout.folder,
         phase="starting",
@@ -173,7 +175,7 @@ def _design(name: str, layout: Layout, shape: Shape, pyxis: Pyxis | None, *, iso
     )
 
 
-def _start(cluster: Cluster, pyxis: Pyxis | None, *, timeout_s: float, say: Say) -> Cluster:
+def _start(cluster: EmbeddedCluster, pyxis: PyxisPlugin | None, *, timeout_s: float, say: Say) -> EmbeddedCluster:
     layout = cluster.layout
     deadline = time.monotonic() + timeout_s
     if gpus.shared([node.gpus for node in cluster.nodes]) and not cluster.has_placeholders:
@@ -202,7 +204,7 @@ def _start(cluster: Cluster, pyxis: Pyxis | None, *, timeout_s: float, say: Say)
     return cluster
 
 
-def _write_files(cluster: Cluster, pyxis: Pyxis | None) -> None:
+def _write_files(cluster: EmbeddedCluster, pyxis: PyxisPlugin | None) -> None:
     layout = cluster.layout
     for folder in (layout.logs, layout.spool, layout.node, layout.folder / "nodes"):
         folder.mkdir()
@@ -218,7 +220,7 @@ def _write_files(cluster: Cluster, pyxis: Pyxis | None) -> None:
         shutil.copyfile(cluster.conf[settings.JOB_SUBMIT], layout.folder / settings.JOB_SUBMIT)
 
 
-def _wait_until_idle(cluster: Cluster, deadline: float) -> None:
+def _wait_until_idle(cluster: EmbeddedCluster, deadline: float) -> None:
     """A node is `unknown` for a few seconds before slurmctld believes it."""
     while True:
         gone = daemons.dead(cluster)
@@ -239,7 +241,7 @@ def _wait_until_idle(cluster: Cluster, deadline: float) -> None:
         time.sleep(_POLL_S)
 
 
-def _check_pyxis(cluster: Cluster) -> None:
+def _check_pyxis(cluster: EmbeddedCluster) -> None:
     """A plugin built for another Slurm makes every srun fail: find out now."""
     shown = shell.run(["srun", "--help"], env=_client_env(cluster), check=False)
     if "--container-image" not in shown.stdout:
@@ -249,7 +251,7 @@ def _check_pyxis(cluster: Cluster) -> None:
         )
 
 
-def _node_states(cluster: Cluster) -> dict[str, str]:
+def _node_states(cluster: EmbeddedCluster) -> dict[str, str]:
     """Slurm's word for each node's state, such as `idle`; empty when slurmctld does not answer."""
     argv = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
     try:
@@ -259,6 +261,6 @@ def _node_states(cluster: Cluster) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in shown.stdout.splitlines() if line.strip())
 
 
-def _client_env(cluster: Cluster) -> Mapping[str, str]:
+def _client_env(cluster: EmbeddedCluster) -> Mapping[str, str]:
     # Marked, so that `down` also ends the query of an `up` that was killed.
     return {**os.environ, **cluster.env(), daemons.MARK: str(cluster.folder)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import SlurmError
-from kit.slurm.embedded.model import Cluster, Node
+from kit.slurm.embedded.model import EmbeddedCluster, Node
 
 _LINK = "eth0"
 # tbf(8): a packet larger than the bucket is dropped, and a veth carries segments of up to 64 kB in one piece.
@@ -14,12 +14,12 @@ _BUCKET = "256kb"
 _QUEUE = "400ms"
 
 
-def sent(cluster: Cluster) -> int:
+def sent(cluster: EmbeddedCluster) -> int:
     """Bytes that left the nodes since they were started, those that a node sends itself not counted."""
     return sum(_counters(node)[8] for node in cluster.nodes)
 
 
-def limit(cluster: Cluster, rate: str | None) -> None:
+def limit(cluster: EmbeddedCluster, rate: str | None) -> None:
     """Let each node send at most `rate`, as tc(8) writes it: `100mbit`. None: as fast as the machine is."""
     tc = shell.require("tc", hint="apt-get install iproute2")
     for node in cluster.nodes:

@@ -14,7 +14,7 @@ from kit.slurm.embedded.layout import Layout
 from kit.spec.base import Model
 
 
-class Shape(Model):
+class ClusterSize(Model):
     """What a user asks for."""
 
     nodes: Annotated[int, Field(ge=1, le=1000)] = 2
@@ -52,7 +52,7 @@ class Accounting(Model):
     database_port: int
 
 
-class Cluster(Model):
+class EmbeddedCluster(Model):
     """An embedded cluster as recorded in its folder."""
 
     name: str
@@ -137,7 +137,7 @@ class Cluster(Model):
         self.layout.unfinished_record.replace(self.layout.record)
 
     @classmethod
-    def load(cls, layout: Layout) -> Cluster | None:
+    def load(cls, layout: Layout) -> EmbeddedCluster | None:
         """The recorded cluster; None when the folder holds none, or one that another version of the kit wrote."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValidationError):
             return cls.model_validate_json(layout.record.read_bytes())

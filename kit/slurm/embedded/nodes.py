@@ -23,8 +23,8 @@ from kit import shell
 from kit.errors import SlurmError, ToolError
 from kit.slurm.embedded import process
 from kit.slurm.embedded.layout import Layout
-from kit.slurm.embedded.model import Cluster, Node, ProcessId
-from kit.slurm.embedded.pyxis import Pyxis, enroot_wrapper
+from kit.slurm.embedded.model import EmbeddedCluster, Node, ProcessId
+from kit.slurm.embedded.pyxis import PyxisPlugin, enroot_wrapper
 
 _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 _START_S = 10.0
@@ -50,7 +50,7 @@ def node_address(subnet: IPv4Network, index: int) -> str:
     return str(subnet[11 + index])
 
 
-def start(cluster: Cluster, *, env: Mapping[str, str], pyxis: Pyxis | None) -> tuple[Node, ...]:
+def start(cluster: EmbeddedCluster, *, env: Mapping[str, str], pyxis: PyxisPlugin | None) -> tuple[Node, ...]:
     """Make the switch and all nodes; the nodes are returned with their first process filled in.
 
     env is what marks the processes as this cluster's. SlurmError with the reason when a node does not start.
@@ -82,7 +82,7 @@ def _start_switch(layout: Layout, env: Mapping[str, str]) -> int:
     return pid
 
 
-def _start_node(layout: Layout, node: str, env: Mapping[str, str], pyxis: Pyxis | None) -> int:
+def _start_node(layout: Layout, node: str, env: Mapping[str, str], pyxis: PyxisPlugin | None) -> int:
     own = layout.own(node)
     for folder, mode in ((own, 0o755), (own / "run", 0o755), (own / "bin", 0o755), (own / "enroot", 0o1777)):
         folder.mkdir()

@@ -20,7 +20,7 @@ _POLL_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ProcessEntry:
     """One line of the process table."""
 
     pid: int
@@ -29,20 +29,20 @@ class Entry:
     zombie: bool
 
 
-def table() -> dict[int, Entry]:
+def table() -> dict[int, ProcessEntry]:
     """All processes, by pid."""
     entries = (entry(int(path.name)) for path in _PROC.iterdir() if path.name.isdigit())
     return {found.pid: found for found in entries if found}
 
 
-def entry(pid: int) -> Entry | None:
+def entry(pid: int) -> ProcessEntry | None:
     """One process; None when it is gone."""
     try:
         # proc(5): the second field is the name in brackets and may hold anything, so count from its end.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return Entry(pid=pid, parent=int(fields[1]), start=int(fields[19]), zombie=fields[0] in "ZX")
+    return ProcessEntry(pid=pid, parent=int(fields[1]), start=int(fields[19]), zombie=fields[0] in "ZX")
 
 
 def identify(pid: int) -> ProcessId | None:
@@ -123,7 +123,7 @@ def _wait(processes: set[ProcessId], seconds: float) -> set[ProcessId]:
     return set()
 
 
-def _ancestors(rows: dict[int, Entry]) -> set[int]:
+def _ancestors(rows: dict[int, ProcessEntry]) -> set[int]:
     found, pid = set(), os.getpid()
     while pid in rows and pid not in found:
         found.add(pid)
@@ -131,7 +131,7 @@ def _ancestors(rows: dict[int, Entry]) -> set[int]:
     return found
 
 
-def _with_descendants(rows: dict[int, Entry], roots: set[int]) -> set[int]:
+def _with_descendants(rows: dict[int, ProcessEntry], roots: set[int]) -> set[int]:
     found, new = set(roots), set(roots)
     while new:
         new = {row.pid for row in rows.values() if row.parent in new} - found

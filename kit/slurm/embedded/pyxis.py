@@ -22,14 +22,14 @@ _FOLDERS = ("usr/lib*/slurm", "usr/lib/*/slurm*", "usr/local/lib/slurm", "opt/py
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pyxis:
+class PyxisPlugin:
     """A plugin that was found, with the `enroot` that it would call."""
 
     plugin: Path
     enroot: Path
 
 
-def choose(option: str, *, isolated: bool) -> Pyxis | None:
+def choose(option: str, *, isolated: bool) -> PyxisPlugin | None:
     """What `--pyxis` means: `auto` (the first one found, if any), `none`, or the plugin's path.
 
     UsageError when a path is given that cannot be used.
@@ -39,7 +39,7 @@ def choose(option: str, *, isolated: bool) -> Pyxis | None:
     enroot = shell.which("enroot")
     if option == "auto":
         plugin = next(_candidates(Path("/")), None)
-        return Pyxis(plugin=plugin, enroot=Path(enroot).resolve()) if plugin and enroot and isolated else None
+        return PyxisPlugin(plugin=plugin, enroot=Path(enroot).resolve()) if plugin and enroot and isolated else None
     plugin = Path(option).expanduser().resolve()
     if not plugin.is_file():
         raise UsageError(f"--pyxis {option}: no such file", hint="name the plugin, spank_pyxis.so, or `auto` or `none`")
@@ -47,7 +47,7 @@ def choose(option: str, *, isolated: bool) -> Pyxis | None:
         raise UsageError("--pyxis: there is no `enroot` on PATH, and Pyxis is nothing without it")
     if not isolated:
         raise UsageError("--pyxis: without namespaces the nodes would share Enroot's state", hint="start it as root")
-    return Pyxis(plugin=plugin, enroot=Path(enroot).resolve())
+    return PyxisPlugin(plugin=plugin, enroot=Path(enroot).resolve())
 
 
 def _candidates(root: Path) -> Iterator[Path]:
@@ -58,7 +58,7 @@ def _candidates(root: Path) -> Iterator[Path]:
         yield from sorted(root.glob(f"{folder}/{_PLUGIN}"))
 
 
-def plugstack_conf(pyxis: Pyxis | None, layout: Layout) -> str:
+def plugstack_conf(pyxis: PyxisPlugin | None, layout: Layout) -> str:
     """The text of plugstack.conf; runtime_path is a tmpfs of the node's own."""
     if pyxis is None:
         return "# No SPANK plugins: Pyxis was not found, or not asked for.\n"

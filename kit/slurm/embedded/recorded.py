@@ -7,7 +7,7 @@ from pathlib import Path
 from kit import data_folders
 from kit.errors import UsageError
 from kit.slurm.embedded.layout import Layout, checked_name, node_names
-from kit.slurm.embedded.model import Cluster, this_boot
+from kit.slurm.embedded.model import EmbeddedCluster, this_boot
 
 
 def default_folder(name: str) -> Path:
@@ -15,14 +15,14 @@ def default_folder(name: str) -> Path:
     return data_folders.user_data() / "clusters" / name
 
 
-def find(name: str = "local", *, folder: Path | None = None) -> Cluster | None:
+def find(name: str = "local", *, folder: Path | None = None) -> EmbeddedCluster | None:
     """The cluster as recorded, if it was up when last seen; nothing is asked of Slurm and no process is looked at."""
     try:
         layout = layout_of(name, folder)
     except UsageError:
         # Where no cluster could be started, none is up: a listing of runs must not fail over a name in one of them.
         return None
-    cluster = Cluster.load(layout)
+    cluster = EmbeddedCluster.load(layout)
     return cluster if cluster and cluster.phase == "up" and cluster.boot_id == this_boot() else None
 
 

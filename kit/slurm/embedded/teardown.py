@@ -12,7 +12,7 @@ from kit.errors import SlurmError, ToolError
 from kit.slurm.embedded import nodes, process
 from kit.slurm.embedded.daemons import MARK
 from kit.slurm.embedded.layout import Layout
-from kit.slurm.embedded.model import Cluster
+from kit.slurm.embedded.model import EmbeddedCluster
 
 # How long jobs in progress may take to end after TERM, in seconds; what is left gets KILL with its node.
 _JOBS_S = 3.0
@@ -22,7 +22,7 @@ _HOLDERS = frozenset({"unshare", "bash", "sleep"})
 _CLIENTS = frozenset({"srun", "salloc", "sbatch", "sattach"})
 
 
-def cancel_jobs(cluster: Cluster) -> None:
+def cancel_jobs(cluster: EmbeddedCluster) -> None:
     """Cancel all jobs and wait, bounded, until they are gone: programs and waiting clients end in their own way."""
     deadline = time.monotonic() + _JOBS_S
     # A controller that does not answer is no reason to leave anything behind.
@@ -102,5 +102,5 @@ def _belongs(layout: Layout, pid: int) -> bool:
     return "SLURMD_NODENAME" in variables or process.program(pid) in _CLIENTS
 
 
-def _ask(cluster: Cluster, *argv: str) -> str:
+def _ask(cluster: EmbeddedCluster, *argv: str) -> str:
     return shell.run(argv, env={**os.environ, **cluster.env()}, timeout=_JOBS_S).stdout
