@@ -47,6 +47,9 @@ def up(
     accounting: Annotated[
         bool, typer.Option("--accounting", help="With slurmdbd on a MariaDB, an account and QOS with limits.")
     ] = False,
+    cgroups: Annotated[
+        bool, typer.Option("--cgroups", help="Slurm follows a job's processes by cgroups (v2), as root.")
+    ] = False,
     folder: Folder = None,
 ) -> None:
     """Start a cluster and wait until its nodes are idle. Prints the line that points Slurm's commands at it."""
@@ -60,6 +63,7 @@ def up(
         placeholder_gpus=placeholder_gpus,
         conf=settings.parse(conf or ()),
         accounting=accounting,
+        cgroups=cgroups,
     )
     cluster = embedded.up(name, shape, folder=folder, pyxis=pyxis, say=_say)
     _say(f"cluster {name}: {cluster.shape}")

@@ -106,7 +106,8 @@ def test_without_gpus_no_gres_is_claimed() -> None:
     ],
 )
 def test_cgroups_are_left_alone_in_every_version(shown: str, expected: str) -> None:
-    assert conf.cgroup_conf(conf.parse_version(shown)) == expected
+    assert conf.cgroup_conf(conf.parse_version(shown), cgroups=False) == expected
+    assert conf.cgroup_conf(conf.parse_version(shown), cgroups=True) == "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"
 
 
 def test_a_version_that_cannot_be_read_is_an_error() -> None:

@@ -64,10 +64,10 @@ SlurmctldSyslogDebug=quiet
 SlurmdSyslogDebug=quiet
 PlugStackConfig={layout.folder}/plugstack.conf
 
-# Nodes claim more than the machine has; no cgroup is made.
+# Nodes claim more than the machine has: cgroups limit nothing, with --cgroups too.
 SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+ProctrackType=proctrack/{"cgroup" if cluster.cgroups else "linuxproc"}
+TaskPlugin=task/{"cgroup" if cluster.cgroups else "none"}
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
@@ -98,12 +98,14 @@ def gres_conf(cluster: EmbeddedCluster) -> str:
     return "\n".join(["AutoDetect=off", *with_gpus, ""])
 
 
-def cgroup_conf(version: Version) -> str:
-    """cgroup.conf, such that slurmd touches no cgroup.
+def cgroup_conf(version: Version, *, cgroups: bool) -> str:
+    """cgroup.conf. cgroups: slurmd makes its own, without systemd; else it touches none.
 
     Left to itself, slurmd looks for a cgroup file system and, on cgroup v2, for systemd. Before 24.05 there is no
     `disabled`, but the v1 plugin does nothing until a controller is used, and none is.
     """
+    if cgroups:
+        return "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"
     return f"CgroupPlugin={'disabled' if version >= _CGROUP_DISABLED else 'cgroup/v1'}\n"
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from kit import shell
 from kit.errors import SlurmError, ToolError
-from kit.slurm.embedded import accounting, address, conf, daemons, gpus, lock, nodes, settings, teardown
+from kit.slurm.embedded import accounting, address, cgroups, conf, daemons, gpus, lock, nodes, settings, teardown
 from kit.slurm.embedded.layout import Layout, node_names
 from kit.slurm.embedded.model import Accounting, ClusterSize, EmbeddedCluster, Node, machine_memory_mb, this_boot
 from kit.slurm.embedded.pyxis import PyxisPlugin, choose, plugstack_conf
@@ -65,6 +65,8 @@ def up(
     daemons.require_programs()
     if shape and shape.accounting:
         accounting.require_programs()
+    if shape and shape.cgroups:
+        cgroups.require()
     layout = layout_of(name, folder)
     with lock.held(layout.folder, timeout_s=_LOCK_S):
         shape = shape or ClusterSize()
@@ -172,6 +174,7 @@ def _design(
         pyxis=pyxis.plugin if pyxis else None,
         conf=settings.checked(shape.conf),
         accounting=Accounting(port=ports[-2], database_port=ports[-1]) if shape.accounting else None,
+        cgroups=shape.cgroups,
     )
 
 
@@ -213,7 +216,7 @@ def _write_files(cluster: EmbeddedCluster, pyxis: PyxisPlugin | None) -> None:
     version = conf.parse_version(shell.run([daemons.program("slurmctld"), "-V"]).stdout)
     layout.slurm_conf.write_text(conf.slurm_conf(cluster, user=daemons.user()))
     (layout.folder / "gres.conf").write_text(conf.gres_conf(cluster))
-    (layout.folder / "cgroup.conf").write_text(conf.cgroup_conf(version))
+    (layout.folder / "cgroup.conf").write_text(conf.cgroup_conf(version, cgroups=cluster.cgroups))
     (layout.folder / "plugstack.conf").write_text(plugstack_conf(pyxis, layout))
     layout.hosts.write_text(conf.hosts(cluster))
     if settings.JOB_SUBMIT in cluster.conf:

@@ -26,6 +26,7 @@ class ClusterSize(Model):
     # Lines of slurm.conf, checked by `settings.checked`.
     conf: dict[str, str] = Field(default_factory=dict)
     accounting: bool = False
+    cgroups: bool = False
 
 
 class ProcessId(Model):
@@ -71,6 +72,7 @@ class EmbeddedCluster(Model):
     pyxis: Path | None
     conf: dict[str, str] = Field(default_factory=dict)
     accounting: Accounting | None = None
+    cgroups: bool = False
     daemons: dict[str, ProcessId] = Field(default_factory=dict)
 
     @property
@@ -105,7 +107,8 @@ class EmbeddedCluster(Model):
         kind = "placeholder GPUs" if self.has_placeholders else "GPUs"
         conf = "".join(f", {key}={value}" for key, value in sorted(self.conf.items()))
         size = f"{len(self.nodes)} nodes with {self.cpus_per_node} CPUs and {self.gpus_per_node} {kind} each"
-        return f"{size}, {plugin}{', accounting' if self.accounting else ''}{conf}"
+        extra = f"{', accounting' if self.accounting else ''}{', cgroups' if self.cgroups else ''}"
+        return f"{size}, {plugin}{extra}{conf}"
 
     def env(self) -> dict[str, str]:
         """What every Slurm command needs in its environment to talk to this cluster."""

@@ -9,7 +9,7 @@ import time
 
 from kit import shell
 from kit.errors import SlurmError, ToolError
-from kit.slurm.embedded import nodes, process
+from kit.slurm.embedded import cgroups, nodes, process
 from kit.slurm.embedded.daemons import MARK
 from kit.slurm.embedded.layout import Layout
 from kit.slurm.embedded.model import EmbeddedCluster
@@ -40,6 +40,8 @@ def remove(layout: Layout) -> bool:
     """
     _check_is_ours(layout)
     found = _end_processes(layout)
+    if (cluster := EmbeddedCluster.load(layout)) and cluster.cgroups:
+        cgroups.remove(node.name for node in cluster.nodes)
     nodes.remove_interface(layout)
     if layout.folder.exists():
         found = True
