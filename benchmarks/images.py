@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._common import ROOT, Goal, report
-from kit import shell
+from kit import data_folders, shell
 from kit.images import engine, enroot_layout, lock, squash, store, verify
 from kit.images.squash import Options, Tree
 from kit.spec.image import Squash
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     if engine.connect().inspect(name) is None:
         sys.exit(f"the engine does not hold {name}: kit build-image {options.image}")
     # On the disk of the store: a /tmp in memory would flatter every way.
-    store.prepare(store.default())
-    with tempfile.TemporaryDirectory(dir=store.default() / "tmp") as folder:
+    store.prepare(data_folders.image_store())
+    with tempfile.TemporaryDirectory(dir=data_folders.image_store() / "tmp") as folder:
         work = Path(folder)
         rows = _ways(name, work, options.rounds)
         goals = [*_ratios(rows), *_commands(options.image, options.rounds)]
@@ -102,7 +102,7 @@ def _commands(image: str, rounds: int) -> list[Goal]:
     rebuild = _measure("rebuild", [[*kit, "build-image", image]], None, rounds, cwd=ROOT)
     locked = lock.read(ROOT / "containers" / image / lock.FILE)
     start = time.perf_counter()
-    verify.check(locked, store.default(), full=False)
+    verify.check(locked, data_folders.image_store(), full=False)
     cheap = (time.perf_counter() - start) * 1000
     return [
         Goal(name="rebuild without changes", value=rebuild.wall, unit="s", bound=0.5),

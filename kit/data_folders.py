@@ -63,6 +63,12 @@ def user_data() -> Path:
     return platformdirs.user_data_path("kit")
 
 
+def image_store() -> Path:
+    """The image store wherever neither an option nor the cluster's file names one: KIT_STORE, else `images` in `user_data`."""
+    named = os.environ.get("KIT_STORE")
+    return Path(named).expanduser().absolute() if named else user_data() / "images"
+
+
 def roots(project_dir: Path) -> tuple[Path, ...]:
     """Where entries are looked for, in order."""
     found = [project_dir, user_config(), packaged()]

@@ -39,6 +39,7 @@ def make_site(*, run_dir: Path = Path("/shared/runs/digits-1"), pyxis: bool = Fa
         user="ada",
         home="/home/ada",
         data="/home/ada/.local/share/kit",
+        store="/home/ada/.local/share/kit/images",
         seed=1234,
         pyxis=pyxis,
         containers=containers,

@@ -32,7 +32,7 @@ InContainer = Annotated[bool, typer.Option("--container/--no-container", help="I
 Python = Annotated[str, typer.Option("--python", help="Without a container: a python that has torch.")]
 Store = Annotated[
     Path | None,
-    typer.Option("--store", help="The image store.", show_default="KIT_STORE, else the user's data folder"),
+    typer.Option("--store", help="The image store.", show_default="the cluster's"),
 ]
 ShardSize = Annotated[int, typer.Option("--shard-size", min=1, metavar="MB", help="Of a .safetensors file, at most.")]
 # What a checkpoint may not say of its model.
@@ -78,7 +78,7 @@ def convert_checkpoint(
     """Turn a sharded checkpoint (torch's, megatron's) into one .pt file or a Hugging Face folder."""
     from kit import data_folders
     from kit.checkpoints import convert
-    from kit.images import store as image_store
+    from kit.cli.images import store_of
     from kit.images.progress import Terminal
 
     given = {"--heads": heads, "--context": context, "--norm-eps": norm_eps, "--rope-base": rope_base}
@@ -89,7 +89,7 @@ def convert_checkpoint(
         to=to,
         image=image,
         python=None if container else python,
-        store=store.absolute() if store else image_store.default(),
+        store=store_of(store),
         project=data_folders.project(),
         force=force,
         options=(*options, "--shard-size", str(shard_mb * 10**6)),

@@ -25,13 +25,11 @@ Name = Annotated[
 ]
 Store = Annotated[
     Path | None,
-    typer.Option("--store", help="The image store.", show_default="KIT_STORE, else the user's data folder"),
+    typer.Option("--store", help="The image store.", show_default="the cluster's"),
 ]
 OfCluster = Annotated[
     str | None,
-    typer.Option(
-        "--cluster", "-c", help="The store that this cluster's file names.", autocompletion=completion.clusters
-    ),
+    typer.Option("--cluster", "-c", help="The store of this cluster.", autocompletion=completion.clusters),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Locked = Annotated[bool, typer.Option("--locked", help="Fail when the result is not what the lock names, saying why.")]
@@ -63,7 +61,7 @@ def build_image(
     order = build.BuildOrder(
         name=name,
         project=data_folders.project(),
-        store=_store(store, cluster),
+        store=store_of(store, cluster),
         locked=locked,
         fresh=no_cache,
         relock=relock,
@@ -105,7 +103,7 @@ def import_image(
         uri=source,
         name=name,
         project=data_folders.project(),
-        store=_store(store, cluster),
+        store=store_of(store, cluster),
         locked=locked,
         relock=relock,
         platform=platform,
@@ -126,9 +124,9 @@ def images(
     from kit.images import catalogue
 
     if doctor:
-        _doctor(_store(store, cluster), as_json=as_json)
+        _doctor(store_of(store, cluster), as_json=as_json)
         return
-    rows = catalogue.rows(_store(store, cluster), data_folders.project())
+    rows = catalogue.rows(store_of(store, cluster), data_folders.project())
     used = _runs_by_digest()
     if as_json:
         facts = [
@@ -180,7 +178,7 @@ def verify_image(
     from kit.images import verify_image
     from kit.images.progress import Terminal
 
-    project, place = data_folders.project(), _store(store, cluster)
+    project, place = data_folders.project(), store_of(store, cluster)
     if signature:
         typer.echo(f"signed by {_signer(image, cluster)}", err=True)
     if rebuild:
@@ -205,7 +203,7 @@ def diff_images(
     from kit import data_folders
     from kit.images import difference
 
-    place = _store(store)
+    place = store_of(store)
     a, b = (difference.find(name, project=data_folders.project(), store_dir=place) for name in (first, second))
     found = difference.between(a, b)
     if as_json:
@@ -276,7 +274,7 @@ def prune_images(
     from kit.images import catalogue
     from kit.images import store as image_store
 
-    place = _store(store, cluster)
+    place = store_of(store, cluster)
     image_store.prepare(place)
     in_use = {sha256 for sha256, runs in _runs_by_digest().items() if any(_needs_image(run) for run in runs)}
     gone = catalogue.prune(
@@ -297,15 +295,12 @@ def _must_be_platform(platform: str) -> None:
         raise UsageError(f"--platform {platform}: not a platform", hint="linux/amd64, linux/arm64")
 
 
-def _store(given: Path | None, cluster: str | None = None) -> Path:
-    """The store that an option names, else the cluster's, else the user's."""
+def store_of(given: Path | None, cluster: str | None = None) -> Path:
+    """The store that the option names, else that of the cluster, named or the default one, as `kit submit` takes it."""
     from kit import data_folders
-    from kit.images import store as image_store
     from kit.runs import registry
 
-    if given is None and cluster is not None:
-        return registry.store_of(_cluster(cluster), data_folders.project())
-    return given.absolute() if given else image_store.default()
+    return given.absolute() if given else registry.store_of(_cluster(cluster), data_folders.project())
 
 
 def _cluster(name: str | None) -> Cluster:

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kit import data_folders
 from kit.errors import ImageError
 from kit.images import lease
 from kit.owner import Owner
@@ -29,12 +28,6 @@ _FOREIGN_LEFTOVER_S = 24 * 3600.0
 
 _DISK_TAKES_NO_MORE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 NO_SPACE = "free space (or inodes: 'df -i') on the store's filesystem, or name another store with --store"
-
-
-def default() -> Path:
-    """The store of this user, unless KIT_STORE or a cluster names a shared one."""
-    named = os.environ.get("KIT_STORE")
-    return Path(named).absolute() if named else data_folders.user_data() / "images"
 
 
 def path(store: Path, sha256: str) -> Path:

@@ -16,7 +16,7 @@ def check(lock: ImageLock, store_dir: Path, *, full: bool) -> Path:
     The digest decides. It is computed once for each file, about a second per gigabyte (`digests.of`); with full, again.
     """
     path = store.path(store_dir, lock.sha256)
-    mend = f"run '{made_by(lock.name, lock.source)}'"
+    mend = f"run '{made_by(lock.name, lock.source)} --store {shlex.quote(str(store_dir))}'"
     if not path.is_file():
         raise LockError(f"image {lock.name}: {path} is not there", hint=mend)
     sqshfile.check(path, hint=mend)

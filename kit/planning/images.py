@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -89,8 +90,9 @@ def _pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store:
             raise ConfigError.of(Fault(key=key, problem=problem, hint=f"kit import-image {name}"), file=file)
         return Pin(image=name, digest=name.rpartition("@")[2])
     if lock is None:
+        option = f" --store {shlex.quote(store)}" if resolved.cluster.paths.store is not None else ""
         problem = f"{name!r} has no image.lock: it was not built yet, so that nothing says which bytes it is"
-        raise ConfigError.of(Fault(key=key, problem=problem, hint=f"kit build-image {name}"), file=file)
+        raise ConfigError.of(Fault(key=key, problem=problem, hint=f"kit build-image {name}{option}"), file=file)
     stored = f"{store}/sha256/{lock.sha256}.sqsh"
     return Pin(
         image=f"{stage}/{lock.sha256}.sqsh" if stage else stored,

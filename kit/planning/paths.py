@@ -66,12 +66,20 @@ def find_paths(resolved: Resolved, site: Site) -> ClusterPaths:
     return ClusterPaths(
         run=run,
         cache=cache,
-        store=_filled(resolved.cluster.paths.store, known, cluster_file, "paths.store"),
+        store=_store(resolved, site, known, cluster_file),
         output=_log(resolved, known, "output") or str(run.batch_log),
         error=_log(resolved, known, "error"),
         mounts=_mounts(resolved, known, run, cache),
         inside=_inside(resolved, run, cache),
     )
+
+
+def _store(resolved: Resolved, site: Site, known: dict[str, str], cluster_file: str) -> str:
+    """The image store: the one rule of `registry.store_of`, which the image commands ask."""
+    named = resolved.cluster.paths.store
+    if named is None:
+        return _checked(site.store, "KIT_STORE", "")
+    return _filled(named, known, cluster_file, "paths.store")
 
 
 def _placeholders(resolved: Resolved, site: Site) -> dict[str, str]:

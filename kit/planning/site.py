@@ -12,7 +12,8 @@ class Site:
 
     seed: drawn by the caller, used where the job names none. pyxis: whether the cluster's Slurm has the plugin.
     containers: False for `--no-container`. runs_dir: the folder of all runs, where failed nodes are remembered; a point of a
-    sweep lies deeper. avoid: nodes that failed a preflight within the last day.
+    sweep lies deeper. avoid: nodes that failed a preflight within the last day. store: of the images, where the cluster's file
+    names none.
     """
 
     run_id: str
@@ -21,6 +22,7 @@ class Site:
     user: str
     home: str
     data: str
+    store: str
     seed: int
     pyxis: bool
     containers: bool = True

@@ -20,8 +20,9 @@ def folder_of(cluster: Cluster, project: Path) -> Path:
 
 
 def store_of(cluster: Cluster, project: Path) -> Path:
-    """The image store of `cluster` for this user."""
-    return _filled(cluster.paths.store, project)
+    """The image store of `cluster` for this user: the one that its file names, else KIT_STORE, else the user's own."""
+    named = cluster.paths.store
+    return data_folders.image_store() if named is None else _filled(named, project)
 
 
 def _filled(text: str, project: Path) -> Path:
@@ -32,6 +33,8 @@ def _filled(text: str, project: Path) -> Path:
         "home": str(Path.home()),
         "data": str(data_folders.user_data()),
     }
+    if text == "~" or text.startswith("~/"):
+        text = known["home"] + text[1:]
     for word, value in known.items():
         text = text.replace(f"{{{word}}}", value)
     return Path(os.path.abspath(text))  # noqa: PTH100 - resolve() would follow links

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from kit.config import load_model
@@ -30,7 +31,8 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
             f"run {record.run_id} is a point of a sweep", hint="'kit sweep --retry' runs failed points again"
         )
     if record.image.startswith("/"):
-        mend = f"run 'kit build-image {record.image_name}'"
+        store = shlex.quote(str(Path(record.image).parent.parent))
+        mend = f"run 'kit build-image {record.image_name} --store {store}'"
         sqshfile.check(Path(record.image), hint=mend)
         sha256 = record.image_digest.removeprefix("sha256:")
         verify.require_digest(Path(record.image), sha256, what=f"image {record.image_name}", mend=mend)

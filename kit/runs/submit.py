@@ -220,6 +220,7 @@ def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool) -
         user=user,
         home=home,
         data=data,
+        store=str(data_folders.image_store()),
         seed=secrets.randbits(31),
         pyxis=pyxis,
         containers=containers,

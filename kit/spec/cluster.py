@@ -65,7 +65,9 @@ class Paths(Model):
     """Folders that every node sees. May hold {project} {user} {home} {data}."""
 
     runs: str = Field(default="{project}/runs", description="Where run folders are made.")
-    store: str = Field(default="{data}/images", description="The image store, shared by all nodes.")
+    store: str | None = Field(
+        default=None, description="The image store, shared by all nodes; default: KIT_STORE, else {data}/images."
+    )
     cache: str = Field(
         default="/tmp/kit-{user}", description="Node-local caches: Triton, torch extensions, Hugging Face."
     )

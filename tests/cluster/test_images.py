@@ -12,7 +12,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from kit import shell
+from kit import data_folders, shell
 from kit.errors import ConfigError, EngineError, ImageError, LockError
 from kit.images import build, importing, lock, store, verify
 from kit.images import engine as engines
@@ -389,7 +389,7 @@ def test_a_name_with_shell_characters_is_refused(lab: ImageLab, tmp_path: Path) 
 @pytest.mark.slow
 def test_the_shipped_image_can_be_built_again_from_nothing(engine: engines.Engine) -> None:
     """The acceptance of the whole: other umask, locale and time zone, nothing cached, and the digest of the lock."""
-    store_dir = store.default()
+    store_dir = data_folders.image_store()
     if not store.path(store_dir, lock.read(REPO / "containers/train-cpu/image.lock").sha256).is_file():
         pytest.skip("train-cpu has not been built here: kit build-image train-cpu")
     done = subprocess.run(

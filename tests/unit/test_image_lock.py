@@ -88,10 +88,10 @@ def test_a_whole_image_is_right(tmp_path: Path) -> None:
 def test_a_missing_image_names_the_command_that_makes_it(tmp_path: Path) -> None:
     with pytest.raises(LockError) as caught:
         verify.check(make(), tmp_path, full=False)
-    assert caught.value.hint == "run 'kit build-image tiny'"
+    assert caught.value.hint == f"run 'kit build-image tiny --store {tmp_path}'"
     with pytest.raises(LockError) as caught:
         verify.check(make(source="docker://reg#a b"), tmp_path, full=False)
-    assert caught.value.hint == "run 'kit import-image 'docker://reg#a b' --name tiny'"
+    assert caught.value.hint == f"run 'kit import-image 'docker://reg#a b' --name tiny --store {tmp_path}'"
 
 
 def test_a_cut_off_image_is_found_without_reading_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
+from kit.cli import images
 from kit.config import validate
 from kit.errors import ConfigError, LockError
 from kit.images import doctor, lock, signature
@@ -32,6 +33,37 @@ def lock_file(tmp_path: Path) -> Path:
     path = tmp_path / "containers" / "train-cpu" / lock.FILE
     lock.write(path, make_lock())
     return path
+
+
+@pytest.mark.parametrize("environment", [True, False])
+@pytest.mark.parametrize("own", ["{project}/own", "~/own", ""])
+def test_every_command_finds_the_store_by_one_rule(
+    tmp_path: Path, lock_file: Path, monkeypatch: pytest.MonkeyPatch, environment: bool, own: str
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("KIT_STORE", raising=False)
+    if environment:
+        monkeypatch.setenv("KIT_STORE", str(tmp_path / "shared"))
+    paths = f'[paths]\nstore = "{own}"\n' if own else ""
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "far.toml").write_text(f"{paths}[node]\ncpus = 8\n[container]\nruntime = 'pyxis'\n")
+    monkeypatch.chdir(tmp_path)
+    wanted = tmp_path / ("shared" if environment else "share/kit/images")
+    wanted = {"{": tmp_path / "own", "~": tmp_path / "home" / "own"}.get(own[:1], wanted)
+    # far is the only cluster of the project, and so the default one.
+    assert images.store_of(None, "far") == images.store_of(None) == wanted
+    assert images.store_of(tmp_path / "x", "far") == tmp_path / "x"
+    prepared = submit.prepare(
+        write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\nimage = "train-cpu"\n'),
+        cluster=None,
+        overrides=[],
+    )
+    (pinned,) = prepared.plan.decisions.pins.distinct
+    assert pinned.stored == str(wanted / "sha256" / f"{make_lock().sha256}.sqsh")
+    with pytest.raises(LockError) as caught:
+        submit.require_ready(prepared)
+    assert caught.value.hint == f"run 'kit build-image train-cpu --store {wanted}'"
 
 
 @needs_ssh
