@@ -73,7 +73,7 @@ def test_every_validator_and_every_rule_has_a_wrong_value() -> None:
             wrong.wrong(kind)
     rooms = (
         "kit/allocation.py",
-        "kit/config.py",
+        "kit/config",
         "kit/data_folders.py",
         "kit/frameworks",
         "kit/planning",

@@ -1,0 +1,214 @@
+"""A job file and its cluster, read once; the job that they make, as written or as a point of a sweep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from kit import data_folders
+from kit.config import lookups
+from kit.config.extends import job_files
+from kit.config.layers import Layer, merge, merge_all, merge_and_validate, parse_overrides
+from kit.config.toml_file import Table, load_model, load_toml, shown
+from kit.errors import ConfigError, Fault
+from kit.spec.cluster import Cluster
+from kit.spec.form import shown as shown_value
+from kit.spec.job import Job
+from kit.spec.launcher import Launcher
+from kit.spec.mount import Mount
+from kit.validation import COMMAND_LINE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A job with all that it names, read and checked. asked: its [resources] as the user wrote them, without anybody's defaults."""
+
+    job: Job
+    job_file: str
+    job_dir: Path
+    project: Path
+    cluster: Cluster
+    cluster_name: str
+    launcher: Launcher
+    launcher_dir: Path
+    mounts: tuple[Mount, ...]
+    asked: Mapping[str, Any]
+    # The user's batch template: name shown in errors, contents.
+    template: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """A job file and its cluster, read once. `resolve` makes the job, as written or as a point of a sweep.
+
+    files: the job file's own keys, below them those of the files that it builds on, lowest first.
+    """
+
+    files: tuple[Layer, ...]
+    set_here: Table
+    overrides: tuple[str, ...]
+    job_file: Path
+    project: Path
+    place: Cluster
+    cluster: data_folders.Entry
+
+    def merged(self, point: Mapping[str, Any] | None = None) -> Table:
+        """The job's keys from all layers, unchecked."""
+        return merge_all(self._layers(point or {}, "", self._launcher(point or {})))
+
+    def resolve(self, point: Mapping[str, Any] | None = None, *, label: str = "") -> Resolved:
+        """The job with all that it names. ConfigError with every fault at once.
+
+        point: keys above all others. label: how a fault names the place that they come from.
+        """
+        above = point or {}
+        entry = self._launcher(above)
+        layers = self._layers(above, label, entry)
+        file, cluster_file = self._files
+        job = merge_and_validate(layers, self.overrides, file)
+        return Resolved(
+            job=job,
+            job_file=file,
+            job_dir=self._job_dir,
+            project=self.project,
+            cluster=self.place,
+            cluster_name=self.cluster.name,
+            launcher=load_model(entry.path, Launcher),
+            launcher_dir=entry.folder,
+            mounts=lookups.mounts(job, self.place, self._find, file, cluster_file),
+            asked=merge(merge(self.written, self.set_here), above).get("resources", {}),
+            template=lookups.template(job, self._job_dir, file),
+        )
+
+    def _layers(self, point: Mapping[str, Any], label: str, entry: data_folders.Entry) -> list[Layer]:
+        """Lowest first, each with the name that a fault in it gets."""
+        file, cluster_file = self._files
+        above = merge(self.set_here, point)
+        asked_by = label if "qos" in point else COMMAND_LINE if "qos" in self.set_here else file
+        return [
+            (load_model(entry.path, Launcher).defaults, f"{self._shown(entry.path)} [defaults]"),
+            (self.place.defaults, f"{cluster_file} [defaults]"),
+            (lookups.qos_layer(self.place, self.written, above, asked_by), f"{cluster_file} [qos]"),
+            *self.files,
+            (self.set_here, COMMAND_LINE),
+            *([(point, label)] if point else []),
+        ]
+
+    def _launcher(self, point: Mapping[str, Any]) -> data_folders.Entry:
+        below = self.written.get("launcher", self.place.defaults.get("launcher"))
+        name = point.get("launcher", self.set_here.get("launcher", below))
+        file, _ = self._files
+        if not isinstance(name, str):
+            known = ", ".join(data_folders.names("launchers", project_dir=self.project))
+            problem = "nothing says how the ranks start" if name is None else f"{shown_value(name)} is not a name"
+            raise ConfigError.of(
+                Fault(file=file, key="launcher", problem=problem, allowed=known, hint='launcher = "ddp"')
+            )
+        return self._find("launchers", name, file, "launcher")
+
+    # One job may be resolved a thousand times, for the points of a sweep: what touches the disk is asked once.
+
+    @cached_property
+    def written(self) -> Table:
+        """The keys of all job files."""
+        return merge_all(self.files)
+
+    @cached_property
+    def _files(self) -> tuple[str, str]:
+        """How faults name the job file and the cluster's file."""
+        return shown(self.job_file), shown(self.cluster.path)
+
+    @cached_property
+    def _shown(self) -> Callable[[Path], str]:
+        return lru_cache(maxsize=None)(shown)
+
+    @cached_property
+    def _job_dir(self) -> Path:
+        return self.job_file.parent.resolve()
+
+    @cached_property
+    def _find(self) -> lookups.Find:
+        return lru_cache(maxsize=None)(
+            lambda kind, name, file, key: data_folders.find(
+                kind, name, project_dir=self.project, asked_by=file, key=key
+            )
+        )
+
+
+def read_job(
+    job_file: Path, *, cluster: str | None, overrides: Sequence[str] = (), project: Path | None = None
+) -> Sources:
+    """Read a job file and its cluster's file.
+
+    cluster: a name of clusters/, default 'local'. overrides: 'a.b=c' each; c is TOML, or text where it is not.
+    """
+    return _read(job_files(job_file), job_file, cluster=cluster, overrides=overrides, project=project)
+
+
+def job_path(given: Path) -> Path:
+    """The job file of a path: a folder stands for its job.toml."""
+    return given / "job.toml" if given.is_dir() else given
+
+
+def default_cluster(project: Path) -> str:
+    """The cluster when none is named: KIT_CLUSTER's, the user's, the only one that project and user define; else `local`.
+
+    The user's is `cluster = "NAME"` in config.toml of the user's configuration folder (`data_folders.user_config`).
+    """
+    if named := os.environ.get("KIT_CLUSTER", ""):
+        return named
+    own = data_folders.user_config() / "config.toml"
+    if own.is_file() and (named := str(load_toml(own).get("cluster", ""))):
+        return named
+    defined = data_folders.own_names("clusters", project_dir=project)
+    return defined[0] if len(defined) == 1 else "local"
+
+
+def job_of(
+    written: Table,
+    job_file: Path,
+    *,
+    cluster: str | None,
+    overrides: Sequence[str] = (),
+    project: Path | None = None,
+) -> Sources:
+    """The same for a job that is a table already. job_file: what faults call it, in the folder that its paths start from."""
+    files = ((written, shown(job_file)),)
+    return _read(files, job_file, cluster=cluster, overrides=overrides, project=project)
+
+
+def _read(
+    files: tuple[Layer, ...], job_file: Path, *, cluster: str | None, overrides: Sequence[str], project: Path | None
+) -> Sources:
+    project = project or data_folders.project(job_file.parent)
+    entry = cluster_entry(cluster, project)
+    return Sources(
+        files=files,
+        set_here=parse_overrides(overrides),
+        overrides=tuple(overrides),
+        job_file=job_file,
+        project=project,
+        place=load_model(entry.path, Cluster),
+        cluster=entry,
+    )
+
+
+def cluster_entry(named: str | None, project: Path) -> data_folders.Entry:
+    """The file of a cluster: of `--cluster`, else of the default one. ConfigError, which says who named it, for an unknown one."""
+    if named:
+        return data_folders.find("clusters", named, project_dir=project, asked_by="--cluster", key="cluster")
+    asked_by = "KIT_CLUSTER" if os.environ.get("KIT_CLUSTER") else shown(data_folders.user_config() / "config.toml")
+    return data_folders.find(
+        "clusters", default_cluster(project), project_dir=project, asked_by=asked_by, key="cluster"
+    )
+
+
+def load_job(
+    job_file: Path, *, cluster: str | None, overrides: Sequence[str] = (), project: Path | None = None
+) -> Resolved:
+    """Read a job file and all that it names. ConfigError with every fault of the job at once."""
+    return read_job(job_file, cluster=cluster, overrides=overrides, project=project).resolve()

@@ -1,0 +1,119 @@
+"""One TOML file: its text, its table, its model."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from kit.errors import ConfigError
+from kit.validation import config_error
+
+M = TypeVar("M", bound=BaseModel)
+Table = dict[str, Any]
+
+
+def load_toml(path: Path) -> Table:
+    """A TOML file as a table; ConfigError when it is missing, unreadable or no TOML."""
+    text = _text_of(path)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(
+            f"{shown(path)}: not valid TOML: {error}", hint='text is written in "quotes", a table\'s name in [brackets]'
+        ) from None
+    except RecursionError:
+        raise too_deep(shown(path)) from None
+    check_depth(table, shown(path))
+    return table
+
+
+def _text_of(path: Path) -> str:
+    """A regular file's text: a FIFO would wait for a writer, and a device may never end."""
+    try:
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "not a regular file"
+            raise ConfigError(
+                f"{shown(path)}: this is {what}, and a TOML file is expected", hint="name the file itself"
+            )
+        # Editors on Windows put a byte order mark first.
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{shown(path)}: no such file", hint="run 'kit init' for a first job file, or name another one"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{shown(path)}: the file is not UTF-8 text", hint="save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{shown(path)}: cannot be read: {reason(error)}", hint=f"ls -l {shown(path)}") from None
+
+
+# No table of the kit is deeper than a dozen levels; what is deeper than this would end in Python's own limit somewhere.
+_DEEPEST = 100
+
+
+def _nested(table: Table) -> int:
+    """Levels of tables and lists inside each other, counted no further than is allowed."""
+    level: list[dict[str, Any] | list[Any]] = [table]
+    depth = 0
+    while level and depth <= _DEEPEST:
+        depth += 1
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+    return depth
+
+
+def check_depth(table: Table, file: str) -> None:
+    """ConfigError for a table that is nested deeper than any that the kit knows."""
+    if _nested(table) > _DEEPEST:
+        raise too_deep(file)
+
+
+def too_deep(file: str) -> ConfigError:
+    """The error for it."""
+    return ConfigError(f"{file}: more than {_DEEPEST} tables and lists inside each other", hint="kit schema job")
+
+
+def reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file could not be read, in words."""
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()
+
+
+def load_model(path: Path, model: type[M]) -> M:
+    """A TOML file as a model; ConfigError with all faults at once. A file that has not changed is not read again."""
+    try:
+        found = path.stat()
+    except OSError:
+        return validate(load_toml(path), model, file=shown(path))
+    loaded = _load_version(path, model, (found.st_mtime_ns, found.st_size, found.st_ino))
+    assert isinstance(loaded, model)
+    return loaded
+
+
+@lru_cache(maxsize=256)
+def _load_version(path: Path, model: type[BaseModel], version: tuple[int, ...]) -> BaseModel:
+    return validate(load_toml(path), model, file=shown(path))
+
+
+def validate(table: Mapping[str, Any], model: type[M], *, file: str) -> M:
+    """A table as a model; ConfigError with all faults, each blamed on `file`."""
+    try:
+        return model.model_validate(dict(table))
+    except ValidationError as error:
+        raise config_error(error, model, lambda _: file) from None
+
+
+def shown(path: Path) -> str:
+    """A path as a person would write it: relative to the working folder where it is inside."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
