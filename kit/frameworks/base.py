@@ -18,12 +18,14 @@ class Extra:
     """What a framework adds: files of the run folder, name -> text; arguments. In both, {run} is the run folder inside.
 
     roles: those that the start shapes `replicas` and `roles` split a job into. explained: for a reader of the batch script.
+    warnings: what will run, and perhaps not as meant; they name no file.
     """
 
     files: dict[str, str] = field(default_factory=dict)
     args: tuple[str, ...] = ()
     roles: Mapping[str, Role] = field(default_factory=dict)
     explained: tuple[str, ...] = ()
+    warnings: tuple[Fault, ...] = ()
 
 
 class Framework(Protocol):

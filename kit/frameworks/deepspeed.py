@@ -1,7 +1,4 @@
-"""DeepSpeed: the job's `[deepspeed]` table becomes ds_config.json, with its batch sizes checked against the world size.
-
-The arithmetic and the names are those of DeepSpeed's documentation ("DeepSpeed Configuration JSON", batch size parameters).
-"""
+"""DeepSpeed: the job's `[deepspeed]` table becomes ds_config.json, with its batch sizes checked against the world size."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ from typing import Any
 
 from kit.allocation import Allocation
 from kit.errors import Fault, nearest
+from kit.frameworks import batch_sizes as sizes
 from kit.frameworks.base import Extra, Framework
-from kit.frameworks.rules import multiple
+from kit.frameworks.batch_sizes import MICRO, STEPS, TOTAL
 from kit.spec.form import shown
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
@@ -28,8 +26,6 @@ _ALIKE = 0.88
 
 # Tables in which DeepSpeed 0.19 drops a key that is 'auto', so that its default counts (DeepSpeedConfigModel).
 _DEFAULTS = {"deepspeed.zero_optimization", "deepspeed.fp16", "deepspeed.bf16"}
-
-_TOTAL, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 
 class DeepSpeed:
@@ -46,79 +42,51 @@ class DeepSpeed:
         if is_launchers(job.script):
             yield from _not_options(job)
         if job.deepspeed is not None:
-            yield from broken(job.deepspeed, allocation.world_size)
+            yield from broken(job.deepspeed, allocation.world_size if is_launchers(job.script) else None)
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
         """See Framework."""
         if job.deepspeed is None:
             return Extra()
-        config = completed(job.deepspeed, allocation.world_size)
+        config: Mapping[str, Any] = job.deepspeed
+        warnings: tuple[Fault, ...] = ()
+        if is_launchers(job.script):
+            config = completed(config, allocation.world_size)
+        else:
+            split = sizes.split(job.args, config)
+            warnings = tuple(sizes.doubtful(config, allocation.world_size, split))
+            # What does not fit is left as it was written: the program may split its model in a way that nothing here says.
+            config = config if warnings else completed(config, allocation.world_size // split)
         file = {FILE: json.dumps(config, indent=2) + "\n"}
-        return Extra(files=file, args=("--ds-config", f"{{run}}/{FILE}"), explained=explained(job.deepspeed))
+        args = ("--ds-config", f"{{run}}/{FILE}")
+        return Extra(files=file, args=args, explained=explained(job.deepspeed), warnings=warnings)
 
 
 framework: Framework = DeepSpeed()
 
 
-def completed(table: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    """The table with every batch size in it."""
-    return {**table, **_batch_sizes(_given(table), world_size)}
+def completed(table: Mapping[str, Any], copies: int) -> dict[str, Any]:
+    """The table with every batch size in it, for so many data parallel ranks."""
+    return {**table, **sizes.completed(sizes.given(table), copies)}
 
 
-def broken(table: Mapping[str, Any], world_size: int) -> Iterator[Fault]:
-    """Sizes that do not multiply, 'auto', misspelt keys, and what ZeRO refuses."""
+def broken(table: Mapping[str, Any], copies: int | None) -> Iterator[Fault]:
+    """Sizes that do not multiply, 'auto', misspelt keys, and what ZeRO refuses. copies: data parallel ranks; None: not known."""
     yield from _misspelt(table)
     yield from _contradictions(table)
     yield from _autos(table)
-    given = _given(table)
-    wrong = [n for n, value in given.items() if not isinstance(value, int) or isinstance(value, bool) or value < 1]
-    for name in wrong:
-        problem = f"{shown(given[name])} is not a whole number of 1 or more"
-        yield Fault(key=f"deepspeed.{name}", problem=problem, hint=f"{name} = 1")
-    if not wrong:
-        sizes = _batch_sizes(given, world_size)
-        if sizes[_MICRO] * sizes[_STEPS] * world_size != sizes[_TOTAL]:
-            yield _uneven(given, world_size)
-
-
-def _given(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch sizes that the table says."""
-    return {name: table[name] for name in (_TOTAL, _MICRO, _STEPS) if table.get(name, "auto") != "auto"}
+    yield from sizes.not_numbers(table)
+    if copies is not None:
+        yield from sizes.uneven(table, copies)
 
 
 def _not_options(job: Job) -> Iterator[Fault]:
     """Options of the other GPT programs that this launcher's program does not read: the configuration has them."""
     given = {word.partition("=")[0] for word in job.args}
-    for option, key in (("--batch-size", _TOTAL), ("--accumulate", _STEPS), ("--clip", "gradient_clipping")):
+    for option, key in (("--batch-size", TOTAL), ("--accumulate", STEPS), ("--clip", "gradient_clipping")):
         if option in given:
             problem = f"with [deepspeed], {option} is not read: the configuration has the key deepspeed.{key}"
             yield Fault(key="args", problem=problem, hint=f"[deepspeed]\n       {key} = 1")
-
-
-def _batch_sizes(given: Mapping[str, int], world_size: int) -> dict[str, int]:
-    """The three sizes; those left out follow from the others, as DeepSpeed works them out."""
-    total, micro, steps = given.get(_TOTAL), given.get(_MICRO), given.get(_STEPS)
-    if micro is None and total is not None:
-        micro = total // ((steps or 1) * world_size)
-    micro = micro or 1
-    if steps is None:
-        steps = total // (micro * world_size) if total is not None else 1
-    return {_TOTAL: total if total is not None else micro * steps * world_size, _MICRO: micro, _STEPS: steps}
-
-
-def _uneven(given: Mapping[str, int], world_size: int) -> Fault:
-    """The total batch size that is not the product, or no multiple, of what else was given."""
-    micro, steps = given.get(_MICRO), given.get(_STEPS)
-    parts = [f"{micro} per GPU"] if micro else []
-    parts += [f"{steps} accumulation steps"] if steps else []
-    product, text = (micro or 1) * (steps or 1) * world_size, " x ".join([*parts, f"{world_size} ranks"])
-    if micro and steps:
-        problem = f"{given[_TOTAL]} is not {text} = {product}"
-        hint = f"{_TOTAL} = {product}, or remove one of the three"
-    else:
-        problem = f"{given[_TOTAL]} is not a multiple of {text} = {product}"
-        hint = f"{_TOTAL} = {multiple(given[_TOTAL], product)}"
-    return Fault(key=f"deepspeed.{_TOTAL}", problem=problem, hint=hint)
 
 
 def _misspelt(table: Mapping[str, Any], prefix: str = "deepspeed") -> Iterator[Fault]:
@@ -185,7 +153,7 @@ def _autos(table: Mapping[str, Any], prefix: str = "deepspeed") -> Iterator[Faul
             continue
         if isinstance(value, Mapping):
             yield from _autos(value, where)
-        elif value == "auto" and not (prefix == "deepspeed" and key in {_TOTAL, _MICRO, _STEPS}):
+        elif value == "auto" and not (prefix == "deepspeed" and key in {TOTAL, MICRO, STEPS}):
             problem = (
                 "'auto' is the Hugging Face Trainer's word: without it, DeepSpeed fails here or takes the text for true"
             )

@@ -1,4 +1,4 @@
-"""Numbers that a rule suggests in the place of one that it refuses."""
+"""Numbers that a rule suggests instead of one that it refuses."""
 
 from __future__ import annotations
 

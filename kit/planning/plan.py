@@ -67,7 +67,8 @@ class Plan:
     def warnings(self) -> tuple[Fault, ...]:
         """What will run, and perhaps not as meant."""
         resolved = self.decisions.resolved
-        return tuple(replace(one, file=resolved.job_file) for one in unexpanded(resolved.job, resolved.job.roles))
+        found = [*unexpanded(resolved.job, resolved.job.roles), *self.decisions.extra.warnings]
+        return tuple(replace(one, file=resolved.job_file) for one in found)
 
     @property
     def run_id(self) -> str:

@@ -12,7 +12,7 @@ import tomli_w
 from kit import config, frameworks
 from kit.errors import ConfigError
 from kit.frameworks import deepspeed
-from kit.planning.plan import plan
+from kit.planning.plan import Plan, plan
 from kit.spec.launcher import FrameworkName, Launcher
 from tests.support import REPO, make_lock, make_site, plan_of, write_job
 
@@ -97,6 +97,52 @@ def test_auto_is_deepspeeds_default_where_deepspeed_says_so() -> None:
 def test_a_key_of_another_release_is_handed_on() -> None:
     assert not [*deepspeed.broken({"something_new": {"enabled": True}}, 4)]
     assert deepspeed.completed({"something_new": {"enabled": True}}, 4)["something_new"] == {"enabled": True}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--tensor-model-parallel-size", "4", "--pipeline-model-parallel-size=12"],
+        ["--tp=4", "--pp", "12"],
+        ["--pp", "12"],  # and AutoTP in the table
+    ],
+)
+def test_bloom_176b_as_published(tmp_path: Path, args: list[str]) -> None:
+    """TP 4, PP 12, DP 8 on 384 GPUs, batches of 2048 by 2: every copy of the model is on 48 ranks."""
+    table: dict[str, Any] = {"train_batch_size": 2048, "train_micro_batch_size_per_gpu": 2}
+    if "--tp=4" not in args and len(args) == 2:
+        table["tensor_parallel"] = {"autotp_size": 4}
+    made = own_program(tmp_path, args, table)
+    assert made.warnings == ()
+    assert json.loads(made.text_of("ds_config.json"))["gradient_accumulation_steps"] == 128
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "2048 is not a multiple of 2 per GPU x 384 ranks = 768; right only where the program splits its model"),
+        (["--tp", "2"], "x 192 data parallel ranks (384 ranks, 2 a model) = 384; right only where"),
+        (["--tp", "7"], "models split over 7 ranks do not divide 384 ranks"),
+    ],
+)
+def test_sizes_of_a_users_own_program_are_warned_of_only(tmp_path: Path, args: list[str], said: str) -> None:
+    table = {"train_batch_size": 2048, "train_micro_batch_size_per_gpu": 2}
+    made = own_program(tmp_path, args, table)
+    (warning,) = made.warnings
+    assert said in warning.problem
+    assert json.loads(made.text_of("ds_config.json")) == table, "as the user wrote them"
+
+
+def own_program(folder: Path, args: list[str], table: dict[str, Any]) -> Plan:
+    """The plan of a job whose program is the user's own, on 48 nodes of 8 GPUs."""
+    job = {**BASE, "launcher": "deepspeed", "script": "pretrain.py", "args": args, "deepspeed": table}
+    job["resources"] = {"nodes": 48, "gpus_per_node": 8}
+    resolved = config.load_job(write_job(folder, tomli_w.dumps(job)), cluster="pod")
+    lock = make_lock()
+    held = {"torch": "2", "deepspeed": "0"}
+    return plan(
+        resolved, lock.model_copy(update={"packages": lock.packages.model_copy(update={"pip": held})}), make_site()
+    )
 
 
 def test_a_launchers_first_shape_is_the_jobs_where_it_says_none(tmp_path: Path) -> None:
