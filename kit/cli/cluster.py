@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,10 +116,11 @@ def detect(
     from kit.errors import UsageError
     from kit.slurm import client
     from kit.slurm.detect import detect as ask
+    from kit.spec.base import NAME
     from kit.spec.cluster import Cluster
 
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", name):
-        raise UsageError(f"{name!r}: not a name: lower-case letters, digits, and _ . -", hint="kit cluster detect pod")
+    if not NAME.holds(name):
+        raise UsageError(f"{name!r}: not a name: {NAME.how}", hint="kit cluster detect pod")
     path = data_folders.project() / "clusters" / f"{name}.toml"
     if path.exists() and not force:
         raise UsageError(f"{path}: there is one already", hint="--force writes over it")

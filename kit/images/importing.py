@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,7 +40,7 @@ def run(order: ImportOrder, report: Report) -> publish.Outcome:
     """
     start = time.monotonic()
     name = order.name or sources.default_name(order.uri)
-    if not re.fullmatch(NAME.pattern, name):
+    if not NAME.holds(name):
         raise UsageError(f"{name!r} cannot name an image", hint="--name with lower case letters, digits and . _ -")
     lock_file = order.project / "containers" / name / lock.FILE
     if (lock_file.parent / "image.toml").is_file():

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from kit.errors import ImageError
+from kit.images import background
 from kit.owner import Owner
 
 _HEARTBEAT_S = 10.0
@@ -38,7 +39,7 @@ def hold(path: Path, *, on_wait: Callable[[str], None] = lambda _: None) -> Iter
         ) from None
     try:
         _take(path, claim, on_wait)
-        with _heartbeat(claim):
+        with background.every(_HEARTBEAT_S, partial(_beat, claim), name="lease"):
             yield
     finally:
         # The claim and the lock are one inode: a lock that somebody took over in the meantime is not ours to remove.
@@ -105,19 +106,6 @@ def _now(claim: Path) -> float:
     return claim.stat().st_mtime
 
 
-@contextlib.contextmanager
-def _heartbeat(claim: Path) -> Iterator[None]:
-    done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(_HEARTBEAT_S):
-            with contextlib.suppress(OSError):
-                os.utime(claim)
-
-    thread = threading.Thread(target=beat, name="lease", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+def _beat(claim: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(claim)

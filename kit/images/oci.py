@@ -258,7 +258,7 @@ def _tags(descriptors: list[dict[str, Any]]) -> list[str]:
 
 
 def _several(source: str, tags: list[str]) -> UsageError:
-    listed = "\n".join(f"  {tag}" for tag in tags) or "  (none of them has a tag)"
+    listed = "\n".join(f"  {tag}" for tag in tags) or "  (all without a tag)"
     return UsageError(f"{source}: several images:\n{listed}", hint=f"{source}:TAG, or --platform")
 
 

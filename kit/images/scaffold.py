@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from kit import data_folders
 from kit.errors import LockError, UsageError
 from kit.images import lock
-
-_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
+from kit.spec.base import NAME
 
 _TOML = """\
 # An image of your own: what {base} holds, and what requirements.txt names.
@@ -47,8 +45,8 @@ def write(name: str, *, base: str, packages: Sequence[str], project: Path) -> Pa
     base: an image that has a lock. packages: requirements, as pip takes them. UsageError for a name that is taken or is none,
     LockError for a base without a lock.
     """
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"--image {name}: not the name of an image", hint="lower case letters, digits and . _ -")
+    if not NAME.holds(name):
+        raise UsageError(f"--image {name}: not the name of an image", hint=NAME.how)
     folder = project / "containers" / name
     if folder.exists():
         raise UsageError(f"{folder}: there is one already", hint="choose another name, or edit that one")

@@ -41,7 +41,7 @@ def sign(lock_file: Path, key: Path) -> Path:
 
 
 def require(lock_file: Path, signers: Sequence[str], *, what: str) -> str:
-    """Who signed a lock. LockError when nobody did, when the lock changed since, or when the key is none of `signers`.
+    """Who signed a lock. LockError when nobody did, when the lock changed since, or when no one of `signers` has the key.
 
     signers: as in `[store] signers`: a name and a public key each.
     """
@@ -58,7 +58,9 @@ def require(lock_file: Path, signers: Sequence[str], *, what: str) -> str:
         found = shell.run([*base, "find-principals", *files], check=False, timeout=_TIMEOUT_S)
         who = found.stdout.splitlines()[0] if found.returncode == 0 and found.stdout else ""
         if not who:
-            raise LockError(f"{what}: {place} was made with a key that is none of the cluster's signers", hint=mend)
+            raise LockError(
+                f"{what}: {place} was made with a key that does not belong to one of the cluster's signers", hint=mend
+            )
         text = lock_file.read_text(encoding="utf-8")
         words = [*base, "verify", *files, "-I", who, "-n", NAMESPACE]
         done = shell.run(words, input=text, check=False, timeout=_TIMEOUT_S)

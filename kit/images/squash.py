@@ -7,14 +7,13 @@ import json
 import os
 import shutil
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kit import shell
 from kit.errors import ImageError, ToolError
-from kit.images import entries, overlay, sqshfile, store
+from kit.images import background, entries, overlay, sqshfile, store
 from kit.images.edits import Addition, Edit
 from kit.spec.image import Squash
 
@@ -138,7 +137,7 @@ def _from_tree(source: Tree, edit: Edit, target: Path, options: Options, on_byte
     }
     file = folder / "request.json"
     file.write_text(json.dumps(request), encoding="utf-8")
-    with _watching(folder / "pid", on_bytes):
+    with background.every(_SAMPLE_S, _reading(folder / "pid", on_bytes), name="squash-progress"):
         done = shell.run([sys.executable, "-m", "kit.images.overlay", str(file)], env=_child_env(), check=False)
     if done.returncode in (overlay.CANNOT_MOUNT, overlay.UNLIKE):
         raise AnotherWayError(done.stderr)
@@ -167,28 +166,20 @@ def _child_env() -> dict[str, str]:
     return env | {"PYTHONPATH": os.pathsep.join(filter(None, [root, env.get("PYTHONPATH", "")]))}
 
 
-@contextlib.contextmanager
-def _watching(pid_file: Path, on_bytes: Callable[[int], None]) -> Iterator[None]:
-    """Report what the child has read, as the kernel counts it."""
-    done = threading.Event()
+def _reading(pid_file: Path, on_bytes: Callable[[int], None]) -> Callable[[], None]:
+    """Each call reports what the child has read since the one before, as the kernel counts it."""
+    before = 0
 
-    def watch() -> None:
-        before = 0
-        while not done.wait(_SAMPLE_S):
-            with contextlib.suppress(OSError, ValueError, StopIteration):
-                pid = int(pid_file.read_text(encoding="ascii"))
-                fields = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
-                now = next(int(field.split()[1]) for field in fields if field.startswith("rchar:"))
-                on_bytes(max(now - before, 0))
-                before = max(now, before)
+    def look() -> None:
+        nonlocal before
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            pid = int(pid_file.read_text(encoding="ascii"))
+            fields = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+            now = next(int(field.split()[1]) for field in fields if field.startswith("rchar:"))
+            on_bytes(max(now - before, 0))
+            before = max(now, before)
 
-    thread = threading.Thread(target=watch, name="squash-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return look
 
 
 def _what_to_do(said: str) -> str:

@@ -53,7 +53,7 @@ def program(made: Decisions, placed: RolePlacement) -> str:
 
 
 def all_reduce(made: Decisions) -> str:
-    """The preflight's collective, in the place of the program: same ranks, same environment, same container."""
+    """The preflight's collective, run instead of the program: same ranks, same environment, same container."""
     return _text(made, [made.job.python, f"{made.paths.inside.run}/bin/all_reduce.py"], {})
 
 

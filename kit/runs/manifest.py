@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -18,6 +18,8 @@ from kit.slurm.client import JobId
 from kit.spec.base import Model
 from kit.spec.sweep import Value
 from kit.text import clean
+
+_Model = TypeVar("_Model", bound=Model)
 
 # The newest form of the file that this kit understands.
 _VERSION = 1
@@ -87,16 +89,22 @@ class Manifest(Model):
         atomic.write(path, self.model_dump_json(indent=2) + "\n", durable=durable)
 
 
-def read(path: Path) -> Manifest:
-    """The manifest of a run; RunError, with one line that says why, when it is missing, damaged, or of a newer kit."""
+def load(model: type[_Model], path: Path, *, absent: RunError) -> _Model:
+    """The JSON file of a run or sweep; `absent` when there is none, RunError with one line that says why it cannot be read."""
     try:
-        made = Manifest.model_validate_json(files.read_bytes(path))
+        return model.model_validate_json(files.read_bytes(path))
     except FileNotFoundError:
-        raise RunError(f"{path.parent}: no manifest.json: not a run folder", hint="'kit runs' lists the runs") from None
+        raise absent from None
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
         raise RunError(f"{path}: {problem(error)}") from None
+
+
+def read(path: Path) -> Manifest:
+    """The manifest of a run; RunError, with one line that says why, when it is missing, damaged, or of a newer kit."""
+    absent = RunError(f"{path.parent}: no manifest.json: not a run folder", hint="'kit runs' lists the runs")
+    made = load(Manifest, path, absent=absent)
     if made.schema_version > _VERSION:
         raise RunError(f"{path}: a newer kit wrote it (schema_version {made.schema_version})", hint="use that kit")
     return made

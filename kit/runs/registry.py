@@ -66,19 +66,28 @@ def find_one(name: str | None, folders: list[Path]) -> Path:
         return Path(name).resolve()
     matching = [folder / name for folder in folders if _is_name(name) and index.is_run(folder / name)]
     matching = matching or [p for folder in folders for p in index.run_dirs(folder) if p.name.startswith(name)]
-    exact = [p for p in matching if p.name == name]
-    matching = exact or matching
     if not matching and name.replace("_", "").isdigit():
         # Another cluster, or this one made anew, may have given the same number before: the newest is meant.
         matching = [path for path, one in find_all(folders) if str(one.job_id) == name][-1:]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        hint = "such as " + ", ".join(sorted(p.name for p in matching)[-3:])
-        if {p.parent for p in matching} == {matching[0].parent} and matching[0].parent.name == POINTS:
-            hint = f"'kit results {matching[0].parent.parent.name}' shows all points of that sweep"
-        raise RunError(f"{name}: {len(matching)} runs start with it", hint=hint)
+    hint = ""
+    if matching and {p.parent for p in matching} == {matching[0].parent} and matching[0].parent.name == POINTS:
+        hint = f"'kit results {matching[0].parent.parent.name}' shows all points of that sweep"
+    if found := only(name, matching, what="runs", hint=hint):
+        return found
     raise RunError(f"{name}: no such run under {_listed(folders)}", hint="'kit runs' lists the runs")
+
+
+def only(name: str, matching: list[Path], *, what: str, hint: str = "") -> Path | None:
+    """The one of these that is called `name`, or else the only one there is; None without any. RunError for several.
+
+    what: they are, in the plural. hint: else some of their names.
+    """
+    exact = [path for path in matching if path.name == name]
+    matching = exact or matching
+    if len(matching) > 1:
+        names = ", ".join(sorted(path.name for path in matching)[-3:])
+        raise RunError(f"{name}: {len(matching)} {what} start with it", hint=hint or f"such as {names}")
+    return matching[0] if matching else None
 
 
 def _newest(folders: list[Path]) -> Path:

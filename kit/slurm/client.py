@@ -94,7 +94,7 @@ def queue(*, env: Mapping[str, str], job_ids: Sequence[JobId] = ()) -> dict[JobI
 def knows(job_id: JobId, *, env: Mapping[str, str]) -> bool:
     """Whether the controller knows a job, anybody's: it forgets one some minutes after its end (MinJobAge).
 
-    A controller that does not answer is no reason to doubt a number: what comes after this says so.
+    A controller that does not answer is no reason to doubt a number: the next command reports the failure.
     """
     done = shell.run(["scontrol", "show", "job", str(job_id)], env=env, timeout=_TIMEOUT_S, check=False)
     return "Invalid job id" not in done.stderr

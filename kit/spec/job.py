@@ -242,7 +242,7 @@ class Job(Model):
     )
     module: SbatchWord | None = Field(
         default=None,
-        description="Program as a module: 'package.main' is started by python -m. In the place of `script`.",
+        description="Program as a module: 'package.main' is started by python -m. Instead of `script`.",
     )
     args: tuple[Arg, ...] = Field(default=(), description="Arguments of the program, passed through byte for byte.")
     shape: Shape | None = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit.errors import RunError
-from kit.runs import status
+from kit.runs import registry, status
 from kit.runs.status import Queue, Status
 from kit.spec.paths import RunPaths
 from kit.sweeps import lost
@@ -40,12 +40,8 @@ def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = N
             whose = f" of {job_file}" if job_file else ""
             raise RunError(f"no sweep{whose} yet", hint="'kit sweep' submits one")
         return mine[-1]
-    matching = [p for p in known if p.name == name] or [p for p in known if p.name.startswith(name)]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        names = ", ".join(p.name for p in matching[-3:])
-        raise RunError(f"{name}: {len(matching)} sweeps start with it", hint=f"such as {names}")
+    if found := registry.only(name, [p for p in known if p.name.startswith(name)], what="sweeps"):
+        return found
     raise RunError(f"{name}: no such sweep", hint=f"known: {', '.join(p.name for p in known[-3:]) or 'none'}")
 
 

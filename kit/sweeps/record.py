@@ -7,9 +7,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
-from kit import files
 from kit.errors import RunError
 from kit.runs import atomic, index, manifest
 from kit.spec.base import Model
@@ -87,11 +84,5 @@ class SweepPaths:
 def read(folder: Path) -> SweepRecord:
     """The record of a sweep; RunError when there is none or it is of another make."""
     path = SweepPaths(folder).record
-    try:
-        return SweepRecord.model_validate_json(files.read_bytes(path))
-    except FileNotFoundError:
-        raise RunError(f"{folder}: no sweep.json: not a sweep", hint="'kit sweep' makes one") from None
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise RunError(f"{path}: {manifest.problem(error)}") from None
+    absent = RunError(f"{folder}: no sweep.json: not a sweep", hint="'kit sweep' makes one")
+    return manifest.load(SweepRecord, path, absent=absent)

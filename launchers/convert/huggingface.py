@@ -112,7 +112,7 @@ def _config(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
         "tie_word_embeddings": shape.tied_embeddings,
         "attention_bias": False,
         "mlp_bias": False,
-        # The tokenizer stays with the user: no token is special until they say so.
+        # The tokenizer stays with the user: no token is special until they name it.
         "bos_token_id": None,
         "eos_token_id": None,
     }

@@ -1,4 +1,4 @@
-"""From the tensors of a model to those of Hugging Face's Llama: names, and how fused weights come apart.
+"""From the tensors of a model to those of Hugging Face's Llama: names, and how fused weights are split.
 
 Megatron fuses queries, keys and values by query group: for each group its query heads, one key head, one value head. The GPT of
 launchers/lib/model.py stacks all queries, all keys, all values. Both stack the feed-forward part's gate on its up projection.

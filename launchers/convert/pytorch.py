@@ -1,6 +1,6 @@
 """One .pt file with model_state_dict and model_config, which torch.load(..., weights_only=True) reads.
 
-torch lays the file out first, with no bytes in the place of the tensors' data; each tensor is then written to its place.
+torch lays the file out first, without the tensors' data; each tensor is then written to its place.
 Held in memory: one tensor, and one stored chunk of it. The checksums in the file are not filled in, and torch checks none.
 """
 

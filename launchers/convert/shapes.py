@@ -54,7 +54,7 @@ def config(source: Source, given: Given) -> dict[str, Any]:
 
 
 def of(source: Source, given: Given) -> Shape | None:
-    """The shape; None of a model that is none of the two families."""
+    """The shape; None for a model of neither family."""
     if source.kind == "other":
         return None
     size = {piece.name: piece.shape for piece in source.pieces}

@@ -17,7 +17,6 @@ on where it stopped. docs/training.md says what it reads and writes, lib/stop.py
 """
 
 import contextlib
-import sys
 import time
 from pathlib import Path
 
@@ -47,7 +46,7 @@ parser.add_argument("--workers", type=int, default=0, help="loader processes for
 args = options.parse(parser)
 
 
-def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
+def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last epoch, or until a stop is asked for; the exit code."""
     log = metrics.Metrics(args.run_dir, here)
     requests = stop.StopRequest(args.run_dir, here)
@@ -100,15 +99,11 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     # ---- resume ----
 
     told = resume.told("ddp/train.py", args, data=data.images_told(args.data))
-    saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
-    )
+    saves, found = resume.begun(args, here, told, log)
     # Where the run is: optimizer steps, epochs, images of this epoch over all ranks; and the sum of this rank's losses.
     at = {"step": 0, "epoch": 0, "images": 0}
     losses = torch.zeros((), dtype=torch.float64, device=here.device)
-    found = saves.newest()
     if found:
-        resume.check(found, told, here, log)
         state = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
         net.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -119,8 +114,6 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
         checkpoint.restore_rng(state["rng"], here, seed=args.seed, step=at["step"])
         line = f"resumed from {found}, epoch {at['epoch'] + 1}, step {at['step']}"
         log.record("resumed", line, step=at["step"], path=str(found))
-    else:
-        checkpoint.seed_all(args.seed, here)
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
@@ -231,6 +224,4 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
 
 if __name__ == "__main__":
-    with ranks.started(args.device) as here:
-        code = train(here)
-    sys.exit(code)
+    ranks.run(train, args.device)

@@ -4,11 +4,10 @@
     srun --ntasks-per-node=4 worker.sh python train_gpt.py --precision bf16 --compile
     python train_gpt.py
 
-Started again with the same checkpoint folder it goes on where it stopped. `lib`, options and files: docs/training.md.
+Started again with the same checkpoint folder it continues where it stopped. `lib`, options and files: docs/training.md.
 """
 
 import contextlib
-import sys
 from pathlib import Path
 
 import torch
@@ -63,22 +62,16 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- resume ----
 
     told = resume.told("ddp/train_gpt.py", args, data=data.text_told(args.data))
-    saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
-    )
+    saves, found = resume.begun(args, here, told, log)
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
-    found = saves.newest()
     if found:
-        resume.check(found, told, here, log)
         state = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(state[name])
         at = state["at"]
         checkpoint.restore_rng(state["rng"], here, seed=args.seed, step=at["step"])
-        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
-    else:
-        checkpoint.seed_all(args.seed, here)
+        resume.say(log, found, at["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
@@ -98,8 +91,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, here, **where)
     speed = metrics.Speed(args.batch_size * args.context, net.flops_per_token(), here, args.precision)
-    while at["step"] < args.steps:
-        profile.step(at["step"] + 1)
+    steps = loop.Steps(
+        args, here, at=at, samples=args.batch_size, speed=speed, log=log, requests=requests, profile=profile, save=save
+    )
+    while steps.go_on():
         losses = torch.zeros((), device=here.device)
         for micro_step in range(args.accumulate):
             last_micro_step = micro_step == args.accumulate - 1
@@ -113,25 +108,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        at["step"] += 1
-        at["samples"] += args.batch_size
-        speed.step()
-
-        if args.log_every and at["step"] % args.log_every == 0:
-            log.step(at["step"], losses.item(), speed, here, lr=lr, gradient_norm=norm.item())
-        code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
-        if code is not None:
-            return code
+        steps.done(losses.item, lr=lr, gradient_norm=norm)
 
     # ---- the end ----
 
-    loop.close(requests, profile, save)
-    net.eval()
-    log.final(at["step"], loop.test_loss(net, test_set, args.test_windows, micro_batch, here), here)
-    return 0
+    return steps.tested(net, test_set, micro_batch)
 
 
 if __name__ == "__main__":
-    with ranks.started(args.device) as here:
-        code = train(here)
-    sys.exit(code)
+    ranks.run(train, args.device)

@@ -12,7 +12,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointComm
 
 
 class Later(CheckpointEngine):
-    """Stands in for DeepSpeed's writer, `then`: what is to be saved is kept until writes() is called."""
+    """Replaces DeepSpeed's writer, `then`: what is to be saved is kept until writes() is called."""
 
     def __init__(self, then: CheckpointEngine) -> None:
         super().__init__()

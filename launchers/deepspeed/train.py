@@ -5,13 +5,12 @@
     python train.py --ds-config ds_config.json
 
 One process for each GPU, RANK, LOCAL_RANK, WORLD_SIZE and MASTER_* set by whoever starts it: no ssh, no mpi4py, no deepspeed
-launcher. Batch sizes, precision, clipping, ZeRO and offload stand in the configuration; without an "optimizer" there, it is
+launcher. Batch sizes, precision, clipping, ZeRO and offload are in the configuration; without an "optimizer" there, it is
 torch's AdamW with --lr and --weight-decay, and the schedule of the other programs. `lib`, options and files: docs/training.md.
 """
 
 import json
 import os
-import sys
 import warnings
 from pathlib import Path
 
@@ -26,7 +25,7 @@ parser.add_argument("--ds-config", type=Path, default=Path(__file__).with_name("
 parser.set_defaults(batch_size=None, accumulate=None, clip=None)
 args = options.parse(parser)
 if args.batch_size or args.accumulate or args.clip:
-    parser.error("--batch-size, --accumulate and --clip stand in the configuration, by DeepSpeed's names")
+    parser.error("--batch-size, --accumulate and --clip are set in the configuration, by DeepSpeed's names")
 
 
 def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
@@ -77,16 +76,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         "zero": engine.zero_optimization_stage(),
     }
     told = resume.told("deepspeed/train.py", args, without=["ds_config"], data=data.text_told(args.data), **more)
-    saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
-    )
+    saves, found = resume.begun(args, here, told, log, equal=["zero"])
     later = Later(engine.checkpoint_engine) if args.checkpoint_async else None
     if later:
         engine.checkpoint_engine = later
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
-    found = saves.newest()
     if found:
-        resume.check(found, told, here, log, equal=["zero"])
         written_by = checkpoint.marker(found)["world_size"]
         if written_by != here.world_size:
             raise SystemExit(
@@ -95,9 +90,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             )
         engine.load_checkpoint(str(found), tag=TAG)
         at = checkpoint.read_rank(found, here, seed=args.seed)
-        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
-    else:
-        checkpoint.seed_all(args.seed, here)
+        resume.say(log, found, at["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
@@ -114,8 +107,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     where = {"seed": args.seed, "samples": at["samples"], "accumulate": accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, here, **where)
     speed = metrics.Speed(batch_size * args.context, flops_per_token, here, precision)
-    while at["step"] < args.steps:
-        profile.step(at["step"] + 1)
+    steps = loop.Steps(
+        args, here, at=at, samples=batch_size, speed=speed, log=log, requests=requests, profile=profile, save=save
+    )
+    while steps.go_on():
         losses = torch.zeros((), device=here.device)
         if own is not None and "scheduler" not in config:
             pace = {"lr": args.lr * factor(at["step"]), "weight_decay": args.weight_decay}
@@ -126,26 +121,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             engine.backward(loss)  # scales the loss by the accumulation steps
             engine.step()  # updates after the last of them
             losses += loss.detach() / accumulate
-        at["step"] += 1
-        at["samples"] += batch_size
-        speed.step()
-
-        if args.log_every and at["step"] % args.log_every == 0:
-            norm = float(engine.get_global_grad_norm() or 0.0)
-            log.step(at["step"], losses.item(), speed, here, lr=engine.get_lr()[0], gradient_norm=norm)
-        code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
-        if code is not None:
-            return code
+        steps.done(losses.item, lr=engine.get_lr()[0], gradient_norm=engine.get_global_grad_norm())
 
     # ---- the end ----
 
-    loop.close(requests, profile, save)
-    engine.eval()
-    log.final(at["step"], loop.test_loss(engine, test_set, args.test_windows, micro_batch, here), here)
-    return 0
+    return steps.tested(engine, test_set, micro_batch)
 
 
 if __name__ == "__main__":
-    with ranks.started(args.device) as here:
-        code = train(here)
-    sys.exit(code)
+    ranks.run(train, args.device)

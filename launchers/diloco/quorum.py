@@ -1,6 +1,6 @@
 """A replica group's seat in the quorum: with whom it synchronises, and how it gets the state that it missed.
 
-Built on torchft's parts: the lighthouse says which groups are alive, the manager server (one a group) sends it
+Built on torchft's parts: the lighthouse says which groups are alive, the manager server (one per group) sends it
 heartbeats and asks for a quorum, the reconfigurable process group connects the ranks of equal number of all groups, and
 the transport sends state from a group that has it to one that missed it. A meeting goes so:
 
@@ -184,7 +184,7 @@ class Seat:
         )
 
     def _connect(self, found: Any) -> None:
-        """Connect to the members, unless they are those of before and none of them failed (a failure moves the id)."""
+        """Connect to the members, unless they are the same as before and no one failed (a failure moves the id)."""
         wanted = (found.quorum_id, found.store_address, tuple(found.replica_ids))
         if wanted == self._connected:
             return

@@ -1,4 +1,4 @@
-"""A byte-level GPT trained by replica groups that average now and then: DiLoCo, or MuLoCo with --inner muon.
+"""A byte-level GPT trained by replica groups that average periodically: DiLoCo, or MuLoCo with --inner muon.
 
     torchft_lighthouse --min_replicas 2                       once, on a host that all groups reach
     TORCHFT_LIGHTHOUSE=http://HOST:29510 REPLICA_GROUP_ID=0 NUM_REPLICA_GROUPS=2 \\
@@ -12,7 +12,6 @@ newest checkpoint, with any number of groups. How it works, options and files: d
 import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -311,6 +310,4 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
 
 if __name__ == "__main__":
-    with ranks.started(args.device) as here:
-        code = train(here)
-    sys.exit(code)
+    ranks.run(train, args.device)

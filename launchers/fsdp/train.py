@@ -8,7 +8,6 @@ Checkpoints are torch's distributed ones: each rank writes its shards (in the ba
 number of ranks reads them back. `lib`, options and files: docs/training.md.
 """
 
-import sys
 from pathlib import Path
 
 import torch
@@ -77,20 +76,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- resume ----
 
     told = resume.told("fsdp/train.py", args, data=data.text_told(args.data))
-    saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
-    )
+    saves, found = resume.begun(args, here, told, log)
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
-    found = saves.newest()
     if found:
-        resume.check(found, told, here, log)
         weights, updates = get_state_dict(net, optimizer)
         dcp.load({"model": weights, "optimizer": updates}, checkpoint_id=found)
         set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=updates)
         at = checkpoint.read_rank(found, here, seed=args.seed)
-        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
-    else:
-        checkpoint.seed_all(args.seed, here)
+        resume.say(log, found, at["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
@@ -111,8 +104,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, here, **where)
     speed = metrics.Speed(args.batch_size * args.context, flops_per_token, here, args.precision)
-    while at["step"] < args.steps:
-        profile.step(at["step"] + 1)
+    steps = loop.Steps(
+        args, here, at=at, samples=args.batch_size, speed=speed, log=log, requests=requests, profile=profile, save=save
+    )
+    while steps.go_on():
         losses = torch.zeros((), device=here.device)
         for micro_step in range(args.accumulate):
             net.set_requires_gradient_sync(micro_step == args.accumulate - 1)
@@ -124,25 +119,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        at["step"] += 1
-        at["samples"] += args.batch_size
-        speed.step()
-
-        if args.log_every and at["step"] % args.log_every == 0:
-            log.step(at["step"], losses.item(), speed, here, lr=lr, gradient_norm=norm.item())
-        code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
-        if code is not None:
-            return code
+        steps.done(losses.item, lr=lr, gradient_norm=norm)
 
     # ---- the end ----
 
-    loop.close(requests, profile, save)
-    net.eval()
-    log.final(at["step"], loop.test_loss(net, test_set, args.test_windows, micro_batch, here), here)
-    return 0
+    return steps.tested(net, test_set, micro_batch)
 
 
 if __name__ == "__main__":
-    with ranks.started(args.device) as here:
-        code = train(here)
-    sys.exit(code)
+    ranks.run(train, args.device)

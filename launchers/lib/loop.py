@@ -1,5 +1,6 @@
 """What the loops of the programs share: the optimizer and its learning rate, the stop on request, the test at the end."""
 
+import argparse
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -49,12 +50,77 @@ def stopped(
 ) -> int | None:
     """The exit code, where a rank was asked to stop: the checkpoint of `step` is on disk then. None: train on."""
     number = requests.agreed()
-    if not number:
-        return None
+    return leave(number, requests, log, profile, save, step) if number else None
+
+
+def leave(  # noqa: PLR0917 - in the order of `stopped`, with the signal first
+    number: int, requests: stop.StopRequest, log: metrics.Metrics, profile: metrics.Profile, save: Save, step: int
+) -> int:
+    """Save, and report the stop that signal `number` asked for; the exit code."""
     save(last=True)
     profile.close()
     log.record("stopped", f"stopped by signal {number} at step {step}, saved", step=step, signal=number)
     return requests.finish(number, step)
+
+
+class Steps:
+    """The steps of a program that trains on text: each counted, logged and saved as the options say, and the end of them.
+
+    while steps.go_on():
+        ...  # one optimizer step
+        steps.done(loss.item, lr=lr)
+    return steps.tested(net, test_set, micro_batch)
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        here: ranks.Ranks,
+        *,
+        at: dict[str, int],
+        samples: int,
+        speed: metrics.Speed,
+        log: metrics.Metrics,
+        requests: stop.StopRequest,
+        profile: metrics.Profile,
+        save: Save,
+    ) -> None:
+        """at: `step` and `samples` so far, counted on here. samples: sequences in a step, over all ranks."""
+        self._args, self._here, self._at, self._samples, self._speed = args, here, at, samples, speed
+        self._log, self._requests, self._profile, self._save = log, requests, profile, save
+        self._code: int | None = None
+
+    def go_on(self) -> bool:
+        """Whether there is another step to make: not after the last one, nor once a rank was asked to stop."""
+        if self._code is not None or self._at["step"] >= self._args.steps:
+            return False
+        self._profile.step(self._at["step"] + 1)
+        return True
+
+    def done(self, loss: Callable[[], float], **values: torch.Tensor | float | None) -> None:
+        """A step was made. loss: this rank's; it and the values are read in steps that are logged only (a GPU waits for it)."""
+        at = self._at
+        at["step"] += 1
+        at["samples"] += self._samples
+        self._speed.step()
+        if self._args.log_every and at["step"] % self._args.log_every == 0:
+            read = {name: float(value or 0.0) for name, value in values.items()}
+            self._log.step(at["step"], loss(), self._speed, self._here, **read)
+        every = self._args.checkpoint_every
+        self._code = after_step(self._requests, self._log, self._profile, self._save, at["step"], every=every)
+
+    def tested(self, net: torch.nn.Module, test_set: data.Images, micro_batch: int) -> int:
+        """The end, with the loss of `net` on the test windows; the exit code."""
+        net.eval()
+        return self.end(lambda: test_loss(net, test_set, self._args.test_windows, micro_batch, self._here))
+
+    def end(self, test: Callable[[], float]) -> int:
+        """The exit code: of a stop, or 0 with the last checkpoint on disk and the loss of `test` reported."""
+        if self._code is not None:
+            return self._code
+        close(self._requests, self._profile, self._save)
+        self._log.final(self._at["step"], test(), self._here)
+        return 0
 
 
 def close(requests: stop.StopRequest, profile: metrics.Profile, save: Save) -> None:

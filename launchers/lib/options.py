@@ -1,4 +1,4 @@
-"""The options of all programs. Their defaults come from what the kit exports, so a job file repeats none of them."""
+"""The options of all programs. Their defaults come from what the kit exports, so a job file need not repeat them."""
 
 import argparse
 import math
@@ -88,12 +88,19 @@ def add_gpt(made: argparse.ArgumentParser) -> None:
     how.add_argument("--steps", type=int, default=200, help="optimizer steps")
     how.add_argument("--batch-size", type=int, default=32, help="sequences for each optimizer step, over all ranks")
     how.add_argument("--accumulate", type=int, default=1, help="micro-steps for each optimizer step")
-    how.add_argument("--lr", type=float, default=3e-3)
-    how.add_argument("--warmup", type=int, default=20, help="optimizer steps of linear warm-up; cosine decay follows")
-    how.add_argument("--weight-decay", type=float, default=0.1)
-    how.add_argument("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
+    add_pace(how, lr=3e-3, warmup=20)
     how.add_argument("--test-windows", type=int, default=256, help="held-out sequences for the final loss")
     made.set_defaults(log_every=10)
+
+
+def add_pace(made: argparse._ActionsContainer, *, lr: float, warmup: int) -> None:
+    """The options of the optimizer's steps, with these defaults."""
+    made.add_argument("--lr", type=float, default=lr)
+    made.add_argument(
+        "--warmup", type=int, default=warmup, help="optimizer steps of linear warm-up; cosine decay follows"
+    )
+    made.add_argument("--weight-decay", type=float, default=0.1)
+    made.add_argument("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
 
 
 def add_compile(made: argparse.ArgumentParser) -> None:

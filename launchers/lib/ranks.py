@@ -8,9 +8,11 @@ import ctypes
 import os
 import signal
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -58,6 +60,13 @@ def started(device: str = "auto") -> Iterator[Ranks]:
         # After an error the other ranks may be inside an NCCL collective, and destroying the group would wait for them.
         if not (failed and use_gpu):
             dist.destroy_process_group()
+
+
+def run(program: Callable[[Ranks], int], device: str) -> NoReturn:
+    """Run `program` in the process group, and exit with its code once the group is left."""
+    with started(device) as here:
+        code = program(here)
+    sys.exit(code)
 
 
 def _die_with_torchrun() -> None:

@@ -35,6 +35,29 @@ def told(program: str, args: argparse.Namespace, *, without: Iterable[str] = (),
     return {"program": program, "arguments": json.loads(json.dumps(arguments, default=str))}
 
 
+def begun(
+    args: argparse.Namespace, here: Ranks, now: Told, log: metrics.Metrics, *, equal: Iterable[str] = ()
+) -> tuple[checkpoint.Checkpoints, Path | None]:
+    """The checkpoints of the options, and the newest that is sound; a program that cannot go on from it ends here (see check).
+
+    Without one the generators are seeded: a new run begins.
+    """
+    saves = checkpoint.Checkpoints(
+        args.checkpoint_dir, here, now, keep=args.checkpoint_keep, background=args.checkpoint_async
+    )
+    found = saves.newest()
+    if found:
+        check(found, now, here, log, equal=equal)
+    else:
+        checkpoint.seed_all(args.seed, here)
+    return saves, found
+
+
+def say(log: metrics.Metrics, found: Path, step: int) -> None:
+    """The record of a program that goes on from the checkpoint `found`."""
+    log.record("resumed", f"resumed from {found}, step {step}", step=step, path=str(found))
+
+
 def check(found: Path, now: Told, here: Ranks, log: metrics.Metrics, *, equal: Iterable[str] = ()) -> None:
     """End the program where it cannot go on from `found`; else say what differs. equal: further names that may not differ.
 
@@ -55,7 +78,7 @@ def check(found: Path, now: Told, here: Ranks, log: metrics.Metrics, *, equal: I
 
 def _judged(found: Path, then: dict[str, Any], now: Told, equal: set[str]) -> tuple[str | None, list[str]]:
     """Why the program cannot go on, if so; and what differs but is applied."""
-    if "program" not in then:  # written before checkpoints said so
+    if "program" not in then:  # written before checkpoints named their program
         return None, []
     if then["program"] != now["program"]:
         return (

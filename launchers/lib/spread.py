@@ -1,5 +1,8 @@
 """A model over the ranks: copies of it, or each copy in shards. Its state is whole in checkpoints, so that any layout reads it."""
 
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -39,9 +42,11 @@ def state(net: GPT, optimizer: torch.optim.Optimizer) -> dict[str, object]:
     return {"model": weights, "optimizer": updates}
 
 
-def restore(net: GPT, optimizer: torch.optim.Optimizer, saved: dict[str, dict[str, object]]) -> None:
-    """Put back what `state` returned. Called by all ranks, each with the whole."""
+def restore(net: GPT, optimizer: torch.optim.Optimizer, found: Path) -> dict[str, Any]:
+    """Put back what `state` returned, from a checkpoint's state.pt; all that the file holds. Called by all ranks."""
+    saved: dict[str, Any] = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
     set_state_dict(net, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"], options=FULL)
+    return saved
 
 
 def weights(net: GPT) -> Weights:

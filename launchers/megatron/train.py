@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,9 +232,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- resume ----
 
     told = resume.told("megatron/train.py", args, data=data.text_told(args.data))
-    saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
-    )
+    saves, found = resume.begun(args, here, told, log, equal=EQUAL)
     strategy = TwoHalves()
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all data parallel ranks
 
@@ -244,14 +243,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, metadata=CONTENT),
         }
 
-    found = saves.newest()
     if found:
-        resume.check(found, told, here, log, equal=EQUAL)
         load(found, net, optimizer, sharded_state)
         at = checkpoint.read_rank(found, here, seed=args.seed)
-        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
-    else:
-        checkpoint.seed_all(args.seed, here)
+        resume.say(log, found, at["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish:
@@ -286,8 +281,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     batches = data.batches(train_set, micro_batch, copy, **where)
     speed = metrics.Speed(args.batch_size * args.context, flops_per_token(), here, args.precision)
     schedule = {"model": [net], "seq_length": args.context, "micro_batch_size": micro_batch}
-    while at["step"] < args.steps:
-        profile.step(at["step"] + 1)
+    steps = loop.Steps(
+        args, here, at=at, samples=args.batch_size, speed=speed, log=log, requests=requests, profile=profile, save=save
+    )
+    while steps.go_on():
         net.zero_grad_buffer()
         optimizer.zero_grad()
         losses = run_micro_batches(
@@ -299,34 +296,28 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         )
         lr = loop.set_pace(optimizer, lr=args.lr * lr_factor(at["step"]))
         _, norm, _ = optimizer.step()
-        at["step"] += 1
-        at["samples"] += args.batch_size
-        speed.step()
-
-        if args.log_every and at["step"] % args.log_every == 0:
-            log.step(at["step"], loss_of_all(losses), speed, here, lr=lr, gradient_norm=float(norm))
-        code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
-        if code is not None:
-            return code
+        steps.done(partial(loss_of_all, losses), lr=lr, gradient_norm=norm)
 
     # ---- the end ----
 
-    loop.close(requests, profile, save)
     net.eval()
-    count = min(args.test_windows, len(test_set))
-    tests = [*data.fixed(test_set, count, micro_batch, copy)]
-    with torch.no_grad():
-        losses = run_micro_batches(
-            forward_step_func=forward_step,
-            data_iterator=iter(tests),
-            num_microbatches=len(tests),
-            forward_only=True,
-            **schedule,
-        )
-    # Every rank of a last stage has the sum of its model copy's windows.
-    (summed,) = ranks.total(sum(part["loss"].item() for part in losses), here=here)
-    log.final(at["step"], summed * data_parallel * args.pp / here.world_size / count, here)
-    return 0
+
+    def test() -> float:
+        count = min(args.test_windows, len(test_set))
+        tests = [*data.fixed(test_set, count, micro_batch, copy)]
+        with torch.no_grad():
+            losses = run_micro_batches(
+                forward_step_func=forward_step,
+                data_iterator=iter(tests),
+                num_microbatches=len(tests),
+                forward_only=True,
+                **schedule,
+            )
+        # Every rank of a last stage has the sum of its model copy's windows.
+        (summed,) = ranks.total(sum(part["loss"].item() for part in losses), here=here)
+        return summed * data_parallel * args.pp / here.world_size / count
+
+    return steps.end(test)
 
 
 def described() -> dict[str, Any]:

@@ -36,7 +36,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Announcement:
-    """Weights that are there to be had.
+    """Weights that can be fetched.
 
     start: drawn at each start of the trainer, since versions count from its checkpoint. number: counts the announcements
     of a start, as a version may be announced twice. path: the file of the weights; or, for a collective, store: host and
@@ -138,7 +138,7 @@ class Broadcaster:
 
 
 def fetch(news: Announcement, like: Weights, timeout: float, superseded: Callable[[], bool]) -> Weights:
-    """A server's side: the announced weights. RuntimeError when they cannot be had, or are no longer wanted.
+    """A server's side: the announced weights. RuntimeError when they cannot be fetched, or are no longer wanted.
 
     like: tensors of the right names, shapes and device, which are not changed. superseded: whether there is a newer announcement.
     """

@@ -7,7 +7,7 @@
                           -> {"start": "9f2c", "version": 3, "completions":
                           [[{"tokens": [51, 10], "logprobs": [-0.1, -0.01]}, ...]]};
                           503 while there are no weights
-    POST /update_weights  what broadcast.py announces -> {"version": 4}; 409 when they could not be had
+    POST /update_weights  what broadcast.py announces -> {"version": 4}; 409 when they could not be loaded
 
 Each worker is a thread with the policy on a device of its own: a GPU of this node, or the CPU. It takes what waits, as many
 requests as fit a batch, so that many small requests cost one forward pass a token. A batch is sampled with one version.

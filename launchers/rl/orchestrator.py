@@ -9,7 +9,7 @@ announced by the trainer (broadcast.py) and handed to every server here.
 
 The batch of step n may be sampled while step n - 1 is still being trained: never from weights older than version
 n - 1 - max_async_level; what comes back from older ones is thrown away and asked for again. It keeps no state: on which step
-it is, the trainer's announcements say. It runs until TERM, and tests the policy on the held-out problems now and then.
+it is, the trainer's announcements say. It runs until TERM, and tests the policy on the held-out problems periodically.
 """
 
 import argparse

@@ -9,13 +9,12 @@ answer is right it learns from the rewards alone. --model is a checkpoint of thi
 Step n takes <run>/rollouts/<start>/step-<n>.json, makes --updates optimizer steps of it, and hands out the weights as version n
 (broadcast.py). With --dp-replicate copies of the model, each copy lies in shards over world size / copies ranks (FSDP2); as many
 copies as ranks is plain data parallelism (DDP). Its end is the end of the run. Started again with the same checkpoint folder it
-goes on where it stopped; the other two programs notice. `lib`, options and files: docs/training.md and docs/rl.md.
+continues where it stopped; the other two programs notice. `lib`, options and files: docs/training.md and docs/rl.md.
 """
 
 import json
 import random
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ POLL_S = 0.02
 OF_THE_RUN = ("weight_broadcast", "inference_servers", "broadcast_port", "broadcast_timeout", "batch_timeout")
 
 
-def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
+def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last batch, or until a stop is asked for; the exit code."""
     log = metrics.Metrics(args.run_dir, here)
     requests = stop.StopRequest(args.run_dir, here)
@@ -86,20 +85,13 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     # ---- resume ----
 
     told = resume.told("rl/trainer.py", args, without=(*options.POLICY_SHAPE, *OF_THE_RUN), shape=shape)
-    saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
-    )
+    saves, found = resume.begun(args, here, told, log)
     at: dict[str, Any] = {"step": 0}
-    found = saves.newest()
     if found:
-        resume.check(found, told, here, log)
-        saved = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
-        spread.restore(net, optimizer, saved)
+        saved = spread.restore(net, optimizer, found)
         at = saved["at"]
         checkpoint.restore_rng(saved["rng"], here, seed=args.seed, step=at["step"])
-        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
-    else:
-        checkpoint.seed_all(args.seed, here)
+        resume.say(log, found, at["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
@@ -196,10 +188,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
         began = time.perf_counter()
         rollouts, signal = next_batch(step)
         if signal:
-            save(last=True)
-            line = f"stopped by signal {signal} after step {at['step']}, saved"
-            log.record("stopped", line, step=at["step"], signal=signal)
-            return requests.finish(signal, at["step"])
+            return loop.leave(signal, requests, log, profile, save, at["step"])
         if len(rollouts) < args.updates * here.world_size:
             raise SystemExit(
                 f"{len(rollouts)} rollouts are too few for {args.updates} updates on {here.world_size} ranks."
@@ -253,6 +242,4 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
 
 if __name__ == "__main__":
-    with ranks.started(args.device) as here:
-        code = train(here)
-    sys.exit(code)
+    ranks.run(train, args.device)

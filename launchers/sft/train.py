@@ -5,11 +5,10 @@
 
 The examples are those of launchers/rl (lib/arithmetic.py), each with its right answer; the loss counts the tokens of the answer
 only. --model is a checkpoint of this program or of launchers/rl, and launchers/rl starts from one of this. Started again with the
-same checkpoint folder it goes on where it stopped. `lib`, options and files: docs/training.md and docs/rl.md.
+same checkpoint folder it continues where it stopped. `lib`, options and files: docs/training.md and docs/rl.md.
 """
 
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,7 @@ parser = options.parser(__doc__)
 options.add_policy(parser)
 parser.add_argument("--max-steps", type=int, default=200, help="optimizer steps")
 parser.add_argument("--batch-size", type=int, default=64, help="examples for each optimizer step, over all ranks")
-parser.add_argument("--lr", type=float, default=6e-3)
-parser.add_argument("--warmup", type=int, default=10, help="optimizer steps of linear warm-up; cosine decay follows")
-parser.add_argument("--weight-decay", type=float, default=0.1)
-parser.add_argument("--clip", type=float, default=1.0, help="largest gradient norm")
+options.add_pace(parser, lr=6e-3, warmup=10)
 parser.add_argument("--dp-replicate", type=int, default=0, help="copies of the model; 0: as many as ranks")
 parser.add_argument(
     "--test-rollouts", type=int, default=16, help="sampled answers to each held-out problem, for the test"
@@ -60,17 +56,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- resume ----
 
     told = resume.told("sft/train.py", args, without=options.POLICY_SHAPE, shape=shape)
-    saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
-    )
+    saves, found = resume.begun(args, here, told, log)
     at: dict[str, Any] = {"step": 0}
-    found = saves.newest()
     if found:
-        resume.check(found, told, here, log)
-        saved = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
-        spread.restore(net, optimizer, saved)
+        saved = spread.restore(net, optimizer, found)
         at = saved["at"]
-        log.record("resumed", f"resumed from {found}, step {at['step']}", step=at["step"], path=str(found))
+        resume.say(log, found, at["step"])
     else:
         weights = spread.weights(net)
         if here.is_first:
@@ -124,6 +115,4 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
 
 if __name__ == "__main__":
-    with ranks.started(args.device) as here:
-        code = train(here)
-    sys.exit(code)
+    ranks.run(train, args.device)

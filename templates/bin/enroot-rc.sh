@@ -1,3 +1,3 @@
 #!/bin/sh
-# Stands in for the image's own rc script, so that its ENTRYPOINT does not run.
+# Replaces the image's own rc script, so that its ENTRYPOINT does not run.
 exec "$@"

@@ -100,7 +100,7 @@ node_checks::await() {
     done
 }
 
-# Whether the preflight has made its folders on every node. It says so before the checks that take long.
+# Whether the preflight has made its folders on every node. It reports them before the checks that take long.
 node_checks::has_folders() {
     local -a made
     mapfile -t made < <(compgen -G "${KIT_RUN_DIR}/state/preflight/*.folders")

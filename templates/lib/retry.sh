@@ -14,7 +14,7 @@ retry::leave_out() {
     retry_without="$1"
 }
 
-# Seconds that the ranks get after a signal, before they are killed: less than Slurm leaves this script, which has to say so and clean up.
+# Seconds that the ranks get after a signal, before they are killed: less than Slurm leaves this script, which has to report it and clean up.
 retry::time_to_save() {
     local -i seconds=30
     case "$1" in

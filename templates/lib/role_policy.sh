@@ -56,7 +56,7 @@ role_policy::on_death() {
     fi
 }
 
-# Whether the nodes of a role are still there, a spare in the place of one that is not. A service stays where the others look for it.
+# Whether the nodes of a role are still there, or a spare for one that is not. A service stays where the others look for it.
 role_policy::has_nodes() {
     local -n of="KIT_STEP_$1"
     local name

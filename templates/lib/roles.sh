@@ -2,7 +2,7 @@
 # Roles: the programs of a run, each one Slurm step on its own nodes. A plain job is the case of one role.
 #
 # KIT_STEP_<i> holds what the plan says of role i, KIT_STEP_<i>_ARGV its srun, KIT_STEP_<i>_ENV what it alone finds in its environment.
-# A role is waiting for those that it needs, starting, up once its check says so, and ended, or lost. What its end means is its policy:
+# A role is waiting for those that it needs, starting, up once its check passes, and ended, or lost. What its end means is its policy:
 #   main      the job ends well when all of these have; one that fails ends the job
 #   service   has to be there while a main one is, and is stopped after that
 #   replica   one of several that do the same: it may die and come back while enough of the others go on
@@ -158,7 +158,7 @@ roles::count_start() {
     printf '%d\n' "$((starts + 1))" >"${file}.new" && mv -f -- "${file}.new" "${file}"
 }
 
-# Ready when its check says so; without a check as soon as it is started. A service that is asked on and gives no answer is killed.
+# Ready when its check passes; without a check as soon as it is started. A service that is asked on and gives no answer is killed.
 roles::check() {
     local -n of="KIT_STEP_$1"
     local -r name="${of[name]}"

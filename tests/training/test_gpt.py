@@ -190,7 +190,7 @@ def test_clip_0_leaves_the_gradients() -> None:
 def test_deepspeed_takes_batch_sizes_from_its_configuration_alone() -> None:
     done = options_of("deepspeed/train.py", "--batch-size", "16")
     assert done.returncode == 2
-    assert "stand in the configuration" in done.stderr
+    assert "are set in the configuration" in done.stderr
 
 
 @pytest.mark.smoke

@@ -73,9 +73,9 @@ def test_a_signature_of_a_signer_counts_until_the_lock_changes(tmp_path: Path, l
         signature.require(lock_file, [ada_entry], what="image train-cpu")
     assert signature.sign(lock_file, ada) == lock_file.with_name("image.lock.sig")
     assert signature.require(lock_file, [eve_entry, ada_entry], what="image train-cpu") == "ada@lab"
-    with pytest.raises(LockError, match="a key that is none of the cluster's signers"):
+    with pytest.raises(LockError, match="a key that does not belong to one of the cluster's signers"):
         signature.require(lock_file, [eve_entry], what="image train-cpu")
-    with pytest.raises(LockError, match="a key that is none of the cluster's signers"):
+    with pytest.raises(LockError, match="a key that does not belong to one of the cluster's signers"):
         signature.require(lock_file, [], what="image train-cpu")
     lock_file.write_text(lock_file.read_text().replace("c0ffee", "decade"))
     with pytest.raises(LockError, match="is not what ada@lab signed") as caught:
@@ -105,7 +105,9 @@ def test_a_run_starts_from_a_signed_image_and_from_no_other(
     signature.sign(lock_file, ada)
     submit.require_ready(prepared)
     signature.sign(lock_file, eve)
-    with pytest.raises(LockError, match=r"image train-cpu: .* a key that is none of the cluster's signers"):
+    with pytest.raises(
+        LockError, match=r"image train-cpu: .* a key that does not belong to one of the cluster's signers"
+    ):
         submit.require_ready(prepared)
     other = replace(prepared, resolved=replace(prepared.resolved, project=tmp_path / "elsewhere"))
     with pytest.raises(LockError):

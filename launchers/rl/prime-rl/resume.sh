@@ -17,7 +17,7 @@ resume::step() {
     fi
 }
 
-# resume::options OUTPUTS CHECKPOINTS: a line for each word that says so.
+# resume::options OUTPUTS CHECKPOINTS: a line for each option to resume.
 resume::options() {
     local step=""
     if ((KIT_RESTART_COUNT > 0)); then

@@ -8,7 +8,7 @@ source "${BASH_SOURCE[0]%/*}/infiniband.sh"
 source "${BASH_SOURCE[0]%/*}/resume.sh"
 infiniband::prefer
 
-# ZMQ is how rollouts come, unless the configuration names another transport; then these two stand in its way: leave them out there.
+# ZMQ is how rollouts come, unless the configuration names another transport; then these two conflict with it: leave them out there.
 argv=(python -m prime_rl.trainer.rl.train @ "$1"
     --rollout_transport.host "${KIT_ROLE_ORCHESTRATOR_ADDR}"
     --rollout_transport.port "${KIT_ROLE_ORCHESTRATOR_PORT_ROLLOUTS}")
