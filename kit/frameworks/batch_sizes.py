@@ -86,7 +86,7 @@ def doubtful(table: Mapping[str, Any], world_size: int, parts: int) -> Iterator[
     """Warnings for a program of the user's own, whose model is split over `parts` ranks as far as its options say."""
     if world_size % parts:
         problem = f"models split over {parts} ranks do not divide {world_size} ranks"
-        yield Fault(key="args", problem=problem, hint=f"nodes and GPUs that make a multiple of {parts} ranks")
+        yield Fault(key="resources.nodes", problem=problem, hint=f"nodes = {parts}")
         return
     ranks = "ranks" if parts == 1 else f"data parallel ranks ({world_size} ranks, {parts} a model)"
     for fault in uneven(table, world_size // parts, ranks):

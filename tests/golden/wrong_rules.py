@@ -108,6 +108,8 @@ def _frameworks() -> list[Rule]:
                 "[deepspeed.zero_optimization]\nstage = 0\noffload_optimizer = { device = 'cpu' }",
                 "[deepspeed]\nfp16 = { enabled = true }\nbf16 = { enabled = true }",
                 "[deepspeed.scheduler.params]\nwarmup_num_steps = 'auto'",
+                'script = "train.py"\n[deepspeed]\ntrain_batch_size = 30',
+                'script = "train.py"\n[deepspeed]\ntrain_batch_size = 30\ntensor_parallel = { autotp_size = 3 }',
             ),
         ),
         *_all(
