@@ -15,6 +15,7 @@ import typer
 from kit.cli import completion
 
 if TYPE_CHECKING:
+    from kit.errors import Fault
     from kit.planning.plan import Plan
     from kit.runs.manifest import Manifest
     from kit.runs.submit import Prepared
@@ -113,6 +114,7 @@ def submit(
     if dry_run:
         _render(ready, output, as_json=as_json)
         return
+    _show_advice(ready)
     if isinstance(ready, tuple):
         if debug or follow or after:
             raise UsageError("--debug, --follow and --after go with a single job", hint="--wait waits for all stages")
@@ -131,7 +133,19 @@ def _plans(found: Prepared | tuple[PreparedStage, ...]) -> list[Plan]:
 
 def show_warnings(plans: Iterable[Plan]) -> None:
     """Say what will run, and perhaps not as meant; each warning once, whatever the number of plans."""
-    for one in dict.fromkeys(one for plan in plans for one in plan.warnings):
+    _warn(one for plan in plans for one in plan.warnings)
+
+
+def _show_advice(found: Prepared | tuple[PreparedStage, ...]) -> None:
+    """Say what Slurm's topology makes slow. Slurm is asked at most once a job."""
+    from kit.slurm import topology
+
+    jobs = [stage.prepared for stage in found] if isinstance(found, tuple) else [found]
+    _warn(one for job in jobs for one in topology.warnings(job.plan, env=job.env))
+
+
+def _warn(found: Iterable[Fault]) -> None:
+    for one in dict.fromkeys(found):
         print(f"kit: warning: {one}", file=sys.stderr)
 
 

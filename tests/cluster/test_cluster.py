@@ -18,6 +18,7 @@ import pytest
 
 from kit import shell
 from kit.errors import SlurmError
+from kit.slurm import topology
 from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, find, links, status, up
 from kit.slurm.embedded.address import choose_ports
 from kit.slurm.embedded.layout import Layout
@@ -264,10 +265,14 @@ def test_what_a_site_sets_is_set(own_folder: Path, tmp_path: Path) -> None:
     )
     conf = {"Prolog": str(prolog), "PrologFlags": "Alloc", "KillWait": "12", "job_submit.lua": str(script)}
     conf["PartitionName"] = "urgent Nodes=ALL PriorityTier=10"
+    switches = tmp_path / "topology.conf"
+    switches.write_text("SwitchName=one Nodes=own-1\nSwitchName=two Nodes=own-2\nSwitchName=top Switches=one,two\n")
+    conf |= {"TopologyPlugin": "topology/tree", "topology.conf": str(switches)}
     own = up("own", SMALL.model_copy(update={"conf": conf}), folder=own_folder)
     job = slurm(own, "sbatch", "--parsable", "-N2", "-purgent", "-o", "/dev/null", "--wrap=sleep 60")
     wait_until(lambda: len(list(tmp_path.glob("prolog-of-*"))) == 2)
     assert "Comment=seen" in slurm(own, "scontrol", "show", "job", job)
+    assert topology.ask(env={**os.environ, **own.env()}) == topology.Topology(kind="leaf switch", largest=1)
     assert "KillWait                = 12 sec" in slurm(own, "scontrol", "show", "config")
     assert down("own", folder=own_folder)
     assert remains(own_folder) == []

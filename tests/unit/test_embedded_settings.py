@@ -47,6 +47,14 @@ def test_a_script_for_submitted_jobs_is_loaded(tmp_path: Path) -> None:
     assert lines_with(text_with(given), "JobSubmitPlugins=") == ["JobSubmitPlugins=lua"]
 
 
+def test_a_topology_is_a_file_beside_slurm_conf_and_no_line_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "topology.conf"
+    file.touch()
+    given = settings.parse(["TopologyPlugin=topology/tree", f"topology.conf={file}"])
+    assert "topology.conf" in settings.COPIED
+    assert text_with(given).splitlines()[-2:] == ["# --conf", "TopologyPlugin=topology/tree"]
+
+
 def test_programs_are_named_by_their_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "prolog.sh"

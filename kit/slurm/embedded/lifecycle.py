@@ -219,8 +219,9 @@ def _write_files(cluster: EmbeddedCluster, pyxis: PyxisPlugin | None) -> None:
     (layout.folder / "cgroup.conf").write_text(conf.cgroup_conf(version, cgroups=cluster.cgroups))
     (layout.folder / "plugstack.conf").write_text(plugstack_conf(pyxis, layout))
     layout.hosts.write_text(conf.hosts(cluster))
-    if settings.JOB_SUBMIT in cluster.conf:
-        shutil.copyfile(cluster.conf[settings.JOB_SUBMIT], layout.folder / settings.JOB_SUBMIT)
+    for name in settings.COPIED:
+        if name in cluster.conf:
+            shutil.copyfile(cluster.conf[name], layout.folder / name)
 
 
 def _wait_until_idle(cluster: EmbeddedCluster, deadline: float) -> None:

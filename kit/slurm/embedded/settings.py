@@ -13,8 +13,9 @@ from pathlib import Path
 
 from kit.errors import UsageError
 
-# Not a key of slurm.conf: slurmctld reads the file of this name beside slurm.conf when JobSubmitPlugins=lua.
+# No keys of slurm.conf: files that slurmctld reads beside it, the first one when JobSubmitPlugins=lua.
 JOB_SUBMIT = "job_submit.lua"
+COPIED = (JOB_SUBMIT, "topology.conf")
 
 _ADDRESSES = "the kit chooses free ports and addresses"
 _FILES = "it stays in the cluster's folder, so that 'kit cluster down' finds it"
@@ -51,7 +52,7 @@ _PROGRAMS = frozenset(
 )  # fmt: skip
 # Values that hold a word of the kit's own, which has to stay.
 _KEPT_WORDS = {"slurmdparameters": "config_overrides"}
-_KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*|job_submit\.lua")
+_KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*|job_submit\.lua|topology\.conf")
 # A newline would be the next line of slurm.conf, `#` a comment, a final `\` a continuation.
 _VALUE = re.compile(r"[^\x00-\x1f\x7f#]*[^\x00-\x1f\x7f#\\]")
 
@@ -80,7 +81,7 @@ def _checked(key: str, value: str) -> str:
     name = key.lower()
     if name in _REFUSED:
         raise UsageError(f"--conf {key}: it would break the cluster: {_REFUSED[name]}", hint=f"leave out --conf {key}")
-    if name == JOB_SUBMIT:
+    if name in COPIED:
         return str(_file(key, value))
     if name in _PROGRAMS:
         path = _file(key, value)
@@ -115,6 +116,8 @@ def applied(text: str, conf: Mapping[str, str]) -> str:
     """slurm.conf with settings in place of its own lines; those that it does not have come at its end."""
     added = []
     for key, value in conf.items():
+        if key in COPIED and key != JOB_SUBMIT:
+            continue
         line = "JobSubmitPlugins=lua" if key == JOB_SUBMIT else f"{key}={value}"
         # A partition is one line of several, and never replaces another.
         ours = None if key.lower() == "partitionname" else re.compile(rf"(?mi)^{re.escape(key)}=.*$")
