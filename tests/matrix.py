@@ -49,6 +49,7 @@ SHORT = (
     "tests/cluster/test_roles.py::test_roles_find_each_other_and_the_service_stops_when_the_main_one_has_ended[bubblewrap]",
 )
 _MAKE_S = 600.0
+_NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation=private")
 
 
 def main() -> int:
@@ -61,8 +62,8 @@ def main() -> int:
     asked, options = parser.parse_known_args()
     try:
         root = made(asked.suite)
-    except KitError as error:
-        print(f"matrix: {asked.suite}: {'SKIPPED' if asked.skip else 'FAILED'}: {error.message}", flush=True)
+    except (KitError, OSError) as error:
+        print(f"matrix: {asked.suite}: {'SKIPPED' if asked.skip else 'FAILED'}: {error}", flush=True)
         return 0 if asked.skip else 1
     if asked.make:
         print(root)
@@ -80,13 +81,15 @@ def made(suite: str) -> Path:
     """
     if os.geteuid() != 0:
         raise ToolError("a root file system is made, and entered, by root")
-    shell.require("mmdebstrap", hint="apt-get install mmdebstrap")
+    if shell.run([*_NAMESPACES, "true"], check=False).returncode != 0:
+        raise ToolError("this machine lets root make no namespaces, as in most containers")
     recipe = hashlib.sha256("\n".join([suite, *PACKAGES]).encode()).hexdigest()[:12]
     folder = platformdirs.user_cache_path("kit") / "roots"
     folder.mkdir(parents=True, exist_ok=True)
     root = folder / f"{suite}-{recipe}"
     with locked(folder / f"{suite}.lock"):
         if not root.is_dir():
+            shell.require("mmdebstrap", hint="apt-get install mmdebstrap")
             partial = folder / f"{suite}.partial"
             if partial.exists():
                 shutil.rmtree(partial)
@@ -135,8 +138,19 @@ def run(root: Path, arguments: list[str]) -> int:
             "PYTHONDONTWRITEBYTECODE": "1",
             **{name: os.environ[name] for name in ("XDG_DATA_HOME", "TERM") if name in os.environ},
         }
-        argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation=private", "bash"]
-        argv += [str(REPO / "tests/in_root.sh"), str(root), str(REPO), str(store), scratch, "--"]
+        # unshare takes no TERM while it waits, and would go on when this process is ended.
+        argv = [
+            "setpriv",
+            "--pdeathsig=KILL",
+            *_NAMESPACES,
+            "bash",
+            str(REPO / "tests/in_root.sh"),
+            str(root),
+            str(REPO),
+            str(store),
+            scratch,
+            "--",
+        ]
         argv += ["python3", "-m", "pytest", "-p", "no:cacheprovider", "-m", "faults or not faults", *arguments]
         return subprocess.run(argv, env=env, cwd=REPO, check=False).returncode
 

@@ -1,0 +1,73 @@
+"""`python -m tests.matrix`: when a root of another suite is used, made or skipped by name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import matrix
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH where unshare works and nothing else is there, and a cache of its own."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "unshare").write_text("#!/bin/bash\nexit 0\n")
+    (tmp_path / "unshare").chmod(0o755)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "argv", ["matrix", "trixie", "--make", "--skip"])
+    assert matrix.main() == 0
+    return capsys.readouterr().out
+
+
+def test_a_root_that_is_there_needs_no_mmdebstrap(
+    programs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = hashlib.sha256("\n".join(["trixie", *matrix.PACKAGES]).encode()).hexdigest()[:12]
+    root = programs / "cache" / "kit" / "roots" / f"trixie-{recipe}"
+    root.mkdir(parents=True)
+    assert said(capsys, monkeypatch) == f"{root}\n"
+
+
+@pytest.mark.parametrize(
+    ("unshare", "why"), [("exit 0", "mmdebstrap: no such program"), ("exit 1", "lets root make no namespaces")]
+)
+def test_what_this_machine_cannot_do_is_skipped_by_name(
+    programs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, unshare: str, why: str
+) -> None:
+    (programs / "unshare").write_text(f"#!/bin/bash\n{unshare}\n")
+    text = said(capsys, monkeypatch)
+    assert text.startswith("matrix: trixie: SKIPPED: ")
+    assert why in text
+
+
+def test_a_full_disk_is_no_failure_of_the_product(
+    programs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert "SKIPPED: [Errno 28]" in said(capsys, monkeypatch)
+
+
+def test_what_runs_in_the_root_ends_with_the_one_who_started_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """timeout(1) ends this process alone, and unshare takes no TERM."""
+    ran: list[list[str]] = []
+
+    def recorded(argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(argv)
+        return subprocess.CompletedProcess(argv, 0)
+
+    monkeypatch.setattr(subprocess, "run", recorded)
+    assert matrix.run(tmp_path, []) == 0
+    assert ran[0][:3] == ["setpriv", "--pdeathsig=KILL", "unshare"]
