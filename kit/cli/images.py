@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,6 +40,14 @@ Relock = Annotated[
 Fresh = Annotated[
     bool, typer.Option("--no-cache", help="From nothing: base, packages and every step of the Dockerfile again.")
 ]
+
+
+class SbomForm(StrEnum):
+    """The forms of a software bill of materials."""
+
+    SPDX = "spdx"
+    CYCLONEDX = "cyclonedx"
+
 
 _DAY_S = 24 * 3600.0
 
@@ -112,8 +121,16 @@ def import_image(
 
 
 def images(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One image only.", show_default="all", autocompletion=completion.images),
+    ] = None,
     *,
     doctor: Annotated[bool, typer.Option("--doctor", help="Say what of the store is unsafe to share.")] = False,
+    sbom: Annotated[
+        SbomForm | None,
+        typer.Option("--sbom", help="Print the image's software bill of materials, from its lock, as JSON."),
+    ] = None,
     store: Store = None,
     cluster: OfCluster = None,
     as_json: Json = False,
@@ -126,7 +143,11 @@ def images(
     if doctor:
         _doctor(store_of(store, cluster), as_json=as_json)
         return
+    if sbom is not None:
+        _print_sbom(name, sbom)
+        return
     rows = catalogue.rows(store_of(store, cluster), data_folders.project())
+    rows = [row for row in rows if name in {None, row.name}]
     used = _runs_by_digest()
     if as_json:
         facts = [
@@ -148,6 +169,19 @@ def images(
         Column("runs", 1),
     )  # fmt: skip
     show(columns, [_cells(row, len(used.get(row.sha256, []))) for row in rows])
+
+
+def _print_sbom(name: str | None, form: SbomForm) -> None:
+    from datetime import UTC, datetime
+
+    from kit import data_folders
+    from kit.errors import UsageError
+    from kit.images import lock, sbom
+
+    if name is None:
+        raise UsageError("--sbom needs the name of an image", hint=f"kit images train-cpu --sbom {form.value}")
+    found = lock.read(_lock_file(name, data_folders.project()))
+    typer.echo(sbom.of(found, form.value, now=datetime.now(UTC)), nl=False)
 
 
 def _cells(row: Row, runs: int) -> tuple[object, ...]:
