@@ -9,7 +9,7 @@ from typing import cast, get_args
 from kit.allocation import Allocation
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
-from kit.frameworks import reference
+from kit.frameworks import own_options, reference
 from kit.frameworks.base import Extra, Framework
 from kit.spec.job import Job
 from kit.spec.launcher import FrameworkName
@@ -29,6 +29,7 @@ def prepare(resolved: Resolved, allocation: Allocation) -> Extra:
     framework = get(launcher.framework) if launcher.framework else None
     faults = [*_unread(job, framework)]
     if is_launchers(job.script):
+        faults += own_options.faults_of(resolved)
         faults += reference.faults(job, launcher, allocation)
     if framework:
         faults += framework.faults(job, launcher, allocation)

@@ -15,7 +15,7 @@ from kit.config import Resolved, Sources
 from kit.errors import LockError, SlurmError, UsageError
 from kit.planning.plan import Plan, plan
 from kit.planning.site import Site
-from kit.runs import avoid, chain, folder, manifest, outputs, registry, secret
+from kit.runs import avoid, chain, folder, manifest, outputs, program, registry, secret
 from kit.slurm import client, embedded
 from kit.spec.job import Job, is_reference
 
@@ -85,6 +85,7 @@ def prepare_resolved(
     site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers)
     made = plan(resolved, lock, site, role_locks=role_locks_of(resolved) if containers else {})
     made = chain.with_links(made, file=resolved.job_file)
+    program.require(made)
     return Prepared(plan=made, site=site, resolved=resolved, lock=lock, env=env, job_file=job_file)
 
 

@@ -11,7 +11,7 @@ from kit import config
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, UsageError
 from kit.planning.plan import plan
-from kit.runs import submit
+from kit.runs import program, submit
 from kit.runs.submit import Prepared
 from kit.spec import log_pattern
 from kit.spec.form import shown
@@ -174,6 +174,7 @@ def _plan(resolved: Sequence[_Pair], first: Prepared, paths: SweepPaths, faults:
             lock = lock_of(here)
             others = submit.role_locks_of(here) if first.site.containers else {}
             made = plan(here, lock, site, role_locks=others)
+            program.require(made)
             runs.append(replace(first, plan=made, site=site, resolved=here, lock=lock))
     return tuple(runs)
 

@@ -83,6 +83,15 @@ def _frameworks() -> list[Rule]:
     return [
         _job("ddp", "[megatron]\nnum_layers = 2\nhidden_size = 64\nnum_attention_heads = 2"),
         *_all("ddp", ('args = ["--batch-size", "30"]', 'args = ["--batch-size", "many"]')),
+        *_all("ddp", ('args = ["--epoks", "3"]', 'script = "/kit/run/code/trainn.py"')),
+        _job(
+            "mine",
+            "seed = 1",
+            files={
+                "launchers/mine/launcher.toml": 'shapes = ["srun"]\nscript = "train.py"\n',
+                "launchers/mine/train.py": "import (\n",
+            },
+        ),
         *_all("fsdp", ('args = ["--replicate", "3"]', 'args = ["--dim", "30"]')),
         *_all(
             "megatron",
@@ -208,7 +217,7 @@ def _planning() -> list[Rule]:
         'mounts = [{ source = "/x", target = "/workspace" }]',
         'mounts = [{ source = "{nowhere}/x", target = "/x" }]',
         'mounts = [{ source = "~bob/x", target = "/x" }]',
-        'args = ["--rank", "$RANK", "--data=~/data"]',
+        'args = ["--seed", "$RANK", "--data=~/data"]',
         '[env]\nDATA = "${SCRATCH}/data"',
     )
     roles = (

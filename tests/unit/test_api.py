@@ -26,6 +26,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "here.toml").write_text(CLUSTER)
     write_job(tmp_path, JOB)
+    (tmp_path / "train.py").touch()
     return tmp_path
 
 

@@ -22,6 +22,7 @@ IMAGE = "docker://reg.io#a@sha256:" + "0" * 64
 
 @pytest.fixture(autouse=True)
 def _project(tmp_path: Path) -> None:
+    (tmp_path / "step.py").touch()
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "here.toml").write_text(CLUSTER)
 

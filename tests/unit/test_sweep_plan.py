@@ -140,8 +140,8 @@ def test_a_swept_key_on_the_command_line_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_swept_option_goes_into_the_arguments_of_the_command_line(tmp_path: Path) -> None:
-    made = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [1, 2]\n", overrides=('args=["--fast"]',))
-    assert [list(run.plan.job.args) for run in made.runs] == [["--fast", "--lr", "1"], ["--fast", "--lr", "2"]]
+    made = prepared(tmp_path, "[sweep.grid]\nargs.--lr = [1, 2]\n", overrides=('args=["--compile"]',))
+    assert [list(run.plan.job.args) for run in made.runs] == [["--compile", "--lr", "1"], ["--compile", "--lr", "2"]]
 
 
 def test_a_point_is_no_chain_and_has_no_stages(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_points_of_an_earlier_sweep_keep_their_numbers(tmp_path: Path) -> None:
 
 def test_a_thousand_points_in_one_process(tmp_path: Path) -> None:
     """How long it takes is measured by benchmarks/sweeps.py."""
-    sweep = '[sweep.random]\ncount = 1000\nkeys.args.--lr.uniform = [0, 1]\n[sweep.set]\nargs.--steps = "= int(1000 * lr)"\n'
+    sweep = '[sweep.random]\ncount = 1000\nkeys.args.--lr.uniform = [0, 1]\n[sweep.set]\nargs.--epochs = "= int(1000 * lr)"\n'
     made = prepared(tmp_path, sweep)
     assert len(made.runs) == 1000
     assert len(made.arrays()) == 1

@@ -32,7 +32,7 @@ def test_a_home_folder_is_meant(tmp_path: Path) -> None:
 
 def test_what_nothing_expands_is_warned_of(tmp_path: Path) -> None:
     found = warned(
-        tmp_path, 'args = ["--data=$SCRATCH/x", "--out", "~/out", "--rank", "${RANK}"]\n[env]\nHERE = "$PWD"\n'
+        tmp_path, 'args = ["--data=$SCRATCH/x", "--run-dir", "~/out", "--seed", "${RANK}"]\n[env]\nHERE = "$PWD"\n'
     )
     assert set(found) == {"args[0]", "args[2]", "args[4]", "env.HERE"}
     assert found["args[0]"].startswith(f"{tmp_path}/job.toml: args[0]: nothing expands $SCRATCH: the program gets")

@@ -1,0 +1,74 @@
+"""What a job starts is checked before it is queued: the program is there, and knows its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kit.errors import ConfigError
+from kit.frameworks import own_options
+from kit.runs import submit
+from kit.sweeps import prepare as sweeps
+from tests.support import REPO, write_job
+
+HEAD = 'name = "x"\nlauncher = "ddp"\n'
+
+
+def refused(folder: Path, text: str, *, sweep: bool = False) -> str:
+    job = write_job(folder, HEAD + text)
+    with pytest.raises(ConfigError) as caught:
+        if sweep:
+            sweeps.prepare(job, cluster="local", containers=False)
+        else:
+            submit.prepare(job, cluster="local", overrides=[], containers=False)
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('script = "nope.py"', "script: 'nope.py' is not there: no such file in"),
+        ('script = "."', "script: '.' is a folder"),
+        (
+            'script = "/kit/run/code/trainn.py"',
+            "has no program 'trainn.py'; it has train.py, train_gpt.py\n  try: script =",
+        ),
+        ('args = ["--epoks", "3"]', "args[0]: --epoks is not an option of train.py\n  try: --epochs in args"),
+        ('args = ["--epochs", "3", "--lrr=1"]', "args[2]: --lrr is not an option of train.py"),
+        ('script = "/kit/run/code/train_gpt.py"\nargs = ["--epochs", "3"]', "is not an option of train_gpt.py"),
+    ],
+)
+def test_it_is_refused_before_submit(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refused(tmp_path, text)
+
+
+def test_the_nearest_program_is_offered(tmp_path: Path) -> None:
+    (tmp_path / "main.py").touch()
+    assert '\n  try: script = "main.py"' in refused(tmp_path, 'script = "mainn.py"')
+
+
+def test_a_point_of_a_sweep_is_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "a.py").touch()
+    assert "point 1 (" in refused(tmp_path, '[sweep.grid]\nscript = ["a.py", "b.py"]\n', sweep=True)
+    assert "--epoks is not an option" in refused(tmp_path, "[sweep.grid]\nargs.--epoks = [1, 2]\n", sweep=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'args = ["--epochs=3", "--checkpoint-e", "2", "--no-checkpoint-async"]',  # argparse knows beginnings of names
+        'script = "made.py"\nsetup = ["./generate > made.py"]',
+        'module = "mine.train"\nargs = ["--whatever"]',
+        'script = "/opt/train.py"\nargs = ["--whatever"]',
+    ],
+)
+def test_what_works_is_taken(tmp_path: Path, text: str) -> None:
+    submit.prepare(write_job(tmp_path, HEAD + text), cluster="local", overrides=[], containers=False)
+
+
+def test_every_program_of_the_kit_declares_its_options() -> None:
+    programs = [path for path in REPO.glob("launchers/*/*.py") if "= options.parse(" in path.read_text()]
+    assert len(programs) > 5
+    for program in programs:
+        assert {"--seed", "--checkpoint-dir", "--no-checkpoint-async"} <= set(own_options.declared(program)), program
