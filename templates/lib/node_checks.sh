@@ -3,6 +3,7 @@
 
 # Told apart from every code that a program returns by convention: BSD's sysexits call it EX_OSFILE.
 readonly node_checks_failed_code=72
+readonly node_checks_tries=3
 # Whether a step was ended since it took too long.
 declare -i node_checks_timed_out=0
 
@@ -46,16 +47,12 @@ node_checks::stage() {
 node_checks::nodes() {
     ((${#KIT_PREFLIGHT_ARGV[@]})) || return 0
     local -r folder="${KIT_RUN_DIR}/state/preflight"
-    rm -rf -- "${folder}"
-    mkdir -p -- "${folder}"
     local -r all="${nodes_all[*]}"
     local -i deadline=$((EPOCHSECONDS + KIT_PREFLIGHT_TIMEOUT + (container_names_unpacked ? KIT_UNPACK_TIMEOUT : 0)))
     deadline+="$(node_checks::reading_s)"
-    # Every node of the allocation is checked, spares too.
-    KIT_NODE_NAMES="${all}" steps::start kit-preflight "${KIT_PREFLIGHT_ARGV[@]}"
+    node_checks::begin "${folder}" "${deadline}"
     if ((${#KIT_PROBE_ARGV[@]})); then
         # The container mounts the cache folder, which the preflight makes.
-        node_checks::await "${deadline}" node_checks::has_folders kit-preflight
         if compgen -G "${folder}/*.refused" >/dev/null; then
             # A probe would start the container from bytes that are not the locked ones.
             node_checks::await "${deadline}" false kit-preflight
@@ -68,6 +65,26 @@ node_checks::nodes() {
     node_checks::await "${deadline}" false kit-preflight kit-probe
     [[ -z "${signals_got}" ]] || return 143
     node_checks::judge "${folder}" preflight probe
+}
+
+# node_checks::begin FOLDER DEADLINE: the preflight, until it has begun on every node of the allocation, spares too. It is the first step on
+# these nodes, and one that Slurm cannot reach at that moment ("Communication connection failure") is not broken: the step is started again.
+node_checks::begin() {
+    local -r folder="$1"
+    local -i tries
+    for ((tries = 1; ; tries++)); do
+        rm -rf -- "${folder}"
+        mkdir -p -- "${folder}"
+        KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-preflight "${KIT_PREFLIGHT_ARGV[@]}"
+        node_checks::await "$2" node_checks::has_folders kit-preflight
+        if node_checks::has_folders || ((tries == node_checks_tries || EPOCHSECONDS + 2 >= $2)) || [[ -n "${signals_got}" ]]; then
+            return 0
+        fi
+        log::info "the preflight did not begin on every node; once more in 2 s"
+        # The other nodes' tasks may still be there.
+        steps::end_orphan kit-preflight
+        sleep 2
+    done
 }
 
 # Seconds more for reading the images whole, which a node does once: at 50 MB/s.

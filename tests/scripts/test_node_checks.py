@@ -57,3 +57,44 @@ node_checks::nodes 2>&1; echo "code $?"
 """,
     )
     assert said.splitlines() == ["code 0"]
+
+
+# Once Slurm does not reach the node: srun ends, and no task was started.
+DEAF_ONCE = """#!/bin/bash
+while [[ "$1" == --* ]]; do shift; done
+echo "$1" >>"${0%/*}/starts"
+if (($(grep -c preflight "${0%/*}/starts") <= DEAF)) && [[ "$1" == *preflight* ]]; then
+    echo "srun: error: Task launch for StepId=1.0 failed on node n1: Communication connection failure"
+    exit 1
+fi
+SLURMD_NODENAME=n1 exec "$@"
+"""
+
+
+def preflight(tmp_path: Path, deaf: int) -> list[str]:
+    return bash(
+        tmp_path,
+        f"""
+cat >{tmp_path}/bin/srun <<'END'
+{DEAF_ONCE}
+END
+export DEAF={deaf}
+KIT_PREFLIGHT_ARGV=(srun --job-name=kit-preflight {REPO}/templates/bin/preflight.sh run={tmp_path}/run cache={tmp_path}/cache nofile=1)
+KIT_PROBE_ARGV=()
+node_checks::nodes 2>&1; echo "code $?"
+""",
+    ).splitlines()
+
+
+def test_a_node_that_slurm_does_not_reach_at_once_is_asked_again(tmp_path: Path) -> None:
+    """The step's start after a requeue: one failed connection is no broken node."""
+    said = preflight(tmp_path, 1)
+    assert said[-1] == "code 0"
+    assert "the preflight did not begin on every node; once more in 2 s" in "\n".join(said)
+
+
+def test_a_node_that_slurm_never_reaches_fails_the_preflight(tmp_path: Path) -> None:
+    said = preflight(tmp_path, 99)
+    assert said[-1] == "code 72"
+    assert "preflight failed on n1" in "\n".join(said)
+    assert (tmp_path / "bin" / "starts").read_text().count("preflight.sh") == 3
