@@ -25,7 +25,10 @@ from kit.validation import COMMAND_LINE
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A job with all that it names, read and checked. asked: its [resources] as the user wrote them, without anybody's defaults."""
+    """A job with all that it names, read and checked. asked: its [resources] as the user wrote them, without anybody's defaults.
+
+    asked_slurm: its [slurm], too.
+    """
 
     job: Job
     job_file: str
@@ -37,6 +40,7 @@ class Resolved:
     launcher_dir: Path
     mounts: tuple[Mount, ...]
     asked: Mapping[str, Any]
+    asked_slurm: Mapping[str, Any]
     # The user's batch template: name shown in errors, contents.
     template: tuple[str, str] | None = None
 
@@ -70,6 +74,7 @@ class Sources:
         layers = self._layers(above, label, entry)
         file, cluster_file = self._files
         job = merge_and_validate(layers, self.overrides, file)
+        mine = merge(merge(self.written, self.set_here), above)
         return Resolved(
             job=job,
             job_file=file,
@@ -80,7 +85,8 @@ class Sources:
             launcher=load_model(entry.path, Launcher),
             launcher_dir=entry.folder,
             mounts=lookups.mounts(job, self.place, self._find, file, cluster_file),
-            asked=merge(merge(self.written, self.set_here), above).get("resources", {}),
+            asked=mine.get("resources", {}),
+            asked_slurm=mine.get("slurm", {}),
             template=lookups.template(job, self._job_dir, file),
         )
 

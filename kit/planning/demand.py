@@ -1,4 +1,4 @@
-"""A job is completed: nodes and GPUs that its roles or its framework's table come to, runtime, seed, start shape.
+"""A job is completed: nodes and GPUs that its roles or its framework's table come to, runtime, seed, start shape, lead.
 
 After `completed` no choice of the job is open, and no later step makes another copy of it.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from kit import frameworks
+from kit.allocation import minutes
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.planning.site import Site
@@ -30,11 +31,27 @@ def completed(resolved: Resolved, site: Site) -> Resolved:
         raise ConfigError.of(Fault(key="rendezvous", problem=problem, hint=hint), file=resolved.job_file)
     made = {
         "resources": _resources(resolved),
+        "slurm": job.slurm.model_copy(update={"lead": _lead(resolved)}),
         "shape": shape,
         "seed": site.seed if job.seed is None else job.seed,
         "container": job.container.model_copy(update={"runtime": _runtime(resolved, site)}),
     }
     return replace(resolved, job=job.model_copy(update=made))
+
+
+def _lead(resolved: Resolved) -> int:
+    """Seconds; a quarter of the time limit where a default would not be shorter than it, and the signal come before the ranks."""
+    lead, limit = resolved.job.slurm.lead, resolved.job.resources.time
+    seconds = int(60 * minutes(limit)) if limit else 0
+    # 0 minutes are no limit.
+    if not seconds or lead < seconds:
+        return lead
+    if "lead" in resolved.asked_slurm:
+        problem = f"{lead} s before the end of resources.time = {limit} the job has not begun"
+        raise ConfigError.of(
+            Fault(key="slurm.lead", problem=problem, hint=f"lead = {seconds // 4}"), file=resolved.job_file
+        )
+    return seconds // 4
 
 
 def _runtime(resolved: Resolved, site: Site) -> str:

@@ -56,12 +56,12 @@ def signal_step(made: Decisions) -> list[str]:
 
 
 def preflight_step(made: Decisions) -> list[str]:
-    """The checks of every node, the spares among them; nothing when they are switched off."""
+    """The checks of every node, the spares among them; without a container nothing when they are switched off."""
     checks, run = made.job.preflight, made.paths.run
     if checks.enabled:
         options = _checks(made)
-    elif any(pin.lock for pin in made.pins.distinct):
-        # Pinned means pinned: the image's bytes are checked whatever is switched off.
+    elif made.runtime.containerized:
+        # Whatever is switched off: a container mounts the cache folder, and pinned means pinned.
         options = [f"run={run.root}", f"cache={made.paths.cache}", *_checked_images(made)]
     else:
         return []

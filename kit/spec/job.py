@@ -187,7 +187,10 @@ class SlurmOptions(Model):
         description="Let Slurm start the job again after a node failure or preemption, as often as it happens.",
     )
     lead: int = Field(
-        default=120, ge=0, description="Seconds before the time limit at which the batch script gets USR1; 0: never."
+        default=120,
+        ge=0,
+        description="Seconds before the time limit at which the batch script gets USR1; 0: never. By default 120, or a quarter "
+        "of a limit that is not longer than that.",
     )
     grace: int | None = Field(
         default=None,

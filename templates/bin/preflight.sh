@@ -15,7 +15,7 @@ fault() {
 }
 
 read_options() {
-    images=() sizes=() digests=() cache="" run="" verify="" free_kb=0 shm_kb=0 nofile=0 memlock=any skew=5 gpus=0 userns=0
+    images=() sizes=() digests=() cache="" run="" verify="" free_kb=0 shm_kb=0 nofile=0 memlock=any skew="" gpus=0 userns=0
     sources=() interfaces=()
     local word
     for word in "$@"; do
@@ -137,6 +137,7 @@ check_interfaces() {
 # The file system of the run folder says when it was written to, by the clock of its server: that is the same for every node, however late
 # this task was started.
 check_clock() {
+    [[ -n "${skew}" ]] || return 0
     local -r file="${run}/state/preflight/${node}.clock"
     local before="${EPOCHREALTIME/,/.}" after server
     : >"${file}" || return 0

@@ -143,12 +143,13 @@ retry::requeue() {
     fi
 }
 
-# Adds to what the job is kept off: by the user, by the kit at submit, by an earlier start.
+# Adds to what the job is kept off: by the user, by the kit at submit, by an earlier start; and what other jobs have met since then.
 retry::exclude() {
-    local now
+    local now met
     now="$(scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -oP '(?<= ExcNodeList=)\S+')"
     [[ "${now}" != "(null)" ]] || now=""
-    scontrol update "JobId=${environment_job}" "ExcNodeList=${now:+${now},}${retry_without}" || true
+    met="$(find "${KIT_AVOID_DIR}" -maxdepth 1 -type f -mtime -1 -printf '%f\n' 2>/dev/null | grep -vxF -- "${retry_without//,/$'\n'}" | sort | tr '\n' ',')"
+    scontrol update "JobId=${environment_job}" "ExcNodeList=${now:+${now},}${met}${retry_without}" || true
 }
 
 retry::end() {

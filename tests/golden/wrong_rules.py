@@ -214,6 +214,7 @@ def _planning() -> list[Rule]:
         "[resources]\ngpus_per_node = 5",
         "[resources]\ncpus_per_node = 9",
         "[resources]\nranks_per_node = 9",
+        '[resources]\ntime = "00:02:00"\n[slurm]\nlead = 120',
         'mounts = [{ source = "/x", target = "/workspace" }]',
         'mounts = [{ source = "{nowhere}/x", target = "/x" }]',
         'mounts = [{ source = "~bob/x", target = "/x" }]',

@@ -87,6 +87,32 @@ def test_a7_looks_are_half_a_minute_apart() -> None:
     assert int(re.findall(r"failure_watch_nodes_every=(\d+)", text)[0]) >= 30
 
 
+def test_a_running_job_with_spares_and_replicas_asks_twice_a_minute(lab: BatchLab) -> None:
+    """Everything that goes on while ranks run: the looks of roles, those of failure_watch.sh, and role_policy's answer to its USR2.
+
+    Time is the test's own: two minutes of it pass in 60 looks at three roles of one node each, a spare beside them.
+    """
+    script = """
+unset EPOCHSECONDS; EPOCHSECONDS=1000
+failures::listed() { return 1; }
+sleep 30 & sleep 30 & sleep 30 &
+steps_pid=([a]=$! [b]=$! [c]=$!)
+asked=0
+read() { ((EPOCHSECONDS += 2, EPOCHSECONDS < 1120)) && return 142; return 1; }
+failure_watch::loop $$ 'none*' 1
+unset -f read
+for ((look = 0; look < 60; look++)); do
+    for role in 0 1 2; do roles::look $role; done
+    signals::check_carried; role_policy::judge
+done
+kill $(jobs -p)
+"""
+    lab.bash(BEGUN + script)
+    asked = lab.calls("squeue", "sinfo", "scontrol", "scancel")[1:]
+    assert set(asked) == {"squeue --noheader --jobs=7 --format=%N"}
+    assert 3 <= len(asked) <= 4
+
+
 def test_a7_all_addresses_come_from_one_call(lab: BatchLab) -> None:
     lab.bash(PLACED)
     assert len(lab.calls("squeue", "sinfo", "scontrol")) == 1

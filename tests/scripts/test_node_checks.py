@@ -79,7 +79,8 @@ cat >{tmp_path}/bin/srun <<'END'
 {DEAF_ONCE}
 END
 export DEAF={deaf}
-KIT_PREFLIGHT_ARGV=(srun --job-name=kit-preflight {REPO}/templates/bin/preflight.sh run={tmp_path}/run cache={tmp_path}/cache nofile=1)
+program={REPO}/templates/bin/preflight.sh
+KIT_PREFLIGHT_ARGV=(srun --job-name=kit-preflight $program run={tmp_path}/run cache={tmp_path}/cache nofile=1)
 KIT_PROBE_ARGV=()
 node_checks::nodes 2>&1; echo "code $?"
 """,

@@ -72,6 +72,12 @@ def test_a4_a_failed_node_is_added_to_what_the_job_is_kept_off(tmp_path: Path) -
     )
     (tmp_path / "scontrol").chmod(0o755)
     head = f"KIT_RUN_DIR={tmp_path} environment_job=7 signals_slurms_term='' SLURM_RESTART_COUNT=0 KIT_REQUEUE_CAPPED=0"
+    (tmp_path / "avoid").mkdir()
+    for name in ("n2", "n9"):
+        (tmp_path / "avoid" / name).write_text("job 6: another one's\n")
+    (tmp_path / "avoid" / "n8").touch()
+    os.utime(tmp_path / "avoid" / "n8", (0, 0))
+    head = f"{head} KIT_AVOID_DIR={tmp_path}/avoid"
     script = f"{head}\nlog::info() {{ :; }}; events::record() {{ :; }}\nsource {LIB}\nretry::leave_out n2,n3; retry::requeue 72"
     done = shell.run(["bash", "-c", script], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    assert done.stdout.splitlines() == ["requeue 7", "update JobId=7 ExcNodeList=n1,n[4-5],n2,n3"]
+    assert done.stdout.splitlines() == ["requeue 7", "update JobId=7 ExcNodeList=n1,n[4-5],n9,n2,n3"]

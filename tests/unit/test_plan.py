@@ -297,3 +297,22 @@ def test_failed_nodes_are_remembered_where_every_submit_looks(tmp_path: Path) ->
     assert "readonly KIT_AVOID_DIR=/shared/runs/.avoid\n" in plan_of(write_job(tmp_path, JOB), site=site).text_of(
         "batch.sh"
     )
+
+
+def test_the_lead_is_shorter_than_the_time_limit(tmp_path: Path) -> None:
+    """USR1 would come before the ranks; a default is shortened, what the user wrote is refused."""
+    job = write_job(tmp_path, JOB)
+    leads = {
+        time: [option for option in header(plan_of(job, overrides=(f"resources.time={time}",))) if "signal" in option]
+        for time in ("00:02:00", "1", "00:03:00", "0")
+    }
+    assert leads == {
+        "00:02:00": ["--signal=B:USR1@30"],
+        "1": ["--signal=B:USR1@15"],
+        "00:03:00": ["--signal=B:USR1@120"],
+        "0": ["--signal=B:USR1@120"],
+    }
+    with pytest.raises(
+        ConfigError, match=r"slurm.lead: 180 s before the end of resources.time = 00:03:00 the job has not"
+    ):
+        plan_of(job, overrides=("resources.time=00:03:00", "slurm.lead=180"))

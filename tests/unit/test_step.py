@@ -8,7 +8,7 @@ import pytest
 
 from kit.errors import ConfigError
 from kit.planning.plan import Plan
-from tests.support import plan_of, write_job
+from tests.support import make_site, plan_of, write_job
 
 JOB = 'name = "digits"\nlauncher = "ddp"\nimage = "train-cpu"\n'
 
@@ -105,3 +105,14 @@ def test_blocks_and_switches(tmp_path: Path) -> None:
 def test_a13_the_time_to_save_is_the_jobs(tmp_path: Path) -> None:
     assert "KIT_GRACE=120\n" in made(tmp_path, "").text_of("batch.sh"), "the lead"
     assert "KIT_GRACE=600\n" in made(tmp_path, "[slurm]\ngrace = 600\n").text_of("batch.sh")
+
+
+def test_p2_the_cache_folder_is_made_whatever_is_switched_off(tmp_path: Path) -> None:
+    """A container mounts it; without one the ranks make it themselves."""
+    off = "[container]\nruntime = 'pyxis'\n[preflight]\nenabled = false\n"
+    image = f"image = 'docker://ghcr.io/ada/train@sha256:{'0' * 64}'\n"
+    contained = plan_of(write_job(tmp_path, 'name = "digits"\nlauncher = "ddp"\n' + image + off))
+    assert [word for word in words(contained, "KIT_PREFLIGHT_ARGV") if word.startswith("cache=")]
+    assert not [word for word in words(contained, "KIT_PREFLIGHT_ARGV") if word.startswith("skew=")]
+    bare = plan_of(write_job(tmp_path, JOB + off), site=make_site(containers=False))
+    assert "readonly -a KIT_PREFLIGHT_ARGV=()" in bare.text_of("batch.sh")
