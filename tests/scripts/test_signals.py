@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -62,7 +63,7 @@ def rank(run: Path, **more: str) -> subprocess.Popen[bytes]:
         },
         **{"KIT_FAILURES": ".", "KIT_RESTART_COUNT": "0", "KIT_PROGRAM_FILE": "program.sh", **more},
     }
-    return subprocess.Popen([str(run / "bin" / "rank.sh")], env=env)
+    return subprocess.Popen([str(run / "bin" / "rank.sh")], env=env, start_new_session=True)
 
 
 @pytest.fixture
@@ -71,13 +72,17 @@ def teller() -> Iterator[list[subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for process in started:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            # With the program that a rank's shell has started.
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def tell(name: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        ["bash", str(BIN / "signal.sh"), name], env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": JOB_ID}
+        ["bash", str(BIN / "signal.sh"), name],
+        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": JOB_ID},
+        start_new_session=True,
     )
 
 
