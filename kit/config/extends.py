@@ -21,7 +21,7 @@ def job_files(job_file: Path) -> tuple[Layer, ...]:
 
 def _extended(job_file: Path, above: tuple[Path, ...], known: dict[Path, tuple[_Placed, ...]]) -> tuple[_Placed, ...]:
     """above: the files that led here. known: what was read already."""
-    path = job_file.resolve()
+    path = _resolved(job_file)
     if path in known:
         return known[path]
     table = load_toml(job_file)
@@ -36,13 +36,20 @@ def _extended(job_file: Path, above: tuple[Path, ...], known: dict[Path, tuple[_
     below: dict[Path, Layer] = {}
     for name in named:
         other = job_file.parent / Path(name).expanduser()
-        if other.resolve() in here:
+        if _resolved(other) in here:
             raise _not_extended(job_file, f"{shown_value(name)} builds on this file itself")
         for one, layer in _extended(other, here, known):
             below.pop(one, None)  # a file that two others build on has its place where the later of them has it
             below[one] = layer
     known[path] = (*below.items(), (path, (table, shown(job_file))))
     return known[path]
+
+
+def _resolved(file: Path) -> Path:
+    try:
+        return file.resolve()
+    except RuntimeError:  # so Python names a loop
+        raise ConfigError(f"{file}: a link that leads back to itself", hint="name the file itself") from None
 
 
 def _not_extended(file: Path, problem: str) -> ConfigError:
