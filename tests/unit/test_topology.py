@@ -20,7 +20,15 @@ BlockName=b1 BlockIndex=0 Nodes=topo-[1-2] BlockSize=2
 BlockName=b2 BlockIndex=1 Nodes=topo-[3-4] BlockSize=2
 AggregatedBlock=b[1-2] BlockIndex=2 Nodes=topo-[1-4] BlockSize=4
 """
-JOB = 'name = "wide"\nlauncher = "ddp"\nargs = ["--tp", "{tp}"]\n[resources]\nnodes = {nodes}\ngpus_per_node = 4\n'
+JOB = """\
+name = "wide"
+launcher = "ddp"
+script = "train.py"
+args = ["--tp", "{tp}"]
+[resources]
+nodes = {nodes}
+gpus_per_node = 4
+"""
 
 
 @pytest.mark.parametrize(
