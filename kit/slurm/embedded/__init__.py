@@ -18,6 +18,7 @@
 | `links` | bytes that went over the links, and how fast they may be |
 | `daemons` | munged, slurmctld, slurmd |
 | `accounting` | slurmdbd on a MariaDB, with an account, the user and QOS |
+| `cgroups` | whether `--cgroups` can work on this machine, and what it leaves |
 | `recorded` | what is recorded of a cluster, without loading the rest |
 | `lifecycle` | up, down, status |
 """
