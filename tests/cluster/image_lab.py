@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from kit import shell
+from kit.errors import EngineError
 from kit.images import build, publish
-from kit.images.engine import Engine
+from kit.images.engine import Engine, connect
 from kit.images.progress import Silent
 from tests.support import REPO
 
@@ -67,6 +70,16 @@ def rootfs(folder: Path) -> Path:
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(source, target)
+
+
+@contextmanager
+def engine_of_one_module() -> Iterator[Engine]:
+    """The Docker Engine, for one module of tests at a time: its tags are the same for all, and a test that ends removes them."""
+    with FileLock(Path(tempfile.gettempdir()) / "kit-tests-engine.lock"):
+        try:
+            yield connect()
+        except EngineError as error:
+            pytest.skip(f"{error.message}: scripts/engine.sh up")
 
 
 def import_base(engine: Engine, work: Path) -> None:

@@ -282,6 +282,9 @@ def test_the_lead_signal_by_slurm_itself_requeues_up_to_the_cap(lab: Lab) -> Non
     run = lab.submit()
     wait_up(lab, run)
     lab.wait((run / "saved-0-0").exists, run)
+    lab.wait(lambda: lab.job(run)["Restarts"] == "1", run)
+    # The second start is not about limits: within a minute's limit Slurm may signal it before its ranks are there.
+    lab.slurm("scontrol", "update", f"JobId={lab.job(run)['JobId']}", "TimeLimit=10")
     wait_up(lab, run, start=1)
     job = lab.wait_end(run)
     log = read(run, "batch")

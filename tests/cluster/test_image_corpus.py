@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.errors import EngineError, ImageError
+from kit.errors import ImageError
 from kit.images import engine as engines
 from kit.images import importing, publish
 from kit.images.progress import Silent
 from tests.cluster import image_corpus as corpus
-from tests.cluster.image_lab import needs_root
+from tests.cluster.image_lab import engine_of_one_module, needs_root
 from tests.support import REPO
 
 pytestmark = pytest.mark.engine
@@ -37,11 +37,9 @@ STREAM_ONLY = {
 
 
 @pytest.fixture(scope="module")
-def engine() -> engines.Engine:
-    try:
-        return engines.connect()
-    except EngineError as error:
-        pytest.skip(f"{error.message}: scripts/engine.sh up")
+def engine() -> Iterator[engines.Engine]:
+    with engine_of_one_module() as found:
+        yield found
 
 
 class Ways:

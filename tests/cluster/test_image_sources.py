@@ -18,11 +18,20 @@ import docker
 import pytest
 
 from kit import shell
-from kit.errors import EngineError, ImageError, LockError, UsageError
+from kit.errors import ImageError, LockError, UsageError
 from kit.images import engine as engines
 from kit.images import importing, lock, publish
 from kit.images.progress import Silent
-from tests.cluster.image_lab import BASE, DOCKERFILE, ImageLab, import_base, mounted, needs_root, wait_until
+from tests.cluster.image_lab import (
+    BASE,
+    DOCKERFILE,
+    ImageLab,
+    engine_of_one_module,
+    import_base,
+    mounted,
+    needs_root,
+    wait_until,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -34,23 +43,20 @@ needs_skopeo = pytest.mark.skipif(shutil.which("skopeo") is None, reason="skopeo
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engines.Engine]:
     """An engine that holds `IMAGE`, with what images hold in the wild: whiteouts, links, setuid, devices, capabilities."""
-    try:
-        found = engines.connect()
-    except EngineError as error:
-        pytest.skip(f"{error.message}: scripts/engine.sh up")
-    work = tmp_path_factory.mktemp("import")
-    import_base(found, work)
-    lab = ImageLab(project=work / "project", store=work / "store")
-    lab.write(
-        DOCKERFILE
-        + "RUN mkdir /gone /opaque && touch /gone/a /opaque/old /removed\n"
-        + "RUN rm -rf /gone /removed /opaque && mkdir /opaque && touch /opaque/new && mknod /app/null c 1 3\n"
-        + "RUN echo second > /app/second && rm /app/soft && ln -s ../data /app/soft\n"
-    )
-    lab.build()
-    docker.from_env().images.get("kit-image/tiny:latest").tag(IMAGE)
-    yield found
-    found.remove(IMAGE)
+    with engine_of_one_module() as found:
+        work = tmp_path_factory.mktemp("import")
+        import_base(found, work)
+        lab = ImageLab(project=work / "project", store=work / "store")
+        lab.write(
+            DOCKERFILE
+            + "RUN mkdir /gone /opaque && touch /gone/a /opaque/old /removed\n"
+            + "RUN rm -rf /gone /removed /opaque && mkdir /opaque && touch /opaque/new && mknod /app/null c 1 3\n"
+            + "RUN echo second > /app/second && rm /app/soft && ln -s ../data /app/soft\n"
+        )
+        lab.build()
+        docker.from_env().images.get("kit-image/tiny:latest").tag(IMAGE)
+        yield found
+        found.remove(IMAGE)
 
 
 @pytest.fixture

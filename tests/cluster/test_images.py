@@ -21,6 +21,7 @@ from tests.cluster.image_lab import (
     DOCKERFILE,
     DyingEngine,
     ImageLab,
+    engine_of_one_module,
     import_base,
     kill_at,
     mounted,
@@ -34,13 +35,10 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> engines.Engine:
-    try:
-        found = engines.connect()
-    except EngineError as error:
-        pytest.skip(f"{error.message}: scripts/engine.sh up")
-    import_base(found, tmp_path_factory.mktemp("base"))
-    return found
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engines.Engine]:
+    with engine_of_one_module() as found:
+        import_base(found, tmp_path_factory.mktemp("base"))
+        yield found
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_what_is_printed(secret_lab: Lab) -> None:
     assert "secrets.env: API_KEY is not set where" in missing.stderr
     clash = lab.kit("submit", "--cluster", lab.cluster.name, "--set", "env.OTHER_KEY=x", check=False, env=env)
     assert clash.returncode == 3
-    assert "a secret of the same name" in clash.stderr
+    assert "env.OTHER_KEY: a secret has the same name" in clash.stderr
     shown = "".join(d.stdout + d.stderr for d in (rendered, debugged, missing, clash))
     assert not any(part.decode() in shown for part in PARTS)
 
