@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import prod
 
 from kit import shell
@@ -117,7 +118,7 @@ def _numbers(ranges: str) -> int:
 def _values(words: Sequence[str]) -> dict[str, int]:
     """Option -> its whole number, written as `--option 8` or `--option=8`; the last one counts."""
     found = {}
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
         option, _, value = word.partition("=")
         if option.startswith("--") and (value or following).isdecimal():
             found[option.replace("_", "-")] = int(value or following)

@@ -67,6 +67,7 @@ def test_hosts_are_counted(hosts: str, number: int) -> None:
         ("--parallelism.expert_parallel_degree=16 --parallelism.tensor_parallel_degree -1",
          ("--parallelism.expert-parallel-degree", 16)),
         ("--tp", None),
+        ("", None),
     ],
 )  # fmt: skip
 def test_the_group_that_options_ask_for(words: str, expected: tuple[str, int] | None) -> None:
