@@ -201,7 +201,7 @@ def verify_image(
         bool, typer.Option("--rebuild", help="Build it again from nothing and compare the bytes with the lock.")
     ] = False,
     signature: Annotated[
-        bool, typer.Option("--signature", help="Check the lock's signature against the cluster's [store] signers.")
+        bool, typer.Option("--signature", help="Check the lock's signature against the cluster's store.signers.")
     ] = False,
     store: Store = None,
     cluster: OfCluster = None,
@@ -257,7 +257,7 @@ def sign_image(
         Path, typer.Option("--key", "-k", help="An SSH key; a public one where an agent holds the private one.")
     ] = Path("~/.ssh/id_ed25519"),
 ) -> None:
-    """Sign an image's lock with your SSH key: a cluster that names you under [store] signers then takes the image."""
+    """Sign an image's lock with your SSH key: a cluster that names you in its `store.signers` then takes the image."""
     from kit import data_folders
     from kit.images import signature
 

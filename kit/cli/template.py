@@ -16,7 +16,7 @@ def eject(
     file: Annotated[Path | None, typer.Argument(help="Where to write it.", show_default="standard output")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
-    """Write the kit's own batch template, for [slurm] template to start from."""
+    """Write the kit's own batch template, to start your own (`slurm.template`) from."""
     from kit.errors import UsageError
     from kit.planning.batch_file import DEFAULT
     from kit.render import plain
