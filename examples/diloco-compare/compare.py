@@ -96,7 +96,7 @@ def digest(job: Job) -> str:
     return hashlib.sha256(job.model_dump_json().encode()).hexdigest()[:12]
 
 
-def measured(cluster: embedded.Cluster, name: str, job: Job, rate: str, log: Path) -> Measured:
+def measured(cluster: embedded.EmbeddedCluster, name: str, job: Job, rate: str, log: Path) -> Measured:
     """Run a job to its end, and keep what was measured in the log."""
     before = links.sent(cluster)
     run = submit(job, cluster=cluster.name, folder=HERE)
@@ -131,11 +131,11 @@ def seconds_of_a_step(run: Run) -> float:
 
 
 def table(found: Sequence[Measured]) -> str:
-    """Markdown, one row a program."""
+    """Markdown, one row for each program."""
     rates = list(dict.fromkeys(one.rate for one in found))
     baseline = next(one.program for one in found)
     heads = ["program", "test loss", f"over {baseline}", "MB sent", f"{baseline} / this"]
-    heads += ["ms a step" if rate == "none" else f"ms a step, {rate}" for rate in rates]
+    heads += ["ms per step" if rate == "none" else f"ms per step, {rate}" for rate in rates]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     whole = {name: [one for one in found if (one.program, one.rate) == (name, rates[0])] for name in programs(found)}
     base_loss = statistics.mean(one.test_loss for one in whole[baseline])
@@ -164,7 +164,7 @@ def draw(found: Sequence[Measured], path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     rates = list(dict.fromkeys(one.rate for one in found))
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
     loss, time = figure.subplots(1, 2)
     for number, name in enumerate(programs(found)):
         runs = [one for one in found if (one.program, one.rate) == (name, rates[0])]
@@ -174,12 +174,18 @@ def draw(found: Sequence[Measured], path: Path) -> None:
             for rate in rates
         ]
         time.bar([place + 0.2 * number for place in range(len(rates))], medians, width=0.2, label=name)
-    loss.set(xlabel="MB sent over the links", ylabel="test loss", xscale="log")
-    time.set(ylabel="ms a step")
+    loss.set(
+        title="Test loss and traffic at the same tokens",
+        xlabel="MB sent over the links",
+        ylabel="test loss",
+        xscale="log",
+    )
+    time.set(title="Time of an inner step", xlabel="speed of the links", ylabel="ms per step")
     time.set_xticks([place + 0.1 * (len(programs(found)) - 1) for place in range(len(rates))], rates)
     for axes in (loss, time):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+    # Below both, where it hides no point; the colours of both are the same.
+    figure.legend(*loss.get_legend_handles_labels(), loc="outside lower center", ncols=len(programs(found)))
     with rc_context({"svg.hashsalt": "kit"}):
         figure.savefig(path, metadata={"Date": None})
 
