@@ -6,7 +6,7 @@ A program declares them with argparse's `add_argument`, itself or by the functio
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -53,8 +53,22 @@ def declared(program: Path) -> tuple[str, ...]:
     called = {_library_function(call) for call in _calls(tree)}
     if "parse" not in called or not library.is_file():
         return ()
-    shared = [node for node in _parsed(library).body if isinstance(node, ast.FunctionDef) and node.name in called]
+    functions = {node.name: node for node in _parsed(library).body if isinstance(node, ast.FunctionDef)}
+    shared = [functions[name] for name in _with_their_own(called, functions)]
     return tuple(sorted({"--help", *(name for node in (tree, *shared) for name in _names(node))}))
+
+
+def _with_their_own(called: Iterable[str], functions: Mapping[str, ast.FunctionDef]) -> set[str]:
+    """Functions of the library that are called, and those that they call in turn."""
+    found: set[str] = set()
+    waiting = [name for name in called if name in functions]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            calls = (call.func for call in _calls(functions[name]))
+            waiting += [func.id for func in calls if isinstance(func, ast.Name) and func.id in functions]
+    return found
 
 
 def _parsed(path: Path) -> ast.Module:

@@ -72,3 +72,9 @@ def test_every_program_of_the_kit_declares_its_options() -> None:
     assert len(programs) > 5
     for program in programs:
         assert {"--seed", "--checkpoint-dir", "--no-checkpoint-async"} <= set(own_options.declared(program)), program
+
+
+@pytest.mark.parametrize("program", ["ddp/train_gpt.py", "fsdp/train.py", "deepspeed/train.py", "diloco/train.py"])
+def test_options_of_a_function_that_the_librarys_own_functions_call(program: str) -> None:
+    """add_gpt takes --lr and --warmup from add_pace."""
+    assert {"--layers", "--lr", "--warmup"} <= set(own_options.declared(REPO / "launchers" / program))

@@ -1,0 +1,35 @@
+"""What the kit reads from a program's text, so that a misspelt option never reaches the queue, is what the program itself takes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kit.frameworks import own_options
+from tests.support import REPO
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.smoke]
+
+PROGRAMS = sorted(
+    str(path.relative_to(REPO / "launchers"))
+    for path in REPO.glob("launchers/*/*.py")
+    if "= options.parse(" in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_kit_knows_the_options_of_a_program(program: str) -> None:
+    path = REPO / "launchers" / program
+    done = subprocess.run(
+        [sys.executable, path.name, "--help"],
+        cwd=path.parent,
+        env={"PYTHONPATH": str(REPO / "launchers"), "PATH": "/usr/bin:/bin", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = re.findall(r"(?m)^  (?:-h, )?(--[a-z0-9-]+)|, (--no-[a-z0-9-]+)", done.stdout)
+    assert {one or other for one, other in found} == set(own_options.declared(path))
