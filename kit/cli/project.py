@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _OWN = "the launcher's example"
 _HEAD = (
-    "# `kit render` shows what this becomes, `kit submit --follow` runs it. All keys: `kit schema job`, docs/job.md.\n"
+    "# `kit render` shows what this becomes, `kit submit --follow` runs it. All keys: `kit schema job`, docs/jobs.md.\n"
 )
 
 
