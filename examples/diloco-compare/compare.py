@@ -5,7 +5,7 @@
 
 The programs are the points of job.toml beside this file. Bytes are those that left the nodes' interfaces while the job
 ran; a step's time is that from the first record of a run to its last, so that starting is not in it. What was measured
-stands in PATH.jsonl: called again, it continues there, and only what job.toml says otherwise by now runs again.
+is kept in PATH.jsonl: called again, it continues there, and only what job.toml says otherwise by now runs again.
 """
 
 from __future__ import annotations

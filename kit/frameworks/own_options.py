@@ -16,7 +16,7 @@ from kit.spec.paths import CONTAINER_RUN
 
 
 def faults_of(resolved: Resolved) -> Iterator[Fault]:
-    """What is wrong with the choice of a launcher's own program: it is not there, or an option is none of its."""
+    """What is wrong with the choice of a launcher's own program: it is missing, or does not have an option of the job."""
     script, folder = resolved.job.script, resolved.launcher_dir
     name = resolved.launcher.script if script is None else script.partition("/code/")[2]
     # A job with a module, or whose roles have commands of their own, starts no such program.
@@ -33,7 +33,7 @@ def faults_of(resolved: Resolved) -> Iterator[Fault]:
 
 
 def faults(program: Path, args: Iterable[str]) -> Iterator[Fault]:
-    """Each argument that looks like an option and is none of the program's. A program that declares none is not checked."""
+    """Each argument that looks like an option and that the program does not have. A program that declares none is not checked."""
     known = declared(program)
     for place, word in enumerate(args if known else ()):
         name = word.partition("=")[0]
