@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test training matrix matrix-short slow faults hostile soak soak-diloco lint type golden schema lock bench submit clean
+.PHONY: help setup demo test training gpu-check own-python matrix matrix-short slow faults hostile soak soak-diloco lint type golden schema lock bench submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -24,7 +24,8 @@ demo: setup ## the main job: cluster up, image built and pinned, DDP on 2 nodes 
 
 test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips are named
 	@scripts/setup.sh --with-tests
-	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@$(if $(ARGS),,KIT_OUTCOMES=tests) $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@$(if $(ARGS),,$(PY) -m tests.rows)
 
 training: setup ## all of tests/training, in .train-venv with the frameworks; ARGS="-m smoke": every program once, as CI does
 	@scripts/training.sh $(or $(ARGS),-m "smoke or not smoke")
@@ -34,11 +35,14 @@ faults: ## the whole fault matrix: every fault in every start shape and containe
 	@$(PY) -m pytest -m 'faults or not faults' tests/cluster/test_faults.py tests/cluster/test_preflight.py \
 		tests/cluster/test_secrets.py tests/cluster/test_interactive.py tests/cluster/test_containers.py $(ARGS)
 
-matrix: ## all cluster tests on Debian's other suites (SUITES="trixie sid"), each with its own Slurm and Python; root only
+own-python: setup ## the unit tests of images on /usr/bin/python3, where .venv has another Python (pyenv, uv)
+	@scripts/own_python.sh $(ARGS)
+
+matrix: ## all cluster tests, and the unit tests of images, on Debian's other suites (SUITES="trixie sid"), each with its own Slurm and Python; root only
 	@scripts/setup.sh --with-tests
 	@for suite in $(SUITES); do $(PY) -m tests.matrix $$suite $(ARGS) || exit 1; done
 
-matrix-short: ## the same with seven tests a suite
+matrix-short: ## the same with seven cluster tests a suite
 	@scripts/setup.sh --with-tests
 	@for suite in $(SUITES); do $(PY) -m tests.matrix $$suite --short $(ARGS) || exit 1; done
 
@@ -79,6 +83,9 @@ schema: ## rewrite docs/schema from the models
 lock: ## rewrite requirements/dev.lock
 	@.venv/bin/pip-compile --quiet --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 		--no-header --strip-extras --allow-unsafe --extra dev --output-file requirements/dev.lock pyproject.toml requirements/dev.in
+
+gpu-check: setup ## every training program once on this machine's GPUs, and one table; PYTHON=… has torch and the frameworks
+	@$(PY) scripts/gpu_check.py --python $(or $(PYTHON),.train-venv/bin/python) $(ARGS)
 
 bench: setup ## measure, side by side with what a user would pick instead
 	@$(PY) -m benchmarks $(ARGS)

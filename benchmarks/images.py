@@ -1,21 +1,25 @@
 """Image -> .sqsh: the kit beside what a user would pick instead, on one image, in one run.
 
-    python -m benchmarks images [--image train-cpu] [--rounds 3]
+    python -m benchmarks images [--image train-cpu] [--rounds 3] [--only engine|layers]
 
 Needs the image in a local Docker Engine (`kit build-image train-cpu`). Every row is a whole process, timed from outside; peak
-memory is that of its largest process, which the kernel counts.
+memory is that of its largest process, which the kernel counts, and the disk is what its working folders held at most, looked at
+ten times a second. `layers` starts at an OCI layout of the same image, with gzip layers.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,22 +27,38 @@ from pathlib import Path
 
 from benchmarks._common import ROOT, Goal, report
 from kit import data_folders, shell
-from kit.images import engine, enroot_layout, lock, squash, store, verify
+from kit.images import engine, enroot_layout, entries, lock, oci, packing, squash, store, verify
 from kit.images.squash import Options, Tree
 from kit.spec.image import Squash
 
 _ENROOT_DEFAULT = "-comp lzo -noD"
+_ZSTD_1 = ["-comp", "zstd", "-Xcompression-level", "1", "-b", "128K"]
+_MANY = 400_000
+_EVERY_S = 0.1
+
+# `kit` in this process, and its own peak memory: its children are mksquashfs and unsquashfs.
+_OWN = """
+import resource, sys
+from pathlib import Path
+from kit.cli import app
+place = Path(sys.argv.pop(1))
+try:
+    app()
+finally:
+    place.write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One way: wall and CPU in seconds (medians), size of the result and peak memory in MB; None where not measured."""
+    """One way: wall and CPU in seconds (medians), size of the result, peak memory and disk in MB; None where not measured."""
 
     name: str
     wall: float
     cpu: float | None
     size: float | None
     memory: float | None
+    disk: float | None = None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks images", description=__doc__)
     parser.add_argument("--image", default="train-cpu")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=["engine", "layers"])
     options = parser.parse_args(arguments)
     name = f"kit-image/{options.image}:latest"
     if engine.connect().inspect(name) is None:
@@ -54,11 +75,19 @@ def main(arguments: Sequence[str]) -> int:
     store.prepare(data_folders.image_store())
     with tempfile.TemporaryDirectory(dir=data_folders.image_store() / "tmp") as folder:
         work = Path(folder)
-        rows = _ways(name, work, options.rounds)
-        goals = [*_ratios(rows), *_commands(options.image, options.rounds)]
-    print("| way | wall s | CPU s | MB | peak MB |\n|---|---|---|---|---|")
+        rows: dict[str, Row] = {}
+        goals: list[Goal] = []
+        if options.only != "layers":
+            rows |= _ways(name, work, options.rounds)
+            goals += [*_ratios(rows), *_commands(options.image, options.rounds)]
+        if options.only != "engine":
+            made, found = _layers(name, work, options.rounds)
+            rows |= made
+            goals += found
+    print("| way | wall s | CPU s | MB | peak MB | disk MB |\n|---|---|---|---|---|---|")
     for row in rows.values():
-        print(f"| {row.name} | {row.wall:.2f} | {_cell(row.cpu, 2)} | {_cell(row.size)} | {_cell(row.memory)} |")
+        cells = [f"{row.wall:.2f}", _cell(row.cpu, 2), _cell(row.size), _cell(row.memory), _cell(row.disk)]
+        print(f"| {row.name} | {' | '.join(cells)} |")
     print()
     return report(goals)
 
@@ -71,12 +100,97 @@ def _ways(image: str, work: Path, rounds: int) -> dict[str, Row]:
     with _container(image) as container:
         export = ["docker", "export", container]
         rows = {"export": _measure("docker export >/dev/null", [export], None, rounds)}
-    rows["kit"] = _measure("kit import-image dockerd://", [_kit_import(image, work)], _imported(work), rounds)
+    rows["kit"] = _measure(
+        "kit import-image dockerd://", [_kit_import(f"dockerd://{image}", work)], _imported(work), rounds
+    )
     if os.geteuid() == 0:
         rows["plain"] = _squash_only(image, work, Squash(compressor="none"), rounds)
         rows["zstd"] = _squash_only(image, work, Squash(), rounds)
     rows["theirs"] = _enroot(image, work)
     return rows
+
+
+def _layers(image: str, work: Path, rounds: int) -> tuple[dict[str, Row], list[Goal]]:
+    """The merge of layers beside what unpacks them, in turn, and a layer of 400,000 files."""
+    layout, tree_, target = work / "layout", work / "tree", work / "layers.sqsh"
+    shell.run(["skopeo", "copy", "--quiet", f"docker-daemon:{image}", f"oci:{layout}:latest"])
+    squashed = [
+        "mksquashfs",
+        str(tree_),
+        str(target),
+        "-all-root",
+        "-no-progress",
+        "-quiet",
+        "-mem",
+        "64M",
+        "-noappend",
+    ]
+    umoci = [["umoci", "raw", "unpack", "--image", f"{layout}:latest", str(tree_)], [*squashed, *_ZSTD_1]]
+    loaded = "kit-bench/layers:latest"
+    enroot = [["skopeo", "copy", "--quiet", f"oci:{layout}:latest", f"docker-daemon:{loaded}"]]
+    enroot += [["enroot", "import", "-o", str(target), f"dockerd://{loaded}"]]
+    env = os.environ | {f"ENROOT_{name}_PATH": str(work / "temp") for name in ("TEMP", "CACHE", "DATA", "RUNTIME")}
+    (work / "temp").mkdir(exist_ok=True)
+
+    def result() -> Path:
+        shutil.rmtree(tree_, ignore_errors=True)
+        return target.rename(work / "result.sqsh")
+
+    pairs: list[tuple[Row, Row]] = []
+    for _ in range(rounds):
+        kit = _measure(
+            "kit import-image LAYOUT", [_kit_import(str(layout), work)], _imported(work), 1, disk=work / "store"
+        )
+        pairs.append((kit, _measure("umoci unpack + mksquashfs", umoci, result, 1, disk=tree_)))
+    rows = {"merge": _median([kit for kit, _ in pairs]), "umoci": _median([other for _, other in pairs])}
+    if shell.which("enroot"):
+        rows["skopeo"] = _measure("skopeo copy + enroot import", enroot, result, 1, env=env, disk=work / "temp")
+        shell.run(["docker", "rmi", loaded])
+    many = _many(work)
+    rows["many"] = many
+    largest = _largest_layer(layout) / 1e6
+    merge, own = rows["merge"], float((work / "own").read_text()) / 1024
+    assert merge.disk and merge.size and many.memory
+    return rows, [
+        Goal(
+            name="kit / umoci + mksquashfs, wall, median of pairs",
+            value=statistics.median(kit.wall / other.wall for kit, other in pairs),
+            bound=0.55,
+        ),
+        Goal(name="kit's temporary space / largest layer", value=(merge.disk - merge.size) / largest, bound=1.05),
+        Goal(name="400,000 files: kit's own memory", value=own, unit="MB", bound=150),
+        Goal(name="400,000 files: mksquashfs's memory", value=many.memory, unit="MB"),
+    ]
+
+
+def _median(rows: Sequence[Row]) -> Row:
+    return sorted(rows, key=lambda row: row.wall)[len(rows) // 2]
+
+
+def _largest_layer(layout: Path) -> int:
+    """Bytes of the largest layer's tar; the layout has one image."""
+    with tempfile.TemporaryDirectory(dir=layout) as work:
+        layers = oci.read(layout, Path(work)).layers
+        return max(sum(map(len, packing.chunks(layer, Path(work)))) for layer in layers)
+
+
+def _many(work: Path) -> Row:
+    """A tar of 400,000 small files, imported by a process that leaves its own peak memory, in kB, in `own`."""
+    tar = work / "many.tar"
+    with tar.open("wb") as out:
+        for number in range(_MANY):
+            member = tarfile.TarInfo(
+                f"opt/lib/package_{number // 1000:04}/module_{number // 10:05}/file_{number:06}.py"
+            )
+            member.size = 4
+            out.write(b"".join(entries.encoded(member, io.BytesIO(f"{number % 9999:04}".encode()))))
+        out.write(bytes(1024))
+    argv = _kit_import(str(tar), work)
+    own = [*argv[:5], "-c", _OWN, str(work / "own"), *argv[7:]]
+    try:
+        return _measure("kit import-image, 400,000 files", [own], _imported(work), 1, disk=work / "store")
+    finally:
+        tar.unlink()
 
 
 def _ratios(rows: dict[str, Row]) -> list[Goal]:
@@ -121,8 +235,8 @@ def _container(image: str) -> Iterator[str]:
 
 
 def _kit_import(image: str, work: Path) -> list[str]:
-    (work / "project/containers").mkdir(parents=True)
-    source = ["import-image", f"dockerd://{image}", "--name", "bench", "--store", str(work / "store")]
+    (work / "project/containers").mkdir(parents=True, exist_ok=True)
+    source = ["import-image", image, "--name", "bench", "--store", str(work / "store")]
     return ["env", "-C", str(work / "project"), f"PYTHONPATH={ROOT}", sys.executable, "-m", "kit", *source]
 
 
@@ -185,8 +299,10 @@ def _measure(
     *,
     env: dict[str, str] | None = None,
     cwd: Path | None = None,
+    disk: Path | None = None,
 ) -> Row:
     walls, cpus, memory, size = [], [], 0.0, None
+    used = _Used(disk)
     for _ in range(rounds):
         wall = cpu = 0.0
         for step in steps:
@@ -202,6 +318,33 @@ def _measure(
             memory = max(memory, usage.ru_maxrss / 1024)
         walls.append(wall)
         cpus.append(cpu)
+        used.end()
         if result is not None:
             size = result().stat().st_size / 1e6
-    return Row(name=name, wall=statistics.median(walls), cpu=statistics.median(cpus), size=size, memory=memory)
+    return Row(
+        name=name, wall=statistics.median(walls), cpu=statistics.median(cpus), size=size, memory=memory, disk=used.most
+    )
+
+
+class _Used:
+    """Looks at how much a folder holds; most: in MB."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.most: float | None = None
+        self._folder, self._ended = folder, threading.Event()
+        self._looking = threading.Thread(target=self._look, daemon=True)
+        self._looking.start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._looking.join()
+
+    def _look(self) -> None:
+        while self._folder is not None and not self._ended.wait(_EVERY_S):
+            total = 0
+            for place, _, names in os.walk(self._folder):
+                for name in names:
+                    with contextlib.suppress(OSError):
+                        total += os.lstat(f"{place}/{name}").st_blocks * 512
+            self.most = max(self.most or 0.0, total / 1e6)

@@ -53,15 +53,18 @@ WINDOW = 10  # steps between two records of train_gpt.py
 
 # What a user would write: the same model, data, optimizer and clipping, and nothing around them. `lib` is launchers/lib.
 BARE = """\
-import json, os, sys, time
+import argparse, json, os, pathlib, sys, tempfile, time
 import torch
 import torch.distributed as dist
-from lib import data, model
+from lib import model, options, text
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 steps, window, batch, layers, dim, heads, context = map(int, sys.argv[1:])
 dist.init_process_group("gloo")
-train_set, _ = data.text(None, context)
+made = argparse.ArgumentParser()
+options.add_text(made)
+args = argparse.Namespace(context=context, **vars(made.parse_args([])))
+train_set = text.load(args, pathlib.Path(tempfile.mkdtemp()), lambda line: None).train
 torch.manual_seed(7)
 net = DistributedDataParallel(model.GPT(model.Shape(layers=layers, heads=heads, dim=dim, context=context)))
 optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)

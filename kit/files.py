@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -36,6 +37,18 @@ def read_text(path: Path, *, most: int = _MOST_BYTES) -> str:
         return read_bytes(path, most=most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise OSError(errno.EILSEQ, f"not UTF-8 text: byte {error.start}", str(path)) from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """A file that the user asked for. OSError names it, a full disk's too; what was begun where nothing was is removed."""
+    new = not path.exists()
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        if new:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
 def tail(path: Path, most: int) -> bytes:

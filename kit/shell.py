@@ -59,6 +59,15 @@ def require(name: str, *, hint: str) -> str:
     return found
 
 
+def bound(argv: Argv) -> list[str]:
+    """The command as one that gets TERM when this process dies, even of a KILL: for programs that would work on for minutes.
+
+    Where setpriv is missing, the command as it is.
+    """
+    setpriv = which("setpriv")
+    return [*([setpriv, "--pdeathsig=TERM"] if setpriv else []), *argv]
+
+
 def run(
     argv: Argv,
     *,
@@ -67,10 +76,11 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
+    errors: str = "replace",
 ) -> Completed:
     """Run to the end and capture both outputs.
 
-    env replaces the whole environment; None inherits it. timeout is in seconds.
+    env replaces the whole environment; None inherits it. timeout is in seconds. errors: what becomes of bytes that are not UTF-8.
     Raises ToolError when the program is missing, when it exceeds timeout, and, with check, when it returns non-zero.
     """
     process = _popen(argv, cwd=cwd, env=env, stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL)
@@ -82,7 +92,7 @@ def run(
     done = Completed(
         argv=tuple(argv),
         returncode=process.returncode,
-        stdout=out.decode(errors="replace").rstrip("\n"),
+        stdout=out.decode(errors=errors).rstrip("\n"),
         stderr=err.decode(errors="replace").rstrip("\n"),
     )
     if check and done.returncode != 0:

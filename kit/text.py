@@ -21,13 +21,32 @@ def _escaped(found: re.Match[str]) -> str:
 # Lines keep their ends.
 _UNSAFE_IN_LINES = re.compile(_UNSAFE.pattern.replace("\x0a-\x1f", "\x0b-\x1f"))
 # Colours (ECMA-48 SGR) are left out: a log is full of them, and all they could do here is hide text.
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-_HARMLESS = bytes([0x09, 0x0A, *range(0x20, 0x7F)])
+_COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
+# A search for one byte is memchr, which no other check of every byte comes near: gigabytes of logs go through here.
+_CONTROLS = [bytes([code]) for code in range(0x80) if _UNSAFE_IN_LINES.match(chr(code))]
+# What the unsafe characters above 0x7f begin with in UTF-8.
+_LEADS = sorted(
+    {chr(c).encode("utf-8", "surrogatepass")[:-1] for c in range(0x80, 0xE000) if _UNSAFE_IN_LINES.match(chr(c))}
+)
 
 
 def clean_lines(chunk: bytes) -> bytes:
     """Lines of a log for a terminal, as `clean` makes one; colours are left out, and bytes that are no UTF-8 are escaped."""
-    if chunk.isascii() and not chunk.translate(None, _HARMLESS):
+    if b"\x1b" in chunk:
+        chunk = _COLOUR.sub(b"", chunk)
+    if not any(control in chunk for control in _CONTROLS) and _is_safe_text(chunk):
         return chunk
-    shown = _COLOUR.sub("", chunk.decode("utf-8", errors="backslashreplace"))
-    return _UNSAFE_IN_LINES.sub(_escaped, shown).encode()
+    return _UNSAFE_IN_LINES.sub(_escaped, chunk.decode("utf-8", errors="backslashreplace")).encode()
+
+
+def _is_safe_text(chunk: bytes) -> bool:
+    """Whether it is UTF-8 in which no character above 0x7f can be an unsafe one."""
+    if chunk.isascii():
+        return True
+    if any(lead in chunk for lead in _LEADS):
+        return False
+    try:
+        chunk.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from kit.planning.placement import PLAIN
 from kit.runs.manifest import read
 from kit.spec.paths import RunPaths
+from kit.spec.world_sizes import PLAIN
 
 # What a small ConvNet reaches on the digits set within a dozen epochs, with room to spare.
 WANTED_ACCURACY = 0.95

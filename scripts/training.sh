@@ -33,8 +33,12 @@ make_venv() {
     # DeepSpeed is published as source, and looks for torch while its wheel is made: torch first, and none of its compiled operators.
     "${pip[@]}" torch numpy setuptools wheel || return 1
     DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --requirement containers/frameworks-cpu/requirements.in || return 1
+    # What reads and tokenizes a user's own text (lib/documents.py, lib/vocabulary.py): a program needs of them what its data does.
+    "${pip[@]}" tokenizers tiktoken pyarrow zstandard datasets || return 1
     # What the tests and the parts of the kit that they compare with import.
     "${pip[@]}" pytest pytest-timeout jinja2 platformdirs pydantic rich simpleeval tomli-w || return 1
+    # What metrics are drawn with, and what weights are imported from and compared with.
+    "${pip[@]}" tensorboard==2.21.0 wandb==0.31.0 transformers==5.23.0 || return 1
     # Megatron-LM's own parser, where MEGATRON_LM names a checkout of it.
     "${pip[@]}" pyyaml regex six || return 1
     sha256sum "${INPUTS[@]}" >"${STAMP}"
@@ -46,4 +50,8 @@ if ! make_venv; then
 fi
 [[ "${1:-}" != --only-venv ]] || exit 0
 export OMP_NUM_THREADS=1
+# Where whole tests/training or its smoke subset runs, its outcomes count for docs/capabilities.md (tests/rows.py).
+case "$*" in
+    "-m smoke" | "-q -m smoke" | "-m smoke or not smoke") export KIT_OUTCOMES=training ;;
+esac
 exec "${VENV}/bin/python" -m pytest -p no:cacheprovider tests/training "$@"

@@ -14,10 +14,11 @@ from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from kit import shell
 from kit.cli import interrupts
+from kit.cli.help_lines import HELP_LINES
 from kit.errors import ConfigError, KitError
 from kit.text import clean
 
@@ -29,7 +30,7 @@ _UsageFault: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "
 # own.
 GROUPS = {
     "Jobs": {
-        "init": "project.init",
+        "init": "init.init",
         "render": "jobs.render",
         "submit": "jobs.submit",
         "sweep": "sweep.sweep",
@@ -38,11 +39,14 @@ GROUPS = {
     "Runs": {
         "runs": "runs.runs",
         "status": "runs.status",
+        "why": "why.why",
+        "top": "top.top",
         "logs": "logs.logs",
         "results": "results.results",
         "cancel": "runs.cancel",
         "resume": "runs.resume",
         "tmux": "logs.tmux",
+        "prune-snapshots": "snapshots.prune_snapshots",
     },
     "Images": {
         "build-image": "images.build_image",
@@ -61,9 +65,10 @@ GROUPS = {
         "model": "model.model",
         "checkpoint-size": "checkpoints.checkpoint_size",
         "convert-checkpoint": "checkpoints.convert_checkpoint",
+        "prepare-data": "data.prepare_data",
         "generate": "generate.generate",
         "template": "template.app",
-        "schema": "project.schema",
+        "schema": "schema.schema",
     },
 }
 # What a write to a pipe, a terminal or a file that is no longer open by name ends with.
@@ -78,15 +83,28 @@ class _Commands(TyperGroup):
         super().__init__(**options)
         # Typer looks here for names that are near to a misspelt one.
         self.commands: Any = dict.fromkeys(_PLACES)
+        self._only_named = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, in the order of the groups."""
         return list(_PLACES)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Typer's page, from the commands' names and lines alone."""
+        self._only_named = True
+        super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Click's, from the same."""
+        self._only_named = True
+        return super().shell_complete(ctx, incomplete)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of this name; None when there is none."""
         if cmd_name not in _PLACES:
             return None
+        if self._only_named and cmd_name in HELP_LINES:
+            return TyperCommand(cmd_name, help=HELP_LINES[cmd_name], rich_help_panel=_PLACES[cmd_name][0])
         group, place = _PLACES[cmd_name]
         module, _, function = place.partition(".")
         found = getattr(import_module(f"kit.cli.{module}"), function)

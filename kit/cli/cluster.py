@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kit import files
+
 if TYPE_CHECKING:
     from kit.slurm.embedded import ClusterStatus, EmbeddedCluster
 
@@ -127,7 +129,7 @@ def detect(
     found = ask(env=client.environment({}))
     config.validate(found, Cluster, file=str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_DETECTED + tomli_w.dumps(found), encoding="utf-8")
+    files.write_text(path, _DETECTED + tomli_w.dumps(found))
     typer.echo(str(path))
     _say(
         "next: read it; set paths.runs and paths.store to folders that all nodes see; add accounts and QOS to its rows"

@@ -96,7 +96,7 @@ def _keys(model: type[BaseModel]) -> Iterator[str]:
 
 @_starting_so
 def schemas() -> Iterable[str]:
-    """Names of the TOML files that have a schema."""
-    from kit.spec import models
+    """Names of what has a schema."""
+    from kit.spec import schemas
 
-    return [*models(), "all"]
+    return [*schemas(), "all"]

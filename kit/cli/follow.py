@@ -92,12 +92,14 @@ def queue() -> Callable[[str], dict[JobId, QueuedJob]]:
 
 def require_success(one: Status) -> None:
     """RunFailed with the run's own exit code, unless it ended with 0."""
+    from kit.cli.why import first_line
     from kit.errors import RunFailed
 
     if one.state == "COMPLETED" and not one.exit_code:
         return
+    code = one.exit_code if one.exit_code is not None else "unknown"
     raise RunFailed(
-        f"run {one.run_dir.name}: {one.state}, exit code {one.exit_code if one.exit_code is not None else 'unknown'}",
+        f"run {one.run_dir.name}: {one.state}, exit code {code}\n  {first_line(one)}",
         exit_code=one.exit_code or 1,
-        hint=f"kit logs {one.run_dir.name}",
+        hint=f"kit why {one.run_dir.name}",
     )

@@ -303,9 +303,12 @@ def prune_images(
     cluster: OfCluster = None,
     as_json: Json = False,
 ) -> None:
-    """Remove images that no lock names and no queued or running job uses."""
+    """Remove images that no lock names and no queued or running job uses.
+
+    Layers of registries that no import has used for as long are removed from the user's cache.
+    """
     from kit import data_folders
-    from kit.images import catalogue
+    from kit.images import catalogue, layer_cache
     from kit.images import store as image_store
 
     place = store_of(store, cluster)
@@ -314,12 +317,14 @@ def prune_images(
     gone = catalogue.prune(
         place, data_folders.project(), in_use=in_use, older_than_s=older_than * _DAY_S, dry_run=dry_run
     )
+    layers = layer_cache.prune(older_than_s=older_than * _DAY_S, dry_run=dry_run)
     if as_json:
-        typer.echo(json.dumps({"dry_run": dry_run, "removed": [str(path) for path, _ in gone]}))
+        typer.echo(json.dumps({"dry_run": dry_run, "removed": [str(path) for path, _ in (*gone, *layers)]}))
         return
-    for path, size in gone:
+    for path, size in (*gone, *layers):
         typer.echo(f"{'would remove' if dry_run else 'removed'} {path} ({size / 1e6:.0f} MB)")
-    typer.echo(f"{sum(size for _, size in gone) / 1e6:.0f} MB in {len(gone)} images", err=True)
+    total = sum(size for _, size in (*gone, *layers)) / 1e6
+    typer.echo(f"{total:.0f} MB in {len(gone)} images and {len(layers)} cached layers", err=True)
 
 
 def _must_be_platform(platform: str) -> None:

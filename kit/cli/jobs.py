@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kit.planning.plan import Plan
     from kit.runs.manifest import Manifest
     from kit.runs.submit import Prepared
+    from kit.sweeps.shared_plans import Kind
     from kit.workflow.stages import PreparedStage
 
 # More roles than these are not named one by one after a submit.
@@ -74,7 +75,7 @@ def render(
     from kit.workflow import stages
 
     found = stages.prepare_job(job, cluster=cluster, overrides=list(set_ or []), containers=containers)
-    show_warnings(_plans(found))
+    show_warnings(_jobs(found))
     _render(found, output, as_json=as_json)
 
 
@@ -110,7 +111,7 @@ def submit(
         )
     overrides = [*(set_ or []), *(["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])]
     ready = stages.prepare_job(job, cluster=cluster, overrides=overrides, containers=containers, debug=debug)
-    show_warnings(_plans(ready))
+    show_warnings(_jobs(ready))
     if dry_run:
         _render(ready, output, as_json=as_json)
         return
@@ -127,21 +128,20 @@ def submit(
         follow_run(folders[0])
 
 
-def _plans(found: Prepared | tuple[PreparedStage, ...]) -> list[Plan]:
-    return [stage.prepared.plan for stage in found] if isinstance(found, tuple) else [found.plan]
+def _jobs(found: Prepared | tuple[PreparedStage, ...]) -> list[Prepared]:
+    return [stage.prepared for stage in found] if isinstance(found, tuple) else [found]
 
 
-def show_warnings(plans: Iterable[Plan]) -> None:
-    """Say what will run, and perhaps not as meant; each warning once, whatever the number of plans."""
-    _warn(one for plan in plans for one in plan.warnings)
+def show_warnings(jobs: Iterable[Prepared | Kind]) -> None:
+    """Say what will run, and perhaps not as meant; each warning once, whatever the number of jobs."""
+    _warn(one for job in jobs for one in job.warnings)
 
 
 def _show_advice(found: Prepared | tuple[PreparedStage, ...]) -> None:
     """Say what Slurm's topology makes slow. Slurm is asked at most once a job."""
     from kit.slurm import topology
 
-    jobs = [stage.prepared for stage in found] if isinstance(found, tuple) else [found]
-    _warn(one for job in jobs for one in topology.warnings(job.plan, env=job.env))
+    _warn(one for job in _jobs(found) for one in topology.warnings(job.plan, env=job.env))
 
 
 def _warn(found: Iterable[Fault]) -> None:
@@ -198,7 +198,7 @@ def _after_an_interrupt(run_dir: Path) -> str:
 
 def announced(made: Manifest) -> str:
     """What a submit says of its job."""
-    from kit.planning.placement import world_text
+    from kit.spec.world_sizes import world_text
 
     where = f"runtime {made.runtime}" + (f", image {made.image_digest}" if made.image_digest else "")
     nodes = "1 node" if made.nodes == 1 else f"{made.nodes} nodes"

@@ -51,18 +51,18 @@ def results(
     from kit import data_folders
     from kit.cli.follow import queue
     from kit.runs import registry
-    from kit.sweeps import find, formats
+    from kit.sweeps import find, result_files
     from kit.sweeps import plot as drawing
     from kit.sweeps.results import gather
 
     folders = [runs_dir] if runs_dir else registry.folders(data_folders.project())
     found = gather(find.find_one(sweep, folders), queue=queue(), metric=metric, goal=goal, reduce=reduce)
     if as_json:
-        print(formats.as_json(found))
+        print(result_files.as_json(found))
     else:
         _print(found)
     for path in output or []:
-        formats.write(found, path)
+        result_files.write(found, path)
         print(f"wrote {path}", file=sys.stderr)
     for path in plot or []:
         drawing.draw(found, path, x=x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,8 +39,11 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     from kit.runs import history, queues, registry
     from kit.runs import status as of
 
-    found = of.of_facts(registry.find_all(folders(runs_dir)), queue=queue())
-    found = history.add(found, ask=queues.history(say=_warn))
+    asked = queue()
+    found = of.of_facts(registry.find_all(folders(runs_dir)), queue=asked)
+    if _found_again(found):
+        found = of.of_facts(registry.find_all(folders(runs_dir)), queue=asked)
+    found = history.add(found, ask=queues.history(say=warn))
     if as_json:
         print(json.dumps([_listed(s) for s in found], indent=2))
         return
@@ -53,8 +57,20 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
             print(f"{one.run_dir.name}: {clean(one.facts.problem)}", file=sys.stderr)
 
 
+def _found_again(found: Iterable[Status]) -> bool:
+    """Whether Slurm has jobs for points without one: `kit sweep` was killed before it had noted them."""
+    from kit.runs.index import POINTS
+
+    points = [one.run_dir for one in found if one.job_id is None and one.run_dir.parent.name == POINTS]
+    if not points:
+        return False
+    from kit.sweeps import lost
+
+    return lost.noted(points)
+
+
 def _row(one: Status) -> tuple[object, ...]:
-    from kit.planning.placement import world_size
+    from kit.spec.world_sizes import world_size
 
     made = one.facts
     world = world_size(made.world_sizes)
@@ -63,19 +79,29 @@ def _row(one: Status) -> tuple[object, ...]:
 
 
 def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
-    """Show one run: state, nodes, exit code, image, where its files are; of replica groups the last quorum."""
+    """Show one run: state, nodes, exit code, image, files, last reported step; of replica groups the last quorum."""
     from kit.cli.follow import queue
-    from kit.planning.placement import sizes_text
+    from kit.cli.why import first_line
     from kit.runs import history, metrics, queues, registry
     from kit.runs import status as of
+    from kit.spec.world_sizes import sizes_text
 
-    found = of.of([registry.find_one(run, folders(runs_dir))], queue=queue())
-    (one,) = history.add(found, ask=queues.history(say=_warn), every=True)
-    facts, quorum = _listed(one), metrics.quorum(one.run_dir)
+    run_dir, asked = registry.find_one(run, folders(runs_dir)), queue()
+    found = of.of([run_dir], queue=asked)
+    if _found_again(found):
+        found = of.of([run_dir], queue=asked)
+    (one,) = history.add(found, ask=queues.history(say=warn), every=True)
+    facts = {**_listed(one), "why": first_line(one)}
+    quorum, latest = metrics.quorum(one.run_dir), metrics.latest(one.run_dir)
     if as_json:
-        print(json.dumps({**facts, "quorum": dataclasses.asdict(quorum) if quorum else None}, indent=2))
+        reported = {
+            "training": dataclasses.asdict(latest) if latest else None,
+            "quorum": dataclasses.asdict(quorum) if quorum else None,
+        }
+        print(json.dumps({**facts, **reported}, indent=2))
         return
     facts["world_sizes"] = sizes_text(one.facts.world_sizes)
+    facts["training"] = f"{latest}, {latest.time}" if latest else None
     facts["quorum"] = f"{quorum}, {quorum.time}" if quorum else None
     width = max(map(len, facts))
     for name, value in facts.items():
@@ -157,12 +183,14 @@ def _listed(one: Status) -> dict[str, object]:
         "image": made.image_name,
         "image_digest": made.image_digest,
         "git": made.git,
+        "workspace": made.workspace,
         "submitted_at": submitted,
         "run_dir": str(one.run_dir),
     }
 
 
-def _warn(line: str) -> None:
+def warn(line: str) -> None:
+    """A word of accounting, beside the results."""
     print(f"kit: {line}", file=sys.stderr)
 
 

@@ -38,6 +38,12 @@ def shell(
         raise typer.Exit(interactive.attach(one, node=node, env=queues.env_of(one.manifest.cluster)))
     raise typer.Exit(
         interactive.allocate(
-            prepare(config.job_path(job), cluster=cluster, overrides=list(set_ or []), containers=containers)
+            # In the job's folder itself: a shell is where one edits.
+            prepare(
+                config.job_path(job),
+                cluster=cluster,
+                overrides=[*(set_ or []), "snapshot=false"],
+                containers=containers,
+            )
         )
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,7 +68,7 @@ def sweep(
         containers=containers,
         into=into,
     )
-    show_warnings(run.plan for run in made.runs)
+    show_warnings([*made.kinds, made.first])
     todo = _to_send(made, into) if into else [point.index for point in made.points]
     arrays = made.arrays(todo, first=len(into.arrays) if into else 0)
     if not todo:
@@ -76,7 +78,7 @@ def sweep(
         _explain(made, arrays)
     record = into
     if todo and not dry_run:
-        waits = _after(after or [], arrays, job_file, made.runs[0].env)
+        waits = _after(after or [], arrays, job_file, made.first.env)
         record = sending.resubmit(made, into, todo) if into else sending.submit(made, after=waits)
     if as_json:
         print(json.dumps(_facts(made, todo, arrays, None if dry_run else record), indent=2))
@@ -153,7 +155,7 @@ def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
     again = find.to_retry(find.states(made.folder, into, queue=queue()))
     known = {point.index for point in into.points}
     here = [point.index for point in made.points]
-    gone = [index for index in again if index not in here]
+    gone = sorted({*again}.difference(here))
     if gone:
         print(f"left alone: points {ranges(gone)} have failed and are not in the file any more", file=sys.stderr)
     return [index for index in here if index in again or index not in known]
@@ -161,8 +163,7 @@ def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
 
 def _print_points(made: PreparedSweep, todo: list[int], *, to_stdout: bool) -> None:
     from kit.cli.table import Column, show
-    from kit.planning.placement import world_size
-    from kit.sweeps.names import short_names, shown
+    from kit.sweeps.names import short_names
 
     keys = list(dict.fromkeys(key for point in made.points for key in point.values))
     short = short_names(keys)
@@ -174,23 +175,37 @@ def _print_points(made: PreparedSweep, todo: list[int], *, to_stdout: bool) -> N
         Column("nodes", 2),
         Column("ranks", 3),
     ]
-    wanted = [pair for pair in zip(made.points, made.runs, strict=True) if pair[0].index in todo]
-    wanted.sort(key=lambda pair: pair[0].index)
-    rows = []
-    for point, run in wanted if to_stdout else wanted[:_SHOWN]:
-        values = [shown(point.values[key]) if key in point.values else "" for key in keys]
-        rows.append(
-            [
-                point.index,
-                *([point.name] if named else []),
-                *values,
-                run.plan.allocation.nodes,
-                world_size(run.plan.world_sizes),
-            ]
-        )
-    show(columns, rows, stream=sys.stdout if to_stdout else sys.stderr)
-    if not to_stdout and len(wanted) > _SHOWN:
-        print(f"… and {len(wanted) - _SHOWN} more; --dry-run shows all", file=sys.stderr)
+    rows = _Rows(made, todo, keys, named=named)
+    show(
+        columns,
+        rows if to_stdout else [*itertools.islice(rows, _SHOWN)],
+        stream=sys.stdout if to_stdout else sys.stderr,
+    )
+    if not to_stdout and len(rows) > _SHOWN:
+        print(f"… and {len(rows) - _SHOWN} more; --dry-run shows all", file=sys.stderr)
+
+
+class _Rows(Collection[Sequence[object]]):
+    """The table's rows, each made when it is printed: there may be 100,000."""
+
+    def __init__(self, made: PreparedSweep, todo: Collection[int], keys: Sequence[str], *, named: bool) -> None:
+        wanted = set(todo)
+        self._keys, self._named = keys, named
+        self._pairs = [pair for pair in zip(made.points, made.kinds, strict=True) if pair[0].index in wanted]
+        self._pairs.sort(key=lambda pair: pair[0].index)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __iter__(self) -> Iterator[Sequence[object]]:
+        from kit.sweeps.names import shown
+
+        for point, kind in self._pairs:
+            values = (shown(point.values[key]) if key in point.values else "" for key in self._keys)
+            yield [point.index, *([point.name] if self._named else []), *values, kind.nodes, kind.ranks]
+
+    def __contains__(self, row: object) -> bool:
+        return any(row == one for one in self)
 
 
 def _explain(made: PreparedSweep, arrays: tuple[Array, ...]) -> None:
@@ -210,14 +225,17 @@ def _explain(made: PreparedSweep, arrays: tuple[Array, ...]) -> None:
 def _facts(
     made: PreparedSweep, todo: list[int], arrays: tuple[Array, ...], record: SweepRecord | None
 ) -> dict[str, object]:
+    from kit.sweeps.record import SweepPaths
+
     sent = {array.number: array.job_id for array in record.arrays} if record else {}
+    wanted, paths = set(todo), SweepPaths(made.folder)
     return {
         "sweep": made.folder.name,
         "folder": str(made.folder),
         "points": [
-            {"index": p.index, "name": p.name, "values": dict(p.values), "run_dir": str(run.plan.run_dir)}
-            for p, run in zip(made.points, made.runs, strict=True)
-            if p.index in todo
+            {"index": p.index, "name": p.name, "values": dict(p.values), "run_dir": str(paths.point(p.index))}
+            for p in made.points
+            if p.index in wanted
         ],
         "arrays": [
             {"number": a.number, "job_id": sent.get(a.number), "points": a.members, "script": str(a.script)}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -21,19 +22,26 @@ class Column:
     drop: int = 0
 
 
-def show(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, stream: TextIO | None = None) -> None:
+# The rows of a table. They are gone through twice, so that 100,000 of them need not be in memory.
+Rows = Collection[Sequence[object]]
+
+
+def show(columns: Sequence[Column], rows: Rows, *, stream: TextIO | None = None) -> None:
     """Print a table. Only a terminal has a width: a file or a pipe gets all columns."""
     out = stream or sys.stdout
     width = shutil.get_terminal_size().columns if out.isatty() else None
-    out.write("\n".join(lines(columns, rows, width=width)) + "\n")
+    out.writelines(f"{line}\n" for line in lines(columns, rows, width=width))
 
 
-def lines(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, width: int | None) -> list[str]:
+def lines(columns: Sequence[Column], rows: Rows, *, width: int | None) -> Iterator[str]:
     """The table's lines. width: of the terminal in characters; None for no limit."""
-    cells = [[column.heading for column in columns], *([_text(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[n]) for row in cells) for n in range(len(columns))]
+    headings = [column.heading for column in columns]
+    widths = [len(heading) for heading in headings]
+    for row in rows:
+        widths = [max(width, len(_text(cell))) for width, cell in zip(widths, row, strict=True)]
     kept = _kept([column.drop for column in columns], widths, width)
-    return [_GAP.join(row[n].ljust(widths[n]) for n in kept).rstrip() for row in cells]
+    for row in itertools.chain([headings], rows):
+        yield _GAP.join(_text(row[n]).ljust(widths[n]) for n in kept).rstrip()
 
 
 def _kept(drops: Sequence[int], widths: Sequence[int], width: int | None) -> list[int]:

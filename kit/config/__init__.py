@@ -13,20 +13,46 @@ One precedence rule: command line > job > QOS row > cluster > launcher > default
 
 from __future__ import annotations
 
-from kit.config.extends import job_files
-from kit.config.layers import Layer, merge, merge_all, parse_overrides
-from kit.config.sources import (
-    Resolved,
-    Sources,
-    cluster_entry,
-    default_cluster,
-    job_of,
-    job_path,
-    load_job,
-    read_job,
-)
-from kit.config.toml_file import Table, load_model, load_toml, reason, shown, validate
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from kit.config.extends import job_files
+    from kit.config.layers import Layer, merge, merge_all, parse_overrides
+    from kit.config.sources import (
+        Resolved,
+        Sources,
+        cluster_entry,
+        default_cluster,
+        job_of,
+        job_path,
+        load_job,
+        read_job,
+    )
+    from kit.config.toml_file import Table, load_model, load_toml, reason, shown, validate
+
+# Each name and the module that has it, imported when the name is first used: who reads a cluster's file needs no Job.
+_PLACES = {
+    "Layer": "layers",
+    "Resolved": "sources",
+    "Sources": "sources",
+    "Table": "toml_file",
+    "cluster_entry": "sources",
+    "default_cluster": "sources",
+    "job_files": "extends",
+    "job_of": "sources",
+    "job_path": "sources",
+    "load_job": "sources",
+    "load_model": "toml_file",
+    "load_toml": "toml_file",
+    "merge": "layers",
+    "merge_all": "layers",
+    "parse_overrides": "layers",
+    "read_job": "sources",
+    "reason": "toml_file",
+    "shown": "toml_file",
+    "validate": "toml_file",
+}
 __all__ = [
     "Layer",
     "Resolved",
@@ -48,3 +74,9 @@ __all__ = [
     "shown",
     "validate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'kit.config' has no attribute {name!r}")
+    return getattr(import_module(f"kit.config.{_PLACES[name]}"), name)

@@ -15,7 +15,7 @@ from kit.spec.job import Job
 from kit.spec.launcher import FrameworkName
 from kit.spec.paths import is_launchers
 
-__all__ = ["Extra", "Framework", "get", "prepare", "resources"]
+__all__ = ["Extra", "Framework", "get", "options_read", "prepare", "resources"]
 
 
 def get(name: str) -> Framework:
@@ -46,6 +46,17 @@ def _unread(job: Job, framework: Framework | None) -> Iterator[Fault]:
         if key not in own and getattr(job, key) is not None:
             problem = f"launcher {job.launcher!r} does not read this table: options of its program go into args"
             yield Fault(key=key, problem=problem, hint=f"remove [{key}]")
+
+
+def options_read(resolved: Resolved) -> frozenset[str] | None:
+    """Options in the job's `args` whose values a rule of `prepare` reads; of all others only the names count.
+
+    None where any value may be read: by a framework, by roles, or by a batch template of the user's own.
+    """
+    job, launcher = resolved.job, resolved.launcher
+    if launcher.framework or job.roles or resolved.template is not None:
+        return None
+    return reference.options_read(job, launcher) if is_launchers(job.script) else frozenset()
 
 
 def resources(framework: str | None, job: Job) -> dict[str, int]:

@@ -19,13 +19,23 @@ from kit.spec.launcher import Launcher
 
 def faults(job: Job, launcher: Launcher, allocation: Allocation) -> list[Fault]:
     """Each rule that the arguments break, with its numbers. A program of the job's own is not checked."""
-    name = launcher.script if job.script is None else PurePosixPath(job.script).name
-    told = launcher.fits.get(name or "", {})
+    told = _told(job, launcher)
     try:
         options = _read(job.args, told)
     except argparse.ArgumentError as error:
         return [_fault(f"{error.argument_name} takes a whole number", f"{error.argument_name} 1")]
     return [*_too_small(options, told)] or [*_uneven(options, allocation.world_size), *_alone(options)]
+
+
+def options_read(job: Job, launcher: Launcher) -> frozenset[str]:
+    """The options whose values these rules read."""
+    return frozenset(map(_option, _told(job, launcher)))
+
+
+def _told(job: Job, launcher: Launcher) -> Mapping[str, int]:
+    """The options that launcher.toml names for the job's program, with their defaults."""
+    name = launcher.script if job.script is None else PurePosixPath(job.script).name
+    return launcher.fits.get(name or "", {})
 
 
 def _fault(problem: str, instead: str) -> Fault:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from kit import shell
 from kit.errors import ImageError, ToolError
-from kit.images import aptsources, sqsh_tar
+from kit.images import aptsources, sqsh_tar, temporary
 from kit.images.engine import Engine
 from kit.spec.image import Base, Bootstrap, ImageLock
 
@@ -124,7 +126,23 @@ def _mmdebstrap(bootstrap: Bootstrap, sources: list[str], tar: Path, on_line: Ca
         file = tar.with_name("sources.list")
         file.write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
         argv.append(str(file))
-    _run(argv, on_line)
+    with _temporary() as place:
+        _run(argv, on_line, {"TMPDIR": str(place)} if place else {})
+
+
+@contextlib.contextmanager
+def _temporary() -> Iterator[Path | None]:
+    """A folder for root's mmdebstrap, which a killed one leaves full: the next one removes it. Another user's is not touched.
+
+    apt's own user must be able to enter it, as it can /tmp: else apt works as root, and the tar holds other owners.
+    """
+    if os.geteuid() != 0:
+        yield None
+        return
+    with temporary.beside(Path(tempfile.gettempdir()) / "kit-bootstrap") as place:
+        place.mkdir()
+        place.chmod(0o711)
+        yield place
 
 
 def _debootstrap(bootstrap: Bootstrap, sources: list[str], tar: Path, on_line: Callable[[str], None]) -> None:
@@ -142,9 +160,9 @@ def _debootstrap(bootstrap: Bootstrap, sources: list[str], tar: Path, on_line: C
     _run(["tar", "--sort=name", "--numeric-owner", "--mtime=@0", "-C", str(root), "-cf", str(tar), "."], on_line)
 
 
-def _run(argv: list[str], on_line: Callable[[str], None]) -> None:
+def _run(argv: list[str], on_line: Callable[[str], None], more: Mapping[str, str] | None = None) -> None:
     try:
-        for line in shell.lines(argv, env=os.environ | _CLEAN_ENV):
+        for line in shell.lines(shell.bound(argv), env={**os.environ, **_CLEAN_ENV, **(more or {})}):
             on_line(line)
     except ToolError as error:
         hint = "check that this machine's apt works ('apt-get update'), or set [base.bootstrap] mirror in image.toml"

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.config import load_model
-from kit.errors import ImageError, LockError
+from kit.errors import EngineError, ImageError, LockError
 from kit.images import (
     base,
     context,
     dockerfile,
     edits,
+    engine_session,
+    engineless,
     entries,
     lease,
     lock,
@@ -23,12 +25,17 @@ from kit.images import (
     publish,
     squash,
     store,
+    temporary,
     verify,
     wheels,
 )
 from kit.images.engine import Engine, EngineImage, connect
 from kit.images.progress import Report
 from kit.spec.image import ImageLock, ImageSpec
+
+_PROVENANCE = "kit build-image"
+# Podman's own label names its version: with it, no other engine would give the same bytes.
+_PODMAN = "io.buildah.version"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +61,7 @@ class _BuildFolder:
     spec: ImageSpec
     files: tuple[context.ContextFile, ...]
     other: tuple[ImageLock, Path] | None  # the image that it stands on: its lock and its .sqsh
+    steps: tuple[dockerfile.Instruction, ...]
 
 
 def build(order: BuildOrder, report: Report) -> publish.Outcome:
@@ -70,10 +78,11 @@ def build(order: BuildOrder, report: Report) -> publish.Outcome:
             done = None if order.fresh else publish.unchanged(target)
             if done is None:
                 squash.mksquashfs()  # a missing program is known before the long work, not after it
-                engine = connect()
-                with store.workspace(order.store) as work:
-                    content = _content(order, folder, engine, work, report)
+                engine = _engine(folder, report)
+                with store.workspace(order.store) as work, _content(order, folder, engine, work, report) as content:
                     done = publish.make(target, content, work, report)
+    if not done.built:
+        store.clean(order.store)
     return replace(done, seconds=time.monotonic() - start)
 
 
@@ -88,6 +97,7 @@ def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, publish.Targ
     if spec.python is not None:
         held = other[0].packages.pip if other else {}
         pins.refresh(spec.python, entry.folder, held, locked=order.locked, on_line=report.stage)
+    temporary.sweep(entry.folder)
     files = context.scan(entry.folder)
     notes = ["the build had a network: another build may give other bytes"] if spec.build.network != "none" else []
     needs = dockerfile.read(entry.folder / "Dockerfile", target=spec.build.target)
@@ -108,7 +118,7 @@ def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, publish.Targ
         relock=order.relock,
         notes=tuple(notes),
     )
-    return _BuildFolder(path=entry.folder, spec=spec, files=files, other=other), target
+    return _BuildFolder(path=entry.folder, spec=spec, files=files, other=other, steps=needs.steps), target
 
 
 def _needs_buildkit(file: Path, one: dockerfile.Instruction) -> ImageError:
@@ -140,8 +150,52 @@ def _other(order: BuildOrder, spec: ImageSpec) -> tuple[ImageLock, Path] | None:
     return locked, verify.check(locked, order.store, full=False)
 
 
-def _content(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: Report) -> publish.Content:
+def _engine(folder: _BuildFolder, report: Report) -> Engine | None:
+    """The engine; None without one, for an image that can be built without."""
+    try:
+        return connect()
+    except EngineError as error:
+        why = engineless.why_not(folder.spec, folder.steps)
+        if why:
+            raise EngineError(error.message, hint=f"{error.hint}; {why}") from None
+        report.warn(f"{error.message}: building without one, by bubblewrap")
+        return None
+
+
+@contextlib.contextmanager
+def _content(
+    order: BuildOrder, folder: _BuildFolder, engine: Engine | None, work: Path, report: Report
+) -> Iterator[publish.Content]:
     """Base, packages, then the Dockerfile."""
+    if engine is not None:
+        yield _by_engine(order, folder, engine, work, report)
+        return
+    assert folder.other is not None
+    locked, sqsh = folder.other
+    files = context.with_wheels(folder.files, _packages(order, folder, report))
+    report.stage("unpacking the base and running the Dockerfile's steps in it, network: none")
+    with engineless.built(sqsh, locked.config, folder.steps, files, work, on_line=report.line) as (root, config):
+        yield publish.Content(
+            ways=engineless.ways(root),
+            size=0,
+            config=config,
+            kind="image",
+            reference=locked.name,
+            digest=locked.digest,
+            provenance=_PROVENANCE,
+            noise=edits.BUILD_NOISE,
+        )
+
+
+def _packages(order: BuildOrder, folder: _BuildFolder, report: Report) -> tuple[Path, ...]:
+    python = folder.spec.python
+    if python is None:
+        return ()
+    report.stage("fetching Python packages against the hash lock")
+    return wheels.fetch(python, folder.path, fresh=order.fresh, on_line=report.line)
+
+
+def _by_engine(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: Report) -> publish.Content:
     spec = folder.spec
     report.stage("making the base ready")
     ready = base.ready(
@@ -153,30 +207,29 @@ def _content(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path
         on_line=report.line,
         other=folder.other,
     )
-    packages: tuple[Path, ...] = ()
-    if spec.python is not None:
-        report.stage("fetching Python packages against the hash lock")
-        packages = wheels.fetch(spec.python, folder.path, fresh=order.fresh, on_line=report.line)
+    packages = _packages(order, folder, report)
     report.stage(f"building with the engine (Docker {engine.version}), network: {spec.build.network}")
     tag = f"kit-image/{order.name}:latest"
-    image_id = engine.build(
-        context.stream(folder.files, packages),
-        tag=tag,
-        base=ready.reference,
-        options=spec.build,
-        no_cache=order.fresh,
-        on_line=report.line,
-    )
+    with engine_session.hold(engine, ready.reference, spec.build) as marked:
+        image_id = engine.build(
+            context.stream(folder.files, packages),
+            tag=tag,
+            base=marked,
+            options=spec.build,
+            no_cache=order.fresh,
+            on_line=report.line,
+        )
     image = engine.inspect(image_id or tag)
     assert image is not None, "an image that was just built"
+    labels = {name: value for name, value in image.config.labels.items() if name != _PODMAN}
     return publish.Content(
         ways=ways(engine, image),
         size=image.size,
-        config=image.config,
+        config=image.config.model_copy(update={"labels": labels}),
         kind=ready.kind,
         reference=ready.name,
         digest=ready.digest,
-        provenance="kit build-image",
+        provenance=_PROVENANCE,
         noise=edits.BUILD_NOISE,
         engine=engine.version,
         image_id=image.id,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import ImageError
+from kit.images import temporary
 from kit.spec.image import ImageSpec, Squash
 
 # Raised when the kit itself writes other bytes from the same inputs (`kit.images.enroot_layout`, `kit.images.squash`).
@@ -39,7 +40,8 @@ def scan(folder: Path) -> tuple[ContextFile, ...]:
     for path in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).as_posix().encode()):
         name = path.relative_to(folder).as_posix()
         mode = path.lstat().st_mode
-        if name in _NOT_CONTEXT or "__pycache__" in path.parts or stat.S_ISDIR(mode) or ignored(name):
+        left_out = name in _NOT_CONTEXT or temporary.is_temporary(path.name) or "__pycache__" in path.parts
+        if left_out or stat.S_ISDIR(mode) or ignored(name):
             continue
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             raise ImageError(f"{path}: neither a file nor a link", hint="move it out of the image's folder")
@@ -61,10 +63,15 @@ def digest(spec: ImageSpec, files: Iterable[ContextFile], *, base: str = "") -> 
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def with_wheels(files: Iterable[ContextFile], wheels: Iterable[Path]) -> tuple[ContextFile, ...]:
+    """The files of the folder, and the packages below `wheels/`."""
+    extra = (ContextFile(name=f"wheels/{wheel.name}", path=wheel, mode=0o644, target=None) for wheel in wheels)
+    return (*files, *extra)
+
+
 def stream(files: Iterable[ContextFile], wheels: Iterable[Path]) -> Iterator[bytes]:
     """The context as a tar for the engine, `wheels/` included; read as it is sent, never copied on the disk."""
-    extra = (ContextFile(name=f"wheels/{wheel.name}", path=wheel, mode=0o644, target=None) for wheel in wheels)
-    for file in (*files, *extra):
+    for file in with_wheels(files, wheels):
         member = tarfile.TarInfo(file.name)
         member.mode = file.mode
         if file.target is not None:

@@ -25,10 +25,12 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Dockerfile:
-    """buildkit: the first instruction that only BuildKit understands. unpinned: images that are named without a digest."""
+    """buildkit: the first instruction that only BuildKit understands. unpinned: images that are named without a
+    digest. steps: all instructions."""
 
     buildkit: Instruction | None
     unpinned: tuple[str, ...]
+    steps: tuple[Instruction, ...]
 
 
 def read(path: Path, *, target: str | None) -> Dockerfile:
@@ -41,9 +43,11 @@ def read(path: Path, *, target: str | None) -> Dockerfile:
     stages = _stages(found)
     _must_stand_on_base(path, stages, target)
     names = {name for _, name, _ in stages}
-    other = [image for _, _, image in stages if image not in names | _BASE | {"scratch"}]
+    own = names | {"scratch"}
+    other = [image for _, _, image in stages if image not in _BASE and image.lower() not in own]
     other += [source for i in found if i.word == "COPY" and (source := _copied_from(i)) and source not in names]
     return Dockerfile(
+        steps=tuple(found),
         buildkit=next(
             (i for i in found if i.heredoc or (i.word == "RUN" and re.match(r"(--\w+\S*\s+)*--mount", i.rest))), None
         ),

@@ -44,6 +44,7 @@ FOLDER_MODE = 0o755
 # Docker's export keeps this attribute alone. What a file system adds (SELinux) or a user set has no meaning on the next machine.
 _XATTR = "SCHILY.xattr."
 KEPT_XATTRS = frozenset({"security.capability"})
+_ACLS = ("SCHILY.acl.", f"{_XATTR}system.posix_acl_")
 
 # squashfs counts seconds in 32 bits without a sign.
 LATEST = (1 << 32) - 1
@@ -164,6 +165,11 @@ def normalise(member: tarfile.TarInfo, name: str) -> None:
         member.pax_headers = {key: member.pax_headers[key] for key in member.pax_headers if is_kept(key)}
     else:
         member.pax_headers = {}
+
+
+def has_acl(member: tarfile.TarInfo) -> bool:
+    """Whether a member has an access control list, as GNU tar, star and bsdtar write it."""
+    return any(header.startswith(_ACLS) for header in member.pax_headers)
 
 
 def is_kept(header: str) -> bool:

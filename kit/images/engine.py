@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import EngineError, ImageError
 from kit.images import oci
+from kit.owner import Owner
 from kit.spec.image import Build, ImageConfig
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _SILENCE_S = 3600
 _EXPORT_CHUNK = 1 << 20
 _TAIL_LINES = 15
+OWNER = "slurm-kit.owner"
 _START = "start Docker (make setup does it where it may), or point DOCKER_HOST at an engine that runs"
 
 
@@ -30,6 +32,7 @@ class EngineImage:
 
     size: of all layers, in bytes. layers: folders of the layers on this machine, topmost first; empty when they cannot be
     reached from here. diff_ids: digests of the layers' tars, lowest first. repo_digests: `name@sha256:…` as registries know it.
+    triggers: what ONBUILD left for whoever builds on it.
     """
 
     id: str
@@ -39,6 +42,16 @@ class EngineImage:
     diff_ids: tuple[str, ...]
     repo_digests: tuple[str, ...]
     architecture: str = ""
+    triggers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnedContainer:
+    """A container that a kit made and never starts. made: seconds since the epoch, by the engine's clock."""
+
+    id: str
+    owner: Owner | None
+    made: float
 
 
 class Engine:
@@ -65,6 +78,7 @@ class Engine:
             diff_ids=tuple((found.get("RootFS") or {}).get("Layers") or ()),
             repo_digests=tuple(found.get("RepoDigests") or ()),
             architecture=str(found.get("Architecture") or ""),
+            triggers=tuple((found.get("Config") or {}).get("OnBuild") or ()),
         )
 
     def pull(self, reference: str, *, platform: str | None, on_line: Callable[[str], None]) -> None:
@@ -80,7 +94,7 @@ class Engine:
         """Make a one-layer image of a root filesystem's tar."""
         repository, _, tag = reference.rpartition(":")
         with _faults(f"import {reference}"):
-            self._client.import_image(src=str(tar), repository=repository, tag=tag)
+            self._client.import_image(src=str(tar), repository=repository, tag=tag, changes=[f'LABEL "{oci.MARK}"="1"'])
 
     def import_stream(self, chunks: Iterable[bytes], reference: str, *, changes: Sequence[str]) -> None:
         """Make a one-layer image of a tar that comes in pieces. changes: instructions of a Dockerfile that only configure."""
@@ -105,7 +119,7 @@ class Engine:
         self,
         context: Iterable[bytes],
         *,
-        tag: str,
+        tag: str | None,
         base: str,
         options: Build,
         no_cache: bool,
@@ -145,12 +159,47 @@ class Engine:
     def export(self, image: str) -> Iterator[Iterator[bytes]]:
         """The image's merged tree as a tar stream, from a container that is never started and is removed afterwards."""
         with _faults("export"):
-            # A command is needed although it never runs; an image may have no command.
-            container = self._client.create_container(image, command=["/bin/true"], network_disabled=True)["Id"]
+            container = self.create(image)
             try:
                 yield _chunks(self._client.export(container, chunk_size=_EXPORT_CHUNK))
             finally:
-                self._client.remove_container(container, force=True, v=True)
+                self.remove_container(container)
+
+    def create(self, image: str) -> str:
+        """A container that is never started, and names this process as its owner; its id."""
+        # A command is needed although it never runs; an image may have no command.
+        made = self._client.create_container(
+            image, command=["/bin/true"], network_disabled=True, labels={OWNER: str(Owner.current())}
+        )
+        return str(made["Id"])
+
+    def owned_containers(self) -> list[OwnedContainer]:
+        """Containers that `create` made, of all processes."""
+        with _faults("list containers"):
+            found = self._client.containers(all=True, filters={"label": OWNER})
+        return [
+            OwnedContainer(id=one["Id"], owner=Owner.parse(str(one["Labels"].get(OWNER))), made=float(one["Created"]))
+            for one in found
+        ]
+
+    def remove_container(self, container: str) -> None:
+        """Remove a container and its volumes; nothing happens when it is gone."""
+        from docker.errors import NotFound
+
+        with _faults("remove a container"), contextlib.suppress(NotFound):
+            self._client.remove_container(container, force=True, v=True)
+
+    def loose_images(self) -> list[str]:
+        """Ids of marked images that have neither a tag nor an image on top of them."""
+        with _faults("list images"):
+            return [one["Id"] for one in self._client.images(filters={"dangling": True, "label": oci.MARK})]
+
+    def remove_loose(self, image: str) -> None:
+        """Remove an image that has no tag, with what is below it and has none; nothing happens when something uses it."""
+        from docker.errors import APIError
+
+        with _faults("remove an image"), contextlib.suppress(APIError):
+            self._client.remove_image(image)
 
     def remove(self, reference: str) -> None:
         """Remove a tag, and the image with its last one; nothing happens when there is none."""
@@ -210,11 +259,11 @@ def _faults(doing: str) -> Iterator[None]:
 def registry_hint(said: str) -> str:
     """What to do about what a registry, or a tool that asked it, said; empty for something unknown."""
     lower = said.lower()
-    if "429" in lower or "toomanyrequests" in lower or "rate limit" in lower:
+    if re.search(r"\b429\b", lower) or "toomanyrequests" in lower or "rate limit" in lower:
         return "the registry limits pulls: log in with 'docker login', or try again later"
-    if "401" in lower or "unauthorized" in lower or "denied" in lower:
+    if re.search(r"\b401\b", lower) or "unauthorized" in lower or "denied" in lower:
         return "log in with 'docker login', and check the name: a private image that does not exist is also 'denied'"
-    if "404" in lower or "not found" in lower or "manifest unknown" in lower:
+    if re.search(r"\b404\b", lower) or "not found" in lower or "manifest unknown" in lower:
         return "check the image's name and tag"
     if "no such host" in lower or "connection refused" in lower or "timeout" in lower or "dial tcp" in lower:
         return "the registry cannot be reached from here; in image.toml, use [base] bootstrap instead of a reference"

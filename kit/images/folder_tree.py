@@ -14,6 +14,7 @@ from kit.images.edits import Seen, walk_key
 from kit.images.entries import ENCODING, ERRORS, Entry
 
 _XATTR = "SCHILY.xattr."
+_ACL = "system.posix_acl_"  # not kept, but warned of
 _TYPES = {
     stat.S_IFREG: tarfile.REGTYPE,
     stat.S_IFDIR: tarfile.DIRTYPE,
@@ -113,10 +114,11 @@ def _member(place: Path, inner: str, status: os.stat_result, type_: bytes) -> ta
     member.type, member.mode, member.mtime = type_, stat.S_IMODE(status.st_mode), int(status.st_mtime_ns // 10**9)
     if member.isreg():
         member.size = status.st_size
+    if member.isreg() or member.isdir():
         member.pax_headers = {
             f"{_XATTR}{name}": os.getxattr(place, name, follow_symlinks=False).decode(ENCODING, ERRORS)
             for name in os.listxattr(place, follow_symlinks=False)
-            if name in edits.KEPT_XATTRS
+            if name in edits.KEPT_XATTRS or name.startswith(_ACL)
         }
     elif member.issym():
         member.linkname = str(place.readlink())

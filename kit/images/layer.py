@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import tarfile
+import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 from kit.errors import ImageError
+from kit.images.blob import Bytes
 from kit.images.edits import clean
-from kit.images.entries import ENCODING, ERRORS, Data
+from kit.images.entries import ERRORS, Data
+from kit.images.tar_headers import Header, Headers
 
 # OCI image specification, "Representing Changes": a deleted path, and a folder whose lower content is hidden. What else begins
 # with the double prefix is a driver's own book-keeping.
 WHITEOUT, META, OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
 
-# An entry of the tree is one number: the place of its header in the layer's tar, and what it is. 400,000 of them must fit
-# beside the rest in 150 MB.
+# An entry of the tree is one number: the layer, the place of its header in the layer's tar, and what it is. 400,000 of them must
+# fit beside the rest in 150 MB.
 FOLDER, FILE, LINK, IMPLIED = range(4)
-_KIND = 3
+_KIND, _KIND_BITS, _LAYER_BITS = 3, 2, 56
 _MAX_LINKS = 40  # as the kernel (path_resolution(7))
+
+_DAMAGE = (tarfile.TarError, ValueError, LookupError, ArithmeticError)
 
 Key = bytes  # edits.walk_key
 
@@ -28,169 +32,195 @@ def kind(entry: int) -> int:
     return entry & _KIND
 
 
+def layer_of(entry: int) -> int:
+    """The number of the entry's layer."""
+    return entry >> _LAYER_BITS
+
+
+class Folder:
+    """A folder of the tree: its own entry, and what is in it by name."""
+
+    __slots__ = ("entry", "inner")
+
+    def __init__(self, entry: int = IMPLIED) -> None:
+        self.entry = entry
+        self.inner: dict[bytes, Folder | int] = {}
+
+    def at(self, key: Key) -> Folder | int | None:
+        """What is at a path below this folder; nothing leads there through a link."""
+        found: Folder | int | None = self
+        for name in key.split(b"\0") if key else ():
+            if not isinstance(found, Folder):
+                return None
+            found = found.inner.get(name)
+        return found
+
+
 class Layer:
     """The tree of one layer, and what it hides of the layers below.
 
-    whole: the tar must end as tar(5) says; a layer is held to its digest instead. ImageError for a damaged tar.
+    number: of the layer, lowest 0. whole: the tar must end as tar(5) says; a layer is held to its digest instead.
+    ImageError for a damaged tar.
     """
 
-    def __init__(self, file: Path, name: str, *, whole: bool = False) -> None:
+    def __init__(self, source: Bytes, name: str, number: int = 0, *, whole: bool = False) -> None:
         self.name = name
-        self.entries: dict[Key, int] = {}
+        self.root = Folder()
         self.hidden: set[Key] = set()  # whiteouts: the path and all below it
         self.opaque: set[Key] = set()  # folders that show nothing from below
-        self.hard: dict[
-            int, int | Key
-        ] = {}  # header of a hard link -> of its file, or the file's path in a lower layer
-        self.latest: dict[int, int] = {}  # header of a file -> of its last hard link, which sets mode and time
-        self._links: dict[Key, str] = {}
-        self._folder_cache: tuple[str, Key] = ("", b"")
+        # A hard link -> its file, or the file's path in a lower layer.
+        self.hard: dict[int, int | Key] = {}
+        self.latest: dict[int, int] = {}  # a file -> its last hard link, which sets mode and time
+        self._links: dict[int, str] = {}
+        self._number = number
+        self._folder_cache: tuple[str, Key, Folder] | None = None
         self._whole = whole
-        try:
-            self._tar = tarfile.open(file, mode="r:", encoding=ENCODING, errors=ERRORS)  # noqa: SIM115 - see close
-        except tarfile.ReadError as error:
-            if file.stat().st_size or whole:
-                raise ImageError(f"{name}: not a readable tar: {error}") from None
-            self._tar = tarfile.TarFile(file, mode="w")
-        self._size = file.stat().st_size
+        self._source, self._headers = source, Headers(source)
 
     def close(self) -> None:
         """Close the file."""
-        self._tar.close()
+        self._source.close()
 
-    def read(self) -> None:
-        """Apply all entries, in their order."""
-        for member in self._members():
+    def read(self, ended: threading.Event | None = None) -> None:
+        """Apply all entries, in their order, until `ended` is set."""
+        for place, header in self._members():
+            if ended and ended.is_set():
+                return
             try:
-                self._apply(member)
+                self._apply(place, header)
             except ValueError as error:
                 raise ImageError(f"{self.name}: {error}") from None
-        self._links, self._folder_cache = {}, ("", b"")
+        self._links, self._folder_cache = {}, None
 
     def member(self, entry: int) -> tarfile.TarInfo:
         """The header of an entry, read again."""
-        self._seek(entry >> 2)
-        return tarfile.TarInfo.fromtarfile(self._tar)
+        place = (entry & (1 << _LAYER_BITS) - 1) >> _KIND_BITS
+        try:
+            return self._headers.member(place)
+        except _DAMAGE as error:
+            raise self._damaged(error, place) from None
 
     def data(self, member: tarfile.TarInfo) -> Data:
         """The content of a file."""
-        found = self._tar.extractfile(member)
-        assert found is not None, "a regular file"
-        return found
+        return self._headers.data(member)
 
-    def _seek(self, place: int) -> None:
-        assert self._tar.fileobj is not None
-        self._tar.fileobj.seek(place)
-        self._tar.offset = place
-
-    def _members(self) -> Iterator[tarfile.TarInfo]:
+    def _members(self) -> Iterator[tuple[int, Header]]:
         """TarFile's own loop ends quietly at damage; this one does not."""
-        place = 0
-        while place < self._size:
-            self._seek(place)
+        place, name = 0, ""
+        while True:
             try:
-                member = tarfile.TarInfo.fromtarfile(self._tar)
+                header = self._headers.at(place)
             except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the end-of-archive block
                 return
-            except (tarfile.HeaderError, ValueError, LookupError, ArithmeticError) as error:
-                raise ImageError(f"{self.name}: a damaged tar: {error} at byte {place}") from None
-            place = self._tar.offset
-            if place > self._size:
-                raise ImageError(f"{self.name}: cut off in the data of {member.name}")
-            yield member
+            except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]
+                break
+            except _DAMAGE as error:
+                raise self._damaged(error, place) from None
+            yield place, header
+            place, name = header.end, header.name
+        if place and not self._source.read_at(place - 1, 1):
+            raise ImageError(f"{self.name}: cut off in the data of {name}")
         if self._whole:
             raise ImageError(f"{self.name}: cut off: it has no end-of-archive block", hint="copy or make it again")
 
-    def _apply(self, member: tarfile.TarInfo) -> None:
-        path = clean(member.name)
+    def _damaged(self, error: Exception, place: int) -> ImageError:
+        return ImageError(f"{self.name}: a damaged tar: {error} at byte {place}")
+
+    def _apply(self, place: int, header: Header) -> None:
+        path = clean(header.name)
         folder, _, name = path.rpartition("/")
         if not path:
             return
-        parent = self._folder(folder)
+        parent_key, parent = self._folder(folder)
         if name.startswith(META):
             if name == OPAQUE:
-                self.opaque.add(parent)
+                self.opaque.add(parent_key)
             return
+        part = name.encode(errors=ERRORS)
         if name.startswith(WHITEOUT):
-            self.hidden.add(_join(parent, name.removeprefix(WHITEOUT)))
+            self.hidden.add(_join(parent_key, part.removeprefix(WHITEOUT.encode())))
             return
-        self._set(_join(parent, name), member)
+        self._set(parent, part, place, header)
 
-    def _set(self, key: Key, member: tarfile.TarInfo) -> None:
-        new = member.offset << 2 | (FOLDER if member.isdir() else LINK if member.issym() else FILE)
-        if member.islnk():
-            found = self._target(member)
-            self.hard[new] = found
+    def _set(self, parent: Folder, name: bytes, place: int, header: Header) -> None:
+        base = self._number << _LAYER_BITS | place << _KIND_BITS
+        old = parent.inner.get(name)
+        if header.type == tarfile.DIRTYPE:
+            if isinstance(old, Folder):
+                old.entry = base | FOLDER
+            else:
+                parent.inner[name] = Folder(base | FOLDER)
+            return
+        new = base | (LINK if header.type == tarfile.SYMTYPE else FILE)
+        if header.type == tarfile.LNKTYPE:
+            found = self._target(header)
             if isinstance(found, int):
-                self.latest[found] = new
-            if isinstance(found, int) and kind(found) == LINK:
-                new_kind = member.offset << 2 | LINK
-                self.hard[new_kind] = self.hard.pop(new)
-                new = new_kind
-        old = self.entries.get(key)
-        if kind(new) != FOLDER:
-            if old is not None and kind(old) in (FOLDER, IMPLIED):
-                self._remove_below(key)
-            self._folder_cache = ("", b"")
-        self._links.pop(key, None)
-        if member.issym():
-            self._links[key] = member.linkname
-        self.entries[key] = new
+                new = base | kind(found)
+                self.latest[found] = base | FILE
+            self.hard[new] = found
+        elif kind(new) == LINK:
+            self._links[new] = header.target
+        self._folder_cache = None if old is not None else self._folder_cache
+        parent.inner[name] = new
 
-    def _target(self, member: tarfile.TarInfo) -> int | Key:
+    def _target(self, header: Header) -> int | Key:
         """What a hard link leads to: an entry of this layer that is no link itself, or a path of a lower layer."""
-        path = clean(member.linkname)
+        path = clean(header.target)
         folder, _, name = path.rpartition("/")
-        key = _join(self._folder(folder, make=False), name)
-        found = self.entries.get(key)
+        key, parent = self._seek(folder)
+        part = name.encode(errors=ERRORS)
+        found = parent.inner.get(part) if parent is not None else None
         if found is None:
-            return key
-        if kind(found) in (FOLDER, IMPLIED):
-            raise ValueError(f"{clean(member.name)}: a hard link to the folder {path}")
+            return _join(key, part)
+        if isinstance(found, Folder):
+            raise ValueError(f"{clean(header.name)}: a hard link to the folder {path}")
         return self.hard.get(found, found)
 
-    def _remove_below(self, key: Key) -> None:
-        prefix = key + b"\0"
-        for inner in [inner for inner in self.entries if inner.startswith(prefix)]:
-            del self.entries[inner]
-            self._links.pop(inner, None)
-
-    def _folder(self, path: str, *, make: bool = True) -> Key:
+    def _folder(self, path: str) -> tuple[Key, Folder]:
         """The real folder that `path` is in this layer, made where it is missing; links are followed (usrmerge)."""
-        if path == self._folder_cache[0] and make:
-            return self._folder_cache[1]
+        if self._folder_cache is None or self._folder_cache[0] != path:
+            key, folder = self._walk(path, make=True)
+            assert folder is not None, "it was made"
+            self._folder_cache = (path, key, folder)
+        return self._folder_cache[1], self._folder_cache[2]
+
+    def _seek(self, path: str) -> tuple[Key, Folder | None]:
+        """The same where nothing is made: no folder when there is none."""
+        if self._folder_cache is not None and self._folder_cache[0] == path:
+            return self._folder_cache[1], self._folder_cache[2]
+        return self._walk(path, make=False)
+
+    def _walk(self, path: str, *, make: bool) -> tuple[Key, Folder | None]:
         left = [part for part in path.split("/") if part]
-        place, links = b"", 0
+        names: list[bytes] = []
+        way: list[Folder | None] = [self.root]  # the root, and the folder of each name
+        links = 0
         while left:
             part = left.pop(0)
             if part == "..":
-                place = place.rpartition(b"\0")[0]
+                names, way = names[:-1], way[:-1] or way
                 continue
-            inner = _join(place, part)
-            found = self.entries.get(inner)
-            if found is None:
-                if make:
-                    self.entries[inner] = IMPLIED
-            elif kind(found) == LINK:
-                target = self._links.get(inner)
+            name, parent = part.encode(errors=ERRORS), way[-1]
+            found = parent.inner.get(name) if parent is not None else None
+            if found is None and make and parent is not None:
+                found = parent.inner[name] = Folder()
+            if isinstance(found, int):
                 links += 1
+                target = self._links.get(found)
+                if kind(found) == FILE:
+                    raise ValueError(f"{_text([*names, name])} is a file, and the layer has entries below it ({path})")
                 if target is None or links > _MAX_LINKS:
                     raise ValueError(f"{path}: a loop of links")
                 left = [part for part in target.split("/") if part not in ("", ".")] + left
-                place = b"" if target.startswith("/") else place
+                names, way = ([], [self.root]) if target.startswith("/") else (names, way)
                 continue
-            elif kind(found) == FILE:
-                raise ValueError(f"{_text(inner)} is a file, and the layer has entries below it ({path})")
-            place = inner
-        if make:
-            self._folder_cache = (path, place)
-        return place
+            names, way = [*names, name], [*way, found]
+        return b"\0".join(names), way[-1]
 
 
-def _join(folder: Key, name: str) -> Key:
-    part = name.encode(errors=ERRORS)
-    return folder + b"\0" + part if folder else part
+def _join(folder: Key, name: bytes) -> Key:
+    return folder + b"\0" + name if folder else name
 
 
-def _text(key: Key) -> str:
-    return key.decode(errors=ERRORS).replace("\0", "/")
+def _text(names: list[bytes]) -> str:
+    return b"/".join(names).decode(errors=ERRORS)

@@ -8,43 +8,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kit.errors import ImageError
+from kit.images.blob import Blob
 from kit.images.edits import Edit, Seen, settled, walk_key
 from kit.images.entries import ERRORS, Entry
-from kit.images.layer import FILE, FOLDER, IMPLIED, LINK, Key, Layer, kind
+from kit.images.layer import IMPLIED, LINK, Folder, Key, Layer, kind, layer_of
+from kit.images.layer_reading import Reading
 
 _FOLDER_MODE = 0o755
-# An entry of the merged tree: the layer's number above the layer's own number for it.
-_LAYER = 56
-_OWN = (1 << _LAYER) - 1
 
 
 class LayerTree:
-    """The merged tree of uncompressed layer tars, lowest first. names: for errors. ImageError for a damaged layer.
+    """The merged tree of layers that were read, lowest first. ImageError for a hard link that leads nowhere."""
 
-    whole: see Layer.
-    """
-
-    def __init__(self, files: Sequence[Path], names: Sequence[str] = (), *, whole: bool = False) -> None:
-        self._layers: list[Layer] = []
-        self._tree: dict[Key, int] = {}
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._layers = layers
+        self._root = Folder()
         self._hidden: set[Key] = set()
         self._opaque: set[Key] = set()
+        self._marked: set[Key] = set()  # folders with something hidden or opaque in them, at any depth
         self._below: dict[int, int] = {}  # a hard link to a file of a lower layer -> that file
-        try:
-            for number, file in enumerate(files):
-                layer = Layer(file, names[number] if names else file.name, whole=whole)
-                self._layers.append(layer)
-                layer.read()
-            for number in reversed(range(len(self._layers))):
-                self._lay_under(number)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the files."""
-        for layer in self._layers:
-            layer.close()
+        for number in reversed(range(len(layers))):
+            self._lay_under(number)
 
     def settled(self, edit: Edit) -> Edit:
         """See `edits.settled`."""
@@ -54,8 +38,7 @@ class LayerTree:
         """The tree in walk order; names of one file become hard links to whichever of them comes first."""
         written: dict[int, str] = {}
         linked = self._linked()
-        for key in sorted(self._tree):
-            path, entry = key.decode(errors=ERRORS).replace("\0", "/"), self._tree[key]
+        for path, entry in _walk(self._root, ""):
             if kind(entry) == IMPLIED:
                 folder = tarfile.TarInfo(path)
                 folder.type, folder.mode = tarfile.DIRTYPE, _FOLDER_MODE
@@ -71,36 +54,39 @@ class LayerTree:
                 continue
             if source in linked:
                 written[source] = path
-            layer = self._layers[source >> _LAYER]
-            yield member, layer.data(member) if member.isreg() else None
+            yield member, self._layers[layer_of(source)].data(member) if member.isreg() else None
 
     def _lay_under(self, number: int) -> None:
         """Show what a layer has, as far as the layers above let it through."""
-        layer, base = self._layers[number], number << _LAYER
-        shown: dict[Key, bool] = {b"": b"" not in self._opaque}
-        mine: dict[Key, int] = {}
-        for key, entry in layer.entries.items():
-            if key not in self._tree and key not in self._hidden and self._shows(key.rpartition(b"\0")[0], shown):
-                mine[key] = base | entry
+        layer = self._layers[number]
         for entry, target in layer.hard.items():
             if isinstance(target, bytes):
-                self._below[base | entry] = self._lower(number, target)
+                self._below[entry] = self._lower(number, target)
+        if b"" not in self._opaque:
+            self._show(self._root, layer.root, b"")
+        for key in (*layer.hidden, *layer.opaque):
+            parts = key.split(b"\0")
+            self._marked.update(b"\0".join(parts[:depth]) for depth in range(1, len(parts) + 1))
         self._hidden |= layer.hidden
         self._opaque |= layer.opaque
-        layer.entries = {}
-        self._tree = mine | self._tree if self._tree else mine
+        layer.root = Folder()
 
-    def _shows(self, folder: Key, known: dict[Key, bool]) -> bool:
-        """Whether the layers above let the content of a folder through."""
-        if folder not in known:
-            entry = self._tree.get(folder)
-            known[folder] = (
-                folder not in self._hidden
-                and folder not in self._opaque
-                and (entry is None or kind(entry) in (FOLDER, IMPLIED))
-                and self._shows(folder.rpartition(b"\0")[0], known)
-            )
-        return known[folder]
+    def _show(self, upper: Folder, lower: Folder, key: Key) -> None:
+        """Add to a folder what the same folder of a lower layer has. key: its path."""
+        prefix = key + b"\0" if key else b""
+        for name, entry in lower.inner.items():
+            inner = prefix + name if self._marked else b""
+            above = upper.inner.get(name)
+            if above is None and inner not in self._hidden:
+                if not isinstance(entry, Folder) or inner not in self._marked:
+                    upper.inner[name] = entry
+                    continue
+                above = upper.inner[name] = Folder(entry.entry)
+            if isinstance(above, Folder) and isinstance(entry, Folder) and self._lets_through(inner):
+                self._show(above, entry, inner)
+
+    def _lets_through(self, folder: Key) -> bool:
+        return folder not in self._hidden and folder not in self._opaque
 
     def _lower(self, number: int, key: Key) -> int:
         """The file that the layers below `number` show at `key`. ImageError when there is none."""
@@ -108,11 +94,11 @@ class LayerTree:
         above = [b"\0".join(parts[:i]) for i in range(1, len(parts))]
         for lower in reversed(range(number)):
             layer = self._layers[lower]
-            found = layer.entries.get(key)
-            if found is not None and kind(found) in (FILE, LINK):
-                return lower << _LAYER | found
+            found = layer.root.at(key)
+            if isinstance(found, int):
+                return found
             ends = layer.hidden.intersection([*above, key]) or layer.opaque.intersection(above)
-            if found is not None or ends or any(kind(layer.entries.get(p, FOLDER)) in (FILE, LINK) for p in above):
+            if found is not None or ends or any(isinstance(layer.root.at(place), int) for place in above):
                 break
         path = key.decode(errors=ERRORS).replace("\0", "/")
         name = self._layers[number].name
@@ -121,42 +107,65 @@ class LayerTree:
     def _source(self, entry: int) -> int:
         """The entry that holds the content of a name: its own, or the one that a hard link leads to."""
         while True:
-            number = entry >> _LAYER
-            found = self._layers[number].hard.get(entry & _OWN)
+            found = self._layers[layer_of(entry)].hard.get(entry)
             if found is None:
                 return entry
-            entry = self._below[entry] if isinstance(found, bytes) else number << _LAYER | found
+            entry = self._below[entry] if isinstance(found, bytes) else found
 
     def _linked(self) -> set[int]:
         """Entries that more names than one may lead to."""
-        return {
-            self._source(number << _LAYER | entry) for number, layer in enumerate(self._layers) for entry in layer.hard
-        }
+        return {self._source(entry) for layer in self._layers for entry in layer.hard}
 
     def _member(self, entry: int) -> tarfile.TarInfo:
-        return self._layers[entry >> _LAYER].member(entry & _OWN)
+        return self._layers[layer_of(entry)].member(entry)
 
     def _update(self, member: tarfile.TarInfo, source: int) -> None:
         """As every unpacker does: the header of a hard link sets mode and time of the file that it leads to."""
-        latest = self._layers[source >> _LAYER].latest.get(source & _OWN)
+        layer = self._layers[layer_of(source)]
+        latest = layer.latest.get(source)
         if latest is not None:
-            header = self._layers[source >> _LAYER].member(latest)
+            header = layer.member(latest)
             member.mode, member.mtime = header.mode, header.mtime
 
     def _look(self, path: str) -> Seen | None:
-        entry = self._tree.get(walk_key(path))
+        entry = self._root.at(walk_key(path))
         if entry is None:
             return None
-        if kind(entry) == LINK:
+        if isinstance(entry, int) and kind(entry) == LINK:
             return Seen("link", self._member(self._source(entry)).linkname)
-        return Seen("folder" if kind(entry) in (FOLDER, IMPLIED) else "other")
+        return Seen("folder" if isinstance(entry, Folder) else "other")
+
+
+def _walk(folder: Folder, path: str) -> Iterator[tuple[str, int]]:
+    """Path and entry of all that is in a folder, at any depth: no deeper recursion than a path has folders."""
+    waiting = [(path, folder, iter(sorted(folder.inner)))]
+    while waiting:
+        path, folder, names = waiting[-1]
+        name = next(names, None)
+        if name is None:
+            waiting.pop()
+            continue
+        found = folder.inner[name]
+        inner = f"{path}/{name.decode(errors=ERRORS)}" if path else name.decode(errors=ERRORS)
+        if isinstance(found, Folder):
+            yield inner, found.entry
+            waiting.append((inner, found, iter(sorted(found.inner))))
+        else:
+            yield inner, found
 
 
 @contextlib.contextmanager
-def merged(files: Sequence[Path], names: Sequence[str] = (), *, whole: bool = False) -> Iterator[LayerTree]:
-    """See LayerTree."""
-    tree = LayerTree(files, names, whole=whole)
-    try:
-        yield tree
-    finally:
-        tree.close()
+def merged(layers: Sequence[Blob | Path], work: Path | None = None, *, whole: bool = False) -> Iterator[LayerTree]:
+    """The merged tree of layers, lowest first, for the length of a block; a Path is a tar that nothing vouches for.
+
+    work: takes what must be unpacked to the disk; needed for compressed layers only. whole: see Layer. ImageError for damaged
+    layers; for one without its digest at the end of the block at the latest, since digests are computed meanwhile.
+    """
+    blobs = [Blob.whole(layer) if isinstance(layer, Path) else layer for layer in layers]
+    with Reading(blobs, work, whole=whole) as reading:
+        try:
+            yield LayerTree(reading.layers())
+        except ImageError:
+            reading.verify()  # wrong bytes explain whatever went wrong with them
+            raise
+        reading.verify()

@@ -1,13 +1,15 @@
 """A lock that holds across hosts on a shared filesystem.
 
 flock is local to a host on some mounts (NFS without a lock daemon, Lustre without `-o flock`), so the lock is a file that
-link(2) creates: that is atomic on all of them. It names its owner; a dead owner's lock is taken over, at once on the same
+link(2) creates: that is atomic on all of them. Where a file system has no links (exFAT, some FUSE mounts) open(2) creates it with
+O_EXCL. It names its owner; a dead owner's lock is taken over, at once on the same
 host and after `_STALE_S` without a heartbeat on another.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import time
@@ -22,6 +24,8 @@ from kit.owner import Owner
 _HEARTBEAT_S = 10.0
 _STALE_S = 120.0
 _POLL_S = 0.1
+# What file systems without hard links answer: exFAT and FAT, FUSE mounts, others.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
 
 
 @contextlib.contextmanager
@@ -39,14 +43,19 @@ def hold(path: Path, *, on_wait: Callable[[str], None] = lambda _: None) -> Iter
         ) from None
     try:
         _take(path, claim, on_wait)
-        with background.every(_HEARTBEAT_S, partial(_beat, claim), name="lease"):
+        with background.every(_HEARTBEAT_S, partial(_beat, path, claim), name="lease"):
             yield
     finally:
-        # The claim and the lock are one inode: a lock that somebody took over in the meantime is not ours to remove.
+        # A lock that somebody took over in the meantime is not ours to remove.
         with contextlib.suppress(FileNotFoundError):
-            if path.samefile(claim):
+            if _same(path, claim):
                 path.unlink()
         claim.unlink(missing_ok=True)
+
+
+def _same(path: Path, claim: Path) -> bool:
+    """Whether the lock is this claim's: one inode, or, without links, one text."""
+    return path.samefile(claim) or path.read_bytes() == claim.read_bytes()
 
 
 def sweep(folder: Path) -> None:
@@ -62,7 +71,7 @@ def _take(path: Path, claim: Path, on_wait: Callable[[str], None]) -> None:
     told = False
     while True:
         with contextlib.suppress(FileExistsError):
-            os.link(claim, path)
+            _put(claim, path)
             return
         if _stale(path, claim):
             _break(path)
@@ -71,6 +80,19 @@ def _take(path: Path, claim: Path, on_wait: Callable[[str], None]) -> None:
             on_wait(_holder(path))
             told = True
         time.sleep(_POLL_S)
+
+
+def _put(claim: Path, path: Path) -> None:
+    """Make the lock, whole and at once; FileExistsError when there is one."""
+    try:
+        os.link(claim, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # For a moment it names nobody, and is then taken for a living one's.
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        with os.fdopen(handle, "wb") as out:
+            out.write(claim.read_bytes())
 
 
 def _stale(path: Path, claim: Path) -> bool:
@@ -106,6 +128,8 @@ def _now(claim: Path) -> float:
     return claim.stat().st_mtime
 
 
-def _beat(claim: Path) -> None:
+def _beat(path: Path, claim: Path) -> None:
     with contextlib.suppress(OSError):
         os.utime(claim)
+        if not path.samefile(claim) and _same(path, claim):
+            os.utime(path)

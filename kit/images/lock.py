@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
 
-from kit import data_folders
+from kit import data_folders, files
 from kit.config import load_model
 from kit.errors import ImageError
+from kit.images import temporary
 from kit.spec.image import ImageLock
 
 FILE = "image.lock"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# The lines of a lock that name its bytes, as `write` spells them.
+_HEAD_LINE = re.compile(
+    r'(?P<key>name|sha256|size) = (?:"(?P<text>[a-z0-9._-]+)"|(?P<number>[0-9]+))'
+    r"|(?!name|sha256|size )[a-z_]+ = .*|#.*|"
+)
+_HEAD_BYTES = 4096
 
 _HEADER = "# Written by the kit; commit it. A run of this image gets these bytes and no others.\n"
 
@@ -55,15 +61,19 @@ class Head:
 def head(path: Path) -> Head:
     """The first lines of a lock, which name its bytes: a store may be named by a thousand locks. ConfigError as `read`.
 
-    The tables come after them; a lock that was edited so that they do not is read whole.
+    The tables come after them. A lock that was edited so that a line is spelt otherwise, or is not there, is read whole.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8").partition("\n[")[0])
-    except (OSError, ValueError):
-        found = {}
-    name, sha256, size = found.get("name"), found.get("sha256"), found.get("size")
-    if isinstance(name, str) and isinstance(size, int) and isinstance(sha256, str) and _SHA256.fullmatch(sha256):
-        return Head(name=name, sha256=sha256, size=size)
+        with files.open_regular(path) as stream:
+            start = stream.read(_HEAD_BYTES).decode("utf-8", errors="replace").partition("\n[")[0]
+    except OSError:
+        start = ""
+    lines = [_HEAD_LINE.fullmatch(line) for line in start.splitlines()]
+    # Every line is looked at: what Git leaves of a merge names two images, and is no lock.
+    named = [line for line in lines if line and line["key"]]
+    found = {line["key"]: line["text"] or line["number"] for line in named} if all(lines) and len(named) == 3 else {}
+    if found.keys() == {"name", "sha256", "size"} and _SHA256.fullmatch(found["sha256"]) and found["size"].isdecimal():
+        return Head(name=found["name"], sha256=found["sha256"], size=int(found["size"]))
     whole = read(path)
     return Head(name=whole.name, sha256=whole.sha256, size=whole.size)
 
@@ -78,15 +88,13 @@ def write(path: Path, lock: ImageLock) -> bool:
         if not any(differences(old, lock)) and old.inputs == lock.inputs:
             return False
     text = _HEADER + tomli_w.dumps(lock.model_dump(mode="json", by_alias=True, exclude_none=True))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.rename(path)
+        with temporary.beside(path) as incoming:
+            incoming.write_text(text, encoding="utf-8")
+            incoming.rename(path)
     except OSError as error:
         raise ImageError(f"{path}: cannot be written: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return True
 
 

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import platform
-import shutil
+import posixpath
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from kit.errors import ImageError, UsageError
 from kit.images import packing
+from kit.images.blob import Blob
 from kit.spec.image import ImageConfig
 
-_CHUNK = 1 << 20
+# The label of images that a build of the kit made in an engine. It is no part of the image.
+MARK = "slurm-kit.build"
 # Go's names of architectures, which the specification uses.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "riscv64": "riscv64"}
 _REF_NAME = "org.opencontainers.image.ref.name"
 _LONGEST_JSON = 32 << 20
+_MAX_LINKS = 8
 _MAX_DEPTH = 8  # of an index in an index; the specification needs two
 
 
 @dataclass(frozen=True, kw_only=True)
 class OciImage:
-    """layers: uncompressed tars, lowest first. digest: `sha256:…` of the manifest, or of the configuration for docker save.
+    """layers: lowest first, where they lie. digest: `sha256:…` of the manifest, or of the configuration for docker save.
 
-    names: of the layers, for errors. whole: the layers must end as a tar does, since no digest vouches for them.
+    whole: the layers must end as a tar does, since no digest vouches for them.
     """
 
     config: ImageConfig
-    layers: tuple[Path, ...]
+    layers: tuple[Blob, ...]
     digest: str
-    names: tuple[str, ...] = ()
     whole: bool = False
 
 
@@ -59,6 +63,11 @@ def here() -> str:
     return _ARCHITECTURES.get(platform.machine(), platform.machine())
 
 
+def is_image(folder: Path) -> bool:
+    """Whether a folder is an OCI layout or an unpacked `docker save`, and no root file system."""
+    return any((folder / name).is_file() for name in ("oci-layout", "index.json", "manifest.json"))
+
+
 def config(raw: dict[str, Any]) -> ImageConfig:
     """The `config` table of an image, which Docker and OCI spell the same way. ValueError for one that is not a table."""
     pairs = (entry.partition("=") for entry in _words(raw.get("Env")))
@@ -68,7 +77,7 @@ def config(raw: dict[str, Any]) -> ImageConfig:
         entrypoint=tuple(_words(raw.get("Entrypoint"))),
         cmd=tuple(_words(raw.get("Cmd"))),
         volumes=tuple(sorted(raw.get("Volumes") or ())),
-        labels={str(name): str(value) for name, value in sorted((raw.get("Labels") or {}).items())},
+        labels={str(name): str(value) for name, value in sorted((raw.get("Labels") or {}).items()) if name != MARK},
     )
 
 
@@ -81,20 +90,31 @@ def _words(value: object) -> list[str]:
 
 
 def read(source: Path, work: Path, choice: Choice | None = None, *, name: str = "") -> OciImage:
-    """The image in an OCI layout (folder) or an archive (tar); layers that are compressed are unpacked into `work`.
+    """The image in an OCI layout or an unpacked `docker save` (folder), or in an archive (tar); its layers are not read yet.
 
-    name: of the source, for errors.
+    work: takes an archive that is compressed as a whole. name: of the source, for errors.
 
-    ImageError when it is none, when it is damaged, and when it holds no image for this machine; UsageError when it holds several
-    and the choice does not say which.
+    ImageError when it is none, when its description is damaged, and when it holds no image for this machine; UsageError when it
+    holds several and the choice does not say which.
     """
     choice, name = choice or Choice(), name or str(source)
+    with _one_error(name), _Folder(source) if source.is_dir() else _Archive(source, work) as blobs:
+        if blobs.has("index.json"):
+            return _from_index(blobs, choice, name)
+        return _from_docker_save(blobs, choice, name)
+
+
+def read_blobs(blobs: Blobs, choice: Choice, name: str) -> OciImage:
+    """The image of a layout that is not on this disk; see `read`."""
+    with _one_error(name):
+        return _from_index(blobs, choice, name)
+
+
+@contextlib.contextmanager
+def _one_error(name: str) -> Iterator[None]:
+    """ImageError for whatever a description that is wrong leads to."""
     try:
-        blobs: _Folder | _Archive = _Folder(source) if source.is_dir() else _Archive(source, work)
-        with blobs:
-            if blobs.has("index.json"):
-                return _from_index(blobs, work, choice, name)
-            return _from_docker_save(blobs, work, choice, name)
+        yield
     except RecursionError:
         raise ImageError(f"{name}: not a readable image archive: JSON that is nested too deep") from None
     except (
@@ -113,6 +133,16 @@ def read(source: Path, work: Path, choice: Choice | None = None, *, name: str = 
         raise ImageError(f"{name}: not a whole image: {error.filename}: {error.strerror}") from None
 
 
+class Blobs(Protocol):
+    """The files of a layout, by the names that the specification gives them."""
+
+    def open(self, name: str) -> IO[bytes]:
+        """A file's content."""
+
+    def blob(self, name: str) -> Blob:
+        """Where a layer lies."""
+
+
 class _Folder:
     """Blobs of a layout on the disk."""
 
@@ -129,10 +159,18 @@ class _Folder:
         return (self._root / name).is_file()
 
     def open(self, name: str) -> IO[bytes]:
+        return self._place(name).open("rb")
+
+    def blob(self, name: str) -> Blob:
+        place = self._place(name)
+        with place.open("rb"):  # one that may not be read is known now
+            return Blob.whole(place)
+
+    def _place(self, name: str) -> Path:
         place = (self._root / name).resolve()
         if not place.is_relative_to(self._root.resolve()):
             raise _DamagedError(f"{name} leads out of it")
-        return place.open("rb")
+        return place
 
 
 class _Archive:
@@ -141,8 +179,9 @@ class _Archive:
     def __init__(self, file: Path, work: Path) -> None:
         if packing.kind(file):
             plain = work / "archive.tar"
-            packing.unpack(file, plain)
+            packing.unpack(Blob.whole(file), plain)
             file = plain
+        self._file = file
         self._tar = tarfile.open(file, mode="r:")  # noqa: SIM115 - closed by __exit__
         self._members = {member.name.removeprefix("./"): member for member in self._tar.getmembers()}
 
@@ -163,8 +202,18 @@ class _Archive:
             raise _DamagedError(f"{name} is not a file")
         return stream
 
+    def blob(self, name: str) -> Blob:
+        self.open(name).close()
+        member = self._members[name]
+        for _ in range(_MAX_LINKS):  # docker save before 25 links a layer that an image has twice
+            if not (member.issym() or member.islnk()):
+                break
+            folder = posixpath.dirname(member.name) if member.issym() else ""
+            member = self._members[posixpath.normpath(posixpath.join(folder, member.linkname))]
+        return Blob(file=self._file, start=member.offset_data, size=member.size)
 
-def _from_index(blobs: _Folder | _Archive, work: Path, choice: Choice, source: str) -> OciImage:
+
+def _from_index(blobs: Blobs, choice: Choice, source: str) -> OciImage:
     descriptor, manifest = _chosen(blobs, _json(blobs, "index.json"), choice, source)
     for _ in range(_MAX_DEPTH):
         if "manifests" not in manifest:
@@ -175,18 +224,17 @@ def _from_index(blobs: _Folder | _Archive, work: Path, choice: Choice, source: s
     raw = _json(blobs, _blob(manifest["config"]["digest"]), manifest["config"]["digest"])
     _must_run_here(raw, choice, source)
     layers = tuple(
-        _layer(blobs, _blob(layer["digest"]), work / f"layer-{number}.tar", layer["digest"])
+        replace(blobs.blob(_blob(layer["digest"])), digest=layer["digest"], name=_name(number, layer["digest"]))
         for number, layer in enumerate(manifest["layers"])
     )
-    names = tuple(_name(number, layer["digest"]) for number, layer in enumerate(manifest["layers"]))
-    return OciImage(config=config(raw.get("config") or {}), layers=layers, names=names, digest=descriptor["digest"])
+    return OciImage(config=config(raw.get("config") or {}), layers=layers, digest=descriptor["digest"])
 
 
 def _name(number: int, digest: str) -> str:
     return f"layer {number + 1} ({digest.partition(':')[2][:12]})"
 
 
-def _from_docker_save(blobs: _Folder | _Archive, work: Path, choice: Choice, source: str) -> OciImage:
+def _from_docker_save(blobs: _Folder | _Archive, choice: Choice, source: str) -> OciImage:
     if not blobs.has("manifest.json"):
         raise _DamagedError("it has neither an index.json nor a manifest.json")
     manifests = [m for m in _json(blobs, "manifest.json") if m.get("Config")]
@@ -203,19 +251,18 @@ def _from_docker_save(blobs: _Folder | _Archive, work: Path, choice: Choice, sou
     raw = _json(blobs, manifest["Config"])
     _must_run_here(raw, choice, source)
     digests = raw["rootfs"]["diff_ids"]
+    for digest in digests:
+        _blob(digest)
     layers = tuple(
-        _layer(blobs, name, work / f"layer-{number}.tar", digests[number], of_tar=True)
+        replace(blobs.blob(name), digest=digests[number], of_tar=True, name=_name(number, digests[number]))
         for number, name in enumerate(manifest["Layers"])
     )
     with blobs.open(manifest["Config"]) as stream:
         digest = hashlib.sha256(stream.read()).hexdigest()
-    found = tuple(_name(number, digest) for number, digest in enumerate(digests))
-    return OciImage(config=config(raw.get("config") or {}), layers=layers, names=found, digest=f"sha256:{digest}")
+    return OciImage(config=config(raw.get("config") or {}), layers=layers, digest=f"sha256:{digest}")
 
 
-def _chosen(
-    blobs: _Folder | _Archive, index: dict[str, Any], choice: Choice, source: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def _chosen(blobs: Blobs, index: dict[str, Any], choice: Choice, source: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The descriptor of the one image that is meant, and its manifest or index. What is no image (a signature) is passed over."""
     found = [d for d in index["manifests"] if not d.get("artifactType") and _os(d) in ("linux", "")]
     if choice.tag:
@@ -290,7 +337,7 @@ def _blob(digest: str) -> str:
     return f"blobs/{algorithm}/{value}"
 
 
-def _json(blobs: _Folder | _Archive, name: str, digest: str | None = None) -> Any:
+def _json(blobs: Blobs, name: str, digest: str | None = None) -> Any:
     with blobs.open(name) as stream:
         content = stream.read(_LONGEST_JSON + 1)
     if len(content) > _LONGEST_JSON:
@@ -303,24 +350,3 @@ def _json(blobs: _Folder | _Archive, name: str, digest: str | None = None) -> An
 def _of(content: bytes, digest: str) -> str:
     algorithm = digest.partition(":")[0]
     return f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}"
-
-
-def _layer(blobs: _Folder | _Archive, name: str, target: Path, digest: str, *, of_tar: bool = False) -> Path:
-    """The layer as an uncompressed tar in `target`, checked against its digest (of_tar: the digest is of the result)."""
-    packed = target.with_suffix(".blob")
-    with blobs.open(name) as stream, packed.open("wb") as out:
-        shutil.copyfileobj(stream, out, _CHUNK)
-    if not of_tar:
-        _check(packed, digest, target.stem)
-    packing.unpack(packed, target)
-    if of_tar:
-        _check(target, digest, target.stem)
-    return target
-
-
-def _check(file: Path, digest: str, name: str) -> None:
-    algorithm = digest.partition(":")[0]
-    with file.open("rb") as stream:
-        found = f"{algorithm}:{hashlib.file_digest(stream, algorithm).hexdigest()}"
-    if found != digest:
-        raise _DamagedError(f"{name} has the digest {found} instead of {digest}: it is cut off or damaged")

@@ -67,23 +67,27 @@ def main(request_file: str) -> NoReturn:
     folder = Path(request_file).parent
     request: Request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     _die_with_parent()
-    os.chdir(_links(folder / "layers", request["layers"], folder / "top"))
     _check(_libc().unshare(_CLONE_NEWNS), "unshare")
     _mount("none", Path("/"), None, _MS_REC | _MS_PRIVATE, None)
+    # The store's file system may know neither links nor modes.
+    own = folder / "own"
+    own.mkdir()
+    _mount("tmpfs", own, "tmpfs", 0, "mode=755")
+    os.chdir(_links(own / "layers", request["layers"], own / "top"))
     numbers = [str(number) for number in range(1, len(request["layers"]) + 1)]
-    image = folder / "image" if len(numbers) > 1 else Path("1")
+    image = own / "image" if len(numbers) > 1 else Path("1")
     if len(numbers) > 1:
         _overlay(numbers, image)
     if why := folder_tree.unlike(image, keep_times=request["keep_times"]):
         raise UnlikeError(why)
     edit = settled(_edit(request, folder), folder_tree.looker(image))
     (folder / "excluded").write_text("".join(f"{pattern}\n" for pattern in edit.dropped), encoding="utf-8")
-    _fill(folder / "top", image, edit.additions)
-    _overlay(["0", *numbers], folder / "tree")
+    _fill(own / "top", image, edit.additions)
+    _overlay(["0", *numbers], own / "tree")
     os.chdir(folder)
     Path("pid").write_text(str(os.getpid()), encoding="ascii")
     program, *options = request["argv"]
-    os.execv(program, [program, "tree", *options])
+    os.execv(program, [program, "own/tree", *options])
 
 
 def _links(place: Path, layers: list[str], top: Path) -> Path:

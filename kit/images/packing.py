@@ -3,67 +3,108 @@
 from __future__ import annotations
 
 import bz2
-import errno
-import gzip
 import lzma
-import os
-import shutil
-import zlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from kit import shell
 from kit.errors import ImageError, ToolError
+from kit.images import blob
+from kit.images.blob import Blob
+from kit.images.gzip_tar import GzipTar
 
 _CHUNK = 1 << 20
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2"}
-_OPEN: dict[str, Callable[[Path], IO[bytes]]] = {"gzip": gzip.open, "xz": lzma.open, "bzip2": bz2.open}  # type: ignore[dict-item]
+_OPEN: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {"xz": lzma.open, "bzip2": bz2.open}
 
 
-def kind(file: Path) -> str:
-    """`gzip`, `zstd`, `xz` or `bzip2`; empty for anything else."""
+def kind(file: Path, start: int = 0) -> str:
+    """How the bytes of a file from `start` are compressed: `gzip`, `zstd`, `xz` or `bzip2`; empty for anything else."""
     with file.open("rb") as stream:
-        start = stream.read(8)
-    return next((name for magic, name in _MAGIC.items() if start.startswith(magic)), "")
+        stream.seek(start)
+        first = stream.read(8)
+    return next((name for magic, name in _MAGIC.items() if first.startswith(magic)), "")
 
 
-def unpack(packed: Path, target: Path) -> None:
-    """Decompress into `target`, removing nothing but a `packed` of the caller's own folder; move it there when it is plain.
+def size(packed: Blob) -> int:
+    """About how many bytes are in a blob, for progress: gzip counts them (RFC 1952, ISIZE), of others it is guessed."""
+    if not packed.file.is_file():
+        return 3 * packed.size  # still in a registry
+    found = kind(packed.file, packed.start)
+    source = packed.open()
+    counted = int.from_bytes(source.read_at(packed.size - 4, 4), "little") if found == "gzip" else 0
+    source.close()
+    return max(counted, 3 * packed.size) if found else packed.size
 
-    ImageError for damaged data; OSError for a disk that takes no more.
-    """
-    found = kind(packed)
-    if not found:
-        packed.rename(target)
-        return
+
+def unpack(packed: Blob, target: Path, ended: threading.Event | None = None) -> None:
+    """Decompress into `target`, until `ended` is set. ImageError for damaged data; OSError for a disk that takes no more."""
+    with target.open("wb") as out:
+        for chunk in chunks(packed, target.parent):
+            if ended and ended.is_set():
+                return
+            out.write(chunk)
+
+
+def chunks(packed: Blob, work: Path) -> Iterator[bytes]:
+    """What is in a compressed blob. work: for what zstd, a program, must be given as a file."""
+    found = kind(packed.file, packed.start)
+    if found == "gzip":
+        tar = GzipTar(packed, work)
+        try:
+            yield from blob.chunks(tar)
+        finally:
+            tar.close()
+    elif found == "zstd":
+        yield from _zstd(packed, work)
+    else:
+        yield from _by_library(packed, found)
+
+
+def _by_library(packed: Blob, found: str) -> Iterator[bytes]:
+    source = packed.open()
     try:
-        if found == "zstd":
-            _zstd(packed, target)
-        else:
-            with _OPEN[found](packed) as stream, target.open("wb") as out:
-                shutil.copyfileobj(stream, out, _CHUNK)
-    except (lzma.LZMAError, zlib.error, EOFError, ValueError) as error:
+        with _OPEN[found](cast(IO[bytes], blob.File(source))) as stream:
+            while chunk := stream.read(_CHUNK):
+                yield chunk
+    except (lzma.LZMAError, EOFError, ValueError) as error:
         raise _damaged(packed, found, str(error)) from None
     except OSError as error:
-        if (
-            error.errno is not None
-        ):  # the disk's; gzip and bzip2 say with one without a number that the data are damaged
+        if error.errno is not None:  # the disk's; bzip2 says with one without a number that the data are damaged
             raise
         raise _damaged(packed, found, str(error)) from None
-    if packed.parent == target.parent:
-        packed.unlink()
+    finally:
+        source.close()
 
 
-def _damaged(packed: Path, found: str, why: str) -> ImageError:
-    return ImageError(f"{packed.name}: damaged or cut off {found} data: {why}", hint="copy or fetch it again")
-
-
-def _zstd(packed: Path, target: Path) -> None:
+def _zstd(packed: Blob, work: Path) -> Iterator[bytes]:
     zstd = shell.require("zstd", hint="apt-get install zstd")
+    file = packed.file
+    if packed.start or packed.size != file.stat().st_size:
+        file = work / f"{packed.start}.zst"
+        _copy(packed, file)
     try:
-        shell.run([zstd, "--quiet", "--decompress", "--force", "-o", str(target), str(packed)])
+        with shell.output([zstd, "--quiet", "--decompress", "--stdout", str(file)]) as stream:
+            while chunk := stream.read(_CHUNK):
+                yield chunk
     except ToolError as error:
-        if "No space left" in error.message:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
         raise _damaged(packed, "zstd", error.message) from None
+    finally:
+        if file != packed.file:
+            file.unlink()
+
+
+def _copy(packed: Blob, target: Path) -> None:
+    source = packed.open()
+    try:
+        with target.open("wb") as out:
+            for chunk in blob.chunks(source):
+                out.write(chunk)
+    finally:
+        source.close()
+
+
+def _damaged(packed: Blob, found: str, why: str) -> ImageError:
+    return ImageError(f"{packed.name}: damaged or cut off {found} data: {why}", hint="copy or fetch it again")

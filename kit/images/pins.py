@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kit import shell
 from kit.errors import ImageError, LockError, ToolError
-from kit.images import wheels
+from kit.images import temporary, wheels
 from kit.spec.image import PythonPackages
 
 SOURCE = "requirements.txt"
@@ -38,7 +38,9 @@ def refresh(
         raise LockError(f"{lock}: it was made from another {SOURCE}", hint="build once without --locked, and commit it")
     on_line(f"{lock.name} is written from {SOURCE}")
     lines = _resolved(packages, source, held)
-    lock.write_text(f"{_HEADER}{inputs}\n" + "".join(lines), encoding="utf-8")
+    with temporary.beside(lock) as incoming:
+        incoming.write_text(f"{_HEADER}{inputs}\n" + "".join(lines), encoding="utf-8")
+        incoming.rename(lock)
     return True
 
 
@@ -54,8 +56,8 @@ def _inputs(packages: PythonPackages, source: Path, held: Mapping[str, str]) -> 
 
 
 def _resolved(packages: PythonPackages, source: Path, held: Mapping[str, str]) -> list[str]:
-    with tempfile.TemporaryDirectory() as work:
-        constraints, report = Path(work) / "held.txt", Path(work) / "report.json"
+    with wheels.working_folder("pins") as work:
+        constraints, report = work / "held.txt", work / "report.json"
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in held.items()), encoding="utf-8")
         argv = [*wheels.pip(), "install", "--dry-run", "--ignore-installed", "--quiet", "--no-input"]
         argv += [
@@ -67,7 +69,7 @@ def _resolved(packages: PythonPackages, source: Path, held: Mapping[str, str]) -
         argv += [f"--requirement={source}", f"--constraint={constraints}"]
         argv += [f"--extra-index-url={index}" for index in packages.extra_indexes]
         try:
-            shell.run(argv)
+            shell.run(shell.bound(argv), env={**os.environ, "TMPDIR": str(work)})
         except ToolError as error:
             raise ImageError(
                 f"{source}: pip finds no solution: {error.message}",

@@ -139,10 +139,12 @@ def _squash(target: Target, content: Content, finished: Path, report: Report) ->
     for way in content.ways:
         with way() as source, report.counting(f"squashing by {source.method}", content.size) as advance:
             try:
-                squash.write(source, edit, finished, options, on_bytes=advance)
+                lost = squash.write(source, edit, finished, options, on_bytes=advance)
             except squash.AnotherWayError as error:
                 report.warn(f"{error.message}; taking a slower way")
             else:
+                if lost:
+                    report.warn(lost)
                 return source.method
     raise ImageError(
         "this image can only be read through a mount, which is not possible here", hint="import it from an engine"

@@ -1,21 +1,89 @@
-"""Images from a registry, by the best-kept tool that is here: skopeo, else the engine. A tag becomes a digest first.
+"""Images from a registry. A tag becomes a digest first. The kit asks itself; where it cannot, skopeo, else the engine.
 
-Credentials are the tools' own: Docker's config.json for both. The kit neither reads nor prints nor stores them.
+Credentials are Docker's own for all of them, found by Docker's library and by the tools. The kit neither prints nor stores them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from kit import shell
 from kit.errors import ImageError, ToolError
-from kit.images import oci
+from kit.images import layer_cache, oci
+from kit.images.blob import Blob
 from kit.images.engine import Engine, EngineImage, registry_hint
 from kit.images.reference import Reference
+from kit.images.registry_client import Client
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """An image of a registry whose description is known; its layers are still there."""
+
+    reference: Reference
+    image: oci.OciImage
+
+    def bring(self, advance: Callable[[int], None]) -> None:
+        """Bring the layers into the cache; advance hears how many bytes more there are. ImageError when they cannot be."""
+        client = Client(self.reference)
+        try:
+            digests = [layer.digest for layer in self.image.layers]
+            layer_cache.fetch(client, digests, advance, name=self.reference.plain)
+        finally:
+            client.close()
+
+
+def describe(reference: Reference, choice: oci.Choice) -> Remote:
+    """The image by digest. CannotAskError where another tool may do better, ImageError with what to do for all else."""
+    client = Client(reference)
+    try:
+        resolved = replace(reference, digest=client.resolve())
+        return Remote(reference=resolved, image=oci.read_blobs(_Described(client, resolved), choice, resolved.plain))
+    finally:
+        client.close()
+
+
+class _Described:
+    """A registry's repository as a layout: descriptions are fetched when they are asked for, layers are not."""
+
+    def __init__(self, client: Client, reference: Reference) -> None:
+        self._client = client
+        self._index = json.dumps({"manifests": [{"digest": reference.digest}]}).encode()
+        self._configs: set[str] = set()
+        self._sizes: dict[str, int] = {}
+
+    def open(self, name: str) -> IO[bytes]:
+        """See oci.Blobs."""
+        if name == "index.json":
+            return io.BytesIO(self._index)
+        digest = _digest(name)
+        content = self._client.description(digest, manifest=digest not in self._configs)
+        if digest not in self._configs:
+            self._note(content)
+        return io.BytesIO(content)
+
+    def blob(self, name: str) -> Blob:
+        """See oci.Blobs."""
+        digest = _digest(name)
+        return Blob(file=layer_cache.path(digest), size=self._sizes[digest], digest=digest)
+
+    def _note(self, content: bytes) -> None:
+        """What a manifest says of the blobs that it names; one that is none is found out by its reader."""
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            manifest = json.loads(content)
+            self._configs.add(manifest["config"]["digest"])
+            self._sizes |= {layer["digest"]: int(layer["size"]) for layer in manifest["layers"]}
+
+
+def _digest(name: str) -> str:
+    """`blobs/sha256/…` -> `sha256:…`."""
+    return name.removeprefix("blobs/").replace("/", ":")
 
 
 def resolve_with_skopeo(reference: Reference) -> Reference:

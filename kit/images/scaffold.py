@@ -27,15 +27,17 @@ _DOCKERFILE = """\
 ARG BASE
 FROM ${BASE}
 
-# pip runs from Debian's wheel of it where the base has none of its own. Some packages hold files for other Pythons: they do not
-# compile, and that is no fault.
+# pip runs from Debian's wheel of it where the base has none of its own. The files' times become 0 in the .sqsh: all byte code, the
+# base's too, is compiled again to be valid whatever they are, and Python writes none of its own on the way. Some packages hold
+# files for other Pythons: they do not compile, and that is no fault.
 COPY requirements.lock wheels /tmp/wheels/
-RUN PYTHONPATH="$(echo /usr/share/python-wheels/pip-*.whl)" PYTHONHASHSEED=0 python3 -m pip install --no-index --no-deps \\
-        --find-links /tmp/wheels --require-hashes --requirement /tmp/wheels/requirements.lock \\
-        --no-compile --no-cache-dir --disable-pip-version-check --quiet \\
+RUN export PYTHONPATH="$(echo /usr/share/python-wheels/pip-*.whl)" PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1 \\
+    && python3 -m pip install --no-index --no-deps --find-links /tmp/wheels --require-hashes \\
+        --requirement /tmp/wheels/requirements.lock --no-compile --no-cache-dir --disable-pip-version-check --quiet \\
     && rm -rf /tmp/wheels \\
-    && { PYTHONHASHSEED=0 python3 -m compileall -qq --invalidation-mode unchecked-hash \\
-        "$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true; }
+    && { python3 -m compileall -qq -f -j 0 --invalidation-mode unchecked-hash $(python3 -c 'import glob, sys; \\
+        print(*(found for root in sorted({sys.prefix, sys.base_prefix, sys.base_prefix + "/local"}) \\
+            for found in sorted(glob.glob(root + "/lib/python3*"))))') || true; }
 """
 
 

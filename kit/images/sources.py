@@ -5,17 +5,36 @@ from __future__ import annotations
 import contextlib
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kit import shell
 from kit.errors import ImageError, ToolError, UsageError
-from kit.images import build, edits, engine, folder_tree, layer_tree, oci, packing, reference, registry, sqshfile, store
+from kit.images import (
+    build,
+    edits,
+    engine,
+    engine_session,
+    entries,
+    folder_tree,
+    layer_cache,
+    layer_tree,
+    oci,
+    packing,
+    reference,
+    registry,
+    registry_client,
+    sqshfile,
+    store,
+)
+from kit.images.blob import Blob
 from kit.images.progress import Report
 from kit.images.publish import Content
 from kit.images.squash import Finished, Stream, Tree
 from kit.spec.image import ImageConfig
+
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +87,7 @@ def default_name(uri: str) -> str:
 def _from_engine(uri: str, choice: oci.Choice) -> Source:
     name = reference.local(uri)
     client = engine.connect()
+    engine_session.remove_dead(client)
     image = client.inspect(name)
     if image is None:
         raise ImageError(f"{uri}: the engine holds no such image", hint="docker image ls")
@@ -101,15 +121,46 @@ def _from_podman(uri: str, work: Path, report: Report, choice: oci.Choice) -> So
         raise ImageError(
             f"{uri}: {error.message}", hint="'podman images' lists what it has, by its full names"
         ) from None
-    return Source(uri=uri, content=_oci_content(oci.read(archive, work, choice), name))
+    return Source(uri=uri, content=_oci_content(oci.read(archive, work, choice), name, work))
 
 
 def _from_registry(wanted: reference.Reference, work: Path, report: Report, choice: oci.Choice) -> Source:
+    try:
+        remote = registry.describe(wanted, choice)
+    except registry_client.CannotAskError as error:
+        report.line(f"{error.message}; asking in another way")
+        return _by_another_tool(wanted, work, report, choice)
+    resolved = remote.reference
+    content = _remote_content(remote, work, report)
+    return Source(uri=wanted.enroot, content=replace(content, provenance=resolved.enroot))
+
+
+def _remote_content(remote: registry.Remote, work: Path, report: Report) -> Content:
+    image, name = remote.image, remote.reference.plain
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Stream]:
+        total = sum(layer.size for layer in image.layers)
+        with report.counting(f"fetching {name}", total) as advance:
+            remote.bring(advance)
+        try:
+            with layer_tree.merged(image.layers, work) as tree:
+                yield _merging(tree)
+        except ImageError:
+            layer_cache.drop_damaged(image.layers)  # so that the next import fetches what is damaged
+            raise
+
+    found = _oci_content(image, remote.reference.repository, work, remote.reference.digest)
+    return replace(found, ways=(opened,))
+
+
+def _by_another_tool(wanted: reference.Reference, work: Path, report: Report, choice: oci.Choice) -> Source:
+    """By skopeo, which knows more of registries and credentials, else by the engine."""
     if shell.which("skopeo"):
         resolved = registry.resolve_with_skopeo(wanted)
         report.stage(f"fetching {resolved.plain} with skopeo")
         image = registry.fetch_with_skopeo(resolved, work, choice)
-        content = _oci_content(image, resolved.repository, resolved.digest)
+        content = _oci_content(image, resolved.repository, work, resolved.digest)
     else:
         client = engine.connect()
         report.stage(f"pulling {wanted.plain} with the engine")
@@ -129,8 +180,8 @@ def _from_registry(wanted: reference.Reference, work: Path, report: Report, choi
 def _from_path(path: Path, work: Path, report: Report, choice: oci.Choice) -> Source:
     uri = str(path.absolute()) + (f":{choice.tag}" if choice.tag else "")
     if path.is_dir():
-        if (path / "oci-layout").is_file() or (path / "index.json").is_file() or (path / "manifest.json").is_file():
-            return Source(uri=uri, content=_oci_content(oci.read(path, work, choice), path.name))
+        if oci.is_image(path):
+            return Source(uri=uri, content=_oci_content(oci.read(path, work, choice), path.name, work))
         return Source(uri=uri, content=_folder_content(path.absolute()))
     if not path.is_file():
         raise UsageError(f"{path}: no such file or folder", hint="or name an image: docker://REGISTRY#IMAGE:TAG")
@@ -139,20 +190,19 @@ def _from_path(path: Path, work: Path, report: Report, choice: oci.Choice) -> So
     if magic == sqshfile.MAGIC:
         return Source(uri=uri, content=_sqsh_content(path))
     report.stage(f"reading {path.name}")
-    plain = path
-    if packing.kind(path):
-        plain = work / "archive.tar"
-        packing.unpack(path, plain)
-    if _is_image_archive(plain, path):
-        return Source(uri=uri, content=_oci_content(oci.read(plain, work, choice, name=str(path)), path.name))
-    return Source(uri=uri, content=_tar_content(plain, path))
+    if _is_image_archive(path, work):
+        return Source(uri=uri, content=_oci_content(oci.read(path, work, choice), path.name, work))
+    return Source(uri=uri, content=_tar_content(path, work))
 
 
-def _is_image_archive(plain: Path, path: Path) -> bool:
-    """Whether a tar holds an image rather than a root filesystem; UsageError when it is no tar at all."""
+def _is_image_archive(path: Path, work: Path) -> bool:
+    """Whether a tar, compressed or not, holds an image rather than a root filesystem; UsageError when it is no tar at all."""
     names: list[str] = []
     try:
-        with tarfile.open(plain, mode="r:") as archive:
+        with (
+            contextlib.closing(_tar_chunks(path, work)) as chunks,
+            tarfile.open(fileobj=entries.ChunkFile(chunks), mode="r|") as archive,
+        ):
             names.extend(member.name.removeprefix("./") for member, _ in zip(archive, range(64), strict=False))
     except tarfile.TarError as error:
         if not names:  # one that is cut off later is said so by whoever reads all of it
@@ -166,15 +216,25 @@ def _is_image_archive(plain: Path, path: Path) -> bool:
     )
 
 
-def _oci_content(image: oci.OciImage, name: str, digest: str = "") -> Content:
+def _tar_chunks(path: Path, work: Path) -> Generator[bytes]:
+    """The tar in a file, compressed or not."""
+    if packing.kind(path):
+        yield from packing.chunks(Blob.whole(path), work)
+    else:
+        with path.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                yield chunk
+
+
+def _oci_content(image: oci.OciImage, name: str, work: Path, digest: str = "") -> Content:
     @contextlib.contextmanager
     def opened() -> Iterator[Stream]:
-        with layer_tree.merged(image.layers, image.names, whole=image.whole) as tree:
-            yield Stream(members=tree.entries(), method="merging the layers, unpacking nothing", settle=tree.settled)
+        with layer_tree.merged(image.layers, work, whole=image.whole) as tree:
+            yield _merging(tree)
 
     return Content(
         ways=(opened,),
-        size=sum(layer.stat().st_size for layer in image.layers),
+        size=sum(packing.size(layer) for layer in image.layers),
         config=image.config,
         kind="import",
         reference=name,
@@ -183,10 +243,15 @@ def _oci_content(image: oci.OciImage, name: str, digest: str = "") -> Content:
     )
 
 
-def _tar_content(plain: Path, path: Path) -> Content:
-    digest = f"sha256:{store.digest_of(path)}"
-    image = oci.OciImage(config=ImageConfig(), layers=(plain,), names=(path.name,), whole=True, digest=digest)
-    return _oci_content(image, path.name)
+def _merging(tree: layer_tree.LayerTree) -> Stream:
+    return Stream(members=tree.entries(), method="merging the layers", settle=tree.settled)
+
+
+def _tar_content(path: Path, work: Path) -> Content:
+    image = oci.OciImage(
+        config=ImageConfig(), layers=(Blob.whole(path),), whole=True, digest=f"sha256:{store.digest_of(path)}"
+    )
+    return _oci_content(image, path.name, work)
 
 
 def _folder_content(path: Path) -> Content:

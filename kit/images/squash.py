@@ -83,18 +83,20 @@ def write(
     options: Options,
     *,
     on_bytes: Callable[[int], None] = lambda _: None,
-) -> None:
-    """Squash `source`, edited, into the new file `target`. on_bytes hears how many more bytes were read.
+) -> str:
+    """Squash `source`, edited, into the new file `target`; return what is lost, for the user. on_bytes hears how many more bytes
+    were read.
 
     target's folder is private to the caller and takes the working files. ImageError when mksquashfs fails, AnotherWayError
     for a Tree that must be read in another way.
     """
     program, _ = mksquashfs()
+    lost = entries.Lost()
     try:
         if isinstance(source, Stream):
             # -tar comes first: it sets defaults, which the arguments after it take back.
             argv = [program, "-", str(target), "-tar", *_arguments(options)]
-            with contextlib.closing(entries.edited(source.members, source.settle(edit), target.parent)) as stream:
+            with contextlib.closing(entries.edited(source.members, source.settle(edit), target.parent, lost)) as stream:
                 shell.feed(argv, stream, env=_child_env(), on_bytes=on_bytes)
         elif isinstance(source, Finished):
             sqshfile.check(source.path)
@@ -106,6 +108,7 @@ def write(
             sqshfile.forget_folder_times(target)
     except ToolError as error:
         raise ImageError(f"squashing failed: {error.message}", hint=_what_to_do(error.message)) from None
+    return lost.warning
 
 
 def _arguments(options: Options) -> list[str]:

@@ -13,20 +13,20 @@ import hashlib
 import json
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kit.errors import ImageError
-from kit.images import lease
+from kit.images import lease, temporary
 from kit.owner import Owner
 
 # What a builder on another host left behind can only be judged by its age.
 _FOREIGN_LEFTOVER_S = 24 * 3600.0
 
 _DISK_TAKES_NO_MORE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+_NO_MODES = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 NO_SPACE = "free space (or inodes: 'df -i') on the store's filesystem, or name another store with --store"
 
 
@@ -54,7 +54,7 @@ def prepare(store: Path) -> None:
                 folder.mkdir()
                 # A shared store's owner decides who may write by the mode of the store itself, not by somebody's umask.
                 # No sticky bit on locks: a dead user's lock is anybody's to take over, and costs its holder nothing but time.
-                folder.chmod(store.stat().st_mode & (0o6777 if name == "locks" else 0o7777))
+                _chmod(folder, store.stat().st_mode & (0o6777 if name == "locks" else 0o7777))
         if not os.access(store / "tmp", os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
@@ -80,21 +80,23 @@ def workspace(store: Path) -> Iterator[Path]:
             raise
         raise ImageError(f"image store {store}: {error.strerror}", hint=NO_SPACE) from None
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        temporary.remove(folder)
 
 
 def clean(store: Path) -> list[Path]:
-    """Remove the temporary folders and locks of processes that are gone; return the folders."""
-    lease.sweep(store / "locks")
-    removed = []
-    for folder in sorted((store / "tmp").iterdir()):
+    """Remove the temporary folders, notes and locks of processes that are gone, as far as this user may; return the folders."""
+    with contextlib.suppress(OSError):
+        lease.sweep(store / "locks")
+    temporary.sweep(store / "refs")
+    removed: list[Path] = []
+    for folder in sorted((store / "tmp").glob("*")):
         owner = Owner.parse(folder.name.rpartition("~")[0])
         alive = owner.alive() if owner else None
         if alive is None:
             with contextlib.suppress(FileNotFoundError):
                 alive = time.time() - folder.stat().st_mtime < _FOREIGN_LEFTOVER_S
         if not alive:
-            shutil.rmtree(folder, ignore_errors=True)
+            temporary.remove(folder)
             removed.append(folder)
     return removed
 
@@ -107,10 +109,10 @@ def publish(store: Path, finished: Path, sha256: str, facts: Mapping[str, object
     """
     target = path(store, sha256)
     mode = 0o644 & store.stat().st_mode | 0o400
-    finished.chmod(mode)
+    _chmod(finished, mode)
     notes = finished.with_suffix(".json")
     notes.write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")
-    notes.chmod(mode)
+    _chmod(notes, mode)
     notes.rename(target.with_suffix(".json"))
     finished.rename(target)
     _sync(target.parent)
@@ -123,9 +125,9 @@ def register(store: Path, lock_file: Path) -> None:
     note = store / "refs" / hashlib.sha256(place.encode()).hexdigest()[:32]
     with contextlib.suppress(OSError):
         if not note.is_file():
-            temporary = note.with_name(f".{note.name}.{secrets.token_hex(4)}")
-            temporary.write_text(f"{place}\n", encoding="utf-8")
-            temporary.rename(note)
+            with temporary.beside(note) as incoming:
+                incoming.write_text(f"{place}\n", encoding="utf-8")
+                incoming.rename(note)
 
 
 def registered(store: Path) -> list[Path]:
@@ -157,6 +159,15 @@ def facts(store: Path, sha256: str) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _chmod(place: Path, mode: int) -> None:
+    """Set the mode, where the file system has modes; `kit images --doctor` says what is unsafe about one that has not."""
+    try:
+        place.chmod(mode)
+    except OSError as error:
+        if error.errno not in _NO_MODES:
+            raise
 
 
 def _sync(place: Path) -> None:

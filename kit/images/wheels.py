@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
 import os
-import secrets
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import platformdirs
 
 from kit import shell
 from kit.errors import ImageError, ToolError
+from kit.images import temporary
 from kit.spec.image import PythonPackages
 
 
@@ -43,15 +44,22 @@ def _key(packages: PythonPackages, lock: Path) -> str:
 
 def _fill(cached: Path, packages: PythonPackages, lock: Path, on_line: Callable[[str], None]) -> None:
     """Download into a folder beside the cache, then swap: a broken download is never taken for a whole one."""
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    incoming = cached.with_name(f".{cached.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    incoming.mkdir()
-    try:
-        _download(packages, lock, incoming, on_line)
+    with working_folder(cached.name) as work:
+        (work / "wheels").mkdir()
+        _download(packages, lock, work / "wheels", on_line)
         shutil.rmtree(cached, ignore_errors=True)
-        incoming.rename(cached)
-    finally:
-        shutil.rmtree(incoming, ignore_errors=True)
+        (work / "wheels").rename(cached)
+
+
+@contextlib.contextmanager
+def working_folder(name: str) -> Iterator[Path]:
+    """A private folder beside the cached wheels for pip to work in, removed afterwards; after a kill -9, by the next one."""
+    cache = platformdirs.user_cache_path("kit") / "wheels"
+    cache.mkdir(parents=True, exist_ok=True)
+    temporary.sweep(cache)
+    with temporary.beside(cache / name) as work:
+        work.mkdir(mode=0o700)
+        yield work
 
 
 def _download(packages: PythonPackages, lock: Path, target: Path, on_line: Callable[[str], None]) -> None:
@@ -61,13 +69,13 @@ def _download(packages: PythonPackages, lock: Path, target: Path, on_line: Calla
     argv += ["--no-deps", *(f"--no-binary={name}" for name in packages.sdists)]
     argv += [f"--dest={target}", f"--requirement={lock}"]
     try:
-        _run(argv, on_line)
+        _run(argv, target.parent, on_line)
     except ToolError as error:
         if not packages.extra_indexes:
             raise _failure(lock, error) from None
         on_line("this machine's own pip configuration does not find them; asking the image's extra indexes")
         try:
-            _run([*argv, *(f"--extra-index-url={index}" for index in packages.extra_indexes)], on_line)
+            _run([*argv, *(f"--extra-index-url={index}" for index in packages.extra_indexes)], target.parent, on_line)
         except ToolError as second:
             raise _failure(lock, second) from None
 
@@ -78,8 +86,9 @@ def platform(packages: PythonPackages) -> list[str]:
     return ["--only-binary=:all:", f"--python-version={packages.version}", "--implementation=cp", *tags]
 
 
-def _run(argv: list[str], on_line: Callable[[str], None]) -> None:
-    for line in shell.lines(argv):
+def _run(argv: list[str], work: Path, on_line: Callable[[str], None]) -> None:
+    # pip's own temporary files lie in a folder that somebody removes, should it or the kit be killed.
+    for line in shell.lines(shell.bound(argv), env={**os.environ, "TMPDIR": str(work)}):
         # pip also says where it looked and what it saved where; a failure shows its last lines whatever they are.
         if line.lstrip().startswith(("Collecting", "Downloading", "Processing")):
             on_line(line.strip())

@@ -17,10 +17,10 @@ from jinja2.sandbox import SandboxedEnvironment
 from kit.errors import ConfigError, Fault, nearest
 from kit.planning import steps
 from kit.planning.decisions import Decisions
-from kit.planning.placement import world_text
 from kit.planning.sbatch import explanation, goes_back, sbatch_options
 from kit.render import MARK, configured, render
 from kit.spec.rl import Rl
+from kit.spec.world_sizes import world_text
 
 DEFAULT = "bin/batch.sh"
 STABLE = (
@@ -53,6 +53,8 @@ def _settings(made: Decisions) -> dict[str, Any]:
     job, unpacks = made.job, made.resolved.cluster.container.pyxis_unpacks
     return {
         "run_dir": made.site.run_dir,
+        "snapshot": made.site.snapshot.folder if made.site.snapshot else "",
+        "tree": made.site.snapshot.tree if made.site.snapshot else "",
         "job_name": job.name,
         "images": [word for pin in made.pins.distinct for word in (pin.image, pin.digest)],
         "runtime": job.container.runtime,

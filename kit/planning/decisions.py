@@ -66,5 +66,5 @@ class Decisions:
 
     @property
     def world_sizes(self) -> dict[str, int]:
-        """Role -> its world size; a job without roles has the one of placement.PLAIN."""
+        """Role -> its world size; a job without roles has the one of world_sizes.PLAIN."""
         return world_sizes(self.roles)

@@ -29,12 +29,17 @@ def completed(resolved: Resolved, site: Site) -> Resolved:
         problem = f"the start shape 'srun' has no torchrun, so a rendezvous {job.rendezvous!r} has no effect"
         hint = 'shape = "torchrun"' if "torchrun" in shapes else "remove the line"
         raise ConfigError.of(Fault(key="rendezvous", problem=problem, hint=hint), file=resolved.job_file)
+    runtime = _runtime(resolved, site)
+    if job.container.capabilities and runtime not in ("bubblewrap", "bare"):
+        problem = f"runtime {runtime} gives a job no capabilities: only bubblewrap can, to root"
+        hint = 'runtime = "bubblewrap", or remove the line'
+        raise ConfigError.of(Fault(key="container.capabilities", problem=problem, hint=hint), file=resolved.job_file)
     made = {
         "resources": _resources(resolved),
         "slurm": job.slurm.model_copy(update={"lead": _lead(resolved)}),
         "shape": shape,
         "seed": site.seed if job.seed is None else job.seed,
-        "container": job.container.model_copy(update={"runtime": _runtime(resolved, site)}),
+        "container": job.container.model_copy(update={"runtime": runtime}),
     }
     return replace(resolved, job=job.model_copy(update=made))
 

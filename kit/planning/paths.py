@@ -36,7 +36,8 @@ class ClusterPaths:
     """The paths of one run on its cluster.
 
     cache: node-local. store: of the images. output, error: the batch script's own, with Slurm's patterns; without `error` both
-    streams go to one file. mounts: the kit's own, then the job's, with absolute sources.
+    streams go to one file. workspace: the run's own copy, or the job's folder. mounts: the kit's own, then the job's, with
+    absolute sources.
     """
 
     run: RunPaths
@@ -44,6 +45,7 @@ class ClusterPaths:
     store: str
     output: str
     error: str | None
+    workspace: str
     mounts: tuple[Mount, ...]
     inside: Inside
 
@@ -62,6 +64,7 @@ def find_paths(resolved: Resolved, site: Site) -> ClusterPaths:
         hint = "a path of letters, digits and _ . / + = @ -"
         raise ConfigError.of(Fault(file=cluster_file, key="paths.runs", problem=problem, hint=hint))
     known = _placeholders(resolved, site)
+    workspace = str(run.workspace if site.snapshot else resolved.job_dir)
     cache = _filled(resolved.cluster.paths.cache, known, cluster_file, "paths.cache")
     return ClusterPaths(
         run=run,
@@ -69,8 +72,9 @@ def find_paths(resolved: Resolved, site: Site) -> ClusterPaths:
         store=_store(resolved, site, known, cluster_file),
         output=_log(resolved, known, "output") or str(run.batch_log),
         error=_log(resolved, known, "error"),
-        mounts=_mounts(resolved, known, run, cache),
-        inside=_inside(resolved, run, cache),
+        mounts=_mounts(resolved, known, run, cache, workspace),
+        workspace=workspace,
+        inside=_inside(resolved, run, cache, workspace),
     )
 
 
@@ -93,9 +97,9 @@ def _placeholders(resolved: Resolved, site: Site) -> dict[str, str]:
     }
 
 
-def _inside(resolved: Resolved, run: RunPaths, cache: str) -> Inside:
+def _inside(resolved: Resolved, run: RunPaths, cache: str, workspace_outside: str) -> Inside:
     contained = runtimes.get(resolved.job.container.runtime).containerized
-    workspace = CONTAINER_WORKSPACE if contained else str(resolved.job_dir)
+    workspace = CONTAINER_WORKSPACE if contained else workspace_outside
     return Inside(
         run=CONTAINER_RUN if contained else str(run.root),
         workspace=workspace,
@@ -122,12 +126,12 @@ def _log(resolved: Resolved, known: dict[str, str], key: Literal["output", "erro
     return path
 
 
-def _mounts(resolved: Resolved, known: dict[str, str], run: RunPaths, cache: str) -> tuple[Mount, ...]:
-    """The run folder, the job's folder and the cache, then the job's own."""
+def _mounts(resolved: Resolved, known: dict[str, str], run: RunPaths, cache: str, workspace: str) -> tuple[Mount, ...]:
+    """The run folder, the workspace and the cache, then the job's own."""
     file = resolved.job_file
     own = [
         Mount(source=str(run.root), target=CONTAINER_RUN),
-        Mount(source=_checked(str(resolved.job_dir), file, ""), target=CONTAINER_WORKSPACE),
+        Mount(source=_checked(workspace, file, ""), target=CONTAINER_WORKSPACE),
         Mount(source=cache, target=CONTAINER_CACHE),
     ]
     taken = {m.target for m in own}

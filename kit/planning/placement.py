@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from kit.allocation import Allocation
 from kit.config import Resolved
 from kit.planning import role_rules
 from kit.spec.roles import Role, StepShape
-
-# The step of a plain job. Its files are in the run folder itself, and it goes by no role's name.
-PLAIN = "train"
+from kit.spec.world_sizes import PLAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,28 +121,6 @@ def _placed(name: str, roles: Mapping[str, Role], spans: Mapping[str, range], al
 def world_sizes(roles: Iterable[RolePlacement]) -> dict[str, int]:
     """Role -> its world size. A service has tasks, and no part in a training: it has none."""
     return {one.name: one.world_size for one in roles if one.role.policy != "service"}
-
-
-def world_text(sizes: Mapping[str, int]) -> str:
-    """World sizes for people: `world size 4`, or `world sizes: trainer 4, replica-0 to replica-7 2 each`."""
-    return f"world size{'' if set(sizes) == {PLAIN} else 's:'} {sizes_text(sizes)}"
-
-
-def sizes_text(sizes: Mapping[str, int]) -> str:
-    """World sizes without the words."""
-    if set(sizes) == {PLAIN}:
-        return str(sizes[PLAIN])
-    texts = []
-    for (_, size), group in groupby(sizes.items(), key=lambda item: (item[0].rstrip("0123456789"), item[1])):
-        names = [name for name, _ in group]
-        texts.append(f"{names[0]} {size}" if len(names) == 1 else f"{names[0]} to {names[-1]} {size} each")
-    return ", ".join(texts)
-
-
-def world_size(sizes: Mapping[str, int]) -> str:
-    """The same in a column of a table: `4`, `4+1`, `8x2`."""
-    counts = Counter(sizes.values())
-    return "+".join(str(size) if count == 1 else f"{count}x{size}" for size, count in counts.items())
 
 
 def _with_scripts(placed: Sequence[RolePlacement]) -> tuple[RolePlacement, ...]:

@@ -26,7 +26,7 @@ from kit.planning.paths import find_paths
 from kit.planning.placement import RolePlacement, place_roles
 from kit.planning.sbatch import salloc_options
 from kit.planning.site import Site
-from kit.planning.steps import shell_step
+from kit.planning.steps import shell_checks, shell_step
 from kit.planning.unexpanded import unexpanded
 from kit.render import library_names, plain, program_names
 from kit.spec import log_pattern
@@ -51,7 +51,7 @@ class PlanFile:
 class Plan:
     """All that a run will do. `argv` submits it.
 
-    shell_argv: a shell in the job's container, as a step of an allocation; `salloc_argv` makes one.
+    shell_argv: a shell in the job's container, as a step of an allocation; `salloc_argv` makes one. shell_checks: steps before it.
     copies: folders to copy into the run folder, (source, name there). folders: those to make there.
     """
 
@@ -62,6 +62,7 @@ class Plan:
     argv: tuple[str, ...]
     salloc_argv: tuple[str, ...]
     shell_argv: tuple[str, ...]
+    shell_checks: tuple[tuple[str, ...], ...]
 
     @property
     def warnings(self) -> tuple[Fault, ...]:
@@ -132,6 +133,7 @@ def plan(
         argv=("sbatch", "--parsable", str(made.paths.run.batch)),
         salloc_argv=("salloc", *salloc_options(made)),
         shell_argv=tuple(shell_step(made)),
+        shell_checks=tuple(map(tuple, shell_checks(made))),
     )
 
 

@@ -94,7 +94,8 @@ def _text(
 ) -> str:
     job = made.job
     network = {**made.resolved.cluster.network, **(_DEBUGGED if job.debug else {})}
-    env = {**network, **job.checkpoint.env(), **job.profile.env(), **job.env, **own}
+    drawn = job.metrics.env(run_id=made.site.run_id, run_dir=made.paths.inside.run)
+    env = {**network, **job.checkpoint.env(), **job.profile.env(), **drawn, **job.env, **own}
     ranks = [word for pair in (rank_args or {}).items() for word in pair]
     variables = {"program": words, "program_env": [f"{n}={v}" for n, v in env.items()], "rank_args": ranks}
     return render("data/program.sh", variables)

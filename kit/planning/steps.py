@@ -47,11 +47,11 @@ def monitor_step(made: Decisions) -> list[str]:
         return []
     command = [f"{run.bin}/gpu-monitor.sh", str(run.monitor), monitor.select, monitor.options, str(monitor.delay)]
     command += [",".join(monitor.query)] if monitor.query else []
-    return [*_helper("kit-monitor", made.allocation.nodes, f"{run.monitor}/monitor-%n.log"), *command]
+    return [*_helper("kit-monitor", made.allocation.nodes, f"{run.monitor}/monitor.log"), *command]
 
 
 def signal_step(made: Decisions) -> list[str]:
-    """Sends a signal to the programs of the ranks alone. The batch script adds how many nodes, and the signal's name."""
+    """Sends a signal to the programs of the ranks alone. The batch script adds nodes, signal and the time to save."""
     return [*_helper("kit-signal", None, "/dev/null"), f"{made.paths.run.bin}/signal.sh"]
 
 
@@ -62,7 +62,7 @@ def preflight_step(made: Decisions) -> list[str]:
         options = _checks(made)
     elif made.runtime.containerized:
         # Whatever is switched off: a container mounts the cache folder, and pinned means pinned.
-        options = [f"run={run.root}", f"cache={made.paths.cache}", *_checked_images(made)]
+        options = _checks_of_container(made)
     else:
         return []
     return [
@@ -88,6 +88,10 @@ def _checks(made: Decisions) -> list[str]:
         *_checked_mounts(made),
         *_checked_interfaces(made),
     ]
+
+
+def _checks_of_container(made: Decisions) -> list[str]:
+    return [f"run={made.paths.run.root}", f"cache={made.paths.cache}", *_checked_images(made)]
 
 
 def _checked_images(made: Decisions) -> Iterator[str]:
@@ -133,7 +137,7 @@ def once_step(made: Decisions) -> list[str]:
     step = _helper("kit-once", 1, f"{run.logs}/once.log")
     inside = once.container and made.runtime.containerized
     if not inside:
-        return [*step, f"{run.bin}/once.sh", str(made.resolved.job_dir), main.folder]
+        return [*step, f"{run.bin}/once.sh", made.paths.workspace, main.folder]
     return _contained(made, main, step, f"{made.paths.inside.run}/bin/once.sh", made.paths.inside.workdir, main.folder)
 
 
@@ -162,6 +166,16 @@ def shell_step(made: Decisions) -> list[str]:
     return _contained(made, main, srun, f"{inside.run}/bin/shell.sh", inside.workdir, *filter(None, [main.folder]))
 
 
+def shell_checks(made: Decisions) -> list[list[str]]:
+    """What has to end well on every node before a shell is opened in the container: images copied, digests looked at."""
+    if not made.runtime.containerized:
+        return []
+    stage = stage_step(made)
+    check = _helper("kit-preflight", made.every_node, None)
+    check += [f"{made.paths.run.bin}/preflight.sh", *_checks_of_container(made)]
+    return [*([stage] if stage else []), check]
+
+
 def _contained(made: Decisions, placed: RolePlacement, srun: list[str], *command: str) -> list[str]:
     """A command in the container of a role."""
     container = Container(
@@ -175,8 +189,8 @@ def _contained(made: Decisions, placed: RolePlacement, srun: list[str], *command
     return made.runtime.wrap(srun, command, container)
 
 
-def _helper(name: str, nodes: int | None, output: str) -> list[str]:
-    """One task a node beside the training step, without memory or CPUs of its own (field-notes 24)."""
+def _helper(name: str, nodes: int | None, output: str | None) -> list[str]:
+    """One task a node beside the training step, without memory or CPUs of its own (field-notes 24). output: None for srun's own."""
     return [
         "srun",
         f"--job-name={name}",
@@ -187,6 +201,5 @@ def _helper(name: str, nodes: int | None, output: str) -> list[str]:
         "--cpus-per-task=1",
         "--mpi=none",
         "--export=ALL",
-        f"--output={output}",
-        "--open-mode=append",
+        *([f"--output={output}", "--open-mode=append"] if output is not None else []),
     ]

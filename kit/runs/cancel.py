@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from kit.runs import chain, facts, secret
+from kit.runs import atomic, chain, facts, secret
 from kit.runs.status import Status
 from kit.slurm import client
 from kit.slurm.client import JobId
@@ -46,6 +48,14 @@ def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
             # Its batch script, which would remove them, will not start.
             secret.remove(one.run_dir)
             RunPaths(one.run_dir).cancelled.touch()
+        if one.active:
+            _note(one.run_dir)
+
+
+def _note(run_dir: Path) -> None:
+    """By whom it was cancelled, for `kit why`."""
+    with contextlib.suppress(OSError):
+        atomic.write(RunPaths(run_dir).cancelled_by, f"{getpass.getuser()}\n", durable=False)
 
 
 def _end_the_deaf(asked: Mapping[JobId, Path], *, env: Mapping[str, str]) -> None:

@@ -27,7 +27,8 @@ class Facts:
     """One run. problem: why its manifest cannot be read; everything that only the manifest says is empty then.
 
     slurm_id, links: its jobs. submitted_at: seconds since the epoch. started: the jobs whose batch script began, in order.
-    nodes: those of the last start. restarts: the most that a start recorded. last_event, exit_code: of the batch script.
+    workspace: where its /workspace comes from; tree: its snapshot's hash. nodes: those of the last start. restarts: the most that a
+    start recorded. last_event, exit_code: of the batch script.
     """
 
     run_id: str
@@ -39,6 +40,8 @@ class Facts:
     launcher: str = ""
     runtime: str = ""
     git: str | None = None
+    workspace: str = ""
+    tree: str | None = None
     world_sizes: Mapping[str, int] = field(default_factory=dict)
     submitted_at: float = 0.0
     interactive: bool = False
@@ -78,6 +81,8 @@ def read(run_dir: Path) -> Facts:
         launcher=f"{made.launcher} ({made.shape})",
         runtime=made.runtime,
         git=f"{made.git.commit}{' (dirty)' if made.git.dirty else ''}" if made.git else None,
+        workspace=str(made.workspace or ""),
+        tree=made.workspace.tree if made.workspace else None,
         world_sizes=made.world_sizes,
         submitted_at=made.submitted_at.timestamp(),
         interactive=made.interactive,

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit import files
 from kit.errors import RunError
 from kit.owner import Owner
 from kit.planning.plan import Plan
-from kit.runs import secret
+from kit.runs import secret, workspace
 from kit.runs.manifest import Manifest
 from kit.spec.paths import RunPaths
 
@@ -23,10 +24,10 @@ _PARTIAL = ".partial-"
 _FOREIGN_LEFTOVER_S = 24 * 3600.0
 
 
-def create(plan: Plan, manifest: Manifest, *, secrets: Mapping[str, str] | None = None) -> RunPaths:
-    """Write the run folder of `plan`. RunError when it exists or the disk refuses."""
+def create(plan: Plan, manifest: Manifest, *, secrets: Mapping[str, str] | None = None, patch: str = "") -> RunPaths:
+    """Write the run folder of `plan`. patch: of its workspace. RunError when it exists or the disk refuses."""
     with whole(plan.run_dir) as partial:
-        fill(partial, plan, manifest, secrets=secrets)
+        fill(partial, plan, manifest, secrets=secrets, patch=patch)
     return RunPaths(plan.run_dir)
 
 
@@ -77,8 +78,12 @@ def fill(
     secrets: Mapping[str, str] | None = None,
     like: Like | None = None,
     durable: bool = True,
+    patch: str = "",
 ) -> None:
-    """Write all that a run starts with into `folder`, over what an earlier start left. durable: as Manifest.write has it."""
+    """Write all that a run starts with into `folder`, over what an earlier start left. durable: as Manifest.write has it.
+
+    patch: how its workspace differs from the commit.
+    """
     write_files(plan, folder, like=like)
     for _, name in plan.copies:
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -90,6 +95,15 @@ def fill(
             shutil.copytree(like.folder / name, folder / name, copy_function=_link)
     for name in plan.folders:
         (folder / name).mkdir(parents=True, exist_ok=True)
+    workspace.fill(plan, folder)
+    if patch:
+        path = RunPaths(folder).patch
+        path.unlink(missing_ok=True)
+        if like:
+            _link(RunPaths(like.folder).patch, path)
+        else:
+            path.write_text(patch, encoding="utf-8", errors="surrogateescape")
+            path.chmod(0o600)
     manifest.write(RunPaths(folder).manifest, durable=durable)
     secret.write(folder, secrets or {})
 
@@ -108,7 +122,7 @@ def write_files(plan: Plan, folder: Path, *, like: Like | None = None) -> list[P
         if like and shared.get(file.name) == file:
             _link(like.folder / file.name, path)
         else:
-            path.write_text(file.text, encoding="utf-8")
+            files.write_text(path, file.text)
             path.chmod(file.mode)
         written.append(path)
     return written

@@ -78,7 +78,7 @@ def single_file(
     here = Path.cwd() / "kit generate"
     try:
         resolved = resolve(asked, titan, here, cluster=cluster, overrides=overrides)
-        prepared = submit.prepare_resolved(resolved, here, containers=containers, now=now)
+        prepared = submit.prepare_resolved(resolved, here, containers=containers, now=now, live=True)
         prepared = replace(prepared, resolved=completed(prepared.resolved, prepared.plan.allocation, asked, titan))
     except ConfigError as error:
         if not error.faults:

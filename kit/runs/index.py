@@ -27,6 +27,8 @@ POINTS = "points"
 
 # Of the file's own form and of what Facts holds: another number, and all is read anew.
 _FORM = 1
+# The signature of what may not be looked at.
+_HIDDEN = (-1, 0, 0)
 _NAMES = tuple(field.name for field in fields(Facts))
 _TUPLES = ("links", "started")
 # Half-deleted runs are runs: one of these is left of them.
@@ -92,15 +94,22 @@ def _inside(folder: str) -> list[str]:
 
 def _signature(run_dir: str) -> list[int] | None:
     """Inode, size and time of the manifest and the events; None when the folder is no run's."""
-    made = _stat(f"{run_dir}/manifest.json")
+    try:
+        made = _stat(f"{run_dir}/manifest.json")
+    except PermissionError:
+        # Somebody else's, closed to others: listed with that as its reason.
+        return [*_HIDDEN, *_HIDDEN]
     if not made[0] and not _is_left(run_dir):
         return None
     return made + _stat(f"{run_dir}/state/events.jsonl")
 
 
 def _stat(path: str) -> list[int]:
+    """PermissionError where the folder may not be entered."""
     try:
         one = os.stat(path)  # noqa: PTH116
+    except PermissionError:
+        raise
     except OSError:
         return [0, 0, 0]
     return [one.st_ino, one.st_size, one.st_mtime_ns]

@@ -8,15 +8,20 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import RunError
-from kit.runs import folder, manifest, secret
+from kit.planning.plan import Plan
+from kit.runs import folder, manifest, secret, workspace
 from kit.runs.facts import events
 from kit.runs.status import Status
 from kit.runs.submit import Prepared, require_ready, secrets_of
 from kit.slurm import client
+from kit.spec.paths import RunPaths
 
 
 def allocate(prepared: Prepared) -> int:
-    """salloc the job's resources and open a shell in its container on the first node; return the shell's exit code."""
+    """salloc the job's resources and open a shell in its container on the first node; return the shell's exit code.
+
+    Before it the nodes are checked as a batch job's are; 72 when one refuses.
+    """
     require_ready(prepared)
     made = prepared.plan
     record = manifest.of(
@@ -25,13 +30,20 @@ def allocate(prepared: Prepared) -> int:
         user=getpass.getuser(),
         now=datetime.now(UTC),
         slurm_version=client.version(env=prepared.env),
+        workspace=workspace.record(prepared.scan, prepared.resolved, patch=False),
     )
     record = record.model_copy(update={"interactive": True})
     folder.create(made, record, secrets=secrets_of(prepared))
     try:
-        return shell.call([*made.salloc_argv, *made.shell_argv], env=_with_terminal(prepared.env))
+        return shell.call([*made.salloc_argv, *_checked(made)], env=_with_terminal(prepared.env))
     finally:
         secret.remove(made.run_dir)
+
+
+def _checked(made: Plan) -> list[str]:
+    """The shell's step behind those that have to end well, each with its number of words in front."""
+    checks = (word for step in made.shell_checks for word in (str(len(step)), *step))
+    return [str(RunPaths(made.run_dir).bin / "checked.sh"), *checks, "0", *made.shell_argv]
 
 
 def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:

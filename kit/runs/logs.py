@@ -20,7 +20,12 @@ from kit.runs import facts
 from kit.spec.paths import RunPaths
 
 _POLL_S, _POLL_MOST_S = 0.2, 2.0
-_CHUNK, _LOOK = 1 << 20, 1 << 16
+# A chunk fits into a processor's own cache, with the copies that are made of it on the way.
+_CHUNK, _LOOK = 1 << 17, 1 << 16
+# More than all that is made of a chunk.
+_KEPT = 8 << 20
+# At the end of a start the files task-<n>.log become this one: whoever follows a run has seen what it holds.
+_MERGED = "task.log"
 
 # What starts a line anew: progress bars write `\r`.
 _BREAK = re.compile(rb"\r\n|\n|\r")
@@ -58,7 +63,7 @@ class Tail:
         except OSError:
             return
         if last and self._rest:
-            yield _lines(self._rest) + b"\n"
+            yield _lines(self._rest.removesuffix(b"\r")) + b"\n"
             self._rest = b""
 
     def _read(self) -> Iterator[bytes]:
@@ -66,16 +71,16 @@ class Tail:
             source.seek(self._offset)
             while chunk := source.read(_CHUNK):
                 self._offset += len(chunk)
-                held = self._rest + chunk
+                if self._rest.endswith(b"\r"):
+                    chunk, self._rest = self._rest + chunk, b""
                 # A `\r` at the very end may be the first half of `\r\n`.
-                end = max(held.rfind(b"\n"), held.rfind(b"\r", 0, len(held) - 1)) + 1
-                if end == 0 and len(held) >= _CHUNK:
-                    yield _lines(held) + b"\n"
-                    self._rest = b""
+                end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r", 0, len(chunk) - 1)) + 1
+                if end == 0 and len(self._rest) + len(chunk) < _CHUNK:
+                    self._rest += chunk
                     continue
-                self._rest = held[end:]
-                if end:
-                    yield _lines(held[:end])
+                whole = memoryview(chunk)[: end or len(chunk)]
+                yield _lines(b"".join((self._rest, whole, b"" if end else b"\n")))
+                self._rest = chunk[end:] if end else b""
 
 
 def _lines(chunk: bytes) -> bytes:
@@ -135,20 +140,26 @@ def follow(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield a source and a chunk of its lines. Without `once`, go on until `ended()`; files that appear later are picked up."""
     tails: dict[Path, Tail] = {}
-    pause = _POLL_S
+    pause, live = _POLL_S, False
+    # glibc keeps freed memory of up to the size of what was freed before: without this each chunk is new pages of the kernel's.
+    bytearray(_KEPT)
     while True:
         last = once or ended()
+        live = live or not last
         came = False
         for path in sources(run_dir, wanted):
+            if live and path.name == _MERGED:
+                continue
             known = path in tails
             if not known:
                 tails[path] = Tail(path, _start(path, wanted))
             chunks: Iterator[bytes] = (_matching(chunk, wanted.grep) for chunk in tails[path].chunks(last=last))
             if wanted.tail is not None and wanted.grep is not None and not known:
                 chunks = _last_lines(chunks, wanted.tail)
+            name = name_of(run_dir, path)
             for chunk in filter(None, chunks):
                 came = True
-                yield name_of(run_dir, path), chunk
+                yield name, chunk
         if last:
             return
         # Thousands of logs of which none grows are looked at less and less often.
@@ -161,8 +172,9 @@ def shown(source: str, chunk: bytes, *, raw: bool = False) -> bytes:
     if raw:
         return chunk
     prefix = f"{source} | ".encode()
-    body = text.clean_lines(chunk)
-    return prefix + body[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+    body = text.clean_lines(chunk).replace(b"\n", b"\n" + prefix)
+    # The last line has no other behind it. `+` would copy each time, in fresh memory.
+    return b"".join((prefix, memoryview(body)[: -len(prefix)]))
 
 
 def _matching(chunk: bytes, pattern: re.Pattern[bytes] | None) -> bytes:

@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
 from kit import __version__, files, shell
 from kit.errors import RunError, ToolError
-from kit.planning.placement import PLAIN
-from kit.planning.plan import Plan
-from kit.runs import atomic
+from kit.runs import atomic, prepared_data
 from kit.slurm.client import JobId
 from kit.spec.base import Model
 from kit.spec.sweep import Value
+from kit.spec.world_sizes import PLAIN
 from kit.text import clean
+
+if TYPE_CHECKING:
+    from kit.planning.plan import Plan
 
 _Model = TypeVar("_Model", bound=Model)
 
@@ -31,6 +33,23 @@ class Git(Model):
     commit: str
     branch: str = Field(description="Its branch; '(detached)' where none is checked out.")
     dirty: bool
+
+
+class Workspace(Model):
+    """Where the run's /workspace comes from."""
+
+    folder: str = Field(description="The job's folder.")
+    tree: str | None = Field(
+        default=None, description="Hash of the snapshot; none: the run works in the folder itself."
+    )
+    files: int = 0
+    bytes: int = 0
+    patch: bool = Field(default=False, description="Whether workspace.patch says how it differs from the commit.")
+
+    def __str__(self) -> str:
+        if self.tree is None:
+            return f"live folder {self.folder}"
+        return f"snapshot {self.tree[:12]} of {self.folder}, {self.files} files"
 
 
 class Manifest(Model):
@@ -55,6 +74,10 @@ class Manifest(Model):
     user: str
     git: Git | None
     versions: dict[str, str]
+    workspace: Workspace | None = Field(default=None, description="None: of a kit before 0.2, the live folder.")
+    data: dict[str, str] = Field(
+        default={}, description="Prepared data that --data of its arguments names -> its digest."
+    )
     shell_argv: tuple[str, ...] = ()
     earlier_job_ids: tuple[int, ...] = Field(default=(), description="Jobs of this run before it was resumed.")
     job_id: int | None = None
@@ -128,9 +151,12 @@ class Origin:
     submitted_at: datetime
     git: Git | None
     versions: dict[str, str]
+    workspace: Workspace | None = None
 
 
-def origin(*, job_file: Path, user: str, now: datetime, slurm_version: str) -> Origin:
+def origin(
+    *, job_file: Path, user: str, now: datetime, slurm_version: str, workspace: Workspace | None = None
+) -> Origin:
     """Where a submission comes from: git is asked here, once."""
     import platform
     from importlib.metadata import version
@@ -147,12 +173,16 @@ def origin(*, job_file: Path, user: str, now: datetime, slurm_version: str) -> O
             "pydantic": version("pydantic"),
             "slurm": slurm_version,
         },
+        workspace=workspace,
     )
 
 
-def of(plan: Plan, *, job_file: Path, user: str, now: datetime, slurm_version: str) -> Manifest:
+def of(
+    plan: Plan, *, job_file: Path, user: str, now: datetime, slurm_version: str, workspace: Workspace | None = None
+) -> Manifest:
     """The manifest of a plan that is about to be submitted."""
-    return of_plan(plan, origin(job_file=job_file, user=user, now=now, slurm_version=slurm_version))
+    made = origin(job_file=job_file, user=user, now=now, slurm_version=slurm_version, workspace=workspace)
+    return of_plan(plan, made)
 
 
 def of_plan(plan: Plan, where_from: Origin) -> Manifest:
@@ -171,6 +201,7 @@ def of_plan(plan: Plan, where_from: Origin) -> Manifest:
         nodes=plan.allocation.nodes,
         world_sizes=plan.world_sizes,
         seed=plan.job.seed or 0,
+        data=prepared_data.digests(plan.decisions),
         job_file=str(where_from.job_file),
         argv=plan.argv,
         shell_argv=plan.shell_argv,
@@ -178,6 +209,7 @@ def of_plan(plan: Plan, where_from: Origin) -> Manifest:
         user=where_from.user,
         git=where_from.git,
         versions=where_from.versions,
+        workspace=where_from.workspace,
     )
 
 

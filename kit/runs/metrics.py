@@ -1,4 +1,7 @@
-"""What a run's program reports: JSON lines in metrics.jsonl, or in one file for each replica group."""
+"""What a run's program reports: JSON lines in metrics.jsonl, or in one file for each replica group.
+
+Everything of the kit that reads them reads them here. The kit's own programs write kit/spec/metrics.py's schema.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,23 @@ class Quorum:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Latest:
+    """Where a program is: its last step, and the newest value of each number that it reported with one. time: of the last."""
+
+    step: int
+    time: str
+    values: dict[str, float]
+
+    def __str__(self) -> str:
+        said = [f"step {self.step}"]
+        named = {"loss": "loss", "eval_loss": "validation loss"}
+        said += [f"{name} {self.values[key]:.4f}" for key, name in named.items() if key in self.values]
+        rates = {"tokens_per_second": "tokens/s", "images_per_second": "images/s"}
+        said += [f"{self.values[key]:,.0f} {name}" for key, name in rates.items() if key in self.values]
+        return ", ".join([*said, *([f"MFU {self.values['mfu']:.1%}"] if "mfu" in self.values else [])])
+
+
 def files(run_dir: Path) -> list[Path]:
     """The run's metrics.jsonl; of replica groups one each."""
     own = RunPaths(run_dir).metrics
@@ -46,6 +66,29 @@ def records(run_dir: Path) -> list[Record]:
     if len(found) == 1:
         return found[0]
     return sorted((record for group in found for record in group), key=lambda record: str(record.get("time", "")))
+
+
+def latest(run_dir: Path) -> Latest | None:
+    """The furthest step that the program reported; of replica groups the furthest group's. None when there is none."""
+    return max(filter(None, map(_latest_of, files(run_dir))), key=lambda one: (one.step, one.time), default=None)
+
+
+def _latest_of(path: Path) -> Latest | None:
+    found: Latest | None = None
+    values: dict[str, float] = {}
+    for record in _parsed(_tail(path)):
+        step, time = record.get("step"), record.get("time", "")
+        if not isinstance(step, int) or isinstance(step, bool) or not isinstance(time, str):
+            continue
+        if found is not None and step < found.step:  # a start that goes on from a checkpoint before the last step
+            values = {}
+        values |= {
+            name: value
+            for name, value in record.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and name not in {"step", "restart"}
+        }
+        found = Latest(step=step, time=time, values=dict(values))
+    return found
 
 
 def quorum(run_dir: Path) -> Quorum | None:

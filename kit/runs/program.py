@@ -7,12 +7,17 @@ from pathlib import Path, PurePosixPath
 
 from kit.errors import ConfigError, Fault, nearest
 from kit.planning.plan import Plan
+from kit.runs import workspace
+from kit.snapshots.scan import Scan
 from kit.spec.paths import is_launchers
 
 
-def require(plan: Plan) -> None:
-    """ConfigError for each program of the job's folder that is no file there. Those of images and mounts are not looked for."""
-    faults = [fault for key, script in _scripts(plan) for fault in _faults(plan, key, script)]
+def require(plan: Plan, scan: Scan | None) -> None:
+    """ConfigError for each program of the job's folder that is no file there. Those of images and mounts are not looked for.
+
+    scan: what the run sees of the folder, if not the folder itself.
+    """
+    faults = [fault for key, script in _scripts(plan) for fault in _faults(plan, scan, key, script)]
     if faults:
         raise ConfigError.of(*faults, file=plan.decisions.resolved.job_file)
 
@@ -26,13 +31,19 @@ def _scripts(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"roles.{name}.script", role.script
 
 
-def _faults(plan: Plan, key: str, script: str) -> Iterator[Fault]:
+def _faults(plan: Plan, scan: Scan | None, key: str, script: str) -> Iterator[Fault]:
     if script.startswith("/") or _comes_later(plan, script):
         return
     folder = plan.decisions.resolved.job_dir
     path = folder / script
     if path.is_dir():
         problem = f"{script!r} is a folder, and a program is one file of it"
+    elif why := workspace.left_out(scan, script):
+        problem = f"{script!r} is in {folder}, and the run would not see it: {why}"
+        yield Fault(
+            key=key, problem=problem, hint=f"a rule '!/{script}' in the file that ignores it; or snapshot = false"
+        )
+        return
     elif path.exists():
         return
     else:

@@ -9,10 +9,13 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kit.config import load_toml, shown
 from kit.errors import ConfigError, Fault
-from kit.spec.job import Job
+
+if TYPE_CHECKING:
+    from kit.spec.job import Job
 
 FILE = ".secrets"
 

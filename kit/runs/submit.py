@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from kit import config, data_folders, shell
 from kit.allocation import minutes
 from kit.config import Resolved, Sources
-from kit.errors import LockError, SlurmError, UsageError
+from kit.errors import Fault, LockError, SlurmError, UsageError
 from kit.planning.plan import Plan, plan
 from kit.planning.site import Site
-from kit.runs import avoid, chain, folder, manifest, outputs, program, registry, secret
+from kit.runs import avoid, chain, folder, manifest, outputs, program, registry, secret, workspace
 from kit.slurm import client, embedded
+from kit.snapshots.scan import Scan
 from kit.spec.job import Job, is_reference
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ _DEBUG_NODES, _DEBUG_TIME = 2, "00:15:00"
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A plan with what is needed to act on it. env: of Slurm's commands. lock: of the image, where there is one."""
+    """A plan with what is needed to act on it.
+
+    env: of Slurm's commands. lock: of the image, where there is one. scan: the job's folder, which the run gets a copy of; None
+    where it works in the folder itself.
+    """
 
     plan: Plan
     site: Site
@@ -35,6 +40,12 @@ class Prepared:
     lock: ImageLock | None
     env: dict[str, str]
     job_file: Path
+    scan: Scan | None = None
+
+    @property
+    def warnings(self) -> tuple[Fault, ...]:
+        """What will run, and perhaps not as meant."""
+        return (*self.plan.warnings, *workspace.warnings(self.scan, self.resolved))
 
 
 def prepare(
@@ -69,9 +80,11 @@ def prepare_sources(
 
 
 def prepare_resolved(
-    resolved: Resolved, job_file: Path, *, containers: bool = True, now: datetime | None = None
+    resolved: Resolved, job_file: Path, *, containers: bool = True, now: datetime | None = None, live: bool = False
 ) -> Prepared:
-    """The same for a job that is read already."""
+    """The same for a job that is read already. live: in the job's folder itself, whatever the job says."""
+    if live:
+        resolved = replace(resolved, job=resolved.job.model_copy(update={"snapshot": False}))
     env, pyxis = {}, False
     if resolved.cluster.embedded:
         running = embedded.find(resolved.cluster_name)
@@ -83,10 +96,12 @@ def prepare_resolved(
         pyxis = client.has_pyxis(env=env)
     lock = lock_of(resolved) if containers else None
     site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers)
+    scan = workspace.read(resolved, site.runs_dir)
+    site = replace(site, snapshot=workspace.snapshot(scan, site.runs_dir))
     made = plan(resolved, lock, site, role_locks=role_locks_of(resolved) if containers else {})
     made = chain.with_links(made, file=resolved.job_file)
-    program.require(made)
-    return Prepared(plan=made, site=site, resolved=resolved, lock=lock, env=env, job_file=job_file)
+    program.require(made, scan)
+    return Prepared(plan=made, site=site, resolved=resolved, lock=lock, env=env, job_file=job_file, scan=scan)
 
 
 def _test_only(prepared: Prepared) -> None:
@@ -106,14 +121,17 @@ def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manif
     made = prepared.plan
     require_ready(prepared)
     _test_only(prepared)
+    patch = workspace.patch(prepared.scan)
     record = manifest.of(
         made,
         job_file=prepared.job_file,
         user=getpass.getuser(),
         now=now or datetime.now(UTC),
         slurm_version=client.version(env=prepared.env),
+        workspace=workspace.record(prepared.scan, prepared.resolved, patch=bool(patch)),
     )
-    paths = folder.create(made, record, secrets=secrets_of(prepared))
+    workspace.keep(prepared.scan, made)
+    paths = folder.create(made, record, secrets=secrets_of(prepared), patch=patch)
     try:
         # A job that Slurm has taken gets its number into the folder, whatever the user presses meanwhile.
         with shell.uninterrupted(), outputs.folders([made.text_of("batch.sh")]):

@@ -23,6 +23,7 @@ class Bubblewrap:
         words = [f"--image={container.image}", f"--workdir={container.workdir}"]
         words += ["--writable"] if choice.writable else []
         words += ["--remap-root"] if choice.remap_root else []
+        words += [f"--capability={name}" for name in choice.capabilities]
         words += [f"--keep-env={name}" for name in choice.env]
         for mount in container.mounts:
             words += ["--mount", mount.source, mount.target, "ro" if mount.read_only else "rw"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Accounted:
 
     exit_code: as a shell says it, 128 and the signal's number for a job that a signal ended; of the last start, as state is.
     starts: the node list of each start, oldest first. max_rss: bytes, of the largest task; None where nothing was sampled.
-    cpu_s, elapsed_s: seconds, of all starts together.
+    cpu_s, elapsed_s: seconds, of all starts together. cancelled_by: a user, by name where this machine knows it.
     """
 
     job_id: JobId
@@ -37,6 +38,7 @@ class Accounted:
     elapsed_s: int
     cpu_s: float
     max_rss: int | None
+    cancelled_by: str = ""
 
 
 def history(
@@ -92,7 +94,19 @@ def _accounted(job_id: JobId, starts: list[dict[str, str]], steps: list[dict[str
         elapsed_s=sum(int(row["ElapsedRaw"] or 0) for row in starts),
         cpu_s=sum(seconds(row["TotalCPU"]) for row in starts),
         max_rss=max(sampled, default=None),
+        cancelled_by=_user(last["State"]),
     )
+
+
+def _user(state: str) -> str:
+    """Of `CANCELLED by 1000` the user's name, or number."""
+    found = re.search(r" by (\d+)$", state)
+    if not found:
+        return ""
+    try:
+        return pwd.getpwuid(int(found[1])).pw_name
+    except (KeyError, OverflowError):
+        return found[1]
 
 
 def seconds(text: str) -> float:

@@ -91,6 +91,16 @@ def queue(*, env: Mapping[str, str], job_ids: Sequence[JobId] = ()) -> dict[JobI
     return jobs
 
 
+def expected_start(job_id: JobId, *, env: Mapping[str, str]) -> str:
+    """When Slurm expects to start a job that waits, in local time: '2026-11-22T14:05:00'. Empty where it does not say."""
+    argv = ["squeue", "--noheader", "--start", f"--jobs={job_id}", "--format=%S"]
+    try:
+        said = shell.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout.strip()
+    except ToolError:
+        return ""
+    return said if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", said) else ""
+
+
 def knows(job_id: JobId, *, env: Mapping[str, str]) -> bool:
     """Whether the controller knows a job, anybody's: it forgets one some minutes after its end (MinJobAge).
 

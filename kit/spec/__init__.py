@@ -22,3 +22,10 @@ def models() -> dict[str, type[BaseModel]]:
         "image": ImageSpec,
         "table": Table,
     }
+
+
+def schemas() -> dict[str, type[BaseModel]]:
+    """All that `kit schema` prints: beside the TOML files a line of metrics.jsonl, which programs write."""
+    from kit.spec.metrics import MetricsRecord
+
+    return {**models(), "metrics": MetricsRecord}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from kit.spec.form import Form, Invalid
+
+RuntimeName = Literal["auto", "pyxis", "enroot", "bubblewrap", "bare"]
 
 
 class Model(BaseModel):
@@ -183,3 +185,12 @@ def mount_target(path: str) -> str:
 
 MountSource = Annotated[str, AfterValidator(mountable)]
 MountTarget = Annotated[str, AfterValidator(mount_target)]
+
+
+def interfaces(env: dict[str, str]) -> dict[str, str]:
+    """An environment whose interfaces Gloo can find; Invalid otherwise."""
+    named = env.get("GLOO_SOCKET_IFNAME", "")
+    if named.startswith(("^", "=")):
+        problem = f"Gloo takes names of interfaces, and cannot read {named!r}: ^ and = are NCCL's alone"
+        raise Invalid(problem, key=("GLOO_SOCKET_IFNAME",), write=named.lstrip("^=") or "eth0")
+    return env

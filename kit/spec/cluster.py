@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from kit.errors import nearest
-from kit.spec.base import EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
+from kit.spec.base import EnvName, Memory, Model, Name, RuntimeName, SbatchWord, Text, TimeLimit, interfaces
 from kit.spec.form import Form, Invalid
-from kit.spec.job import RuntimeName, interfaces
 
 GresForm = Annotated[
     str,

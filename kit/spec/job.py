@@ -11,7 +11,19 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kit.spec import sbatch
-from kit.spec.base import NAME, ContainerPath, EnvName, Memory, Model, Name, SbatchWord, Text, TimeLimit
+from kit.spec.base import (
+    NAME,
+    ContainerPath,
+    EnvName,
+    Memory,
+    Model,
+    Name,
+    RuntimeName,
+    SbatchWord,
+    Text,
+    TimeLimit,
+    interfaces,
+)
 from kit.spec.chain import Chain
 from kit.spec.diloco import DiLoCo
 from kit.spec.form import Form, Invalid, shown
@@ -23,7 +35,7 @@ from kit.spec.roles import Role, RoleName
 from kit.spec.stages import Stage
 from kit.spec.step import Once, Step, Torchrun
 from kit.spec.sweep import Sweep
-from kit.spec.training import Checkpoint, MegatronArguments, Profile
+from kit.spec.training import Checkpoint, MegatronArguments, Metrics, Profile
 
 # What a program that does not read its environment may be told on its command line.
 RankOption = Annotated[
@@ -51,8 +63,17 @@ RankVariable = Literal[
     "KIT_CHECKPOINT_DIR",
     "KIT_RESTART_COUNT",
 ]
+Capability = Annotated[
+    str,
+    Form(
+        pattern=r"CAP_[A-Z][A-Z_]*",
+        what="a capability of Linux",
+        how="CAP_ and a name of capabilities(7), in capital letters",
+        example="CAP_SYS_PTRACE",
+        nearest=lambda text: f"CAP_{text.strip().upper().removeprefix('CAP_').replace('-', '_')}",
+    ),
+]
 Shape = Literal["srun", "torchrun", "replicas", "roles"]
-RuntimeName = Literal["auto", "pyxis", "enroot", "bubblewrap", "bare"]
 
 # Set by the worker script for every rank, or read by bash itself before the script can act: a job cannot own these.
 _RANK_ENV = {
@@ -110,15 +131,6 @@ def _short(value: str) -> str:
 
 
 Arg = Annotated[Text, AfterValidator(_short)]
-
-
-def interfaces(env: dict[str, str]) -> dict[str, str]:
-    """An environment whose interfaces Gloo can find; Invalid otherwise."""
-    named = env.get("GLOO_SOCKET_IFNAME", "")
-    if named.startswith(("^", "=")):
-        problem = f"Gloo takes names of interfaces, and cannot read {named!r}: ^ and = are NCCL's alone"
-        raise Invalid(problem, key=("GLOO_SOCKET_IFNAME",), write=named.lstrip("^=") or "eth0")
-    return env
 
 
 class ImageChoice(Model):
@@ -223,6 +235,10 @@ class ContainerOptions(Model):
     env: tuple[EnvName, ...] = Field(
         default=(), description="Host variables that win over the image's (--container-env)."
     )
+    capabilities: tuple[Capability, ...] = Field(
+        default=(),
+        description="What root may do in the container, such as CAP_SYS_PTRACE; nothing by default (bubblewrap, as root).",
+    )
 
 
 class Job(Model):
@@ -277,6 +293,10 @@ class Job(Model):
     seed: int | None = Field(
         default=None, ge=0, lt=2**32, description="Seed of all ranks; default: drawn at submit and recorded."
     )
+    snapshot: bool = Field(
+        default=True,
+        description="Run from a copy of the job's folder as it is at submit; false: from the folder itself, as it is then.",
+    )
     setup: tuple[Text, ...] = Field(
         default=(), description="Shell lines before the program, such as 'module load cuda'."
     )
@@ -293,6 +313,7 @@ class Job(Model):
     secrets: Secrets = Field(default_factory=Secrets)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     profile: Profile = Field(default_factory=Profile)
+    metrics: Metrics = Field(default_factory=Metrics)
     deepspeed: dict[str, Any] | None = Field(
         default=None, description="DeepSpeed's configuration; becomes ds_config.json."
     )

@@ -43,4 +43,4 @@ class Launcher(Model):
     def required(self, job: Job) -> tuple[str, ...]:
         """The packages that a job's image must hold for the programs that this launcher would start."""
         chosen = self.programs.get((job.rl or job.sft or Sft()).programs)
-        return (*self.requires, *(chosen.requires if chosen else ()))
+        return (*self.requires, *(chosen.requires if chosen else ()), *job.metrics.packages)

@@ -53,8 +53,18 @@ class RunPaths:
         return self.root / "code"
 
     @property
+    def workspace(self) -> Path:
+        """The run's own copy of the job's folder as it was at submit, and what its programs wrote there."""
+        return self.root / "workspace"
+
+    @property
+    def patch(self) -> Path:
+        """How the workspace differs from its commit; absent where it does not."""
+        return self.root / "workspace.patch"
+
+    @property
     def logs(self) -> Path:
-        """batch.log, task-<n>.log (what the launcher said), rank-<n>.log (what the program said)."""
+        """batch.log, task.log (what the launchers said; task-<n>.log until the end), rank-<n>.log (the programs)."""
         return self.root / "logs"
 
     @property
@@ -90,6 +100,11 @@ class RunPaths:
     def cancelled(self) -> Path:
         """Written by `kit cancel` for a job that waits: Slurm forgets some of those at once, and no batch script will say it."""
         return self.state / "cancelled"
+
+    @property
+    def cancelled_by(self) -> Path:
+        """The name of the user whose `kit cancel` ended the run."""
+        return self.state / "cancelled-by"
 
     @property
     def metrics(self) -> Path:

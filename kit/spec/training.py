@@ -1,12 +1,12 @@
-"""What a job says of its training that the kit hands on: checkpoints, traces, and the frameworks' own tables."""
+"""What a job says of its training that the kit hands on: checkpoints, traces, trackers, and the frameworks' own tables."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from kit.spec.base import ContainerPath, Model
+from kit.spec.base import ContainerPath, Model, Text
 from kit.spec.form import Form, Invalid, shown
 
 Steps = Annotated[
@@ -57,6 +57,45 @@ class Profile(Model):
         if self.steps is None:
             return {}
         return {"KIT_PROFILE_STEPS": self.steps, "KIT_PROFILE_RANKS": ",".join(map(str, self.ranks))}
+
+
+class WandB(Model):
+    """A run at Weights & Biases. Its key is a secret: name WANDB_API_KEY under `[secrets]`."""
+
+    project: Text = Field(description="The project there.")
+    entity: Text | None = Field(default=None, description="The user or team that the project is of.")
+    mode: Literal["online", "offline"] = Field(
+        default="online", description="offline: files in the run folder, for `wandb sync` later."
+    )
+
+
+class Metrics(Model):
+    """Where metrics.jsonl is drawn beside. What TensorBoard and Weights & Biases show is one run over all starts of a run."""
+
+    tensorboard: bool = Field(default=False, description="Event files in the run folder's tensorboard/.")
+    wandb: WandB | None = Field(default=None, description="A run at Weights & Biases, its id the run's.")
+
+    def env(self, *, run_id: str, run_dir: str) -> dict[str, str]:
+        """The variables that the kit's programs, and a program's own wandb.init(), read. run_dir: as the ranks see it."""
+        env = {"KIT_TENSORBOARD": "1"} if self.tensorboard else {}
+        if self.wandb is None:
+            return env
+        entity = {"WANDB_ENTITY": self.wandb.entity} if self.wandb.entity else {}
+        return {
+            **env,
+            "KIT_WANDB": "1",
+            "WANDB_PROJECT": self.wandb.project,
+            **entity,
+            "WANDB_MODE": self.wandb.mode,
+            "WANDB_DIR": run_dir,
+            "WANDB_RUN_ID": run_id,
+            "WANDB_RESUME": "allow",
+        }
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The Python packages that the kit's own programs draw with."""
+        return (*(["tensorboard"] if self.tensorboard else []), *(["wandb"] if self.wandb else []))
 
 
 class MegatronArguments(Model):

@@ -6,13 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.planning.plan import Plan
-from kit.planning.sbatch import header
 from kit.render import render
-
-# What tells the points of an array apart: their names, and the paths inside their run folders.
-_OWN_NAME = "--job-name="
-_RUN_DIR = "<run folder>"
+from kit.sweeps.shared_plans import OWN_NAME, RUN_DIR, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +26,7 @@ class Array:
 
 
 def group(
-    plans: Mapping[int, Plan],
+    kinds: Mapping[int, Kind],
     *,
     name: str,
     folder: Path,
@@ -40,17 +35,17 @@ def group(
     parallel: int | None,
     max_nodes: int | None = None,
 ) -> tuple[Array, ...]:
-    """As few arrays as the plans have shapes, split where one would exceed `max_array` tasks.
+    """As few arrays as the kinds have headers, split where one would exceed `max_array` tasks.
 
-    plans: by the point's number. folder: where each array's own folder goes. first: the first array's number.
+    kinds: by the point's number. folder: where each array's own folder goes. first: the first array's number.
     parallel, max_nodes: points and nodes of one array that are in use at once.
     """
     shapes: dict[tuple[str, ...], list[int]] = {}
-    for index, plan in plans.items():
-        shapes.setdefault(_shape(plan), []).append(index)
+    for index, kind in kinds.items():
+        shapes.setdefault(kind.header, []).append(index)
     made: list[Array] = []
     for shape, members in shapes.items():
-        most = max_nodes // nodes_of(plans[members[0]]) if max_nodes else None
+        most = max_nodes // kinds[members[0]].held if max_nodes else None
         at_once = min((n for n in (parallel, most) if n is not None), default=None)
         for start in range(0, len(members), max_array):
             part = members[start : start + max_array]
@@ -61,23 +56,11 @@ def group(
     return tuple(made)
 
 
-def nodes_of(plan: Plan) -> int:
-    """Those that a point holds, spares among them."""
-    return plan.decisions.every_node
-
-
-def _shape(plan: Plan) -> tuple[str, ...]:
-    """The header of a plan's batch script without what is the point's own."""
-    return tuple(
-        o.replace(str(plan.run_dir), _RUN_DIR) for o in header(plan.text_of("batch.sh")) if not o.startswith(_OWN_NAME)
-    )
-
-
 def _script(shape: Sequence[str], *, name: str, folder: Path, count: int, parallel: int | None) -> str:
     throttle = f"%{parallel}" if parallel is not None and parallel < count else ""
     options = [
-        f"{_OWN_NAME}{name}",
+        f"{OWN_NAME}{name}",
         f"--array=0-{count - 1}{throttle}",
-        *(option.replace(_RUN_DIR, f"{folder}/%a") for option in shape),
+        *(option.replace(RUN_DIR, f"{folder}/%a") for option in shape),
     ]
     return render("bin/array.sh", {"sbatch": options, "array_dir": folder})

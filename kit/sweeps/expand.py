@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from kit.errors import ConfigError, Fault
@@ -20,7 +22,33 @@ from kit.sweeps.tables import Tables
 OWN = "var."
 
 
-@dataclass(frozen=True, kw_only=True)
+class Values(Mapping[str, Value]):
+    """The swept keys of a point with their values, unchangeable. 100,000 points share one table of their keys."""
+
+    __slots__ = ("_places", "_values")
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._places, self._values = _places(tuple(values)), tuple(values.values())
+
+    def __getitem__(self, key: str) -> Value:
+        return self._values[self._places[key]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+@lru_cache(maxsize=1024)
+def _places(keys: tuple[str, ...]) -> dict[str, int]:
+    return {key: place for place, key in enumerate(keys)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
     """One setting of all swept keys. index: its number in the sweep. name: of the named point that it comes from, or empty."""
 
@@ -58,7 +86,7 @@ def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) 
     faults: dict[tuple[str, str], Fault] = {}
     points: list[Point] = []
     duplicates: list[tuple[Point, Point]] = []
-    seen: dict[str, Point] = {}
+    seen: dict[bytes, int] = {}
     refused = 0
     for name, raw in _settings(sweep):
         try:
@@ -70,12 +98,13 @@ def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) 
         if not wanted:
             refused += 1
             continue
-        point = Point(index=len(points), name=name, values=values)
-        first = seen.setdefault(point.identity, point)
-        if first is point:
+        point = Point(index=len(points), name=name, values=Values(values))
+        # The identities themselves would take more room than the points.
+        first = seen.setdefault(hashlib.sha256(point.identity.encode()).digest()[:16], point.index)
+        if first == point.index:
             points.append(point)
         else:
-            duplicates.append((point, first))
+            duplicates.append((point, points[first]))
     if faults:
         raise ConfigError.of(*faults.values())
     if not points:
@@ -88,19 +117,20 @@ def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Value]]]:
     """Every combination, unevaluated, with the name of its named point; the last key of the grid changes fastest."""
     named = list(sweep.points.items()) or [("", {})]
     rows = [dict(zip(sweep.zip, row, strict=True)) for row in zip(*sweep.zip.values(), strict=True)] or [{}]
-    grid = [dict(zip(sweep.grid, row, strict=True)) for row in itertools.product(*sweep.grid.values())]
-    for (name, setting), row, cell, draw in itertools.product(named, rows, grid, _draws(sweep)):
-        yield name, {**setting, **row, **cell, **draw, **sweep.set}
+    for (name, setting), row in itertools.product(named, rows):
+        for cell in itertools.product(*sweep.grid.values()):
+            for draw in _draws(sweep):
+                yield name, {**setting, **row, **dict(zip(sweep.grid, cell, strict=True)), **draw, **sweep.set}
 
 
-def _draws(sweep: Sweep) -> list[dict[str, Value]]:
+def _draws(sweep: Sweep) -> Iterable[dict[str, Value]]:
+    """The same ones each time, none kept."""
     if sweep.random is None:
         return [{}]
     # A stream of its own for each key: adding a key leaves the others' draws as they were.
     streams = {key: random.Random(f"{sweep.random.seed} {key}") for key in sweep.random.keys}
-    return [
-        {key: _draw(how, streams[key]) for key, how in sweep.random.keys.items()} for _ in range(sweep.random.count)
-    ]
+    keys = sweep.random.keys.items()
+    return ({key: _draw(how, streams[key]) for key, how in keys} for _ in range(sweep.random.count))
 
 
 def _draw(how: Distribution, stream: random.Random) -> Value:
@@ -117,6 +147,7 @@ def _draw(how: Distribution, stream: random.Random) -> Value:
     return round(drawn) if how.integer else float(f"{drawn:.6g}")
 
 
+_LONGEST = 200
 _HINT = "docs/sweeps.md lists what an expression may use"
 
 
@@ -129,9 +160,13 @@ class _NoValues(Exception):  # noqa: N818 - internal: carries a point's faults t
 
     def faults(self, file: str) -> list[Fault]:
         return [
-            Fault(file=file, key=key, problem=f"{shown(text)} has no value: {why}", hint=_HINT)
+            Fault(file=file, key=key, problem=f"{_short(text)} has no value: {why}", hint=_HINT)
             for key, text, why in self._found
         ]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _settle(

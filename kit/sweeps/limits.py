@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from kit.runs.submit import Prepared
 from kit.slurm import client
 
 
-def max_array(runs: Sequence[Prepared]) -> int:
-    """The smallest of what the cluster's file, the QOS rows in use and, where it can be asked, the controller allow."""
-    cluster = runs[0].resolved.cluster
-    rows = [cluster.qos[name] for name in {run.resolved.job.qos for run in runs} if name in cluster.qos]
-    limits = [cluster.max_array, client.max_array_size(env=runs[0].env), *(row.max_array for row in rows)]
+def max_array(first: Prepared, used: Iterable[str | None]) -> int:
+    """The smallest of what the cluster's file, the QOS rows in use and, where it can be asked, the controller allow.
+
+    first: any point of the sweep. used: the names of the rows.
+    """
+    cluster = first.resolved.cluster
+    rows = [cluster.qos[name] for name in set(used) if name in cluster.qos]
+    limits = [cluster.max_array, client.max_array_size(env=first.env), *(row.max_array for row in rows)]
     return min(limit for limit in limits if limit is not None)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 
+from kit.errors import RunError
 from kit.runs import queues
+from kit.runs.index import POINTS
 from kit.slurm import client
-from kit.sweeps.record import SentArray, SweepPaths, SweepRecord
+from kit.sweeps.record import SentArray, SweepPaths, SweepRecord, read
 
 
 def arrays(paths: SweepPaths, record: SweepRecord) -> list[int]:
@@ -14,6 +18,18 @@ def arrays(paths: SweepPaths, record: SweepRecord) -> list[int]:
     known = {array.number for array in record.arrays}
     there = paths.arrays.iterdir() if paths.arrays.is_dir() else ()
     return sorted(int(one.name) for one in there if one.name.isdecimal() and int(one.name) not in known)
+
+
+def noted(points: Iterable[Path]) -> bool:
+    """Note what Slurm has of the sweeps of these run folders, which have no job; whether anything was found."""
+    found = False
+    for folder in {point.parent.parent for point in points if point.parent.name == POINTS}:
+        # What is no sweep's, or cannot be read, has a reason of its own.
+        with contextlib.suppress(RunError):
+            record = read(folder)
+            if arrays(SweepPaths(folder), record):
+                found = recovered(folder, record) is not record or found
+    return found
 
 
 def recovered(folder: Path, record: SweepRecord) -> SweepRecord:

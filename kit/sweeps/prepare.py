@@ -1,4 +1,7 @@
-"""From a job file with a `[sweep]` to a plan for each point: each is checked as a job of its own, and nothing is written."""
+"""From a job file with a `[sweep]` to the kind of each point, checked as a job of its own; nothing is written.
+
+No plan is kept: 100,000 of them would be a gigabyte. A point is planned when its run folder is written.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import overload
 
 from kit import config
 from kit.config import Resolved, Sources
@@ -17,24 +21,30 @@ from kit.spec import log_pattern
 from kit.spec.form import shown
 from kit.spec.image import ImageLock
 from kit.spec.sweep import Sweep
-from kit.sweeps.arrays import Array, group, nodes_of
+from kit.sweeps.arrays import Array, group
 from kit.sweeps.expand import Expansion, Point, expand
 from kit.sweeps.faults import Gathered, clash, of_points
 from kit.sweeps.keys import clashes, job_keys
 from kit.sweeps.limits import max_array
 from kit.sweeps.record import SweepPaths, SweepRecord
+from kit.sweeps.shared_plans import Kind, Kinds, kind_of
 from kit.sweeps.tables import Tables
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSweep:
-    """A sweep, planned. runs: a planned run for each point, in the order of `expansion.points`."""
+    """A sweep, checked. kinds: of each point, in the order of `expansion.points`. planned: the plan of one, made anew at each call.
+
+    first: one point's plan, with what it found out about the cluster.
+    """
 
     job_file: Path
     job_name: str
     sweep: Sweep
     expansion: Expansion
-    runs: tuple[Prepared, ...]
+    kinds: tuple[Kind, ...]
+    first: Prepared
+    planned: Callable[[Point], Prepared]
     folder: Path
 
     @property
@@ -42,19 +52,41 @@ class PreparedSweep:
         """The points, numbered as their run folders are."""
         return self.expansion.points
 
+    @property
+    def runs(self) -> Sequence[Prepared]:
+        """The points' plans, each made when it is asked for."""
+        return _Runs(self.points, self.planned)
+
     def arrays(self, points: Sequence[int] | None = None, *, first: int = 0) -> tuple[Array, ...]:
         """The arrays that submit these points (default: all). first: the number of the first array."""
-        wanted = {p.index for p in self.points} if points is None else set(points)
-        plans = {p.index: run.plan for p, run in zip(self.points, self.runs, strict=True) if p.index in wanted}
+        wanted = None if points is None else set(points)
+        pairs = zip(self.points, self.kinds, strict=True)
         return group(
-            plans,
+            {p.index: kind for p, kind in pairs if wanted is None or p.index in wanted},
             name=self.job_name,
             folder=SweepPaths(self.folder).arrays,
             first=first,
-            max_array=max_array(self.runs),
+            max_array=max_array(self.first, (kind.qos for kind in set(self.kinds))),
             parallel=self.sweep.parallel,
             max_nodes=self.sweep.max_nodes,
         )
+
+
+@dataclass(frozen=True)
+class _Runs(Sequence[Prepared]):
+    points: tuple[Point, ...]
+    planned: Callable[[Point], Prepared]
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @overload
+    def __getitem__(self, place: int) -> Prepared: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Prepared]: ...
+    def __getitem__(self, place: int | slice) -> Prepared | Sequence[Prepared]:
+        found = self.points[place]
+        return _Runs(found, self.planned) if isinstance(found, tuple) else self.planned(found)
 
 
 def prepare(
@@ -88,23 +120,27 @@ def prepare_sources(
     expansion = expand(sweep, base=sources.merged(), tables=Tables(base.project), file=file)
     if into is not None:
         expansion = _renumbered(expansion, into)
-    faults = Gathered()
-    resolved = _resolve(sources, expansion.points, file, faults)
-    first = _first(resolved, job_file, containers=containers, now=now, faults=faults)
-    if into is not None:
-        first = replace(first, site=replace(first.site, seed=into.seed))
-    folder = first.site.run_dir.parent / (into.sweep_id if into else first.site.run_id)
-    runs = _plan(resolved, first, SweepPaths(folder), faults)
+    planner = _Planner(sources, file, containers=containers, now=now, into=into)
+    kinds = _kinds(planner, expansion.points, faults := Gathered())
+    if planner.first is None or planner.folder is None:
+        raise faults.error()
     faults.raise_any()
-    _check_nodes(runs, sweep, file)
+    _check_nodes(kinds, sweep, file)
     return PreparedSweep(
-        job_file=job_file, job_name=base.job.name, sweep=sweep, expansion=expansion, runs=runs, folder=folder
+        job_file=job_file,
+        job_name=base.job.name,
+        sweep=sweep,
+        expansion=expansion,
+        kinds=kinds,
+        first=planner.first,
+        planned=planner.planned,
+        folder=planner.folder,
     )
 
 
-def _check_nodes(runs: Sequence[Prepared], sweep: Sweep, file: str) -> None:
+def _check_nodes(kinds: Sequence[Kind], sweep: Sweep, file: str) -> None:
     """A point that alone has more nodes than the sweep may use would never start."""
-    most = max(nodes_of(run.plan) for run in runs)
+    most = max(kind.held for kind in kinds)
     if sweep.max_nodes is not None and sweep.max_nodes < most:
         problem = f"{sweep.max_nodes} nodes are too few: the largest point has {most} and could never start"
         raise ConfigError.of(Fault(file=file, key="sweep.max_nodes", problem=problem, hint=f"max_nodes = {most}"))
@@ -118,20 +154,15 @@ def _renumbered(expansion: Expansion, into: SweepRecord) -> Expansion:
     return replace(expansion, points=tuple(points))
 
 
-_Pair = tuple[Point, Resolved]
-
-
-def _resolve(sources: Sources, points: Sequence[Point], file: str, faults: Gathered) -> list[_Pair]:
-    """Each point with its job, those with faults left out."""
-    args = sources.merged().get("args", [])
+def _kinds(planner: _Planner, points: Sequence[Point], faults: Gathered) -> tuple[Kind, ...]:
+    """Of each point; what is wrong with one is noted, and it has none."""
+    known = Kinds(planner.resolved, lambda point, one: kind_of(planner.prepared(point, one).plan))
     found = []
     for point in points:
-        faults.add(point, [clash(key, file) for key in clashes(point, sources.set_here)])
+        faults.add(point, [clash(key, planner.file) for key in clashes(point, planner.sources.set_here)])
         with faults.of(point):
-            one = sources.resolve(job_keys(point, args), label=of_points(file))
-            _require_single(one)
-            found.append((point, replace(one, job=one.job.model_copy(update={"sweep": None}))))
-    return found
+            found.append(known.of(point))
+    return tuple(found)
 
 
 def _require_single(one: Resolved) -> None:
@@ -153,30 +184,52 @@ def _require_single(one: Resolved) -> None:
         raise ConfigError.of(*wrong)
 
 
-def _first(
-    resolved: Sequence[_Pair], job_file: Path, *, containers: bool, now: datetime | None, faults: Gathered
-) -> Prepared:
-    """The first point that can be planned, with what it found out about the cluster; all others are planned at the same place."""
-    for point, one in resolved:
-        with faults.of(point):
-            return submit.prepare_resolved(one, job_file, containers=containers, now=now)
-    raise faults.error()
+class _Planner:
+    """Plans points, each in its own folder of the sweep's. first: the first one that could be; all others are at its place."""
 
+    def __init__(
+        self, sources: Sources, file: str, *, containers: bool, now: datetime | None, into: SweepRecord | None
+    ) -> None:
+        self.sources, self.file = sources, file
+        self._containers, self._now, self._into = containers, now, into
+        self._args = sources.merged().get("args", [])
+        self.first: Prepared | None = None
+        self.folder: Path | None = None
+        self._lock_of: Callable[[Resolved], ImageLock | None] = submit.lock_of
 
-def _plan(resolved: Sequence[_Pair], first: Prepared, paths: SweepPaths, faults: Gathered) -> tuple[Prepared, ...]:
-    lock_of = _locks(first)
-    runs = []
-    for point, one in resolved:
-        run_dir = paths.point(point.index)
+    def planned(self, point: Point) -> Prepared:
+        """The plan of a point."""
+        return self.prepared(point, self.resolved(point))
+
+    def resolved(self, point: Point) -> Resolved:
+        """The job of a point. ConfigError with all that is wrong with it."""
+        one = self.sources.resolve(job_keys(point, self._args), label=of_points(self.file))
+        _require_single(one)
+        return replace(one, job=one.job.model_copy(update={"sweep": None}))
+
+    def prepared(self, point: Point, one: Resolved) -> Prepared:
+        """The plan of a point whose job is known. ConfigError when the job does not fit the cluster."""
+        first, folder = self._place(one)
+        run_dir = SweepPaths(folder).point(point.index)
         here = replace(one, cluster=first.resolved.cluster)
-        site = replace(first.site, run_id=run_dir.name, run_dir=run_dir)
-        with faults.of(point):
-            lock = lock_of(here)
-            others = submit.role_locks_of(here) if first.site.containers else {}
-            made = plan(here, lock, site, role_locks=others)
-            program.require(made)
-            runs.append(replace(first, plan=made, site=site, resolved=here, lock=lock))
-    return tuple(runs)
+        snapshot = first.site.snapshot if one.job.snapshot else None
+        site = replace(first.site, run_id=run_dir.name, run_dir=run_dir, snapshot=snapshot)
+        lock = self._lock_of(here)
+        others = submit.role_locks_of(here) if first.site.containers else {}
+        made = plan(here, lock, site, role_locks=others)
+        program.require(made, first.scan)
+        return replace(first, plan=made, site=site, resolved=here, lock=lock)
+
+    def _place(self, one: Resolved) -> tuple[Prepared, Path]:
+        """The first plan, and the sweep's folder."""
+        if self.first is None or self.folder is None:
+            job_file, into = self.sources.job_file, self._into
+            first = submit.prepare_resolved(one, job_file, containers=self._containers, now=self._now)
+            if into is not None:
+                first = replace(first, site=replace(first.site, seed=into.seed))
+            self.folder = first.site.run_dir.parent / (into.sweep_id if into else first.site.run_id)
+            self.first, self._lock_of = first, _locks(first)
+        return self.first, self.folder
 
 
 def _locks(first: Prepared) -> Callable[[Resolved], ImageLock | None]:

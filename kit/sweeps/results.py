@@ -126,6 +126,8 @@ def metrics_of(run_dir: Path, *, reduce: Reduce = "last") -> dict[str, float]:
     """The numbers that a run reported, by name."""
     values: dict[str, list[float]] = {}
     for record in metrics.records(run_dir):
+        if record.get("kind") == "start":  # what the run is, not what it came to
+            continue
         for name, value in record.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NOT_METRICS:
                 values.setdefault(name, []).append(value)

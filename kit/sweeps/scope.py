@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from kit.spec.sweep import Value
@@ -14,13 +15,19 @@ from kit.sweeps.tables import Tables
 _LOOKUP = "lookup:"
 
 
+@lru_cache(maxsize=1024)
+def _names(keys: tuple[str, ...]) -> dict[str, str]:
+    """What expressions call each key: by its short name, and by its whole one."""
+    short = short_names(keys)
+    return {short[key]: key for key in keys} | {identifier(key): key for key in keys}
+
+
 class Scope:
     """The point's keys above the job's. A value that is an expression is evaluated when it is first asked for."""
 
     def __init__(self, raw: Mapping[str, Value], base: Mapping[str, Any], tables: Tables) -> None:
         self._raw, self._base, self._tables = raw, base, tables
-        short = short_names(raw)
-        self._keys = {short[key]: key for key in raw} | {identifier(key): key for key in raw}
+        self._keys = _names(tuple(raw))
         self._known: dict[str, Any] = {}
         self._open: list[str] = []
 

@@ -9,11 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kit.errors import SlurmError
-from kit.runs import folder, manifest, outputs, secret
+from kit.runs import folder, manifest, outputs, secret, workspace
 from kit.runs import submit as one_run
 from kit.runs.folder import Like
 from kit.runs.manifest import Manifest
-from kit.runs.submit import Prepared
 from kit.slurm import client
 from kit.spec.paths import RunPaths
 from kit.sweeps.arrays import Array
@@ -30,8 +29,8 @@ def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime
     after = after or {}
     now = now or datetime.now(UTC)
     arrays = prepared.arrays()
-    _require_ready(prepared.runs)
-    _ask(arrays, prepared.runs[0].env, after)
+    _require_ready(prepared)
+    _ask(arrays, prepared.first.env, after)
     with folder.whole(prepared.folder) as partial:
         at = SweepPaths(partial)
         at.points.mkdir()
@@ -40,7 +39,7 @@ def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime
         unsent = _record(prepared, now=now)
         unsent.write(at)
     try:
-        sent = _send(arrays, prepared.runs[0].env, after)
+        sent = _send(arrays, prepared.first.env, after)
     except BaseException:
         folder.remove(prepared.folder)
         raise
@@ -56,15 +55,16 @@ def resubmit(
     now = now or datetime.now(UTC)
     paths = SweepPaths(prepared.folder)
     arrays = prepared.arrays(points, first=max((a.number for a in record.arrays), default=-1) + 1)
-    wanted = [p for p in prepared.points if p.index in set(points)]
-    _require_ready(prepared.runs)
-    _ask(arrays, prepared.runs[0].env, {})
+    again = set(points)
+    wanted = [p for p in prepared.points if p.index in again]
+    _require_ready(prepared)
+    _ask(arrays, prepared.first.env, {})
     known = {p.index for p in record.points}
     new = [p for p in wanted if p.index not in known]
     try:
         _write_runs(prepared, wanted, prepared.folder, now=now)
         _write_arrays(arrays, prepared.folder, prepared.folder)
-        sent = _send(arrays, prepared.runs[0].env, {})
+        sent = _send(arrays, prepared.first.env, {})
     except BaseException:
         for leftover in [*(a.folder for a in arrays), *(paths.point(p.index) for p in new)]:
             folder.remove(leftover)
@@ -75,10 +75,10 @@ def resubmit(
     return record
 
 
-def _require_ready(runs: Sequence[Prepared]) -> None:
+def _require_ready(prepared: PreparedSweep) -> None:
     """Once for each image; the cluster is the same for all."""
-    for run in {run.plan.decisions.pin.image: run for run in runs}.values():
-        one_run.require_ready(run)
+    for place in {kind.image: place for place, kind in enumerate(prepared.kinds)}.values():
+        one_run.require_ready(prepared.runs[place])
 
 
 def _ask(arrays: Iterable[Array], env: dict[str, str], after: After) -> None:
@@ -89,20 +89,27 @@ def _ask(arrays: Iterable[Array], env: dict[str, str], after: After) -> None:
 
 def _write_runs(prepared: PreparedSweep, points: Sequence[Point], root: Path, *, now: datetime) -> None:
     """The points' run folders under `root`, which is the sweep's folder or what will become it."""
-    runs = dict(zip((p.index for p in prepared.points), prepared.runs, strict=True))
-    first = runs[points[0].index]
+    first = prepared.planned(points[0])
     secrets = secret.gather(first.resolved.job, job_dir=first.resolved.job_dir, job_file=first.resolved.job_file)
     version = client.version(env=first.env)
-    origin = manifest.origin(job_file=prepared.job_file, user=getpass.getuser(), now=now, slurm_version=version)
+    patch = workspace.patch(first.scan)
+    origin = manifest.origin(
+        job_file=prepared.job_file,
+        user=getpass.getuser(),
+        now=now,
+        slurm_version=version,
+        workspace=workspace.record(first.scan, first.resolved, patch=bool(patch)),
+    )
+    workspace.keep(first.scan, first.plan)
     like: Like | None = None
     for point in points:
-        run = runs[point.index]
+        run = prepared.planned(point)
         final = run.plan.run_dir
         into = root / final.relative_to(prepared.folder)
         into.mkdir(exist_ok=True)
         secret.remove(into)
         record = manifest.of_plan(run.plan, origin).model_copy(update={"point": dict(point.values)})
-        folder.fill(into, run.plan, record, secrets=secrets, like=like, durable=False)
+        folder.fill(into, run.plan, record, secrets=secrets, like=like, durable=False, patch=patch)
         like = like or Like(run.plan, into)
 
 
@@ -148,13 +155,12 @@ def note(record: SweepRecord, sent: Iterable[SentArray], root: Path) -> None:
 
 
 def _record(prepared: PreparedSweep, *, now: datetime) -> SweepRecord:
-    plan = prepared.runs[0].plan
     return SweepRecord(
         sweep_id=prepared.folder.name,
         job_name=prepared.job_name,
         job_file=str(prepared.job_file.resolve()),
-        cluster=plan.cluster,
-        seed=prepared.runs[0].site.seed,
+        cluster=prepared.first.plan.cluster,
+        seed=prepared.first.site.seed,
         submitted_at=now,
         metric=prepared.sweep.metric,
         goal=prepared.sweep.goal,
@@ -164,4 +170,4 @@ def _record(prepared: PreparedSweep, *, now: datetime) -> SweepRecord:
 
 
 def _recorded(point: Point) -> RecordedPoint:
-    return RecordedPoint(index=point.index, name=point.name, values=point.values)
+    return RecordedPoint(index=point.index, name=point.name, values=dict(point.values))

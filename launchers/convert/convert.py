@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 import huggingface
 import pytorch
 import shapes
-from faults import Refused
+from lib.faults import Refused
+from lib.progress import Progress
 from output import Output
 from plain import opened
-from progress import Progress
 
 REFUSED = 7
 

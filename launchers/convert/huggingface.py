@@ -1,4 +1,4 @@
-"""A folder that transformers loads as LlamaForCausalLM: config.json, model*.safetensors and their index.
+"""A folder that transformers loads as LlamaForCausalLM, or Qwen2's or Qwen3's: config.json, model*.safetensors and their index.
 
 Held in memory: the tensors of one file of the output (--shard-size, or the one tensor that is larger) and one stored chunk.
 """
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faults import Refused
+from lib.faults import Refused
+from lib.progress import Progress
 from names import Group, llama
-from progress import Progress
 from shapes import Shape, not_llama
 from source import Source
 
@@ -90,10 +90,27 @@ def _shards(groups: list[Group], shard_size: int) -> list[list[Group]]:
     return shards
 
 
-def _config(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
+def _rope(shape: Shape) -> dict[str, Any]:
+    """What transformers 5 reads of the rotary positions."""
+    if shape.rope_scaling is None:
+        return {"rope_type": "default", "rope_theta": shape.rope_base}
+    factor, low, high, length = shape.rope_scaling
+    scaled = {"factor": factor, "low_freq_factor": low, "high_freq_factor": high}
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "rope_type": "llama3",
+        "rope_theta": shape.rope_base,
+        **scaled,
+        "original_max_position_embeddings": int(length),
+    }
+
+
+def _config(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
+    family = "Qwen2" if shape.qkv_bias else "Qwen3" if shape.head_norms else "Llama"
+    rope = _rope(shape)
+    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    return {
+        "architectures": [f"{family}ForCausalLM"],
+        "model_type": family.lower(),
         "hidden_act": "silu",
         "hidden_size": shape.dim,
         "intermediate_size": shape.feed_forward,
@@ -105,8 +122,9 @@ def _config(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
         "max_position_embeddings": shape.context or _CONTEXT,
         "rms_norm_eps": shape.norm_eps,
         # transformers 5 reads rope_parameters and dtype, transformers 4 the other two.
-        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_base},
+        "rope_parameters": rope,
         "rope_theta": shape.rope_base,
+        **({"rope_scaling": scaling} if shape.rope_scaling else {}),
         "dtype": str(dtype).removeprefix("torch."),
         "torch_dtype": str(dtype).removeprefix("torch."),
         "tie_word_embeddings": shape.tied_embeddings,

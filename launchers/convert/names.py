@@ -1,4 +1,4 @@
-"""From the tensors of a model to those of Hugging Face's Llama: names, and how fused weights are split.
+"""From the tensors of a model to those of Hugging Face's Llama, Qwen2 or Qwen3: names, and how fused weights are split.
 
 Megatron fuses queries, keys and values by query group: for each group its query heads, one key head, one value head. The GPT of
 launchers/lib/model.py stacks all queries, all keys, all values. Both stack the feed-forward part's gate on its up projection.
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from faults import Refused
+from lib.faults import Refused
 from shapes import Shape
 from source import Piece, Source
 
@@ -39,6 +39,9 @@ _IN_LAYER = {
         "self_attention.linear_qkv.layer_norm_weight": ("input_layernorm.weight",),
         "input_layernorm.weight": ("input_layernorm.weight",),
         "self_attention.linear_qkv.weight": _QKV,
+        "self_attention.linear_qkv.bias": tuple(name.replace("weight", "bias") for name in _QKV),
+        "self_attention.q_layernorm.weight": ("self_attn.q_norm.weight",),
+        "self_attention.k_layernorm.weight": ("self_attn.k_norm.weight",),
         "self_attention.linear_proj.weight": ("self_attn.o_proj.weight",),
         "mlp.linear_fc1.layer_norm_weight": ("post_attention_layernorm.weight",),
         "pre_mlp_layernorm.weight": ("post_attention_layernorm.weight",),
@@ -48,12 +51,27 @@ _IN_LAYER = {
     "gpt": {
         "attention_norm.weight": ("input_layernorm.weight",),
         "qkv.weight": _QKV,
+        "qkv.bias": tuple(name.replace("weight", "bias") for name in _QKV),
+        "query_norm.weight": ("self_attn.q_norm.weight",),
+        "key_norm.weight": ("self_attn.k_norm.weight",),
         "attention_out.weight": ("self_attn.o_proj.weight",),
         "feed_norm.weight": ("post_attention_layernorm.weight",),
         "gate_up.weight": _GATED,
         "down.weight": ("mlp.down_proj.weight",),
     },
 }
+
+
+# What only Qwen2 (the bias) and Qwen3 (the norms) have.
+_OF_QWEN = {
+    "gpt": ("qkv.bias", "query_norm.weight", "key_norm.weight"),
+    "megatron": (
+        "self_attention.linear_qkv.bias",
+        "self_attention.q_layernorm.weight",
+        "self_attention.k_layernorm.weight",
+    ),
+}
+_FIRST = {"gpt": "blocks.0.", "megatron": "decoder.layers.0."}
 
 
 @dataclass(frozen=True)
@@ -71,7 +89,13 @@ def llama(source: Source, shape: Shape) -> list[Group]:
     groups = [_group(piece, source, shape) for piece in source.pieces]
     groups.sort(key=lambda group: _order(group.names[0]))
     made = {name for group in groups for name in group.names}
-    layer = {name for names in _IN_LAYER[source.kind].values() for name in names}
+    has = {piece.name for piece in source.pieces}
+    layer = {
+        name
+        for piece, names in _IN_LAYER[source.kind].items()
+        if piece not in _OF_QWEN[source.kind] or f"{_FIRST[source.kind]}{piece}" in has
+        for name in names
+    }
     wanted = {f"model.layers.{number}.{name}" for number in range(shape.layers) for name in layer}
     wanted |= set(_WHOLE[source.kind].values()) - ({"lm_head.weight"} if shape.tied_embeddings else set())
     if missing := sorted(wanted - made):
@@ -116,7 +140,8 @@ def _split_by_group(shape: Shape) -> Split:
 
     def split(tensor: torch.Tensor) -> list[torch.Tensor]:
         fused = tensor.view(groups, each + 2, shape.head_dim, -1)  # group, its queries then key then value, row, column
-        return [part.reshape(-1, tensor.shape[1]) for part in (fused[:, :each], fused[:, each], fused[:, each + 1])]
+        parts = (fused[:, :each], fused[:, each], fused[:, each + 1])
+        return [part.reshape(-1, *tensor.shape[1:]) for part in parts]  # of a bias a single column
 
     return split
 

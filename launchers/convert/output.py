@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Self
 
-from faults import Refused
+from lib.durable import sync
+from lib.faults import Refused
 
 
 class Output:
@@ -52,11 +53,11 @@ class Output:
     def commit(self) -> None:
         """Give `new` its name. An old folder is away for the moment between two renames; a file never is."""
         for path in (*self.new.rglob("*"), self.new):
-            _sync(path)
+            sync(path)
         if self.target.is_dir():
             self.target.rename(self._old)
         self.new.rename(self.target)
-        _sync(self.target.parent)
+        sync(self.target.parent)
 
     def _check(self) -> None:
         if not os.path.lexists(self.target):
@@ -73,11 +74,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 
 import torch
-from faults import Refused
-from progress import Progress
+from lib.faults import Refused
+from lib.progress import Progress
 from source import Piece, Source, check_sums, family, read_json, resolve
 
 FILE, SHARED, AT = "state.pt", "rank-0.pt", "at.json"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from progress import Progress
+from lib.progress import Progress
 from source import Source
 from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from faults import Refused
+from lib.faults import Refused
 from source import Source
 
 # torch's RMSNorm without eps, as launchers/lib/model.py has it, takes the smallest step of its input's type.
@@ -41,6 +41,9 @@ class Shape:
     norm_eps: float
     rope_base: float
     tied_embeddings: bool
+    rope_scaling: tuple[float, ...] | None = None
+    qkv_bias: bool = False
+    head_norms: bool = False
 
 
 def config(source: Source, given: Given) -> dict[str, Any]:
@@ -82,6 +85,12 @@ def of(source: Source, given: Given) -> Shape | None:
         norm_eps=given.norm_eps or told.get("norm_eps") or (_NORM_EPS if is_megatron else _GPT_NORM_EPS),
         rope_base=given.rope_base or told.get("rope_base") or _ROPE_BASE,
         tied_embeddings=is_megatron and "output_layer.weight" not in size,
+        rope_scaling=tuple(told["rope_scaling"]) if told.get("rope_scaling") else None,
+        qkv_bias=names["qkv"].replace("weight", "bias") in size,
+        head_norms=(
+            "decoder.layers.0.self_attention.q_layernorm.weight" if is_megatron else "blocks.0.query_norm.weight"
+        )
+        in size,
     )
 
 

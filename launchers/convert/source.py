@@ -14,8 +14,8 @@ from typing import Any
 
 import confined
 import torch
-from faults import Refused
-from progress import Progress
+from lib.faults import Refused
+from lib.progress import Progress
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, LoadPlan, ReadItem
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import torch
-from lib import checkpoint, data, loop, metrics, model, options, ranks, resume, stop
+from lib import checkpoint, data, loop, metrics, model, options, ranks, reports, resume, stop
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
@@ -98,6 +98,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
+    speed = metrics.Speed(args.batch_size, None, here, args.precision, unit="images")
+    log.started("ddp/train.py", here, speed, parameters=sum(p.numel() for p in net.parameters()), seed=args.seed)
     told = resume.told("ddp/train.py", args, data=data.images_told(args.data))
     saves, found = resume.begun(args, here, told, log)
     # Where the run is: optimizer steps, epochs, images of this epoch over all ranks; and the sum of this rank's losses.
@@ -151,6 +153,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         sampler.set_epoch(at["epoch"])
         sampler.skip(at["images"])
         batches, began = iter(train_loader), time.perf_counter()
+        speed.restart()
         for _ in range(at["images"] // args.batch_size, steps_per_epoch):
             profile.step(at["step"] + 1)
             step_loss = torch.zeros((), dtype=torch.float64, device=here.device)
@@ -163,7 +166,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 step_loss += loss.detach() / args.accumulate
             losses += step_loss
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(net.parameters(), args.clip)
+            norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
             lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
             scaler.step(optimizer)
             scaler.update()
@@ -171,10 +174,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             at["step"] += 1
             at["images"] += args.batch_size
             trained += args.batch_size
+            speed.step()
 
             if args.log_every and at["step"] % args.log_every == 0:
-                mean = ranks.total(step_loss.item(), here=here)[0] / here.world_size
-                log.record("step", f"step {at['step']}  loss {mean:.4f}", step=at["step"], loss=mean, lr=lr)
+                log.step(at["step"], step_loss.item(), speed, here, lr=lr, gradient_norm=norm.item())
             code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
             if code is not None:
                 return code
@@ -182,7 +185,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
         (loss_sum,) = ranks.total(losses.item(), here=here)
         train_loss = loss_sum / (here.world_size * steps_per_epoch)
-        test_loss, accuracy = test()
+        with reports.progress.phase("evaluate"):
+            test_loss, accuracy = test()
         at |= {"epoch": at["epoch"] + 1, "images": 0}
         losses.zero_()
         log.record(
@@ -196,7 +200,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             accuracy=accuracy,
             images_per_second=trained / seconds,
         )
-        if not args.checkpoint_every or at["epoch"] == args.epochs:
+        best = saves.is_best(at["step"], test_loss)
+        if best or not args.checkpoint_every or at["epoch"] == args.epochs:
             save(last=at["epoch"] == args.epochs)
 
     # ---- the end ----
@@ -205,7 +210,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     requests.close()
     profile.close()
     if not trained:
-        test_loss, accuracy = test()
+        with reports.progress.phase("evaluate"):
+            test_loss, accuracy = test()
     rate = trained / seconds if seconds else 0.0
     log.record(
         "final",

@@ -1,7 +1,7 @@
-"""A small byte-level GPT with DistributedDataParallel, on CPUs (gloo) or GPUs (nccl).
+"""A small GPT on your own text with DistributedDataParallel, on CPUs (gloo) or GPUs (nccl).
 
     torchrun --standalone --nproc-per-node=4 train_gpt.py --data books/ --steps 1000
-    srun --ntasks-per-node=4 worker.sh python train_gpt.py --precision bf16 --compile
+    srun --ntasks-per-node=4 worker.sh python train_gpt.py --data prepared/ --precision bf16 --compile
     python train_gpt.py
 
 Started again with the same checkpoint folder it continues where it stopped. `lib`, options and files: docs/training.md.
@@ -11,7 +11,7 @@ import contextlib
 from pathlib import Path
 
 import torch
-from lib import checkpoint, data, loop, metrics, model, options, ranks, resume, stop
+from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, resume, stop, text
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -32,11 +32,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- data and model ----
 
-    train_set, test_set = data.text(args.data, args.context)
+    corpus = text.opened(args, here, log)
+    train_set, test_set = corpus.train, corpus.test
     micro_batch = ranks.share("--batch-size", args.batch_size, here, args.accumulate)
     torch.manual_seed(args.seed)
-    shape = model.Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.context)
-    net = model.GPT(shape).to(here.device)
+    shape = huggingface.chosen(args, corpus.vocabulary)
+    with torch.device("meta"):
+        net = model.GPT(shape, apart=corpus.apart)
+    huggingface.begin(net, args, here.device)
     device_ids = [here.device.index] if here.device.type == "cuda" else None
     if args.compile:
         net.compile_blocks()
@@ -45,9 +48,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     factor = options.cosine(args.warmup, args.steps)
     scaler = torch.amp.GradScaler(here.device.type, enabled=args.precision == "fp16")
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
-    log.say(
-        f"{sum(p.numel() for p in net.parameters()):,} parameters, {len(train_set):,} windows of {args.context} bytes"
-    )
+    parameters = sum(p.numel() for p in net.parameters())
+    log.say(f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} tokens")
 
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
         tokens, targets = (tensor.to(here.device, non_blocking=True) for tensor in batch)
@@ -61,7 +63,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
-    told = resume.told("ddp/train_gpt.py", args, data=data.text_told(args.data))
+    told = resume.told("ddp/train_gpt.py", args, data=corpus.told)
     saves, found = resume.begun(args, here, told, log)
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
@@ -91,8 +93,13 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, here, **where)
     speed = metrics.Speed(args.batch_size * args.context, net.flops_per_token(), here, args.precision)
+    log.started("ddp/train_gpt.py", here, speed, parameters=parameters, seed=args.seed)
+
+    def test() -> float:
+        return loop.test_loss(net, test_set, args.test_windows, micro_batch, here)
+
     steps = loop.Steps(
-        args, here, at=at, samples=args.batch_size, speed=speed, log=log, requests=requests, profile=profile, save=save
+        args, here, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
     )
     while steps.go_on():
         losses = torch.zeros((), device=here.device)
@@ -112,7 +119,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- the end ----
 
-    return steps.tested(net, test_set, micro_batch)
+    return steps.end()
 
 
 if __name__ == "__main__":

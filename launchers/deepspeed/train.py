@@ -1,4 +1,4 @@
-"""A byte-level GPT with DeepSpeed: ZeRO 1, 2 or 3, with offload to host memory, as ds_config.json says.
+"""A GPT on your own text with DeepSpeed: ZeRO 1, 2 or 3, with offload to host memory, as ds_config.json says.
 
     srun --ntasks-per-node=4 worker.sh python train.py --data books/ --steps 1000 --ds-config ds_config.json
     torchrun --standalone --nproc-per-node=4 train.py --ds-config ds_config.json
@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from lib import checkpoint, data, loop, metrics, model, options, ranks, resume, stop
+from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, resume, stop, text
 
 TAG = "deepspeed"  # the folder below the checkpoint's that DeepSpeed writes
 parser = options.parser(__doc__)
@@ -49,11 +49,24 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- data, model, engine ----
 
-    train_set, test_set = data.text(args.data, args.context)
+    corpus = text.opened(args, here, log)
+    train_set, test_set = corpus.train, corpus.test
     torch.manual_seed(args.seed)
-    shape = model.Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.context)
-    net = model.GPT(shape)
+    shape = huggingface.chosen(args, corpus.vocabulary)
+    with torch.device("meta"):
+        net = model.GPT(shape, apart=corpus.apart)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
+    if config.get("zero_optimization", {}).get("stage") == 3:
+        # Each parameter is cut as soon as it is made, and put together once more for its first weights.
+        with deepspeed.zero.Init(config_dict_or_path=config):
+            net = model.GPT(shape, apart=corpus.apart, drawn=False)
+        put = huggingface.setter(net, args)
+        for name, parameter in net.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+                if here.is_first:
+                    put(name, parameter.data, 0, len(parameter))
+    else:
+        huggingface.begin(net, args, here.device)
     own = None  # an optimizer of this program's, with its schedule
     if "optimizer" not in config:
         own = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
@@ -75,7 +88,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         "configuration": config,
         "zero": engine.zero_optimization_stage(),
     }
-    told = resume.told("deepspeed/train.py", args, without=["ds_config"], data=data.text_told(args.data), **more)
+    told = resume.told("deepspeed/train.py", args, without=["ds_config"], data=corpus.told, **more)
     saves, found = resume.begun(args, here, told, log, equal=["zero"])
     later = Later(engine.checkpoint_engine) if args.checkpoint_async else None
     if later:
@@ -107,9 +120,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     where = {"seed": args.seed, "samples": at["samples"], "accumulate": accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, here, **where)
     speed = metrics.Speed(batch_size * args.context, flops_per_token, here, precision)
-    steps = loop.Steps(
-        args, here, at=at, samples=batch_size, speed=speed, log=log, requests=requests, profile=profile, save=save
-    )
+    log.started("deepspeed/train.py", here, speed, parameters=parameters, seed=args.seed)
+
+    def test() -> float:
+        return loop.test_loss(engine, test_set, args.test_windows, micro_batch, here)
+
+    steps = loop.Steps(args, here, log, requests, profile, saves, save, test, at=at, samples=batch_size, speed=speed)
     while steps.go_on():
         losses = torch.zeros((), device=here.device)
         if own is not None and "scheduler" not in config:
@@ -125,7 +141,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- the end ----
 
-    return steps.tested(engine, test_set, micro_batch)
+    return steps.end()
 
 
 if __name__ == "__main__":

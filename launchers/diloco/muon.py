@@ -13,19 +13,29 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lib import loop
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 # Matrices that are several maps stacked by rows; each part is made orthogonal by itself (the Muon post does so for qkv).
 STACKED = {"qkv.weight": 3, "gate_up.weight": 2}
+Made = Callable[[torch.Tensor], torch.Tensor]
 
 
-def optimizers(net: nn.Module, kind: str, *, lr: float, weight_decay: float, beta2: float = 0.95) -> list[Optimizer]:
+def optimizers(
+    net: nn.Module,
+    kind: str,
+    *,
+    lr: float,
+    weight_decay: float,
+    beta2: float = 0.95,
+    group: dist.ProcessGroup | None = None,
+) -> list[Optimizer]:
     """The inner optimizers of a GPT: AdamW for all of it, or Muon for the blocks' matrices and AdamW for the rest.
 
-    beta2: how long AdamW remembers squared gradients, 1 / (1 - beta2) steps.
+    beta2: how long AdamW remembers squared gradients, 1 / (1 - beta2) steps. group: the ranks that share Muon's work.
     """
     taken: dict[int, list[nn.Parameter]] = {}
     rest = []
@@ -38,57 +48,116 @@ def optimizers(net: nn.Module, kind: str, *, lr: float, weight_decay: float, bet
     made: list[Optimizer] = [loop.adamw(rest, lr=lr, weight_decay=weight_decay, beta2=beta2)]
     if taken:
         groups = [{"params": parameters, "parts": parts} for parts, parameters in taken.items()]
-        made.append(Muon(groups, lr=lr, weight_decay=weight_decay))
+        made.append(Muon(groups, lr=lr, weight_decay=weight_decay, group=group))
     return made
 
 
 class Muon(Optimizer):
-    """For matrices only. `parts` of a group: into how many blocks of rows its matrices fall."""
+    """For matrices only. `parts` of a group: into how many blocks of rows its matrices fall.
+
+    group: the ranks that share the work, each with whole matrices (DDP) or with rows of them (FSDP); None: this rank alone.
+    Newton-Schulz is done for each matrix by one rank, in rounds of as many matrices of one shape as there are ranks.
+    """
 
     def __init__(
-        self, params: Iterable[Any], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.1, parts: int = 1
+        self,
+        params: Iterable[Any],
+        *,
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+        parts: int = 1,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": parts})
+        self._ranks = group
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        """Update every matrix that has a gradient."""
+        """Update every matrix that has a gradient. Called by all ranks of the group."""
         if closure is not None:
             raise ValueError("Muon takes no closure.")
         for group in self.param_groups:
+            by_shape: dict[torch.Size, list[torch.Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group)
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            count = 1 if self._ranks is None else self._ranks.size()
+            for parameters in by_shape.values():
+                for first in range(0, len(parameters), count):
+                    self._round(parameters[first : first + count], group)
 
-    def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+    def _round(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
+        """Update as many matrices of one shape as there are ranks, or fewer."""
+        directions = [self._direction(parameter, group["momentum"]) for parameter in parameters]
+        rows, columns = parameters[0].shape
+        parts = group["parts"]
+
+        def made(whole: torch.Tensor) -> torch.Tensor:
+            return orthogonal(whole.reshape(parts, rows // parts, columns)).reshape(rows, columns)
+
+        if self._ranks is None:
+            updates = [made(direction) for direction in directions]
+        elif isinstance(parameters[0], DTensor):
+            updates = _by_rows(directions, rows, self._ranks, made)
+        else:
+            updates = _by_matrix(directions, self._ranks, made)
+        for parameter, update in zip(parameters, updates, strict=True):
+            mine = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            mine.mul_(1 - group["lr"] * group["weight_decay"])
+            mine.add_(update.to(mine.dtype), alpha=-group["lr"] * 0.2 * max(rows // parts, columns) ** 0.5)
+
+    def _direction(self, parameter: torch.Tensor, momentum: float) -> torch.Tensor:
+        """Where the momentum points, one step ahead (Nesterov): the whole matrix, or this rank's rows of it."""
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
-        momentum, grad = state["momentum"], parameter.grad
-        momentum.lerp_(grad, 1 - group["momentum"])
-        direction = grad.lerp(momentum, group["momentum"])  # Nesterov: one step of momentum ahead
-        rows, columns = parameter.shape
-        rows //= group["parts"]
-        # A matrix in shards is put together for this: its singular values are those of the whole.
-        whole = direction.full_tensor() if isinstance(direction, DTensor) else direction
-        update = orthogonal(whole.reshape(group["parts"], rows, columns)).reshape(parameter.shape).to(parameter.dtype)
-        if isinstance(parameter, DTensor):
-            mesh = parameter.device_mesh
-            update = DTensor.from_local(update, mesh, [Replicate()] * mesh.ndim).redistribute(
-                mesh, parameter.placements
-            )
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(update, alpha=-group["lr"] * 0.2 * max(rows, columns) ** 0.5)
+        state["momentum"].lerp_(parameter.grad, 1 - momentum)
+        direction = parameter.grad.lerp(state["momentum"], momentum)
+        return direction.to_local() if isinstance(direction, DTensor) else direction
+
+
+def _by_matrix(directions: list[torch.Tensor], ranks: dist.ProcessGroup, made: Made) -> list[torch.Tensor]:
+    """The updates of matrices that all ranks have whole: rank i makes the i-th, and all get all."""
+    mine = made(directions[ranks.rank()]) if ranks.rank() < len(directions) else None
+    kind = orthogonal_type(directions[0])
+    rows, columns = directions[0].shape
+    every = torch.empty((ranks.size() * rows, columns), dtype=kind, device=directions[0].device)
+    sent = torch.zeros_like(every[:rows]) if mine is None else mine.contiguous()
+    dist.all_gather_into_tensor(every, sent, group=ranks)
+    return list(every.split(rows)[: len(directions)])
+
+
+def _by_rows(directions: list[torch.Tensor], rows: int, ranks: dist.ProcessGroup, made: Made) -> list[torch.Tensor]:
+    """This rank's rows of the updates of matrices of which each rank has some rows: rank i gets the i-th whole, and makes it."""
+    columns = directions[0].shape[1]
+    each = -(-rows // ranks.size())  # as FSDP cuts: equal parts, the last ones shorter or empty
+    parts = [max(0, min(each, rows - each * rank)) for rank in range(ranks.size())]
+    has_one = ranks.rank() < len(directions)
+    out = [directions[0].numel() if rank < len(directions) else 0 for rank in range(ranks.size())]
+    back = [part * columns if has_one else 0 for part in parts]
+    whole = torch.empty(sum(back), dtype=directions[0].dtype, device=directions[0].device)
+    dist.all_to_all_single(whole, torch.cat([one.flatten() for one in directions]), back, out, group=ranks)
+    update = made(whole.view(rows, columns)) if has_one else whole
+    kind = orthogonal_type(directions[0])
+    mine = torch.empty(sum(out), dtype=kind, device=whole.device)
+    dist.all_to_all_single(mine, update.to(kind).flatten().contiguous(), out, back, group=ranks)
+    return list(mine.view(len(directions), -1, columns))
+
+
+def orthogonal_type(matrix: torch.Tensor) -> torch.dtype:
+    """What orthogonal() computes in: bfloat16 on a GPU, as in the source; float32 on a CPU."""
+    return torch.bfloat16 if matrix.is_cuda else torch.float32
 
 
 def orthogonal(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """[…, rows, columns] -> the same with all singular values near 1 (0.7 to 1.2), singular vectors kept.
+    """[…, rows, columns] -> the same with its singular values near 1 (0.7 to 1.2, but for ones that are nearly 0), vectors kept.
 
     Newton-Schulz: x <- a x + b (x x') x + c (x x')^2 x maps each singular value s to a s + b s^3 + c s^5, which these
-    coefficients drive to about 1 from anywhere in (0, 1]. In bfloat16 on a GPU, as in the source; float32 on a CPU.
+    coefficients drive to about 1 from anywhere in (0, 1]. In the numbers of orthogonal_type().
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    x = matrices.to(orthogonal_type(matrices))
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT  # so that x x' is the smaller product

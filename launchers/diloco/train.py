@@ -1,4 +1,4 @@
-"""A byte-level GPT trained by replica groups that average periodically: DiLoCo, or MuLoCo with --inner muon.
+"""A GPT trained by replica groups that average periodically: DiLoCo, or MuLoCo with --inner muon.
 
     torchft_lighthouse --min_replicas 2                       once, on a host that all groups reach
     TORCHFT_LIGHTHOUSE=http://HOST:29510 REPLICA_GROUP_ID=0 NUM_REPLICA_GROUPS=2 \\
@@ -19,7 +19,8 @@ from pathlib import Path
 import groups
 import muon
 import torch
-from lib import checkpoint, data, loop, metrics, model, options, ranks, resume, stop
+import torch.distributed as dist
+from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, resume, stop, text
 from outer import DiLoCo, Record, Settings, ended
 from quorum import Seat
 from torch import nn
@@ -110,7 +111,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     # ---- data: the global batch is shared out over the ranks of all groups ----
 
     everywhere = group.everywhere(here)
-    train_set, test_set = data.text(args.data, args.context)
+    corpus = text.opened(args, here, log, folder)
+    train_set, test_set = corpus.train, corpus.test
     micro_batch = ranks.share("--batch-size", args.batch_size, everywhere, args.accumulate)
 
     def batches_from(step: int) -> Iterator[list[torch.Tensor]]:
@@ -121,8 +123,9 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     # ---- model: the same seed in all groups, so that they start with the same parameters ----
 
     torch.manual_seed(args.seed)
-    shape = model.Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.context)
-    net = model.GPT(shape).to(here.device)
+    shape = huggingface.chosen(args, corpus.vocabulary)
+    with torch.device("meta"):
+        net = model.GPT(shape, apart=corpus.apart)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
     half = {"fp32": None, "bf16": torch.bfloat16}[args.precision]
     if args.compile:
@@ -132,11 +135,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         for part in (*net.blocks, net):
             fully_shard(part, mesh=mesh, mp_policy=policy)
+    huggingface.begin(net, args, here.device)
     forward: nn.Module = net
     if args.inside == "ddp":
         device_ids = [here.device.index] if here.device.type == "cuda" else None
         forward = DistributedDataParallel(net, device_ids=device_ids)
-    inner = muon.optimizers(net, args.inner, lr=args.lr, weight_decay=args.weight_decay, beta2=args.beta2)
+    sharing = dist.group.WORLD if here.world_size > 1 else None
+    pace = {"lr": args.lr, "weight_decay": args.weight_decay, "beta2": args.beta2}
+    inner = muon.optimizers(net, args.inner, **pace, group=sharing)
     factor = options.cosine(args.warmup, args.steps)
 
     # ---- the other groups ----
@@ -152,7 +158,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
         bits=args.bits,
         top_k=args.top_k,
     )
-    settings.check(args.layers)
+    settings.check(shape.layers)
     on_gpu = here.device.type == "cuda" and args.wire != "gloo"
     wire = here.device if on_gpu else torch.device("cpu")
     least = args.min_replicas or min(2, group.count)
@@ -160,12 +166,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     diloco = DiLoCo(net, inner, seat, group, here, settings, wire, waiting(here, requests, settings))
     log.say(
         f"group {group.id} of {group.count}: {here.world_size} ranks on {here.nodes} nodes, {args.inside}, {here.backend}, "
-        f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} bytes, seed {args.seed}"
+        f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} tokens, seed {args.seed}"
     )
 
     # ---- resume ----
 
-    told = resume.told("diloco/train.py", args, without=OF_THE_RUN, data=data.text_told(args.data))
+    told = resume.told("diloco/train.py", args, without=OF_THE_RUN, data=corpus.told)
     saves = checkpoint.Checkpoints(
         args.checkpoint_dir / group.folder, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
@@ -207,6 +213,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     # ---- train ----
 
     speed = metrics.Speed(args.batch_size // group.count * args.context, flops_per_token, here, args.precision)
+    log.started("diloco/train.py", here, speed, parameters=parameters, seed=args.seed, replica=group.id)
     batches, next_step = batches_from(diloco.at["step"]), diloco.at["step"]
 
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
@@ -238,12 +245,23 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             optimizer.zero_grad(set_to_none=True)
         return losses, norm.full_tensor() if args.inside == "fsdp" else norm, lr
 
+    def test() -> float:
+        return loop.test_loss(net, test_set, args.test_windows, micro_batch, here)
+
+    validated = diloco.at["step"]
+
     def outer_step(record: Record | None, began: float) -> None:
+        nonlocal validated
         if record is None:
             return
         record["bytes_sent"] = ranks.total(record["bytes_sent"], here=here)[0]
         line = f"outer step {record['outer_step']}  step {record['step']}  groups {record['groups']}"
         log.record("outer", line, replica=group.id, **record, seconds_blocked=time.perf_counter() - began)
+        if args.eval_every and record["step"] // args.eval_every > validated // args.eval_every:
+            number = record["step"] + record["outer_step"]
+            loop.evaluate(test, record["step"], number, log, saves, save, replica=group.id)
+            speed.restart()
+        validated = record["step"]
         if args.checkpoint_every and record["outer_step"] % args.checkpoint_every == 0:
             save()
 
@@ -264,7 +282,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             next_step += 1
             speed.step()
             if args.log_every and next_step % args.log_every == 0:
-                more = {"replica": group.id, "lr": lr, "gradient_norm": norm.item()}
+                tokens = next_step * args.batch_size * args.context  # of all groups
+                more = {"replica": group.id, "lr": lr, "gradient_norm": norm.item(), "tokens": tokens}
                 log.step(next_step, losses.item(), speed, here, **more)
             began = time.perf_counter()
             outer_step(diloco.after_inner_step(), began)
@@ -293,8 +312,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     requests.close()
     diloco.globals.put(range(args.fragments))
     digest = diloco.globals.digest()
-    net.eval()
-    test_loss = loop.test_loss(net, test_set, args.test_windows, micro_batch, here)
+    test_loss = test()
     log.record(
         "final",
         f"done: test loss {test_loss:.4f} after {diloco.at['outer']} outer steps, parameters sha256 {digest}",

@@ -1,4 +1,4 @@
-"""A byte-level GPT with FSDP2 (fully_shard): parameters, gradients and optimizer state in shards over the ranks.
+"""A GPT on your own text with FSDP2 (fully_shard): parameters, gradients and optimizer state in shards over the ranks.
 
     torchrun --standalone --nproc-per-node=4 train.py --data books/ --steps 1000 --precision bf16
     torchrun --nnodes=2 --node-rank=0 --nproc-per-node=4 --master-addr=node1 --master-port=29500 train.py --replicate 2
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from lib import checkpoint, data, loop, metrics, model, options, ranks, resume, stop
+from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, resume, stop, text
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -40,10 +40,11 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     log = metrics.Metrics(args.run_dir, here)
     requests = stop.StopRequest(args.run_dir, here)
     profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
-    train_set, test_set = data.text(args.data, args.context)
+    corpus = text.opened(args, here, log)
+    train_set, test_set = corpus.train, corpus.test
     micro_batch = ranks.share("--batch-size", args.batch_size, here, args.accumulate)
 
-    # ---- model: whole on the CPU first, then each block in shards on the device ----
+    # ---- model: without memory first; then each rank has its shards' ----
 
     if here.world_size % args.replicate:
         raise SystemExit(f"--replicate {args.replicate} does not divide {here.world_size} ranks.")
@@ -55,27 +56,29 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),
         "offload_policy": CPUOffloadPolicy(pin_memory=here.backend == "nccl") if args.cpu_offload else OffloadPolicy(),
     }
+    before = metrics.resident()
     torch.manual_seed(args.seed)
-    shape = model.Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.context)
-    net = model.GPT(shape, recompute=args.recompute)
+    shape = huggingface.chosen(args, corpus.vocabulary)
+    with torch.device("meta"):
+        net = model.GPT(shape, recompute=args.recompute, apart=corpus.apart)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
     if args.compile:
         net.compile_blocks()
     for block in net.blocks:
         fully_shard(block, reshard_after_forward=not args.keep_gathered, **sharding)
     fully_shard(net, **sharding)
-    if not args.cpu_offload:
-        net.to(here.device)
+    huggingface.begin(net, args, torch.device("cpu") if args.cpu_offload else here.device)
+    built = ranks.largest(metrics.most_resident() - before, here=here)[0]
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     factor = options.cosine(args.warmup, args.steps)
     log.say(
         f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {size[0]} copies in {size[1]} shards, "
-        f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} bytes, seed {args.seed}"
+        f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} tokens, seed {args.seed}"
     )
 
     # ---- resume ----
 
-    told = resume.told("fsdp/train.py", args, data=data.text_told(args.data))
+    told = resume.told("fsdp/train.py", args, data=corpus.told)
     saves, found = resume.begun(args, here, told, log)
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     if found:
@@ -104,8 +107,13 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, here, **where)
     speed = metrics.Speed(args.batch_size * args.context, flops_per_token, here, args.precision)
+    log.started("fsdp/train.py", here, speed, parameters=parameters, seed=args.seed, built_bytes=int(built))
+
+    def test() -> float:
+        return loop.test_loss(net, test_set, args.test_windows, micro_batch, here)
+
     steps = loop.Steps(
-        args, here, at=at, samples=args.batch_size, speed=speed, log=log, requests=requests, profile=profile, save=save
+        args, here, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
     )
     while steps.go_on():
         losses = torch.zeros((), device=here.device)
@@ -123,7 +131,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- the end ----
 
-    return steps.tested(net, test_set, micro_batch)
+    return steps.end()
 
 
 if __name__ == "__main__":

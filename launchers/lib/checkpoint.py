@@ -2,6 +2,7 @@
 
     <dir>/step-00000120/   what the program wrote, and complete.json: step, size and crc32 of every file
     <dir>/latest           the name of the newest, moved last
+    <dir>/best             the name of the one with the least validation loss, where there are validations
     <dir>/.tmp-step-…      one being written; what a killed run left of it goes at the next start
 
 A save has two halves. `start(folder)` runs on every rank in the training loop and takes the state (a copy, when the
@@ -11,14 +12,13 @@ All files are then synced, named in complete.json, and the folder renamed. It mu
 
 import copy
 import json
-import os
 import random
 import shutil
 import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from .durable import sync
 from .ranks import Ranks
 
 MARKER, MODEL = "complete.json", "model.json"
@@ -33,7 +34,7 @@ Finish = Callable[[], None]
 
 
 class Checkpoints:
-    """Saves into one folder, keeping the newest `keep`. Every method is called by all ranks together."""
+    """Saves into one folder, keeping the newest `keep` and the best. Every method is called by all ranks together."""
 
     def __init__(
         self, folder: Path, here: Ranks, told: dict[str, Any], *, keep: int = 3, background: bool = False
@@ -46,6 +47,8 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._last = -1
+        self._best: tuple[str, float] | None = None  # the folder's name, its validation loss
+        self._losses: dict[int, float] = {}  # of validations, by step
         self._copied: Any = None
         self.took = 0.0
         if here.is_first:
@@ -64,6 +67,14 @@ class Checkpoints:
         if step != self._last:
             self._save(step, start, background=self._background and not last)
         self.took = time.perf_counter() - began
+
+    def is_best(self, step: int, loss: float) -> bool:
+        """Note the validation loss of a step, whose checkpoint will hold it: whether it is the least so far, and is to be saved."""
+        self._losses[step] = loss
+        if self._best is not None and loss >= self._best[1]:
+            return False
+        self._best = (f"step-{step:08d}", loss)
+        return True
 
     def copy(self, state: Any) -> Any:
         """A copy of a nested state in host memory, which training cannot change; the next copy uses its tensors again."""
@@ -84,6 +95,7 @@ class Checkpoints:
             fault = self._fault(folder)
             if fault is None:
                 self._last = int(folder.name[5:])
+                self._best = self._from_first(_least_loss(found, self._last) if self._here.is_first else None)
                 return folder
             if self._here.is_first:
                 aside = folder.with_name(f"damaged-{folder.name}")
@@ -136,21 +148,21 @@ class Checkpoints:
             self._error = error
 
     def _commit(self, writing: Path, target: Path, files: dict[str, list[int]]) -> None:
-        content = {
-            "step": int(target.name[5:]),
-            "world_size": self._here.world_size,
-            **self._told,
-            "files": files,
-        }
+        content = {"step": int(target.name[5:]), "world_size": self._here.world_size, **self._told, "files": files}
+        if (loss := self._losses.get(int(target.name[5:]))) is not None:
+            content["eval_loss"] = loss
         _replace(writing / MARKER, json.dumps(content, indent=1))
         for folder in (writing, *(path for path in writing.rglob("*") if path.is_dir())):
-            _sync(folder)
+            sync(folder)
         writing.rename(target)
-        _sync(self._folder)
+        sync(self._folder)
         _replace(self._folder / "latest", target.name + "\n")
-        _sync(self._folder)
+        if best := _least_loss(self._folder.glob("step-*"), int(target.name[5:])):
+            _replace(self._folder / "best", best[0] + "\n")
+        sync(self._folder)
         for old in sorted(self._folder.glob("step-*"))[: -self._keep]:
-            shutil.rmtree(old)
+            if best is None or old.name != best[0]:
+                shutil.rmtree(old)
 
     def _fault(self, folder: Path) -> str | None:
         """What is wrong with a checkpoint, found by all ranks together, each reading a part of the files."""
@@ -179,6 +191,20 @@ class Checkpoints:
 
     def _my_part(self, items: list[Any]) -> list[Any]:
         return items[self._here.rank :: self._here.world_size]
+
+
+def _least_loss(folders: Iterable[Path], until: int) -> tuple[str, float] | None:
+    """Of the checkpoints up to a step that hold a validation loss, the one with the least: its name and loss."""
+    losses = []
+    for folder in folders:
+        try:
+            told = marker(folder)
+        except (OSError, ValueError):
+            continue  # one that is skipped as damaged elsewhere
+        if "eval_loss" in told and told["step"] <= until:
+            losses.append((told["eval_loss"], folder.name))
+    loss, name = min(losses, default=(0.0, ""))
+    return (name, loss) if name else None
 
 
 def marker(folder: Path) -> dict[str, Any]:
@@ -279,7 +305,7 @@ def _files(folder: Path) -> list[str]:
 def _sums(folder: Path, names: list[str]) -> dict[str, list[int]]:
     sums = {}
     for name in names:
-        _sync(folder / name)
+        sync(folder / name)
         sums[name] = [(folder / name).stat().st_size, _crc(folder / name)]
     return sums
 
@@ -292,17 +318,9 @@ def _crc(path: Path) -> int:
     return crc
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _replace(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old text or the new, never a part."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(text, encoding="utf-8")
-    _sync(new)
+    sync(new)
     new.replace(path)

@@ -1,18 +1,16 @@
-"""Data: images (digits, MNIST files, class folders), text as bytes, and going on in the middle of an epoch."""
+"""Data: images (digits, MNIST files, class folders), batches, and going on in the middle of an epoch. Text: lib/text.py."""
 
-import bisect
 import gzip
 import hashlib
 import itertools
 import signal
 import struct
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from . import stop
 from .ranks import Ranks
@@ -106,53 +104,6 @@ def fixed(
         items = [dataset[place if place < count else 0] for place in places]
         weights = torch.tensor([place < count for place in places], dtype=torch.float64)
         yield torch.stack([one for one, _ in items]), torch.stack([one for _, one in items]), weights
-
-
-class Text(Images):
-    """Windows of `context` bytes (int64) and the same moved by one, from files; none crosses from one file to the next."""
-
-    def __init__(self, files: list[Path], context: int) -> None:
-        self._context = context
-        self._files = [(path, path.stat().st_size) for path in files if path.stat().st_size > context]
-        self._ends = list(itertools.accumulate((size - 1) // context for _, size in self._files))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        number = bisect.bisect_right(self._ends, index)
-        path, size = self._files[number]
-        first = (index - (self._ends[number - 1] if number else 0)) * self._context
-        mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)  # not read, mapped
-        window = mapped[first : first + self._context + 1].long()
-        return window[:-1], window[1:]
-
-
-def text(folder: Path | None, context: int) -> tuple[Images, Images]:
-    """Training and validation windows (one in twenty) of the *.txt, *.md and *.py files below a folder.
-
-    Without a folder: the source text of Python's own standard library, which every image has.
-    """
-    files = _text_files(folder)
-    windows = Text(files, context)
-    if len(windows) < 20:
-        raise SystemExit(
-            f"{folder}: {len(files)} text files hold {len(windows)} windows of {context} bytes; 20 are needed."
-        )
-    order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0)).tolist()
-    held_out = len(windows) // 20
-    return Subset(windows, order[held_out:]), Subset(windows, order[:held_out])
-
-
-def _text_files(folder: Path | None) -> list[Path]:
-    if folder is None:
-        return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
-    return sorted(path for path in folder.rglob("*") if path.suffix in {".txt", ".md", ".py"})
-
-
-def text_told(folder: Path | None) -> str:
-    """Which text this is, for a checkpoint: the digest is of the files' names below the folder, and their sizes."""
-    return _told(folder or Path(sysconfig.get_paths()["stdlib"]), _text_files(folder))
 
 
 def images_told(folder: Path | None) -> str:

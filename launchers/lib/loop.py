@@ -1,13 +1,15 @@
-"""What the loops of the programs share: the optimizer and its learning rate, the stop on request, the test at the end."""
+"""What the loops of the programs share: the optimizer and its learning rate, validation, the stop on request, the end."""
 
 import argparse
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
-from . import data, metrics, ranks, stop
+from . import checkpoint, data, metrics, ranks, reports, stop
 
 
 class Save(Protocol):
@@ -40,8 +42,10 @@ def after_step(
     requests: stop.StopRequest, log: metrics.Metrics, profile: metrics.Profile, save: Save, step: int, *, every: int
 ) -> int | None:
     """Save where it is due (`every` steps; 0: never) or asked for with a stop, whose exit code is returned. None: train on."""
+    reports.progress.step(step)
     if every and step % every == 0:
-        save()
+        with reports.progress.phase("save"):
+            save()
     return stopped(requests, log, profile, save, step)
 
 
@@ -57,37 +61,44 @@ def leave(  # noqa: PLR0917 - in the order of `stopped`, with the signal first
     number: int, requests: stop.StopRequest, log: metrics.Metrics, profile: metrics.Profile, save: Save, step: int
 ) -> int:
     """Save, and report the stop that signal `number` asked for; the exit code."""
-    save(last=True)
+    with reports.progress.phase("save"):
+        save(last=True)
     profile.close()
     log.record("stopped", f"stopped by signal {number} at step {step}, saved", step=step, signal=number)
     return requests.finish(number, step)
 
 
 class Steps:
-    """The steps of a program that trains on text: each counted, logged and saved as the options say, and the end of them.
+    """The steps of a program that trains on text: each counted, logged, validated and saved as the options say, and their end.
 
     while steps.go_on():
         ...  # one optimizer step
         steps.done(loss.item, lr=lr)
-    return steps.tested(net, test_set, micro_batch)
+    return steps.end()
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what every program has, in the order in which it makes them
         self,
         args: argparse.Namespace,
         here: ranks.Ranks,
+        log: metrics.Metrics,
+        requests: stop.StopRequest,
+        profile: metrics.Profile,
+        saves: checkpoint.Checkpoints,
+        save: Save,
+        test: Callable[[], float],
         *,
         at: dict[str, int],
         samples: int,
         speed: metrics.Speed,
-        log: metrics.Metrics,
-        requests: stop.StopRequest,
-        profile: metrics.Profile,
-        save: Save,
     ) -> None:
-        """at: `step` and `samples` so far, counted on here. samples: sequences in a step, over all ranks."""
+        """at: `step` and `samples` so far, counted on here. samples: sequences in a step, over all ranks.
+
+        test: the loss on the validation windows; called by all ranks.
+        """
         self._args, self._here, self._at, self._samples, self._speed = args, here, at, samples, speed
-        self._log, self._requests, self._profile, self._save = log, requests, profile, save
+        self._log, self._requests, self._profile = log, requests, profile
+        self._saves, self._save, self._test = saves, save, test
         self._code: int | None = None
 
     def go_on(self) -> bool:
@@ -105,50 +116,71 @@ class Steps:
         self._speed.step()
         if self._args.log_every and at["step"] % self._args.log_every == 0:
             read = {name: float(value or 0.0) for name, value in values.items()}
+            read["tokens"] = at["samples"] * self._args.context
             self._log.step(at["step"], loss(), self._speed, self._here, **read)
+        if self._args.eval_every and at["step"] % self._args.eval_every == 0:
+            evaluate(self._test, at["step"], at["step"], self._log, self._saves, self._save)
+            self._speed.restart()
         every = self._args.checkpoint_every
         self._code = after_step(self._requests, self._log, self._profile, self._save, at["step"], every=every)
 
-    def tested(self, net: torch.nn.Module, test_set: data.Images, micro_batch: int) -> int:
-        """The end, with the loss of `net` on the test windows; the exit code."""
-        net.eval()
-        return self.end(lambda: test_loss(net, test_set, self._args.test_windows, micro_batch, self._here))
-
-    def end(self, test: Callable[[], float]) -> int:
-        """The exit code: of a stop, or 0 with the last checkpoint on disk and the loss of `test` reported."""
+    def end(self) -> int:
+        """The exit code: of a stop, or 0 with the last checkpoint on disk and the loss of the last test reported."""
         if self._code is not None:
             return self._code
         close(self._requests, self._profile, self._save)
-        self._log.final(self._at["step"], test(), self._here)
+        with reports.progress.phase("evaluate"):
+            loss = self._test()
+        self._log.final(self._at["step"], loss, self._here)
         return 0
+
+
+def evaluate(  # noqa: PLR0917 - what a step has
+    test: Callable[[], float],
+    step: int,
+    number: int,
+    log: metrics.Metrics,
+    saves: checkpoint.Checkpoints,
+    save: Save,
+    **more: float,
+) -> None:
+    """Validate after a step, and save it where its loss is the least so far. number: of its checkpoint. Called by all ranks."""
+    began = time.perf_counter()
+    with reports.progress.phase("evaluate"):
+        loss = test()
+    best = saves.is_best(number, loss)
+    log.evaluated(step, loss, best=best, seconds=time.perf_counter() - began, **more)
+    if best:
+        with reports.progress.phase("save"):
+            save()
 
 
 def close(requests: stop.StopRequest, profile: metrics.Profile, save: Save) -> None:
     """After the last step: the last checkpoint, on disk."""
-    save(last=True)
+    with reports.progress.phase("save"):
+        save(last=True)
     requests.close()
     profile.close()
 
 
 @torch.no_grad()
-def test_loss(
-    score: Callable[[torch.Tensor], torch.Tensor],
-    test_set: data.Images,
-    windows: int,
-    micro_batch: int,
-    here: ranks.Ranks,
-) -> float:
-    """Mean loss of the first `windows` test windows, the same on every layout. `score`: tokens -> logits; called by all ranks.
+def test_loss(net: torch.nn.Module, test_set: data.Images, windows: int, micro_batch: int, here: ranks.Ranks) -> float:
+    """Mean loss of the first `windows` test windows, the same on every layout. `net`: tokens -> logits; called by all ranks.
 
     All ranks make as many forward passes, because a sharded model gathers its weights from all of them.
     """
+    net.eval()
     summed = counted = 0.0
     for tokens, targets, weights in data.fixed(test_set, windows, micro_batch, here):
-        logits = score(tokens.to(here.device))
+        logits = net(tokens.to(here.device))
         losses = functional.cross_entropy(
             logits.float().flatten(0, 1), targets.to(here.device).flatten(), reduction="none"
         )
         summed += float((losses.view(targets.shape).mean(1).double().cpu() * weights).sum())
         counted += float(weights.sum())
+    net.train()
+    for part in net.modules():  # else the parameters would stay whole, and be found so, until the next backward pass
+        if isinstance(part, FSDPModule):
+            part.reshard()
     summed, counted = ranks.total(summed, counted, here=here)
     return summed / counted

@@ -1,7 +1,12 @@
-"""What a run says: a line on standard output and a JSON line in <run folder>/metrics.jsonl, by rank 0; traces; speed."""
+"""What a run reports: a line on standard output, a JSON line in <run folder>/metrics.jsonl, and to the trackers, by rank 0.
+
+The records are schema 1: docs/metrics.md and docs/schema/metrics.schema.json say what each kind of them holds, the same for all
+programs. kit/runs/metrics.py reads them.
+"""
 
 import json
 import os
+import resource
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,8 +14,14 @@ from typing import Any
 
 import torch
 
+from . import trackers
 from .checkpoint import Checkpoints
-from .ranks import Ranks, total
+from .peaks import peak_flops
+from .ranks import Ranks, largest, total
+
+SCHEMA = 1
+# Kinds of records whose numbers are points of a curve over steps.
+_CURVES = {"step", "eval", "epoch", "outer", "rollouts", "test", "final"}
 
 
 class Metrics:
@@ -20,24 +31,42 @@ class Metrics:
         """here: None for a program that is no group of ranks."""
         self._restart = int(os.environ.get("KIT_RESTART_COUNT") or 0)
         self._file = None
+        self._trackers: list[trackers.Tracker] = []
         if here is None or here.is_first:
             run_dir.mkdir(parents=True, exist_ok=True)
             self._file = (run_dir / "metrics.jsonl").open("a", buffering=1, encoding="utf-8")
+            self._trackers = trackers.asked_for(run_dir)
+
+    def started(self, program: str, here: Ranks, speed: "Speed", **values: Any) -> None:
+        """The first record of a start, for the file and the trackers alone: what the rates of the others are rates of."""
+        told = {"program": program, "world_size": here.world_size, "nodes": here.nodes, "backend": here.backend}
+        told |= speed.described() | values
+        self._write("start", schema=SCHEMA, **told)
+        for tracker in self._trackers:
+            tracker.describe(told)
 
     def record(self, kind: str, line: str, **values: Any) -> None:
         """Print `line`; write the values. Floats keep all their digits, so that runs can be compared exactly."""
         self.say(line)
         self._write(kind, **values)
 
-    def step(self, step: int, loss: float, speed: "Speed", here: Ranks, **values: float) -> None:
-        """The record of a step: its loss as the mean over ranks, and the speed since the last one. Called by all ranks."""
+    def step(self, step: int, loss: float, speed: "Speed", here: Ranks, *, said: str = "", **values: float) -> None:
+        """The record of a step: its loss as the mean over ranks, and the speed since the last one. Called by all ranks.
+
+        said: more for the line.
+        """
         loss = total(loss, here=here)[0] / here.world_size
         measured = speed.values()
         speed.restart()
-        line = f"step {step}  loss {loss:.4f}  {measured['tokens_per_second']:.0f} tokens/s"
+        line = f"step {step}  loss {loss:.4f}  {measured[speed.rate]:.0f} {speed.unit}/s"
         if "mfu" in measured:
             line += f"  MFU {measured['mfu']:.1%}"
-        self.record("step", line, step=step, loss=loss, **values, **measured)
+        self.record("step", line + said, step=step, loss=loss, **values, **measured)
+
+    def evaluated(self, step: int, loss: float, *, best: bool, seconds: float, **values: float) -> None:
+        """The record of a validation. best: no earlier one had a smaller loss."""
+        line = f"step {step}  validation loss {loss:.4f}" + ("  the best so far" if best else "")
+        self.record("eval", line, step=step, eval_loss=loss, best=best, seconds=seconds, **values)
 
     def saved(self, step: int, saves: Checkpoints) -> None:
         """The record of a checkpoint, for the file alone: how long the loop stood still for it."""
@@ -55,66 +84,88 @@ class Metrics:
             print(line, flush=True)
 
     def _write(self, kind: str, **values: Any) -> None:
-        if self._file is not None:
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
-            self._file.write(json.dumps({"kind": kind, "time": now, "restart": self._restart, **values}) + "\n")
+        if self._file is None:
+            return
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._file.write(json.dumps({"kind": kind, "time": now, "restart": self._restart, **values}) + "\n")
+        if kind in _CURVES:
+            numbers = {
+                name: float(value)
+                for name, value in values.items()
+                if isinstance(value, int | float) and name not in {"step", "world_size", "nodes"}
+            }
+            for tracker in self._trackers:
+                tracker.points(kind, values.get("step", 0), numbers)
 
 
-# Dense bf16 operations a second of one GPU, from its maker's data sheet. The words must all be in the name that the driver gives;
-# the first row that fits holds, so the special kind of a card stands before the general one.
-PEAK_FLOPS: dict[tuple[str, ...], float] = {
-    ("GB200",): 2500e12,
-    ("B200",): 2250e12,
-    ("GH200",): 990e12,
-    ("H200", "NVL"): 835e12,
-    ("H200",): 989e12,
-    ("H100", "NVL"): 835e12,
-    ("H100", "PCIe"): 756e12,
-    ("H100",): 989e12,
-    ("A100",): 312e12,
-    ("L40S",): 362e12,
-    ("L40",): 181e12,
-    ("L4",): 121e12,
-    ("A40",): 150e12,
-    ("A30",): 165e12,
-    ("A10G",): 70e12,
-    ("A10",): 125e12,
-}
+def resident() -> int:
+    """The host memory of this process, in bytes."""
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
 
 
-def peak_flops(name: str, precision: str) -> float | None:
-    """Of a GPU by its name; None of one that is not in the table. fp32 multiplies in TF32 (lib/ranks.py), half as fast as bf16."""
-    parts = name.replace("-", " ").split()
-    found = next((peak for words, peak in PEAK_FLOPS.items() if all(word in parts for word in words)), None)
-    return found / 2 if found is not None and precision == "fp32" else found
+def most_resident() -> int:
+    """The most that it was so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Speed:
-    """Tokens a second over all ranks, and on a GPU the share of its peak that the model's arithmetic makes (MFU)."""
+    """Tokens a second over all ranks, and on a GPU the share of its peak that the model's arithmetic makes (MFU); and memory."""
 
-    def __init__(self, tokens_per_step: int, flops_per_token: float, here: Ranks, precision: str = "bf16") -> None:
+    def __init__(
+        self,
+        tokens_per_step: int | None,
+        flops_per_token: float | None,
+        here: Ranks,
+        precision: str = "bf16",
+        *,
+        unit: str = "tokens",
+    ) -> None:
+        """tokens_per_step: over all ranks; None where steps differ, and each says its own. unit: what is counted, as a word."""
         self._tokens_per_step, self._flops_per_token, self._here = tokens_per_step, flops_per_token, here
-        name = torch.cuda.get_device_name() if here.device.type == "cuda" else ""
-        self._peak = peak_flops(name, precision)
+        self.unit, self.rate = unit, f"{unit}_per_second"
+        self._on_gpu = here.device.type == "cuda"
+        self._device = torch.cuda.get_device_name() if self._on_gpu else "cpu"
+        # Of float32 matrices a GPU multiplies TF32 parts, as lib/ranks.py asks; then that is the peak to measure against.
+        multiplied_as_tf32 = precision == "fp32" and torch.get_float32_matmul_precision() != "highest"
+        self._precision = "tf32" if self._on_gpu and multiplied_as_tf32 else precision
+        self._peak = peak_flops(self._device, self._precision)
         self.restart()
+
+    def described(self) -> dict[str, Any]:
+        """What the rates are rates of: the device and its peak, operations for each token, tokens in a step."""
+        return {
+            "device": self._device,
+            "precision": self._precision,
+            "peak_flops": self._peak,
+            "flops_per_token": self._flops_per_token,
+            f"{self.unit}_per_step": self._tokens_per_step,
+        }
 
     def restart(self) -> None:
         """Count from now, for example after a test or a checkpoint."""
-        self._began, self._steps = time.perf_counter(), 0
+        self._began, self._tokens = time.perf_counter(), 0
 
-    def step(self) -> None:
-        """One more optimizer step is done."""
-        self._steps += 1
+    def step(self, tokens: int | None = None) -> None:
+        """One more optimizer step is done, on so many tokens over all ranks."""
+        self._tokens += tokens if tokens is not None else self._tokens_per_step or 0
 
-    def values(self) -> dict[str, float]:
-        """tokens_per_second since the last restart; mfu where the GPU's peak is known."""
-        if self._here.device.type == "cuda":
+    def values(self) -> dict[str, int | float]:
+        """Since the last restart: tokens_per_second, memory_bytes, and mfu where the GPU's peak is known. Called by all ranks."""
+        if self._on_gpu:
             torch.cuda.synchronize()
-        rate = self._steps * self._tokens_per_step / (time.perf_counter() - self._began)
-        if self._peak is None:
-            return {"tokens_per_second": rate}
-        mfu = rate * self._flops_per_token / (self._peak * self._here.world_size)
-        return {"tokens_per_second": rate, "mfu": mfu}
+        rate = self._tokens / (time.perf_counter() - self._began)
+        found = {self.rate: rate, "memory_bytes": int(largest(self._memory(), here=self._here)[0])}
+        if self._peak is not None and self._flops_per_token is not None:
+            found["mfu"] = rate * self._flops_per_token / (self._peak * self._here.world_size)
+        return found
+
+    def _memory(self) -> int:
+        """The most that tensors took on this rank's GPU since the last look, or this process on the host so far, in bytes."""
+        if not self._on_gpu:
+            return most_resident()
+        most = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return most
 
 
 class Profile:

@@ -1,5 +1,6 @@
 """Models, small and plain."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as again
+
+from . import initial
 
 ROPE_BASE = 10000.0
 
@@ -34,17 +37,45 @@ class ConvNet(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The size of a GPT. `context` is the longest sequence, in tokens; the feed-forward part is 4 x dim wide."""
+    """The size of a GPT, and what kind of Llama it is. `context`: the longest sequence, in tokens.
+
+    kv_heads: None, as many as heads. head_dim: None, dim / heads. feed_forward: None, 4 x dim. norm_eps: None, the smallest step of
+    float32. rope_scaling: Llama 3's factor, low and high frequency factor, and first length. qkv_bias: Qwen2's; head_norms: Qwen3's
+    norms of queries and keys in each head.
+    """
 
     layers: int
     heads: int
     dim: int
     context: int
     vocabulary: int = 256
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    feed_forward: int | None = None
+    norm_eps: float | None = None
+    rope_base: float = ROPE_BASE
+    rope_scaling: tuple[float, float, float, float] | None = None
+    qkv_bias: bool = False
+    head_norms: bool = False
 
     def __post_init__(self) -> None:
-        if self.dim % (2 * self.heads):  # rotary positions turn the channels of a head in pairs
+        if self.head_dim is None and self.dim % (2 * self.heads):  # rotary positions turn channels of a head in pairs
             raise SystemExit(f"--dim {self.dim} with --heads {self.heads}: it must be a multiple of {2 * self.heads}.")
+
+    @property
+    def each(self) -> int:
+        """The size of a head."""
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def keys(self) -> int:
+        """Heads of keys, and of values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def wide(self) -> int:
+        """Of the feed-forward part."""
+        return self.feed_forward or 4 * self.dim
 
 
 class Block(nn.Module):
@@ -52,21 +83,30 @@ class Block(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.heads = shape.heads
-        self.attention_norm = nn.RMSNorm(shape.dim)
-        self.qkv = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
-        self.attention_out = nn.Linear(shape.dim, shape.dim, bias=False)
-        self.feed_norm = nn.RMSNorm(shape.dim)
-        self.gate_up = nn.Linear(shape.dim, 8 * shape.dim, bias=False)
-        self.down = nn.Linear(4 * shape.dim, shape.dim, bias=False)
+        self.heads, self.keys, self.each = shape.heads, shape.keys, shape.each
+        self.attention_norm = nn.RMSNorm(shape.dim, shape.norm_eps)
+        self.qkv = nn.Linear(shape.dim, (shape.heads + 2 * shape.keys) * shape.each, bias=shape.qkv_bias)
+        if shape.head_norms:
+            self.query_norm, self.key_norm = (
+                nn.RMSNorm(shape.each, shape.norm_eps),
+                nn.RMSNorm(shape.each, shape.norm_eps),
+            )
+        self.attention_out = nn.Linear(shape.heads * shape.each, shape.dim, bias=False)
+        self.feed_norm = nn.RMSNorm(shape.dim, shape.norm_eps)
+        self.gate_up = nn.Linear(shape.dim, 2 * shape.wide, bias=False)
+        self.down = nn.Linear(shape.wide, shape.dim, bias=False)
 
-    def forward(self, x: torch.Tensor, angles: "Angles") -> torch.Tensor:
-        batch, length, dim = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, dim // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [batch, heads, length, dim of a head]
+    def forward(self, x: torch.Tensor, angles: "Angles", seen: torch.Tensor | None = None) -> torch.Tensor:
+        """seen: what each position attends to, as `within` gives it; None: all before it."""
+        batch, length, _ = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(batch, length, -1, self.each).transpose(1, 2)
+        q, k, v = qkv.split((self.heads, self.keys, self.keys), 1)  # each [batch, heads, length, dim of a head]
+        if hasattr(self, "query_norm"):
+            q, k = self.query_norm(q), self.key_norm(k)
         q, k = rotate(q, angles), rotate(k, angles)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, dim))
+        fewer = {"enable_gqa": True} if self.keys < self.heads else {}
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, **fewer)
+        x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, -1))
         gate, up = self.gate_up(self.feed_norm(x)).chunk(2, dim=-1)
         return x + self.down(functional.silu(gate) * up)
 
@@ -82,14 +122,29 @@ class Angles:
     sin: torch.Tensor
 
     @classmethod
-    def of(cls, length: int, half: int, device: torch.device) -> "Angles":
+    def of(cls, shape: Shape, device: torch.device) -> "Angles":
         """For the positions from 0 on. Computed on the CPU, so that every device has the same."""
-        turns = torch.arange(length)[:, None] * ROPE_BASE ** (-torch.arange(half) / half)
+        half = shape.each // 2
+        rates = shape.rope_base ** (-torch.arange(half) / half)
+        if shape.rope_scaling is not None:
+            rates = stretched(rates, *shape.rope_scaling)
+        turns = torch.arange(shape.context)[:, None] * rates
         return cls(turns.cos().to(device), turns.sin().to(device))
 
     def first(self, length: int) -> "Angles":
         """Of the first positions."""
         return Angles(self.cos[:length], self.sin[:length])
+
+
+def stretched(rates: torch.Tensor, factor: float, low: float, high: float, length: float) -> torch.Tensor:
+    """Llama 3's rates for longer sequences: slow ones `factor` times slower, fast ones as they are, those between in between.
+
+    Slow is what turns fewer than `low` times in the first `length` positions, fast what turns more than `high` times
+    ("The Llama 3 Herd of Models", arXiv 2407.21783, and its published code).
+    """
+    turned = length * rates / (2 * math.pi)
+    share = ((turned - low) / (high - low)).clamp(0, 1)
+    return rates * (share + (1 - share) / factor)
 
 
 def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
@@ -99,28 +154,47 @@ def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
     return torch.cat(turned, dim=-1).type_as(x)
 
 
+def within(tokens: torch.Tensor, end: int) -> torch.Tensor:
+    """[batch, 1, length, length]: True where a position attends to another: not after it, and not before the last `end`.
+
+    The end of a document counts with the document after it, which begins with it: what comes after an end can be learned, too.
+    """
+    document = (tokens == end).cumsum(1)
+    same = document[:, None, :, None] == document[:, None, None, :]
+    return same & torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).tril()
+
+
 class GPT(nn.Module):
     """[batch, length] tokens -> [batch, length, vocabulary] logits; with targets, the mean cross-entropy instead."""
 
-    def __init__(self, shape: Shape, *, recompute: bool = False) -> None:
+    def __init__(self, shape: Shape, *, recompute: bool = False, apart: int | None = None, drawn: bool = True) -> None:
+        """recompute: activations in backward. apart: the token after which a document begins that sees none before it.
+
+        drawn: with first weights, from torch's seed. Not on the meta device, nor where a framework has cut the parameters by then.
+        """
         super().__init__()
-        self.shape, self.recompute = shape, recompute
+        self.shape, self.recompute, self.apart = shape, recompute, apart
         self.embedding = nn.Embedding(shape.vocabulary, shape.dim)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(shape.dim)
+        self.norm = nn.RMSNorm(shape.dim, shape.norm_eps)
         self.head = nn.Linear(shape.dim, shape.vocabulary, bias=False)
         self._angles: dict[torch.device, Angles] = {}
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:  # what adds to the residual stream starts smaller (GPT-2 paper, section 2.3)
-                deep = name.endswith(("attention_out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * shape.layers) ** 0.5 if deep else 0.02)
+        if drawn and not self.embedding.weight.is_meta:
+            initial.fill(self, self.std, seed=torch.initial_seed())
+
+    def std(self, name: str) -> float:
+        """The standard deviation that a matrix is drawn with, by its name."""
+        # What adds to the residual stream starts smaller (GPT-2 paper, section 2.3).
+        deep = name.endswith(("attention_out.weight", "down.weight"))
+        return 0.02 / (2 * self.shape.layers) ** 0.5 if deep else 0.02
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         x = self.embedding(tokens)
         angles = self.angles(tokens.device).first(tokens.shape[1])
+        seen = None if self.apart is None else within(tokens, self.apart)
         recompute = self.recompute and self.training  # keep only each block's input, compute the rest again in backward
         for block in self.blocks:
-            x = again(block, x, angles, use_reentrant=False) if recompute else block(x, angles)
+            x = again(block, x, angles, seen, use_reentrant=False) if recompute else block(x, angles, seen)
         logits = self.head(self.norm(x))
         if targets is None:
             return logits
@@ -129,9 +203,8 @@ class GPT(nn.Module):
     def angles(self, device: torch.device) -> Angles:
         """Of the rotary positions, on a device; made once for each."""
         if device not in self._angles:
-            half = self.shape.dim // self.shape.heads // 2
             with torch.inference_mode(False):  # a model that has sampled first can be trained afterwards
-                self._angles[device] = Angles.of(self.shape.context, half, device)
+                self._angles[device] = Angles.of(self.shape, device)
         return self._angles[device]
 
     def compile_blocks(self) -> None:
@@ -146,18 +219,21 @@ class GPT(nn.Module):
             "architecture": "kit-gpt",
             "layers": shape.layers,
             "dim": shape.dim,
-            "feed_forward": 4 * shape.dim,
+            "feed_forward": shape.wide,
             "vocabulary": shape.vocabulary,
             "heads": shape.heads,
-            "kv_heads": shape.heads,
-            "head_dim": shape.dim // shape.heads,
+            "kv_heads": shape.keys,
+            "head_dim": shape.each,
             "context": shape.context,
-            "norm_eps": torch.finfo(torch.float32).eps,  # what nn.RMSNorm takes without an eps
-            "rope_base": ROPE_BASE,
+            "norm_eps": shape.norm_eps or torch.finfo(torch.float32).eps,  # what nn.RMSNorm takes without an eps
+            "rope_base": shape.rope_base,
+            "rope_scaling": shape.rope_scaling,
+            "qkv_bias": shape.qkv_bias,
+            "head_norms": shape.head_norms,
             "tied_embeddings": False,
         }
 
     def flops_per_token(self) -> float:
         """Forward and backward, by 6 N + 12 L H Q T of PaLM's appendix B (arXiv 2204.02311); the embedding not counted."""
         weights = sum(p.numel() for p in self.parameters()) - self.embedding.weight.numel()
-        return 6 * weights + 12 * self.shape.layers * self.shape.dim * self.shape.context
+        return 6 * weights + 12 * self.shape.layers * self.shape.heads * self.shape.each * self.shape.context

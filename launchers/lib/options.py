@@ -6,9 +6,10 @@ import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .model import Shape
+if TYPE_CHECKING:
+    from .model import Shape
 
 
 def _environ(name: str, default: str) -> str:
@@ -75,21 +76,51 @@ def parser(docstring: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def add_tokens(made: Any) -> None:
+    """What decides the tokens of a text, when it is prepared and where a program tokenizes it itself."""
+    made.add_argument("--tokenizer", metavar="WHICH", help="bytes (default), a .json or .tiktoken file, or a folder")
+    made.add_argument(
+        "--separator", metavar="TOKEN", help="after each document; none; else the tokenizer's end of text"
+    )
+    made.add_argument("--text-key", default="text", metavar="KEY", help="of the text in .jsonl and .parquet")
+    made.add_argument("--validation", type=float, default=0.05, metavar="SHARE", help="of the documents, held out")
+    made.add_argument("--skip-bad", action="store_true", help="leave out what cannot be read, counted; else it ends")
+
+
+def add_text(made: Any) -> None:
+    """Which text a program trains on."""
+    made.add_argument("--data", type=Path, help="prepared data, .bin/.idx, or text; else Python's standard library")
+    add_tokens(made)
+    made.add_argument("--vocabulary", type=int, metavar="N", help="of .bin/.idx without --tokenizer: ids are below it")
+    made.add_argument(
+        "--attend", choices=("across", "within"), default="across", help="whether a token sees documents before its own"
+    )
+
+
 def add_gpt(made: argparse.ArgumentParser) -> None:
     """The options of the programs that train a GPT on text."""
     what = made.add_argument_group("model and data")
-    what.add_argument("--data", type=Path, help="folder of text files; else the source of Python's standard library")
+    add_text(what)
+    what.add_argument(
+        "--init-from",
+        type=Path,
+        metavar="DIR",
+        help="begin with a Llama, Qwen2 or Qwen3 of Hugging Face, shape and all",
+    )
     what.add_argument("--layers", type=int, default=4)
     what.add_argument("--heads", type=int, default=4)
     what.add_argument("--dim", type=int, default=128)
-    what.add_argument("--context", type=int, default=128, help="tokens (bytes) in a sequence")
+    what.add_argument("--context", type=int, default=128, help="tokens in a sequence")
     what.add_argument("--workers", type=int, default=0, help="loader processes for each rank")
     how = made.add_argument_group("training")
     how.add_argument("--steps", type=int, default=200, help="optimizer steps")
     how.add_argument("--batch-size", type=int, default=32, help="sequences for each optimizer step, over all ranks")
     how.add_argument("--accumulate", type=int, default=1, help="micro-steps for each optimizer step")
     add_pace(how, lr=3e-3, warmup=20)
-    how.add_argument("--test-windows", type=int, default=256, help="held-out sequences for the final loss")
+    how.add_argument("--test-windows", type=int, default=256, help="held-out sequences for validation and final loss")
+    how.add_argument(
+        "--eval-every", type=int, default=0, metavar="STEPS", help="validate, and keep the best checkpoint; 0: never"
+    )
     made.set_defaults(log_every=10)
 
 
@@ -124,8 +155,10 @@ def add_policy(made: argparse.ArgumentParser) -> None:
 POLICY_SHAPE = ("layers", "heads", "dim", "seq_len")  # of add_policy: a checkpoint given by --model has another
 
 
-def shape(args: argparse.Namespace) -> Shape:
+def shape(args: argparse.Namespace) -> "Shape":
     """The shape that these options ask for."""
+    from .model import Shape  # noqa: PLC0415 - lib/prepare.py has these options and needs no torch
+
     return Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.seq_len)
 
 

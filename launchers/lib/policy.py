@@ -3,7 +3,7 @@
 Rows are padded on the right. Under causal attention a padded position changes no other, so lengths in a batch may differ.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,9 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def described(net: model.GPT) -> dict[str, int]:
     """The model's shape as plain numbers, for a file or a message."""
-    return asdict(net.shape)
+    size = {"layers", "heads", "dim", "context", "vocabulary"}
+    usual = {field.name: field.default for field in fields(net.shape) if field.name not in size}
+    return {name: value for name, value in asdict(net.shape).items() if name in size or value != usual[name]}
 
 
 def built(shape: dict[str, int]) -> model.GPT:

@@ -113,6 +113,13 @@ def total(*values: float, here: Ranks) -> list[float]:
     return tensor.tolist()
 
 
+def largest(*values: float, here: Ranks) -> list[float]:
+    """The largest that any rank has of each value, in float64."""
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=here.control)
+    return tensor.tolist()
+
+
 def share(what: str, amount: int, here: Ranks, accumulate: int = 1) -> int:
     """`amount` per rank and micro-step; refused, with the numbers, when it does not divide."""
     parts = here.world_size * accumulate

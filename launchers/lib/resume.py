@@ -18,11 +18,14 @@ from .ranks import Ranks
 # Options that change no number of the training.
 _OF_THE_RUN = {
     "config", "device", "run_dir", "log_every", "profile_steps", "profile_ranks", "checkpoint_dir", "checkpoint_every",
-    "checkpoint_keep", "checkpoint_async", "workers", "test_windows", "test_rollouts", "compile", "data", "model",
+    "checkpoint_keep", "checkpoint_async", "workers", "test_windows", "eval_every", "test_rollouts", "compile", "data", "model",
+    # What the text is made with: its digest is compared.
+    "tokenizer", "separator", "text_key", "validation", "skip_bad",
 }  # fmt: skip
 # What a checkpoint of another value cannot be continued with: other tensors, another order of the data, other moments.
 _EQUAL = {
     "data", "seed", "shape", "layers", "heads", "kv_heads", "dim", "context", "width", "image_size", "optimizer",
+    "init_from", "vocabulary",
 }  # fmt: skip
 
 Told = dict[str, Any]

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .model import GPT
@@ -34,6 +35,11 @@ def over(here: Ranks, net: GPT, copies: int) -> nn.Module:
     for part in (*net.blocks, net):
         fully_shard(part, mesh=mesh if copies > 1 else mesh["shard"])
     return net
+
+
+def number(norm: torch.Tensor) -> float:
+    """A gradient norm as a number; of shards, that of all of them. Called by all ranks."""
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def state(net: GPT, optimizer: torch.optim.Optimizer) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A byte-level GPT of the Llama family on megatron.core: tensor, pipeline, context and data parallel, in any layout.
+"""A GPT on your own text of the Llama family on megatron.core: tensor, pipeline, context and data parallel, in any layout.
 
     torchrun --standalone --nproc-per-node=4 train.py --tp 2 --pp 2 --data books/ --steps 1000
     torchrun --nnodes=2 --node-rank=0 --nproc-per-node=8 --master-addr=node1 --master-port=29500 train.py --tp 8 --precision bf16
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lib import checkpoint, data, loop, metrics, options, ranks, resume, stop, without_cuda
+import weights
+from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, resume, stop, text, without_cuda
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
@@ -36,7 +37,12 @@ from two_halves import TwoHalves
 # megatron.core 0.16 takes where neither Transformer Engine nor Apex is; then another number of data parallel ranks can.
 CONTENT = {"distrib_optim_sharding_type": "fully_reshardable" if HAVE_APEX_OR_TE else "dp_reshardable"}
 
-VOCABULARY, NORM_EPS, ROPE_BASE = 256, 1e-5, 10000
+NORM_EPS = 1e-5
+LLAMA3 = (
+    1.0,
+    4.0,
+    8192.0,
+)  # low and high frequency factor and first length, which megatron.core does not let anyone choose
 # What a checkpoint must have as this run does, beside what every program's must: the kind of optimizer and of layers.
 EQUAL = ("distributed_optimizer", "transformer_engine", "precision", "weight_decay")
 
@@ -62,6 +68,18 @@ parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
 args = options.parse(parser)
 
 
+def begun(vocabulary: int) -> model.Shape:
+    """The model's shape: that of --init-from, which --layers and its like then say too, or theirs. vocabulary: of the data."""
+    if args.init_from is None:
+        size = {"layers": args.layers, "heads": args.heads, "dim": args.dim, "context": args.context}
+        return model.Shape(**size, vocabulary=vocabulary, kv_heads=args.kv_heads, norm_eps=NORM_EPS)
+    shape = huggingface.shape(args.init_from, context=args.context, vocabulary=vocabulary)
+    if shape.rope_scaling is not None and shape.rope_scaling[1:] != LLAMA3:
+        raise SystemExit(f"{args.init_from}: megatron.core takes Llama 3's scaled positions with {LLAMA3} alone.")
+    args.layers, args.heads, args.kv_heads, args.dim = shape.layers, shape.heads, shape.keys, shape.dim
+    return shape
+
+
 def check_layout(world_size: int) -> int:
     """The number of data parallel ranks; a layout that cannot be is refused with its numbers."""
     model_parallel, kv_heads = args.tp * args.pp * args.cp, args.kv_heads or args.heads
@@ -82,28 +100,33 @@ def check_layout(world_size: int) -> int:
         faults.append("--sequence-parallel needs --tp 2 or more")
     if (args.sequence_parallel or args.cp > 1) and not args.transformer_engine:
         faults.append("--sequence-parallel and --cp need --transformer-engine")
+    if args.attend == "within" and (args.transformer_engine or args.cp > 1):
+        faults.append("--attend within is for megatron.core's own layers")
     if faults:
         raise SystemExit("; ".join(faults) + ".")
     return world_size // model_parallel
 
 
-def make_model(here: ranks.Ranks) -> DistributedDataParallel:
+def make_model(here: ranks.Ranks, shape: model.Shape) -> DistributedDataParallel:
     """This rank's stage and shard of the model, wrapped for data parallel training."""
     half = args.precision == "bf16"
     on_gpu = here.device.type == "cuda"
     config = TransformerConfig(
-        num_layers=args.layers,
-        hidden_size=args.dim,
-        ffn_hidden_size=4 * args.dim,
-        num_attention_heads=args.heads,
-        num_query_groups=args.kv_heads or args.heads,
+        num_layers=shape.layers,
+        hidden_size=shape.dim,
+        ffn_hidden_size=shape.wide,
+        num_attention_heads=shape.heads,
+        num_query_groups=shape.keys,
+        kv_channels=shape.each,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.head_norms,
         tensor_model_parallel_size=args.tp,
         pipeline_model_parallel_size=args.pp,
         context_parallel_size=args.cp,
         sequence_parallel=args.sequence_parallel,
         # The Llama family: RMSNorm, gated SiLU, rotary positions, no biases, no dropout.
         normalization="RMSNorm",
-        layernorm_epsilon=NORM_EPS,
+        layernorm_epsilon=shape.norm_eps,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
@@ -123,35 +146,51 @@ def make_model(here: ranks.Ranks) -> DistributedDataParallel:
     config.finalize_model_grads_func = finalize_model_grads
     torch.manual_seed(args.seed + 1000 * parallel_state.get_pipeline_model_parallel_rank())  # stages differ
     if args.transformer_engine:
-        layer = get_gpt_layer_with_transformer_engine_spec()
+        layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=shape.head_norms)
     else:
-        layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+        layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.head_norms)
     net = GPTModel(
         config,
         layer,
-        vocab_size=VOCABULARY,
-        max_sequence_length=args.context,
+        vocab_size=shape.vocabulary,
+        max_sequence_length=shape.context,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         position_embedding_type="rope",
-        rotary_base=ROPE_BASE,
+        rotary_base=shape.rope_base,
+        rope_scaling=shape.rope_scaling is not None,
+        rope_scaling_factor=shape.rope_scaling[0] if shape.rope_scaling else 8.0,
     )
+    if args.init_from:
+        weights.put(net, args.init_from, shape)
     if on_gpu:
         net.cuda()
     if half:
         net.bfloat16()
     ddp_config = DistributedDataParallelConfig(
-        use_distributed_optimizer=args.distributed_optimizer, overlap_grad_reduce=False, grad_reduce_in_fp32=True
+        use_distributed_optimizer=args.distributed_optimizer,
+        # Gradients travel while others are computed, from the last micro-batch's backward pass on: hence no_sync in the others.
+        overlap_grad_reduce=True,
+        grad_reduce_in_fp32=True,
     )
-    return DistributedDataParallel(config, ddp_config, net)
+    wrapped = DistributedDataParallel(config, ddp_config, net)
+    config.no_sync_func = wrapped.no_sync
+    return wrapped
 
 
-def forward_step(batches: Iterator[list[torch.Tensor]], net: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-    """One micro-batch through this stage; megatron's schedules call it, and the loss function on the last stage."""
+def forward_step(
+    batches: Iterator[list[torch.Tensor]], net: torch.nn.Module, apart: int | None = None
+) -> tuple[torch.Tensor, Any]:
+    """One micro-batch through this stage; megatron's schedules call it, and the loss function on the last stage.
+
+    apart: the token that ends a document, where none is to see another.
+    """
     device = torch.cuda.current_device()
     tokens, targets, *weights = (tensor.to(device, non_blocking=True) for tensor in next(batches))
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
-    output = net(tokens, positions, None, labels=targets)
+    # Megatron's masks are True where a token is not seen; without one its layers make the causal one.
+    mask = None if apart is None else ~model.within(tokens, apart)
+    output = net(tokens, positions, mask, labels=targets)
 
     def summed(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Of a test: the sum over windows that count."""
@@ -191,6 +230,8 @@ def load(
 
 def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last step, or until a stop is asked for; the exit code."""
+    if args.init_from:
+        begun(0)  # the layout is checked with the model's own shape
     data_parallel = check_layout(here.world_size)
     log = metrics.Metrics(args.run_dir, here)
     requests = stop.StopRequest(args.run_dir, here)
@@ -207,12 +248,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- data: the ranks of one model copy read the same ----
 
     copy = dataclasses.replace(here, rank=parallel_state.get_data_parallel_rank(), world_size=data_parallel)
-    train_set, test_set = data.text(args.data, args.context)
+    corpus = text.opened(args, here, log)
+    train_set, test_set = corpus.train, corpus.test
     micro_batch = ranks.share("--batch-size", args.batch_size, copy, args.accumulate)
 
     # ---- model and optimizer ----
 
-    net = make_model(here)
+    shape = begun(corpus.vocabulary)
+    net = make_model(here, shape)
     run_micro_batches = get_forward_backward_func()
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -231,7 +274,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
-    told = resume.told("megatron/train.py", args, data=data.text_told(args.data))
+    told = resume.told("megatron/train.py", args, data=corpus.told)
     saves, found = resume.begun(args, here, told, log, equal=EQUAL)
     strategy = TwoHalves()
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all data parallel ranks
@@ -264,7 +307,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 writes()
                 # Not before Megatron has begun: it warns of a folder that a faster rank has put a file into.
                 checkpoint.write_rank(folder, here, mine)
-                checkpoint.write_model(folder, here, described())
+                checkpoint.write_model(folder, here, described(shape))
 
             return finish
 
@@ -279,16 +322,36 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, copy, **where)
-    speed = metrics.Speed(args.batch_size * args.context, flops_per_token(), here, args.precision)
+    parameters, flops_per_token = counted(shape)
+    speed = metrics.Speed(args.batch_size * args.context, flops_per_token, here, args.precision)
     schedule = {"model": [net], "seq_length": args.context, "micro_batch_size": micro_batch}
+    log.started("megatron/train.py", here, speed, parameters=parameters, seed=args.seed)
+
+    def test() -> float:
+        net.eval()
+        count = min(args.test_windows, len(test_set))
+        tests = [*data.fixed(test_set, count, micro_batch, copy)]
+        with torch.no_grad():
+            losses = run_micro_batches(
+                forward_step_func=partial(forward_step, apart=corpus.apart),
+                data_iterator=iter(tests),
+                num_microbatches=len(tests),
+                forward_only=True,
+                **schedule,
+            )
+        net.train()
+        # Every rank of a last stage has the sum of its model copy's windows.
+        (summed,) = ranks.total(sum(part["loss"].item() for part in losses), here=here)
+        return summed * data_parallel * args.pp / here.world_size / count
+
     steps = loop.Steps(
-        args, here, at=at, samples=args.batch_size, speed=speed, log=log, requests=requests, profile=profile, save=save
+        args, here, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
     )
     while steps.go_on():
         net.zero_grad_buffer()
         optimizer.zero_grad()
         losses = run_micro_batches(
-            forward_step_func=forward_step,
+            forward_step_func=partial(forward_step, apart=corpus.apart),
             data_iterator=batches,
             num_microbatches=args.accumulate,
             forward_only=False,
@@ -300,49 +363,38 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- the end ----
 
-    net.eval()
-
-    def test() -> float:
-        count = min(args.test_windows, len(test_set))
-        tests = [*data.fixed(test_set, count, micro_batch, copy)]
-        with torch.no_grad():
-            losses = run_micro_batches(
-                forward_step_func=forward_step,
-                data_iterator=iter(tests),
-                num_microbatches=len(tests),
-                forward_only=True,
-                **schedule,
-            )
-        # Every rank of a last stage has the sum of its model copy's windows.
-        (summed,) = ranks.total(sum(part["loss"].item() for part in losses), here=here)
-        return summed * data_parallel * args.pp / here.world_size / count
-
-    return steps.end(test)
+    return steps.end()
 
 
-def described() -> dict[str, Any]:
+def described(shape: model.Shape) -> dict[str, Any]:
     """What model.json says of the model."""
     return {
         "architecture": "megatron-gpt",
-        "layers": args.layers,
-        "dim": args.dim,
-        "feed_forward": 4 * args.dim,
-        "vocabulary": VOCABULARY,
-        "heads": args.heads,
-        "kv_heads": args.kv_heads or args.heads,
-        "head_dim": args.dim // args.heads,
-        "context": args.context,
-        "norm_eps": NORM_EPS,
-        "rope_base": ROPE_BASE,
+        "layers": shape.layers,
+        "dim": shape.dim,
+        "feed_forward": shape.wide,
+        "vocabulary": shape.vocabulary,
+        "heads": shape.heads,
+        "kv_heads": shape.keys,
+        "head_dim": shape.each,
+        "context": shape.context,
+        "norm_eps": shape.norm_eps,
+        "rope_base": shape.rope_base,
+        "rope_scaling": shape.rope_scaling,
+        "qkv_bias": shape.qkv_bias,
+        "head_norms": shape.head_norms,
         "tied_embeddings": False,
     }
 
 
-def flops_per_token() -> float:
-    """Forward and backward of the whole model, by 6 N + 12 L H Q T of PaLM's appendix B; the embedding not counted."""
-    groups = (args.kv_heads or args.heads) / args.heads
-    weights = args.layers * args.dim**2 * (2 + 2 * groups + 12) + VOCABULARY * args.dim
-    return 6 * weights + 12 * args.layers * args.dim * args.context
+def counted(shape: model.Shape) -> tuple[int, float]:
+    """Weights of the whole model; its operations for each token, forward and backward, by PaLM's 6 N + 12 L H Q T (appendix B).
+
+    The embedding is a table that nothing is multiplied with: not in N.
+    """
+    with torch.device("meta"):
+        net = model.GPT(shape)
+    return sum(one.numel() for one in net.parameters()), net.flops_per_token()
 
 
 if __name__ == "__main__":

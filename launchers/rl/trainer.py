@@ -75,18 +75,19 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     torch.manual_seed(args.seed)
     net = policy.begun(args.model, options.shape(args))
     shape = policy.described(net)
+    parameters = sum(p.numel() for p in net.parameters())
     forward = spread.over(here, net.to(here.device), args.dp_replicate)
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=0.0)
     log.say(
-        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, "
-        f"{sum(p.numel() for p in net.parameters()):,} parameters, weights by {args.weight_broadcast}, seed {args.seed}"
+        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {parameters:,} parameters, "
+        f"weights by {args.weight_broadcast}, seed {args.seed}"
     )
 
     # ---- resume ----
 
     told = resume.told("rl/trainer.py", args, without=(*options.POLICY_SHAPE, *OF_THE_RUN), shape=shape)
     saves, found = resume.begun(args, here, told, log)
-    at: dict[str, Any] = {"step": 0}
+    at: dict[str, Any] = {"step": 0, "tokens": 0}
     if found:
         saved = spread.restore(net, optimizer, found)
         at = saved["at"]
@@ -113,7 +114,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return norm.item()
+        return spread.number(norm)
 
     # ---- the form of an answer, not its value ----
 
@@ -183,6 +184,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 return box[0], 0
             time.sleep(POLL_S)
 
+    speed = metrics.Speed(None, net.flops_per_token(), here, "fp32")
+    log.started("rl/trainer.py", here, speed, parameters=parameters, seed=args.seed)
     while at["step"] < args.max_steps:
         step = at["step"] + 1
         began = time.perf_counter()
@@ -196,7 +199,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         profile.step(step)
         waited = time.perf_counter() - began
         random.Random(args.seed + step).shuffle(rollouts)  # so that no part of a batch is of a few problems
-        clipped = 0.0
+        clipped = loss_of_all = 0.0
+        lr = args.lr * (1 - at["step"] / args.max_steps)
         for number in range(args.updates):
             part = rollouts[number :: args.updates]
             mine = part[here.rank :: here.world_size]
@@ -209,23 +213,30 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             gain = torch.minimum(ratio * advantages, limited * advantages) + args.entropy * policy.entropy(scores)
             # Each token counts the same; the backward pass takes the mean over ranks, whose numbers of tokens differ.
             tokens = sum(len(one["tokens"]) for one in part)
-            norm = update(
-                -(gain * rows.mask).sum() * here.world_size / tokens, lr=args.lr * (1 - at["step"] / args.max_steps)
-            )
+            loss = -(gain * rows.mask).sum() * here.world_size / tokens
+            norm = update(loss, lr=lr)
+            loss_of_all += loss.item() / args.updates
             clipped += ((ratio != limited) * rows.mask).sum().item() / rows.mask.sum().item() / args.updates
         at["step"] = step
+        read = sum(len(one["prompt"]) + len(one["tokens"]) for one in rollouts)
+        at["tokens"] = at.get("tokens", 0) + read
+        speed.step(read)
         weights = hand_out()
         if args.log_every and step % args.log_every == 0:
             reward = sum(one["reward"] for one in rollouts) / len(rollouts)
             right = sum(arithmetic.is_right(tuple(one["problem"]), one["tokens"]) for one in rollouts) / len(rollouts)
-            log.record(
-                "step",
-                f"step {step}  reward {reward:.3f}  {right:.1%} right  {clipped:.1%} clipped",
-                step=step,
+            log.step(
+                step,
+                loss_of_all,
+                speed,
+                here,
+                said=f"  reward {reward:.3f}  {right:.1%} right  {clipped:.1%} clipped",
                 reward=reward,
                 accuracy=right,
                 clipped=clipped,
+                lr=lr,
                 gradient_norm=norm,
+                tokens=at["tokens"],
                 behind=sum(step - 1 - one["version"] for one in rollouts) / len(rollouts),
                 waited=waited,
                 seconds=time.perf_counter() - began,

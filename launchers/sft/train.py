@@ -42,12 +42,13 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     torch.manual_seed(args.seed)
     net = policy.begun(args.model, options.shape(args))
     shape = policy.described(net)
+    parameters = sum(p.numel() for p in net.parameters())
     forward = spread.over(here, net.to(here.device), args.dp_replicate)
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     factor = options.cosine(args.warmup, args.max_steps)
     log.say(
-        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, "
-        f"{sum(p.numel() for p in net.parameters()):,} parameters, {len(training)} examples, seed {args.seed}"
+        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {parameters:,} parameters, "
+        f"{len(training)} examples, seed {args.seed}"
     )
 
     def test(weights: policy.Weights) -> tuple[float, float]:
@@ -57,7 +58,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     told = resume.told("sft/train.py", args, without=options.POLICY_SHAPE, shape=shape)
     saves, found = resume.begun(args, here, told, log)
-    at: dict[str, Any] = {"step": 0}
+    at: dict[str, Any] = {"step": 0, "tokens": 0}
     if found:
         saved = spread.restore(net, optimizer, found)
         at = saved["at"]
@@ -81,6 +82,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- train ----
 
+    speed = metrics.Speed(None, net.flops_per_token(), here, "fp32")
+    log.started("sft/train.py", here, speed, parameters=parameters, seed=args.seed)
     while at["step"] < args.max_steps:
         profile.step(at["step"] + 1)
         # The examples of a step are the same on every world size and in every start.
@@ -96,11 +99,13 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         at["step"] += 1
+        tokens = sum(len(prompt) + len(arithmetic.solution((prompt, answer))) for prompt, answer in drawn)
+        at["tokens"] = at.get("tokens", 0) + tokens
+        speed.step(tokens)
 
         if args.log_every and at["step"] % args.log_every == 0:
-            mean = ranks.total(loss.item(), here=here)[0] / here.world_size
-            values = {"loss": mean, "lr": lr, "gradient_norm": norm.item()}
-            log.record("step", f"step {at['step']}  loss {mean:.4f}", step=at["step"], **values)
+            values = {"lr": lr, "gradient_norm": spread.number(norm), "tokens": at["tokens"]}
+            log.step(at["step"], loss.item(), speed, here, **values)
         code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
         if code is not None:
             return code

@@ -8,6 +8,8 @@
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR={{ run_dir | sh }}
+readonly KIT_SNAPSHOT={{ snapshot | sh }}
+readonly KIT_TREE={{ tree | sh }}
 readonly KIT_JOB_NAME={{ job_name | sh }}
 readonly -a KIT_IMAGES={{ images | sh }}
 readonly KIT_RUNTIME={{ runtime | sh }}
@@ -54,6 +56,7 @@ source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/workspace.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
 source "${KIT_RUN_DIR}/lib/container_names.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
@@ -66,6 +69,7 @@ source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
+source "${KIT_RUN_DIR}/lib/task_logs.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -88,6 +92,7 @@ finish() {
     steps::end_all
     heartbeat::stop
     failures::release_space
+    task_logs::merge
     case "${what}" in
         requeue) retry::requeue "${code}" || retry::end "${code}" ;;
         requeued)
@@ -132,6 +137,7 @@ main() {
     nodes::banner
     events::record start nodes "${SLURM_JOB_NODELIST}"
     failures::reserve_space
+    workspace::prepare || exit 1
     node_checks::image || exit "${node_checks_failed_code}"
     node_checks::stage || exit $?
     container_names::begin

@@ -1,18 +1,24 @@
 #!/bin/bash
-# bubblewrap.sh --image=FILE --workdir=DIR [--writable] [--remap-root] [--isolated] [--keep-env=NAME]… [--mount SOURCE TARGET ro|rw]… -- COMMAND…
+# bubblewrap.sh --image=FILE --workdir=DIR [--writable] [--remap-root] [--isolated] [--capability=NAME]… [--keep-env=NAME]…
+#     [--mount SOURCE TARGET ro|rw]… -- COMMAND…
 # Mounts the squashfs image in a mount namespace of this task and runs the command in it. The namespace, and all that is mounted
-# in it, ends with its last process, however that ends. --isolated: no network, no device, no other process, no capability.
+# in it, ends with its last process, however that ends. Root gets its own PID namespace and /proc, no disk, and no capability but
+# those named. --isolated: no network, no device, no other process either, for every user.
 set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/failures.sh"
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/orphans.sh"
 
 # Slurm signals every process of a step; this script and bwrap's own monitor must outlive a TERM that is meant for the ranks.
 trap '' TERM USR1 USR2 INT HUP
 
 parse() {
     image="" workdir="/" writable="" remap_root="" entered="" real_ids="" isolated=""
-    keep_env=() sources=() targets=() modes=()
+    keep_env=() capabilities=() sources=() targets=() modes=()
     while (($#)); do
         case "$1" in
             --entered) entered=1 ;;
@@ -22,6 +28,7 @@ parse() {
             --writable) writable=1 ;;
             --remap-root) remap_root=1 ;;
             --isolated) isolated=1 ;;
+            --capability=*) capabilities+=("${1#*=}") ;;
             --keep-env=*) keep_env+=("${1#*=}") ;;
             --mount)
                 sources+=("$2") targets+=("$3") modes+=("$4")
@@ -137,6 +144,43 @@ image_environment() {
     done <"${base}/root/etc/environment"
 }
 
+# Devices, processes, network and capabilities, as options of bwrap.
+contain() {
+    local device capability
+    if [[ -n "${isolated}" ]]; then
+        arguments+=(--unshare-net --unshare-ipc --dev /dev)
+    else
+        arguments+=(--dev-bind /dev /dev)
+    fi
+    if [[ -n "${real_ids}" && -z "${isolated}" ]]; then
+        # Ranks of one user see each other: CUDA shares memory between the processes of one PID namespace only.
+        arguments+=(--dev-bind /proc /proc)
+        return 0
+    fi
+    # Through the host's /proc root would reach every file of the host.
+    arguments+=(--cap-drop ALL)
+    # Inside a container whose own /proc is masked, only root may mount another one.
+    if [[ -z "${real_ids}" ]] || bwrap --unshare-user --unshare-pid --ro-bind / / --proc /proc -- /bin/true 2>/dev/null; then
+        arguments+=(--unshare-pid --proc /proc)
+    else
+        arguments+=(--dev-bind /proc /proc)
+    fi
+    [[ -z "${real_ids}" ]] || return 0
+    for capability in "${capabilities[@]}"; do
+        arguments+=(--cap-add "${capability}")
+    done
+    if [[ -n "${isolated}" ]]; then
+        # Root writes into the folders that are mounted, whoever owns them.
+        arguments+=(--cap-add CAP_DAC_OVERRIDE)
+        return 0
+    fi
+    # Root owns the disks, and needs no capability to read them.
+    while IFS= read -r -d '' device; do
+        arguments+=(--dev-bind /dev/null "${device}")
+    done < <(find /dev -xdev -type b -print0)
+    orphans::watch_container "${BASH_SOURCE[0]%/bin/*}"
+}
+
 enter() {
     local -a arguments=() etc_binds=() environment=()
     local -i i
@@ -148,20 +192,7 @@ enter() {
     else
         arguments+=(--ro-bind "${base}/root" /)
     fi
-    if [[ -n "${isolated}" ]]; then
-        # Through the host's /proc root would reach every file of the host.
-        arguments+=(--unshare-net --unshare-ipc --cap-drop ALL --dev /dev)
-        # Inside a container whose own /proc is masked, only root may mount another one.
-        if [[ -z "${real_ids}" ]] || bwrap --unshare-user --unshare-pid --ro-bind / / --proc /proc -- /bin/true 2>/dev/null; then
-            arguments+=(--unshare-pid --proc /proc)
-        else
-            arguments+=(--dev-bind /proc /proc)
-        fi
-        # Root writes into the folders that are mounted, whoever owns them.
-        [[ -n "${real_ids}" ]] || arguments+=(--cap-add CAP_DAC_OVERRIDE)
-    else
-        arguments+=(--dev-bind /dev /dev --dev-bind /proc /proc)
-    fi
+    contain
     arguments+=(--ro-bind /sys /sys --tmpfs /tmp --tmpfs /run "${etc_binds[@]}")
     for ((i = 0; i < ${#sources[@]}; i++)); do
         if [[ "${sources[i]}" == tmpfs ]]; then

@@ -23,6 +23,24 @@ rank::link() {
     fi
 }
 
+# Whether the slurmstepd that started this task is gone; lib/orphans.sh looks for it while the program runs.
+rank::is_orphan() {
+    local line=""
+    [[ -n "${KIT_SLURMSTEPD:-}" ]] || return 1
+    { read -r line <"/proc/${KIT_SLURMSTEPD}/stat"; } 2>/dev/null
+    [[ "${line}" != *"(slurmstepd) "[!ZX]* ]]
+}
+
+# The folder of lib/rank_progress.sh, where its collector was killed.
+rank::remove_reports() {
+    local -r folder="/dev/shm/kit-${EUID}-${SLURM_JOB_ID:-}"
+    local fd
+    [[ -O "${folder}" && ! -L "${folder}" ]] && command -v flock >/dev/null || return 0
+    { exec {fd}<"${folder}"; } 2>/dev/null || return 0
+    ! flock --nonblock "${fd}" || rm -rf -- "${folder}"
+    exec {fd}<&-
+}
+
 main() {
     # torchrun calls the node's rank GROUP_RANK; programs find it under one name in both shapes.
     export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
@@ -42,10 +60,24 @@ main() {
     trap 'signalled=1' TERM USR1 USR2 HUP INT
     # By this signal.sh finds the program: it is the child of this shell, and what it starts is not.
     export KIT_RANK_SHELL=$$
+    # For kit_rank; behind all that set-up lines put there.
+    export PYTHONPATH="${PYTHONPATH:+${PYTHONPATH}:}${KIT_RUN_DIR}/lib"
     local -i code=0
     umask "${KIT_UMASK:-$(umask)}"
-    env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_PROGRAM[@]}" || code=$?
+    # The pipe of lib/orphans.sh: what outlives this shell must not hold it.
+    local pipe="${KIT_TASK_FD:-}"
+    (
+        [[ -z "${pipe}" ]] || exec {pipe}>&-
+        exec env -u KIT_TASK_FD -- "${KIT_PROGRAM_ENV[@]}" "${KIT_PROGRAM[@]}"
+    ) || code=$?
     umask g-w,o-w
+    rank::remove_reports
+    # Without its slurmstepd a rank dies of one thing or another: of HUP under Pyxis.
+    if ((code > 128)) && rank::is_orphan; then
+        log::error "slurmstepd, by which Slurm runs the ranks of a node, is gone: killed, or out of memory; the program died of it, with ${code}"
+        code=137
+    fi
+    [[ -z "${pipe}" ]] || { printf 'ended\n' >&"${pipe}"; } 2>/dev/null || true
     if ((code)) && failures::record "${RANK}" "${code}" && [[ -n "${signalled}" ]]; then
         # Told to end, it ended: srun and torchrun would kill the ranks that still save for a code other than 0. The batch script reads
         # the recorded one.

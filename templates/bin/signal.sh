@@ -1,18 +1,20 @@
 #!/bin/bash
-# signal.sh NAME: one task per node, outside the container: sends a signal to the programs that rank.sh started on this node, and to
+# signal.sh NAME SECONDS: one task per node, outside the container: sends a signal to the programs that rank.sh started on this node, and to
 # nothing else. Slurm's own signals go to every process of a step: FUSE daemons of Pyxis and Enroot, which the ranks' files come from, die
 # of them, torchrun dies of USR1, and a DataLoader's worker that gets TERM takes its parent down. Services get none: they are there until
 # the others have saved.
-# A program that is still to come gets its signal when it is there: this goes on until no rank is left on the node.
+# A program that is still to come gets its signal when it is there: this goes on until no rank is left on the node. One that has no handler
+# yet may be about to set one, as long as it still loads (imports from a cold file system take many seconds): it gets the signal once it
+# reads nothing any more, or lives for half of the SECONDS that the ranks have to save.
 set -uo pipefail
 
-# A program that has no handler yet may be about to set one; after so many seconds it gets the signal anyway.
-readonly young_s=5
+# Seconds without a read or a page from a file system, after which a program has come up.
+readonly quiet_s=5
 
 # look SIGNAL: signals each program once; 1 when no process of a rank's step is here. A process is known by its environment, which
 # nobody but its user can read.
 look() {
-    local path pid shell
+    local path pid shell above
     local -a of_job of_ranks
     mapfile -t of_job < <(grep -lzxF -- "SLURM_JOB_ID=${SLURM_JOB_ID}" /proc/[0-9]*/environ 2>/dev/null)
     ((${#of_job[@]})) || return 1
@@ -24,10 +26,12 @@ look() {
     while IFS= read -r -d '' path && IFS= read -r -d '' shell; do
         path="${path%/environ}"
         pid="${path#/proc/}" shell="${shell#*=}"
-        if [[ -z "${told[${pid}]:-}" && "$(parent "${pid}")" == "${shell}" ]] && is_ready "${pid}"; then
+        [[ -z "${told[${pid}]:-}" ]] || continue
+        above="$(parent "${pid}")"
+        if [[ "$(own_number "${above}")" == "${shell}" ]] && is_ready "${pid}"; then
             told["${pid}"]=1
             # The shell first: it notes that its program was told to end.
-            kill -s "$1" "${shell}" 2>/dev/null
+            kill -s "$1" "${above}" 2>/dev/null
             kill -s "$1" "${pid}" 2>/dev/null
         fi
     done < <(grep -HZz '^KIT_RANK_SHELL=' "${of_ranks[@]}" 2>/dev/null)
@@ -47,9 +51,18 @@ parent() {
     printf '%s' "${ppid:-}"
 }
 
-# Whether a program has a handler for the signal, or is old enough to have none.
+# The number that a process has for itself, which is another one than ours in a container with a PID namespace of its own.
+own_number() {
+    local name numbers own=""
+    while read -r name numbers; do
+        [[ "${name}" != NSpid: ]] || own="${numbers##*[[:space:]]}"
+    done 2>/dev/null <"/proc/$1/status"
+    printf '%s' "${own}"
+}
+
+# Whether a program has a handler for the signal, or has come up without one.
 is_ready() {
-    local name caught="" up
+    local name caught="" up has_read
     local -a stat
     while read -r name up; do
         [[ "${name}" != SigCgt: ]] || caught="${up}"
@@ -57,13 +70,23 @@ is_ready() {
     ((16#${caught:-0} & 1 << number - 1)) && return 0
     read -ra stat <<<"$(fields "$1")"
     read -r up _ </proc/uptime
-    # Field 22 of proc(5): when it started, in ticks of a hundredth.
-    ((${up%.*} - ${stat[19]:-0} / 100 >= young_s))
+    # Fields 22 and 12 of proc(5): when it started, in ticks of a hundredth, and its major page faults.
+    local -ri age=$((${up%.*} - ${stat[19]:-0} / 100))
+    ((age < most_s)) || return 0
+    has_read="${stat[9]:-0}"
+    while read -r name up; do
+        [[ "${name}" != rchar: ]] || has_read+=" ${up}"
+    done 2>/dev/null <"/proc/$1/io"
+    if [[ "${has_read}" != "${last_read[$1]:-}" ]]; then
+        last_read["$1"]="${has_read}" last_change["$1"]="${EPOCHSECONDS}"
+    fi
+    ((age >= quiet_s && EPOCHSECONDS - last_change[$1] >= quiet_s))
 }
 
 main() {
     local -i number
-    local -A told=()
+    local -ri most_s=$(($2 / 2))
+    local -A told=() last_read=() last_change=()
     number="$(kill -l "$1")"
     # Where no rank is there yet the step waits; the batch script ends it when all ranks are gone.
     while look "$1" || ((!${#told[@]})); do

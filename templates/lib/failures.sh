@@ -104,8 +104,10 @@ failures::show() {
         return 0
     fi
     [[ -z "$3" || ! -d "${logs}/$3" ]] || logs+="/$3"
-    log::error "${3:+step $3: }the ranks ended with $2, and no rank recorded why; see ${logs}/task-*.log"
-    failures::tail "${logs}"/task-*.log
+    log::error "${3:+step $3: }the ranks ended with $2, and no rank recorded why; see ${logs}/task*.log"
+    local -a said
+    mapfile -t said < <(find "${logs}" -maxdepth 1 -name 'task-*.log' -size +0 | sort --version-sort | head -n 4)
+    ((${#said[@]} == 0)) || failures::tail "${said[@]}"
 }
 
 failures::full() {

@@ -140,6 +140,8 @@ node_checks::judge() {
             fi
         done
     done
+    # What says that a node is well was for this script alone.
+    rm -f -- "${folder}"/*.ok "${folder}"/*.folders
     ((${#failed[@]})) || return 0
     for name in "${failed[@]}"; do
         nodes::give_up "${name}"

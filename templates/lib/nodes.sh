@@ -103,6 +103,13 @@ nodes::lost() {
     return "${found}"
 }
 
+# nodes::short NAME…: as Slurm writes a list of nodes, w[1-256]; asks nobody.
+nodes::short() {
+    local short
+    short="$(IFS=,; scontrol show hostlist "$*" 2>/dev/null)"
+    printf '%s' "${short:-$*}"
+}
+
 # nodes::find_lost NAME…: looks, and adds to nodes_bad those that are out of the job, down or failing. A node that does not answer may
 # train on: Slurm waits for it, and so does this script.
 nodes::find_lost() {

@@ -42,7 +42,8 @@ retry::begin_attempt() {
     endpoints::place || return 1
     # Unless a signal came, the ranks have all the time of the job.
     [[ -n "${signals_got}" ]] || steps::clear_deadline
-    log::info "attempt ${attempts}: ranks on ${KIT_NODE_NAMES}; master ${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
+    # shellcheck disable=SC2086 # names of nodes
+    log::info "attempt ${attempts}: ranks on $(nodes::short ${KIT_NODE_NAMES}); master ${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
     events::record attempt nodes "${KIT_NODE_NAMES// /,}" master "${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
 }
 
@@ -156,4 +157,16 @@ retry::end() {
     rm -f -- "${KIT_RUN_DIR}/.secrets"
     events::record end exit_code "$1"
     log::info "end of job ${SLURM_JOB_ID}: exit code $1"
+    if [[ -n "${environment_batch}" ]] && ! retry::has_slurmstepd; then
+        log::error "the batch script's slurmstepd is gone: killed, or out of memory; Slurm would not hear of the end, so the job is cancelled"
+        scancel "${environment_job}" 2>/dev/null
+    fi
+}
+
+# Whether the process that started this script is still its parent: who is left behind gets another one.
+retry::has_slurmstepd() {
+    local line=""
+    { IFS= read -r -d '' line </proc/$$/stat; } 2>/dev/null
+    read -r _ line _ <<<"${line##*) }"
+    [[ "${line}" == "${PPID}" ]]
 }

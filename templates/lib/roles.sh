@@ -142,7 +142,8 @@ roles::start() {
     local -a env=("${own[@]}" "KIT_RESTART_COUNT=${roles_start[${name}]}" "KIT_FAILURES=${failures_name}" "$@")
     if [[ -n "${of[folder]}" ]]; then
         local -n variables="KIT_ROLE_${of[variable]}"
-        log::info "role ${name}: start ${roles_start[${name}]} on ${endpoints_nodes[${name}]}"
+        # shellcheck disable=SC2086 # names of nodes
+        log::info "role ${name}: start ${roles_start[${name}]} on $(nodes::short ${endpoints_nodes[${name}]})"
         env+=("KIT_ROLE=${name}" "KIT_MASTER_ADDR=${variables[address]}" "KIT_MASTER_PORT=${variables[master]}")
     fi
     steps::set_env "${env[@]}"

@@ -38,7 +38,7 @@ signals::pass_on() {
         steps::set_deadline "${seconds}" "the ranks did not end within ${seconds} s after $1"
     fi
     # A job that Slurm is ending takes no new step, and has had Slurm's own TERM.
-    [[ -n "${signals_slurms_term}" ]] || signals::carry "${1/INT/TERM}"
+    [[ -n "${signals_slurms_term}" ]] || signals::carry "${1/INT/TERM}" "${seconds}"
 }
 
 # USR2 comes from failure_watch.sh alone.
@@ -53,7 +53,7 @@ signals::note_preemption() {
     signals_got=TERM signals_slurms_term=1
 }
 
-# signals::carry NAME: to the programs of the ranks alone, by a step of its own on the nodes of the roles that still run. One lost node
+# signals::carry NAME SECONDS: to the programs of the ranks alone, by a step of its own on the nodes of the roles that still run. One lost node
 # among them would keep the step from starting.
 signals::carry() {
     local -r step="kit-signal-$((++signals_count))"
@@ -65,7 +65,7 @@ signals::carry() {
     fi
     ((${#nodes[@]})) || return 0
     KIT_NODE_NAMES="${nodes[*]}" steps::start "${step}" "${KIT_SIGNAL_ARGV[0]}" \
-        --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" "${KIT_SIGNAL_ARGV[@]:1}" "$1"
+        --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" "${KIT_SIGNAL_ARGV[@]:1}" "$1" "$2"
     signals_carried["${step}"]="$1"
 }
 

@@ -205,6 +205,9 @@ steps::end_orphan() {
     local -r name="$1"
     local -i tenths
     [[ -z "${signals_slurms_term:-}" && -n "$(steps::ids "${name}")" ]] || return 0
+    # It may be about to go: srun hears of the tasks' end before the controller does.
+    sleep 0.5
+    [[ -n "$(steps::ids "${name}")" ]] || return 0
     log::error "srun is gone and step ${name} is not: srun was killed, or gave up on a node; the step is ended"
     steps::signal KILL "${name}"
     for ((tenths = 0; tenths < 50; tenths++)); do

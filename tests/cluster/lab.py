@@ -169,8 +169,12 @@ class Lab:
         """All processes of a node but its first one."""
         init = self.cluster.node(node).init
         assert init is not None
-        space = _namespace(init.pid)
-        return [p for p in _all_processes() if p.pid != init.pid and _namespace(p.pid) == space]
+        space, everywhere = _namespace(init.pid), [*_all_processes()]
+        found = {p.pid: p for p in everywhere if p.pid != init.pid and _namespace(p.pid) == space}
+        # Those in the PID namespaces of containers are below them.
+        while more := {p.pid: p for p in everywhere if p.parent in found and p.pid not in found}:
+            found |= more
+        return [*found.values()]
 
     def restart_slurmd(self, node: str) -> None:
         """Bring a node back whose daemon is gone."""

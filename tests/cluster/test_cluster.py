@@ -21,7 +21,7 @@ from kit.errors import SlurmError
 from kit.slurm import topology
 from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, find, links, status, up
 from kit.slurm.embedded.address import choose_ports
-from kit.slurm.embedded.layout import Layout
+from kit.slurm.embedded.paths import Layout
 
 pytestmark = pytest.mark.cluster
 

@@ -92,6 +92,34 @@ def kill_monitor(lab: Lab, run: Path) -> None:
     finish(lab, run)
 
 
+def slurmstepds(lab: Lab, run: Path, step: str) -> list[int]:
+    """The slurmstepd processes of a step, one on each node; `batch` is the batch script's."""
+    listed = lab.slurm("squeue", "--noheader", "--steps", "--format=%j %i").splitlines()
+    ids = {line.split()[0]: line.split()[1] for line in listed}
+    named = f"{lab.job(run)['JobId']}.batch" if step == "batch" else ids[step]
+    return [one.pid for one in lab.processes(run) if one.line == f"slurmstepd: [{named}]"]
+
+
+def kill_stepd(lab: Lab, run: Path) -> None:
+    """Of the ranks of one node."""
+    kill(slurmstepds(lab, run, "train")[-1])
+
+
+def kill_daemon_and_stepd(lab: Lab, run: Path) -> None:
+    """What an administrator's `killall -9 slurmd slurmstepd` does to the second node, whose daemon starts again."""
+    node = lab.cluster.nodes[1].name
+    for one in lab.node_processes(node):
+        if one.line.startswith("slurmstepd: [") or (one.argv[0].endswith("slurmd") and "-N" in one.argv):
+            kill(one.pid)
+    lab.restart_slurmd(node)
+
+
+def kill_batch_stepd(lab: Lab, run: Path) -> None:
+    (batch,) = slurmstepds(lab, run, "batch")
+    kill(batch)
+    finish(lab, run)
+
+
 LIST = "--list-gpus) printf 'GPU 0: x\\nGPU 1: x\\n';; "
 DMON = 'case "$1" in ' + LIST + 'dmon) echo "#args $*"; while true; do echo line; sleep 0.2; done;; esac'
 DEAF_DMON = 'trap "" TERM INT HUP USR1; case "$1" in ' + LIST + "dmon) while true; do echo line; sleep 0.2; done;; esac"
@@ -137,6 +165,25 @@ FAULTS = {
         act=lambda lab, run: kill(lab.srun(run).pid),
         code=137,
         says="with 137, and no rank recorded why|failed first",
+    ),
+    "stepd-killed": Fault(
+        once=("srun", "pyxis"),
+        act=kill_stepd,
+        code=137,
+        says="failed first, with exit code 137",
+    ),
+    "slurmd-and-stepd-killed": Fault(
+        once=("srun", "bare"),
+        act=kill_daemon_and_stepd,
+        code=137,
+        says="failed first, with exit code 137",
+    ),
+    "batch-stepd-killed": Fault(
+        once=("srun", "bare"),
+        act=kill_batch_stepd,
+        code=0,
+        state="CANCELLED",
+        says="the batch script's slurmstepd is gone",
     ),
     "cancel": Fault(once=("srun", "pyxis"), act=cancel, code=143, state="CANCELLED", saved=4, says="got TERM"),
     "scancel": Fault(
@@ -442,6 +489,8 @@ def test_a_spare_takes_a_lost_nodes_place(spare_lab: Lab) -> None:
     for one in lab.node_processes(node):
         with contextlib.suppress(ProcessLookupError):
             kill(one.pid)
+    # A machine that dies loses its memory too.
+    lab.inside(node, "find", "/dev/shm", "-mindepth", "1", "-delete")
     try:
         wait_up(lab, run, start=1)
         job = lab.wait_end(run)
@@ -506,7 +555,7 @@ def test_image_replaced_before_the_job(lab: Lab, train_cpu: Path, tmp_path: Path
 @contextmanager
 def shared_disk(lab: Lab, target: Path, *, megabytes: int) -> Iterator[Path]:
     """A small file system that this machine and every node of the cluster have mounted: a mount here is not seen there."""
-    image = target.with_suffix(".ext4")
+    image = lab.project.parent / f"{target.name}.ext4"
     with image.open("wb") as file:
         file.truncate(megabytes << 20)
     shell.run(["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image)])

@@ -7,8 +7,6 @@ import http.server
 import json
 import os
 import shutil
-import socket
-import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -20,8 +18,9 @@ import pytest
 from kit import shell
 from kit.errors import ImageError, LockError, UsageError
 from kit.images import engine as engines
-from kit.images import importing, lock, publish
+from kit.images import importing, layer_cache, lock, publish
 from kit.images.progress import Silent
+from tests.cluster import faulty_registry
 from tests.cluster.image_lab import (
     BASE,
     DOCKERFILE,
@@ -30,7 +29,6 @@ from tests.cluster.image_lab import (
     import_base,
     mounted,
     needs_root,
-    wait_until,
 )
 
 pytestmark = pytest.mark.engine
@@ -343,6 +341,7 @@ class BreakingOff(Registry):
 def test_a_line_that_drops_leaves_nothing(
     lab: ImageLab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, with_skopeo: bool
 ) -> None:
+    monkeypatch.setattr(layer_cache, "_FIRST_WAIT_S", 0.01)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), BreakingOff)
     _plain_http(monkeypatch, tmp_path, f"127.0.0.1:{server.server_port}", with_skopeo=with_skopeo)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -358,31 +357,8 @@ def test_a_line_that_drops_leaves_nothing(
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
     """A real registry, Debian's docker-registry; its host and port."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("docker-registry is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{free.getsockname()[1]}"
-    config = tmp_path / "registry.yml"
-    config.write_text(
-        f"version: 0.1\nlog: {{level: error}}\nstorage: {{filesystem: {{rootdirectory: {tmp_path / 'registry'}}}}}\n"
-        f"http: {{addr: '{place}'}}\n"
-    )
-    with subprocess.Popen(
-        [program, "serve", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            wait_until(lambda: _listens(place))
-            yield place
-        finally:
-            process.terminate()
-
-
-def _listens(place: str) -> bool:
-    host, _, port = place.partition(":")
-    with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) == 0
+    with faulty_registry.registry(tmp_path / "registry") as place:
+        yield place
 
 
 def _plain_http(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, *, with_skopeo: bool) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
+import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from kit import shell
+from kit.images import lock as image_lock
 from kit.shell import Completed
 from tests.cluster.conftest import lab_on, short_folder
 from tests.cluster.lab import TIMEOUT_S, Lab
 from tests.cluster.test_cluster import _as_user
+from tests.support import make_lock
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
 
@@ -98,3 +103,152 @@ def test_a_user_cannot_cancel_anothers_run(shared_lab: Lab, users: list[pwd.stru
     kit(lab, ada, "cancel", run.name)
     kit(lab, ada, "cancel", run.name, check=False)
     assert lab.wait_end(run)["JobState"] in {"CANCELLED", "FAILED"}
+
+
+@dataclass(frozen=True)
+class Image:
+    """A locked image in a store that the group may write. right, wrong: its bytes, and the same with one bit flipped."""
+
+    file: Path
+    cache: Path
+    right: bytes
+    wrong: bytes
+
+    @property
+    def digests(self) -> list[str]:
+        """What a refusal has to name."""
+        return [hashlib.sha256(content).hexdigest() for content in (self.right, self.wrong)]
+
+    def put(self, content: bytes, user: pwd.struct_passwd) -> None:
+        """Other bytes in its place, by that user."""
+        new = self.file.with_name(f"new-{user.pw_name}")
+        new.write_bytes(content)
+        os.chown(new, user.pw_uid, user.pw_gid)
+        shell.run(
+            [
+                "setpriv",
+                f"--reuid={user.pw_uid}",
+                f"--regid={user.pw_gid}",
+                "--clear-groups",
+                "mv",
+                str(new),
+                str(self.file),
+            ]
+        )
+
+
+def squashed(scratch: Path) -> bytes:
+    """A squashfs image with a file of bytes that do not compress."""
+    (scratch / "tree").mkdir()
+    (scratch / "tree" / "noise").write_bytes(random.Random(1).randbytes(50_000))
+    shell.run(["mksquashfs", str(scratch / "tree"), str(scratch / "made.sqsh"), "-quiet", "-no-progress"])
+    return (scratch / "made.sqsh").read_bytes()
+
+
+@pytest.fixture
+def image(shared_lab: Lab, users: list[pwd.struct_passwd]) -> Iterator[Image]:
+    """The caches of all users lie in one folder, as in /tmp."""
+    lab = shared_lab
+    store, scratch = lab.project / "store" / "sha256", lab.project.parent / "scratch"
+    store.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir()
+    scratch.chmod(0o1777)
+    for folder in (store.parent, store):
+        shutil.chown(folder, group=GROUP)
+        folder.chmod(0o2775)
+    right = squashed(scratch)
+    wrong = right[:1000] + bytes([right[1000] ^ 1]) + right[1001:]
+    digest = hashlib.sha256(right).hexdigest()
+    found = make_lock("tiny").model_copy(update={"sha256": digest, "size": len(right)})
+    image_lock.write(lab.project / "containers" / "tiny" / image_lock.FILE, found)
+    profile = lab.project / "clusters" / f"{lab.cluster.name}.toml"
+    before = profile.read_text()
+    profile.write_text(before.replace("[paths]\n", f'[paths]\ncache = "{scratch}/kit-{{user}}"\n'))
+    made = Image(store / f"{digest}.sqsh", scratch / f"kit-{users[0].pw_name}", right, wrong)
+    made.put(right, users[0])
+    try:
+        yield made
+    finally:
+        profile.write_text(before)
+        shutil.rmtree(scratch)
+
+
+def submit(lab: Lab, user: pwd.struct_passwd, *options: str) -> Completed:
+    words = ["--cluster", lab.cluster.name, "--set", "container.runtime=bubblewrap", *options]
+    return kit(lab, user, "submit", *words, check=False)
+
+
+STAGED = ("--wait", "--set", 'image={ name = "tiny", stage = "node" }')
+
+
+def test_a_cache_folder_that_another_user_made_first_is_not_used(
+    shared_lab: Lab, users: list[pwd.struct_passwd], image: Image
+) -> None:
+    """C1: its file under the locked digest was taken for the image."""
+    ada, bob = users
+    staged = image.cache / "images"
+    staged.mkdir(parents=True)
+    (staged / image.file.name).write_bytes(image.wrong)
+    for path in (image.cache, staged, staged / image.file.name):
+        os.chown(path, bob.pw_uid, bob.pw_gid)
+        path.chmod(0o755)
+    done = submit(shared_lab, ada, *STAGED)
+    assert done.returncode == 72, done.stderr
+    logs = Path(done.stdout.splitlines()[0]) / "logs"
+    said = "".join(path.read_text() for path in logs.glob("*.log"))
+    assert f"{image.cache} belongs to user {bob.pw_name} ({bob.pw_uid}), not to you" in said
+
+
+def test_a_poisoned_copy_on_a_node_ends_the_run(shared_lab: Lab, users: list[pwd.struct_passwd], image: Image) -> None:
+    """C1: of the same size, in a folder of the user's own."""
+    ada = users[0]
+    staged = image.cache / "images"
+    staged.mkdir(parents=True)
+    poisoned = staged / image.file.name
+    poisoned.write_bytes(image.wrong)
+    for path in (image.cache, staged, poisoned):
+        os.chown(path, ada.pw_uid, ada.pw_gid)
+        path.chmod(0o700)
+    done = submit(shared_lab, ada, *STAGED)
+    assert done.returncode == 72, done.stderr
+    logs = Path(done.stdout.splitlines()[0]) / "logs"
+    said = "".join(path.read_text() for path in logs.glob("*.log"))
+    assert all(digest in said for digest in image.digests)
+    # The other node has the same folder here, and may have copied it again by now.
+    assert not poisoned.exists() or poisoned.read_bytes() == image.right
+
+
+def test_no_shell_is_opened_in_an_image_that_a_node_refuses(
+    shared_lab: Lab, users: list[pwd.struct_passwd], image: Image
+) -> None:
+    """The login node's check finds nothing wrong: only the node sees its own copy."""
+    ada = users[0]
+    staged = image.cache / "images"
+    staged.mkdir(parents=True)
+    (staged / image.file.name).write_bytes(image.wrong)
+    for path in (image.cache, staged, staged / image.file.name):
+        os.chown(path, ada.pw_uid, ada.pw_gid)
+        path.chmod(0o700)
+    words = ["--cluster", shared_lab.cluster.name, "--set", "container.runtime=bubblewrap", *STAGED[1:]]
+    done = kit(shared_lab, ada, "shell", *words, check=False)
+    assert done.returncode == 72, done.stderr
+    assert "no shell is opened: the checks of a node failed" in done.stderr
+    run = max((shared_lab.project / "runs").glob("test-*"), key=lambda path: path.stat().st_mtime)
+    assert all(digest in (run / "logs" / "stage.log").read_text() for digest in image.digests)
+
+
+def test_an_image_that_another_user_replaced_by_one_of_its_size(
+    shared_lab: Lab, users: list[pwd.struct_passwd], image: Image
+) -> None:
+    """C2: before the submit, and between the submit and the start; what was checked before is no excuse."""
+    (ada, bob), lab = users, shared_lab
+    held = submit(lab, ada, "--set", "image=tiny", "--set", 'slurm.extra=["--hold"]')
+    assert held.returncode == 0, held.stderr
+    image.put(image.wrong, bob)
+    refused = submit(lab, ada, "--set", "image=tiny")
+    assert refused.returncode == 5
+    assert all(digest in refused.stderr for digest in image.digests)
+    run = Path(held.stdout.splitlines()[0])
+    lab.slurm("scontrol", "release", lab.job(run)["JobId"])
+    assert lab.wait_end(run)["ExitCode"] == "72:0"
+    assert all(digest in (run / "logs" / "preflight.log").read_text() for digest in image.digests)

@@ -1,4 +1,7 @@
-"""The budget of a wide job: what it asks of slurmctld does not grow with its nodes, but for Slurm's own bookkeeping of them."""
+"""The budget of a wide job: what it asks of slurmctld does not grow with its nodes, but for Slurm's own bookkeeping of them.
+
+Nor do the files that it leaves in its run folder, but for the logs of the ranks.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ def check(lab: Lab, narrow: int, wide: int) -> None:
         if count > few.of_the_kit[kind] + SLACK
     }
     assert not grown, f"RPCs at {narrow} and {wide} nodes: {grown}"
+    assert many.files - few.files == many.rank_logs - few.rank_logs, "only the ranks' own logs are more"
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +38,12 @@ def broad_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
 
 
-def test_rpcs_do_not_grow_with_nodes(broad_lab: Lab) -> None:
+def test_rpcs_and_files_do_not_grow_with_nodes(broad_lab: Lab) -> None:
     check(broad_lab, 4, 16)
 
 
 @pytest.mark.slow
-def test_rpcs_do_not_grow_up_to_256_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_rpcs_and_files_do_not_grow_up_to_256_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
     project = tmp_path_factory.mktemp("width")
     with lab_on("w", 256, project / "store", project) as lab:
         check(lab, 4, 256)

@@ -10,10 +10,11 @@ import pytest
 
 from kit import shell
 from kit.cli import runs
-from kit.planning.placement import PLAIN, RolePlacement, world_text
+from kit.planning.placement import RolePlacement
 from kit.planning.plan import Plan
 from kit.runs import manifest
 from kit.runs.status import of
+from kit.spec.world_sizes import PLAIN, world_text
 from tests.golden.cases import CASES, SINGLES, Case, Single, planned, planned_single
 
 EVERY = [pytest.param(case, id=case.name) for case in (*CASES, *SINGLES)]

@@ -259,6 +259,7 @@ def _planning() -> list[Rule]:
         _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "{% if %}\n"}),
         _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "{{ 1 / 0 }}\n"}),
         _without(""),
+        _without('[container]\nruntime = "enroot"\ncapabilities = ["CAP_SYS_PTRACE"]\n'),
         _without(f'image = "docker://x/y@sha256:{"0" * 64}"\n[container]\nruntime = "enroot"'),
         Rule(text="# an image that was never built", run=lambda folder: _pinned(folder, lock=False)),
         Rule(text="# launcher deepspeed, an image without deepspeed", run=lambda folder: _pinned(folder, lock=True)),

@@ -67,6 +67,7 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
             'shape = "mpi"',
             'rank_args = { rank = "RANK" }',
             'rank_args = { --rank = "RNK" }',
+            '[container]\ncapabilities = ["sys-ptrace"]',
             'script = "' + "x" * 140_000 + '"',
             'workdir = "data"',
             'mount_set = "Site A"',

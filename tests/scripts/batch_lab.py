@@ -13,6 +13,7 @@ BIN = REPO / "templates" / "bin"
 LIBRARIES = (
     "log", "environment", "output_links", "debug", "nodes", "events", "heartbeat", "container_names", "steps", "failures",
     "failure_watch", "node_checks", "retry", "endpoints", "role_policy", "roles", "signals",
+    "workspace",
 )  # fmt: skip
 # `held`, `states` and `addresses` are files beside the stand-ins that a test writes.
 COMMANDS = {

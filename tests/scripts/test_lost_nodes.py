@@ -50,12 +50,12 @@ def test_a2_a_signal_goes_to_the_nodes_that_are_left(lab: BatchLab) -> None:
     lab.bash(
         BEGUN
         + "sleep 30 & sleep 30 & sleep 30 &\n"
-        + "steps_pid=([a]=$! [b]=$! [c]=$!); signals::carry TERM; wait ${steps_pid[kit-signal-1]}; kill $(jobs -p)"
+        + "steps_pid=([a]=$! [b]=$! [c]=$!); signals::carry TERM 60; wait ${steps_pid[kit-signal-1]}; kill $(jobs -p)"
     )
     (told,) = [call for call in lab.calls("srun") if "kit-signal" in call]
     assert "--nodelist=n1,n3 " in told
     assert "--nodes=2 --ntasks=2 " in told
-    assert told.endswith("true TERM")
+    assert told.endswith("true TERM 60")
 
 
 def test_a2_where_the_signal_step_fails_slurm_signals_the_steps(lab: BatchLab) -> None:
@@ -63,7 +63,7 @@ def test_a2_where_the_signal_step_fails_slurm_signals_the_steps(lab: BatchLab) -
     lab.command("srun", "echo 'srun: error: cannot start'; exit 1")
     script = """
 sleep 30 & steps_pid=([a]=$!)
-signals::carry TERM
+signals::carry TERM 60
 while kill -0 "${steps_pid[kit-signal-1]}" 2>/dev/null; do sleep 0.05; done
 signals::check_carried; kill %1
 """
@@ -159,6 +159,14 @@ def test_a11_the_master_is_never_at_the_loopback(lab: BatchLab) -> None:
     lab.command("ip", "exit 1")
     lab.command("hostname", 'echo "127.0.1.1 10.0.0.78 fe80::1"')
     assert lab.bash("nodes::learn_addresses; nodes::address n1")[-1] == "10.0.0.78"
+
+
+def test_p2_the_log_has_slurms_short_form_of_many_nodes(lab: BatchLab) -> None:
+    lab.command("scontrol", 'case "$1 $2" in "show hostlist") [[ "$3" == n1,n2,n3 ]] && echo "n[1-3]" ;; esac')
+    said = lab.bash(
+        "nodes::choose_master_port() { KIT_MASTER_PORT=1; }; endpoints::place() { :; }; retry::begin_attempt"
+    )
+    assert any("attempt 0: ranks on n[1-3]; master" in line for line in said), said
 
 
 def test_a12_a_node_that_came_back_is_lost_all_the_same(lab: BatchLab) -> None:

@@ -23,6 +23,8 @@ import os, pathlib, signal, subprocess, sys, time
 folder = pathlib.Path(sys.argv[1])
 worker = subprocess.Popen(["sleep", "60"])
 def save(number, frame):
+    # A signal to all processes reaches this one first.
+    time.sleep(0.5)
     ended = worker.poll()
     worker.kill()
     (folder / "saved").write_text(f"{number} {ended}")
@@ -78,9 +80,9 @@ def teller() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def tell(name: str) -> subprocess.Popen[bytes]:
+def tell(name: str, seconds: int = 90) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        ["bash", str(BIN / "signal.sh"), name],
+        ["bash", str(BIN / "signal.sh"), name, str(seconds)],
         env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": JOB_ID},
         start_new_session=True,
     )
@@ -120,6 +122,40 @@ def test_a23_a_signal_that_comes_before_the_program_is_delivered_once_it_runs(
     teller.append(process)
     assert until(run / "saved") == f"{int(signal.SIGTERM)} None"
     assert process.wait(60) == 0
+
+
+# What an import from a cold file system looks like: reads, for longer than a program without a handler is waited for.
+LOADS = """
+import time
+for _ in range(7 * 5):
+    time.sleep(0.2)
+    open("/proc/version").read()
+"""
+
+
+def test_a23_a_program_that_still_loads_gets_its_signal_once_it_has_a_handler(
+    run: Path, teller: list[subprocess.Popen[bytes]]
+) -> None:
+    (run / "program.py").write_text(LOADS + PROGRAM)
+    process = rank(run)
+    teller += [process, tell("USR1")]
+    assert until(run / "saved") == f"{int(signal.SIGUSR1)} None"
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds"),
+    [("import time; time.sleep(600)", 600), ("while True: open('/proc/version').read()", 4)],
+    ids=["has-come-up", "loads-for-ever"],
+)
+def test_a23_a_program_without_a_handler_is_told_all_the_same(
+    run: Path, teller: list[subprocess.Popen[bytes]], program: str, seconds: int
+) -> None:
+    (run / "program.py").write_text(program)
+    process = rank(run)
+    teller += [process, tell("TERM", seconds)]
+    process.wait(60)
+    assert (run / "state" / "rank-0.143").exists()
 
 
 def test_a6_a_service_gets_no_signal(run: Path, teller: list[subprocess.Popen[bytes]]) -> None:
@@ -197,6 +233,36 @@ def test_p2_on_a_full_disk_the_name_of_the_record_says_the_code(lab: BatchLab) -
     first, code = lab.bash("KIT_RESTART_COUNT=0\n" + script)
     assert first.split()[1:3] == ["1", "137"]
     assert code == "137"
+
+
+def test_the_launchers_words_become_one_file_for_each_role(lab: BatchLab) -> None:
+    logs = lab.run_dir / "logs"
+    (logs / "a").mkdir()
+    for name, text in {
+        "task-0": "",
+        "task-2": "two\n",
+        "task-10": "ten\nmore\n",
+        "a/task-0": "of a\n",
+        "rank-0": "r\n",
+    }.items():
+        (logs / f"{name}.log").write_text(text)
+    (logs / "a" / "task-1.log").write_text("x" * 65537)
+    lab.bash(f"source {LIB}/task_logs.sh; task_logs::merge; task_logs::merge")
+    assert sorted(str(p.relative_to(logs)) for p in logs.rglob("*.log")) == [
+        "a/task-1.log",
+        "a/task.log",
+        "rank-0.log",
+        "task.log",
+    ]
+    assert (logs / "task.log").read_text() == "task-2: two\ntask-10: ten\ntask-10: more\n"
+    assert (logs / "a" / "task.log").read_text() == "task-0: of a\n"
+
+
+def test_of_many_launchers_only_the_first_that_said_something_are_shown(lab: BatchLab) -> None:
+    for task in range(20):
+        (lab.run_dir / "logs" / f"task-{task}.log").write_text(f"task {task}\n" if task % 2 else "")
+    said = lab.bash('failures::show "*" 1 ""')
+    assert [line for line in said if line.startswith("  | task")] == [f"  | task {task}" for task in (1, 3, 5, 7)]
 
 
 def test_p2_an_error_without_a_role_has_no_hole_in_it(lab: BatchLab) -> None:

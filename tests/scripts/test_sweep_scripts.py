@@ -13,6 +13,7 @@ from kit.planning.plan import Plan
 from kit.runs.chain import with_links
 from kit.runs.folder import write_files
 from kit.sweeps.arrays import group
+from kit.sweeps.shared_plans import kind_of
 from tests.support import make_site, plan_of, write_job
 
 JOB = 'name = "digits"\nlauncher = "ddp"\n[chain]\ntimes = 3\n'
@@ -29,7 +30,7 @@ def chained(folder: Path) -> Plan:
 def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
     plan = chained(tmp_path)
     write_files(plan, tmp_path / "run")
-    (array,) = group({0: plan}, name="digits", folder=tmp_path, first=0, max_array=10, parallel=None)
+    (array,) = group({0: kind_of(plan)}, name="digits", folder=tmp_path, first=0, max_array=10, parallel=None)
     script = tmp_path / "array.sh"
     script.write_text(array.text)
     done = shell.run(["shellcheck", "--external-sources", str(script), str(tmp_path / "run/link.sh")], check=False)
@@ -39,7 +40,7 @@ def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
 def test_a_task_becomes_the_batch_script_of_its_point(tmp_path: Path) -> None:
     """With the array's folder in a path that bash would take apart if it stood there unquoted."""
     (array,) = group(
-        {0: chained(tmp_path)}, name="digits", folder=tmp_path / "a $b", first=0, max_array=10, parallel=None
+        {0: kind_of(chained(tmp_path))}, name="digits", folder=tmp_path / "a $b", first=0, max_array=10, parallel=None
     )
     for task in ("0", "1"):
         batch = array.folder / task / "batch.sh"

@@ -176,6 +176,7 @@ def test_pytorch_of_the_gpt_is_the_model(name: str, trained: Any, tmp_path: Path
         assert torch.equal(net(tokens), expected)
 
 
+@pytest.mark.smoke
 def test_pytorch_of_megatron_loads_without_megatron(trained: Any, tmp_path: Path) -> None:
     checkpoint = trained("megatron-tp2-pp2")
     convert(checkpoint.parent, tmp_path / "model.pt", "--to", "pytorch")

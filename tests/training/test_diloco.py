@@ -1,5 +1,6 @@
 """launchers/diloco on gloo: it is DiLoCo to the last bit, it learns, and groups may die and come back."""
 
+import argparse
 import contextlib
 import hashlib
 import importlib.util
@@ -171,14 +172,18 @@ def free_port() -> Callable[[], int]:
     return find
 
 
-def plain_diloco(steps: int, every: int, groups: int) -> str:
+def plain_diloco(folder: str, steps: int, every: int, groups: int) -> str:
     """DiLoCo in one process, written without torchft and without launchers/diloco: SHA-256 of the parameters."""
     import torch
-    from lib import data, model, options
+    from lib import data, model, options, text
     from lib.ranks import Ranks
 
     torch.set_num_threads(1)
-    train_set, _ = data.text(None, 64)
+    made = argparse.ArgumentParser()
+    options.add_text(made)
+    train_set = text.load(
+        argparse.Namespace(context=64, **vars(made.parse_args([]))), Path(folder), lambda _: None
+    ).train
     torch.manual_seed(7)
     nets = [model.GPT(model.Shape(layers=2, heads=4, dim=64, context=64))]
     for _ in range(groups - 1):
@@ -215,7 +220,7 @@ def plain_diloco(steps: int, every: int, groups: int) -> str:
 @pytest.fixture(scope="module")
 def plain(module_tmp: Path) -> str:
     """The digest that 30 steps with H = 10 and two groups must give. In a process of its own, with one thread."""
-    code = f"import runpy; print(runpy.run_path({__file__!r})['plain_diloco'](30, 10, 2))"
+    code = f"import runpy; print(runpy.run_path({__file__!r})['plain_diloco']({str(module_tmp)!r}, 30, 10, 2))"
     environ = os.environ | {"PYTHONPATH": str(LAUNCHERS), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     return done.stdout.strip()
@@ -357,6 +362,27 @@ def test_a_job_that_was_stopped_or_killed_ends_as_if_it_never_had_been(
     # A group that was killed before it had saved what another had takes that one's, without what quantising owes.
     behind = any(f"replica-{group}/" not in job.records(group, "resumed")[0]["path"] for group in (0, 1))
     assert final["sha256"] == whole or "--overlap" in options or (behind and way == signal.SIGKILL)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("options", [("--bits", 4), ("--top-k", 0.05)], ids=["4-bit", "top-k"])
+def test_two_ranks_of_a_group_go_on_with_what_each_still_owes(job: Job, options: tuple[object, ...]) -> None:
+    """Each rank keeps the residuals of its own part of the model. The checkpoint had rank 0's alone, and all took them."""
+    options = (*options, "--inside", "ddp", "--steps", 20, "--sync-every", 5, "--fragments", 1)
+    alone: dict[str, Any] = {"groups": 1, "ranks": 2, "env": {"TORCHFT_LIGHTHOUSE": ""}}
+    job.start(0, *options, **alone)
+    whole = job.succeed()[0]["sha256"]
+    losses = {record["step"]: record["loss"] for record in job.records(0, "step")}
+    shutil.rmtree(job.run_dir)
+    job.run_dir.mkdir()
+    job.start(0, *options, **alone)
+    job.until(0, "step", "step", 7)
+    job.signal(0, signal.SIGTERM)
+    assert job.codes() == {143}, job.output()
+    job.start(0, *options, **alone)
+    assert job.succeed()[0]["sha256"] == whole
+    assert 7 <= job.records(0, "resumed")[0]["step"] < 20
+    assert {record["step"]: record["loss"] for record in job.records(0, "step")} == losses
 
 
 @pytest.mark.parametrize(("inside", "ranks"), [("ddp", 1), ("fsdp", 2)])

@@ -1,6 +1,7 @@
 """The parts of launchers/diloco by themselves: Muon, quantised averages."""
 
 import importlib.util
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
+MUON_PATH = f"{LAUNCHERS}:{LAUNCHERS / 'diloco'}"
 pytestmark = [
     pytest.mark.smoke,
     pytest.mark.skipif(importlib.util.find_spec("torchft") is None, reason="torchft is not installed (make training)"),
@@ -60,6 +62,19 @@ def test_muon_agrees_with_torchs_own() -> None:
     # torch computes in bfloat16
     moved = (mine - start).norm()
     assert (mine - theirs).norm() < 0.03 * moved
+
+
+def test_ranks_share_muons_work_and_get_what_one_alone_would(training: Any) -> None:
+    """Each matrix is made orthogonal by one rank: whole copies (DDP) to the last bit, and rows of it (FSDP)."""
+    run = training.run(Path(__file__).with_name("muon_ranks.py"), "run", ranks=2, env={"PYTHONPATH": MUON_PATH})
+    told = json.loads(next(line for line in run.output().splitlines() if line.startswith("[{")))
+    assert [one["ddp"] for one in told] == [0.0, 0.0]
+    assert [one["fsdp"] for one in told] == [0.0, 0.0]
+    alone, *shared = zip(*(one["calls"] for one in told), strict=True)
+    assert alone == (15, 15), "three steps of five matrices"
+    assert shared == [(12, 3), (12, 3)], (
+        "of 48 x 32 the first takes two in two rounds, the second one; the others are alone"
+    )
 
 
 def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else() -> None:

@@ -1,6 +1,11 @@
 """What the programs share, part by part and without other processes: data, test, resume, positions, speed."""
 
 import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,8 +85,9 @@ def test_the_test_loss_of_few_windows_is_their_mean(monkeypatch: pytest.MonkeyPa
         return [1.0, 1.0]
 
     monkeypatch.setattr(ranks, "total", total)
+    net = torch.nn.Embedding.from_pretrained(logits)
     for number in range(world):
-        loop.test_loss(lambda tokens: logits[tokens], windows(2), 256, 4, rank(number, world))
+        loop.test_loss(net, windows(2), 256, 4, rank(number, world))
     assert sum(count for _, count in sums) == 2
     assert sum(loss for loss, _ in sums) / 2 == pytest.approx(whole, abs=1e-6)
 
@@ -140,16 +146,6 @@ def test_what_may_differ_is_named() -> None:
     assert resume._judged(Path("step-1"), {"step": 1, "files": {}}, told(), resume._EQUAL) == (None, [])
 
 
-def test_other_data_is_told_by_names_and_sizes(tmp_path: Path) -> None:
-    from lib import data
-
-    (tmp_path / "a.txt").write_text("one")
-    before = data.text_told(tmp_path)
-    assert before.startswith("1 files of 3 bytes")
-    (tmp_path / "a.txt").rename(tmp_path / "b.txt")
-    assert data.text_told(tmp_path) != before
-
-
 def test_positions_stay_in_float32_in_a_model_of_bfloat16() -> None:
     """Rounded to bfloat16, position 1000 would turn as another one does: an error of 2e-3 in the logits was seen."""
     import torch
@@ -180,22 +176,59 @@ def test_blocks_are_compiled_one_by_one_and_keep_their_names() -> None:
     ("name", "precision", "peak"),
     [
         ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
+        ("NVIDIA H100 80GB HBM3", "fp16", 989e12),
+        ("NVIDIA H100 80GB HBM3", "fp8", 1979e12),
+        ("NVIDIA H100 80GB HBM3", "fp32", 67e12),
         ("NVIDIA H100 PCIe", "bf16", 756e12),
-        ("NVIDIA H200", "fp32", 494.5e12),
+        ("NVIDIA H100 PCIe", "tf32", 378e12),
+        ("NVIDIA H100 NVL", "bf16", 835e12),
+        ("NVIDIA H200", "tf32", 494.5e12),
+        ("NVIDIA H20", "bf16", 148e12),
+        ("NVIDIA GH200 480GB", "bf16", 990e12),
         ("NVIDIA GB200", "bf16", 2500e12),
         ("NVIDIA B200", "bf16", 2250e12),
-        ("NVIDIA A100-SXM4-80GB", "fp32", 156e12),
+        ("NVIDIA B200", "fp8", 4500e12),
+        ("NVIDIA A100-SXM4-80GB", "tf32", 156e12),
+        ("NVIDIA A100-SXM4-80GB", "fp32", 19.5e12),
+        ("NVIDIA A100-SXM4-80GB", "fp8", None),
         ("NVIDIA A10G", "bf16", 70e12),
         ("NVIDIA A10", "bf16", 125e12),
         ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA L4", "bf16", 121e12),
+        ("Tesla V100-SXM2-16GB", "fp16", 125e12),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("Tesla V100-SXM2-16GB", "tf32", 15.7e12),
         ("NVIDIA RTX 1", "bf16", None),
         ("", "bf16", None),
     ],
 )
 def test_a_gpu_has_the_peak_of_its_own_card_and_precision(name: str, precision: str, peak: float | None) -> None:
+    from lib import peaks
+
+    assert peaks.peak_flops(name, precision) == peak
+
+
+@pytest.mark.parametrize(("matmul", "mfu"), [("high", 1e12 / 494.5e12 / 2), ("highest", 1e12 / 67e12 / 2)])
+def test_the_mfu_of_a_run_in_fp32_is_of_what_is_multiplied(
+    monkeypatch: pytest.MonkeyPatch, matmul: str, mfu: float
+) -> None:
+    """In TF32 parts, as lib/ranks.py asks for, or in whole float32. Two ranks; 10 steps of 100 tokens in a second."""
+    import torch
     from lib import metrics
 
-    assert metrics.peak_flops(name, precision) == peak
+    clock = iter([10.0, 11.0])
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(metrics, "largest", lambda *values, here: list(values))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1 << 30)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: matmul)
+    here = SimpleNamespace(device=torch.device("cuda", 0), world_size=2)
+    speed = metrics.Speed(100, 1e9, here, "fp32")
+    for _ in range(10):
+        speed.step()
+    assert speed.values() == {"tokens_per_second": 1000.0, "memory_bytes": 1 << 30, "mfu": pytest.approx(mfu)}
 
 
 def test_the_process_group_is_told_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,3 +267,168 @@ def test_the_learning_rate_of_a_resumed_optimizer_is_that_of_the_options() -> No
     optimizer.load_state_dict(saved)
     assert loop.set_pace(optimizer, lr=0.05, weight_decay=0.4) == 0.05
     assert {(group["lr"], group["weight_decay"]) for group in optimizer.param_groups} == {(0.05, 0.4)}
+
+
+def told_of(folder: Path, step: int, **more: object) -> Path:
+    """A checkpoint's folder with its marker."""
+    made = folder / f"step-{step:08d}"
+    made.mkdir()
+    (made / "complete.json").write_text(json.dumps({"step": step, "files": {}, **more}))
+    return made
+
+
+def test_the_best_checkpoint_is_the_one_with_the_least_loss(tmp_path: Path) -> None:
+    """Of those up to the one that a run goes on from; a damaged or unvalidated one is none."""
+    from lib import checkpoint
+
+    folders = [told_of(tmp_path, 2, eval_loss=3.0), told_of(tmp_path, 4), told_of(tmp_path, 6, eval_loss=1.0)]
+    (told_of(tmp_path, 5) / "complete.json").write_text("{")
+    assert checkpoint._least_loss(tmp_path.glob("step-*"), 6) == ("step-00000006", 1.0)
+    assert checkpoint._least_loss(tmp_path.glob("step-*"), 5) == ("step-00000002", 3.0)
+    assert checkpoint._least_loss(folders[1:2], 6) is None
+
+
+@pytest.fixture
+def alone() -> Iterator[Any]:
+    """A process group of one."""
+    from lib import ranks
+
+    with ranks.started("cpu") as here:
+        yield here
+
+
+def test_the_best_and_the_newest_are_kept_and_the_rest_goes(alone: Any, tmp_path: Path) -> None:
+    from lib import checkpoint
+
+    def saves() -> Any:
+        return checkpoint.Checkpoints(tmp_path, alone, {"program": "x", "arguments": {}}, keep=1)
+
+    def start(folder: Path) -> None:
+        (folder / "state.pt").write_bytes(b"state")
+
+    kept, losses = saves(), {2: 3.0, 4: 2.0, 6: 2.0, 8: 2.5}
+    for step, loss in losses.items():
+        assert kept.is_best(step, loss) == (step in {2, 4}), "an equal loss is no better one"
+        kept.save(step, start)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000004", "step-00000008"]
+    assert [(tmp_path / name).read_text() for name in ("best", "latest")] == ["step-00000004\n", "step-00000008\n"]
+
+    later = saves()
+    assert later.newest().name == "step-00000008"
+    assert not later.is_best(10, 2.0), "the loss that the checkpoint before the newest has"
+    assert later.is_best(12, 1.0)
+    later.save(12, start)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000012"]
+
+
+class Drawn:
+    """A tracker that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.drawn: list[tuple[str, int, dict[str, float]]] = []
+
+    def describe(self, told: dict[str, Any]) -> None:
+        self.told.append(told)
+
+    def points(self, kind: str, step: int, numbers: dict[str, float]) -> None:
+        self.drawn.append((kind, step, numbers))
+
+
+def test_trackers_get_curves_and_what_the_run_is(alone: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lib import metrics, trackers
+
+    drawn = Drawn()
+    monkeypatch.setattr(trackers, "asked_for", lambda _: [drawn])
+    log, speed = metrics.Metrics(tmp_path, alone), metrics.Speed(64, 2.0, alone, "fp32")
+    log.started("ddp/train_gpt.py", alone, speed, parameters=5, seed=1)
+    speed.step()
+    log.step(3, 2.5, speed, alone, lr=0.1)
+    log.evaluated(3, 2.25, best=True, seconds=1.0)
+    log.record("stopped", "stopped", step=3, signal=15)
+    assert drawn.told[0]["device"] == "cpu"
+    assert [(kind, step, sorted(numbers)) for kind, step, numbers in drawn.drawn] == [
+        ("step", 3, ["loss", "lr", "memory_bytes", "tokens_per_second"]),
+        ("eval", 3, ["best", "eval_loss", "seconds"]),
+    ]
+
+
+def test_tensorboard_shows_what_counts_after_a_restart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The steps that a killed start made, and a later one made again, stand there once."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from lib import trackers
+
+    monkeypatch.setenv("KIT_TENSORBOARD", "1")
+    for steps, loss in (((1, 2, 3, 4), 9.0), ((3, 4, 5), 1.0)):
+        (tracker,) = trackers.asked_for(tmp_path)
+        for step in steps:
+            tracker.points("step", step, {"loss": loss})
+    read = accumulator.EventAccumulator(str(tmp_path / "tensorboard"), purge_orphaned_data=True)
+    read.Reload()
+    found = [(event.step, event.value) for event in read.Scalars("step/loss")]
+    assert found == [(1, 9.0), (2, 9.0), (3, 1.0), (4, 1.0), (5, 1.0)]
+
+
+def test_wandb_is_one_run_over_all_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Offline, as on a node without the internet: each start's files carry the run's id, and a group of DiLoCo its own."""
+    pytest.importorskip("wandb")
+    told = {"KIT_WANDB": "1", "KIT_RUN_DIR": str(tmp_path), "WANDB_RUN_ID": "gpt-1", "WANDB_MODE": "offline"}
+    told |= {"WANDB_PROJECT": "p", "WANDB_DIR": str(tmp_path), "WANDB_RESUME": "allow", "WANDB_SILENT": "true"}
+    code = (
+        "import sys, pathlib; from lib import trackers; (one,) = trackers.asked_for(pathlib.Path(sys.argv[1]));"
+        "one.describe({'program': 'x'}); one.points('step', 3, {'loss': 1.0})"
+    )
+    env = {**os.environ, **told, "PYTHONPATH": str(LAUNCHERS)}
+    for folder in (tmp_path, tmp_path, tmp_path / "replica-1"):
+        subprocess.run([sys.executable, "-c", code, str(folder)], env=env, check=True, timeout=120)
+    ids = sorted(path.stem for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert ids == ["run-gpt-1", "run-gpt-1", "run-gpt-1-replica-1"]
+
+
+@pytest.mark.parametrize("name", ["KIT_TENSORBOARD", "KIT_WANDB"])
+def test_a_tracker_that_is_not_installed_ends_the_program_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    from lib import trackers
+
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(SystemExit, match=r"the package (tensorboard|wandb) is not installed"):
+        trackers.asked_for(tmp_path)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 600), (0, 256), (255, 3), (300, 300), (600, 0)])
+def test_the_rows_of_a_shard_are_those_of_the_whole(first: int, count: int) -> None:
+    """Across bands, within one, at the end, and where a rank has none."""
+    import torch
+    from lib import initial
+
+    def drawn(first: int, count: int, seed: int = 3) -> torch.Tensor:
+        rows = torch.full((count, 5), torch.nan)
+        initial.values(rows, "blocks.0.down.weight", first=first, rows=600, std=0.02, seed=seed)
+        return rows
+
+    whole = drawn(0, 600)
+    assert torch.equal(drawn(first, count), whole[first : first + count])
+    assert whole.std().item() == pytest.approx(0.02, rel=0.05)
+    assert len(whole.unique()) > 2900, "no band is another's"
+    assert not torch.equal(drawn(0, 600, seed=4), whole)
+
+
+def test_a_model_of_the_meta_device_gets_the_weights_of_one_that_was_built() -> None:
+    import torch
+    from lib import initial, model
+
+    shape = model.Shape(layers=2, heads=2, dim=32, context=16)
+    torch.manual_seed(5)
+    built = model.GPT(shape)
+    with torch.device("meta"):
+        net = model.GPT(shape)
+    net.to_empty(device="cpu")
+    initial.fill(net, net.std, seed=5)
+    for (name, one), other in zip(built.state_dict().items(), net.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+    assert built.norm.weight.eq(1).all()
+    deep, wide = built.blocks[0].down.weight.std().item(), built.blocks[0].gate_up.weight.std().item()
+    assert deep == pytest.approx(wide / 2, rel=0.1), "0.02 / sqrt(2 x layers)"

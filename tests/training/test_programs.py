@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from kit.spec.metrics import SCHEMA, MetricsRecord
+
 pytestmark = [pytest.mark.timeout(240), pytest.mark.smoke]
 GPT = ("--layers", 2, "--dim", 32, "--heads", 2, "--context", 32, "--batch-size", 8, "--warmup", 2, "--log-every", 1)
 # Fewer test windows than a micro-batch of each rank.
-STEPS = ("--steps", 4, "--test-windows", 3)
+STEPS = ("--steps", 4, "--test-windows", 3, "--eval-every", 2)
 POLICY = ("--layers", 1, "--seq-len", 24, "--dim", 32, "--test-rollouts", 1, "--log-every", 1)
 ZERO3 = {
     "train_batch_size": 8,
@@ -20,7 +22,7 @@ ZERO3 = {
     "gradient_accumulation_steps": 2,
     "gradient_clipping": 1.0,
     "zero_force_ds_cpu_optimizer": False,
-    "zero_optimization": {"stage": 3},
+    "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}},
 }
 SLOWER = ("--lr", 0.001)
 
@@ -164,16 +166,35 @@ def test_it_trains_and_goes_on_with_other_options(name: str, training: Any, tool
     losses = [record["loss"] for record in tools.records(folder, "step")]
     assert losses
     assert all(map(math.isfinite, losses))
+    (start,) = tools.records(folder, "start")
+    assert (start["schema"], start["program"]) == (SCHEMA, case.program)
+    if "--eval-every" in case.first:
+        check_validations(folder, tools, run.run_dir / "checkpoints" / folder.relative_to(run.run_dir))
 
     training.run(case.program, "run", *first, *case.then, *SLOWER, **options)
     (resumed,) = tools.records(folder, "resumed")
     assert resumed["step"] == case.resumed
     (changed,) = tools.records(folder, "changed")
     assert any("--lr" in what and what.endswith("-> 0.001") for what in changed["changed"])
-    assert not any("checkpoint" in what or "log" in what for what in changed["changed"])
+    assert not any("checkpoint" in what or "log" in what or "eval" in what for what in changed["changed"])
+    for record in tools.records(folder):
+        MetricsRecord.model_validate(record)
     if case.program != "ddp/train.py":
         (model,) = {path.read_text() for path in run.run_dir.rglob("model.json")}
         assert json.loads(model)["layers"] == (1 if name == "sft" else 2)
+
+
+def check_validations(folder: Path, tools: Any, checkpoints: Path) -> None:
+    """Every second step; the last is that of the final test; the checkpoint of the least loss records it."""
+    evaluations = tools.records(folder, "eval")
+    assert [record["step"] for record in evaluations] == [2, 4]
+    (final,) = tools.records(folder, "final")
+    if final.get("flushed", 1) == 1:  # DiLoCo's fragments are averaged once more at the end
+        assert evaluations[-1]["eval_loss"] == final["test_loss"]
+    least = min(evaluations, key=lambda record: float(record["eval_loss"]))
+    assert least["best"]
+    best = json.loads((checkpoints / (checkpoints / "best").read_text().strip() / "complete.json").read_text())
+    assert best["eval_loss"] == least["eval_loss"]
 
 
 def test_another_programs_checkpoint_is_refused_in_one_sentence(training: Any) -> None:
@@ -198,6 +219,19 @@ def test_the_test_loss_does_not_depend_on_the_layout(training: Any, tools: Any) 
         run = training.run(program, str(number), *GPT, "--steps", 0, "--test-windows", 21, *options, ranks=ranks)
         losses.append(tools.records(run.run_dir, "final")[0]["test_loss"])
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
+
+
+def test_a_rank_of_fsdp_builds_its_shard_and_one_block_at_most(training: Any, tools: Any) -> None:
+    """A model of 100 million weights, 400 MB, on four ranks: each built it whole once, before it cut it."""
+    layers, dim, ranks = 6, 1024, 4
+    shape = ("--layers", layers, "--dim", dim, "--heads", 16, "--context", 8, "--batch-size", ranks)
+    run = training.start("fsdp/train.py", "run", *shape, ranks=ranks)
+    run.until(lambda: tools.records(run.run_dir, "start"))
+    run.kill()
+    (start,) = tools.records(run.run_dir, "start")
+    assert start["parameters"] == 16 * layers * dim**2 + (2 * layers + 1) * dim + 2 * 256 * dim
+    shard, block = 4 * start["parameters"] / ranks, 4 * 16 * dim**2
+    assert start["built_bytes"] < shard + block < 4 * start["parameters"] / 2
 
 
 def test_rl_runs_its_three_programs(training: Any, tools: Any, free_port: Callable[[], int]) -> None:

@@ -133,6 +133,7 @@ def test_a_server_that_dies_is_taken_back(broadcast: str, start: Callable[..., R
     assert "weights of version 8" in run.servers[0].output()
 
 
+@pytest.mark.smoke
 def test_a_stopped_trainer_goes_on_and_the_others_follow(start: Callable[..., Run], tools: Any) -> None:
     run = start()
     run.orchestrate("--max-steps", 10)

@@ -98,6 +98,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     [
         ("schema job", "/dev/full", "cannot write the output: No space left on device"),
         ("runs", "/dev/full", "cannot write the output: No space left on device"),
+        ("schema job --output full", "/dev/null", "full/job.schema.json: No space left on device"),
         ("schema job --output file/x", "/dev/null", "file/x: Not a directory"),
         ("init file/x", "/dev/null", "file/x: Not a directory"),
         ("render -o file/x", "/dev/null", "file/x: Not a directory"),
@@ -107,6 +108,9 @@ def test_the_system_s_errors_are_one_line(tmp_path: Path, args: str, into: str, 
     """Only the kit's own errors were caught: thirty lines of traceback for a full disk."""
     write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n')
     (tmp_path / "file").touch()
+    if "full/" in said:  # a link out of the job's folder is warned of wherever a job is planned
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "job.schema.json").symlink_to("/dev/full")
     done = shell.run(["bash", "-c", f"{sys.executable} -m kit {args} >{into}"], cwd=tmp_path, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert said in done.stderr

@@ -31,4 +31,4 @@ def test_columns_go_and_ids_stay(width: int | None, heads: str) -> None:
 
 
 def test_an_empty_table_has_its_head() -> None:
-    assert lines(COLUMNS, [], width=None) == ["run  job  state  submitted  cluster"]
+    assert [*lines(COLUMNS, [], width=None)] == ["run  job  state  submitted  cluster"]

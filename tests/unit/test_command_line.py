@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from kit import __version__, config, shell
-from kit.cli import GROUPS, completion
+from kit.cli import GROUPS, app, completion
 from kit.cli.follow import goes_on
-from kit.cli.project import init
+from kit.cli.help_lines import HELP_LINES
+from kit.cli.init import init
 from kit.errors import ConfigError, KitError, RunError
 from kit.runs import manifest
 from kit.slurm.client import JobId, QueuedJob
@@ -61,6 +63,28 @@ def test_help_has_every_command_in_a_group(tmp_path: Path) -> None:
         elif (words := line.strip("│ ").split()) and line.startswith("│ ") and line[2] != " " and group in GROUPS:
             seen.append((group, words[0]))
     assert seen == [(group, name) for group, commands in GROUPS.items() for name in commands]
+
+
+def test_the_lines_of_the_help_are_those_of_the_commands() -> None:
+    group: Any = typer.main.get_command(app)
+    lines = {name: (group.get_command(None, name).help or "").split("\n\n")[0] for name in group.list_commands(None)}
+    assert lines == HELP_LINES
+
+
+def test_the_help_imports_no_command(tmp_path: Path) -> None:
+    code = "import sys; from kit.cli import app; app(['--help'], standalone_mode=False); print(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "kit.cli.help_lines" in done.stdout
+    assert not {"kit.cli.jobs", "kit.cli.runs", "kit.cli.images"} & set(done.stdout.splitlines())
+
+
+def test_listing_runs_imports_no_planning(tmp_path: Path) -> None:
+    code = "import sys; from kit.cli import app; app(['runs'], standalone_mode=False); print(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "kit.runs.registry" in done.stdout
+    assert [
+        name for name in done.stdout.splitlines() if name.startswith(("kit.planning", "kit.spec.job", "jinja2"))
+    ] == []
 
 
 def test_the_version(tmp_path: Path) -> None:

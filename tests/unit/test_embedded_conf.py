@@ -10,9 +10,9 @@ import pytest
 from kit.errors import SlurmError, UsageError
 from kit.slurm.embedded import conf, gpus, pyxis
 from kit.slurm.embedded.address import PORTS, choose_ports, choose_subnet
-from kit.slurm.embedded.layout import Layout, checked_name, node_names
 from kit.slurm.embedded.model import EmbeddedCluster, Node, ProcessId
 from kit.slurm.embedded.nodes import node_address
+from kit.slurm.embedded.paths import Layout, checked_name, node_names
 from kit.slurm.embedded.process import identify, is_alive
 
 FOLDER = Path("/data/clusters/lab")

@@ -343,6 +343,33 @@ def test_checkpoint_and_profile_reach_the_program(tmp_path: Path) -> None:
         assert pair in text
 
 
+def test_trackers_are_asked_for_in_one_line_and_have_the_runs_id(tmp_path: Path) -> None:
+    """The variables are wandb's own, so that every start of the run, and a user's own program, are one run there."""
+    table = {"tensorboard": True, "wandb": {"project": "a b", "mode": "offline"}}
+    made = plan_of(
+        write_job(tmp_path, tomli_w.dumps({**BASE, "launcher": "ddp", "script": "train.py", "metrics": table}))
+    )
+    text = made.text_of("program.sh")
+    told = {"KIT_TENSORBOARD": "1", "KIT_WANDB": "1", "WANDB_MODE": "offline", "WANDB_RESUME": "allow"}
+    for name, value in {**told, "WANDB_RUN_ID": made.run_id, "WANDB_DIR": "/kit/run"}.items():
+        assert f"{name}={value}" in text
+    assert "WANDB_PROJECT=a b" in text
+    assert "WANDB_ENTITY" not in text
+    assert "WANDB" not in plan_of(
+        write_job(tmp_path, tomli_w.dumps({**BASE, "launcher": "ddp", "script": "train.py"}))
+    ).text_of("program.sh")
+
+
+def test_an_image_without_the_tracker_is_refused_for_the_kits_own_programs(tmp_path: Path) -> None:
+    job = {**BASE, "launcher": "ddp", "metrics": {"wandb": {"project": "p"}}}
+    with pytest.raises(ConfigError, match="lacks wandb"):
+        plan_of(write_job(tmp_path, tomli_w.dumps(job)))
+    with pytest.raises(ConfigError, match=r"metrics\.wandb\.project"):
+        config.load_job(
+            write_job(tmp_path, tomli_w.dumps({**job, "metrics": {"wandb": {"mode": "offline"}}})), cluster="local"
+        )
+
+
 @pytest.mark.parametrize(
     ("launcher", "args", "said"),
     [

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from kit.errors import ImageError, KitError, UsageError
-from kit.images import importing, oci, publish
+from kit.images import importing, oci, packing, publish
 from kit.images.progress import Silent
 from tests.cluster import image_corpus as corpus
 
@@ -84,7 +84,7 @@ def test_a_full_disk_is_said_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copyfileobj", full)
+    monkeypatch.setattr(packing, "chunks", full)
     with pytest.raises(ImageError, match="No space left"):
         run_import(layout, tmp_path)
 
@@ -263,3 +263,27 @@ def test_a_gnu_sparse_file_is_taken(tmp_path: Path) -> None:
     image = run_import(tmp_path / "s.tar", tmp_path).image
     found = subprocess.run(["unsquashfs", "-cat", str(image), "s"], capture_output=True, check=True).stdout
     assert found == bytes(300_000) + b"end"
+
+
+class Warned(Silent):
+    """What the user is warned of."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def warn(self, text: str) -> None:
+        """See Report."""
+        self.said.append(text)
+
+
+def test_access_control_lists_are_warned_of(tmp_path: Path) -> None:
+    acl = {"SCHILY.acl.access": "user::rw-,user:1000:rw-,group::r--,mask::rw-,other::r--"}
+    tar = corpus.tar_of([corpus.f("a", "1"), corpus.f("b", "1", pax=acl), corpus.d("c", pax=acl), corpus.f("c/d", "1")])
+    (tmp_path / "root.tar").write_bytes(tar)
+    (tmp_path / "project").mkdir()
+    order = importing.ImportOrder(
+        uri=str(tmp_path / "root.tar"), name="x", project=tmp_path / "project", store=tmp_path / "store"
+    )
+    report = Warned()
+    importing.run(order, report)
+    assert report.said == ["b and 1 more: access control lists are not kept, only owner, group and mode"]

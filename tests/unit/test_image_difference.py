@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kit.errors import LockError
 from kit.images import difference, importing, lock, oci, publish
+from kit.images.blob import Blob
 from kit.images.progress import Silent
 from tests.cluster import image_corpus as corpus
 
@@ -81,8 +83,8 @@ def test_other_bytes_from_the_same_inputs_leave_the_lock_and_name_the_files(
 
     def reads(*arguments: object, **options: object) -> oci.OciImage:
         found = read(*arguments, **options)  # type: ignore[arg-type]
-        found.layers[0].write_bytes(other)
-        return found
+        (tmp_path / "other.tar").write_bytes(other)
+        return replace(found, layers=(Blob.whole(tmp_path / "other.tar"),))
 
     # A build whose steps give other bytes each time: the inputs stay, what is read does not.
     monkeypatch.setattr(oci, "read", reads)

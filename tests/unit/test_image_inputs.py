@@ -15,6 +15,7 @@ import pytest
 from kit.config import load_model
 from kit.errors import ConfigError, ImageError, UsageError
 from kit.images import aptsources, base, context, reference, wheels
+from kit.images.engine import registry_hint
 from kit.spec.image import Bootstrap, ImageSpec, PythonPackages
 from tests.support import REPO
 
@@ -244,3 +245,10 @@ def test_a_wrong_image_toml_is_refused(tmp_path: Path, table: str) -> None:
     (tmp_path / "image.toml").write_text(table)
     with pytest.raises(ConfigError):
         load_model(tmp_path / "image.toml", ImageSpec)
+
+
+def test_a_port_is_no_status_of_a_registry() -> None:
+    assert (
+        registry_hint("127.0.0.1:40161/some/image:1: the registry says 404 Not Found")
+        == "check the image's name and tag"
+    )

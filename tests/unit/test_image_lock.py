@@ -30,6 +30,20 @@ def make(**changes: object) -> ImageLock:
     return ImageLock.model_validate(base | changes)
 
 
+def test_what_a_merge_leaves_names_no_image(tmp_path: Path) -> None:
+    """Taken for a lock, it would let prune remove the image of one of the two sides."""
+    path = tmp_path / "image.lock"
+    lock.write(path, make())
+    assert lock.head(path) == lock.Head(name="tiny", sha256="a" * 64, size=4096)
+    text = path.read_text()
+    line = f'sha256 = "{"a" * 64}"'
+    path.write_text(text.replace(line, f"<<<<<<< a\n{line}\n=======\n{line.replace('a' * 64, 'd' * 64)}\n>>>>>>> b"))
+    with pytest.raises(ConfigError):
+        lock.head(path)
+    path.write_text(text.replace(line, f"  {line}  # by hand"))
+    assert lock.head(path).sha256 == "a" * 64
+
+
 def stored(root: Path, *, used: int = 5000, size: int = 8192) -> ImageLock:
     """A lock and, in the store, a file that begins as a squashfs image does."""
     content = bytearray(os.urandom(size))

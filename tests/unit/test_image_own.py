@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from kit import shell
 from kit.errors import ImageError, LockError, UsageError
-from kit.images import difference, dockerfile, importing, pins, publish, scaffold, sqsh_tar
+from kit.images import difference, dockerfile, engineless, importing, pins, publish, scaffold, sqsh_tar
 from kit.images.progress import Silent
-from kit.spec.image import ImageConfig, PythonPackages
+from kit.spec.image import ImageConfig, ImageSpec, PythonPackages
 from tests.cluster import image_corpus as corpus
 
 
@@ -25,21 +26,26 @@ def read(work: Path, text: str, target: str | None = None) -> dockerfile.Dockerf
     return dockerfile.read(work / "Dockerfile", target=target)
 
 
+# Which stage is built decides what else is taken on the way to it, and a here-document ends where its own line says.
 @pytest.mark.parametrize(
-    ("text", "target"),
+    ("text", "target", "unpinned", "buildkit"),
     [
-        ("ARG BASE\nFROM ${BASE}\n", None),
-        ("# a comment\n\narg BASE\nfrom $BASE as x\nRUN true", None),
-        ("ARG BASE\nFROM --platform=linux/amd64 ${BASE}\n", None),
-        ("ARG BASE\nFROM ${BASE} AS one\nFROM one AS two\nFROM Two\n", None),
-        ("ARG BASE\nFROM golang AS build\nFROM ${BASE}\nCOPY --from=build /x /x\n", None),
-        ("ARG BASE\nFROM ${BASE} AS run\nFROM debian AS other\n", "run"),
-        ("ARG BASE\nFROM ${BASE}\nRUN a \\\n  # FROM debian\n  FROM debian\n", None),
-        ("ARG BASE\nFROM ${BASE}\nRUN <<EOF\nFROM debian\nEOF\n", None),
+        ("ARG BASE\nFROM ${BASE}\n", None, (), None),
+        ("# a comment\n\narg BASE\nfrom $BASE as x\nRUN true", None, (), None),
+        ("ARG BASE\nFROM --platform=linux/amd64 ${BASE}\n", None, (), None),
+        ("ARG BASE\nFROM ${BASE} AS one\nFROM one AS two\nFROM Two\n", None, (), None),
+        ("ARG BASE\nFROM golang AS build\nFROM ${BASE}\nCOPY --from=build /x /x\n", None, ("golang",), None),
+        ("ARG BASE\nFROM ${BASE} AS run\nFROM debian AS other\n", "run", ("debian",), None),
+        ("ARG BASE\nFROM ${BASE}\nRUN a \\\n  # FROM debian\n  FROM debian\n", None, (), None),
+        ("ARG BASE\nFROM ${BASE}\nRUN <<EOF\nFROM debian\nEOF\nCOPY --from=uv / /\n", None, ("uv",), 3),
     ],
 )
-def test_a_dockerfile_stands_on_the_base(tmp_path: Path, text: str, target: str | None) -> None:
-    read(tmp_path, text, target)
+def test_a_dockerfile_stands_on_the_base(
+    tmp_path: Path, text: str, target: str | None, unpinned: tuple[str, ...], buildkit: int | None
+) -> None:
+    found = read(tmp_path, text, target)
+    assert found.unpinned == unpinned
+    assert (found.buildkit.line if found.buildkit else None) == buildkit
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,42 @@ def test_what_only_buildkit_understands_and_what_has_no_digest_is_found(tmp_path
     pinned = f"reg/x@sha256:{'0' * 64}"
     text = f"ARG BASE\nFROM golang AS go\nFROM ${{BASE}}\nCOPY --from=go / /\nCOPY --from=uv:1 / /\nCOPY --from={pinned} / /\n"
     assert read(tmp_path, text).unpinned == ("golang", "uv:1")
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("RUN a && b \\\n  || c", ""),
+        ("COPY a b/ /x/", ""),
+        ("ENV A=1 B=2", ""),
+        ("WORKDIR /a/b", ""),
+        ('CMD ["a", "b c"]', ""),
+        ("RUN --network=host true", "RUN"),
+        ('RUN ["true"]', "RUN"),
+        ("RUN <<E\ntrue\nE", "RUN"),
+        ("COPY --chown=1 a /x", "COPY"),
+        ("COPY *.txt /x/", "COPY"),
+        ("COPY $A /x", "COPY"),
+        ("ENV A=$B", "ENV"),
+        ('ENV A="b c"', "ENV"),
+        ("ENV A b", "ENV"),
+        ("WORKDIR a", "WORKDIR"),
+        ("CMD a b", "CMD"),
+        ("CMD [1]", "CMD"),
+        ("VOLUME /x", "VOLUME"),
+        ("ARG X=1", "ARG"),
+        ("FROM ${BASE} AS x", "FROM"),
+    ],
+)
+def test_what_can_be_built_without_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, word: str
+) -> None:
+    monkeypatch.setattr(shell, "which", lambda name: f"/usr/bin/{name}")
+    steps = read(tmp_path, f"ARG BASE\nFROM ${{BASE}}\n{line}\n").steps
+    why = engineless.why_not(ImageSpec.model_validate({"base": {"image": "x"}}), steps)
+    assert why.startswith(f"line 3 of the Dockerfile ({word}) needs one") if word else why == ""
+    for table in ({"base": {"reference": "x"}}, {"base": {"image": "x"}, "build": {"network": "host"}}):
+        assert engineless.why_not(ImageSpec.model_validate(table), steps)
 
 
 def wheel(folder: Path, name: str, version: str, *needs: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import threading
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kit.images import lease, store
+from kit.images import catalogue, lease, store
 from kit.owner import Owner
+from tests.cluster.image_lab import wait_until
 
 
 def _dead() -> Owner:
@@ -87,6 +89,61 @@ def test_a_lock_that_was_taken_over_is_not_released(tmp_path: Path) -> None:
         lock.unlink()
         lock.write_text("somebody else's")
     assert lock.read_text() == "somebody else's"
+
+
+def test_a_file_system_without_links_has_locks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(lease, "_HEARTBEAT_S", 0.05)
+    lock, order = tmp_path / "x.lock", []
+
+    def second() -> None:
+        with lease.hold(lock):
+            order.append("second")
+
+    with lease.hold(lock):
+        thread = threading.Thread(target=second)
+        thread.start()
+        os.utime(lock, (0, 0))
+        wait_until(lambda: lock.stat().st_mtime > 0)  # the heartbeat, by which another host judges
+        order.append("first")
+    thread.join(timeout=5)
+    assert order == ["first", "second"]
+    assert list(tmp_path.iterdir()) == []
+    with lease.hold(lock):
+        lock.write_text("somebody else's")
+    assert lock.read_text() == "somebody else's"
+
+
+def test_what_a_newer_kit_keeps_in_the_store_is_left_alone(tmp_path: Path) -> None:
+    """Two versions of the kit on one store: neither knows all that the other writes."""
+    place, project = tmp_path / "store", tmp_path / "project"
+    store.prepare(place)
+    kept = [place / "layers/sha256/ab", place / "sha256/README", place / "refs/.note", place / "index.json"]
+    kept += [place / "sha256" / f"{'1' * 64}.sqsh.sig", place / "tmp" / "another form~of~owner"]
+    for file in kept:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    (place / "locks/z.lock").write_text("an owner of another form")
+    image = store.path(place, "1" * 64)
+    image.write_bytes(b"x")
+    image.with_suffix(".json").write_text('{"name": "theirs", "form": 2}')
+    lock = project / "containers/theirs/image.lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text(
+        f'schema = 2\nname = "theirs"\nsha256 = "{"1" * 64}"\nsize = 1\nnovel = "key"\n\n[more]\nkeys = 1\n'
+    )
+    store.register(place, lock)
+    store.prepare(place)
+    loose = store.path(place, "2" * 64)
+    loose.write_bytes(b"x")
+    gone = catalogue.prune(place, tmp_path / "other", in_use=(), older_than_s=0, dry_run=False)
+    assert [path for path, _ in gone] == [loose]
+    assert [path for path in (*kept, image, place / "locks/z.lock") if not path.exists()] == []
+    (row,) = [row for row in catalogue.rows(place, tmp_path / "other") if row.sha256 == "1" * 64]
+    assert (row.name, row.present, row.locks) == ("theirs", True, (lock,))
 
 
 def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:

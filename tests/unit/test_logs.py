@@ -140,3 +140,33 @@ def test_clean_of_bytes_is_clean_of_text() -> None:
     every = "".join(map(chr, [*range(0x300), *range(0x2000, 0x2080)])).replace("\n", "")
     assert text.clean_lines(every.encode()).decode() == text.clean(every)
     assert time.strftime("%Y")
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
+def test_lines_are_the_same_in_whatever_pieces_they_come(
+    run: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    """With `\\n`, `\\r`, `\\r\\n`, and none at the end."""
+    written = b"a\r\nbb\rccc\r\rdddd\n\neeeeeeeee\r\n\r\nf\xe2\x9c\x93\r"
+    expected = ["a", "bb", "ccc", "", "dddd", "", "eeeeeeeee", "", "f✓"]
+    tail = logs.Tail(run / "logs/rank-0.log")
+    shown = b""
+    for start in range(0, len(written), piece):
+        with (run / "logs/rank-0.log").open("ab") as out:
+            out.write(written[start : start + piece])
+        shown += b"".join(tail.chunks())
+        # A line is there as soon as its end is; the end of `\r` is known with the byte behind it.
+        assert shown.count(b"\n") >= len(re.findall(rb"\r\n|\n|\r(?=[^\n])", written[: start + piece]))
+    shown += b"".join(tail.chunks(last=True))
+    assert shown.decode().split("\n")[:-1] == expected
+
+
+def test_every_byte_that_a_terminal_obeys_is_escaped() -> None:
+    """What is looked for one by one is what the rule for text says, alone and behind harmless text."""
+    for code in [*range(0x3000), *range(0xD7F0, 0xE010), 0xFFFD, 0x1F600]:
+        letter = chr(code)
+        for line in (letter, f"loss ✓ é — {letter} "):
+            if letter not in "\n\t" and not 0xD800 <= code < 0xE000:
+                assert text.clean_lines(line.encode()).decode() == text.clean(line)
+    for bad in (b"\xff", b"\xc2", b"\xed\xa0\x80", b"\xe2\x80", b"\x1b[\x1b[0m0m", b"\xc2\x1b[0m\x9b"):
+        assert re.fullmatch(rb"[\x20-\x7e]*", text.clean_lines(bad))

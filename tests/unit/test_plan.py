@@ -316,3 +316,15 @@ def test_the_lead_is_shorter_than_the_time_limit(tmp_path: Path) -> None:
         ConfigError, match=r"slurm.lead: 180 s before the end of resources.time = 00:03:00 the job has not"
     ):
         plan_of(job, overrides=("resources.time=00:03:00", "slurm.lead=180"))
+
+
+def test_a_shell_comes_after_the_checks_of_a_batch_job(tmp_path: Path) -> None:
+    """It started from whatever bytes the node had."""
+    job = write_job(tmp_path, JOB + "[preflight]\nenabled = false\n")
+    made = plan_of(job, cluster="pod", overrides=('image={name="train-cpu", stage="node"}',))
+    stage, check = made.shell_checks
+    assert any(word.endswith("/bin/stage.sh") for word in stage)
+    assert check[-2:] == ("size=4096", f"sha256={made.decisions.pin.lock.sha256}" if made.decisions.pin.lock else "")
+    assert f"--nodes={made.allocation.nodes}" in check, "--attach may go to any of them"
+    assert not any(word.startswith("--output") for word in check), "what is wrong is shown on the terminal"
+    assert plan_of(job, cluster="pod", site=make_site(containers=False)).shell_checks == ()

@@ -216,3 +216,22 @@ def test_nothing_of_a_run_can_be_written_by_others(tmp_path: Path, record: Manif
         assert os.umask(before) == 0
     lax = [path for path in (tmp_path / "runs" / "d-1").rglob("*") if path.stat().st_mode & 0o022]
     assert lax == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="two users take root")
+def test_a_run_that_its_owner_closed_to_others_is_listed_with_the_reason(runs: Path) -> None:
+    """Before, it was left out, and `kit runs` listed fewer runs than there are."""
+    (runs / "d-2").chmod(0o700)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            # Inside the folder: those above it need not let another user pass.
+            os.chdir(runs)
+            os.setgid(65534)
+            os.setuid(65534)
+            found = {path.name: one.problem for path, one in registry.find_all([Path()])}
+            code = 0 if "ermission denied" in found["d-2"] and not found["d-1"] and len(found) == 4 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

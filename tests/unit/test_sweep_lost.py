@@ -62,3 +62,13 @@ def test_without_a_slurm_nothing_is_changed(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("kit.runs.queues.is_up", lambda _: False)
     assert states(folder) == [find.MISSING] * 3
     assert SweepPaths(folder).record.read_bytes() == before
+
+
+def test_listing_runs_finds_them_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kit runs` showed SUBMITTED until `kit results` or `kit cancel` was called."""
+    script = SweepPaths(folder).arrays / "0" / "batch.sh"
+    monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {str(script): 41})
+    points = [SweepPaths(folder).point(number) for number in range(3)]
+    assert lost.noted([*points, folder.parent / "points" / "stray"])
+    assert manifest.read(RunPaths(points[0]).manifest).slurm_id == "41_1"
+    assert not lost.noted(points), "the other array is not in Slurm"

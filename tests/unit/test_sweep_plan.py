@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError, UsageError
+from kit.planning.plan import plan
 from kit.runs.submit import prepare as prepare_job
 from kit.sweeps.prepare import PreparedSweep, prepare
 from kit.sweeps.record import RecordedPoint, SweepRecord
+from kit.sweeps.shared_plans import kind_of
 from tests.support import write_job
 
 JOB = 'name = "digits"\nlauncher = "ddp"\nargs = ["--epochs", "3"]\n[resources]\nnodes = 2\ngpus_per_node = 2\n'
@@ -176,3 +178,44 @@ def test_a_thousand_points_in_one_process(tmp_path: Path) -> None:
     made = prepared(tmp_path, sweep)
     assert len(made.runs) == 1000
     assert len(made.arrays()) == 1
+
+
+def test_points_that_differ_in_values_that_no_rule_reads_are_planned_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def counted(*given: object, **named: object) -> object:
+        nonlocal calls
+        calls += 1
+        return plan(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("kit.sweeps.prepare.plan", counted)
+    made = prepared(
+        tmp_path,
+        "[sweep.random]\ncount = 300\n[sweep.random.keys]\nargs.--lr = { log_uniform = [1e-9, 1] }\n"
+        "seed = { uniform = [0, 4000000000], integer = true }\n[sweep.grid]\nresources.nodes = [1, 2]\n",
+    )
+    assert len(made.points) == 600
+    assert [len(array.members) for array in made.arrays()] == [300, 300]
+    assert calls == 2
+    assert f"    {made.points[7].values['args.--lr']}\n" in program(made, 7), "a point's own plan has its own values"
+
+
+def test_a_point_is_of_the_kind_that_its_own_plan_shows(tmp_path: Path) -> None:
+    """Whatever is swept: what the kind says is what the plan of the point itself would say."""
+    made = prepared(
+        tmp_path,
+        "[sweep.grid]\nargs.--lr = [1e-3, -1, 'a', '$HOME', true, [1, 2]]\nargs.--batch-size = [64, 128]\n"
+        "env.A = ['x', '~/y']\nresources.nodes = [1, 2]\nvar.free = [1, 2]\nname = ['a', 'b']\n",
+    )
+    assert len(made.points) == 96
+    assert [kind_of(run.plan) for run in made.runs] == list(made.kinds)
+    assert len(set(made.kinds)) > 4
+
+
+def test_an_option_that_a_rule_reads_is_checked_at_each_point(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prepared(tmp_path, "[sweep.grid]\nargs.--lr = [1, 2]\nargs.--batch-size = [64, 63, 'many', 128, 62]\n")
+    found = {fault.problem.split(" ")[1]: fault.file.rpartition(": ")[2] for fault in caught.value.faults}
+    assert found == {"63": "points 1,6", "takes": "points 2,7", "62": "points 4,9"}

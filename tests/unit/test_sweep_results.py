@@ -13,7 +13,7 @@ import pytest
 from kit.errors import ConfigError, RunError, ToolError, UsageError
 from kit.runs.manifest import Manifest
 from kit.spec.sweep import Value
-from kit.sweeps import formats, plot
+from kit.sweeps import plot, result_files
 from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
 from kit.sweeps.results import Results, gather, metrics_of
 
@@ -95,7 +95,7 @@ def test_the_best_first_then_diverged_then_without_metric(folder: Path) -> None:
 
 
 def test_a_metric_that_diverged_is_null_in_json_and_never_the_best(folder: Path, tmp_path: Path) -> None:
-    found = json.loads(formats.as_json(gathered(folder)), parse_constant=lambda word: f"{word} is no JSON")
+    found = json.loads(result_files.as_json(gathered(folder)), parse_constant=lambda word: f"{word} is no JSON")
     assert [row["loss"] for row in found["points"]] == [0.3, 0.5, None, None]
     diverged = write_sweep(tmp_path / "other", [({"seed": 1}, [{"loss": float("nan")}], 0)])
     assert gathered(diverged).best is None
@@ -116,7 +116,7 @@ def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
 def test_files(folder: Path, tmp_path: Path) -> None:
     found = gathered(folder)
     for name in ("a.csv", "b.json", "c.parquet"):
-        formats.write(found, tmp_path / "out" / name)
+        result_files.write(found, tmp_path / "out" / name)
     with (tmp_path / "out" / "a.csv").open() as text:
         rows = list(csv.DictReader(text))
     assert [(row["point"], row["lr"], row["metrics.lr"], row["loss"]) for row in rows[:2]] == [
@@ -126,13 +126,13 @@ def test_files(folder: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     assert parquet.read_table(tmp_path / "out" / "c.parquet").column("loss").to_pylist()[:2] == [0.3, 0.5]
     with pytest.raises(UsageError, match="names no format"):
-        formats.write(found, tmp_path / "a.xlsx")
+        result_files.write(found, tmp_path / "a.xlsx")
 
 
 def test_columns_of_mixed_types_become_text_in_parquet(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     folder = write_sweep(tmp_path, [({"var.x": 1}, [], 0), ({"var.x": "auto"}, [], 0)])
-    formats.write(gathered(folder), tmp_path / "x.parquet")
+    result_files.write(gathered(folder), tmp_path / "x.parquet")
     assert parquet.read_table(tmp_path / "x.parquet").column("x").to_pylist() == ["1", "auto"]
 
 
@@ -212,5 +212,5 @@ def test_without_the_extra_the_command_that_installs_it_is_named(
         plot.draw(gathered(folder), tmp_path / "a.png")
     assert "slurm-kit[plot]" in caught.value.hint
     with pytest.raises(ToolError) as caught:
-        formats.write(gathered(folder), tmp_path / "a.parquet")
+        result_files.write(gathered(folder), tmp_path / "a.parquet")
     assert "slurm-kit[parquet]" in caught.value.hint

@@ -128,3 +128,41 @@ def test_attach_shows_the_session_on_a_terminal(run_dir: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     os.close(terminal)
     assert tmux.exists(session)
+
+
+def test_a_hostile_log_leaves_the_terminal_as_it_was(tmp_path: Path, run_dir: Path) -> None:
+    """In a real terminal: its title, its clipboard, the lines above. `cat` of the same log changes all three."""
+    run = tmp_path / "evil-20261122-100000-abcd"
+    (run / "logs").mkdir(parents=True)
+    log = run / "logs" / "rank-0.log"
+    log.write_bytes(b"\x1b]2;owned\x07\x1b]52;c;cm0gLXJm\x07\x1b[1A\rFORGED\x1b[K\nthe end\n")
+    run_tmux = partial(subprocess.run, check=True, capture_output=True, text=True)
+    for command, title, pasted in (
+        (f"{sys.executable} -m kit logs {run}", "before", ""),
+        (f"cat {log}", "owned", "rm -rm"),
+    ):
+        run_tmux(["tmux", "new-session", "-d", "-x", "150", "-y", "24", "-s", "evil", "sh"])
+        run_tmux(["tmux", "set-option", "-s", "set-clipboard", "on"])
+        run_tmux(["tmux", "select-pane", "-t", "evil", "-T", "before"])
+        run_tmux(
+            [
+                "tmux",
+                "send-keys",
+                "-t",
+                "evil",
+                f"PS1=; cd {Path(__file__).parents[2]}; echo first line; {command}",
+                "Enter",
+            ]
+        )
+        shown = ""
+        end = time.monotonic() + 60
+        while "the end" not in shown and time.monotonic() < end:
+            time.sleep(0.2)
+            shown = run_tmux(["tmux", "capture-pane", "-p", "-t", "evil"]).stdout
+        lines = shown.splitlines()
+        assert ("first line" in lines) == (title == "before"), shown
+        assert ("FORGED" in lines) == (title == "owned"), shown
+        assert run_tmux(["tmux", "display-message", "-p", "-t", "evil", "#{pane_title}"]).stdout.strip() == title
+        buffers = subprocess.run(["tmux", "show-buffer"], check=False, capture_output=True, text=True).stdout
+        assert bool(buffers) == bool(pasted)
+        run_tmux(["tmux", "kill-session", "-t", "evil"])

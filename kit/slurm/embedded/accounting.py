@@ -14,8 +14,8 @@ from pathlib import Path
 from kit import shell
 from kit.errors import SlurmError
 from kit.slurm.embedded import daemons, process
-from kit.slurm.embedded.layout import Layout
 from kit.slurm.embedded.model import Accounting, EmbeddedCluster, ProcessId
+from kit.slurm.embedded.paths import Layout
 
 ACCOUNT = "research"
 # QOS beside Slurm's own `normal`, which has no limit. A job that breaks a limit is refused (DenyOnLimit) or waits.

@@ -14,8 +14,8 @@ from typing import Literal
 from kit import shell
 from kit.errors import SlurmError, ToolError
 from kit.slurm.embedded import accounting, address, cgroups, conf, daemons, gpus, lock, nodes, settings, teardown
-from kit.slurm.embedded.layout import Layout, node_names
 from kit.slurm.embedded.model import Accounting, ClusterSize, EmbeddedCluster, Node, machine_memory_mb, this_boot
+from kit.slurm.embedded.paths import Layout, node_names
 from kit.slurm.embedded.pyxis import PyxisPlugin, choose, plugstack_conf
 from kit.slurm.embedded.recorded import layout_of
 

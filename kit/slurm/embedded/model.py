@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from kit.errors import SlurmError
-from kit.slurm.embedded.layout import Layout
+from kit.slurm.embedded.paths import Layout
 from kit.spec.base import Model
 
 

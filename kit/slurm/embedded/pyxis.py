@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import UsageError
-from kit.slurm.embedded.layout import Layout
+from kit.slurm.embedded.paths import Layout
 
 _PLUGIN = "spank_pyxis.so"
 _FOLDERS = ("usr/lib*/slurm", "usr/lib/*/slurm*", "usr/local/lib/slurm", "opt/pyxis*/lib")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.errors import UsageError
-from kit.slurm.embedded.layout import Layout, checked_name, node_names
 from kit.slurm.embedded.model import EmbeddedCluster, this_boot
+from kit.slurm.embedded.paths import Layout, checked_name, node_names
 
 
 def default_folder(name: str) -> Path:

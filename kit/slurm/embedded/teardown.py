@@ -11,8 +11,8 @@ from kit import shell
 from kit.errors import SlurmError, ToolError
 from kit.slurm.embedded import cgroups, nodes, process
 from kit.slurm.embedded.daemons import MARK
-from kit.slurm.embedded.layout import Layout
 from kit.slurm.embedded.model import EmbeddedCluster
+from kit.slurm.embedded.paths import Layout
 
 # How long jobs in progress may take to end after TERM, in seconds; what is left gets KILL with its node.
 _JOBS_S = 3.0

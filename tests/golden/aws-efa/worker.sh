@@ -30,6 +30,7 @@ source "${KIT_RUN_DIR}/lib/cache_folders.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/setup_lines.sh"
+source "${KIT_RUN_DIR}/lib/orphans.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
@@ -50,6 +51,7 @@ main() {
     fi
     cd -- "${KIT_WORKDIR}"
     set_up
+    orphans::watch "$(first_rank)"
 
     case "${KIT_SHAPE}" in
         srun)
@@ -69,6 +71,13 @@ main() {
     esac
 }
 
+# The first of the ranks that come of this task.
+first_rank() {
+    local -i each=1
+    [[ "${KIT_SHAPE}" == srun ]] || each="${KIT_RANKS_PER_NODE}"
+    printf '%d' $((SLURM_PROCID * each))
+}
+
 # Before the launcher is looked for, which a set-up line may have to bring. It runs once per task: torchrun's ranks inherit what it exports.
 set_up() {
     # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
@@ -79,8 +88,8 @@ set_up() {
     [[ -s "${KIT_RUN_DIR}/setup.sh" ]] || return 0
     set +eu
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
-        local rank="${SLURM_PROCID}"
-        [[ "${KIT_SHAPE}" == srun ]] || rank=$((SLURM_PROCID * KIT_RANKS_PER_NODE))
+        local rank
+        rank="$(first_rank)"
         log::error "set-up ${setup_lines_said}"
         log::error "set-up ${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
         failures::record "${rank}" "${setup_lines_failed_code}"

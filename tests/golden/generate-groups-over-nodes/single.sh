@@ -67,6 +67,8 @@ unpack_all() {
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR=/shared/runs/llama-@JOB@
+readonly KIT_SNAPSHOT=''
+readonly KIT_TREE=''
 readonly KIT_JOB_NAME=llama3
 readonly -a KIT_IMAGES=(
     /scratch/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
@@ -254,7 +256,7 @@ readonly -a KIT_MONITOR_ARGV=(
     --cpus-per-task=1
     --mpi=none
     --export=ALL
-    --output=/shared/runs/llama-@JOB@/monitor/monitor-%n.log
+    --output=/shared/runs/llama-@JOB@/monitor/monitor.log
     --open-mode=append
     /shared/runs/llama-@JOB@/bin/gpu-monitor.sh
     /shared/runs/llama-@JOB@/monitor
@@ -342,6 +344,7 @@ source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/workspace.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
 source "${KIT_RUN_DIR}/lib/container_names.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
@@ -354,6 +357,7 @@ source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
+source "${KIT_RUN_DIR}/lib/task_logs.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -376,6 +380,7 @@ finish() {
     steps::end_all
     heartbeat::stop
     failures::release_space
+    task_logs::merge
     case "${what}" in
         requeue) retry::requeue "${code}" || retry::end "${code}" ;;
         requeued)
@@ -420,6 +425,7 @@ main() {
     nodes::banner
     events::record start nodes "${SLURM_JOB_NODELIST}"
     failures::reserve_space
+    workspace::prepare || exit 1
     node_checks::image || exit "${node_checks_failed_code}"
     node_checks::stage || exit $?
     container_names::begin
@@ -487,6 +493,7 @@ source "${KIT_RUN_DIR}/lib/cache_folders.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/setup_lines.sh"
+source "${KIT_RUN_DIR}/lib/orphans.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
@@ -507,6 +514,7 @@ main() {
     fi
     cd -- "${KIT_WORKDIR}"
     set_up
+    orphans::watch "$(first_rank)"
 
     case "${KIT_SHAPE}" in
         srun)
@@ -526,6 +534,13 @@ main() {
     esac
 }
 
+# The first of the ranks that come of this task.
+first_rank() {
+    local -i each=1
+    [[ "${KIT_SHAPE}" == srun ]] || each="${KIT_RANKS_PER_NODE}"
+    printf '%d' $((SLURM_PROCID * each))
+}
+
 # Before the launcher is looked for, which a set-up line may have to bring. It runs once per task: torchrun's ranks inherit what it exports.
 set_up() {
     # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
@@ -536,8 +551,8 @@ set_up() {
     [[ -s "${KIT_RUN_DIR}/setup.sh" ]] || return 0
     set +eu
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
-        local rank="${SLURM_PROCID}"
-        [[ "${KIT_SHAPE}" == srun ]] || rank=$((SLURM_PROCID * KIT_RANKS_PER_NODE))
+        local rank
+        rank="$(first_rank)"
         log::error "set-up ${setup_lines_said}"
         log::error "set-up ${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
         failures::record "${rank}" "${setup_lines_failed_code}"
@@ -608,6 +623,7 @@ source "${KIT_RUN_DIR}/lib/cache_folders.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/setup_lines.sh"
+source "${KIT_RUN_DIR}/lib/orphans.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
@@ -628,6 +644,7 @@ main() {
     fi
     cd -- "${KIT_WORKDIR}"
     set_up
+    orphans::watch "$(first_rank)"
 
     case "${KIT_SHAPE}" in
         srun)
@@ -647,6 +664,13 @@ main() {
     esac
 }
 
+# The first of the ranks that come of this task.
+first_rank() {
+    local -i each=1
+    [[ "${KIT_SHAPE}" == srun ]] || each="${KIT_RANKS_PER_NODE}"
+    printf '%d' $((SLURM_PROCID * each))
+}
+
 # Before the launcher is looked for, which a set-up line may have to bring. It runs once per task: torchrun's ranks inherit what it exports.
 set_up() {
     # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
@@ -657,8 +681,8 @@ set_up() {
     [[ -s "${KIT_RUN_DIR}/setup.sh" ]] || return 0
     set +eu
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
-        local rank="${SLURM_PROCID}"
-        [[ "${KIT_SHAPE}" == srun ]] || rank=$((SLURM_PROCID * KIT_RANKS_PER_NODE))
+        local rank
+        rank="$(first_rank)"
         log::error "set-up ${setup_lines_said}"
         log::error "set-up ${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
         failures::record "${rank}" "${setup_lines_failed_code}"
@@ -723,6 +747,7 @@ source "${KIT_RUN_DIR}/lib/cache_folders.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/setup_lines.sh"
+source "${KIT_RUN_DIR}/lib/orphans.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
@@ -743,6 +768,7 @@ main() {
     fi
     cd -- "${KIT_WORKDIR}"
     set_up
+    orphans::watch "$(first_rank)"
 
     case "${KIT_SHAPE}" in
         srun)
@@ -762,6 +788,13 @@ main() {
     esac
 }
 
+# The first of the ranks that come of this task.
+first_rank() {
+    local -i each=1
+    [[ "${KIT_SHAPE}" == srun ]] || each="${KIT_RANKS_PER_NODE}"
+    printf '%d' $((SLURM_PROCID * each))
+}
+
 # Before the launcher is looked for, which a set-up line may have to bring. It runs once per task: torchrun's ranks inherit what it exports.
 set_up() {
     # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
@@ -772,8 +805,8 @@ set_up() {
     [[ -s "${KIT_RUN_DIR}/setup.sh" ]] || return 0
     set +eu
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
-        local rank="${SLURM_PROCID}"
-        [[ "${KIT_SHAPE}" == srun ]] || rank=$((SLURM_PROCID * KIT_RANKS_PER_NODE))
+        local rank
+        rank="$(first_rank)"
         log::error "set-up ${setup_lines_said}"
         log::error "set-up ${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
         failures::record "${rank}" "${setup_lines_failed_code}"
@@ -825,6 +858,7 @@ python = "python3"
 inherit = []
 mounts = []
 seed = 7
+snapshot = true
 setup = []
 debug = false
 
@@ -852,6 +886,7 @@ remap_root = true
 mount_home = false
 entrypoint = false
 env = []
+capabilities = []
 
 [monitor]
 enabled = true
@@ -909,6 +944,9 @@ ranks = [
     0,
 ]
 
+[metrics]
+tensorboard = false
+
 [diloco]
 replicas_per_node = 1
 nodes_per_replica = 2
@@ -921,6 +959,8 @@ KIT_FILE
     unpack 755 bin/all_reduce.py <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/bubblewrap.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/checked.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/container.sh <<'KIT_FILE'
 KIT_FILE
@@ -968,6 +1008,8 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/heartbeat.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/kit_rank.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/log.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/node_checks.sh <<'KIT_FILE'
@@ -976,9 +1018,13 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/once.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/orphans.sh <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/output_links.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/placeholders.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/rank_progress.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/rank_variables.sh <<'KIT_FILE'
 KIT_FILE
@@ -994,7 +1040,11 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/steps.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/task_logs.sh <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/trust.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/workspace.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 config.toml <<'KIT_FILE'
 [training]

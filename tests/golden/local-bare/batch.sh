@@ -14,6 +14,8 @@
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR=/shared/runs/digits-1
+readonly KIT_SNAPSHOT=''
+readonly KIT_TREE=''
 readonly KIT_JOB_NAME=digits
 readonly -a KIT_IMAGES=()
 readonly KIT_RUNTIME=bare
@@ -98,7 +100,7 @@ readonly -a KIT_MONITOR_ARGV=(
     --cpus-per-task=1
     --mpi=none
     --export=ALL
-    --output=/shared/runs/digits-1/monitor/monitor-%n.log
+    --output=/shared/runs/digits-1/monitor/monitor.log
     --open-mode=append
     /shared/runs/digits-1/bin/gpu-monitor.sh
     /shared/runs/digits-1/monitor
@@ -145,6 +147,7 @@ source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/workspace.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
 source "${KIT_RUN_DIR}/lib/container_names.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
@@ -157,6 +160,7 @@ source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
+source "${KIT_RUN_DIR}/lib/task_logs.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -179,6 +183,7 @@ finish() {
     steps::end_all
     heartbeat::stop
     failures::release_space
+    task_logs::merge
     case "${what}" in
         requeue) retry::requeue "${code}" || retry::end "${code}" ;;
         requeued)
@@ -223,6 +228,7 @@ main() {
     nodes::banner
     events::record start nodes "${SLURM_JOB_NODELIST}"
     failures::reserve_space
+    workspace::prepare || exit 1
     node_checks::image || exit "${node_checks_failed_code}"
     node_checks::stage || exit $?
     container_names::begin

@@ -14,6 +14,8 @@
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR=/shared/runs/digits-1
+readonly KIT_SNAPSHOT=''
+readonly KIT_TREE=''
 readonly KIT_JOB_NAME=digits-srun
 readonly -a KIT_IMAGES=(
     /home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
@@ -119,7 +121,7 @@ readonly -a KIT_MONITOR_ARGV=(
     --cpus-per-task=1
     --mpi=none
     --export=ALL
-    --output=/shared/runs/digits-1/monitor/monitor-%n.log
+    --output=/shared/runs/digits-1/monitor/monitor.log
     --open-mode=append
     /shared/runs/digits-1/bin/gpu-monitor.sh
     /shared/runs/digits-1/monitor
@@ -204,6 +206,7 @@ source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/workspace.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
 source "${KIT_RUN_DIR}/lib/container_names.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
@@ -216,6 +219,7 @@ source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
+source "${KIT_RUN_DIR}/lib/task_logs.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -238,6 +242,7 @@ finish() {
     steps::end_all
     heartbeat::stop
     failures::release_space
+    task_logs::merge
     case "${what}" in
         requeue) retry::requeue "${code}" || retry::end "${code}" ;;
         requeued)
@@ -282,6 +287,7 @@ main() {
     nodes::banner
     events::record start nodes "${SLURM_JOB_NODELIST}"
     failures::reserve_space
+    workspace::prepare || exit 1
     node_checks::image || exit "${node_checks_failed_code}"
     node_checks::stage || exit $?
     container_names::begin

@@ -1,0 +1,76 @@
+"""What a command's answer costs, in instructions: the same figure on a busy machine and on a quiet one.
+
+    python -m benchmarks answers [--beside /path/of/another/.venv/bin/python]
+
+Needs valgrind; no Slurm and no image. Bounds are multiples of a bare Python's start and end. --beside measures the kit of another
+checkout too, such as the one before a change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks._common import Goal, project, report
+from kit import shell
+
+JOB = 'name = "bench"\nlauncher = "ddp"\nscript = "train.py"\n[container]\nruntime = "bare"\n'
+COMPLETION = {"_KIT_COMPLETE": "complete_bash", "COMP_WORDS": "kit su", "COMP_CWORD": "1"}
+# As the installed program starts: completion takes its variable's name from it.
+START = "import sys; sys.argv[0] = 'kit'; from kit.__main__ import main; main()"
+# The command's words -> the most it may cost, in starts of a bare Python.
+BOUNDS = {
+    "--version": 3.0,
+    "completion": 8.0,
+    "status": 9.0,
+    "render --no-container": 11.0,
+    "--help": None,
+    "runs": None,
+}
+
+
+def main(words: Sequence[str] = ()) -> int:
+    """Measure every command once, print the table; 1 when a goal is missed, 2 without valgrind."""
+    parser = argparse.ArgumentParser(prog="benchmarks answers")
+    parser.add_argument("--beside", metavar="PYTHON")
+    options = parser.parse_args(words)
+    if shutil.which("valgrind") is None:
+        print("answers: valgrind is not installed (Debian: apt-get install valgrind)", file=sys.stderr)
+        return 2
+    with project("bench", "embedded = true\n[node]\ncpus = 4\n", JOB) as folder:
+        (folder / "train.py").write_text("")
+        goals = _table(folder, sys.executable, "kit")
+        if options.beside:
+            goals += _table(folder, options.beside, "the other kit", bounded=False)
+    return report(goals)
+
+
+def _table(folder: Path, python: str, name: str, *, bounded: bool = True) -> list[Goal]:
+    bare = _instructions([python, "-c", "pass"], folder)
+    goals = [Goal(name=f"bare Python for {name}", value=bare / 1e6, unit="million")]
+    for words, bound in BOUNDS.items():
+        argv = [python, "-c", START, *(words.split() if words != "completion" else ())]
+        cost = _instructions(argv, folder, COMPLETION if words == "completion" else {})
+        goals.append(Goal(name=f"`{name} {words}` / bare Python", value=cost / bare, bound=bound if bounded else None))
+    return goals
+
+
+def _instructions(argv: Sequence[str], folder: Path, more: dict[str, str] | None = None) -> int:
+    """Instructions of the process, children not counted; the second of two runs, when all byte code is written."""
+    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "XDG_DATA_HOME": str(folder / "data"), **(more or {})}
+    shell.run(argv, cwd=folder, env=env, check=False)
+    counted = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *argv]
+    done = shell.run(counted, cwd=folder, env=env, check=False)
+    found = re.search(r"Collected : ([0-9]+)", done.stderr)
+    if found is None:
+        raise SystemExit(f"answers: valgrind counted nothing of {' '.join(argv)}: {done.stderr[-300:]}")
+    return int(found[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

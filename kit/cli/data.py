@@ -1,0 +1,88 @@
+"""`kit prepare-data`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Sources = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="SRC…", help="Files, folders, or a dataset of save_to_disk; the last word is DST.", show_default=False
+    ),
+]
+Tokenizer = Annotated[
+    str, typer.Option("--tokenizer", metavar="WHICH", help="bytes, a .json or .tiktoken file, or a folder.")
+]
+Separator = Annotated[
+    str | None,
+    typer.Option("--separator", metavar="TOKEN", help="After each document; none.", show_default="the tokenizer's"),
+]
+TextKey = Annotated[str, typer.Option("--text-key", metavar="KEY", help="Of the text in .jsonl and .parquet.")]
+Validation = Annotated[
+    float, typer.Option("--validation", min=0, max=0.99, metavar="SHARE", help="Of the documents, held out.")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read, counted.")]
+Processes = Annotated[
+    int | None, typer.Option("--processes", min=1, metavar="N", help="At most.", show_default="one for each core")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace DST, once the new one is whole.")]
+Image = Annotated[str, typer.Option("--image", help="The image to work in: numpy, and what tokenizer and files need.")]
+InContainer = Annotated[bool, typer.Option("--container/--no-container", help="In the image, or with --python.")]
+Python = Annotated[str, typer.Option("--python", help="Without a container: a python that has the packages.")]
+Store = Annotated[Path | None, typer.Option("--store", help="The image store.", show_default="the cluster's")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def prepare_data(
+    sources: Sources,
+    *,
+    tokenizer: Tokenizer = "bytes",
+    separator: Separator = None,
+    text_key: TextKey = "text",
+    validation: Validation = 0.05,
+    skip_bad: SkipBad = False,
+    processes: Processes = None,
+    force: Force = False,
+    image: Image = "train-cpu",
+    container: InContainer = True,
+    python: Python = "python3",
+    store: Store = None,
+    as_json: Json = False,
+) -> None:
+    """Tokenize text once, for all runs that train on it: kit prepare-data SRC… DST."""
+    from kit import data_folders, prepare_data
+    from kit.cli.images import store_of
+    from kit.errors import UsageError
+    from kit.images.progress import Terminal
+
+    *read, target = sources
+    if not read:
+        raise UsageError(f"{target}: which text, and into which folder?", hint="kit prepare-data SRC… DST")
+    options = ["--text-key", text_key, "--validation", str(validation)]
+    options += ["--separator", separator] if separator else []
+    options += ["--processes", str(processes)] if processes else []
+    options += [word for word, given in (("--skip-bad", skip_bad), ("--force", force)) if given]
+    order = prepare_data.Preparation(
+        sources=tuple(read),
+        target=target,
+        tokenizer=tokenizer,
+        image=image,
+        python=None if container else python,
+        store=store_of(store),
+        project=data_folders.project(),
+        options=tuple(options),
+    )
+    made = prepare_data.prepare(order, Terminal())
+    if as_json:
+        typer.echo(json.dumps(made, indent=2))
+        return
+    documents, tokens = made["documents"], made["tokens"]
+    left = "".join(f", {documents[name]:,} {name}" for name in ("empty", "bad", "mended") if documents[name])
+    typer.echo(
+        f"{target}  {documents['train']:,} documents with {tokens['train']:,} tokens to train on, "
+        f"{documents['validation']:,} with {tokens['validation']:,} held out{left}  {made['digest']}"
+    )

@@ -1,0 +1,44 @@
+"""The line of each command in `kit --help`: the first paragraph of its docstring.
+
+With this table, `kit --help` and the completion of a command's name import no command. tests/unit/test_command_line.py holds
+them to the docstrings.
+"""
+
+from __future__ import annotations
+
+HELP_LINES = {
+    "init": (
+        "Write a first job.toml that runs: for your program or the launcher's example. "
+        "Asks on a terminal for what no option says."
+    ),
+    "render": "Show what a submit would write and run. Nothing is submitted.",
+    "submit": "Write the run folder and submit it.",
+    "sweep": "Submit all points of a job's sweep table, those of one shape as one Slurm array.",
+    "shell": "Open a shell in the job's container, with its mounts and its environment.",
+    "runs": "List the runs of this project, with one question to Slurm for all of them.",
+    "status": "Show one run: state, nodes, exit code, image, files, last reported step; of replica groups the last quorum.",
+    "logs": "Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out.",
+    "why": "Explain how a run ended, or why it waits, and what to do next.",
+    "top": "Show what each rank of a run does: step, phase, step time, and which rank the others wait for.",
+    "results": "Gather the metrics of a sweep's points into one table, the best first.",
+    "cancel": "Cancel runs, or all points of sweeps: ranks are asked to save and end. A second time, Slurm ends all at once.",
+    "resume": "Submit a run that has ended again, in its own folder: its program goes on from the newest checkpoint.",
+    "tmux": "Open a tmux session for a run: a shell, and its logs with a pane for each role. Goes back to one that is there.",
+    "prune-snapshots": "Remove the snapshots of workspaces that no run refers to, but for those of the last day.",
+    "build-image": "Build an image, squash it into the store, and write its lock.",
+    "import-image": "Bring in an image that exists already, squash it into the store, and write its lock.",
+    "images": "List images: name, digest, size, age, whether a lock names them, which runs use them.",
+    "verify-image": "Check that an image file is whole and is the one that its lock names.",
+    "sign-image": "Sign an image's lock with your SSH key: a cluster that names you in its `store.signers` then takes the image.",
+    "prune-images": "Remove images that no lock names and no queued or running job uses.",
+    "diff-images": "Show what differs between two images: packages, files, environment, configuration. Code 1 when anything does.",
+    "cluster": "A real Slurm on this machine, to try jobs on.",
+    "nodes": "List the nodes that failed a preflight within the last day; new jobs are kept off them.",
+    "model": "Count a decoder-only model's parameters, its compute-optimal tokens and steps, and what fits on a GPU.",
+    "checkpoint-size": "Predict what a checkpoint of a model weighs.",
+    "convert-checkpoint": "Turn a sharded checkpoint (torch's, megatron's) into one .pt file or a Hugging Face folder.",
+    "prepare-data": "Tokenize text once, for all runs that train on it: kit prepare-data SRC… DST.",
+    "generate": "Make one sbatch file that holds a whole run: DDP, or torchft replica groups within nodes or over several.",
+    "template": "The template of the batch script.",
+    "schema": "Print the JSON Schema of a TOML file, for editors that complete and check as you type; or of metrics.jsonl.",
+}

@@ -1,0 +1,145 @@
+"""kit init."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kit import files
+from kit.cli import completion
+from kit.cli.jobs import ClusterName
+
+if TYPE_CHECKING:
+    from kit.data_folders import Entry
+
+_OWN = "the launcher's example"
+_HEAD = (
+    "# `kit render` shows what this becomes, `kit submit --follow` runs it. All keys: `kit schema job`, docs/jobs.md.\n"
+)
+
+
+def init(
+    folder: Annotated[
+        Path, typer.Argument(help="Where to write job.toml.", show_default="the working folder")
+    ] = Path(),
+    script: Annotated[
+        Path | None,
+        typer.Option("--script", help="Your program, relative to the folder.", show_default=_OWN),
+    ] = None,
+    launcher: Annotated[
+        str | None,
+        typer.Option("--launcher", help="How ranks start.", show_default="ddp", autocompletion=completion.launchers),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            "--image", help="An image of containers/.", show_default="train-cpu", autocompletion=completion.images
+        ),
+    ] = None,
+    cluster: ClusterName = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a job.toml that is there.")] = False,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="Write the image that --image names, on this one.", autocompletion=completion.images
+        ),
+    ] = None,
+    pip: Annotated[list[str] | None, typer.Option("--pip", help="With --from: a package; repeatable.")] = None,
+) -> None:
+    """Write a first job.toml that runs: for your program or the launcher's example. Asks on a terminal for what no option says."""
+    from kit import config, data_folders
+    from kit.errors import UsageError
+
+    if base or pip:
+        _write_image(image, base or "train-cpu", pip or [], data_folders.project(folder))
+        return
+    path = folder / "job.toml"
+    if path.exists() and not force:
+        raise UsageError(f"{path}: the file exists already", hint="--force writes over it")
+    project = data_folders.project(folder)
+    default = config.default_cluster(project)
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        script = script or _asked_script()
+        image = image or typer.prompt("Image of containers/", default="train-cpu", err=True)
+        cluster = cluster or typer.prompt("Cluster of clusters/", default=default, err=True)
+    image = image or "train-cpu"
+    text = _first_job(folder, script, launcher or "ddp", image, config.cluster_entry(cluster, project))
+    _write_checked(path, text, cluster)
+    print(path)
+    print("next: " + "; ".join(_next_steps(folder, image, cluster or default)), file=sys.stderr)
+
+
+def _write_image(name: str | None, base: str, packages: list[str], project: Path) -> None:
+    from kit.errors import UsageError
+    from kit.images import scaffold
+
+    if not name:
+        raise UsageError(
+            "--from and --pip make an image, which has no name", hint="kit init --image mine --from train-cpu"
+        )
+    print(scaffold.write(name, base=base, packages=packages, project=project))
+    print(f"next: kit build-image {name}", file=sys.stderr)
+
+
+def _asked_script() -> Path | None:
+    answer = typer.prompt("Your program (empty: the launcher's example)", default="", show_default=False, err=True)
+    return Path(answer) if answer.strip() else None
+
+
+def _first_job(folder: Path, script: Path | None, launcher: str, image: str, cluster: Entry) -> str:
+    """The text of job.toml: two nodes of the embedded cluster, one of any other."""
+    import re
+
+    import tomli_w
+
+    from kit import config
+    from kit.errors import UsageError
+    from kit.spec.cluster import Cluster
+
+    if script is not None and not (folder / script).is_file():
+        raise UsageError(f"--script {script}: no such file in {folder.resolve()}", hint="name your program's file")
+    place = config.load_model(cluster.path, Cluster)
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "first"
+    job: dict[str, Any] = {"name": name if name[0].isalpha() else f"job-{name}", "launcher": launcher, "image": image}
+    if script is not None:
+        job["script"] = str(script)
+    elif launcher == "ddp":
+        job["args"] = ["--epochs", "12"]
+    resources = {"nodes": 2, "gpus_per_node": 2} if place.embedded else {"nodes": 1, "gpus_per_node": place.node.gpus}
+    return _HEAD + tomli_w.dumps({**job, "resources": resources})
+
+
+def _write_checked(path: Path, text: str, cluster: str | None) -> None:
+    """Write the job file, unless it would not plan: the faults are shown and what was there stays."""
+    from kit.errors import ConfigError
+    from kit.runs.submit import prepare
+
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(path, text)
+    try:
+        prepare(path, cluster=cluster, overrides=[])
+    except ConfigError:
+        path.unlink() if before is None else path.write_text(before, encoding="utf-8")
+        raise
+
+
+def _next_steps(folder: Path, image: str, cluster: str) -> list[str]:
+    """The commands that lead from here to a run."""
+    from kit import config, data_folders
+    from kit.images import lock
+    from kit.spec.cluster import Cluster
+
+    project = data_folders.project(folder)
+    embedded = config.load_model(config.cluster_entry(cluster, project).path, Cluster).embedded
+    name = "" if cluster == "local" else f" --name {cluster}"
+    where = "" if folder == Path() else f" {folder}"
+    option = "" if cluster == config.default_cluster(project) else f" -c {cluster}"
+    return [
+        *([f"kit cluster up{name}"] if embedded else []),
+        *([f"kit build-image {image}"] if lock.find(image, project=project) is None else []),
+        f"kit submit{where}{option} --follow",
+    ]

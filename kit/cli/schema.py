@@ -1,0 +1,41 @@
+"""kit schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kit import files
+from kit.cli import completion
+
+
+def schema(
+    noun: Annotated[
+        str,
+        typer.Argument(
+            help="job, cluster, mounts, launcher, image, table, or metrics; 'all' with -o writes every one.",
+            autocompletion=completion.schemas,
+        ),
+    ] = "job",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A folder to write <noun>.schema.json to.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a TOML file, for editors that complete and check as you type; or of metrics.jsonl."""
+    from kit.errors import UsageError, did_you_mean
+    from kit.spec import schemas
+
+    known = schemas()
+    wanted = list(known) if noun == "all" else [noun]
+    if noun != "all" and noun not in known:
+        raise UsageError(f"no schema {noun!r}; known: {', '.join(known)}", hint=did_you_mean(noun, known))
+    for name in wanted:
+        text = json.dumps(known[name].model_json_schema(), indent=2) + "\n"
+        if output is None:
+            print(text, end="")
+        else:
+            output.mkdir(parents=True, exist_ok=True)
+            files.write_text(output / f"{name}.schema.json", text)

@@ -1,0 +1,31 @@
+"""kit prune-snapshots."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+
+def prune_snapshots(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Remove the snapshots of workspaces that no run refers to, but for those of the last day."""
+    from kit import data_folders
+    from kit.runs import registry, workspace
+
+    gone = {}
+    for runs in registry.folders(data_folders.project()):
+        store = workspace.store_of(runs)
+        if store.root.is_dir():
+            gone[str(store.root)] = store.prune(workspace.used(runs), dry_run=dry_run)
+    if as_json:
+        print(json.dumps({"dry_run": dry_run, "removed": gone}))
+        return
+    for folder, hashes in gone.items():
+        for name in hashes:
+            print(f"{'would remove' if dry_run else 'removed'} {folder}/trees/{name}")
+    print(f"{sum(map(len, gone.values()))} snapshots", file=sys.stderr)

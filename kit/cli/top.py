@@ -1,0 +1,123 @@
+"""kit top."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kit.cli.runs import AsJson, RunName, RunsDir, folders
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from kit.health.progress import Rank
+    from kit.runs.status import Status
+
+_LOOK_S = 2.0
+_BLAMED = "others wait for it"
+
+
+def top(
+    run: RunName = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what each rank of a run does: step, phase, step time, and which rank the others wait for."""
+    from kit.cli.follow import queue
+    from kit.runs import registry
+    from kit.runs import status as of
+
+    run_dir = registry.find_one(run, folders(runs_dir))
+    (one,) = of.of([run_dir], queue=queue())
+    if as_json:
+        print(json.dumps(_as_json(one), indent=2))
+    elif once or not sys.stdout.isatty():
+        _show(one)
+    else:
+        _live(run_dir, one)
+
+
+def _looked(one: Status) -> list[Rank]:
+    from kit.health import progress
+
+    return progress.read(one.run_dir, one.job_id)
+
+
+def _as_json(one: Status) -> dict[str, object]:
+    from kit.health import progress
+
+    ranks = _looked(one)
+    found = progress.stall(ranks) if one.state == "RUNNING" else None
+    blamed = (
+        {"rule": found.rule.id, "culprits": [r.rank for r in found.culprits], "limit_s": found.limit} if found else None
+    )
+    return {
+        "run": one.run_dir.name,
+        "state": one.state,
+        "ranks": [dataclasses.asdict(r) for r in ranks],
+        "stall": blamed,
+    }
+
+
+def _rows(one: Status) -> list[tuple[object, ...]]:
+    from kit.health import progress
+
+    ranks = _looked(one)
+    found = progress.stall(ranks) if one.state == "RUNNING" else None
+
+    def mark(rank: Rank) -> str:
+        if found is None or rank not in found.stalled:
+            return ""
+        return _BLAMED if rank in found.culprits else "stands still"
+
+    def row(r: Rank) -> tuple[object, ...]:
+        name = f"{r.role}/{r.rank}" if r.role else r.rank
+        return name, r.node, r.step, r.phase, f"{r.took:.3g} s" if r.every else "", f"{r.idle:.0f} s", mark(r)
+
+    return [row(rank) for rank in ranks]
+
+
+def _show(one: Status) -> None:
+    from kit.cli.table import Column, show
+
+    rows = _rows(one)
+    if not rows:
+        print(
+            f"{one.run_dir.name}: {one.state}; no rank has reported anything: docs/health.md says how", file=sys.stderr
+        )
+        return
+    named = (("rank", 0), ("node", 2), ("step", 0), ("phase", 1), ("step time", 3), ("for", 1), ("", 0))
+    show([Column(name, drop) for name, drop in named], rows)
+
+
+def _live(run_dir: Path, one: Status) -> None:
+    """Until Ctrl-C or the end of the run. Slurm is asked once: the reports are files."""
+    from rich.live import Live
+
+    from kit.cli.follow import queue
+    from kit.runs import facts
+    from kit.runs import status as of
+
+    with Live(_table(one), auto_refresh=False) as screen:
+        while facts.read(run_dir).last_event not in {"end", "requeue"}:
+            time.sleep(_LOOK_S)
+            screen.update(_table(one), refresh=True)
+    (one,) = of.of([run_dir], queue=queue())
+    print(f"{run_dir.name}: {one.state}; 'kit why {run_dir.name}' says why", file=sys.stderr)
+
+
+def _table(one: Status) -> Table:
+    from rich.table import Table
+
+    table = Table("rank", "node", "step", "phase", "step time", "for", "", title=one.run_dir.name, box=None)
+    for row in _rows(one):
+        table.add_row(*map(str, row), style="bold red" if row[-1] == _BLAMED else None)
+    return table

@@ -1,0 +1,57 @@
+"""kit why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+from kit.cli.runs import AsJson, RunName, RunsDir, folders
+from kit.text import clean
+
+if TYPE_CHECKING:
+    from kit.health.answer import Answer
+    from kit.runs.status import Status
+
+
+def why(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
+    """Explain how a run ended, or why it waits, and what to do next."""
+    from kit.cli.follow import queue
+    from kit.cli.runs import warn
+    from kit.runs import history, queues, registry
+    from kit.runs import status as of
+
+    found = of.of([registry.find_one(run, folders(runs_dir))], queue=queue())
+    (one,) = history.add(found, ask=queues.history(say=warn), every=True)
+    answer = explain(one)
+    if as_json:
+        print(json.dumps({"run": one.run_dir.name, "state": one.state, **dataclasses.asdict(answer)}, indent=2))
+        return
+    print(clean(f"{one.run_dir.name}: {answer.line}"))
+    rows = [("verdict", f"{answer.verdict} (rule {answer.rule})"), ("advice", answer.advice)]
+    rows += [
+        ("evidence", f"{cited.file}{f':{cited.line}' if cited.line else ''}: {cited.text}") for cited in answer.evidence
+    ]
+    for name, value in [*rows, ("next", answer.next)]:
+        if value:
+            print(f"  {name:<8}  {clean(value)}")
+
+
+def explain(one: Status) -> Answer:
+    """The answer for a run whose status is known. Slurm is asked once more where the job waits."""
+    from kit.health.record import Record
+    from kit.health.why import explain as by_rules
+    from kit.runs import queues
+    from kit.slurm import client
+
+    start = ""
+    if one.state == "PENDING" and one.job_id is not None:
+        start = client.expected_start(one.job_id, env=queues.env_of(one.facts.cluster))
+    return by_rules(Record(status=one, expected_start=start))
+
+
+def first_line(one: Status) -> str:
+    """What `kit status` and `--wait` show of a run that ended, and not well; empty for any other."""
+    if one.active or one.state in {"COMPLETED", "SUBMITTED"}:
+        return ""
+    return explain(one).line

@@ -1,0 +1,197 @@
+"""What the ranks of a run report (kit_rank), and which of them stand still."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import files
+from kit.health.answer import AGAIN, CODE, JOB, NODE, Rule
+from kit.spec.paths import RunPaths
+
+# Of each node's file the end: with 8 ranks a look has 500 bytes.
+_TAIL_BYTES = 64 << 10
+_FILE = re.compile(r"slurm-(?P<job>\d+)\.(?P<node>.+)\.progress")
+# What is slow by nature has ten minutes, or ten steps; other phases three times the usual time between two reports, at least 10 s.
+SLOW = frozenset({"start", "compile", "save", "evaluate"})
+_SLOW_S, _LEAST_S, _TIMES, _SLOW_TIMES = 600.0, 10.0, 3.0, 10.0
+# The collector looks every 5 s and writes at least every 30.
+_LOOK_S, _QUIET_S = 5.0, 30.0
+_WAITING = frozenset({"compute", "communicate"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One rank's last report. step: steps done. idle: seconds since it reported anything. took: seconds of a step.
+
+    every: steps between two reports. age: seconds since the collector of its node wrote anything.
+    """
+
+    role: str
+    rank: int
+    node: str
+    step: int
+    phase: str
+    idle: float
+    took: float
+    every: int
+    age: float
+
+    @property
+    def name(self) -> str:
+        """As an answer calls it."""
+        return f"{f'role {self.role}: ' if self.role else ''}rank {self.rank} on {self.node}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """Ranks that stand still. culprits: those that the others wait for; empty where none can be told apart."""
+
+    rule: Rule
+    culprits: tuple[Rank, ...]
+    stalled: tuple[Rank, ...]
+    limit: float
+
+
+STALLS = {
+    rule.id: rule
+    for rule in (
+        Rule(
+            id="stalled-node",
+            verdict=NODE,
+            pattern="",
+            says="node {node} has reported nothing for {age} s, and its ranks stand still",
+            advice="look at the node; kit cancel, then go on without it",
+            next="kit cancel {run}",
+        ),
+        Rule(
+            id="stalled-behind",
+            verdict=CODE,
+            pattern="",
+            says="{culprit} stands still at step {step} ({phase}) for {idle} s; {waiting} ranks are further and wait for it",
+            advice="its log, and py-spy dump on its node, say where it is",
+            next="kit logs {run} --rank {rank} --tail 50",
+        ),
+        Rule(
+            id="stalled-phase",
+            verdict=JOB,
+            pattern="",
+            says="{culprit} is in its {phase} phase of step {step} for {idle} s; {waiting} ranks wait for it",
+            advice="its log says where it is; a data phase mostly waits for storage",
+            next="kit logs {run} --rank {rank} --tail 50",
+        ),
+        Rule(
+            id="stalled-together",
+            verdict=AGAIN,
+            pattern="",
+            says="all {count} ranks stand still at step {step} ({phase}) for {idle} s",
+            advice="no rank is behind by what they report; py-spy dump on each node tells them apart",
+            next="kit top {run}",
+        ),
+    )
+}
+
+
+def read(run_dir: Path, job_id: object, *, now: float | None = None) -> list[Rank]:
+    """The ranks' last reports, by role and rank. now: seconds since the epoch, by the clock of the run folder's file system."""
+    now = time.time() if now is None else now
+    found: list[Rank] = []
+    for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.progress")):
+        named = _FILE.fullmatch(path.name)
+        if named is None or named["job"] != str(job_id):
+            continue
+        try:
+            lines = files.tail(path, _TAIL_BYTES).decode(errors="replace").splitlines()
+            age = max(0.0, now - path.stat().st_mtime)
+        except OSError:
+            continue
+        if lines:
+            found += _of_line(lines[-1], named["node"], age)
+    return sorted(found, key=lambda one: (one.role, one.rank))
+
+
+def _of_line(line: str, node: str, age: float) -> list[Rank]:
+    """The reports of one look. A line that was cut off has those that are whole."""
+    looked, *reports = line.split("\t")
+    found = []
+    for report in reports:
+        words = report.split(" ")
+        try:
+            role, _, rank = words[0].rpartition("@")
+            step, phase, since, took, every = words[1:6]
+            idle = max(0.0, float(looked) - float(since)) + age
+            found.append(
+                Rank(
+                    role=role, rank=int(rank), node=node, step=int(step), phase=phase, idle=idle, took=float(took),
+                    every=int(every), age=age,
+                )
+            )  # fmt: skip
+        except ValueError:
+            continue
+    return found
+
+
+def limit(phase: str, usual: float | None) -> float:
+    """Seconds that a rank may report nothing. usual: between two reports of a step; None before the second."""
+    if phase in SLOW or usual is None:
+        return max(_SLOW_S, _SLOW_TIMES * (usual or 0.0))
+    return max(_LEAST_S, _TIMES * usual) + _LOOK_S
+
+
+def usual(ranks: Sequence[Rank]) -> float | None:
+    """The median time between two reports of a step, in seconds; None where no rank has made two."""
+    return statistics.median(times) if (times := [one.took * one.every for one in ranks if one.every]) else None
+
+
+def stall(ranks: Sequence[Rank]) -> Stall | None:
+    """Whether ranks stand still, and which of them the others wait for. Role by role; the first that does."""
+    for role in dict.fromkeys(one.role for one in ranks):
+        mine = [one for one in ranks if one.role == role]
+        between = usual(mine)
+        # What was left out as unchanged is no older than the next line that must come.
+        still = [one for one in mine if one.idle > limit(one.phase, between)]
+        if still:
+            return _judged(mine, still, limit("compute", between))
+    return None
+
+
+def _judged(mine: Sequence[Rank], still: Sequence[Rank], most: float) -> Stall:
+    silent = [one for one in still if one.age > _QUIET_S + 3 * _LOOK_S]
+    if silent and len(silent) < len(mine):
+        return Stall(rule=STALLS["stalled-node"], culprits=tuple(silent), stalled=tuple(still), limit=most)
+    furthest = max(one.step for one in mine)
+    behind = [one for one in still if one.step < furthest]
+    if behind:
+        least = min(one.step for one in behind)
+        behind = [one for one in behind if one.step == least]
+        # Of those that are behind, one that does something else than wait.
+        busy = [one for one in behind if one.phase not in _WAITING] or behind
+        return Stall(rule=STALLS["stalled-behind"], culprits=tuple(busy), stalled=tuple(still), limit=most)
+    elsewhere = [one for one in still if one.phase not in _WAITING]
+    elsewhere = elsewhere or [
+        one for one in still if one.phase == "compute" and any(o.phase == "communicate" for o in mine)
+    ]
+    if elsewhere and len(elsewhere) < len(mine):
+        return Stall(rule=STALLS["stalled-phase"], culprits=tuple(elsewhere), stalled=tuple(still), limit=most)
+    return Stall(rule=STALLS["stalled-together"], culprits=(), stalled=tuple(still), limit=most)
+
+
+def values(found: Stall, ranks: Sequence[Rank]) -> dict[str, object]:
+    """What the rule's sentences are filled with."""
+    one = (found.culprits or found.stalled)[0]
+    more = len(found.culprits) - 1
+    return {
+        "culprit": one.name + (f" and {more} more" if more > 0 else ""),
+        "rank": one.rank,
+        "node": one.node,
+        "step": one.step,
+        "phase": one.phase,
+        "idle": round(one.idle),
+        "age": round(one.age),
+        "waiting": len([r for r in ranks if r.role == one.role]) - len(found.culprits),
+        "count": len(found.stalled),
+    }

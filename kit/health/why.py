@@ -1,0 +1,130 @@
+"""One answer for every run: the rules in their order, the surest first.
+
+Deterministic and without a network: it comes from the run folder and from what Slurm said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kit.health import before_ranks, ends, ranks
+from kit.health.answer import AGAIN, CODE, LOGS, NOTHING, Answer, Evidence, Rule, filled
+from kit.health.record import Log, Record, shown
+from kit.spec.paths import RunPaths
+
+# node_checks.sh: no rank was started.
+_PREFLIGHT_CODE = 72
+_FATAL = r"^\S+ \S+: error: (?P<what>.+)"
+_MOST_REPORTS = 64
+
+
+def explain(record: Record) -> Answer:
+    """Why a run is as it is. Never raises for what its folder holds."""
+    return (
+        ends.unfinished(record)
+        or _completed(record)
+        or ends.outside(record)
+        or ends.silent(record)
+        or _before_ranks(record)
+        or _ranks(record)
+        or _batch(record, before_ranks.BATCH)
+        or _unknown(record)
+    )
+
+
+def _completed(record: Record) -> Answer | None:
+    # A job whose node is lost may record 0: its ranks ended well at Slurm's TERM.
+    if record.status.state != "COMPLETED":
+        return None
+    starts = record.starts()
+    again = f", after {starts} starts" if starts > 1 else ""
+    return ends.answer(
+        record, "completed", NOTHING, f"it ended well{again}", then=LOGS, evidence=ends.cite(record, "end of job")
+    )
+
+
+def _before_ranks(record: Record) -> Answer | None:
+    """What kept the ranks from starting: the preflight's reports on nodes, then the batch log."""
+    if record.status.exit_code == _PREFLIGHT_CODE:
+        folder = RunPaths(record.run_dir).state / "preflight"
+        reports = sorted(folder.glob("*.failed"))[:_MOST_REPORTS]
+        for rule in before_ranks.PREFLIGHT:
+            for path in reports:
+                if found := _in_log(record, rule, record.log(path)):
+                    return found
+    early = tuple(
+        rule
+        for rule in before_ranks.BATCH
+        if rule.id in {"stage-failed", "once-failed", "all-reduce", "image-refused", "disk-full"}
+    )
+    return _batch(record, early)
+
+
+def _batch(record: Record, rules: tuple[Rule, ...]) -> Answer | None:
+    """By the batch log, and by what srun and Pyxis said."""
+    logs = RunPaths(record.run_dir).logs
+    said = [
+        record.batch,
+        *(record.log(path) for path in sorted(logs.glob("**/task-*.log"))[:8]),
+        record.log(logs / "preflight.log"),
+    ]
+    for rule in rules:
+        for log in said:
+            if found := _in_log(record, rule, log):
+                return found
+    return None
+
+
+def _in_log(record: Record, rule: Rule, log: Log) -> Answer | None:
+    for place, line in enumerate(log.lines):
+        if found := rule.search(line):
+            values = {**record.values, **found.groupdict()}
+            return Answer(
+                rule=rule.id,
+                verdict=rule.verdict,
+                line=filled(rule.says, values),
+                advice=filled(rule.advice, values),
+                next=filled(rule.next, values),
+                evidence=(Evidence(file=log.name, line=log.number(place), text=shown(line)),),
+            )
+    return None
+
+
+def _ranks(record: Record) -> Answer | None:
+    found = ranks.answer(record)
+    if found is None:
+        return None
+    if found.rule in {"killed", "terminated"} and (
+        killed := _batch(record, tuple(r for r in before_ranks.BATCH if r.id in {"oom-killed", "srun-failed"}))
+    ):
+        return replace(killed, evidence=(*killed.evidence, *found.evidence))
+    starts = record.starts()
+    if starts > 1:
+        line = f"after {starts} starts no restart is left; the last: {found.line}"
+        return replace(found, rule="retries-exhausted", line=line)
+    return found
+
+
+def _unknown(record: Record) -> Answer:
+    """Nothing above fits: the batch script's last error, word for word."""
+    log = record.batch
+    for place in range(len(log.lines) - 1, -1, -1):
+        if found := Rule(id="", verdict=CODE, pattern=_FATAL, says="", advice="").search(log.lines[place]):
+            evidence = (Evidence(file=log.name, line=log.number(place), text=shown(log.lines[place])),)
+            return ends.answer(
+                record,
+                "batch-error",
+                AGAIN,
+                shown(found["what"]).replace("{", "(").replace("}", ")"),
+                then=LOGS,
+                evidence=evidence,
+            )
+    code = record.status.exit_code
+    return ends.answer(
+        record,
+        "unknown",
+        AGAIN,
+        f"no rule knows this end: {record.status.state}, exit code {code if code is not None else 'unknown'}",
+        advice="its logs say more",
+        then=LOGS,
+    )

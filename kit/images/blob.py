@@ -1,0 +1,113 @@
+"""Where the bytes of a layer lie: in a layout, in an archive, in the cache; read at any place, by any thread, without a copy."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kit.errors import ImageError
+
+_CHUNK = 1 << 20
+
+
+class Bytes(Protocol):
+    """The uncompressed tar of a layer."""
+
+    def read_at(self, place: int, size: int) -> bytes:
+        """`size` bytes from `place`; fewer only where the tar ends."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blob:
+    """`size` bytes of `file` from `start`, as the image holds them: a tar, compressed or not.
+
+    digest: `sha256:…` or `sha512:…` of them, of_tar: of the tar in them; empty: nothing vouches for the bytes. name: for errors.
+    """
+
+    file: Path
+    size: int
+    start: int = 0
+    digest: str = ""
+    of_tar: bool = False
+    name: str = ""
+
+    @classmethod
+    def whole(cls, file: Path, *, name: str = "") -> Blob:
+        """All of a file, which nothing vouches for."""
+        return cls(file=file, size=file.stat().st_size, name=name or file.name)
+
+    def open(self) -> Plain:
+        """The bytes as they are."""
+        return Plain(self.file, self.start, self.size)
+
+
+class Plain:
+    """A part of a file."""
+
+    def __init__(self, file: Path, start: int, size: int) -> None:
+        self._handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        self._start, self.size = start, size
+
+    def read_at(self, place: int, size: int) -> bytes:
+        """See Bytes."""
+        size = min(size, self.size - place)
+        return os.pread(self._handle, size, self._start + place) if size > 0 else b""
+
+    def close(self) -> None:
+        """See Bytes."""
+        os.close(self._handle)
+
+
+class File:
+    """As much of a file as the standard library's readers ask for."""
+
+    def __init__(self, source: Bytes) -> None:
+        self._source, self._place = source, 0
+
+    def seek(self, place: int) -> int:
+        """Go to `place`."""
+        self._place = place
+        return place
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self._place
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes."""
+        chunk = self._source.read_at(self._place, size)
+        self._place += len(chunk)
+        return chunk
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+
+def chunks(source: Bytes, ended: threading.Event | None = None) -> Iterator[bytes]:
+    """All bytes, in turn, until `ended` is set."""
+    place = 0
+    while not (ended and ended.is_set()) and (chunk := source.read_at(place, _CHUNK)):
+        place += len(chunk)
+        yield chunk
+
+
+def check(source: Bytes, digest: str, name: str, ended: threading.Event | None = None) -> None:
+    """ImageError unless all bytes have the digest; nothing is known when `ended` is set meanwhile."""
+    algorithm = digest.partition(":")[0]
+    found = hashlib.new(algorithm)
+    for chunk in chunks(source, ended):
+        found.update(chunk)
+    if not (ended and ended.is_set()) and f"{algorithm}:{found.hexdigest()}" != digest:
+        raise ImageError(
+            f"{name}: has the digest {algorithm}:{found.hexdigest()} instead of {digest}: it is cut off or damaged",
+            hint="copy or fetch it again",
+        )

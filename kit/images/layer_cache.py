@@ -1,0 +1,233 @@
+"""Layers of registries, kept by digest in the user's cache and shared by images: whole, or as far as they came.
+
+`<cache>/layers/<algorithm>-<hex>` is a whole layer, with `.partial` what came of one before the connection ended. The layer that
+was not used for the longest time goes first when the cache is full. All of it may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import platformdirs
+
+from kit.errors import ImageError, UsageError
+from kit.images import blob, lease
+from kit.images.blob import Blob
+from kit.images.registry_client import BrokenOffError
+
+_AT_ONCE = 4  # layers; skopeo takes 6, the engine 3
+_TRIES = 6  # in a row that bring nothing new: half a minute without a connection
+_FIRST_WAIT_S = 0.5
+_CHUNK = 1 << 20
+_DEFAULT_GB = 20.0
+# What was used this recently is not removed to make room: another import may be about to open it.
+_IN_USE_S = 3600.0
+_LIMIT = "KIT_LAYER_CACHE_GB"
+
+Advance = Callable[[int], None]
+
+
+class From(Protocol):
+    """Where blobs come from: see registry_client.Client.blob."""
+
+    def blob(self, digest: str, start: int) -> Iterator[tuple[int, bytes]]:
+        """The chunks, with their places."""
+
+
+def folder() -> Path:
+    """The cache's folder, made if need be."""
+    place = platformdirs.user_cache_path("kit") / "layers"
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return place
+
+
+def path(digest: str) -> Path:
+    """Where a layer is, or would be."""
+    return folder() / digest.replace(":", "-")
+
+
+def fetch(source: From, digests: Collection[str], advance: Advance, *, name: str) -> None:
+    """Bring layers into the cache, several at once; one that is there, or that another process brings, is not fetched again.
+
+    advance hears how many bytes more there are, of layers that were there too. name: of the image, for errors.
+    ImageError for wrong bytes, and for a connection that ends again and again.
+    """
+    fetching = _Fetching(source, name, advance)
+    with ThreadPoolExecutor(_AT_ONCE, "fetch") as pool:
+        try:
+            for one in [pool.submit(fetching.bring, digest) for digest in dict.fromkeys(digests)]:
+                one.result()
+        except BaseException:
+            fetching.ended.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    make_room(keep=digests)
+
+
+def drop_damaged(layers: Sequence[Blob]) -> None:
+    """Remove those of the cache's layers that do not have their digests any more."""
+    for layer in layers:
+        source = layer.open()
+        try:
+            blob.check(source, layer.digest, layer.name)
+        except ImageError:
+            layer.file.unlink(missing_ok=True)
+        finally:
+            source.close()
+
+
+def make_room(*, keep: Collection[str] = ()) -> list[tuple[Path, int]]:
+    """Remove what was not used for the longest time, until the cache is as large as it may be; return it with its sizes."""
+    limit, gone = limit_bytes(), []
+    found = _files()
+    total = sum(size for _, size, _ in found)
+    kept = {path(digest).name for digest in keep}
+    for place, size, used in found:
+        if total <= limit or time.time() - used < _IN_USE_S:
+            break
+        if place.name not in kept:
+            place.unlink(missing_ok=True)
+            total -= size
+            gone.append((place, size))
+    return gone
+
+
+def prune(*, older_than_s: float, dry_run: bool) -> list[tuple[Path, int]]:
+    """Remove what was not used for so long; return it with its sizes. dry_run: only say what would go."""
+    gone = [(place, size) for place, size, used in _files() if time.time() - used >= older_than_s]
+    for place, _ in gone:
+        if not dry_run:
+            place.unlink(missing_ok=True)
+    return gone
+
+
+def limit_bytes() -> float:
+    """How large the cache may be: the environment's KIT_LAYER_CACHE_GB, else 20 GB. UsageError for no number."""
+    text = os.environ.get(_LIMIT, "")
+    try:
+        limit = float(text or _DEFAULT_GB)
+    except ValueError:
+        limit = -1.0
+    if not limit >= 0:
+        raise UsageError(f"{_LIMIT}={text}: not a size in GB", hint=f"{_LIMIT}=50, or 0 to keep nothing")
+    return limit * 1e9
+
+
+def _files() -> list[tuple[Path, int, float]]:
+    """Layers, whole and partial, with size and the time of their last use; the oldest first."""
+    found = []
+    for place in folder().iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            status = place.stat()
+            if place.name.startswith("sha"):
+                found.append((place, status.st_size, status.st_mtime))
+    return sorted(found, key=lambda one: one[2])
+
+
+class _Fetching:
+    """Layers of one image on their way. advance hears how many bytes more there are."""
+
+    def __init__(self, source: From, name: str, advance: Advance) -> None:
+        self._source, self._name, self._advance = source, name, advance
+        self.ended = threading.Event()
+        self._telling = threading.Lock()
+
+    def bring(self, digest: str) -> None:
+        """One layer; ImageError when it cannot be fetched whole."""
+        target = path(digest)
+        with lease.hold(target.with_name(f".{target.name}.lock")):
+            if target.is_file():
+                os.utime(target)
+                self._tell(target.stat().st_size)
+                return
+            partial = target.with_name(f"{target.name}.partial")
+            resumed = partial.is_file()
+            right = self._download(digest, partial)
+            if resumed and not right:  # what was kept of an earlier time may have been damaged since
+                partial.unlink()
+                right = self._download(digest, partial)
+            if not right:
+                partial.unlink()
+                raise ImageError(
+                    f"{self._name}: the layer {digest} came with other bytes: the registry, or a proxy before it, is wrong",
+                    hint="try again, or another mirror",
+                )
+            if not self.ended.is_set():
+                partial.rename(target)
+
+    def _download(self, digest: str, partial: Path) -> bool:
+        """Bring all of a layer into `partial`; whether it has its digest. True as well when it was told to end meanwhile."""
+        with _Growing(partial, digest) as layer:
+            self._tell(layer.size)
+            furthest, tries = layer.size, 0
+            while not (layer.whole or self.ended.is_set()):
+                try:
+                    self._read_into(layer, digest)
+                    break
+                except BrokenOffError as error:
+                    tries = 0 if layer.size > furthest else tries + 1
+                    furthest = max(furthest, layer.size)
+                    if tries == _TRIES:
+                        raise ImageError(
+                            f"{self._name}: the connection broke off {tries} times in the layer {digest}: {error}",
+                            hint="run it again: what came is kept",
+                        ) from None
+                    self.ended.wait(_FIRST_WAIT_S * 2**tries)
+            return self.ended.is_set() or layer.whole
+
+    def _read_into(self, layer: _Growing, digest: str) -> None:
+        for place, chunk in self._source.blob(digest, layer.size):
+            layer.put(place, chunk)
+            self._tell(len(chunk))
+            if self.ended.is_set():
+                return
+
+    def _tell(self, more: int) -> None:
+        with self._telling:
+            self._advance(more)
+
+
+class _Growing:
+    """A layer on its way: what is in the file, and the digest so far."""
+
+    def __init__(self, file: Path, digest: str) -> None:
+        self._algorithm, _, self._wanted = digest.partition(":")
+        self._out = os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
+        self._found = hashlib.new(self._algorithm)
+        while chunk := self._out.read(_CHUNK):
+            self._found.update(chunk)
+
+    def __enter__(self) -> _Growing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._out.flush()
+        os.fsync(self._out.fileno())
+        self._out.close()
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are."""
+        return self._out.tell()
+
+    @property
+    def whole(self) -> bool:
+        """Whether they have the digest."""
+        return self._found.hexdigest() == self._wanted
+
+    def put(self, place: int, chunk: bytes) -> None:
+        """Add a chunk at the end, or at a place before it: a registry that cannot begin in the middle begins anew."""
+        if place != self.size:
+            self._out.seek(place)
+            self._out.truncate()
+            self._found = hashlib.new(self._algorithm)
+        self._out.write(chunk)
+        self._found.update(chunk)

@@ -1,0 +1,100 @@
+"""Reads the layers of an image at once: unpacked, hashed and made into trees by several threads, while what is ready is used."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from kit.images import blob, packing
+from kit.images.blob import Blob, Bytes
+from kit.images.gzip_tar import GzipTar
+from kit.images.layer import Layer
+
+_THREADS = 4  # at most: zlib and hashlib run beside one another, and mksquashfs wants cores, too
+
+
+class Reading:
+    """See layer_tree.merged. The largest compressed layer is unpacked into `work`, the other gzip layers are read in place.
+
+    So there is never more on the disk than the largest layer, but for zstd, xz and bzip2, which cannot be read in place.
+    """
+
+    def __init__(self, blobs: Sequence[Blob], work: Path | None, *, whole: bool) -> None:
+        self._blobs, self._work, self._whole = blobs, work, whole
+        self._kinds = [packing.kind(one.file, one.start) for one in blobs]
+        self._ended = threading.Event()
+        self._pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "layers")
+        self._layers: list[Future[Layer]] = []
+        self._checks: list[Future[None]] = []
+
+    def __enter__(self) -> Reading:
+        packed = [number for number, kind in enumerate(self._kinds) if kind]
+        largest = max(packed, key=lambda number: self._blobs[number].size, default=-1)
+        reads = {}
+        for number in sorted(range(len(self._blobs)), key=lambda number: -self._blobs[number].size):
+            reads[number] = self._pool.submit(self._read, number, in_place=number != largest)
+        self._layers = [reads[number] for number in range(len(self._blobs))]
+        self._checks = [self._pool.submit(self._check, number) for number in range(len(self._blobs))]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._pool.shutdown(cancel_futures=True)
+        for read in self._layers:
+            if not read.cancelled() and read.exception() is None:
+                read.result().close()
+
+    def layers(self) -> list[Layer]:
+        """The layers, read. ImageError for a damaged one, OSError for a disk that takes no more."""
+        return [read.result() for read in self._layers]
+
+    def verify(self) -> None:
+        """ImageError unless all layers have their digests."""
+        for check in self._checks:
+            check.result()
+
+    def _read(self, number: int, *, in_place: bool) -> Layer:
+        one = self._blobs[number]
+        layer = Layer(self._bytes(number, in_place=in_place), one.name, number, whole=self._whole)
+        try:
+            layer.read(self._ended)
+        except BaseException:
+            layer.close()
+            raise
+        return layer
+
+    def _bytes(self, number: int, *, in_place: bool) -> Bytes:
+        one, kind = self._blobs[number], self._kinds[number]
+        if not kind:
+            return one.open()
+        assert self._work is not None, "a compressed layer needs a folder to be unpacked into"
+        # What is hashed as a tar is unpacked, so that it is unpacked once.
+        if kind == "gzip" and in_place and not one.of_tar:
+            return GzipTar(one, self._work)
+        target = self._unpacked(number)
+        packing.unpack(one, target, self._ended)
+        return Blob.whole(target).open()
+
+    def _check(self, number: int) -> None:
+        one = self._blobs[number]
+        if one.digest and one.of_tar and self._kinds[number]:
+            self._layers[number].result()
+            one = Blob(
+                file=self._unpacked(number),
+                size=self._unpacked(number).stat().st_size,
+                digest=one.digest,
+                name=one.name,
+            )
+        if one.digest:
+            source = one.open()
+            try:
+                blob.check(source, one.digest, one.name, self._ended)
+            finally:
+                source.close()
+
+    def _unpacked(self, number: int) -> Path:
+        assert self._work is not None
+        return self._work / f"layer-{number}.tar"

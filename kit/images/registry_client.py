@@ -1,0 +1,211 @@
+"""One repository of a registry, as the OCI distribution specification has it: manifests and blobs by digest, any part of a blob.
+
+Credentials are Docker's own (`docker login`, its helpers too), read by Docker's library; the kit neither prints nor stores them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kit.errors import ImageError
+from kit.images.engine import registry_hint
+from kit.images.reference import Reference
+
+if TYPE_CHECKING:
+    import requests
+
+_HUB = {"docker.io": "registry-1.docker.io"}
+_MANIFESTS = ", ".join(
+    f"application/vnd.{kind}+json"
+    for kind in (
+        "oci.image.index.v1",
+        "oci.image.manifest.v1",
+        "docker.distribution.manifest.list.v2",
+        "docker.distribution.manifest.v2",
+    )
+)
+_TIMEOUT_S = (10, 60)  # to connect; without a byte
+_LONGEST_JSON = 32 << 20
+_CHUNK = 1 << 16  # what of it came before a cut is lost
+_CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+
+
+class CannotAskError(ImageError):
+    """This client cannot talk to the registry: no connection, or credentials that it does not know. Another tool may."""
+
+
+class BrokenOffError(Exception):
+    """The connection ended before the blob did."""
+
+
+class Client:
+    """A repository. Methods may be called by several threads. ImageError says what the registry said, and what to do."""
+
+    def __init__(self, reference: Reference) -> None:
+        import requests
+
+        self._reference = reference
+        self._session = requests.Session()
+        self._session.trust_env = True  # proxies and certificates of the environment
+        self._session.auth = _NoNetrc()
+        self._bases = _bases(reference.registry)
+        self._authorization = ""
+        self._asking = threading.Lock()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    def resolve(self) -> str:
+        """The digest that the tag names now."""
+        if self._reference.digest:
+            return self._reference.digest
+        import hashlib
+
+        with self._get(f"manifests/{self._reference.tag or 'latest'}") as answer:
+            content = _whole(answer)
+            stated = answer.headers.get("Docker-Content-Digest", "")
+        return stated or f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+    def description(self, digest: str, *, manifest: bool) -> bytes:
+        """A manifest, an index or a configuration; its digest is the caller's to check."""
+        with self._get(f"{'manifests' if manifest else 'blobs'}/{digest}") as answer:
+            return _whole(answer)
+
+    def blob(self, digest: str, start: int) -> Iterator[tuple[int, bytes]]:
+        """The blob's chunks with the place of each, from `start` where the registry can, else from 0.
+
+        BrokenOffError when the connection ends early.
+        """
+        import requests
+
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        with self._get(f"blobs/{digest}", headers, unless=(416, 429, *range(500, 600))) as answer:
+            if answer.status_code == 416:
+                yield from self.blob(digest, 0)
+                return
+            if not answer.ok:
+                raise BrokenOffError(f"{answer.status_code} {answer.reason}")
+            place = start if answer.status_code == 206 else 0
+            try:
+                for chunk in answer.iter_content(_CHUNK):
+                    yield place, chunk
+                    place += len(chunk)
+            except (requests.RequestException, OSError) as error:
+                raise BrokenOffError(str(error)) from None
+
+    @contextlib.contextmanager
+    def _get(
+        self, path: str, headers: dict[str, str] | None = None, *, unless: tuple[int, ...] = ()
+    ) -> Iterator[requests.Response]:
+        answer = self._ask(path, headers or {})
+        try:
+            if not answer.ok and answer.status_code not in unless:
+                raise self._refused(answer)
+            yield answer
+        finally:
+            answer.close()
+
+    def _ask(self, path: str, headers: dict[str, str]) -> requests.Response:
+        answer = self._send(path, headers)
+        if answer.status_code == 401:
+            with self._asking:
+                challenge = answer.headers.get("WWW-Authenticate", "")
+                answer.close()
+                self._authorization = self._authorized(challenge)
+            answer = self._send(path, headers)
+        return answer
+
+    def _send(self, path: str, headers: dict[str, str]) -> requests.Response:
+        import requests
+
+        known = {"Accept": _MANIFESTS if "manifests/" in path else "*/*", "Accept-Encoding": "identity", **headers}
+        known |= {"Authorization": self._authorization} if self._authorization else {}
+        said: Exception = OSError("no address")
+        for base in self._bases:
+            url = f"{base}/v2/{self._reference.path}/{path}"
+            try:
+                answer = self._session.get(url, headers=known, timeout=_TIMEOUT_S, stream=True)
+            except (requests.RequestException, OSError) as error:
+                said = error
+                continue
+            self._bases = (base,)
+            return answer
+        if len(self._bases) == 1 and "blobs/" in path:
+            raise BrokenOffError(str(said))
+        raise CannotAskError(f"{self._reference.plain}: {said}", hint=registry_hint(f"connection refused: {said}"))
+
+    def _authorized(self, challenge: str) -> str:
+        """What to send after a refusal (RFC 6750; Docker's token specification). Empty: nothing helps."""
+        import requests
+
+        scheme, _, rest = challenge.partition(" ")
+        words = dict(_CHALLENGE.findall(rest))
+        login = self._login()
+        if scheme.lower() == "basic" and login:
+            return f"Basic {_base64(':'.join(login))}"
+        if scheme.lower() != "bearer" or "realm" not in words:
+            return ""
+        asked = {key: words[key] for key in ("service", "scope") if key in words}
+        try:
+            headers = {"Authorization": f"Basic {_base64(':'.join(login))}"} if login else {}
+            answer = self._session.get(words["realm"], params=asked, headers=headers, timeout=_TIMEOUT_S)
+            found = answer.json() if answer.ok else {}
+        except (requests.RequestException, ValueError, OSError):
+            return ""
+        token = found.get("token") or found.get("access_token")
+        return f"Bearer {token}" if token else ""
+
+    def _login(self) -> tuple[str, str] | None:
+        from docker.auth import load_config
+        from docker.errors import DockerException
+
+        try:
+            found = load_config().resolve_authconfig(self._reference.registry)
+        except DockerException:
+            return None
+        name, password = (found or {}).get("Username") or (found or {}).get("username"), (found or {}).get("password")
+        return (name, password or found.get("Password") or "") if found and name else None
+
+    def _refused(self, answer: requests.Response) -> ImageError:
+        said = f"{answer.status_code} {answer.reason}"
+        with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):
+            error = answer.json()["errors"][0]
+            said += f": {error.get('code', '')} {error.get('message', '')}".rstrip()
+        message = f"{self._reference.plain}: the registry says {said}"
+        kind = CannotAskError if answer.status_code in (401, 403) or answer.status_code >= 500 else ImageError
+        return kind(message, hint=registry_hint(message))
+
+
+class _NoNetrc:
+    """Keeps `requests` from taking credentials out of ~/.netrc."""
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        return request
+
+
+def _bases(registry: str) -> tuple[str, ...]:
+    """Where the registry may be; without TLS only on this machine, as the engine does."""
+    host = _HUB.get(registry, registry)
+    name = host.rpartition(":")[0] or host
+    local = name == "localhost" or name.startswith("127.")
+    return (f"https://{host}", f"http://{host}") if local else (f"https://{host}",)
+
+
+def _whole(answer: requests.Response) -> bytes:
+    found = b""
+    for chunk in answer.iter_content(_CHUNK):
+        found += chunk
+        if len(found) > _LONGEST_JSON:
+            raise ImageError(f"{answer.url}: too long for a description")
+    return found
+
+
+def _base64(text: str) -> str:
+    import base64
+
+    return base64.b64encode(text.encode()).decode()

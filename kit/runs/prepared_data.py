@@ -1,0 +1,56 @@
+"""The prepared data that a run trains on, by its digest: what the manifest says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from kit import files
+
+if TYPE_CHECKING:
+    from kit.planning.decisions import Decisions
+
+_FILE, _FORMAT = "prepared.json", "kit-tokens"
+
+
+def digests(made: Decisions) -> dict[str, str]:
+    """Each `--data` of the job's arguments that is prepared data -> its digest; what this node does not see is left out."""
+    found = {}
+    for named in _named(made.job.args):
+        digest = _digest(_on_the_host(made, named) / _FILE)
+        if digest:
+            found[named] = digest
+    return found
+
+
+def _named(args: Sequence[str]) -> Iterator[str]:
+    for word, following in pairwise([*args, ""]):
+        name, equals, value = word.partition("=")
+        if name == "--data" and (value or following):
+            yield value if equals else following
+
+
+def _on_the_host(made: Decisions, named: str) -> Path:
+    """A path as the program sees it, on the host: below the innermost mount that holds it."""
+    inside = PurePosixPath(made.paths.inside.workdir, named)
+    if not made.runtime.containerized:
+        return Path(inside)
+    # The workspace is the job's folder, or a copy of it that is not made yet: the folder is what is there now.
+    sources = {mount.target: mount.source for mount in made.paths.mounts}
+    sources[made.paths.inside.workspace] = str(made.resolved.job_dir)
+    for target in sorted(sources, key=len, reverse=True):
+        if inside.is_relative_to(target):
+            return Path(sources[target], inside.relative_to(target))
+    return Path(inside)
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        content = json.loads(files.read_bytes(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    digest = content.get("digest") if isinstance(content, dict) and content.get("format") == _FORMAT else None
+    return digest if isinstance(digest, str) else None

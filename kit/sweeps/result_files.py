@@ -1,0 +1,72 @@
+"""Results as files: CSV, JSON, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from kit import files
+from kit.errors import ToolError, UsageError
+from kit.sweeps.results import Results
+
+
+def write(results: Results, path: Path) -> None:
+    """Write `path` in the format that its ending names."""
+    writer = _WRITERS.get(path.suffix)
+    if writer is None:
+        raise UsageError(f"{path}: its ending names no format", hint=f"use one of {', '.join(_WRITERS)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer(results, path)
+
+
+def as_json(results: Results) -> str:
+    """The rows, and what they are sorted by. JSON has no NaN and no infinity: a diverged metric is null."""
+    rows = [{name: _finite(value) for name, value in row.items()} for row in results.as_tables()]
+    facts = {"sweep": results.sweep_id, "metric": results.metric, "goal": results.goal, "points": rows}
+    return json.dumps(facts, indent=2, allow_nan=False)
+
+
+def as_csv(results: Results) -> str:
+    """A line a point, under a line of names."""
+    rows = results.as_tables()
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _write_parquet(results: Results, path: Path) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ToolError(
+            "pyarrow, which writes Parquet, is not installed", hint="pip install 'slurm-kit[parquet]'"
+        ) from None
+    parquet.write_table(pyarrow.Table.from_pylist(_uniform(results.as_tables())), path)
+
+
+def _uniform(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Columns of one type: one that mixes text and numbers becomes text."""
+    for name in rows[0]:
+        kinds = {type(row[name]) for row in rows} - {type(None)}
+        if len(kinds) > 1 and not kinds <= {int, float}:
+            for row in rows:
+                row[name] = None if row[name] is None else str(row[name])
+    return rows
+
+
+_WRITERS: Mapping[str, Callable[[Results, Path], None]] = {
+    ".csv": lambda results, path: files.write_text(path, as_csv(results)),
+    ".json": lambda results, path: files.write_text(path, as_json(results) + "\n"),
+    ".parquet": _write_parquet,
+}

@@ -1,0 +1,146 @@
+"""Points that share a plan: their jobs differ only in values that no rule reads, so one plan holds for all of them.
+
+A sweep of 100,000 learning rates is planned once, and each point again when its run folder is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kit import frameworks
+from kit.config import Resolved
+from kit.errors import ConfigError, Fault
+from kit.planning.plan import Plan
+from kit.planning.sbatch import header
+from kit.spec.sweep import Value
+from kit.spec.world_sizes import world_size
+from kit.sweeps.expand import OWN, Point
+from kit.sweeps.options import text
+
+# What tells the points of an array apart: their names, and the paths inside their run folders.
+OWN_NAME = "--job-name="
+RUN_DIR = "<run folder>"
+
+_ARGS, _SEED = "args.", "seed"
+# A value in which no rule of the job file sees more than a value: no option, no variable, no path, no control character.
+_PLAIN = re.compile(r"-?[0-9][A-Za-z0-9.+-]{0,63}|[A-Za-z][A-Za-z0-9._]{0,63}", re.ASCII)
+
+# Key of a kind: the same for two points when each of their plans holds for the other.
+Key = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What its points share. header: sbatch's options without a point's own. held: nodes, the spares among them."""
+
+    header: tuple[str, ...]
+    nodes: int
+    held: int
+    ranks: str
+    qos: str | None
+    image: str
+    warnings: tuple[Fault, ...]
+
+
+def kind_of(plan: Plan) -> Kind:
+    """Of a point that is planned."""
+    options = header(plan.text_of("batch.sh"))
+    return Kind(
+        header=tuple(o.replace(str(plan.run_dir), RUN_DIR) for o in options if not o.startswith(OWN_NAME)),
+        nodes=plan.allocation.nodes,
+        held=plan.decisions.every_node,
+        ranks=world_size(plan.world_sizes),
+        qos=plan.job.qos,
+        image=plan.decisions.pin.image,
+        warnings=plan.warnings,
+    )
+
+
+class Kinds:
+    """Finds the kind of each point; a kind that is not known yet is made, once.
+
+    resolve: a point's job, ConfigError when there is none. make: the kind of such a job, ConfigError when it cannot be planned.
+    """
+
+    def __init__(self, resolve: Callable[[Point], Resolved], make: Callable[[Point, Resolved], Kind]) -> None:
+        self._resolve, self._make = resolve, make
+        self._read: dict[Key, frozenset[str] | None] = {}
+        self._known: dict[Key, Kind | tuple[Fault, ...]] = {}
+        self._same: dict[Kind, Kind] = {}
+
+    def of(self, point: Point) -> Kind:
+        """ConfigError with the faults of its kind."""
+        rest = _rest(point)
+        if rest not in self._read:
+            return self._first(point, rest)
+        key = _key(point, rest, self._read[rest])
+        if key is None:
+            return self._made(point, self._resolve(point))
+        if key not in self._known:
+            self._known[key] = self._tried(point)
+        found = self._known[key]
+        if isinstance(found, Kind):
+            return found
+        raise ConfigError.of(*found)
+
+    def _first(self, point: Point, rest: Key) -> Kind:
+        """The first point with these keys says which of its options are read; all may be where it has no job."""
+        try:
+            resolved = self._resolve(point)
+        except ConfigError:
+            self._read[rest] = None
+            raise
+        self._read[rest] = frameworks.options_read(resolved)
+        key = _key(point, rest, self._read[rest])
+        made = self._made(point, resolved)
+        if key is not None:
+            self._known[key] = made
+        return made
+
+    def _tried(self, point: Point) -> Kind | tuple[Fault, ...]:
+        try:
+            return self._made(point, self._resolve(point))
+        except ConfigError as error:
+            if not error.faults:
+                raise
+            return tuple(error.faults)
+
+    def _made(self, point: Point, resolved: Resolved) -> Kind:
+        # Thousands of kinds that look alike are one in memory.
+        made = self._make(point, resolved)
+        return self._same.setdefault(made, made)
+
+
+def _rest(point: Point) -> Key:
+    """All that the point sets but options of its program, and names of the sweep's own."""
+    return tuple(
+        (key, value)
+        for key, value in point.values.items()
+        if not key.startswith((_ARGS, OWN)) and (key != _SEED or not _is_seed(value))
+    )
+
+
+def _is_seed(value: Value) -> bool:
+    """kit/spec/job.py has the bounds; the seed is a number in worker.sh, and nothing else."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
+
+
+def _key(point: Point, rest: Key, read: frozenset[str] | None) -> Key | None:
+    """With the options that matter, and the names of the others. None: each value may matter."""
+    if read is None:
+        return None
+    options: Sequence[tuple[str, Any]] = [
+        (key, None if key.removeprefix(_ARGS) not in read and _is_plain(value) else (type(value), value))
+        for key, value in point.values.items()
+        if key.startswith(_ARGS)
+    ]
+    return (*rest, *options)
+
+
+def _is_plain(value: Value) -> bool:
+    if isinstance(value, bool | tuple):
+        return False
+    return _PLAIN.fullmatch(text(value)) is not None

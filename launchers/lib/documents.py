@@ -1,0 +1,246 @@
+"""The documents of a user's files: .txt .md .py (a document each), .jsonl (plain, .gz, .zst) and .parquet (a document for each
+line or row), and a Hugging Face dataset on disk. pyarrow and zstandard are imported where a file needs them.
+
+The work is cut into units of about the same size, so that several processes share it, and one that was killed is done again by
+itself. The cut depends on the files alone: whoever prepares them, in however many processes, gets the same units in one order.
+"""
+
+import gzip
+import io
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from .faults import Refused, imported
+
+PLAIN = (".txt", ".md", ".py")
+LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+ROWS = (".parquet", ".arrow")
+_UNITS, _SMALLEST, _LARGEST = 64, 1 << 20, 512 << 20  # units of a set; bytes of a unit
+_LONGEST_LINE = 1 << 30  # bytes: what has no line break in so many is no .jsonl
+# What the parts of a Hugging Face dataset are called that are for validation.
+_HELD_OUT = ("validation", "valid", "val", "dev", "test")
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A document that cannot be read: where it is, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A part of a file. first, last: bytes of a .jsonl, row groups of a .parquet, batches of an .arrow; else 0 and 0: all of it.
+
+    size: bytes in the file. part: train or validation where the source says which, else empty.
+    """
+
+    path: str
+    kind: str
+    size: int
+    first: int = 0
+    last: int = 0
+    part: str = ""
+
+
+Unit = list[Piece]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """files: path, bytes and time of change, by which it is known whether they are still the same. units: of them."""
+
+    files: list[tuple[str, int, int]]
+    units: list[Unit]
+    size: int
+
+
+def cut(sources: list[Path], *, ignored: list[str] | None = None) -> Cut:
+    """The units of files and folders. ignored: gets the files below the folders that are of no kind read here."""
+    found = [piece for source in sources for piece in _found(source, ignored if ignored is not None else [])]
+    if not found:
+        named = ", ".join(map(str, sources))
+        raise Refused(f"{named}: no file to read", hint=f"files of {' '.join(PLAIN + LINES + ROWS[:1])} are read")
+    total = sum(piece.size for piece in found)
+    most = min(max(total // _UNITS, _SMALLEST), _LARGEST)
+    units: list[Unit] = []
+    room = 0
+    for piece in (part for whole in found for part in _split(whole, most)):
+        if room < piece.size or not units or units[-1][-1].part != piece.part:
+            units.append([])
+            room = most
+        units[-1].append(piece)
+        room -= piece.size
+    files = [(piece.path, piece.size, Path(piece.path).stat().st_mtime_ns) for piece in found]
+    return Cut(files=files, units=units, size=total)
+
+
+def read(piece: Piece, key: str) -> Iterator[str | Bad]:
+    """Its documents. key: of the text in a line or row. What is no document comes as Bad, in its place."""
+    if piece.kind in PLAIN:
+        yield Path(piece.path).read_bytes().decode(errors="replace")
+    elif piece.kind in LINES:
+        yield from _lines(piece, key)
+    else:
+        yield from _rows(piece, key)
+
+
+def as_json(units: list[Unit]) -> Any:
+    """As plain lists and tables."""
+    return [[asdict(piece) for piece in unit] for unit in units]
+
+
+# ---- which files ----
+
+
+def _found(source: Path, ignored: list[str]) -> Iterator[Piece]:
+    if not source.exists():
+        raise Refused(
+            f"{source}: no such file or folder", hint="a path as the program sees it: mount it into the container"
+        )
+    if source.is_file():
+        if _kind(source) is None:
+            raise Refused(f"{source}: not of a kind that is read", hint=f"one of {' '.join(PLAIN + LINES + ROWS[:1])}")
+        yield _whole(source)
+    elif (source / "dataset_dict.json").is_file():
+        for name in json.loads((source / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]:
+            yield from _dataset(source / name, "validation" if name in _HELD_OUT else "train")
+    elif (source / "state.json").is_file() and (source / "dataset_info.json").is_file():
+        yield from _dataset(source, "")
+    else:
+        for path in sorted(path for path in source.rglob("*") if path.is_file()):
+            if _kind(path) is None:
+                ignored.append(str(path))
+            else:
+                yield _whole(path)
+
+
+def _dataset(folder: Path, part: str) -> Iterator[Piece]:
+    """A dataset that datasets.Dataset.save_to_disk wrote: state.json lists its .arrow files in their order."""
+    try:
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        for file in state["_data_files"]:
+            yield _whole(folder / file["filename"], part)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refused(f"{folder}: not a dataset that load_from_disk reads: {error}") from None
+
+
+def _whole(path: Path, part: str = "") -> Piece:
+    return Piece(path=str(path), kind=_kind(path) or "", size=path.stat().st_size, part=part)
+
+
+def _kind(path: Path) -> str | None:
+    return next((suffix for suffix in PLAIN + LINES + ROWS if path.name.endswith(suffix)), None)
+
+
+def _split(piece: Piece, most: int) -> Iterator[Piece]:
+    """Pieces of at most about `most` bytes, where the format allows it: a compressed .jsonl is read from its beginning."""
+    parts = -(-piece.size // most)
+    if parts <= 1 or piece.kind in PLAIN or piece.kind in LINES[1:]:
+        yield piece
+        return
+    count = piece.size if piece.kind == ".jsonl" else _batches(piece)
+    parts = min(parts, count)
+    bounds = [count * number // parts for number in range(parts + 1)]
+    for first, last in itertools.pairwise(bounds):
+        share = piece.size * (last - first) // count
+        yield Piece(path=piece.path, kind=piece.kind, size=share, first=first, last=last, part=piece.part)
+
+
+# ---- what is in them ----
+
+
+def _lines(piece: Piece, key: str) -> Iterator[str | Bad]:
+    """The lines that begin in [first, last)."""
+    with _opened(piece) as file:
+        if piece.first:  # where a line that began before goes on to: its first byte may be the one before `first`
+            file.seek(piece.first - 1)
+            file.readline(_LONGEST_LINE)
+        place = file.tell() if piece.last else 0
+        while not piece.last or place < piece.last:
+            try:
+                line = file.readline(_LONGEST_LINE)
+            except (OSError, EOFError, *_zstd_errors()) as error:
+                raise Refused(f"{piece.path}: cannot be read to its end: {error}") from None
+            if not line:
+                return
+            at = place
+            place += len(line)
+            if line.strip():
+                yield _text(line, key, f"{piece.path}, byte {at}")
+
+
+def _text(line: bytes, key: str, where: str) -> str | Bad:
+    try:
+        made = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Bad(f"{where}: not JSON: {error}")
+    text = made.get(key) if isinstance(made, dict) else None
+    if isinstance(text, str):
+        return text
+    keys = ", ".join(list(made)[:8]) if isinstance(made, dict) else "it is no object"
+    return Bad(f"{where}: no text under {key!r} ({keys})")
+
+
+def _opened(piece: Piece) -> IO[bytes]:
+    if piece.kind == ".jsonl.gz":
+        return gzip.open(piece.path)
+    if piece.kind == ".jsonl.zst":
+        reader = imported("zstandard", f"{piece.path} (.zst)").ZstdDecompressor()
+        return io.BufferedReader(reader.stream_reader(Path(piece.path).open("rb"), read_across_frames=True), 1 << 20)
+    return Path(piece.path).open("rb", buffering=1 << 20)
+
+
+def _zstd_errors() -> tuple[type[Exception], ...]:
+    try:
+        import zstandard  # noqa: PLC0415 - what is not installed raises no error of its own
+    except ImportError:
+        return ()
+    return (zstandard.ZstdError,)
+
+
+def _rows(piece: Piece, key: str) -> Iterator[str | Bad]:
+    pyarrow = imported("pyarrow", f"{piece.path} ({piece.kind})")
+    try:
+        for batch in _tables(piece, key):
+            for text in batch.column(batch.schema.get_field_index(key)).to_pylist():
+                yield text if isinstance(text, str) else Bad(f"{piece.path}: a row without text under {key!r}")
+    except pyarrow.ArrowException as error:
+        raise Refused(f"{piece.path}: cannot be read to its end: {error}") from None
+
+
+def _tables(piece: Piece, key: str) -> Iterator[Any]:
+    """The record batches of a piece, with the column `key`."""
+    if piece.kind == ".parquet":
+        file = imported("pyarrow.parquet", piece.path).ParquetFile(piece.path, memory_map=True)
+        _require(key, file.schema_arrow.names, piece)
+        groups = list(range(piece.first, piece.last)) if piece.last else None
+        yield from file.iter_batches(batch_size=1024, row_groups=groups, columns=[key], use_threads=False)
+        return
+    pyarrow = imported("pyarrow", piece.path)
+    with pyarrow.memory_map(piece.path) as mapped, pyarrow.ipc.open_stream(mapped) as stream:
+        _require(key, stream.schema.names, piece)
+        for number, batch in enumerate(stream):
+            if not piece.last or piece.first <= number < piece.last:
+                yield batch
+
+
+def _batches(piece: Piece) -> int:
+    """How many parts a file can be read in: row groups, or record batches."""
+    pyarrow = imported("pyarrow", f"{piece.path} ({piece.kind})")
+    try:
+        if piece.kind == ".parquet":
+            return max(1, int(imported("pyarrow.parquet", piece.path).read_metadata(piece.path).num_row_groups))
+        with pyarrow.memory_map(piece.path) as mapped, pyarrow.ipc.open_stream(mapped) as stream:
+            return max(1, sum(1 for _ in stream))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise Refused(f"{piece.path}: not a file that pyarrow reads: {error}") from None
+
+
+def _require(key: str, names: list[str], piece: Piece) -> None:
+    if key not in names:
+        raise Refused(f"{piece.path}: no column {key!r}", hint=f"--text-key, one of: {', '.join(names)}")

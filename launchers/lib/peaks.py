@@ -1,0 +1,65 @@
+"""What a GPU can compute at most: operations a second, by card and by the kind of number that it multiplies.
+
+Dense, without sparsity, at the boost clock, from NVIDIA's data sheets (most print the figure with sparsity, twice as much):
+
+    GB200 NVL72, HGX B200                                    nvidia.com/en-us/data-center/{gb200-nvl72,hgx}
+    H100 SXM, PCIe and NVL; H200 SXM and NVL; GH200          nvidia.com/en-us/data-center/{h100,h200,grace-hopper-superchip}
+    A100, A30, A40, A10; L4, L40, L40S                       nvidia.com/en-us/data-center/{a100,a30,a40,...}
+    A10G, which Amazon alone has, and is no A10              "NVIDIA A10G" data sheet, Amazon, February 2022
+    H20, V100, T4                                            the cards' own data sheets
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """10^12 operations a second. None: the card multiplies no such numbers in its matrix units."""
+
+    fp32: float
+    tf32: float | None
+    half: float  # fp16, and bf16 where the card has it
+    fp8: float | None
+    has_bf16: bool = True
+
+
+_H100_NVL = Peak(fp32=60, tf32=417.5, half=835, fp8=1671)
+_H100_SXM = Peak(fp32=67, tf32=494.5, half=989, fp8=1979)
+
+# The words must all be in the name that the driver gives. The first row that fits holds: the special kind of a card
+# comes before the general one, which is the one on an SXM module.
+PEAKS: dict[tuple[str, ...], Peak] = {
+    ("GB200",): Peak(fp32=80, tf32=1250, half=2500, fp8=5000),
+    ("B200",): Peak(fp32=75, tf32=1125, half=2250, fp8=4500),
+    ("GH200",): Peak(fp32=67, tf32=494.5, half=990, fp8=1979),
+    ("H200", "NVL"): _H100_NVL,
+    ("H200",): _H100_SXM,
+    ("H100", "NVL"): _H100_NVL,
+    ("H100", "PCIe"): Peak(fp32=51, tf32=378, half=756, fp8=1513),
+    ("H100",): _H100_SXM,
+    ("H20",): Peak(fp32=44, tf32=74, half=148, fp8=296),
+    ("A100",): Peak(fp32=19.5, tf32=156, half=312, fp8=None),
+    ("L40S",): Peak(fp32=91.6, tf32=183, half=362, fp8=733),
+    ("L40",): Peak(fp32=90.5, tf32=90.5, half=181, fp8=362),
+    ("L4",): Peak(fp32=30.3, tf32=60, half=121, fp8=242),
+    ("A40",): Peak(fp32=37.4, tf32=74.8, half=149.7, fp8=None),
+    ("A30",): Peak(fp32=10.3, tf32=82, half=165, fp8=None),
+    ("A10G",): Peak(fp32=35, tf32=35, half=70, fp8=None),
+    ("A10",): Peak(fp32=31.2, tf32=62.5, half=125, fp8=None),
+    ("V100",): Peak(fp32=15.7, tf32=None, half=125, fp8=None, has_bf16=False),
+    ("T4",): Peak(fp32=8.1, tf32=None, half=65, fp8=None, has_bf16=False),
+}
+
+
+def peak_flops(name: str, precision: str) -> float | None:
+    """Operations a second of one GPU, by its driver's name for it. None where the card, or the precision on it, is not known.
+
+    precision: fp32, tf32, fp16, bf16, fp8. tf32 on a card without it is fp32: such a card multiplies so.
+    """
+    parts = name.replace("-", " ").split()
+    peak = next((peak for words, peak in PEAKS.items() if all(word in parts for word in words)), None)
+    if peak is None or (precision == "bf16" and not peak.has_bf16):
+        return None
+    kinds = {"fp32": peak.fp32, "tf32": peak.tf32 or peak.fp32, "fp16": peak.half, "bf16": peak.half, "fp8": peak.fp8}
+    found = kinds[precision]
+    return None if found is None else found * 1e12

@@ -1,0 +1,107 @@
+"""The folder that lib/prepare.py makes: its description, and how it gets its name only once it is whole."""
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from . import shards, vocabulary
+from .faults import Refused
+
+FORMAT, VERSION = "kit-tokens", 1
+FILE = "prepared.json"
+PARTS = ("train", "validation")
+# What becomes of documents: those without text, that cannot be read (--skip-bad), and that were kept with a character replaced.
+COUNTS = ("empty", "bad", "mended")
+
+
+class Place:
+    """The folder `target`, made in .NAME.preparing beside it. A second preparation of one name at a time is refused."""
+
+    def __init__(self, target: Path, described: dict[str, Any], *, force: bool, reuse: bool) -> None:
+        self._target, self._described, self._force, self._reuse = target.absolute(), described, force, reuse
+        self.work = self._target.with_name(f".{self._target.name}.preparing")
+        self.is_done = False
+
+    def __enter__(self) -> "Place":
+        if self._target.exists():
+            if not (self._target / FILE).is_file():
+                raise Refused(f"{self._target}: it exists, and is not replaced: no prepared data ({FILE} is not in it)")
+            if self._reuse and described_at(self._target)["made_from"] == self._described:
+                self.is_done = True
+                return self
+            if not (self._force or self._reuse):
+                raise Refused(f"{self._target}: it exists", hint="--force replaces it, once the new one is whole")
+        self._open_work()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.is_done:
+            self._lock.close()
+
+    def _open_work(self) -> None:
+        """What an earlier start did of the same is kept; of anything else it is removed."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        path = self.work / "lock"
+        self._lock = path.open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(self._lock.fileno())):
+                raise BlockingIOError  # whoever had it has just given the folder its name
+        except BlockingIOError:
+            self._lock.close()
+            raise Refused(f"{self._target}: another process prepares it") from None
+        order = self.work / "order.json"
+        try:
+            same = json.loads(order.read_text(encoding="utf-8")) == self._described
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            for old in self.work.iterdir():
+                if old != path:
+                    shutil.rmtree(old) if old.is_dir() else old.unlink()
+            with shards.replaced(order) as file:
+                json.dump(self._described, file)
+
+    def commit(self, made: dict[str, Any], tokenizer: vocabulary.Vocabulary) -> None:
+        """Complete the folder, and give it its name."""
+        kept = {
+            f"{one['name']}{suffix}" for part in PARTS for one in made["shards"][part] for suffix in (".bin", ".idx")
+        }
+        if tokenizer.files:
+            (self.work / "tokenizer").mkdir(exist_ok=True)
+            for name, content in tokenizer.files.items():
+                (self.work / "tokenizer" / name).write_bytes(content)
+        with shards.replaced(self.work / FILE) as file:
+            json.dump(made, file, indent=2)
+        for path in [path for path in self.work.iterdir() if path.name not in {*kept, FILE, "tokenizer"}]:
+            path.unlink()
+        old = self._target.with_name(f".{self._target.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if self._target.exists():
+            self._target.rename(old)
+        self.work.rename(self._target)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def described_at(folder: Path) -> dict[str, Any]:
+    """prepared.json of a folder; Refused where it is not there or not of this version."""
+    try:
+        made = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refused(f"{folder}: no prepared data: {error}") from None
+    if made.get("format") != FORMAT or made.get("version") != VERSION:
+        raise Refused(f"{folder / FILE}: not of {FORMAT}, version {VERSION}", hint="prepare it again with this kit")
+    return made
+
+
+def said(made: dict[str, Any]) -> str:
+    """What became of the documents, in a line; nothing that was left out is left out here."""
+    counted, tokens = made["documents"], made["tokens"]
+    left = ", ".join(f"{counted[name]:,} {name}" for name in COUNTS if counted[name])
+    return (
+        f"{counted['read']:,} documents: {counted['train']:,} with {tokens['train']:,} tokens to train on, "
+        f"{counted['validation']:,} with {tokens['validation']:,} held out" + (f"; {left}" if left else "")
+    )

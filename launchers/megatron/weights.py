@@ -1,0 +1,76 @@
+"""Weights of Hugging Face (lib/huggingface.py) in the tensors of megatron.core: this rank's stage, and its shards of each tensor.
+
+Megatron fuses queries, keys and values by group: its query heads, one key head, one value head; and a rank of --tp holds whole
+groups. Of the gate and the up projection a rank holds its rows of both.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from lib import huggingface, model
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+
+Read = Callable[[str], torch.Tensor]
+
+_AROUND = {
+    "embedding.word_embeddings.weight": "embedding.weight",
+    "decoder.final_layernorm.weight": "norm.weight",
+    "output_layer.weight": "head.weight",
+}
+# The norm before a linear layer has that layer's name where Transformer Engine fuses the two.
+_IN_LAYER = {
+    "input_layernorm.weight": "attention_norm.weight",
+    "self_attention.linear_qkv.layer_norm_weight": "attention_norm.weight",
+    "self_attention.linear_qkv.weight": "qkv.weight",
+    "self_attention.linear_qkv.bias": "qkv.bias",
+    "self_attention.q_layernorm.weight": "query_norm.weight",
+    "self_attention.k_layernorm.weight": "key_norm.weight",
+    "self_attention.linear_proj.weight": "attention_out.weight",
+    "pre_mlp_layernorm.weight": "feed_norm.weight",
+    "mlp.linear_fc1.layer_norm_weight": "feed_norm.weight",
+    "mlp.linear_fc1.weight": "gate_up.weight",
+    "mlp.linear_fc2.weight": "down.weight",
+}
+
+
+@torch.no_grad()
+def put(net: GPTModel, folder: Path, shape: model.Shape) -> None:
+    """Set this rank's parameters, one after the other."""
+    read = huggingface.reader(folder, shape)
+    rank, ranks = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
+    for name, parameter in net.named_parameters():
+        ours = renamed(name, net)
+        whole = read(ours, 0, rows(ours, shape))
+        in_block = ours.split(".", 2)[2] if ours.startswith("blocks.") else ours
+        parameter.copy_(cut(in_block, whole, shape, rank, ranks))
+
+
+def renamed(name: str, net: GPTModel) -> str:
+    """What the GPT of lib/model.py calls a parameter."""
+    if name in _AROUND:
+        return _AROUND[name]
+    _, _, number, rest = name.split(".", 3)
+    return f"blocks.{net.decoder.layers[int(number)].layer_number - 1}.{_IN_LAYER[rest]}"
+
+
+def rows(name: str, shape: model.Shape) -> int:
+    """Of a parameter of the GPT, whole."""
+    last = name.rpartition(".")[0].rpartition(".")[2]
+    known = {"embedding": shape.vocabulary, "head": shape.vocabulary, "gate_up": 2 * shape.wide}
+    known |= {"qkv": (shape.heads + 2 * shape.keys) * shape.each, "query_norm": shape.each, "key_norm": shape.each}
+    return known.get(last, shape.dim)
+
+
+def cut(name: str, whole: torch.Tensor, shape: model.Shape, rank: int, ranks: int) -> torch.Tensor:
+    """The part of a parameter that a tensor parallel rank holds, in Megatron's order. name: without its block."""
+    if name.startswith("qkv."):
+        parts = whole.split([heads * shape.each for heads in (shape.heads, shape.keys, shape.keys)])
+        by_group = [part.reshape(shape.keys, -1, *whole.shape[1:]) for part in parts]  # each [groups, rows, columns]
+        return torch.cat(by_group, 1).chunk(ranks)[rank].flatten(0, 1)
+    if name.startswith("gate_up."):
+        return torch.cat([part.chunk(ranks)[rank] for part in whole.chunk(2)])
+    if name.startswith(("attention_out.", "down.")):
+        return whole.chunk(ranks, 1)[rank]
+    return whole.chunk(ranks)[rank] if name.startswith(("embedding.", "head.")) else whole

@@ -1,0 +1,13 @@
+"""Tokenizes text once, in several processes, into memory-mapped shards that every GPT program reads. No torch.
+
+    python prepare.py books/ web.jsonl.zst --to prepared/ --tokenizer llama/ --processes 16
+
+`kit prepare-data` runs this in an image on this node, and launcher = "prepare" as a job. Options: docs/data.md.
+"""
+
+import sys
+
+from lib import prepare
+
+if __name__ == "__main__":
+    sys.exit(prepare.main())

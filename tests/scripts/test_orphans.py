@@ -1,0 +1,126 @@
+"""A task whose slurmstepd is killed: it ends, and its rank is on record as killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.test_worker import JOB, TASK, run_folder
+
+SLEEPS = "import os, subprocess, sys, time\nsubprocess.Popen(['sleep', '600'])\nopen('{up}', 'w').write('1')\ntime.sleep({s})\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    run = run_folder(tmp_path, JOB, "shape=srun")
+    (run / "state" / "failures").mkdir()
+    return run
+
+
+def start(run: Path, seconds: int, name: str = "slurmstepd") -> tuple[subprocess.Popen[bytes], list[int]]:
+    """A process of this name whose task is worker.sh; the numbers of the task's processes, once its program is up."""
+    up = run / "up"
+    (run.parent / "job" / "look.py").write_text(SLEEPS.format(up=up, s=seconds))
+    stepd = run / name
+    stepd.write_text(f"#!/bin/bash\n{run}/worker.sh &\nwait\n")
+    stepd.chmod(0o755)
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    env = {
+        "PATH": os.environ["PATH"], **TASK, "SLURM_STEP_ID": "0", "KIT_FAILURES": "failures", "MARK": mark,
+    }  # fmt: skip
+    process = subprocess.Popen([str(stepd)], env=env, start_new_session=True)
+    end = time.monotonic() + 60
+    while not up.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return process, marked(mark)
+
+
+def marked(mark: str) -> list[int]:
+    found = []
+    for proc in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"MARK={mark}".encode() in (proc / "environ").read_bytes().split(b"\0"):
+                found.append(int(proc.name))
+    return found
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those that are there and no zombies."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(pid)
+    return found
+
+
+def test_a_killed_slurmstepd_ends_its_task_and_is_on_record(folder: Path) -> None:
+    process, pids = start(folder, 600)
+    assert len(pids) >= 4, "slurmstepd, the rank's shell, the watch, the program and what it started"
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    end = time.monotonic() + 60
+    try:
+        while alive(pids):
+            assert time.monotonic() < end, f"the task runs on without its slurmstepd: {alive(pids)}"
+            time.sleep(0.1)
+    finally:
+        for pid in alive(pids):
+            os.kill(pid, signal.SIGKILL)
+    assert (folder / "state" / "failures" / "rank-2.137").exists()
+    assert (
+        "slurmstepd, by which Slurm runs the ranks of a node, is gone" in (folder / "logs" / "rank-2.log").read_text()
+    )
+
+
+def test_a_task_that_is_killed_with_its_slurmstepd_is_on_record(folder: Path) -> None:
+    """As bubblewrap does it: only the program is left, which nobody waits for."""
+    process, pids = start(folder, 600)
+    shell = next(pid for pid in pids if "/bin/rank.sh" in Path(f"/proc/{pid}/cmdline").read_text())
+    process.send_signal(signal.SIGKILL)
+    process.wait(10)
+    os.kill(shell, signal.SIGKILL)
+    end = time.monotonic() + 60
+    try:
+        while alive(pids):
+            assert time.monotonic() < end, alive(pids)
+            time.sleep(0.1)
+    finally:
+        for pid in alive(pids):
+            os.kill(pid, signal.SIGKILL)
+    assert (folder / "state" / "failures" / "rank-2.137").exists()
+
+
+def test_the_watch_ends_with_its_task_and_holds_nothing(folder: Path) -> None:
+    """What a program leaves behind (its `sleep` here) does not keep the watch: it would keep the step from ending."""
+    process, pids = start(folder, 1)
+    try:
+        assert process.wait(60) == 0
+        end = time.monotonic() + 3
+        while len(left := alive(pids)) > 1:
+            assert time.monotonic() < end, left
+            time.sleep(0.05)
+        assert Path(f"/proc/{left[0]}/comm").read_text() == "sleep\n"
+    finally:
+        for pid in alive(pids):
+            os.kill(pid, signal.SIGKILL)
+    assert not list((folder / "state" / "failures").iterdir())
+
+
+def test_without_a_slurmstepd_nothing_is_watched(folder: Path) -> None:
+    """Such as in a PID namespace."""
+    process, pids = start(folder, 600, name="other")
+    try:
+        assert not any("KIT_SLURMSTEPD=" in Path(f"/proc/{pid}/environ").read_text() for pid in pids)
+        assert len(pids) == 4
+    finally:
+        for pid in alive(pids):
+            os.kill(pid, signal.SIGKILL)
+        process.wait(10)

@@ -1,0 +1,128 @@
+"""lib/workspace.sh: a run's own copy of what was submitted, in a bash without a Slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kit.snapshots import scan
+from kit.snapshots.store import Store
+from tests.scripts.batch_lab import BatchLab
+
+
+class Taken:
+    """A batch lab and a workspace that is in a store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lab = BatchLab(folder)
+        self.source = folder / "job"
+        (self.source / "lib").mkdir(parents=True)
+        for name in ("train.py", "same.py", "lib/a b.py"):
+            (self.source / name).write_text("one\n")
+        (self.source / "run.sh").write_text("#!/bin/sh\n")
+        (self.source / "run.sh").chmod(0o755)
+        (self.source / "link").symlink_to("train.py")
+        self.store = Store(folder / ".snapshots")
+
+    def put(self) -> Path:
+        """Keep the workspace as it is now; its tree in the store."""
+        index = self.store.index(self.source)
+        return self.store.put(scan.scan(self.source, index=index, asked_by="job.toml"))
+
+    def prepare(self, tree: Path, then: str = "") -> list[str]:
+        constants = f"KIT_SNAPSHOT={tree} KIT_TREE={tree.name}"
+        return self.lab.bash(f"{constants}\nworkspace::prepare; echo code $?\n{then}")
+
+    @property
+    def copy(self) -> Path:
+        return self.lab.run_dir / "workspace"
+
+
+@pytest.fixture
+def taken(tmp_path: Path) -> Taken:
+    return Taken(tmp_path)
+
+
+def test_the_copy_is_what_was_submitted_and_may_be_written(taken: Taken) -> None:
+    tree = taken.put()
+    assert taken.prepare(tree) == ["code 0"]
+    assert (taken.copy / "link").readlink() == Path("train.py")
+    assert os.access(taken.copy / "run.sh", os.X_OK)
+    assert taken.copy.stat().st_mode & 0o777 == 0o700
+    (taken.copy / "train.py").write_text("two\n")
+    (taken.copy / "wandb").mkdir()
+    # Two files of the same content are one in the store, and two here.
+    assert (taken.copy / "same.py").read_text() == "one\n"
+    assert (tree / "files/train.py").read_text() == "one\n"
+    assert not (tree / "files/wandb").exists()
+
+
+def test_a_later_start_goes_on_with_what_the_programs_wrote_and_says_what_they_changed(taken: Taken) -> None:
+    tree = taken.put()
+    taken.prepare(tree)
+    (taken.copy / "out.txt").write_text("mine\n")
+    assert taken.prepare(tree) == ["code 0"]
+    (taken.copy / "train.py").write_text("two\n")
+    said = taken.prepare(tree)
+    assert "workspace: 1 of the submitted files were changed by the run, such as train.py: FAILED" in said[0]
+    assert said[1:] == ["code 0"]
+    assert (taken.copy / "out.txt").read_text() == "mine\n"
+    # A snapshot that was removed since is not needed any more.
+    shutil.rmtree(tree)
+    assert taken.prepare(tree)[-1] == "code 0"
+
+
+def test_another_snapshot_is_another_copy(taken: Taken) -> None:
+    taken.prepare(first := taken.put())
+    (taken.copy / "out.txt").write_text("mine\n")
+    (taken.source / "train.py").write_text("two\n")
+    assert taken.prepare(taken.put()) == ["code 0"]
+    assert (taken.copy / "train.py").read_text() == "two\n"
+    (before,) = taken.lab.run_dir.glob(f"workspace.{first.name[:12]}.*")
+    assert (before / "out.txt").read_text() == "mine\n"
+
+
+def test_what_a_kill_left_is_made_anew(taken: Taken) -> None:
+    tree = taken.put()
+    partial = taken.lab.run_dir / "workspace.partial"
+    partial.mkdir()
+    (partial / "half").touch()
+    assert taken.prepare(tree) == ["code 0"]
+    assert not (taken.copy / "half").exists()
+
+
+@pytest.mark.parametrize("broken", ["file", "listing", "gone", "missing"])
+def test_a_damaged_snapshot_is_refused(taken: Taken, broken: str) -> None:
+    tree = taken.put()
+    if broken == "file":
+        (tree / "files/train.py").chmod(0o644)
+        (tree / "files/train.py").write_text("changed\n")
+        what = "has other contents than at the submit: lib/a b.py: FAILED same.py: FAILED train.py: FAILED"
+    elif broken == "listing":
+        (tree / "listing").write_text("# kit workspace, form 1\n")
+        what = "has another listing than that of the submit"
+    elif broken == "missing":
+        (tree / "files/lib/a b.py").unlink()
+        what = "has other contents than at the submit: lib/a b.py: FAILED open or read"
+    else:
+        shutil.rmtree(tree)
+        what = "cannot be read"
+    said = taken.prepare(tree)
+    assert said[-1] == "code 1"
+    assert any(f"the workspace in {tree} {what}; submit the job again" in line for line in said)
+    assert not taken.copy.exists()
+
+
+def test_a_live_folder_is_left_alone(taken: Taken) -> None:
+    assert taken.lab.bash("KIT_TREE= KIT_SNAPSHOT=\nworkspace::prepare; echo code $?") == ["code 0"]
+    assert not taken.copy.exists()
+
+
+def test_an_empty_workspace(taken: Taken) -> None:
+    shutil.rmtree(taken.source)
+    taken.source.mkdir()
+    assert taken.prepare(taken.put()) == ["code 0"]
+    assert list(taken.copy.iterdir()) == []

@@ -1,0 +1,222 @@
+"""`kit why`: each rule on a run folder that a real job left (tests/why)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit import shell
+from kit.health import before_ranks, frameworks, pending, programs, progress
+from kit.health.answer import Answer, Rule
+from kit.health.record import Record
+from kit.health.why import explain
+from kit.runs import status
+from kit.slurm.client import JobId, QueuedJob
+from tests.support import REPO
+from tests.why.cases import CASES
+
+FOLDER = REPO / "tests" / "why"
+
+
+def answered(name: str, tmp_path: Path) -> Answer:
+    """What is answered of a case, whose folder is copied: reading a run's status may clean it."""
+    run = shutil.copytree(FOLDER / name, tmp_path / name)
+    for collected in run.glob("monitor/*.progress"):
+        os.utime(collected)  # written a moment ago, whenever the repository was cloned
+    said = json.loads((run / "slurm.json").read_text(encoding="utf-8"))
+    queue: dict[JobId, QueuedJob] = {said["job_id"]: QueuedJob(**said)} if said else {}
+    (one,) = status.of([run], queue=lambda cluster: queue)
+    return explain(Record(status=one))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name: str, tmp_path: Path) -> None:
+    case, found = CASES[name], answered(name, tmp_path)
+    assert (found.rule, found.verdict) == (case.rule, case.verdict), found
+    assert re.search(case.says, found.line), found.line
+    assert found.next, "there is a command to run next"
+    assert found.advice or found.rule == "completed"
+    for cited in found.evidence:
+        if cited.line:
+            lines = (FOLDER / name / cited.file).read_text(encoding="utf-8").split("\n")
+            assert cited.text.split(" ")[-1] in lines[cited.line - 1], "the evidence is the line that it names"
+
+
+# Ends that the lab does not make by a small job, with a line that decides them.
+LINES = {
+    "preflight": "n1: this node's clock differs by 9 s from that of the run folder's file system; at most 5 are allowed",
+    "pending": "SomethingNew",
+    "image-replaced": "2026-11-22T13:00:00+0000 n1: error: image /s/a.sqsh was replaced under the run: it has the digest x",
+    "stage-failed": "2026-11-22T13:00:00+0000 n1: error: the image was not staged on every node; no rank was started",
+    "all-reduce": "2026-11-22T13:00:00+0000 n1: error: the all-reduce over 16 ranks did not end within 60 s; see /r/logs",
+    "nodes-too-few": "2026-11-22T13:00:00+0000 n1: error: 1 good nodes are left of 2, the plan wants 2",
+    "role-silent": "2026-11-22T13:00:00+0000 n1: error: role policy was not ready within 60 s: no answer to http://n1:1",
+    "not-executable": "env: ./run.sh: Permission denied",
+}
+# Rules without a text: what is left when no other fits, by exit code or by nothing at all.
+LEFT = {"terminated", "batch-error", "unknown", "stalled-node"}
+
+
+def tables() -> list[Rule]:
+    found = (
+        pending.RULES,
+        before_ranks.PREFLIGHT,
+        before_ranks.BATCH,
+        frameworks.ALL,
+        programs.RULES,
+        programs.BY_CODE,
+    )
+    return [*(rule for table in found for rule in table), frameworks.MEGATRON, *progress.STALLS.values()]
+
+
+def ids() -> set[str]:
+    """Of all rules: those of tables, and those that a function decides."""
+    functions = set()
+    for path in (REPO / "kit" / "health").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "answer":
+                functions |= {str(a.value) for a in node.args[1:2] if isinstance(a, ast.Constant)}
+    return functions | {rule.id for rule in tables()}
+
+
+def test_every_rule_has_a_case() -> None:
+    covered = {case.rule for case in CASES.values()}
+    assert len(covered) >= 40
+    assert ids() - covered == set(LINES) | LEFT
+    assert covered - ids() == {"exception", "assertion", "retries-exhausted"}, (
+        "what ranks.py and why.py make of another rule"
+    )
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_of_an_end_that_has_no_case(name: str) -> None:
+    assert any(rule.search(LINES[name]) for rule in tables() if rule.id == name)
+
+
+def test_a_case_that_is_only_printed_says_so() -> None:
+    """A GPU's message is printed by a job; every other case is the thing itself."""
+    printed = {case.rule for case in CASES.values() if case.printed}
+    assert all(rule.startswith(("cuda-", "nccl-", "deepspeed-", "megatron-", "shm-", "oom-")) for rule in printed)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        b"",
+        b"\xff\xfe\x00" * 100,
+        b"x" * 3_000_000,
+        b"\r".join([b"step"] * 50_000),
+        b"Traceback (most recent call last):\n" * 9_999,
+    ],
+    ids=["empty", "binary", "one long line", "a progress bar", "headers alone"],
+)
+def test_a_log_of_any_kind_is_answered(end: bytes, tmp_path: Path) -> None:
+    run = shutil.copytree(FOLDER / "exception", tmp_path / "exception")
+    (run / "logs" / "rank-0.log").write_bytes(end)
+    (one,) = status.of([run], queue=lambda cluster: {})
+    found = explain(Record(status=one))
+    assert found.rule in {"exit-code", "exit-silent"}
+    assert len(found.line) < 700
+    assert found.line.isprintable()
+
+
+def test_the_line_is_numbered_as_the_file_is_however_long_the_log(tmp_path: Path) -> None:
+    run = shutil.copytree(FOLDER / "exception", tmp_path / "exception")
+    log = run / "logs" / "rank-0.log"
+    own = log.read_bytes()
+    log.write_bytes(b"an earlier line\n" * 200_000 + own)
+    (one,) = status.of([run], queue=lambda cluster: {})
+    found = explain(Record(status=one))
+    lines = log.read_text(encoding="utf-8").split("\n")
+    assert lines[found.evidence[0].line - 1] == found.evidence[0].text == "KeyError: 'lr'"
+
+
+def test_a_run_folder_without_anything(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    (one,) = status.of([tmp_path / "gone"], queue=lambda cluster: {})
+    assert explain(Record(status=one)).rule == "unreadable"
+
+
+def looks(tmp_path: Path, **nodes: str) -> Path:
+    """A run folder whose nodes' collectors wrote these looks."""
+    (tmp_path / "monitor").mkdir()
+    for node, line in nodes.items():
+        (tmp_path / "monitor" / f"slurm-7.{node}.progress").write_text(line, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_node_that_reports_nothing_is_told_from_ranks_that_wait(tmp_path: Path) -> None:
+    now = 1000.0
+    run = looks(tmp_path, n1="1000.0\t@0 9 compute 940.0 0.5 1\n", n2="920.0\t@1 9 compute 919.0 0.5 1\n")
+    os.utime(run / "monitor" / "slurm-7.n1.progress", (now, now))
+    os.utime(run / "monitor" / "slurm-7.n2.progress", (920.0, 920.0))
+    ranks = progress.read(run, 7, now=now)
+    found = progress.stall(ranks)
+    assert found is not None
+    assert (found.rule.id, [one.node for one in found.culprits]) == ("stalled-node", ["n2"])
+    assert progress.values(found, ranks)["age"] == 80
+
+
+@pytest.mark.parametrize(
+    ("line", "still"),
+    [
+        ("1000.0\t@0 9 compute 980.0 20.0 1\n", False),
+        ("1000.0\t@0 9 compute 900.0 20.0 1\n", True),
+        ("1000.0\t@0 90 compute 900.0 0.5 100\n", False),
+        ("1000.0\t@0 9 save 900.0 0.5 1\n", False),
+        ("1000.0\t@0 0 start 900.0 0.0 0\n", False),
+        ("1000.0\t@0 0 compute 300.0 0.0 0\n", True),
+    ],
+    ids=[
+        "a slow step",
+        "a step that hangs",
+        "a report in a hundred steps",
+        "a save",
+        "a start",
+        "a first step that hangs",
+    ],
+)
+def test_limits(line: str, still: bool, tmp_path: Path) -> None:
+    run = looks(tmp_path, n1=line)
+    os.utime(run / "monitor" / "slurm-7.n1.progress", (1000.0, 1000.0))
+    assert (progress.stall(progress.read(run, 7, now=1000.0)) is not None) is still
+
+
+def test_a_look_that_was_cut_off_has_the_ranks_that_are_whole(tmp_path: Path) -> None:
+    run = looks(tmp_path, n1="1000.0\t@0 9 compute 990.0 0.5 1\ttrainer@3 4 data 990.0 0.5 1\t@1 9 comp")
+    assert [(one.role, one.rank, one.step) for one in progress.read(run, 7)] == [("", 0, 9), ("trainer", 3, 4)]
+    assert progress.read(run, 8) == [], "another job's"
+
+
+def test_what_a_rank_reports(tmp_path: Path) -> None:
+    """kit_rank by itself, as in a rank: a file of one line."""
+    script = (
+        "import os, sys, time\nfrom kit_rank import Progress\np = Progress(sys.argv[1], '@3')\n"
+        "p.step(4)\ntime.sleep(0.05)\np.step(6)\n"
+        "with p.phase('save'):\n    print(open(sys.argv[1] + '/@3').read(), end='')\n"
+        "try:\n    p.phase('sleeping').__enter__()\nexcept ValueError as error:\n    print(error)\n"
+        "print(open(sys.argv[1] + '/@3').read(), end='')\n"
+    )
+    env = {"PYTHONPATH": str(REPO / "templates" / "lib"), "PATH": os.environ["PATH"]}
+    done = shell.run([sys.executable, "-c", script, str(tmp_path)], env=env)
+    saving, refused, after = done.stdout.splitlines()
+    assert saving.split()[:2] == ["6", "save"]
+    assert 0.02 < float(saving.split()[3]) < 5, "seconds of one step of the two"
+    assert saving.split()[4] == "2"
+    assert "'sleeping' is no phase; there are start data compute" in refused
+    assert after.split()[:2] == ["6", "compute"]
+
+
+def test_outside_a_run_nothing_is_written() -> None:
+    env = {"PYTHONPATH": str(REPO / "templates" / "lib"), "PATH": os.environ["PATH"]}
+    done = shell.run(
+        [sys.executable, "-c", "from kit_rank import progress\nprogress.step(1)\nprint(progress._folder)"], env=env
+    )
+    assert done.stdout == "None"
