@@ -1,4 +1,5 @@
-"""The cluster tests on another Debian suite, its Slurm and Python: `python -m tests.matrix trixie [--short] [pytest's options]`.
+"""The cluster tests and those of images on another Debian suite, its Slurm and Python:
+`python -m tests.matrix trixie [--short] [pytest's options]`.
 
 A root file system is made once for each suite, by mmdebstrap from this machine's own mirror, in the user's cache. The tests run in
 it with the repository and the image store bound in (tests/in_root.sh); what they write there is thrown away. Root only.
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import annotated_doc
+import pip
 import platformdirs
 import typer
 
@@ -30,13 +32,16 @@ from kit.images import aptsources
 from tests.support import REPO
 
 SUITES = ("trixie", "sid")
-# Slurm and what the embedded cluster needs, the container runtime that needs no plugin, and the kit's own Python packages.
+# What the kit imports, as its pyproject says. Debian names a package of Python's `python3-` and the name.
+REQUIRED = tuple(
+    re.split(r"[^A-Za-z0-9.-]", requirement)[0]
+    for requirement in tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+)
+# Slurm and what the embedded cluster needs, the container runtime that needs no plugin, the kit's own Python packages and pytest.
 PACKAGES = (
     "slurmctld", "slurmd", "slurm-client", "slurmdbd", "mariadb-server-core", "mariadb-client-core", "munge", "iproute2",
     "util-linux", "mount", "procps", "squashfs-tools", "squashfuse", "fuse3", "bubblewrap", "git", "tmux", "ca-certificates",
-    "python3",
-    "python3-filelock", "python3-jinja2", "python3-platformdirs", "python3-pydantic", "python3-rich", "python3-simpleeval",
-    "python3-tomli-w", "python3-typer", "python3-docker", "python3-pytest", "python3-pytest-timeout", "python3-hypothesis",
+    "python3", *(f"python3-{name}" for name in REQUIRED), "python3-pytest", "python3-pytest-timeout", "python3-hypothesis",
 )  # fmt: skip
 # The main job in both shapes, cancel, the lead signal, requeue, an array, roles.
 SHORT = (
@@ -48,6 +53,8 @@ SHORT = (
     "tests/cluster/test_sweeps.py::test_one_array_then_only_the_failed_points_again",
     "tests/cluster/test_roles.py::test_roles_find_each_other_and_the_service_stops_when_the_main_one_has_ended[bubblewrap]",
 )
+# The oldest Python that the kit promises runs them in scripts/own_python.sh; here are the newest two.
+IMAGES = tuple(sorted(str(path.relative_to(REPO)) for path in (REPO / "tests/unit").glob("test_image_*.py")))
 _MAKE_S = 600.0
 _NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation=private")
 
@@ -56,7 +63,7 @@ def main() -> int:
     """pytest's own code; 0 with `--skip` where the root cannot be made, which is then said by name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("suite", choices=SUITES)
-    parser.add_argument("--short", action="store_true", help="seven tests instead of all of tests/cluster")
+    parser.add_argument("--short", action="store_true", help="seven tests of tests/cluster instead of all")
     parser.add_argument("--make", action="store_true", help="make the root, and run nothing")
     parser.add_argument("--skip", action="store_true", help="a root that cannot be made is no failure")
     asked, options = parser.parse_known_args()
@@ -69,7 +76,8 @@ def main() -> int:
         print(root)
         return 0
     named = [one for one in options if one.startswith("tests/")]
-    code = run(root, [*options, *([] if named else SHORT if asked.short else ["tests/cluster"])])
+    asked_for = [] if named else [*(["-m", "not slow", *SHORT] if asked.short else ["tests/cluster"]), *IMAGES]
+    code = run(root, [*options, *asked_for])
     print(f"matrix: {asked.suite}: {'passed' if code == 0 else f'FAILED with {code}'}", flush=True)
     return code
 
@@ -127,15 +135,15 @@ def run(root: Path, arguments: list[str]) -> int:
         metadata = Path(scratch) / f"slurm_kit-{version}.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: slurm-kit\nVersion: {version}\n")
-        # trixie's typer knows no Literal; the kit's own is pure Python, and so is what it needs.
-        for package in (typer, annotated_doc):
+        # trixie's typer knows no Literal; the kit's own is pure Python, and so are what it needs and pip.
+        for package in (typer, annotated_doc, pip):
             shutil.copytree(Path(package.__path__[0]), Path(scratch) / package.__name__)
         env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(Path.home()),
             "LANG": "C.UTF-8",
             "PYTHONPATH": f"{REPO}:{scratch}",
-            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPYCACHEPREFIX": "/tmp/pycache",
             **{name: os.environ[name] for name in ("XDG_DATA_HOME", "TERM") if name in os.environ},
         }
         # unshare takes no TERM while it waits, and would go on when this process is ended.
