@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,6 +12,7 @@ from kit.config.toml_file import Table, check_depth, too_deep
 from kit.errors import ConfigError, Fault
 from kit.spec.form import shown as shown_value
 from kit.spec.job import Job
+from kit.spec.set_by import LayerKind, SetBy
 from kit.validation import COMMAND_LINE, config_error, dotted
 
 Layer = tuple[Mapping[str, Any], str]
@@ -69,6 +70,26 @@ def merge_all(layers: Sequence[Layer]) -> Table:
     for layer, _ in layers:
         table = merge(table, layer)
     return table
+
+
+def leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value that is no table, by its key with dots: `{"a": {"b": 1}}` has `a.b`. Empty tables hold nothing."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def set_by(layers: Sequence[Layer], kinds: Sequence[tuple[LayerKind, str]]) -> tuple[SetBy, ...]:
+    """Which of the layers decides each key; those that decide none are left out. kinds: kind and name of each layer."""
+    decided = {key: place for place, (layer, _) in enumerate(layers) for key, _ in leaves(layer)}
+    found: list[list[str]] = [[] for _ in layers]
+    for key, _ in leaves(merge_all(layers)):
+        found[decided[key]].append(key)
+    return tuple(
+        SetBy(kind=kind, name=name, keys=tuple(keys)) for (kind, name), keys in zip(kinds, found, strict=True) if keys
+    )
 
 
 def merge_and_validate(layers: Sequence[Layer], overrides: Sequence[str], job_file: str) -> Job:

@@ -12,7 +12,7 @@ from typing import Any
 from kit import data_folders
 from kit.config import lookups
 from kit.config.extends import job_files
-from kit.config.layers import Layer, merge, merge_all, merge_and_validate, parse_overrides
+from kit.config.layers import Layer, merge, merge_all, merge_and_validate, parse_overrides, set_by
 from kit.config.toml_file import Table, load_model, load_toml, shown
 from kit.errors import ConfigError, Fault
 from kit.spec.cluster import Cluster
@@ -20,6 +20,7 @@ from kit.spec.form import shown as shown_value
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.mount import Mount
+from kit.spec.set_by import LayerKind, SetBy
 from kit.validation import COMMAND_LINE
 
 
@@ -27,7 +28,7 @@ from kit.validation import COMMAND_LINE
 class Resolved:
     """A job with all that it names, read and checked. asked: its [resources] as the user wrote them, without anybody's defaults.
 
-    asked_slurm: its [slurm], too.
+    asked_slurm: its [slurm], too. set_by: which layer decided each key.
     """
 
     job: Job
@@ -43,6 +44,7 @@ class Resolved:
     asked_slurm: Mapping[str, Any]
     # The user's batch template: name shown in errors, contents.
     template: tuple[str, str] | None = None
+    set_by: tuple[SetBy, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,23 @@ class Sources:
             asked=mine.get("resources", {}),
             asked_slurm=mine.get("slurm", {}),
             template=lookups.template(job, self._job_dir, file),
+            set_by=set_by(layers, self._kinds(layers, entry)),
         )
+
+    def _kinds(self, layers: Sequence[Layer], entry: data_folders.Entry) -> list[tuple[LayerKind, str]]:
+        """Kind and name of each of `_layers`."""
+        _, _, (qos, _), *above = layers
+        fixed: list[tuple[LayerKind, str]] = [
+            ("launcher", entry.name),
+            ("cluster", self.cluster.name),
+            ("qos", str(qos.get("qos", ""))),
+        ]
+        count = len(self.files)
+        return [
+            *fixed,
+            *(("file", name) for _, name in above[:count]),
+            *(("set" if name == COMMAND_LINE else "point", name) for _, name in above[count:]),
+        ]
 
     def _layers(self, point: Mapping[str, Any], label: str, entry: data_folders.Entry) -> list[Layer]:
         """Lowest first, each with the name that a fault in it gets."""

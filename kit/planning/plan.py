@@ -6,10 +6,10 @@ the Decisions. `kit render` prints a plan; `kit submit` writes the same plan and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import tomli_w
 
@@ -30,6 +30,7 @@ from kit.planning.steps import shell_checks, shell_step
 from kit.planning.unexpanded import unexpanded
 from kit.render import library_names, plain, program_names
 from kit.spec import log_pattern
+from kit.spec.base import Model
 from kit.spec.job import Job
 from kit.spec.paths import is_launchers
 from kit.spec.roles import filled
@@ -54,6 +55,9 @@ class Plan:
     shell_argv: a shell in the job's container, as a step of an allocation; `salloc_argv` makes one. shell_checks: steps before it.
     copies: folders to copy into the run folder, (source, name there). folders: those to make there.
     """
+
+    # The files that say what the run was made from; 'locks/' holds one for each image.
+    RECORDS: ClassVar[tuple[str, ...]] = ("job.toml", "cluster.toml", "launcher.toml", "locks/")
 
     decisions: Decisions
     files: tuple[PlanFile, ...]
@@ -105,6 +109,11 @@ class Plan:
     def world_sizes(self) -> dict[str, int]:
         """Role -> its world size; a job without roles has one, of 'train'."""
         return self.decisions.world_sizes
+
+    @property
+    def records(self) -> tuple[PlanFile, ...]:
+        """What the run is made from: job, cluster, launcher, and the locks of its images."""
+        return tuple(file for file in self.files if file.name.startswith(self.RECORDS))
 
     def text_of(self, name: str) -> str:
         """The text of one of the plan's files."""
@@ -163,10 +172,24 @@ def files(made: Decisions) -> tuple[PlanFile, ...]:
         *([PlanFile(name="once-lines.sh", text="".join(f"{n}\n" for n in once))] if once else []),
         *(file for placed in made.roles if placed.scripts == placed.name for file in _files_of(made, placed)),
         *(PlanFile(name=n, text=filled(t, run)) for n, t in made.extra.files.items()),
-        PlanFile(name="job.toml", text=tomli_w.dumps(made.job.model_dump(mode="json", exclude_none=True))),
+        *_records(made),
         *(PlanFile(name=name, text=plain(name), mode=0o755) for name in program_names()),
         *(PlanFile(name=name, text=plain(name)) for name in library_names()),
     )
+
+
+def _records(made: Decisions) -> Iterator[PlanFile]:
+    """What the run was made from, as it was: for `kit rerun` and whoever compares runs."""
+    yield PlanFile(name="job.toml", text=_toml(made.job))
+    yield PlanFile(name="cluster.toml", text=_toml(made.resolved.cluster))
+    yield PlanFile(name="launcher.toml", text=_toml(made.resolved.launcher))
+    for lock in (pin.lock for pin in made.pins.distinct):
+        if lock is not None:
+            yield PlanFile(name=f"locks/{lock.name}.lock", text=_toml(lock))
+
+
+def _toml(model: Model) -> str:
+    return tomli_w.dumps(model.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 def _files_of(made: Decisions, placed: RolePlacement) -> tuple[PlanFile, ...]:

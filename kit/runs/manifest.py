@@ -1,7 +1,11 @@
-"""manifest.json: what ran. Written at submit, completed with the job id; enough to say months later what this was."""
+"""manifest.json: what ran. Written at submit, completed with the job id; enough to say months later what this was.
+
+A key that an older kit did not write has a default, so that its runs are read like new ones.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +18,7 @@ from kit.errors import RunError, ToolError
 from kit.runs import atomic, prepared_data
 from kit.slurm.client import JobId
 from kit.spec.base import Model
+from kit.spec.set_by import SetBy
 from kit.spec.sweep import Value
 from kit.spec.world_sizes import PLAIN
 from kit.text import clean
@@ -78,6 +83,13 @@ class Manifest(Model):
     data: dict[str, str] = Field(
         default={}, description="Prepared data that --data of its arguments names -> its digest."
     )
+    set_by: tuple[SetBy, ...] = Field(
+        default=(), description="Which layer set each key of job.toml; a key of no layer has the kit's own value."
+    )
+    records: dict[str, str] = Field(
+        default={},
+        description="Files that say what the run was made from (job, cluster, launcher, locks of images) -> their sha256.",
+    )
     shell_argv: tuple[str, ...] = ()
     earlier_job_ids: tuple[int, ...] = Field(default=(), description="Jobs of this run before it was resumed.")
     job_id: int | None = None
@@ -106,6 +118,10 @@ class Manifest(Model):
         if self.job_id is None or self.array_task is None:
             return self.job_id
         return f"{self.job_id}_{self.array_task}"
+
+    def layer_of(self, key: str) -> SetBy | None:
+        """Who set a key of the resolved job, such as 'resources.nodes'; None: nobody, or a kit that did not record it."""
+        return next((one for one in self.set_by if key in one.keys), None)
 
     def write(self, path: Path, *, durable: bool = True) -> None:
         """Write atomically. durable: as atomic.write has it; False where one of many runs would wait for the disk."""
@@ -202,6 +218,8 @@ def of_plan(plan: Plan, where_from: Origin) -> Manifest:
         world_sizes=plan.world_sizes,
         seed=plan.job.seed or 0,
         data=prepared_data.digests(plan.decisions),
+        set_by=plan.decisions.resolved.set_by,
+        records={file.name: hashlib.sha256(file.text.encode()).hexdigest() for file in plan.records},
         job_file=str(where_from.job_file),
         argv=plan.argv,
         shell_argv=plan.shell_argv,

@@ -28,6 +28,21 @@ class RunPaths:
         return self.root / "job.toml"
 
     @property
+    def cluster(self) -> Path:
+        """The cluster's file as it was at submit."""
+        return self.root / "cluster.toml"
+
+    @property
+    def launcher(self) -> Path:
+        """The launcher's file as it was at submit."""
+        return self.root / "launcher.toml"
+
+    @property
+    def locks(self) -> Path:
+        """The lock of each image, as it was at submit: NAME.lock."""
+        return self.root / "locks"
+
+    @property
     def manifest(self) -> Path:
         """What ran: image digest, git commit, cluster, versions, argv, job id."""
         return self.root / "manifest.json"

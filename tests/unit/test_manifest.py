@@ -1,13 +1,26 @@
-"""What a manifest says of the job's git repository; git itself is asked."""
+"""What a manifest says: of the git repository (git itself is asked), of who set each key, and of what the run was made from."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from kit import shell
-from kit.runs.manifest import Git, git_state
+from kit import config, shell
+from kit.planning.plan import Plan
+from kit.runs import folder, manifest
+from kit.runs.manifest import Git, Manifest, git_state
+from kit.spec.cluster import Cluster
+from kit.spec.image import ImageLock
+from kit.spec.job import Job
+from kit.spec.launcher import Launcher
+from kit.spec.paths import RunPaths
+from kit.sweeps import prepare as sweeps
+from tests.support import plan_of, write_job
 
 
 @pytest.fixture
@@ -38,3 +51,96 @@ def test_commit_branch_and_what_is_dirty(repository: Path) -> None:
     assert git_state(repository) == Git(commit=commit, branch="main", dirty=True)
     git(repository, "checkout", "--quiet", "--detach", "--force")
     assert git_state(repository) == Git(commit=commit, branch="(detached)", dirty=False)
+
+
+CLUSTER = """
+default_qos = "short"
+[node]
+cpus = 8
+gpus = 2
+[qos.short]
+time = "00:10:00"
+account = "research"
+[defaults.slurm]
+partition = "cpu"
+[defaults.env]
+A = "of the cluster"
+B = "of the cluster"
+"""
+BASE = 'launcher = "ddp"\nargs = ["--epochs", "4"]\n[env]\nB = "of base.toml"\n[resources]\nnodes = 2\n'
+JOB = 'extends = "base.toml"\nname = "d"\nimage = "train-cpu"\n[container]\nruntime = "bubblewrap"\n'
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Plan:
+    """The plan of a job with a key of every layer."""
+    job = write_job(tmp_path, JOB)
+    (tmp_path / "base.toml").write_text(BASE)
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "here.toml").write_text(CLUSTER)
+    return plan_of(job, cluster="here", overrides=("resources.nodes=1", "env.C=3"))
+
+
+def record_of(made: Plan) -> Manifest:
+    return manifest.of(made, job_file=Path("job.toml"), user="ada", now=datetime.now(UTC), slurm_version="22.05")
+
+
+def test_who_set_each_key(made: Plan) -> None:
+    """The layer that decides, not one that another overrides; what nobody set is the kit's own."""
+    record = record_of(made)
+    said = {key: Path(str(record.layer_of(key))).name for one in record.set_by for key in one.keys}
+    assert said.pop("env.TORCH_NCCL_ASYNC_ERROR_HANDLING") == "launcher ddp"
+    assert said == {
+        "env.A": "cluster here",
+        "slurm.partition": "cluster here",
+        "qos": "qos short",
+        "slurm.account": "qos short",
+        "slurm.qos": "qos short",
+        "resources.time": "qos short",
+        "launcher": "base.toml",
+        "args": "base.toml",
+        "env.B": "base.toml",
+        "name": "job.toml",
+        "image": "job.toml",
+        "container.runtime": "job.toml",
+        "resources.nodes": "--set",
+        "env.C": "--set",
+    }
+    assert record.layer_of("seed") is None
+    assert tomllib.loads(made.text_of("job.toml"))["resources"]["nodes"] == 1
+
+
+def test_values_of_a_point_are_a_layer(tmp_path: Path) -> None:
+    job = write_job(
+        tmp_path, 'name = "s"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n[sweep.grid]\nseed = [1, 2]\n'
+    )
+    prepared = sweeps.prepare(job, cluster="local", overrides=[], containers=False)
+    resolved = prepared.planned(prepared.points[0]).resolved
+    (layer,) = (one for one in resolved.set_by if one.kind == "point")
+    assert layer.keys == ("seed",)
+    assert layer.name.endswith("job.toml [sweep]")
+
+
+def test_a_run_folder_holds_what_it_was_made_from(made: Plan, tmp_path: Path) -> None:
+    """Lock, cluster and launcher as they were: a month later, the project's own files are others."""
+    run = tmp_path / "run"
+    run.mkdir()
+    record = record_of(made)
+    folder.write_files(made, run)
+    paths = RunPaths(run)
+    assert set(record.records) == {"job.toml", "cluster.toml", "launcher.toml", "locks/train-cpu.lock"}
+    for name, digest in record.records.items():
+        assert hashlib.sha256((run / name).read_bytes()).hexdigest() == digest
+    decided = made.decisions
+    assert config.load_model(paths.locks / "train-cpu.lock", ImageLock) == decided.pin.lock
+    assert config.load_model(paths.cluster, Cluster) == decided.resolved.cluster
+    assert config.load_model(paths.launcher, Launcher) == decided.resolved.launcher
+    assert config.load_model(paths.job, Job) == made.job
+
+
+def test_a_manifest_without_these_records_is_read(made: Plan, tmp_path: Path) -> None:
+    table = json.loads(record_of(made).model_dump_json())
+    del table["set_by"], table["records"]
+    (tmp_path / "manifest.json").write_text(json.dumps(table))
+    old = manifest.read(tmp_path / "manifest.json")
+    assert (old.set_by, old.records, old.layer_of("args")) == ((), {}, None)

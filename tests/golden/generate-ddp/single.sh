@@ -603,6 +603,121 @@ tensorboard = false
 
 [stages]
 KIT_FILE
+    unpack 644 cluster.toml <<'KIT_FILE'
+description = "InfiniBand, 8-GPU nodes, QOS table"
+embedded = false
+default_qos = "normal"
+mounts = "infiniband"
+setup = []
+max_array = 1001
+
+[node]
+cpus = 96
+gpus = 8
+memory = "960G"
+gres = "gres:gpu"
+
+[container]
+runtime = "pyxis"
+
+[qos.normal]
+account = "research"
+partition = "gpu"
+memory = "900G"
+cpus_per_node = 96
+time = "2-00:00:00"
+max_nodes = 32
+
+[qos.high]
+account = "research-high"
+partition = "gpu"
+memory = "900G"
+cpus_per_node = 96
+time = "12:00:00"
+max_nodes = 64
+
+[qos.debug]
+account = "research"
+partition = "debug"
+memory = "450G"
+cpus_per_node = 48
+time = "00:30:00"
+max_nodes = 2
+
+[paths]
+runs = "/lustre/{user}/runs"
+store = "/lustre/shared/images"
+cache = "/local/kit-{user}"
+
+[store]
+signers = []
+
+[network]
+NCCL_IB_DISABLE = "0"
+NCCL_NET_GDR_LEVEL = "PHB"
+NCCL_DEBUG = "WARN"
+
+[defaults]
+KIT_FILE
+    unpack 644 launcher.toml <<'KIT_FILE'
+description = "TorchTitan's train module, as one training or as torchft replica groups"
+shapes = [
+    "torchrun",
+    "replicas",
+]
+script = "run.py"
+framework = "torchtitan"
+requires = []
+
+[programs]
+
+[fits]
+
+[defaults.env]
+TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
+KIT_FILE
+    unpack 644 locks/train-cpu.lock <<'KIT_FILE'
+schema = 1
+name = "train-cpu"
+sha256 = "c0ffee0000000000000000000000000000000000000000000000000000000000"
+size = 4096
+source = "build"
+inputs = "1111111111111111111111111111111111111111111111111111111111111111"
+reproducible = true
+notes = []
+
+[base]
+kind = "bootstrap"
+reference = "bookworm"
+digest = "sha256:2222222222222222222222222222222222222222222222222222222222222222"
+
+[squash]
+compressor = "zstd"
+block = "128K"
+memory = "64M"
+
+[config]
+workdir = "/"
+entrypoint = []
+cmd = []
+volumes = []
+
+[config.env]
+PATH = "/usr/bin"
+
+[config.labels]
+
+[tools]
+kit = "0.1.0"
+mksquashfs = "4.5.1"
+engine = ""
+image_id = ""
+
+[packages.apt]
+
+[packages.pip]
+torch = "2.13.0"
+KIT_FILE
     unpack 755 bin/all_reduce.py <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/bubblewrap.sh <<'KIT_FILE'

@@ -824,6 +824,105 @@ restarts = 3
 
 [stages]
 KIT_FILE
+    unpack 644 cluster.toml <<'KIT_FILE'
+description = "Enroot/Pyxis pod, remapped root, per-user scratch"
+embedded = false
+mounts = "pod"
+setup = []
+max_array = 1001
+
+[node]
+cpus = 128
+gpus = 8
+memory = "2000G"
+gres = "gpus-per-node"
+
+[container]
+runtime = "pyxis"
+
+[qos]
+
+[paths]
+runs = "/scratch/{user}/runs"
+store = "/scratch/shared/images"
+cache = "/tmp/kit-{user}"
+
+[store]
+signers = []
+
+[network]
+NCCL_DEBUG = "WARN"
+TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
+
+[defaults.slurm]
+partition = "batch"
+
+[defaults.resources]
+time = "04:00:00"
+
+[defaults.container]
+remap_root = true
+mount_home = false
+KIT_FILE
+    unpack 644 launcher.toml <<'KIT_FILE'
+description = "TorchTitan's train module, as one training or as torchft replica groups"
+shapes = [
+    "torchrun",
+    "replicas",
+]
+script = "run.py"
+framework = "torchtitan"
+requires = []
+
+[programs]
+
+[fits]
+
+[defaults.env]
+TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
+KIT_FILE
+    unpack 644 locks/train-cpu.lock <<'KIT_FILE'
+schema = 1
+name = "train-cpu"
+sha256 = "c0ffee0000000000000000000000000000000000000000000000000000000000"
+size = 4096
+source = "build"
+inputs = "1111111111111111111111111111111111111111111111111111111111111111"
+reproducible = true
+notes = []
+
+[base]
+kind = "bootstrap"
+reference = "bookworm"
+digest = "sha256:2222222222222222222222222222222222222222222222222222222222222222"
+
+[squash]
+compressor = "zstd"
+block = "128K"
+memory = "64M"
+
+[config]
+workdir = "/"
+entrypoint = []
+cmd = []
+volumes = []
+
+[config.env]
+PATH = "/usr/bin"
+
+[config.labels]
+
+[tools]
+kit = "0.1.0"
+mksquashfs = "4.5.1"
+engine = ""
+image_id = ""
+
+[packages.apt]
+
+[packages.pip]
+torch = "2.13.0"
+KIT_FILE
     unpack 755 bin/all_reduce.py <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/bubblewrap.sh <<'KIT_FILE'

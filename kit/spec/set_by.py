@@ -1,0 +1,25 @@
+"""Which layer of configuration set each key of a job: kept with the run, for whoever runs it again or compares it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from kit.spec.base import Model
+
+LayerKind = Literal["launcher", "cluster", "qos", "file", "set", "point"]
+
+# What the user asked for, whatever the cluster: the job's files, the command line, the values of a point or stage.
+USERS: frozenset[LayerKind] = frozenset({"file", "set", "point"})
+
+
+class SetBy(Model):
+    """The keys of the resolved job that one layer decided: no layer above it has them."""
+
+    kind: LayerKind
+    name: str = Field(description="The launcher, cluster, QOS row or file; '--set'; the point or stage.")
+    keys: tuple[str, ...] = Field(description="With dots: resources.nodes.")
+
+    def __str__(self) -> str:
+        return self.name if self.kind in USERS else f"{self.kind} {self.name}"
