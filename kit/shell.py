@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kit.errors import ToolError
+from kit.errors import KitError, ToolError
 
 Argv = Sequence[str]
 
@@ -49,6 +49,11 @@ def which(name: str, *, path: str | None = None) -> str | None:
     """Absolute path of a program, looked for in PATH and in the sbin folders that an ordinary user's PATH lacks."""
     search = path if path is not None else os.environ.get("PATH", os.defpath)
     return shutil.which(name, path=os.pathsep.join([search, "/usr/local/sbin", "/usr/sbin", "/sbin"]))
+
+
+def which_in(folder: str, name: str) -> str | None:
+    """Absolute path of a program of this very folder."""
+    return shutil.which(name, path=folder)
 
 
 def require(name: str, *, hint: str) -> str:
@@ -100,19 +105,55 @@ def run(
     return done
 
 
-def lines(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yield stdout and stderr, merged, line by line as they come; ToolError at the end when the code is not 0."""
-    process = _popen(argv, cwd=cwd, env=env, stderr=subprocess.STDOUT)
+def lines(
+    argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None = None, chunks: Iterable[bytes] = ()
+) -> Iterator[str]:
+    """Yield stdout and stderr, merged, line by line as they come; ToolError at the end when the code is not 0.
+
+    chunks: its standard input. What reading them raises ends the program and is raised here.
+    """
+    stdin = subprocess.PIPE if chunks else subprocess.DEVNULL
+    process = _popen(argv, cwd=cwd, env=env, stdin=stdin, stderr=subprocess.STDOUT)
     tail: list[str] = []
     with _owned(process):
         assert process.stdout is not None
+        feeder = _Feeder(process, chunks)
+        feeder.start()
         for raw in process.stdout:
             line = raw.decode(errors="replace").rstrip("\n")
             tail = [*tail[-19:], line]
             yield line
         code = process.wait()
+        feeder.join()
+    if feeder.error is not None:
+        raise feeder.error
     if code != 0:
         raise failed(Completed(argv=tuple(argv), returncode=code, stdout="", stderr="\n".join(tail)))
+
+
+class _Feeder(threading.Thread):
+    """Writes a program's input while this process reads its output. error: what reading the input raised."""
+
+    def __init__(self, process: subprocess.Popen[bytes], chunks: Iterable[bytes]) -> None:
+        super().__init__(daemon=True)
+        self._process, self._chunks = process, chunks
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        sink = self._process.stdin
+        if sink is None:
+            return
+        # A program that ends before its input does has its own message.
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            try:
+                for chunk in self._chunks:
+                    sink.write(chunk)
+            except (KitError, OSError) as error:
+                if isinstance(error, BrokenPipeError):
+                    raise
+                self.error = error
+                _end_group(self._process)
+            sink.close()
 
 
 @contextlib.contextmanager

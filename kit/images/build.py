@@ -13,6 +13,7 @@ from kit.config import load_model
 from kit.errors import EngineError, ImageError, LockError
 from kit.images import (
     base,
+    buildkit,
     context,
     dockerfile,
     edits,
@@ -61,7 +62,7 @@ class _BuildFolder:
     spec: ImageSpec
     files: tuple[context.ContextFile, ...]
     other: tuple[ImageLock, Path] | None  # the image that it stands on: its lock and its .sqsh
-    steps: tuple[dockerfile.Instruction, ...]
+    needs: dockerfile.Dockerfile
 
 
 def build(order: BuildOrder, report: Report) -> publish.Outcome:
@@ -101,8 +102,7 @@ def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, publish.Targ
     files = context.scan(entry.folder)
     notes = ["the build had a network: another build may give other bytes"] if spec.build.network != "none" else []
     needs = dockerfile.read(entry.folder / "Dockerfile", target=spec.build.target)
-    if needs.buildkit is not None:
-        raise _needs_buildkit(entry.folder / "Dockerfile", needs.buildkit)
+    buildkit.agree(entry.path, entry.folder / "Dockerfile", needs, spec.build)
     notes += [
         f"the Dockerfile takes {image} without a digest: another build may take another image"
         for image in needs.unpinned
@@ -118,19 +118,7 @@ def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, publish.Targ
         relock=order.relock,
         notes=tuple(notes),
     )
-    return _BuildFolder(path=entry.folder, spec=spec, files=files, other=other, steps=needs.steps), target
-
-
-def _needs_buildkit(file: Path, one: dockerfile.Instruction) -> ImageError:
-    what, instead = ("a here-document", "write the lines as one RUN, joined with && and a backslash")
-    if not one.heredoc:
-        what, instead = (
-            "RUN --mount",
-            "packages come from wheels/, which needs no cache; a secret belongs in the job, not in the image",
-        )
-    return ImageError(
-        f"{file}: line {one.line}: {what} needs BuildKit, and the kit builds with the classic builder", hint=instead
-    )
+    return _BuildFolder(path=entry.folder, spec=spec, files=files, other=other, needs=needs), target
 
 
 def _other(order: BuildOrder, spec: ImageSpec) -> tuple[ImageLock, Path] | None:
@@ -155,7 +143,7 @@ def _engine(folder: _BuildFolder, report: Report) -> Engine | None:
     try:
         return connect()
     except EngineError as error:
-        why = engineless.why_not(folder.spec, folder.steps)
+        why = engineless.why_not(folder.spec, folder.needs.steps)
         if why:
             raise EngineError(error.message, hint=f"{error.hint}; {why}") from None
         report.warn(f"{error.message}: building without one, by bubblewrap")
@@ -174,7 +162,7 @@ def _content(
     locked, sqsh = folder.other
     files = context.with_wheels(folder.files, _packages(order, folder, report))
     report.stage("unpacking the base and running the Dockerfile's steps in it, network: none")
-    with engineless.built(sqsh, locked.config, folder.steps, files, work, on_line=report.line) as (root, config):
+    with engineless.built(sqsh, locked.config, folder.needs.steps, files, work, on_line=report.line) as (root, config):
         yield publish.Content(
             ways=engineless.ways(root),
             size=0,
@@ -197,6 +185,11 @@ def _packages(order: BuildOrder, folder: _BuildFolder, report: Report) -> tuple[
 
 def _by_engine(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: Report) -> publish.Content:
     spec = folder.spec
+    held = None
+    if folder.needs.buildkit is not None:
+        version = "Podman" if engine.podman else engine.version
+        toml, dockerfile_ = folder.path / "image.toml", folder.path / "Dockerfile"
+        held = buildkit.session(toml, dockerfile_, folder.needs, spec.build, version)
     report.stage("making the base ready")
     ready = base.ready(
         engine,
@@ -208,17 +201,26 @@ def _by_engine(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Pa
         other=folder.other,
     )
     packages = _packages(order, folder, report)
-    report.stage(f"building with the engine (Docker {engine.version}), network: {spec.build.network}")
+    how = f"{'BuildKit of ' if held else ''}the engine (Docker {engine.version})"
+    report.stage(f"building with {how}, network: {spec.build.network}")
     tag = f"kit-image/{order.name}:latest"
+    sent = context.stream(folder.files, packages)
     with engine_session.hold(engine, ready.reference, spec.build) as marked:
-        image_id = engine.build(
-            context.stream(folder.files, packages),
-            tag=tag,
-            base=marked,
-            options=spec.build,
-            no_cache=order.fresh,
-            on_line=report.line,
-        )
+        if held is None:
+            image_id = engine.build(
+                sent, tag=tag, base=marked, options=spec.build, no_cache=order.fresh, on_line=report.line
+            )
+        else:
+            image_id = buildkit.build(
+                held,
+                sent,
+                tag=tag,
+                base=engine_session.named(engine, marked),
+                options=spec.build,
+                no_cache=order.fresh,
+                work=work,
+                on_line=report.line,
+            )
     image = engine.inspect(image_id or tag)
     assert image is not None, "an image that was just built"
     labels = {name: value for name, value in image.config.labels.items() if name != _PODMAN}

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import ImageError
 
 _BASE = frozenset({"${BASE}", "$BASE"})
+# Flags that the classic builder does not know (Docker's Dockerfile reference, "Dockerfile frontend syntaxes").
+_MODERN = {
+    "RUN": ("mount", "network", "security"),
+    "COPY": ("chmod", "exclude", "link", "parents"),
+    "ADD": ("checksum", "chmod", "exclude", "keep-git-dir", "link", "unpack"),
+}
 _HEREDOC = re.compile(r"<<-?\s*[\"']?([A-Za-z_][A-Za-z0-9_]*)[\"']?")
 
 
@@ -25,12 +31,17 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Dockerfile:
-    """buildkit: the first instruction that only BuildKit understands. unpinned: images that are named without a
-    digest. steps: all instructions."""
+    """buildkit: the first instruction that only BuildKit understands. heredoc: the first with a here-document. unpinned: images
+    that are named without a digest. steps: all instructions. syntax: the frontend that a `# syntax=` line names; BuildKit
+    fetches it, the classic builder does not read the line. secrets: the first instruction that mounts each secret, by its id.
+    """
 
     buildkit: Instruction | None
+    heredoc: Instruction | None
     unpinned: tuple[str, ...]
     steps: tuple[Instruction, ...]
+    syntax: str
+    secrets: Mapping[str, Instruction]
 
 
 def read(path: Path, *, target: str | None) -> Dockerfile:
@@ -46,13 +57,51 @@ def read(path: Path, *, target: str | None) -> Dockerfile:
     own = names | {"scratch"}
     other = [image for _, _, image in stages if image not in _BASE and image.lower() not in own]
     other += [source for i in found if i.word == "COPY" and (source := _copied_from(i)) and source not in names]
+    syntax = _syntax(text)
+    buildkit = next((i for i in found if i.heredoc or modern_flag(i)), None)
+    if syntax and buildkit:
+        other.append(syntax)
     return Dockerfile(
         steps=tuple(found),
-        buildkit=next(
-            (i for i in found if i.heredoc or (i.word == "RUN" and re.match(r"(--\w+\S*\s+)*--mount", i.rest))), None
-        ),
+        buildkit=buildkit,
+        heredoc=next((i for i in found if i.heredoc), None),
+        syntax=syntax,
+        secrets=_secrets(found),
         unpinned=tuple(dict.fromkeys(image for image in other if "@sha256:" not in image and not image.isdecimal())),
     )
+
+
+def modern_flag(one: Instruction) -> str:
+    """The first flag of the instruction that only BuildKit knows, as `--mount`; empty without one."""
+    flags = re.match(r"(?:--\S+\s+)*", one.rest)
+    for flag in (flags[0] if flags else "").split():
+        name = flag.removeprefix("--").partition("=")[0]
+        if name in _MODERN.get(one.word, ()):
+            return f"--{name}"
+    return ""
+
+
+def _secrets(found: list[Instruction]) -> dict[str, Instruction]:
+    """Without an id, a secret is named by the file that it becomes (Dockerfile reference, "RUN --mount=type=secret")."""
+    mounted: dict[str, Instruction] = {}
+    for one in found:
+        for mount in re.findall(r"--mount=(\S+)", one.rest) if one.word == "RUN" else ():
+            options = dict(part.partition("=")[::2] for part in mount.split(","))
+            if options.get("type") == "secret":
+                target = options.get("target") or options.get("dst") or options.get("destination") or ""
+                mounted.setdefault(options.get("id") or Path(target).name, one)
+    return mounted
+
+
+def _syntax(text: str) -> str:
+    """A parser directive: only among the comments that the file begins with."""
+    for line in text.splitlines():
+        directive = re.match(r"#\s*(\w+)\s*=\s*(\S+)\s*$", line.strip())
+        if directive is None:
+            return ""
+        if directive[1].lower() == "syntax":
+            return directive[2]
+    return ""
 
 
 def instructions(text: str) -> Iterator[Instruction]:

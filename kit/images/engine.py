@@ -57,9 +57,10 @@ class OwnedContainer:
 class Engine:
     """An engine that answers. Every method raises EngineError when it stops to, ImageError when it refuses."""
 
-    def __init__(self, client: APIClient, version: str) -> None:
+    def __init__(self, client: APIClient, version: str, *, podman: bool = False) -> None:
         self._client = client
         self.version = version
+        self.podman = podman
 
     def inspect(self, reference: str) -> EngineImage | None:
         """The image, or None when the engine does not hold it."""
@@ -201,6 +202,12 @@ class Engine:
         with _faults("remove an image"), contextlib.suppress(APIError):
             self._client.remove_image(image)
 
+    def tag(self, image: str, reference: str) -> None:
+        """Give an image one more name."""
+        repository, _, tag = reference.rpartition(":")
+        with _faults(f"tag {reference}"):
+            self._client.tag(image, repository, tag)
+
     def remove(self, reference: str) -> None:
         """Remove a tag, and the image with its last one; nothing happens when there is none."""
         from docker.errors import ImageNotFound
@@ -217,7 +224,9 @@ def connect() -> Engine:
 
     try:
         client = APIClient(**kwargs_from_env(), version="auto", timeout=_SILENCE_S)
-        return Engine(client, str(client.version()["Version"]))
+        said = client.version()
+        parts = [str(part.get("Name")) for part in said.get("Components") or ()]
+        return Engine(client, str(said["Version"]), podman=any("Podman" in part for part in parts))
     except DockerException as error:
         place = os.environ.get("DOCKER_HOST", "the local socket")
         if "Permission denied" in str(error) or "PermissionError" in str(error):

@@ -38,6 +38,16 @@ def hold(engine: Engine, base: str, options: Build) -> Iterator[str]:
             tidy(engine)
 
 
+def named(engine: Engine, marked: str) -> str:
+    """A tag for a marked base: BuildKit looks for an id in a registry, and for a tag in the engine first.
+
+    There is one for each base, as there is one for the base itself.
+    """
+    reference = f"kit-base/marked:{marked.removeprefix('sha256:')[:32]}"
+    engine.tag(marked, reference)
+    return reference
+
+
 def tidy(engine: Engine) -> None:
     """Remove containers of processes that are gone and, when no other builder is at work, images that nothing needs."""
     loose = (

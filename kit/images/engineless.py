@@ -51,8 +51,8 @@ def why_not(spec: ImageSpec, steps: Iterable[Instruction]) -> str:
     if spec.base.image is None:
         return "only an image that stands on another one ([base] image) can be built without an engine"
     build = spec.build
-    if build.args or build.target or build.platform or build.network != "none":
-        return "[build] args, target, platform and network need an engine"
+    if build.args or build.secrets or build.target or build.platform or build.network != "none":
+        return "[build] args, secrets, target, platform and network need an engine"
     if shell.which("bwrap") is None:
         return "bubblewrap builds a plain image without one: apt-get install bubblewrap"
     for one in steps:

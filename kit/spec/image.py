@@ -142,6 +142,33 @@ class PythonPackages(Model):
     )
 
 
+# What `docker build --secret id=` takes; a comma would end the id.
+SecretId = Annotated[
+    str,
+    Form(
+        pattern=r"[A-Za-z0-9_.-]+",
+        what="the id of a secret",
+        how="letters, digits and _ . -, as RUN --mount=type=secret,id= names it",
+        example="pip-token",
+        nearest=lambda text: re.sub(r"[^A-Za-z0-9_.-]+", "-", text),
+    ),
+]
+
+
+class BuildSecret(Model):
+    """Where a secret of a build comes from: exactly one of the two."""
+
+    env: EnvName | None = Field(default=None, description="A variable of the user who builds.", examples=["PIP_TOKEN"])
+    file: Text | None = Field(default=None, description="A file on the machine that builds.", examples=["~/.netrc"])
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.env is None) == (self.file is None):
+            problem = "a secret comes from one place: a variable (env) or a file"
+            raise Invalid(problem, write="PIP_TOKEN", at=("env",))
+        return self
+
+
 class Build(Model):
     """What `docker build` is told."""
 
@@ -151,6 +178,10 @@ class Build(Model):
     network: Literal["none", "default", "host"] = Field(
         default="none",
         description="Network of RUN lines. Anything but none may give other bytes next time, and the lock records it.",
+    )
+    secrets: dict[SecretId, BuildSecret] = Field(
+        default={},
+        description="What RUN --mount=type=secret,id=ID finds in /run/secrets/ID while it runs. Needs BuildKit; no layer holds it.",
     )
 
 

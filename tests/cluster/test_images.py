@@ -197,16 +197,6 @@ def test_an_image_stands_on_the_locked_bytes_of_another(lab: ImageLab, engine: e
         engine.remove(image.tags[0])
 
 
-@pytest.mark.parametrize(
-    ("step", "said"),
-    [("RUN <<EOF\ntrue\nEOF", "here-document"), ("RUN --mount=type=cache,target=/x true", "RUN --mount")],
-)
-def test_what_needs_buildkit_is_said_before_the_build(lab: ImageLab, step: str, said: str) -> None:
-    lab.write(f"ARG BASE\nFROM ${{BASE}}\n{step}\n")
-    with pytest.raises(ImageError, match=f"line 3: .*{said}.* needs BuildKit"):
-        lab.build()
-
-
 def test_a_dockerfile_that_leaves_the_base_out_is_refused(lab: ImageLab) -> None:
     lab.write("FROM debian:12\n")
     with pytest.raises(ImageError, match="line 1: FROM debian:12"):

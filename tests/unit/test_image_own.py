@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.errors import ImageError, LockError, UsageError
-from kit.images import difference, dockerfile, engineless, importing, pins, publish, scaffold, sqsh_tar
+from kit.errors import ConfigError, ImageError, LockError, UsageError
+from kit.images import buildkit, difference, dockerfile, engineless, importing, pins, publish, scaffold, sqsh_tar
 from kit.images.progress import Silent
-from kit.spec.image import ImageConfig, ImageSpec, PythonPackages
+from kit.spec.image import Build, BuildSecret, ImageConfig, ImageSpec, PythonPackages
 from tests.cluster import image_corpus as corpus
 
 
@@ -71,10 +71,14 @@ def test_what_only_buildkit_understands_and_what_has_no_digest_is_found(tmp_path
         "RUN --mount=type=cache,target=/x true",
         "RUN --network=none --mount=type=secret,id=x true",
         "RUN <<E\nx\nE",
+        "COPY --chown=1:1 --chmod=644 x /x",
+        "ADD --checksum=sha256:0 https://reg/x /x",
     ):
         found = read(tmp_path, base + rest).buildkit
         assert found is not None
         assert found.line == 3
+    for rest in ("RUN --mounted", "RUN echo --mount=x", "COPY --chown=1:1 x /--chmod"):
+        assert read(tmp_path, base + rest).buildkit is None
     pinned = f"reg/x@sha256:{'0' * 64}"
     text = f"ARG BASE\nFROM golang AS go\nFROM ${{BASE}}\nCOPY --from=go / /\nCOPY --from=uv:1 / /\nCOPY --from={pinned} / /\n"
     assert read(tmp_path, text).unpinned == ("golang", "uv:1")
@@ -196,3 +200,28 @@ def test_capabilities_that_would_be_lost_are_said(tmp_path: Path) -> None:
 def test_a_configuration_becomes_instructions() -> None:
     config = ImageConfig(env={"A": 'q"u$o\\t', "N": "a\nb"}, workdir="/w", cmd=("a b",), labels={"l": "x"})
     assert sqsh_tar.changes(config) == ['ENV A="q\\"u\\$o\\\\t"', 'LABEL "l"="x"', "WORKDIR /w", 'CMD ["a b"]']
+
+
+def test_a_frontend_is_fetched_only_for_buildkit(tmp_path: Path) -> None:
+    directive = "# syntax=docker/dockerfile:1\n"
+    plain = read(tmp_path, directive + "ARG BASE\nFROM ${BASE}\n")
+    assert (plain.syntax, plain.unpinned) == ("docker/dockerfile:1", ())
+    assert read(tmp_path, directive + "ARG BASE\nFROM ${BASE}\nRUN <<E\nx\nE\n").unpinned == ("docker/dockerfile:1",)
+    assert read(tmp_path, "ARG BASE\n" + directive + "FROM ${BASE}\n").syntax == ""
+
+
+def test_secrets_are_found_by_id_or_by_the_file_that_they_become(tmp_path: Path) -> None:
+    steps = "RUN --mount=type=secret,id=a,required --mount=type=cache,target=/x true\n"
+    steps += "RUN --mount=type=secret,target=/root/.netrc true"
+    found = read(tmp_path, f"ARG BASE\nFROM ${{BASE}}\n{steps}\n").secrets
+    assert {name: one.line for name, one in found.items()} == {"a": 3, ".netrc": 4}
+
+
+def test_image_and_dockerfile_name_the_same_secrets(tmp_path: Path) -> None:
+    toml = tmp_path / "image.toml"
+    needs = read(tmp_path, "ARG BASE\nFROM ${BASE}\nRUN --mount=type=secret,id=a true\n")
+    with pytest.raises(ImageError, match=r"line 3: image\.toml names no secret a"):
+        buildkit.agree(toml, tmp_path / "Dockerfile", needs, Build())
+    two = Build(secrets={name: BuildSecret(env="A") for name in "ab"})
+    with pytest.raises(ConfigError, match=r"build\.secrets\.b: no step of the Dockerfile uses it"):
+        buildkit.agree(toml, tmp_path / "Dockerfile", needs, two)
