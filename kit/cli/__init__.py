@@ -40,6 +40,7 @@ GROUPS = {
         "runs": "runs.runs",
         "status": "runs.status",
         "why": "why.why",
+        "diff": "diff.diff",
         "top": "top.top",
         "logs": "logs.logs",
         "results": "results.results",

@@ -19,6 +19,7 @@ HELP_LINES = {
     "status": "Show one run: state, nodes, exit code, image, files, last reported step; of replica groups the last quorum.",
     "logs": "Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out.",
     "why": "Explain how a run ended, or why it waits, and what to do next.",
+    "diff": "Show why two runs differ, the most telling first: outcome, metrics, keys, code, image, nodes.",
     "top": "Show what each rank of a run does: step, phase, step time, and which rank the others wait for.",
     "results": "Gather the metrics of a sweep's points into one table, the best first.",
     "cancel": "Cancel runs, or all points of sweeps: ranks are asked to save and end. A second time, Slurm ends all at once.",
@@ -40,5 +41,5 @@ HELP_LINES = {
     "prepare-data": "Tokenize text once, for all runs that train on it: kit prepare-data SRC… DST.",
     "generate": "Make one sbatch file that holds a whole run: DDP, or torchft replica groups within nodes or over several.",
     "template": "The template of the batch script.",
-    "schema": "Print the JSON Schema of a TOML file, for editors that complete and check as you type; or of metrics.jsonl.",
+    "schema": "Print a JSON Schema: of a TOML file, for editors that check as you type; of metrics.jsonl; of `kit diff --json`.",
 }

@@ -16,7 +16,7 @@ def schema(
     noun: Annotated[
         str,
         typer.Argument(
-            help="job, cluster, mounts, launcher, image, table, or metrics; 'all' with -o writes every one.",
+            help="job, cluster, mounts, launcher, image, table, metrics, or comparison; 'all' with -o writes every one.",
             autocompletion=completion.schemas,
         ),
     ] = "job",
@@ -24,7 +24,7 @@ def schema(
         Path | None, typer.Option("--output", "-o", help="A folder to write <noun>.schema.json to.")
     ] = None,
 ) -> None:
-    """Print the JSON Schema of a TOML file, for editors that complete and check as you type; or of metrics.jsonl."""
+    """Print a JSON Schema: of a TOML file, for editors that check as you type; of metrics.jsonl; of `kit diff --json`."""
     from kit.errors import UsageError, did_you_mean
     from kit.spec import schemas
 

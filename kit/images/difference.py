@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -37,16 +38,16 @@ def between(first: Path, second: Path) -> Difference:
     config, other = sqshfile.config(first), sqshfile.config(second)
     kinds = (("apt", before.apt, after.apt), ("pip", before.pip, after.pip))
     return Difference(
-        packages=tuple(line for kind, a, b in kinds for line in _lines(a, b, prefix=f"{kind}:")),
+        packages=tuple(line for kind, a, b in kinds for line in lines(a, b, prefix=f"{kind}:")),
         files=files(first, second),
-        environment=_lines(config.env, other.env),
-        configuration=_lines(_rest(config), _rest(other)),
+        environment=lines(config.env, other.env),
+        configuration=lines(_rest(config), _rest(other)),
     )
 
 
 def files(first: Path, second: Path) -> tuple[str, ...]:
     """The paths that differ in type, mode, time, target or content."""
-    return _lines(_facts(first), _facts(second), values=False)
+    return lines(_facts(first), _facts(second), values=False)
 
 
 def find(name: str, *, project: Path, store_dir: Path) -> Path:
@@ -69,16 +70,17 @@ def find(name: str, *, project: Path, store_dir: Path) -> Path:
     return held[0]
 
 
-def _lines(a: dict[str, str], b: dict[str, str], *, prefix: str = "", values: bool = True) -> tuple[str, ...]:
-    lines = []
+def lines(a: Mapping[str, str], b: Mapping[str, str], *, prefix: str = "", values: bool = True) -> tuple[str, ...]:
+    """The names that are not in both with the same value, sorted, as `Difference` has them. values: whether they are shown."""
+    found = []
     for key in sorted({*a, *b}):
         if key not in b:
-            lines.append(f"- {prefix}{key}" + (f" {a[key]}" if values else ""))
+            found.append(f"- {prefix}{key}" + (f" {a[key]}" if values else ""))
         elif key not in a:
-            lines.append(f"+ {prefix}{key}" + (f" {b[key]}" if values else ""))
+            found.append(f"+ {prefix}{key}" + (f" {b[key]}" if values else ""))
         elif a[key] != b[key]:
-            lines.append(f"~ {prefix}{key}" + (f" {a[key]} -> {b[key]}" if values else ""))
-    return tuple(lines)
+            found.append(f"~ {prefix}{key}" + (f" {a[key]} -> {b[key]}" if values else ""))
+    return tuple(found)
 
 
 def _rest(config: ImageConfig) -> dict[str, str]:

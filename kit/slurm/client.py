@@ -121,6 +121,18 @@ def scripts(*, env: Mapping[str, str]) -> dict[str, int]:
     return found
 
 
+def hostnames(nodes: str, *, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The nodes of Slurm's short form: `n[1-3]` is n1, n2, n3. The form as it is where scontrol cannot be asked."""
+    if not nodes:
+        return ()
+    if "[" not in nodes:
+        return tuple(nodes.split(","))
+    try:
+        return tuple(shell.run(["scontrol", "show", "hostnames", nodes], env=env, timeout=_SHORT_S).stdout.split())
+    except ToolError:
+        return (nodes,)
+
+
 def cancel(*job_ids: JobId, env: Mapping[str, str], gently: bool = False) -> None:
     """scancel; SlurmError when Slurm does not know one of the jobs.
 

@@ -25,7 +25,8 @@ def models() -> dict[str, type[BaseModel]]:
 
 
 def schemas() -> dict[str, type[BaseModel]]:
-    """All that `kit schema` prints: beside the TOML files a line of metrics.jsonl, which programs write."""
+    """All that `kit schema` prints: beside the TOML files a line of metrics.jsonl, and what `kit diff --json` prints."""
+    from kit.spec.comparison import Comparison
     from kit.spec.metrics import MetricsRecord
 
-    return {**models(), "metrics": MetricsRecord}
+    return {**models(), "metrics": MetricsRecord, "comparison": Comparison}

@@ -1,0 +1,52 @@
+"""Two images by what is recorded of them: package by package, then base, environment and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kit.images.difference import lines
+from kit.spec.comparison import ImageDifference
+from kit.spec.image import ImageConfig, ImageLock, Packages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What is in an image. facts: base and tools, of the lock alone."""
+
+    packages: Packages
+    config: ImageConfig
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def of_lock(lock: ImageLock) -> Held:
+    """An image by its lock. The engine's own id of the image is left out: no two builds share it."""
+    facts = {
+        "base": f"{lock.base.reference}@{lock.base.digest}",
+        "squash": f"{lock.squash.compressor} {lock.squash.block}",
+        "mksquashfs": lock.tools.mksquashfs,
+        "built by kit": lock.tools.kit,
+        "engine": lock.tools.engine,
+    }
+    known = {name: value for name, value in facts.items() if value}
+    return Held(packages=lock.packages, config=lock.config, facts=known)
+
+
+def between(a: str, b: str, held_a: Held | None, held_b: Held | None) -> ImageDifference:
+    """How two images differ. a, b: what each is called; empty without a container. None: what is in it is not known."""
+    if a == b or held_a is None or held_b is None:
+        return ImageDifference(a=a, b=b, packages=(), rest=())
+    first, second = held_a.packages, held_b.packages
+    kinds = (("apt", first.apt, second.apt), ("pip", first.pip, second.pip))
+    facts = [held.facts if held_a.facts and held_b.facts else {} for held in (held_a, held_b)]
+    workdirs = [{"workdir": held.config.workdir} for held in (held_a, held_b)]
+    return ImageDifference(
+        a=a,
+        b=b,
+        packages=tuple(line for kind, x, y in kinds for line in lines(x, y, prefix=f"{kind}:")),
+        rest=(
+            *lines(facts[0], facts[1]),
+            *lines(workdirs[0], workdirs[1]),
+            *lines(held_a.config.env, held_b.config.env, prefix="env:"),
+        ),
+    )

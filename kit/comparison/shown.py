@@ -1,0 +1,121 @@
+"""A comparison as lines of text, the most telling first; what does not differ is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from kit.comparison.compare import code_differs, reporter
+from kit.spec.comparison import Comparison, Difference, FileDifference, MetricsDifference
+
+# Of one file, of all files of a kind, and of an image's packages.
+_PATCH_LINES, _FILES, _PACKAGES = 60, 20, 40
+
+
+def lines(made: Comparison, *, full: bool) -> Iterator[str]:
+    """The text. full: every line of every patch."""
+    for side, one in (("A", made.a), ("B", made.b)):
+        code = "" if one.exit_code is None else f", exit code {one.exit_code}"
+        yield f"{side}  {one.run}: {one.state}{code}: {one.why}"
+    yield made.conclusion
+    yield from _section("outcome", _facts(made.outcome))
+    yield from _section("metrics", _metrics(made.metrics))
+    yield from _section("keys", _keys(made))
+    yield from _section("code", _code(made, full=full))
+    yield from _section("image", _image(made, full=full))
+    for name, found in (
+        ("kit", made.kit),
+        ("cluster", made.cluster),
+        ("nodes", made.nodes),
+        ("environment", made.environment),
+    ):
+        yield from _section(name, _facts(found))
+    yield from _section("scripts", _files(made.scripts, full=full, patches=full))
+    yield from _section("not known", made.unknown)
+
+
+def _section(name: str, found: Iterable[str]) -> Iterator[str]:
+    for place, line in enumerate(found):
+        if place == 0:
+            yield ""
+            yield name
+        yield f"  {line}"
+
+
+def _facts(found: Iterable[Difference]) -> Iterator[str]:
+    for one in found:
+        yield f"{one.name}: {_or_none(one.a)} -> {_or_none(one.b)}"
+
+
+def _or_none(value: str | None) -> str:
+    return "none" if value is None else value
+
+
+def _metrics(found: MetricsDifference) -> Iterator[str]:
+    for one in found.parted:
+        relative = f" ({one.by / abs(one.a):+.2g} of A)" if one.a else ""
+        yield (
+            f"{one.metric} parts at step {one.step}{reporter(one)}: {one.a:.9g} -> {one.b:.9g}, by {one.by:.3g}{relative};"
+            f" {one.equal_steps} reported steps before it are equal"
+        )
+        if one.last_step != one.step:
+            yield f"{'':<{len(one.metric)}} at step {one.last_step}, the last of both: {one.last_a:.9g} -> {one.last_b:.9g}"
+    if found.parted and found.equal:
+        yield f"equal at every step of both: {', '.join(found.equal)}"
+    for side, last in (("A", found.last_a), ("B", found.last_b)):
+        if last is None:
+            yield f"{side} reported none"
+    for side, names in (("A", found.only_a), ("B", found.only_b)):
+        if names:
+            yield f"only {side} reported: {', '.join(names)}"
+    for rate in found.speed:
+        yield f"median {rate.name}: {rate.a} -> {rate.b}"
+
+
+def _keys(made: Comparison) -> Iterator[str]:
+    for one in made.keys:
+        who = [f"A: {one.set_by_a or 'not recorded'}", f"B: {one.set_by_b or 'not recorded'}"]
+        same = f"by {one.set_by_a}" if one.set_by_a and one.set_by_a == one.set_by_b else ", ".join(who)
+        yield f"{one.key}: {_value(one.a)} -> {_value(one.b)}  ({same})"
+
+
+def _value(value: object) -> str:
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _code(made: Comparison, *, full: bool) -> Iterator[str]:
+    code = made.code
+    if code_differs(code):
+        if code.commit_a != code.commit_b:
+            yield f"commit: {_or_none(code.commit_a)} -> {_or_none(code.commit_b)}"
+        elif code.commit_a:
+            yield f"commit: {code.commit_a} in both"
+    yield from _files(code.files, full=full, patches=True)
+
+
+def _files(found: Iterable[FileDifference], *, full: bool, patches: bool) -> Iterator[str]:
+    every = [*found]
+    for one in every if full else every[:_FILES]:
+        text = one.patch.splitlines()
+        count = [sum(line.startswith(sign) and line[:3] != sign * 3 for line in text) for sign in "+-"]
+        said = ", ".join(filter(None, [one.note, f"+{count[0]} -{count[1]}" if text else ""]))
+        yield f"{one.path}: {one.change}{f' ({said})' if said else ''}"
+        if patches:
+            kept = text if full else text[:_PATCH_LINES]
+            yield from (f"  {line}" for line in kept)
+            if len(kept) < len(text):
+                yield f"  ... {len(text) - len(kept)} more lines: --full shows them"
+    if not full and len(every) > _FILES:
+        yield f"... {len(every) - _FILES} more files: --full shows them"
+
+
+def _image(made: Comparison, *, full: bool) -> Iterator[str]:
+    image = made.image
+    if image.a == image.b:
+        return
+    yield f"{image.a} -> {image.b}"
+    kept = image.packages if full else image.packages[:_PACKAGES]
+    yield from kept
+    if len(kept) < len(image.packages):
+        yield f"... {len(image.packages) - len(kept)} more packages: --full shows them"
+    yield from image.rest

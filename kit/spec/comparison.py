@@ -1,0 +1,125 @@
+"""What `kit diff --json` prints: how two runs differ. `kit schema comparison` prints the schema; docs/diff.md is its page."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kit.spec.base import Model
+
+Change = Literal["added", "removed", "changed"]
+
+
+class ComparedRun(Model):
+    """One of the two runs, and how it ended."""
+
+    run: str = Field(description="Its id.")
+    run_dir: str
+    job_id: int | str | None = Field(description="Of Slurm; a point of a sweep has ARRAY_TASK. null: it never had one.")
+    state: str = Field(description="Slurm's word.")
+    exit_code: int | None = Field(description="Of the run; null while it has none.")
+    verdict: str = Field(description="Of `kit why`.")
+    rule: str = Field(description="Of `kit why`.")
+    why: str = Field(description="The first line of `kit why`.")
+    submitted_at: str
+    step: int | None = Field(description="The last step that its metrics have.")
+
+
+class Difference(Model):
+    """One recorded value that is not the same. null: this run has none."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+class Parting(Model):
+    """Where a reported number of the two runs is first not the same. A number counts as the run's last word on a step."""
+
+    metric: str
+    rank: int | None = Field(default=None, description="The rank that reported it; null where records name none.")
+    replica: int | None = Field(default=None, description="The replica group, of DiLoCo.")
+    step: int = Field(description="The first step with different values.")
+    a: float
+    b: float
+    by: float = Field(description="b - a at that step.")
+    equal_steps: int = Field(description="Steps before it that both reported, to the last bit the same.")
+    last_step: int = Field(description="The last step that both reported.")
+    last_a: float
+    last_b: float
+
+
+class MetricsDifference(Model):
+    """Both runs' metrics.jsonl. Rates, times and memory are not compared step by step: they are never the same twice."""
+
+    compared: int = Field(description="Steps that both reported.")
+    last_a: int | None = Field(description="The last step of the first run; null: it reported none.")
+    last_b: int | None
+    parted: tuple[Parting, ...] = Field(description="Losses first; within a metric the rank that parted first.")
+    equal: tuple[str, ...] = Field(description="Metrics that are the same at every step that both reported.")
+    only_a: tuple[str, ...] = Field(description="Metrics that only the first run reported.")
+    only_b: tuple[str, ...]
+    speed: tuple[Difference, ...] = Field(description="Medians of rates.")
+
+
+class KeyDifference(Model):
+    """A key of the resolved job. set_by: the layer that set it; null: not recorded. A value of null: the key is not there."""
+
+    key: str
+    a: Any
+    b: Any
+    set_by_a: str | None
+    set_by_b: str | None
+
+
+class FileDifference(Model):
+    """A file that is not the same in both. patch: unified; empty where there is none, and then `note` says why."""
+
+    path: str
+    change: Change
+    note: str = Field(default="", description="Such as 'binary', 'mode', 'too large to show'.")
+    patch: str = ""
+
+
+class CodeDifference(Model):
+    """The workspaces: the snapshots' trees, and the commits that they stand on. null: not recorded."""
+
+    tree_a: str | None
+    tree_b: str | None
+    commit_a: str | None
+    commit_b: str | None
+    files: tuple[FileDifference, ...]
+
+
+class ImageDifference(Model):
+    """The images. lines: `+` only in the second, `-` only in the first, `~` in both and not the same."""
+
+    a: str = Field(description="Name and digest; empty without a container.")
+    b: str
+    packages: tuple[str, ...]
+    rest: tuple[str, ...] = Field(description="Base, environment, working directory, tools, options.")
+
+
+class Comparison(Model):
+    """How two runs differ, the most telling first. A list that is empty is a difference that was looked for and is not there."""
+
+    schema_version: Literal[1] = 1
+    conclusion: str = Field(description="One sentence.")
+    a: ComparedRun
+    b: ComparedRun
+    outcome: tuple[Difference, ...]
+    metrics: MetricsDifference
+    keys: tuple[KeyDifference, ...]
+    code: CodeDifference
+    image: ImageDifference
+    scripts: tuple[FileDifference, ...] = Field(
+        description="What the kit wrote into the run folders, without the runs' own names."
+    )
+    kit: tuple[Difference, ...]
+    cluster: tuple[Difference, ...]
+    nodes: tuple[Difference, ...]
+    environment: tuple[Difference, ...] = Field(
+        description="Versions beside the kit's, and what programs say of theirs."
+    )
+    unknown: tuple[str, ...] = Field(description="What is not recorded, or is gone: it may differ.")
