@@ -219,7 +219,7 @@ def _fill(options: Options, path: list[str], value: Any) -> None:
 def _nowhere(table: Sft, programs: Programs) -> Iterator[Fault]:
     """Shared keys that none of these programs takes: they would be silently ignored."""
     for key in table.shared():
-        if key not in programs.keys and not (key == "tokenizer" and table.tokenizer is None):
+        if key not in programs.keys:
             known = ", ".join(k for k in programs.keys if k in type(table).model_fields)
             yield Fault(key=key, problem="none of these programs takes this key", allowed=known, hint="remove the line")
 

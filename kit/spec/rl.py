@@ -48,7 +48,15 @@ class Sft(Model):
     model: Text | None = Field(
         default=None, description="What to start from: a checkpoint, or a name that the programs know."
     )
-    tokenizer: Text | None = Field(default=None, description="Default: the model's.")
+    tokenizer: Text | None = Field(default=None, description="Default: the model's, where it has one.")
+    data: Text | None = Field(
+        default=None, description="Chats to learn from, or problems to be rewarded for: .jsonl, as the programs see it."
+    )
+    chat_template: Text | None = Field(
+        default=None, description="chatml, llama3, bytes, or a file; default: the tokenizer's own."
+    )
+    validation: float | None = Field(default=None, gt=0, lt=1, description="Share of the data that is held out.")
+    skip_bad: bool | None = Field(default=None, description="Leave out data that cannot be read; default: it ends.")
     seq_len: int | None = Field(default=None, ge=1, description="Longest sequence, in tokens.")
     max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps, or batches.")
     output_dir: Text | None = Field(default=None, description="Where the programs write; default: the run folder.")
@@ -59,9 +67,9 @@ class Sft(Model):
 
     def shared(self) -> dict[str, Any]:
         """What flows into the programs' own options: dotted name -> value, of all that is set."""
-        named = ("model", "tokenizer", "seq_len", "max_steps", "output_dir", "log_level")
-        found: dict[str, Any] = {name: getattr(self, name) for name in named}
-        found["tokenizer"] = self.tokenizer or self.model
+        # An option gets the first value that flows to it: the tokenizer comes before the model, which may fill in for it.
+        named = ("tokenizer", "model", "data", "chat_template", "validation", "skip_bad", "seq_len", "max_steps")
+        found: dict[str, Any] = {name: getattr(self, name) for name in (*named, "output_dir", "log_level")}
         found |= {f"wandb.{k}": v for k, v in self.wandb.model_dump().items()} if self.wandb else {}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -78,6 +86,10 @@ class Rl(Sft):
         default=None, ge=0, description="Versions that the sampling policy may be behind the trainer's."
     )
     temperature: float | None = Field(default=None, gt=0, description="Of the sampled completions.")
+    reward: Text | None = Field(
+        default=None, description="FILE.py:FUNCTION, called with prompt, completion and problem; with data."
+    )
+    max_tokens: int | None = Field(default=None, ge=1, description="Longest completion.")
     weight_broadcast: Literal["filesystem", "nccl"] = Field(
         default="filesystem", description="How weights reach the servers; nccl is gloo on CPUs."
     )
@@ -87,7 +99,7 @@ class Rl(Sft):
 
     def shared(self) -> dict[str, Any]:
         """With what only several programs share."""
-        named = ("max_async_level", "temperature", "weight_broadcast")
+        named = ("max_async_level", "temperature", "weight_broadcast", "reward", "max_tokens")
         values = {name: getattr(self, name) for name in named}
         return {**super().shared(), **{name: value for name, value in values.items() if value is not None}}
 

@@ -154,8 +154,25 @@ def _split(piece: Piece, most: int) -> Iterator[Piece]:
 # ---- what is in them ----
 
 
+def records(source: Path) -> Iterator[tuple[str, Any]]:
+    """The objects of a .jsonl file, plain or compressed, or of those of a folder: where each is, and the object, or Bad."""
+    pieces = [piece for piece in _found(source, []) if piece.kind in LINES]
+    if not pieces:
+        raise Refused(f"{source}: no file to read", hint=f"files of {' '.join(LINES)} are read")
+    for piece in pieces:
+        for number, (line, _) in enumerate(_raw(piece), 1):
+            if line.strip():
+                yield f"{piece.path}, line {number}", _object(line)
+
+
 def _lines(piece: Piece, key: str) -> Iterator[str | Bad]:
-    """The lines that begin in [first, last)."""
+    for line, at in _raw(piece):
+        if line.strip():
+            yield _text(line, key, f"{piece.path}, byte {at}")
+
+
+def _raw(piece: Piece) -> Iterator[tuple[bytes, int]]:
+    """The lines that begin in [first, last), each with its first byte."""
     with _opened(piece) as file:
         if piece.first:  # where a line that began before goes on to: its first byte may be the one before `first`
             file.seek(piece.first - 1)
@@ -168,22 +185,24 @@ def _lines(piece: Piece, key: str) -> Iterator[str | Bad]:
                 raise Refused(f"{piece.path}: cannot be read to its end: {error}") from None
             if not line:
                 return
-            at = place
+            yield line, place
             place += len(line)
-            if line.strip():
-                yield _text(line, key, f"{piece.path}, byte {at}")
 
 
-def _text(line: bytes, key: str, where: str) -> str | Bad:
+def _object(line: bytes) -> dict[str, Any] | Bad:
     try:
         made = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Bad(f"{where}: not JSON: {error}")
-    text = made.get(key) if isinstance(made, dict) else None
-    if isinstance(text, str):
-        return text
-    keys = ", ".join(list(made)[:8]) if isinstance(made, dict) else "it is no object"
-    return Bad(f"{where}: no text under {key!r} ({keys})")
+        return Bad(f"not JSON: {error}")
+    return made if isinstance(made, dict) else Bad("it is no object")
+
+
+def _text(line: bytes, key: str, where: str) -> str | Bad:
+    made = _object(line)
+    if isinstance(made, Bad):
+        return Bad(f"{where}: {made.why}")
+    text = made.get(key)
+    return text if isinstance(text, str) else Bad(f"{where}: no text under {key!r} ({', '.join(list(made)[:8])})")
 
 
 def _opened(piece: Piece) -> IO[bytes]:

@@ -4,27 +4,40 @@ from typing import Any
 
 import torch
 
-from . import arithmetic, metrics, policy, ranks
+from . import metrics, policy, ranks, tasks
+from .faults import Refused
+
+ROWS = 1024  # completions that are sampled together
 
 
 def take(
-    shape: dict[str, int], weights: policy.Weights, problems: list[arithmetic.Problem], *, count: int, seed: int
+    task: tasks.Task,
+    shape: dict[str, int],
+    weights: policy.Weights,
+    *,
+    count: int,
+    max_tokens: int,
+    seed: int,
+    device: torch.device,
 ) -> tuple[float, float]:
-    """Mean reward and the share that is right, over `count` completions of each problem at temperature 1, on the CPU."""
+    """Mean reward and the share that is right, over `count` completions of each held-out problem at temperature 1."""
     net = policy.built(shape).eval()
     net.load_state_dict(weights)
-    found = policy.sample(
-        net,
-        [arithmetic.encode(prompt) for prompt, _ in problems],
-        count=count,
-        max_tokens=4,
-        temperature=1.0,
-        end=arithmetic.END,
-        generator=torch.Generator().manual_seed(seed),
-    )
-    pairs = [(problem, one.tokens) for problem, of_one in zip(problems, found, strict=True) for one in of_one]
-    rewards = [arithmetic.reward(*pair) for pair in pairs]
-    return sum(rewards) / len(pairs), sum(arithmetic.is_right(*pair) for pair in pairs) / len(pairs)
+    net.to(device)
+    generator = torch.Generator(device).manual_seed(seed)
+    rewards = []
+    each = max(1, ROWS // count)  # problems that are sampled together
+    for first in range(0, len(task.held_out), each):
+        problems = task.held_out[first : first + each]
+        prompts = [task.prompt(one) for one in problems]
+        found = policy.sample(
+            net, prompts, count=count, max_tokens=max_tokens, temperature=1.0, end=task.end, generator=generator
+        )
+        try:
+            rewards += [task.reward(one, made.tokens) for one, of in zip(problems, found, strict=True) for made in of]
+        except Refused as error:
+            raise SystemExit(tasks.said(error)) from None
+    return sum(rewards) / len(rewards), sum(one >= 1 for one in rewards) / len(rewards)
 
 
 def final(

@@ -143,23 +143,47 @@ def add_policy(made: argparse.ArgumentParser) -> None:
     """The options of the programs that train a policy: where it comes from, and how its answers are sampled."""
     what = made.add_argument_group("model")
     what.add_argument(
-        "--model", type=Path, metavar="CHECKPOINT", help="start from it, shape and all; else from a new one"
+        "--model",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="start from it, or a Llama, Qwen2 or Qwen3 of Hugging Face, shape and all; else from a new one",
     )
     what.add_argument("--layers", type=int, default=2)
     what.add_argument("--heads", type=int, default=4)
     what.add_argument("--dim", type=int, default=32)
-    what.add_argument("--seq-len", type=int, default=32, help="tokens (bytes) of a prompt and its completion, at most")
+    what.add_argument("--seq-len", type=int, default=32, help="tokens of a prompt and its completion, at most")
     what.add_argument("--temperature", type=float, default=1.0, help="of the sampled answers")
 
 
+def add_chats(made: Any) -> None:
+    """How messages become tokens."""
+    made.add_argument("--tokenizer", metavar="WHICH", help="that of a Hugging Face --model, else bytes (default)")
+    made.add_argument(
+        "--chat-template", metavar="WHICH", help="chatml, llama3, bytes, or a file; else the tokenizer's own"
+    )
+    made.add_argument(
+        "--validation", type=float, default=0.05, metavar="SHARE", help="of the chats or problems, held out"
+    )
+    made.add_argument("--skip-bad", action="store_true", help="leave out what cannot be read, counted; else it ends")
+
+
+def add_task(made: Any) -> None:
+    """What a policy is rewarded for: of the programs of launchers/rl, which must be given the same."""
+    made.add_argument("--problems", type=Path, metavar="FILE", help=".jsonl of problems, with --reward; else sums")
+    made.add_argument("--reward", metavar="FILE.py:FUNCTION", help="reward(prompt, completion, problem) -> a number")
+    made.add_argument("--max-tokens", type=int, default=4, help="longest answer")
+    add_chats(made)
+
+
+TASK = ("problems", "reward", "max_tokens", "tokenizer", "chat_template")  # of add_task: told by the task's digest
 POLICY_SHAPE = ("layers", "heads", "dim", "seq_len")  # of add_policy: a checkpoint given by --model has another
 
 
-def shape(args: argparse.Namespace) -> "Shape":
-    """The shape that these options ask for."""
+def shape(args: argparse.Namespace, vocabulary: int = 256) -> "Shape":
+    """The shape that these options ask for. vocabulary: of the data."""
     from .model import Shape  # noqa: PLC0415 - lib/prepare.py has these options and needs no torch
 
-    return Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.seq_len)
+    return Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.seq_len, vocabulary=vocabulary)
 
 
 def cosine(warmup: int, steps: int) -> Callable[[int], float]:

@@ -3,14 +3,15 @@
 Rows are padded on the right. Under causal attention a padded position changes no other, so lengths in a batch may differ.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from . import model
+from . import huggingface, model, vocabulary
+from .chats import Row
 
 Weights = dict[str, torch.Tensor]
 
@@ -82,11 +83,19 @@ class Batch:
 
 def batch(prompts: list[list[int]], completions: list[list[int]], device: torch.device) -> Batch:
     """A batch of them; row i is prompts[i] followed by completions[i]."""
-    rows, _ = _padded([p + c for p, c in zip(prompts, completions, strict=True)], room=0, device=device)
-    mask = torch.zeros(rows.shape, device=device)
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        mask[row, len(prompt) : len(prompt) + len(completion)] = 1.0
-    return Batch(tokens=rows[:, :-1], targets=rows[:, 1:], mask=mask[:, 1:])
+    return rows([answered(*pair) for pair in zip(prompts, completions, strict=True)], device)
+
+
+def answered(prompt: list[int], completion: list[int]) -> Row:
+    """A prompt followed by its completion, which the loss counts."""
+    return Row(tokens=prompt + completion, mask=[0] * len(prompt) + [1] * len(completion))
+
+
+def rows(given: list[Row], device: torch.device) -> Batch:
+    """A batch of rows."""
+    tokens, _ = _padded([row.tokens for row in given], room=0, device=device)
+    mask, _ = _padded([row.mask for row in given], room=0, device=device)
+    return Batch(tokens=tokens[:, :-1], targets=tokens[:, 1:], mask=mask[:, 1:].float())
 
 
 def logprobs(scores: torch.Tensor, rows: Batch) -> torch.Tensor:
@@ -118,12 +127,31 @@ def built(shape: dict[str, int]) -> model.GPT:
 
 
 def begun(checkpoint: Path | None, shape: model.Shape) -> model.GPT:
-    """What training starts from: a checkpoint's policy, whatever its shape, or without one a new policy of this shape."""
+    """What training starts from: a checkpoint's policy, whatever its shape, or without one a new policy of this shape.
+
+    checkpoint: of launchers/rl or launchers/sft, or a folder of Hugging Face's (lib/huggingface.py); of `shape` the context and the
+    vocabulary then are what the data need.
+    """
     if checkpoint is None:
-        return model.GPT(shape)
+        return model.GPT(replace(shape, vocabulary=vocabulary.rounded(shape.vocabulary)))
+    if (checkpoint / "config.json").is_file():
+        return _imported(checkpoint, shape)
     state = _loaded(checkpoint)
     net = built(state["shape"])
+    if shape.vocabulary > net.shape.vocabulary:
+        raise SystemExit(
+            f"{checkpoint}: it knows {net.shape.vocabulary} tokens, and the data have {shape.vocabulary}: another --tokenizer?"
+        )
     net.load_state_dict(state["model"])
+    return net
+
+
+@torch.no_grad()
+def _imported(folder: Path, wanted: model.Shape) -> model.GPT:
+    net = model.GPT(huggingface.shape(folder, context=wanted.context, vocabulary=wanted.vocabulary), drawn=False)
+    read = huggingface.reader(folder, net.shape)
+    for name, parameter in net.named_parameters():
+        parameter.copy_(read(name, 0, len(parameter)))
     return net
 
 
@@ -132,7 +160,9 @@ def _loaded(checkpoint: Path) -> dict[str, Any]:
     pointer = checkpoint / "latest"
     folder = checkpoint / pointer.read_text(encoding="utf-8").strip() if pointer.exists() else checkpoint
     if not (folder / "state.pt").exists():
-        raise SystemExit(f"{checkpoint}: neither a checkpoint (state.pt) nor a folder of checkpoints (latest).")
+        raise SystemExit(
+            f"{checkpoint}: neither a checkpoint (state.pt), nor a folder of checkpoints (latest), nor a model (config.json)."
+        )
     state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or not {"model", "shape"} <= state.keys():
         raise SystemExit(f"{folder / 'state.pt'}: not of launchers/rl or launchers/sft: model and shape are not in it.")

@@ -7,6 +7,7 @@ For bytes it is 0xFF, which no UTF-8 text has.
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ ROUND_TO = 128  # a model's vocabulary is a multiple of it, so that tensor paral
 BYTES = "bytes"
 # What published tokenizers call the token after a document, where their configuration does not say.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>")
+# The end of a document, and what opens and closes a turn of a chat: bytes that no UTF-8 text has.
+_SPECIAL_BYTES = {"<|end|>": 0xFF, "<|turn|>": 0xFE, "<|endturn|>": 0xFD}
 _HUGGING_FACE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -28,7 +31,8 @@ _HUGGING_FACE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.
 class Vocabulary:
     """A tokenizer. size: ids are below it. end: the id that ends a document; None: none does.
 
-    encode: texts -> the ids of each, without special tokens. decode: ids -> text. special: text -> id of the special tokens.
+    encode: texts -> the ids of each. chat: a text in which special tokens count as such -> its ids, and the character at which each
+    begins. decode: ids -> text. special: text -> id of the special tokens.
     files: name -> content, of which `opened` makes the same again; digest: SHA-256 of them.
     """
 
@@ -36,6 +40,7 @@ class Vocabulary:
     size: int
     end: int | None
     encode: Callable[[list[str]], list[list[int]]]
+    chat: Callable[[str], tuple[list[int], list[int]]]
     decode: Callable[[list[int]], str]
     special: dict[str, int]
     files: dict[str, bytes]
@@ -100,11 +105,26 @@ def _bytes(end: str | None) -> Vocabulary:
         size=256,
         end=None if end == "none" else 0xFF,
         encode=lambda texts: [list(text.encode()) for text in texts],
-        # What opens and closes a turn of a chat: also bytes that no UTF-8 text has.
-        special={"<|end|>": 0xFF, "<|turn|>": 0xFE, "<|endturn|>": 0xFD},
+        chat=_bytes_of_a_chat,
+        special=_SPECIAL_BYTES,
         decode=lambda ids: bytes(ids).decode(errors="replace"),
         files={},
     )
+
+
+def _bytes_of_a_chat(text: str) -> tuple[list[int], list[int]]:
+    ids, starts, place = [], [], 0
+    for part in re.split(f"({'|'.join(map(re.escape, _SPECIAL_BYTES))})", text):
+        if part in _SPECIAL_BYTES:
+            ids.append(_SPECIAL_BYTES[part])
+            starts.append(place)
+        else:
+            for number, character in enumerate(part):
+                content = character.encode(errors="replace")
+                ids += content
+                starts += [place + number] * len(content)
+        place += len(part)
+    return ids, starts
 
 
 def _hugging_face(folder: Path, end: str | None) -> Vocabulary:
@@ -143,11 +163,16 @@ def _tokenizers(name: str, files: dict[str, bytes], end: str | None) -> Vocabula
     def encode(texts: list[str]) -> list[list[int]]:
         return [one.ids for one in made.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def chat(text: str) -> tuple[list[int], list[int]]:
+        one = made.encode(text, add_special_tokens=False)
+        return one.ids, [first for first, _ in one.offsets]
+
     return Vocabulary(
         name=name,
         size=size,
         end=_end(name, end, special),
         encode=encode,
+        chat=chat,
         decode=lambda ids: str(made.decode(ids, skip_special_tokens=False)),
         special=special,
         files=files,
@@ -175,11 +200,17 @@ def _tiktoken(path: Path, end: str | None) -> Vocabulary:
     finally:
         public.load_tiktoken_bpe = load
     special = {text: made.encode_single_token(text) for text in made.special_tokens_set}
+
+    def chat(text: str) -> tuple[list[int], list[int]]:
+        ids = made.encode(text, allowed_special="all")
+        return ids, made.decode_with_offsets(ids)[1]
+
     return Vocabulary(
         name=path.name,
         size=made.n_vocab,
         end=_end(path.name, end, special),
         encode=lambda texts: [made.encode_ordinary(text) for text in texts],
+        chat=chat,
         decode=made.decode,
         special=special,
         files={path.name: content},

@@ -3,9 +3,9 @@
     python orchestrator.py --servers http://127.0.0.1:8000 --max-steps 60
 
 For each step it draws problems, asks the servers for several completions of each (rollouts), rewards those that are right
-(lib/arithmetic.py), and compares each with the others of its problem: the group-relative advantage of GRPO (Shao et al.
-2024, arXiv 2402.03300, section 4.1.2). The batch goes to the trainer as <run>/rollouts/<start>/step-<n>.json. New weights are
-announced by the trainer (broadcast.py) and handed to every server here.
+(lib/tasks.py: sums, or --problems by --reward), and compares each with the others of its problem: the group-relative advantage of
+GRPO (Shao et al. 2024, arXiv 2402.03300, section 4.1.2). The batch goes to the trainer as <run>/rollouts/<start>/step-<n>.json. New
+weights are announced by the trainer (broadcast.py) and handed to every server here.
 
 The batch of step n may be sampled while step n - 1 is still being trained: never from weights older than version
 n - 1 - max_async_level; what comes back from older ones is thrown away and asked for again. It keeps no state: on which step
@@ -27,7 +27,8 @@ from typing import Any
 
 import aiohttp
 from broadcast import MISSED, NO_WEIGHTS, Announcement, announced, ask_again
-from lib import arithmetic, metrics, options
+from lib import metrics, options, tasks
+from lib.faults import Refused
 
 parser = options.parser(__doc__)
 parser.add_argument(
@@ -38,7 +39,10 @@ parser.add_argument("--batch-size", type=int, default=512, help="rollouts for ea
 parser.add_argument(
     "--rollouts-per-example", type=int, default=16, help="completions of one problem, compared with each other"
 )
-parser.add_argument("--max-tokens", type=int, default=4, help="longest completion")
+options.add_task(parser)
+parser.add_argument(
+    "--model", type=Path, metavar="CHECKPOINT", help="the trainer's: a Hugging Face folder has a tokenizer"
+)
 parser.add_argument("--seq-len", type=int, default=32, help="longest prompt with its completion, in tokens")
 parser.add_argument("--temperature", type=float, default=1.0)
 parser.add_argument("--max-async-level", type=int, default=1, help="versions that the sampling policy may be behind")
@@ -63,11 +67,11 @@ class Servers:
         self._busy = dict.fromkeys(urls, 0)
 
     async def generate(
-        self, problems: list[arithmetic.Problem], asked: dict[str, Any], start: str, oldest: int
+        self, task: tasks.Task, problems: list[tasks.Problem], asked: dict[str, Any], start: str, oldest: int
     ) -> list[dict[str, Any]]:
         """A rollout for each completion, by weights no older than version `oldest`; those of a problem beside each other."""
         parts = [problems[n :: len(self._urls)] for n in range(len(self._urls))]
-        found = await asyncio.gather(*(self._part(part, asked, start, oldest) for part in parts if part))
+        found = await asyncio.gather(*(self._part(task, part, asked, start, oldest) for part in parts if part))
         return [rollout for part in found for rollout in part]
 
     async def update(self, news: Announcement) -> None:
@@ -78,9 +82,9 @@ class Servers:
         )
 
     async def _part(
-        self, problems: list[arithmetic.Problem], asked: dict[str, Any], start: str, oldest: int
+        self, task: tasks.Task, problems: list[tasks.Problem], asked: dict[str, Any], start: str, oldest: int
     ) -> list[dict[str, Any]]:
-        prompts = [arithmetic.encode(prompt) for prompt, _ in problems]
+        prompts = [task.prompt(problem) for problem in problems]
         while True:
             url = min(self._urls, key=lambda one: self._busy[one])
             self._busy[url] += 1
@@ -161,12 +165,11 @@ class Weights:
 
 
 async def make_batches(
-    servers: Servers, weights: Weights, start: str, log: metrics.Metrics, args: argparse.Namespace
+    task: tasks.Task, servers: Servers, weights: Weights, *, start: str, log: metrics.Metrics, args: argparse.Namespace
 ) -> None:
     """The batches of one start of the trainer, to the last step."""
-    training, held_out = arithmetic.problems()
-    asked = {"max_tokens": args.max_tokens, "temperature": args.temperature, "end": arithmetic.END}
-    longest = max(len(prompt) for prompt, _ in training + held_out) + args.max_tokens
+    asked = {"max_tokens": args.max_tokens, "temperature": args.temperature, "end": task.end}
+    longest = max(len(task.prompt(problem)) for problem in task.training + task.held_out) + args.max_tokens
     if longest > args.seq_len:
         raise SystemExit(
             f"a prompt with --max-tokens {args.max_tokens} has up to {longest} tokens, over --seq-len {args.seq_len}."
@@ -178,10 +181,11 @@ async def make_batches(
     async def test() -> None:
         nonlocal tested
         tested = weights.version
-        found = await servers.generate(held_out, {**asked, "count": args.eval_rollouts}, start, tested)
-        right = statistics.fmean(arithmetic.is_right(one["problem"], one["tokens"]) for one in found)
-        reward = statistics.fmean(arithmetic.reward(one["problem"], one["tokens"]) for one in found)
-        line = f"version {tested}: reward {reward:.3f}, {right:.1%} right on {len(held_out)} held-out problems"
+        found = await servers.generate(task, task.held_out, {**asked, "count": args.eval_rollouts}, start, tested)
+        await add_rewards(task, found)
+        right = statistics.fmean(one["reward"] >= 1 for one in found)
+        reward = statistics.fmean(one["reward"] for one in found)
+        line = f"version {tested}: reward {reward:.3f}, {right:.1%} right on {len(task.held_out)} held-out problems"
         log.record("eval", line, step=tested, reward=reward, accuracy=right)
 
     for step in range(weights.version + 1, args.max_steps + 1):
@@ -192,8 +196,9 @@ async def make_batches(
         began = time.perf_counter()
         # The problems of a step are the same in every start of the run.
         draw = random.Random(args.seed * 1_000_003 + step)
-        problems = draw.choices(training, k=args.batch_size // args.rollouts_per_example)
-        found = await servers.generate(problems, {**asked, "count": args.rollouts_per_example}, start, oldest)
+        problems = draw.choices(task.training, k=args.batch_size // args.rollouts_per_example)
+        found = await servers.generate(task, problems, {**asked, "count": args.rollouts_per_example}, start, oldest)
+        await add_rewards(task, found)
         add_advantages(found, args.rollouts_per_example)
         write(folder / f"step-{step:08d}.json", {"start": start, "step": step, "rollouts": found})
         reward = statistics.fmean(one["reward"] for one in found)
@@ -205,14 +210,28 @@ async def make_batches(
         await test()
 
 
+async def add_rewards(task: tasks.Task, found: list[dict[str, Any]]) -> None:
+    """Give each rollout its reward. On a thread: weights are handed on while a function of the user's takes its time."""
+
+    def rewarded() -> list[float]:
+        return [task.reward(one["problem"], one["tokens"]) for one in found]
+
+    try:
+        rewards = await asyncio.to_thread(rewarded)
+    except Refused as error:
+        raise SystemExit(tasks.said(error)) from None
+    for one, reward in zip(found, rewards, strict=True):
+        one["reward"] = reward
+
+
 def add_advantages(found: list[dict[str, Any]], group: int) -> None:
-    """Give each rollout its reward, and its advantage: the reward less the mean of its group, over the group's deviation."""
+    """Give each rewarded rollout its advantage: the reward less the mean of its group, over the group's deviation."""
     for first in range(0, len(found), group):
         members = found[first : first + group]
-        rewards = [arithmetic.reward(one["problem"], one["tokens"]) for one in members]
+        rewards = [one["reward"] for one in members]
         mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
         for one, reward in zip(members, rewards, strict=True):
-            one |= {"reward": reward, "advantage": (reward - mean) / (deviation + 1e-4)}
+            one["advantage"] = (reward - mean) / (deviation + 1e-4)
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -226,6 +245,7 @@ async def orchestrate(args: argparse.Namespace) -> None:
     """Batches for every start of the trainer, one after the other, without end."""
     port = options.port("inference", "http", 8000)
     urls = args.servers or [f"http://{address}:{port}" for address in options.addresses("inference")]
+    task = tasks.opened(args)
     log = metrics.Metrics(args.run_dir / "orchestrator")
     log.say(f"{len(urls)} inference servers: {' '.join(urls)}")
 
@@ -234,14 +254,14 @@ async def orchestrate(args: argparse.Namespace) -> None:
         while True:
             start = await weights.another_start(start)
             with contextlib.suppress(StartedAnew):
-                await make_batches(servers, weights, start, log, args)
+                await make_batches(task, servers, weights, start=start, log=log, args=args)
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=args.server_timeout)) as session:
         servers = Servers(urls, session, args.run_dir, args.server_timeout)
         weights = Weights(args.run_dir, servers)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(weights.follow())
-            tasks.create_task(every_start(weights))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(weights.follow())
+            group.create_task(every_start(weights))
 
 
 def main() -> None:

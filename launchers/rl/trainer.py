@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node=2 trainer.py --max-steps 60
     python trainer.py --model ../sft-run/checkpoints --weight-broadcast nccl
 
-Without --model it starts from a new one that is taught, with supervised steps on random digits, what an answer looks like; which
-answer is right it learns from the rewards alone. --model is a checkpoint of this program or of launchers/sft.
+It learns the problems of --problems by the function of --reward (lib/tasks.py), or sums. Without --model it starts from a new one.
+For sums that is taught, with supervised steps on random digits, what an answer looks like; which answer is right it learns from the
+rewards alone. --model is a checkpoint of this program or of launchers/sft, or a folder of Hugging Face's.
 
 Step n takes <run>/rollouts/<start>/step-<n>.json, makes --updates optimizer steps of it, and hands out the weights as version n
 (broadcast.py). With --dp-replicate copies of the model, each copy lies in shards over world size / copies ranks (FSDP2); as many
@@ -22,14 +23,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from broadcast import Broadcaster
-from lib import arithmetic, checkpoint, exam, loop, metrics, options, policy, ranks, resume, spread, stop
+from lib import checkpoint, exam, loop, metrics, options, policy, ranks, resume, spread, stop, tasks
 from torch import nn
 
 parser = options.parser(__doc__)
 options.add_policy(parser)
+options.add_task(parser)
 parser.add_argument("--max-steps", type=int, default=200, help="batches to train on")
 parser.add_argument(
-    "--form-steps", type=int, default=60, help="supervised steps on random digits first, without --model"
+    "--form-steps", type=int, default=60, help="of sums: supervised steps on random digits first, without --model"
 )
 parser.add_argument("--updates", type=int, default=4, help="optimizer steps on each batch, each on a part of it")
 parser.add_argument("--lr", type=float, default=3e-3, help="at first; it falls to 0 at the last step")
@@ -68,12 +70,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     log = metrics.Metrics(args.run_dir, here)
     requests = stop.StopRequest(args.run_dir, here)
     profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
-    training, held_out = arithmetic.problems()
+    task = tasks.opened(args)
 
     # ---- model: copies of it, or shards of copies ----
 
     torch.manual_seed(args.seed)
-    net = policy.begun(args.model, options.shape(args))
+    net = policy.begun(args.model, options.shape(args, task.vocabulary))
     shape = policy.described(net)
     parameters = sum(p.numel() for p in net.parameters())
     forward = spread.over(here, net.to(here.device), args.dp_replicate)
@@ -85,7 +87,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- resume ----
 
-    told = resume.told("rl/trainer.py", args, without=(*options.POLICY_SHAPE, *OF_THE_RUN), shape=shape)
+    without = (*options.POLICY_SHAPE, *options.TASK, *OF_THE_RUN)
+    told = resume.told("rl/trainer.py", args, without=without, shape=shape, data=task.told, reward=args.reward)
     saves, found = resume.begun(args, here, told, log)
     at: dict[str, Any] = {"step": 0, "tokens": 0}
     if found:
@@ -118,11 +121,11 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- the form of an answer, not its value ----
 
-    if not (found or args.model):
+    if task.guess and not (found or args.model):
         draw = random.Random(args.seed + here.rank)
         for _ in range(args.form_steps):
-            prompts = [arithmetic.encode(prompt) for prompt, _ in draw.choices(training, k=32)]
-            rows = policy.batch(prompts, [arithmetic.guess(draw) for _ in prompts], here.device)
+            prompts = [task.prompt(problem) for problem in draw.choices(task.training, k=32)]
+            rows = policy.batch(prompts, [task.guess(draw) for _ in prompts], here.device)
             update(policy.masked_mean(-policy.logprobs(forward(rows.tokens), rows), rows.mask))
 
     # ---- hand out the weights ----
@@ -148,14 +151,16 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         return weights
 
     def test(weights: policy.Weights) -> tuple[float, float]:
-        return exam.take(shape, weights, held_out, count=args.test_rollouts, seed=args.seed)
+        how = {"count": args.test_rollouts, "max_tokens": args.max_tokens, "seed": args.seed, "device": here.device}
+        return exam.take(task, shape, weights, **how)
 
     weights = hand_out()
     if here.is_first and not found:
         at["reward_before"], at["accuracy_before"] = test(weights)
         log.record(
             "test",
-            f"before: reward {at['reward_before']:.3f}, {at['accuracy_before']:.1%} right on {len(held_out)} held-out problems",
+            f"before: reward {at['reward_before']:.3f}, {at['accuracy_before']:.1%} right on {len(task.held_out)} "
+            "held-out problems",
             step=0,
             reward=at["reward_before"],
             accuracy=at["accuracy_before"],
@@ -224,7 +229,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         weights = hand_out()
         if args.log_every and step % args.log_every == 0:
             reward = sum(one["reward"] for one in rollouts) / len(rollouts)
-            right = sum(arithmetic.is_right(tuple(one["problem"]), one["tokens"]) for one in rollouts) / len(rollouts)
+            right = sum(one["reward"] >= 1 for one in rollouts) / len(rollouts)
             log.step(
                 step,
                 loss_of_all,
@@ -248,7 +253,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     loop.close(requests, profile, save)
     if here.is_first:
-        exam.final(log, here, at, test(weights), len(held_out))
+        exam.final(log, here, at, test(weights), len(task.held_out))
     return 0
 
 

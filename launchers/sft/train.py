@@ -1,11 +1,13 @@
-"""Supervised fine-tuning of the byte-level GPT on worked examples, on CPUs (gloo) or GPUs (nccl).
+"""Supervised fine-tuning of a GPT on chats or worked examples, on CPUs (gloo) or GPUs (nccl).
 
+    torchrun --standalone --nproc-per-node=2 train.py --data chats.jsonl --model Llama-3.2-1B/ --seq-len 2048
     torchrun --standalone --nproc-per-node=2 train.py --max-steps 100
     python train.py --model ../rl-run/checkpoints
 
-The examples are those of launchers/rl (lib/arithmetic.py), each with its right answer; the loss counts the tokens of the answer
-only. --model is a checkpoint of this program or of launchers/rl, and launchers/rl starts from one of this. Started again with the
-same checkpoint folder it continues where it stopped. `lib`, options and files: docs/training.md and docs/rl.md.
+--data has a chat in each line (lib/chats.py); the loss counts the assistant's tokens only. Without it the program learns the sums
+of launchers/rl (lib/arithmetic.py), each with its right answer. --model is a checkpoint of this program or of launchers/rl, and
+launchers/rl starts from one of this; or a folder of Hugging Face's. Started again with the same checkpoint folder it continues
+where it stopped. `lib`, options and files: docs/training.md, docs/data.md and docs/rl.md.
 """
 
 import random
@@ -13,20 +15,48 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lib import arithmetic, checkpoint, exam, loop, metrics, options, policy, ranks, resume, spread, stop
+from lib import (
+    arithmetic,
+    chats,
+    checkpoint,
+    exam,
+    lessons,
+    loop,
+    metrics,
+    options,
+    policy,
+    ranks,
+    resume,
+    spread,
+    stop,
+    tasks,
+)
 from torch import nn
 
 parser = options.parser(__doc__)
 options.add_policy(parser)
+parser.add_argument("--data", type=Path, help=".jsonl of chats, or a folder of them; else sums")
+options.add_chats(parser)
+parser.add_argument(
+    "--turns", choices=chats.TURNS, default="every", help="of the assistant in a chat: which the loss counts"
+)
 parser.add_argument("--max-steps", type=int, default=200, help="optimizer steps")
 parser.add_argument("--batch-size", type=int, default=64, help="examples for each optimizer step, over all ranks")
+parser.add_argument("--accumulate", type=int, default=1, help="micro-steps for each optimizer step")
 options.add_pace(parser, lr=6e-3, warmup=10)
 parser.add_argument("--dp-replicate", type=int, default=0, help="copies of the model; 0: as many as ranks")
 parser.add_argument(
     "--test-rollouts", type=int, default=16, help="sampled answers to each held-out problem, for the test"
 )
+parser.add_argument("--test-chats", type=int, default=256, help="held-out chats for validation and the final loss")
+parser.add_argument(
+    "--eval-every", type=int, default=0, metavar="STEPS", help="validate chats, and keep the best checkpoint; 0: never"
+)
 parser.set_defaults(log_every=10)
 args = options.parse(parser)
+
+# Options that decide the chats' tokens, whose digest is compared.
+OF_THE_DATA = ("tokenizer", "chat_template", "turns", "test_chats")
 
 
 def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
@@ -34,13 +64,26 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     log = metrics.Metrics(args.run_dir, here)
     requests = stop.StopRequest(args.run_dir, here)
     profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
-    training, held_out = arithmetic.problems()
-    share = ranks.share("--batch-size", args.batch_size, here)
+    micro_batch = ranks.share("--batch-size", args.batch_size, here, args.accumulate)
+    if args.eval_every and not args.data:
+        raise SystemExit("--eval-every: only with --data; sums are tested before and after.")
+
+    # ---- what is learned: chats, or sums ----
+
+    taught = lessons.opened(args, here, log) if args.data else None
+    sums = tasks.sums()
+
+    def drawn(step: int) -> list[chats.Row]:
+        """The examples of a step, counted from 0: the same on every world size and in every start."""
+        if taught:
+            return taught.drawn(step, args.batch_size, args.seed)
+        problems = random.Random(args.seed * 1_000_003 + step).choices(sums.training, k=args.batch_size)
+        return [policy.answered(arithmetic.encode(one[0]), arithmetic.solution(one)) for one in problems]
 
     # ---- model ----
 
     torch.manual_seed(args.seed)
-    net = policy.begun(args.model, options.shape(args))
+    net = policy.begun(args.model, options.shape(args, taught.vocabulary if taught else 256))
     shape = policy.described(net)
     parameters = sum(p.numel() for p in net.parameters())
     forward = spread.over(here, net.to(here.device), args.dp_replicate)
@@ -48,25 +91,36 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     factor = options.cosine(args.warmup, args.max_steps)
     log.say(
         f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {parameters:,} parameters, "
-        f"{len(training)} examples, seed {args.seed}"
+        f"{taught.counts['train'] if taught else len(sums.training)} examples, seed {args.seed}"
     )
 
-    def test(weights: policy.Weights) -> tuple[float, float]:
-        return exam.take(shape, weights, held_out, count=args.test_rollouts, seed=args.seed)
+    def test_sums() -> tuple[float, float]:
+        """On the first rank: mean reward, and the share that is right."""
+        weights = spread.weights(net)
+        if not here.is_first:
+            return 0.0, 0.0
+        return exam.take(
+            sums, shape, weights, count=args.test_rollouts, max_tokens=4, seed=args.seed, device=here.device
+        )
+
+    def test_chats() -> float:
+        return lessons.test_loss(forward, taught.held_out(args.test_chats), micro_batch, here) if taught else 0.0
 
     # ---- resume ----
 
-    told = resume.told("sft/train.py", args, without=options.POLICY_SHAPE, shape=shape)
+    which = {"data": taught.told} if taught else {}
+    told = resume.told("sft/train.py", args, without=(*options.POLICY_SHAPE, *OF_THE_DATA), shape=shape, **which)
     saves, found = resume.begun(args, here, told, log)
     at: dict[str, Any] = {"step": 0, "tokens": 0}
     if found:
         saved = spread.restore(net, optimizer, found)
         at = saved["at"]
         resume.say(log, found, at["step"])
+    elif taught:
+        at["loss_before"] = test_chats()
+        log.record("test", f"before: test loss {at['loss_before']:.4f}", step=0, test_loss=at["loss_before"])
     else:
-        weights = spread.weights(net)
-        if here.is_first:
-            at["reward_before"], at["accuracy_before"] = test(weights)
+        at["reward_before"], at["accuracy_before"] = test_sums()
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
@@ -86,26 +140,30 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     log.started("sft/train.py", here, speed, parameters=parameters, seed=args.seed)
     while at["step"] < args.max_steps:
         profile.step(at["step"] + 1)
-        # The examples of a step are the same on every world size and in every start.
-        drawn = random.Random(args.seed * 1_000_003 + at["step"]).choices(training, k=args.batch_size)
-        mine = drawn[here.rank * share :][:share]
-        rows = policy.batch(
-            [arithmetic.encode(prompt) for prompt, _ in mine], [arithmetic.solution(one) for one in mine], here.device
-        )
-        loss = policy.masked_mean(-policy.logprobs(forward(rows.tokens), rows), rows.mask)
-        loss.backward()
+        rows = drawn(at["step"])
+        counted = sum(sum(row.mask[1:]) for row in rows)  # nothing comes before the first token
+        loss = 0.0
+        for number in range(here.rank, here.world_size * args.accumulate, here.world_size):
+            part = policy.rows(rows[number * micro_batch :][:micro_batch], here.device)
+            # Each token counts the same; the backward pass takes the mean over ranks, whose numbers of tokens differ.
+            share = -(policy.logprobs(forward(part.tokens).float(), part) * part.mask).sum() * here.world_size / counted
+            share.backward()
+            loss += share.item()
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
         lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         at["step"] += 1
-        tokens = sum(len(prompt) + len(arithmetic.solution((prompt, answer))) for prompt, answer in drawn)
+        tokens = sum(len(row.tokens) for row in rows)
         at["tokens"] = at.get("tokens", 0) + tokens
         speed.step(tokens)
 
         if args.log_every and at["step"] % args.log_every == 0:
             values = {"lr": lr, "gradient_norm": spread.number(norm), "tokens": at["tokens"]}
-            log.step(at["step"], loss.item(), speed, here, **values)
+            log.step(at["step"], loss, speed, here, **values)
+        if args.eval_every and at["step"] % args.eval_every == 0:
+            loop.evaluate(test_chats, at["step"], at["step"], log, saves, save)
+            speed.restart()
         code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
         if code is not None:
             return code
@@ -113,9 +171,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- the end ----
 
     loop.close(requests, profile, save)
-    weights = spread.weights(net)
-    if here.is_first:
-        exam.final(log, here, at, test(weights), len(held_out))
+    if taught:
+        log.final(at["step"], test_chats(), here)
+    else:
+        exam.final(log, here, at, test_sums(), len(sums.held_out))
     return 0
 
 

@@ -1,5 +1,6 @@
 """The small RL: inference servers, orchestrator and trainer together on this machine; and the SFT before and after it."""
 
+import asyncio
 import importlib.util
 import json
 import re
@@ -190,6 +191,64 @@ def test_the_server_answers_while_it_has_nothing_to_serve(start: Callable[..., R
         urllib.request.urlopen(request)
 
 
+# ---- problems and rewards of the user's own ----
+
+REWARD = """
+def ascii(prompt, completion, problem):
+    assert prompt.endswith(problem["ends"]), prompt
+    return sum(one.isascii() for one in completion) / max(len(completion), 1)
+
+
+def faulty(prompt, completion, problem):
+    return problem["worth"]
+"""
+
+
+def own(folder: Path, function: str, *, messages: bool) -> tuple[object, ...]:
+    """The options of a task with 40 problems, as text or as messages."""
+    (folder / "reward.py").write_text(REWARD)
+    texts = [f"Say {number} in ASCII: " for number in range(40)]
+    problems: list[dict[str, Any]] = [
+        {"messages": [{"role": "user", "content": text}], "ends": "<|turn|>assistant\n"} if messages else
+        {"prompt": text, "ends": text}
+        for text in texts
+    ]  # fmt: skip
+    (folder / "problems.jsonl").write_text("".join(json.dumps(one) + "\n" for one in problems))
+    words = ("--problems", folder / "problems.jsonl", "--reward", f"{folder / 'reward.py'}:{function}")
+    return (*words, "--validation", 0.2, "--seq-len", 64, "--max-tokens", 6)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("messages", [False, True])
+def test_problems_are_learned_by_the_users_reward(messages: bool, start: Callable[..., Run], tools: Any) -> None:
+    run = start()
+    words = own(run.training.folder, "ascii", messages=messages)
+    run.orchestrate("--max-steps", 8, "--batch-size", 256, "--rollouts-per-example", 8, *words)
+    trainer = run.train("--max-steps", 8, "--lr", 0.01, "--entropy", 0, *words)
+    run.end(trainer)
+    (final,) = tools.records(run.folder, "final")
+    assert final["reward_before"] < 0.6, "bytes that are drawn evenly: half of them are ASCII"
+    assert final["reward"] > final["reward_before"] + 0.2, final
+    (rollouts,) = [json.loads(path.read_text()) for path in (run.folder / "rollouts").rglob("step-00000008.json")]
+    ends = {one["tokens"][-1] for one in rollouts["rollouts"] if len(one["tokens"]) < 6}
+    assert ends <= {0xFD if messages else 0xFF}, "the end of the assistant's turn, or of a text"
+    # Other problems are other data.
+    path = run.training.folder / "problems.jsonl"
+    path.write_text(path.read_text().replace("Say 3", "Tell 3"))
+    refused = run.train("--max-steps", 9, *words)
+    assert refused.wait() == [1]
+    assert "--data is sha256:" in refused.output()
+
+
+def test_a_fault_of_the_users_reward_ends_the_run_with_its_line(start: Callable[..., Run]) -> None:
+    run = start()
+    words = own(run.training.folder, "faulty", messages=False)
+    trainer = run.train("--max-steps", 8, *words, "--test-rollouts", 1)
+    assert trainer.wait() == [1]
+    assert f"{run.training.folder}/reward.py, line 8: KeyError: 'worth'\n  the problem: " in trainer.output()
+    assert "Traceback" not in trainer.output()
+
+
 # ---- parts ----
 
 
@@ -266,6 +325,7 @@ def test_advantages_compare_within_a_problem() -> None:
     right, wrong = list(b"3\n"), list(b"9\n")
     found: list[dict[str, Any]] = [{"problem": one, "tokens": right}, {"problem": one, "tokens": wrong}]
     found += [{"problem": other, "tokens": wrong}] * 1 + [{"problem": other, "tokens": wrong.copy()}]
+    asyncio.run(orchestrator.add_rewards(lib("tasks").sums(), found))
     orchestrator.add_advantages(found, 2)
     assert [round(rollout["advantage"], 3) for rollout in found] == [1.0, -1.0, 0.0, 0.0]
 

@@ -50,7 +50,14 @@ def refused(table: dict[str, Any], *, gpus: int = 8, checkpoint: dict[str, Any] 
 @pytest.mark.parametrize(
     ("shared", "value", "reached"),
     [
-        ("model", "/data/sft", {"trainer": "model"}),
+        ("model", "/data/sft", {"trainer": "model", "orchestrator": "model"}),
+        ("data", "/data/sums.jsonl", {"trainer": "problems", "orchestrator": "problems"}),
+        ("reward", "/data/reward.py:exact", {"trainer": "reward", "orchestrator": "reward"}),
+        ("max_tokens", 16, {"trainer": "max_tokens", "orchestrator": "max_tokens"}),
+        ("tokenizer", "/data/words", {"trainer": "tokenizer", "orchestrator": "tokenizer"}),
+        ("chat_template", "chatml", {"trainer": "chat_template", "orchestrator": "chat_template"}),
+        ("validation", 0.2, {"trainer": "validation", "orchestrator": "validation"}),
+        ("skip_bad", True, {"trainer": "skip_bad", "orchestrator": "skip_bad"}),
         ("seq_len", 24, {"trainer": "seq_len", "orchestrator": "seq_len"}),
         ("max_steps", 7, {"trainer": "max_steps", "orchestrator": "max_steps"}),
         ("max_async_level", 0, {"orchestrator": "max_async_level"}),
@@ -304,7 +311,7 @@ def test_prime_rl_checks_its_own_options() -> None:
 
 def test_a_shared_key_that_goes_nowhere_is_refused() -> None:
     assert "allowed: model, seq_len" in refused({"log_level": "debug"})["rl.log_level"]
-    assert "rl.tokenizer" in refused({"tokenizer": "org/words"})
+    assert "rl.wandb.project" in refused({"wandb": {"project": "p"}})
     resolve({"model": "/data/sft"})  # whose tokenizer was not asked for
     said = refused({"programs": "prime-rl"}, checkpoint={"async": True, "keep": 2})
     assert list(said) == ["checkpoint.async"]
