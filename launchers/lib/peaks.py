@@ -1,12 +1,7 @@
 """What a GPU can compute at most: operations a second, by card and by the kind of number that it multiplies.
 
-Dense, without sparsity, at the boost clock, from NVIDIA's data sheets (most print the figure with sparsity, twice as much):
-
-    GB200 NVL72, HGX B200                                    nvidia.com/en-us/data-center/{gb200-nvl72,hgx}
-    H100 SXM, PCIe and NVL; H200 SXM and NVL; GH200          nvidia.com/en-us/data-center/{h100,h200,grace-hopper-superchip}
-    A100, A30, A40, A10; L4, L40, L40S                       nvidia.com/en-us/data-center/{a100,a30,a40,...}
-    A10G, which Amazon alone has, and is no A10              "NVIDIA A10G" data sheet, Amazon, February 2022
-    H20, V100, T4                                            the cards' own data sheets
+Dense, without sparsity, at the boost clock. The comment of each row names the vendor's document; where that prints a figure with
+2:4 sparsity, marked by an asterisk, the row has half of it. Where a card has several forms, the row's words say which one it is.
 """
 
 from dataclasses import dataclass
@@ -23,30 +18,46 @@ class Peak:
     has_bf16: bool = True
 
 
+# "NVIDIA H100 Tensor Core GPU" data sheet, 2024 (figures with sparsity); its H100 SXM is that of the "NVIDIA H100 Tensor Core GPU
+# Architecture" white paper V1.04, table 2, where TF32 is 494.7 and FP16 989.4 dense.
 _H100_NVL = Peak(fp32=60, tf32=417.5, half=835, fp8=1671)
 _H100_SXM = Peak(fp32=67, tf32=494.5, half=989, fp8=1979)
 
 # The words must all be in the name that the driver gives. The first row that fits holds: the special kind of a card
 # comes before the general one, which is the one on an SXM module.
 PEAKS: dict[tuple[str, ...], Peak] = {
+    # "NVIDIA GB200 NVL72" data sheet, with sparsity: of two GPUs, a superchip. The "NVIDIA Blackwell Architecture Technical
+    # Brief" of March 2024 has FP32 as 90; the data sheet is newer.
     ("GB200",): Peak(fp32=80, tf32=1250, half=2500, fp8=5000),
+    # "NVIDIA HGX Platform" data sheet, HGX B200: of eight GPUs, with sparsity. The same brief has FP32 as 80 and TF32 as 1100.
     ("B200",): Peak(fp32=75, tf32=1125, half=2250, fp8=4500),
+    # "NVIDIA GH200 Grace Hopper Superchip" data sheet, with sparsity.
     ("GH200",): Peak(fp32=67, tf32=494.5, half=990, fp8=1979),
+    # "NVIDIA H200 Tensor Core GPU" data sheet, with sparsity: the cores of an H100 beside more memory.
     ("H200", "NVL"): _H100_NVL,
     ("H200",): _H100_SXM,
     ("H100", "NVL"): _H100_NVL,
+    # "NVIDIA H100 Tensor Core GPU" data sheet of 2022, with sparsity; the later one has the NVL instead.
     ("H100", "PCIe"): Peak(fp32=51, tf32=378, half=756, fp8=1513),
     ("H100",): _H100_SXM,
+    # No data sheet of the vendor's is public: what distributors print of it.
     ("H20",): Peak(fp32=44, tf32=74, half=148, fp8=296),
+    # "NVIDIA A100 Tensor Core GPU" data sheet, 1758950-r4, June 2021: both forms, both sizes of memory.
     ("A100",): Peak(fp32=19.5, tf32=156, half=312, fp8=None),
+    # "NVIDIA L40S" and "NVIDIA L40" data sheets: dense beside sparse.
     ("L40S",): Peak(fp32=91.6, tf32=183, half=362, fp8=733),
     ("L40",): Peak(fp32=90.5, tf32=90.5, half=181, fp8=362),
+    # "NVIDIA L4 Tensor Core GPU" data sheet, with sparsity.
     ("L4",): Peak(fp32=30.3, tf32=60, half=121, fp8=242),
+    # "NVIDIA A40", "NVIDIA A30 Tensor Core GPU" and "NVIDIA A10 Tensor Core GPU" data sheets: dense beside sparse.
     ("A40",): Peak(fp32=37.4, tf32=74.8, half=149.7, fp8=None),
     ("A30",): Peak(fp32=10.3, tf32=82, half=165, fp8=None),
+    # "NVIDIA A10G Tensor Core GPU" data sheet, Amazon, 17 February 2022. It is in Amazon's machines alone, and is no A10.
     ("A10G",): Peak(fp32=35, tf32=35, half=70, fp8=None),
     ("A10",): Peak(fp32=31.2, tf32=62.5, half=125, fp8=None),
+    # "NVIDIA V100 Tensor Core GPU" data sheet, 1165301-r5, January 2020: on an SXM2 module.
     ("V100",): Peak(fp32=15.7, tf32=None, half=125, fp8=None, has_bf16=False),
+    # "NVIDIA T4 Tensor Core GPU" data sheet, 951643.
     ("T4",): Peak(fp32=8.1, tf32=None, half=65, fp8=None, has_bf16=False),
 }
 
