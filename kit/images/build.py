@@ -205,17 +205,17 @@ def _by_engine(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Pa
     report.stage(f"building with {how}, network: {spec.build.network}")
     tag = f"kit-image/{order.name}:latest"
     sent = context.stream(folder.files, packages)
-    with engine_session.hold(engine, ready.reference, spec.build) as marked:
+    with engine_session.hold(engine, ready.reference, spec.build) as stay:
         if held is None:
             image_id = engine.build(
-                sent, tag=tag, base=marked, options=spec.build, no_cache=order.fresh, on_line=report.line
+                sent, tag=tag, base=stay.base, options=spec.build, no_cache=order.fresh, on_line=report.line
             )
         else:
             image_id = buildkit.build(
                 held,
                 sent,
                 tag=tag,
-                base=engine_session.named(engine, marked),
+                base=engine_session.named(engine, stay),
                 options=spec.build,
                 no_cache=order.fresh,
                 work=work,

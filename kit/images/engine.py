@@ -202,6 +202,12 @@ class Engine:
         with _faults("remove an image"), contextlib.suppress(APIError):
             self._client.remove_image(image)
 
+    def tags(self, repository: str) -> list[str]:
+        """All `repository:tag` that the engine holds."""
+        with _faults(f"list {repository}"):
+            found = self._client.images(name=repository)
+        return [name for one in found for name in one.get("RepoTags") or () if name.startswith(f"{repository}:")]
+
     def tag(self, image: str, reference: str) -> None:
         """Give an image one more name."""
         repository, _, tag = reference.rpartition(":")

@@ -11,49 +11,60 @@ import io
 import tarfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from kit.errors import EngineError, ImageError
 from kit.images import oci
 from kit.images.engine import Engine, OwnedContainer
 from kit.spec.image import Build
 
+# Repository of the tags that bases have while BuildKit builds on them; each tag is a builder's container.
+_BASES = "kit-base/marked"
 # Another builder's clean-up may take a marked base away just before it is held.
 _TRIES = 3
 # A holder on another host can only be judged by its age.
 _FOREIGN_S = 24 * 3600.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stay:
+    """base: the image to build on, which has the kit's mark. container: what others see of this builder."""
+
+    base: str
+    container: str
+
+
 @contextlib.contextmanager
-def hold(engine: Engine, base: str, options: Build) -> Iterator[str]:
+def hold(engine: Engine, base: str, options: Build) -> Iterator[Stay]:
     """The base with the kit's mark, to build on, for the length of the block; afterwards the engine's leftovers are removed.
 
     base: an image that the engine holds. EngineError when the engine stops answering.
     """
-    marked, container = _marked(engine, base, options)
+    stay = _marked(engine, base, options)
     try:
-        yield marked
+        yield stay
     finally:
         with contextlib.suppress(EngineError, ImageError):  # a dead engine is named by whoever meets it first
-            engine.remove_container(container)
+            engine.remove_container(stay.container)
             tidy(engine)
 
 
-def named(engine: Engine, marked: str) -> str:
-    """A tag for a marked base: BuildKit looks for an id in a registry, and for a tag in the engine first.
-
-    There is one for each base, as there is one for the base itself.
-    """
-    reference = f"kit-base/marked:{marked.removeprefix('sha256:')[:32]}"
-    engine.tag(marked, reference)
+def named(engine: Engine, stay: Stay) -> str:
+    """A tag for the base: BuildKit looks for an id in a registry, and for a tag in the engine first. It ends with the stay."""
+    reference = f"{_BASES}:{stay.container}"
+    engine.tag(stay.base, reference)
     return reference
 
 
 def tidy(engine: Engine) -> None:
-    """Remove containers of processes that are gone and, when no other builder is at work, images that nothing needs."""
-    loose = (
-        engine.loose_images()
-    )  # before the containers: who made one of them in the meantime is seen by his container
-    if not remove_dead(engine):
+    """Remove containers of processes that are gone, their tags and, when no other builder is at work, images that nothing needs."""
+    # Before the containers: who made one of them in the meantime is seen by his container.
+    loose, tags = engine.loose_images(), engine.tags(_BASES)
+    left = remove_dead(engine)
+    for tag in tags:
+        if tag.rpartition(":")[2] not in {container.id for container in left}:
+            engine.remove(tag)
+    if not left:
         for image in loose:
             engine.remove_loose(image)
 
@@ -72,11 +83,11 @@ def remove_dead(engine: Engine) -> list[OwnedContainer]:
     return left
 
 
-def _marked(engine: Engine, base: str, options: Build) -> tuple[str, str]:
+def _marked(engine: Engine, base: str, options: Build) -> Stay:
     for left in reversed(range(_TRIES)):
         marked = _mark(engine, base, options)
         try:
-            return marked, engine.create(marked)
+            return Stay(base=marked, container=engine.create(marked))
         except ImageError:
             if not left:
                 raise

@@ -18,7 +18,7 @@ from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Squa
 
 _STALE = (
     "Python byte code in this image is checked against its source's time, which is 0 here: every rank compiles it again at "
-    "start. End the Dockerfile's RUN with: python3 -m compileall -q --invalidation-mode unchecked-hash FOLDER"
+    "start. End the Dockerfile's RUN with: python3 -m compileall -q -f --invalidation-mode unchecked-hash FOLDER"
 )
 
 # Files that an error names.

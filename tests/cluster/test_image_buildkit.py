@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import docker
 import pytest
 
 from kit import shell
 from kit.errors import ConfigError, ImageError
 from kit.images import buildkit
 from kit.images import engine as engines
-from tests.cluster.image_lab import ImageLab, engine_of_one_module, import_base, kill_at
+from tests.cluster.image_lab import ImageLab, engine_of_one_module, import_base, wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -46,8 +45,7 @@ def lab(engine: engines.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (made.project / "a, b.netrc").write_text(VALUE + "\n")
     yield made
     engine.remove("kit-image/tiny:latest")
-    for image in docker.from_env().images.list("kit-base/marked"):
-        engine.remove(image.tags[0])
+    assert engine.tags("kit-base/marked") == []
 
 
 @pytest.fixture
@@ -132,7 +130,9 @@ def test_a_secret_that_is_not_there_is_named_before_the_build(lab: ImageLab, mon
 def test_a_kill_in_the_middle_leaves_nothing_and_the_next_build_works(lab: ImageLab, engine: engines.Engine) -> None:
     lab.write(HEAD + "RUN --mount=type=cache,target=/keep echo waiting > /app-one && sleep 4\n")
     killed = lab.kit("build-image", "tiny", "--no-cache")
-    kill_at(killed, "building with BuildKit")
+    wait_until(lambda: engine.tags("kit-base/marked"), seconds=60)
+    killed.kill()
+    killed.communicate()
     assert lab.images() == []
     made = lab.build()
     assert shell.run(["unsquashfs", "-cat", str(made.image), "app-one"]).stdout == "waiting"
