@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -71,7 +72,8 @@ def test_a_program_with_loader_workers_saves(
     lab.wait_end(run)
     logs = read(run, "rank-0") + read(run, "batch")
     assert {p.name: p.read_text() for p in run.glob("saved-*")} == {"saved-0": name}, logs
-    assert "DataLoader worker" not in logs
+    # By a signal of the kit's. One of torch's own workers aborts now and then as its program ends, without any Slurm too.
+    assert not re.search(r"DataLoader worker .* is killed by signal: (Terminated|User defined signal)", logs), logs
     assert lab.status(run)["exit_code"] == code, logs
     assert lab.settled(run) == []
 

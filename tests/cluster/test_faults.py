@@ -97,7 +97,9 @@ def slurmstepds(lab: Lab, run: Path, step: str) -> list[int]:
     listed = lab.slurm("squeue", "--noheader", "--steps", "--format=%j %i").splitlines()
     ids = {line.split()[0]: line.split()[1] for line in listed}
     named = f"{lab.job(run)['JobId']}.batch" if step == "batch" else ids[step]
-    return [one.pid for one in lab.processes(run) if one.line == f"slurmstepd: [{named}]"]
+    # Not by the run: from Slurm 24.11 on, a slurmstepd has nothing of its job in its environment.
+    found = (one for node in lab.cluster.nodes for one in lab.node_processes(node.name))
+    return [one.pid for one in found if one.line == f"slurmstepd: [{named}]"]
 
 
 def kill_stepd(lab: Lab, run: Path) -> None:
