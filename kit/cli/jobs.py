@@ -121,7 +121,7 @@ def submit(
             raise UsageError("--debug, --follow and --after go with a single job", hint="--wait waits for all stages")
         folders = _submit_stages(ready, as_json=as_json)
     else:
-        folders = [_submit_run(ready, after or [], as_json=as_json, say_how=not follow)]
+        folders = [submit_run(ready, after or [], as_json=as_json, say_how=not follow)]
     for folder in folders if wait and not follow else ():
         wait_run(folder)
     if follow:
@@ -149,18 +149,18 @@ def _warn(found: Iterable[Fault]) -> None:
         print(f"kit: warning: {one}", file=sys.stderr)
 
 
-def _submit_run(ready: Prepared, after: list[str], *, as_json: bool, say_how: bool) -> Path:
+def submit_run(ready: Prepared, after: list[str], *, as_json: bool, say_how: bool) -> Path:
     """Submit one job and print its folder, or its manifest."""
     from kit import data_folders
     from kit.cli.follow import queue
     from kit.runs import registry
-    from kit.runs.submit import submit as submit_run
+    from kit.runs.submit import submit as send
     from kit.workflow.dependencies import with_dependency
 
     if after:
         ready = with_dependency(ready, after, registry.folders(data_folders.project()), queue=queue())
     try:
-        made = submit_run(ready)
+        made = send(ready)
     except KeyboardInterrupt:
         print(_after_an_interrupt(ready.plan.run_dir), file=sys.stderr)
         raise
@@ -216,6 +216,13 @@ def _render(found: Prepared | tuple[PreparedStage, ...], output: Path | None, *,
                 print(f"# stage {stage.name}" + "".join(f", after {one.name}:{one.kind}" for one in stage.after))
             folder = output / stage.name if output else None
             facts[stage.name] = _render_plan(stage.prepared.plan, folder, as_json=as_json)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+
+
+def render_plan(made: Plan, *, as_json: bool) -> None:
+    """Print what a submit of this plan would write and run."""
+    facts = _render_plan(made, None, as_json=as_json)
     if as_json:
         print(json.dumps(facts, indent=2))
 

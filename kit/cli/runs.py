@@ -184,6 +184,7 @@ def _listed(one: Status) -> dict[str, object]:
         "image_digest": made.image_digest,
         "git": made.git,
         "workspace": made.workspace,
+        "rerun_of": made.rerun_of,
         "submitted_at": submitted,
         "run_dir": str(one.run_dir),
     }

@@ -88,7 +88,9 @@ def set_by(layers: Sequence[Layer], kinds: Sequence[tuple[LayerKind, str]]) -> t
     for key, _ in leaves(merge_all(layers)):
         found[decided[key]].append(key)
     return tuple(
-        SetBy(kind=kind, name=name, keys=tuple(keys)) for (kind, name), keys in zip(kinds, found, strict=True) if keys
+        SetBy(kind=kind, name=name, keys=tuple(sorted(keys)))
+        for (kind, name), keys in zip(kinds, found, strict=True)
+        if keys
     )
 
 

@@ -51,7 +51,8 @@ class Resolved:
 class Sources:
     """A job file and its cluster, read once. `resolve` makes the job, as written or as a point of a sweep.
 
-    files: the job file's own keys, below them those of the files that it builds on, lowest first.
+    files: the job file's own keys, below them those of the files that it builds on, lowest first. kept_launcher: the one of a run,
+    in the place of today's.
     """
 
     files: tuple[Layer, ...]
@@ -61,6 +62,7 @@ class Sources:
     project: Path
     place: Cluster
     cluster: data_folders.Entry
+    kept_launcher: data_folders.Entry | None = None
 
     def merged(self, point: Mapping[str, Any] | None = None) -> Table:
         """The job's keys from all layers, unchecked."""
@@ -132,6 +134,8 @@ class Sources:
             raise ConfigError.of(
                 Fault(file=file, key="launcher", problem=problem, allowed=known, hint='launcher = "ddp"')
             )
+        if self.kept_launcher is not None and self.kept_launcher.name == name:
+            return self.kept_launcher
         return self._find("launchers", name, file, "launcher")
 
     # One job may be resolved a thousand times, for the points of a sweep: what touches the disk is asked once.

@@ -12,6 +12,7 @@ from typing import Any
 from kit import files
 from kit.errors import RunError
 from kit.runs import manifest
+from kit.runs.manifest import Manifest
 from kit.slurm.client import JobId
 from kit.spec.paths import RunPaths
 
@@ -27,8 +28,9 @@ class Facts:
     """One run. problem: why its manifest cannot be read; everything that only the manifest says is empty then.
 
     slurm_id, links: its jobs. submitted_at: seconds since the epoch. started: the jobs whose batch script began, in order.
-    workspace: where its /workspace comes from; tree: its snapshot's hash. nodes: those of the last start. restarts: the most that a
-    start recorded. last_event, exit_code: of the batch script.
+    workspace: where its /workspace comes from; tree: its snapshot's hash. rerun_of: the run that it repeats. nodes: those of the
+    last start. restarts: the most that a start recorded. last_event, exit_code: of the batch script.
+    imported: it ran elsewhere, and has no job here.
     """
 
     run_id: str
@@ -42,9 +44,11 @@ class Facts:
     git: str | None = None
     workspace: str = ""
     tree: str | None = None
+    rerun_of: str | None = None
     world_sizes: Mapping[str, int] = field(default_factory=dict)
     submitted_at: float = 0.0
     interactive: bool = False
+    imported: bool = False
     slurm_id: JobId | None = None
     links: tuple[int, ...] = ()
     started: tuple[int, ...] = ()
@@ -83,12 +87,11 @@ def read(run_dir: Path) -> Facts:
         git=f"{made.git.commit}{' (dirty)' if made.git.dirty else ''}" if made.git else None,
         workspace=str(made.workspace or ""),
         tree=made.workspace.tree if made.workspace else None,
+        rerun_of=made.rerun_of,
         world_sizes=made.world_sizes,
         submitted_at=made.submitted_at.timestamp(),
         interactive=made.interactive,
-        slurm_id=made.slurm_id,
-        links=made.links,
-        **_of_events(recorded),
+        **_of_jobs(made, recorded),
     )
 
 
@@ -113,6 +116,13 @@ def _is_event(event: dict[str, object]) -> bool:
     """Whether the keys that are read here hold what the batch script writes: numbers, some of them as text."""
     numbers = {"start": ("job_id", "restart"), "end": ("exit_code",)}.get(str(event.get("event")), ())
     return isinstance(event.get("event"), str) and all(_number(event.get(key, 0)) is not None for key in numbers)
+
+
+def _of_jobs(made: Manifest, recorded: list[dict[str, object]]) -> dict[str, Any]:
+    """Its jobs; none of an imported run, since the same numbers are other jobs here."""
+    if made.imported is not None:
+        return {**_of_events(recorded), "started": (), "imported": True}
+    return {**_of_events(recorded), "slurm_id": made.slurm_id, "links": made.links}
 
 
 def _of_events(recorded: list[dict[str, object]]) -> dict[str, Any]:

@@ -90,7 +90,9 @@ def fill(
     for source, name in plan.copies:
         if like is None or like.plan.copies != plan.copies:
             ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(source, folder / name, dirs_exist_ok=True, ignore=ignore)
+            shutil.copytree(
+                source, folder / name, dirs_exist_ok=True, ignore=ignore, copy_function=files.copy_sharing_blocks
+            )
         elif not (folder / name).exists():
             shutil.copytree(like.folder / name, folder / name, copy_function=_link)
     for name in plan.folders:

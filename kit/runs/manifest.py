@@ -57,6 +57,13 @@ class Workspace(Model):
         return f"snapshot {self.tree[:12]} of {self.folder}, {self.files} files"
 
 
+class Imported(Model):
+    """Where a run of another place came from. index: sha256 of its archive's."""
+
+    at: datetime
+    index: str
+
+
 class Manifest(Model):
     """One run. Unknown keys are refused, so that a manifest of a newer kit is not half understood."""
 
@@ -89,6 +96,11 @@ class Manifest(Model):
     records: dict[str, str] = Field(
         default={},
         description="Files that say what the run was made from (job, cluster, launcher, locks of images) -> their sha256.",
+    )
+    rerun_of: str | None = Field(default=None, description="The run that this one repeats.")
+    from_step: int | None = Field(default=None, description="The step of that run's checkpoint that it began at.")
+    imported: Imported | None = Field(
+        default=None, description="Brought in by `kit import`: Slurm here knows no job of it."
     )
     shell_argv: tuple[str, ...] = ()
     earlier_job_ids: tuple[int, ...] = Field(default=(), description="Jobs of this run before it was resumed.")

@@ -12,12 +12,13 @@ from kit.snapshots.scan import Scan
 from kit.spec.paths import is_launchers
 
 
-def require(plan: Plan, scan: Scan | None) -> None:
+def require(plan: Plan, scan: Scan | None, *, folder: Path | None = None) -> None:
     """ConfigError for each program of the job's folder that is no file there. Those of images and mounts are not looked for.
 
-    scan: what the run sees of the folder, if not the folder itself.
+    scan: what the run sees of the folder, if not the folder itself. folder: a snapshot of it, which the run gets instead.
     """
-    faults = [fault for key, script in _scripts(plan) for fault in _faults(plan, scan, key, script)]
+    looked = folder or plan.decisions.resolved.job_dir
+    faults = [fault for key, script in _scripts(plan) for fault in _faults(plan, scan, looked, key, script)]
     if faults:
         raise ConfigError.of(*faults, file=plan.decisions.resolved.job_file)
 
@@ -31,10 +32,9 @@ def _scripts(plan: Plan) -> Iterator[tuple[str, str]]:
             yield f"roles.{name}.script", role.script
 
 
-def _faults(plan: Plan, scan: Scan | None, key: str, script: str) -> Iterator[Fault]:
+def _faults(plan: Plan, scan: Scan | None, folder: Path, key: str, script: str) -> Iterator[Fault]:
     if script.startswith("/") or _comes_later(plan, script):
         return
-    folder = plan.decisions.resolved.job_dir
     path = folder / script
     if path.is_dir():
         problem = f"{script!r} is a folder, and a program is one file of it"

@@ -26,6 +26,9 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
         raise RunError(
             f"run {record.run_id} is {status.state}: it has not ended", hint=f"'kit cancel {record.run_id}' ends it"
         )
+    if record.imported is not None:
+        problem = f"run {record.run_id} was imported: its scripts name another machine's folders, and it has no checkpoints here"
+        raise RunError(problem, hint=f"kit rerun {record.run_id}")
     if record.array_task is not None:
         raise RunError(
             f"run {record.run_id} is a point of a sweep", hint="'kit sweep --retry' runs failed points again"

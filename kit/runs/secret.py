@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kit import files
 from kit.config import load_toml, shown
 from kit.errors import ConfigError, Fault
 
@@ -54,6 +55,16 @@ def write(folder: Path, values: Mapping[str, str]) -> None:
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
     with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as sink:
         sink.write(text)
+
+
+def read(run_dir: Path) -> dict[str, str]:
+    """Name -> value of the secrets that a run which has not ended keeps in its folder; none for any other."""
+    try:
+        lines = files.read_text(run_dir / FILE)
+    except OSError:
+        return {}
+    words = shlex.split(lines)
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def remove(run_dir: Path) -> None:

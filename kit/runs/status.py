@@ -101,7 +101,7 @@ def _turn(one: Facts) -> tuple[object, ...]:
 def _status(run_dir: Path, one: Facts, queue: Mapping[JobId, QueuedJob]) -> Status:
     job_id = _job_of(one, queue)
     queued = queue.get(job_id) if job_id is not None else None
-    state = _state(queued, one, submitted=job_id is not None, run_dir=run_dir)
+    state = _state(queued, one, submitted=job_id is not None or one.imported, run_dir=run_dir)
     return Status(
         facts=one,
         run_dir=run_dir,

@@ -16,6 +16,7 @@ from kit.errors import Fault, LockError, SlurmError, UsageError
 from kit.planning.plan import Plan, plan
 from kit.planning.site import Site
 from kit.runs import avoid, chain, folder, manifest, outputs, program, registry, secret, workspace
+from kit.runs.earlier import Earlier
 from kit.slurm import client, embedded
 from kit.snapshots.scan import Scan
 from kit.spec.job import Job, is_reference
@@ -31,7 +32,7 @@ class Prepared:
     """A plan with what is needed to act on it.
 
     env: of Slurm's commands. lock: of the image, where there is one. scan: the job's folder, which the run gets a copy of; None
-    where it works in the folder itself.
+    where it works in the folder itself, or in the snapshot of `earlier`, the run that it repeats.
     """
 
     plan: Plan
@@ -41,6 +42,7 @@ class Prepared:
     env: dict[str, str]
     job_file: Path
     scan: Scan | None = None
+    earlier: Earlier | None = None
 
     @property
     def warnings(self) -> tuple[Fault, ...]:
@@ -80,9 +82,18 @@ def prepare_sources(
 
 
 def prepare_resolved(
-    resolved: Resolved, job_file: Path, *, containers: bool = True, now: datetime | None = None, live: bool = False
+    resolved: Resolved,
+    job_file: Path,
+    *,
+    containers: bool = True,
+    now: datetime | None = None,
+    live: bool = False,
+    earlier: Earlier | None = None,
 ) -> Prepared:
-    """The same for a job that is read already. live: in the job's folder itself, whatever the job says."""
+    """The same for a job that is read already.
+
+    live: in the job's folder itself, whatever the job says. earlier: the run that it repeats.
+    """
     if live:
         resolved = replace(resolved, job=resolved.job.model_copy(update={"snapshot": False}))
     env, pyxis = {}, False
@@ -94,14 +105,26 @@ def prepare_resolved(
     env = client.environment(env, inherit=resolved.job.inherit)
     if not resolved.cluster.embedded and "auto" in {resolved.cluster.container.runtime}:
         pyxis = client.has_pyxis(env=env)
-    lock = lock_of(resolved) if containers else None
+    locks = (lock_of(resolved, earlier), role_locks_of(resolved, earlier)) if containers else (None, {})
     site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers)
-    scan = workspace.read(resolved, site.runs_dir)
-    site = replace(site, snapshot=workspace.snapshot(scan, site.runs_dir))
-    made = plan(resolved, lock, site, role_locks=role_locks_of(resolved) if containers else {})
+    kept = earlier.snapshot(site.runs_dir) if earlier else None
+    scan = None if kept else workspace.read(resolved, site.runs_dir)
+    site = replace(site, snapshot=kept or workspace.snapshot(scan, site.runs_dir))
+    made = plan(resolved, locks[0], site, role_locks=locks[1])
+    if earlier:
+        made = earlier.amended(made)
     made = chain.with_links(made, file=resolved.job_file)
-    program.require(made, scan)
-    return Prepared(plan=made, site=site, resolved=resolved, lock=lock, env=env, job_file=job_file, scan=scan)
+    program.require(made, scan, folder=earlier.folder if earlier else None)
+    return Prepared(
+        plan=made,
+        site=site,
+        resolved=resolved,
+        lock=locks[0],
+        env=env,
+        job_file=job_file,
+        scan=scan,
+        earlier=earlier,
+    )
 
 
 def _test_only(prepared: Prepared) -> None:
@@ -118,10 +141,10 @@ def _test_only(prepared: Prepared) -> None:
 
 def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manifest:
     """Write the run folder and submit it. Nothing is left behind when the image is not the locked one or sbatch refuses."""
-    made = prepared.plan
+    made, earlier = prepared.plan, prepared.earlier
     require_ready(prepared)
     _test_only(prepared)
-    patch = workspace.patch(prepared.scan)
+    patch = workspace.patch(prepared.scan) or (earlier.patch() if earlier else "")
     record = manifest.of(
         made,
         job_file=prepared.job_file,
@@ -131,6 +154,9 @@ def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manif
         workspace=workspace.record(prepared.scan, prepared.resolved, patch=bool(patch)),
     )
     workspace.keep(prepared.scan, made)
+    if earlier:
+        record = earlier.told(record)
+        earlier.keep(prepared.site.runs_dir)
     paths = folder.create(made, record, secrets=secrets_of(prepared), patch=patch)
     try:
         # A job that Slurm has taken gets its number into the folder, whatever the user presses meanwhile.
@@ -160,8 +186,15 @@ def require_ready(prepared: Prepared) -> None:
     if prepared.resolved.cluster.embedded and embedded.find(prepared.resolved.cluster_name) is None:
         raise SlurmError(f"cluster {made.cluster!r} is not up", hint=_up_hint(made.cluster))
     for pinned in made.decisions.pins.distinct:
-        if pinned.lock is not None:
-            verify.check(pinned.lock, Path(pinned.stored).parent.parent, full=False)
+        if pinned.lock is None:
+            continue
+        store = Path(pinned.stored).parent.parent
+        try:
+            verify.check(pinned.lock, store, full=False)
+        except LockError as error:
+            if prepared.earlier is None:
+                raise
+            raise LockError(error.message, hint=prepared.earlier.rebuild(pinned.lock, store)) from None
     _require_signatures(prepared)
 
 
@@ -178,6 +211,11 @@ def _require_signatures(prepared: Prepared) -> None:
             raise LockError(f"{pinned.image}: {problem.format(resolved.cluster_name)}", hint="kit import-image")
         name = pinned.lock.name
         path = image_lock.find(name, project=resolved.project)
+        if prepared.earlier and (path is None or image_lock.read(path) != pinned.lock):
+            problem = f"the cluster takes signed images only, and {prepared.earlier.run_dir.name} ran in another one than is signed"
+            raise LockError(
+                f"image {name}: {problem}", hint=f"kit rerun {prepared.earlier.run_dir.name} --set image={name}"
+            )
         if path is None or image_lock.read(path) != pinned.lock:
             raise LockError(f"image {name}: its lock changed while the job was planned", hint="submit again")
         signature.require(path, signers, what=f"image {name}")
@@ -201,15 +239,22 @@ def _shaped_like(resolved: Resolved, running: embedded.Cluster) -> Resolved:
     return Resolved(**{**vars(resolved), "cluster": cluster})
 
 
-def lock_of(resolved: Resolved) -> ImageLock | None:
-    """The lock of the job's image; None when it was never built, or is a reference with its own digest."""
-    return _lock_named(resolved, resolved.job.image_name, "image")
+def lock_of(resolved: Resolved, earlier: Earlier | None = None) -> ImageLock | None:
+    """The lock of the job's image; None when it was never built, or is a reference with its own digest.
+
+    earlier: a run whose own locks come first.
+    """
+    name = resolved.job.image_name
+    return (earlier.lock(name) if earlier else None) or _lock_named(resolved, name, "image")
 
 
-def role_locks_of(resolved: Resolved) -> dict[str | None, ImageLock | None]:
+def role_locks_of(resolved: Resolved, earlier: Earlier | None = None) -> dict[str | None, ImageLock | None]:
     """The locks of the images that roles name for themselves."""
     named = {role.image: f"roles.{name}.image" for name, role in resolved.job.roles.items() if role.image}
-    return {image: _lock_named(resolved, image, key) for image, key in named.items()}
+    return {
+        image: (earlier.lock(image) if earlier else None) or _lock_named(resolved, image, key)
+        for image, key in named.items()
+    }
 
 
 def _lock_named(resolved: Resolved, name: str | None, key: str) -> ImageLock | None:

@@ -2,7 +2,8 @@
 
     .snapshots-<uid>/
       objects/3f/3f2a…      a file's content; `3f2a….x` where it is a program. Read-only.
-      trees/<hash>/files/   the tree, its files links to objects; <hash>/listing names all that is in it
+      trees/<hash>/files/   the tree, its files links to objects; <hash>/listing names all that is in it; <hash>/damaged: a run
+                            found that it is not what its listing says, and the next submit of the same files mends it
       index/                what was read of each workspace, and when
 
 Whatever is here has been whole since it got its name: files and trees are written under another one first. What a kill leaves goes
@@ -18,7 +19,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from kit.snapshots.listing import ListedFile, Listing
 from kit.snapshots.scan import Scan, index_name, index_text
 
 FOLDER = ".snapshots"
-_PARTIAL = ".partial-"
+_PARTIAL, _DAMAGED = ".partial-", "damaged"
 # A submit that is under way on another machine may have linked to it already, and its run is not to be seen yet.
 _YOUNG_S = 24 * 3600.0
 _MODES = {"file": 0o444, "program": 0o555}
@@ -67,8 +68,20 @@ class Store:
         except OSError:
             raise RunError(f"snapshot {tree_hash[:12]} is not in {self.root} any more") from None
         if hashlib.sha256(text).hexdigest() != tree_hash:
+            self._mark(tree_hash)
             raise RunError(f"{path}: damaged: it is not the listing that its name says")
         return listing.parse(text, name=str(path))
+
+    def damaged(self, tree: Listing) -> list[str]:
+        """The files of a tree that are not as they were put here; every file is read. The next `put` of the same mends them."""
+        found = [entry.path for entry in tree.entries if not _is_sound(self.files_of(tree.hash) / entry.path, entry)]
+        if found:
+            self._mark(tree.hash)
+        return found
+
+    def _mark(self, tree_hash: str) -> None:
+        with contextlib.suppress(OSError):
+            (self.tree(tree_hash) / _DAMAGED).touch()
 
     def put(self, done: Scan) -> Path:
         """Keep a workspace; the folder of its tree. Nothing is copied that is here already.
@@ -80,15 +93,19 @@ class Store:
             return done.folder / entry.path
 
         with self._changing():
-            self._add(done.tree, source)
+            self._add(done.tree, source, sizes=done.sizes)
             if done.news:
                 _write_whole(self.index(done.folder), index_text(done).encode())
         return self.tree(done.tree.hash)
 
     def put_folder(self, tree: Listing, folder: Path) -> Path:
         """The same for a folder that holds a tree's files."""
+        return self.put_from(tree, lambda entry: folder / entry.path)
+
+    def put_from(self, tree: Listing, source: Callable[[ListedFile], Path]) -> Path:
+        """The same for files that are wherever `source` says."""
         with self._changing():
-            self._add(tree, lambda entry: folder / entry.path)
+            self._add(tree, source)
         return self.tree(tree.hash)
 
     def prune(self, used: Collection[str], *, dry_run: bool = False) -> list[str]:
@@ -101,7 +118,10 @@ class Store:
                 if tree.name not in used and _age(tree) > _YOUNG_S:
                     gone.append(tree.name)
                     if not dry_run:
-                        _remove(tree)
+                        # A kill in the middle leaves no half tree under its name.
+                        half = tree.with_name(f"{_PARTIAL}{os.getpid()}-{tree.name}")
+                        tree.rename(half)
+                        _remove(half)
             if not dry_run:
                 self._prune_objects()
         return gone
@@ -138,14 +158,20 @@ class Store:
             if _age(path) > _YOUNG_S / 24:
                 _remove(path)
 
-    def _add(self, tree: Listing, source: Callable[[ListedFile], Path]) -> None:
+    def _add(
+        self, tree: Listing, source: Callable[[ListedFile], Path], *, sizes: Mapping[str, int] | None = None
+    ) -> None:
+        """sizes: path -> bytes, where they are known: see _linked."""
         final = self.tree(tree.hash)
         if self.holds(tree.hash):
             os.utime(final)  # in use: it is not pruned today
+            if (final / _DAMAGED).exists():
+                self._mend(tree, source)
             return
+        _remove(final)  # without a listing it is what is left of one
         partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=final.parent))
         try:
-            self._fill(partial / "files", tree, source)
+            self._fill(partial / "files", tree, source, sizes or {})
             _write_whole(partial / "listing", tree.text)
             _flush(partial)
             with contextlib.suppress(FileExistsError):
@@ -154,7 +180,30 @@ class Store:
         finally:
             _remove(partial)
 
-    def _fill(self, into: Path, tree: Listing, source: Callable[[ListedFile], Path]) -> None:
+    def _mend(self, tree: Listing, source: Callable[[ListedFile], Path]) -> None:
+        """Replace what is not as the listing says, one rename each: who copies the tree meanwhile sees the old or the new."""
+        final, partial = self.tree(tree.hash), Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.root / "trees"))
+        try:
+            for entry in tree.entries:
+                target, made = final / "files" / entry.path, partial / "made"
+                if _is_sound(target, entry):
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if entry.kind == "link":
+                    made.symlink_to(entry.content)
+                else:
+                    kept = self._object(entry)
+                    if not _is_sound(kept, entry):
+                        kept.unlink(missing_ok=True)
+                        self._keep(entry, source(entry), kept)
+                    _link(kept, made)
+                made.rename(target)
+            _write_whole(final / "listing", tree.text)
+            (final / _DAMAGED).unlink()
+        finally:
+            _remove(partial)
+
+    def _fill(self, into: Path, tree: Listing, source: Callable[[ListedFile], Path], sizes: Mapping[str, int]) -> None:
         into.mkdir()
         for folder in sorted(tree.folders):
             (into / folder).mkdir(exist_ok=True)
@@ -164,12 +213,8 @@ class Store:
                 target.symlink_to(entry.content)
                 continue
             kept = self._object(entry)
-            try:
-                os.link(kept, target)
-            except FileNotFoundError:
+            if not _linked(kept, target, sizes.get(entry.path)):
                 self._keep(entry, source(entry), kept)
-                _link(kept, target)
-            except OSError:
                 _link(kept, target)
 
     def _object(self, entry: ListedFile) -> Path:
@@ -199,6 +244,16 @@ class Store:
             partial.unlink(missing_ok=True)
 
 
+def _is_sound(path: Path, entry: ListedFile) -> bool:
+    try:
+        if entry.kind == "link":
+            return str(path.readlink()) == entry.content
+        with files.open_regular(path) as source:
+            return hashlib.sha256(source.read()).hexdigest() == entry.content
+    except OSError:
+        return False
+
+
 def _link(kept: Path, target: Path) -> None:
     """A hard link, or a copy where the file system has none, or no more of this file."""
     try:
@@ -207,6 +262,19 @@ def _link(kept: Path, target: Path) -> None:
         if error.errno not in {errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV}:
             raise
         shutil.copy2(kept, target)
+
+
+def _linked(kept: Path, target: Path, size: int | None) -> bool:
+    """Link an object that is there. One that is not of its size is removed: a full disk or a power cut left it short."""
+    try:
+        _link(kept, target)
+    except FileNotFoundError:
+        return False
+    if size is None or target.lstat().st_size == size:
+        return True
+    target.unlink()
+    kept.unlink(missing_ok=True)
+    return False
 
 
 def _rename_new(source: Path, target: Path) -> None:

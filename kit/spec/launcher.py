@@ -31,6 +31,10 @@ class Launcher(Model):
         default={},
         description="Sets of programs for the roles of [rl] or [sft], by the name that its `programs` chooses.",
     )
+    varies: str = Field(
+        default="",
+        description="Why two runs of the same code and seed may differ in their numbers; empty: on CPUs they are equal to the bit.",
+    )
     requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
     fits: dict[str, dict[str, bool | int]] = Field(
         default_factory=dict,

@@ -49,6 +49,8 @@ workspace::differences() {
 }
 
 workspace::fail() {
+    # The next submit of the same files looks at each of them, and replaces what is not as it was.
+    : 2>/dev/null >"${KIT_SNAPSHOT}/damaged" || true
     log::error "the workspace in ${KIT_SNAPSHOT} $1; submit the job again"
     return 1
 }

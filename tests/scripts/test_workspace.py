@@ -126,3 +126,31 @@ def test_an_empty_workspace(taken: Taken) -> None:
     taken.source.mkdir()
     assert taken.prepare(taken.put()) == ["code 0"]
     assert list(taken.copy.iterdir()) == []
+
+
+def test_a_damaged_tree_is_marked_and_the_next_submit_mends_it(taken: Taken) -> None:
+    """Before, every submit of the same files failed at its start until somebody removed the tree by hand."""
+    tree = taken.put()
+    file = tree / "files/lib/a b.py"
+    file.chmod(0o644)
+    file.write_text("two\n")  # and with it the object, and all that share it
+    said = taken.prepare(tree)
+    assert "has other contents than at the submit" in said[0]
+    assert said[-1] == "code 1"
+    assert taken.put() == tree
+    assert taken.prepare(tree) == ["code 0"]
+    assert (taken.copy / "lib/a b.py").read_text() == (taken.copy / "same.py").read_text() == "one\n"
+    assert not (tree / "damaged").exists()
+
+
+def test_a_tree_without_its_files_or_its_listing_is_mended(taken: Taken) -> None:
+    for damage in (lambda tree: shutil.rmtree(tree / "files"), lambda tree: (tree / "listing").write_text("x")):
+        tree = taken.put()
+        damage(tree)
+        assert taken.prepare(tree)[-1] == "code 1"
+        taken.put()
+        assert taken.prepare(tree)[-1] == "code 0"
+        shutil.rmtree(taken.copy)
+    (tree / "listing").unlink()
+    assert taken.put() == tree
+    assert taken.prepare(tree)[-1] == "code 0"

@@ -392,6 +392,38 @@ def test_pruning_keeps_what_is_used_or_young(repo: Path, tmp_path: Path) -> None
         kept.read(old)
 
 
+def test_an_object_that_was_left_short_is_made_anew(repo: Path, tmp_path: Path) -> None:
+    """Objects are not flushed one by one: a power cut may leave an empty one, and another tree with the same file would have it."""
+    kept = Store(tmp_path / "s")
+    short = put(repo, kept) / "lib/a.py"
+    short.chmod(0o644)
+    os.truncate(short, 0)
+    write(repo, {"train.py": "another tree\n"})
+    tree = put(repo, kept)
+    assert (tree / "lib/a.py").read_text() == "a\n"
+    assert kept.damaged(kept.read(tree.parent.name)) == []
+    assert kept.damaged(kept.read(short.parent.parent.parent.name)) == ["lib/a.py"]
+
+
+def test_a_prune_that_is_killed_leaves_no_half_tree(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree with its listing and without its files would have been taken for whole by the next submit."""
+    kept = Store(tmp_path / "s")
+    tree = put(repo, kept).parent
+    os.utime(tree, (0, 0))
+
+    def killed(path: Path, **_: object) -> None:
+        (path / "files/train.py").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("kit.snapshots.store.shutil.rmtree", killed)
+        kept.prune(set())
+    assert not kept.holds(tree.name)
+    assert kept.damaged(kept.read(put(repo, kept).parent.name)) == []
+
+
 def test_a_damaged_listing_is_refused(repo: Path, tmp_path: Path) -> None:
     kept = Store(tmp_path / "s")
     tree = put(repo, kept).parent

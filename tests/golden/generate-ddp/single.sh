@@ -667,6 +667,7 @@ shapes = [
 ]
 script = "run.py"
 framework = "torchtitan"
+varies = ""
 requires = []
 
 [programs]

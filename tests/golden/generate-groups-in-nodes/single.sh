@@ -872,6 +872,7 @@ shapes = [
 ]
 script = "run.py"
 framework = "torchtitan"
+varies = ""
 requires = []
 
 [programs]

@@ -1004,6 +1004,7 @@ shapes = [
 ]
 script = "run.py"
 framework = "torchtitan"
+varies = ""
 requires = []
 
 [programs]

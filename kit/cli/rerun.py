@@ -1,0 +1,72 @@
+"""kit rerun."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from kit.cli import completion
+from kit.cli.jobs import Overrides
+
+
+def rerun(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Run folder, id, start of an id, or Slurm job id.",
+            autocompletion=completion.runs,
+        ),
+    ],
+    set_: Overrides = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            "-c",
+            help="Another cluster: its defaults, with the keys that job file and --set gave the run.",
+            show_default="the run's",
+            autocompletion=completion.clusters,
+        ),
+    ] = None,
+    from_step: Annotated[
+        int | None,
+        typer.Option("--from-step", metavar="N", min=0, help="Begin at this checkpoint of the run, in a copy."),
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="With the job's folder as it is now, in the place of the run's snapshot.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be written and run. Nothing is submitted.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the run's own code.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show the logs as they come; exit with the run's own code.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Run again what a run was made from: the same code, image, job and seed, in a run folder of its own."""
+    from kit.cli.follow import follow_run, wait_run
+    from kit.cli.jobs import render_plan, show_warnings, submit_run
+    from kit.cli.runs import folders
+    from kit.errors import UsageError
+    from kit.runs import registry
+    from kit.runs.rerun import differences, prepare
+
+    if as_json and follow:
+        raise UsageError("--json and --follow both write to stdout", hint="'kit rerun --json --wait' waits for the end")
+    run_dir = registry.find_one(run, folders(None))
+    made = prepare(run_dir, cluster=cluster, overrides=list(set_ or []), from_step=from_step, live=live)
+    show_warnings([made])
+    for one in differences(made):
+        print(f"kit: {one}", file=sys.stderr)
+    if dry_run:
+        render_plan(made.plan, as_json=as_json)
+        return
+    folder = submit_run(made, [], as_json=as_json, say_how=not (wait or follow))
+    if follow:
+        follow_run(folder)
+    elif wait:
+        wait_run(folder)

@@ -1,0 +1,220 @@
+"""`kit export`: a run as one file, with all that is needed to look at it and to run it again elsewhere. Secrets never leave."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import shlex
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kit import __version__, config, files, shell
+from kit.errors import ConfigError, RunError, UsageError
+from kit.images import temporary, verify
+from kit.runs import archive, earlier, secret
+from kit.runs.archive import Index, Member
+from kit.runs.manifest import Manifest
+from kit.runs.manifest import read as read_manifest
+from kit.spec.job import Job
+from kit.spec.paths import RunPaths
+
+_CHUNK = 1 << 20
+# Folders of a run that the kit itself fills; what programs write elsewhere may be anything, and of any size.
+_FOLDERS = ("bin", "lib", "code", "configs", "locks", "logs", "monitor", "state")
+# A shorter value is in any file by chance.
+_SHORTEST_SECRET = 6
+_BLOCK = tarfile.BLOCKSIZE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written. left_out: folders of the run that are not in it."""
+
+    file: Path
+    index: Index
+    left_out: tuple[str, ...]
+
+
+def export(run_dir: Path, output: Path, *, with_image: bool = False, now: datetime | None = None) -> Exported:
+    """Write a run that has ended to `output`, whole or not at all. with_image: the images, too.
+
+    RunError when the snapshot is gone, a file holds a secret, or changes meanwhile; LockError for an image that is gone;
+    UsageError for a name without one of the two endings, or of a file that is there.
+    """
+    write = _writer(output)
+    record = read_manifest(RunPaths(run_dir).manifest)
+    sources = dict(_files(run_dir))
+    sources |= _snapshot(run_dir, record)
+    sources |= _images(run_dir, record) if with_image else {}
+    hidden = _secrets(run_dir, record)
+    index = Index(
+        kit=__version__,
+        run_id=record.run_id,
+        cluster=record.cluster,
+        exported_at=now or datetime.now(UTC),
+        members={
+            name: _member(path, {} if name.startswith(archive.IMAGE) else hidden) for name, path in sources.items()
+        },
+    )
+    try:
+        with temporary.beside(output.absolute()) as partial:
+            write(partial, _tar(index, sources))
+            _flush(partial)
+            partial.rename(output)
+    except OSError as error:
+        raise RunError(f"{output}: cannot be written: {error.strerror or error}", hint="free some space") from None
+    kept = {name.removeprefix(archive.RUN).partition("/")[0] for name in sources}
+    left = sorted(one.name for one in run_dir.iterdir() if one.is_dir() and one.name not in kept and any(one.iterdir()))
+    return Exported(file=output, index=index, left_out=tuple(left))
+
+
+def _writer(output: Path) -> Callable[[Path, Iterator[bytes]], None]:
+    if output.exists():
+        raise UsageError(f"{output}: there is a file of that name", hint="another name after -o")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"{output}: there is no such folder", hint=f"mkdir -p {shlex.quote(str(output.parent))}")
+    if output.name.endswith(".tar.zst"):
+        zstd = shell.require("zstd", hint="apt-get install zstd, or a name that ends in .tar.gz")
+
+        def by_zstd(path: Path, chunks: Iterator[bytes]) -> None:
+            shell.feed([zstd, "--quiet", "--threads=0", "-o", str(path)], chunks)
+
+        return by_zstd
+    if output.name.endswith((".tar.gz", ".tgz")):
+        return _by_gzip
+    raise UsageError(f"{output}: its name says how it is packed", hint=f"-o {output.name.partition('.')[0]}.tar.zst")
+
+
+def _by_gzip(path: Path, chunks: Iterator[bytes]) -> None:
+    # Without a name in its header: that of the temporary file names this machine.
+    with path.open("wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as sink:
+        for chunk in chunks:
+            sink.write(chunk)
+
+
+def _files(run_dir: Path) -> Iterator[tuple[str, Path]]:
+    """The files of the run folder that are taken; what is hidden, such as the file of secrets, is not."""
+    roles = {path.parent.name for path in run_dir.glob("*/worker.sh")}
+    for path in sorted(run_dir.iterdir()):
+        if path.name.startswith(".") or path.is_symlink():
+            continue
+        if path.is_file():
+            yield from _named(run_dir, path)
+        elif path.name in {*_FOLDERS, *roles}:
+            for one in sorted(path.rglob("*")):
+                if one.is_file() and not one.is_symlink() and not _is_hidden(one.relative_to(run_dir)):
+                    yield from _named(run_dir, one)
+    for path in sorted(run_dir.glob("replica-*/metrics.jsonl")):
+        yield from _named(run_dir, path)
+
+
+def _named(run_dir: Path, path: Path) -> Iterator[tuple[str, Path]]:
+    name = f"{archive.RUN}{path.relative_to(run_dir)}"
+    if not archive.is_path(name):
+        raise RunError(f"{path}: no archive of the kit can hold a file of this name", hint="rename or remove it")
+    yield name, path
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+
+
+def _snapshot(run_dir: Path, record: Manifest) -> dict[str, Path]:
+    """None for a run of the live folder, whose code nobody kept."""
+    if record.workspace is None or record.workspace.tree is None:
+        return {}
+    tree, store = earlier.code_of(run_dir, record)
+    found = {archive.LISTING: store.tree(tree.hash) / "listing"}
+    for entry in tree.entries:
+        if entry.kind != "link":
+            found[archive.OBJECTS + entry.content] = store.files_of(tree.hash) / entry.path
+    return found
+
+
+def _images(run_dir: Path, record: Manifest) -> dict[str, Path]:
+    from kit.images import lock as image_lock
+
+    found = {}
+    for path in sorted(RunPaths(run_dir).locks.glob("*.lock")):
+        lock = image_lock.read(path)
+        file = verify.check(lock, Path(record.image).parent.parent, full=False)
+        found[f"{archive.IMAGE}{lock.sha256}.sqsh"] = file
+    return found
+
+
+def _secrets(run_dir: Path, record: Manifest) -> dict[str, bytes]:
+    """Name -> value of the job's secrets, as far as they are known here: by what the run was given, and what a new one would be."""
+    found: dict[str, str] = {}
+    with suppress(ConfigError):
+        job, place = config.load_model(RunPaths(run_dir).job, Job), Path(record.job_file)
+        found |= {name: os.environ[name] for name in job.secrets.env if name in os.environ}
+        found |= secret.gather(job, job_dir=place.parent, job_file=record.job_file)
+    found |= secret.read(run_dir)
+    return {name: value.encode() for name, value in found.items() if len(value) >= _SHORTEST_SECRET}
+
+
+def _member(path: Path, hidden: Mapping[str, bytes]) -> Member:
+    """Size and digest of a file. RunError when it holds a secret."""
+    longest = max(map(len, hidden.values()), default=0)
+    digest, size, before = hashlib.sha256(), 0, b""
+    try:
+        with files.open_regular(path) as source:
+            mode = os.fstat(source.fileno()).st_mode
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+                looked = before + chunk
+                for name, value in hidden.items():
+                    if value in looked:
+                        problem = f"{path}: holds the value of {name}, a secret of the job"
+                        raise RunError(
+                            problem, hint="remove it there, and change the secret: others can read that file"
+                        )
+                before = looked[-longest:] if longest else b""
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+    return Member(size=size, sha256=digest.hexdigest(), program=bool(mode & 0o100))
+
+
+def _tar(index: Index, sources: Mapping[str, Path]) -> Iterator[bytes]:
+    """The archive's bytes. RunError for a file that is not what it was when the index was made."""
+    text = json.dumps(index.model_dump(mode="json"), indent=1).encode()
+    yield from _entry(archive.INDEX, len(text), 0o644)
+    yield text + _padding(len(text))
+    for name, path in sources.items():
+        member = index.members[name]
+        yield from _entry(name, member.size, 0o755 if member.program else 0o644)
+        digest, left = hashlib.sha256(), member.size
+        with files.open_regular(path) as source:
+            while left > 0 and (chunk := source.read(min(_CHUNK, left))):
+                digest.update(chunk)
+                left -= len(chunk)
+                yield chunk
+        if left or digest.hexdigest() != member.sha256:
+            raise RunError(f"{path}: changed while it was exported", hint="export again once the run has ended")
+        yield _padding(member.size)
+    yield bytes(2 * _BLOCK)
+
+
+def _entry(name: str, size: int, mode: int) -> Iterator[bytes]:
+    one = tarfile.TarInfo(name)
+    one.size, one.mode = size, mode
+    yield one.tobuf(tarfile.PAX_FORMAT)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _BLOCK)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

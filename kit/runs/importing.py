@@ -1,0 +1,309 @@
+"""`kit import`: an exported run becomes a run here, whole or not at all. The archive may come from anybody.
+
+Each member must be a regular file that the index names, of that size and digest, and nothing is written outside the new folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Protocol
+
+from pydantic import ValidationError
+
+from kit import files, shell
+from kit.errors import KitError, LockError, RunError, ToolError
+from kit.images import store as images
+from kit.runs import archive, folder, manifest, workspace
+from kit.runs.archive import Index, Member
+from kit.runs.manifest import Imported, Manifest
+from kit.snapshots import listing
+from kit.snapshots.listing import Listing
+from kit.spec.image import ImageLock
+from kit.spec.paths import RunPaths
+
+_CHUNK = 1 << 20
+# Of a header: longer names and pax tables are of no exported run, and tarfile would keep them in memory.
+_MOST_HEADER = 1 << 16
+# A run without its images: its logs are the largest part.
+_MOST_BYTES = 100 << 30
+_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip"}
+_DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ToolError, ValueError, OverflowError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The run that an archive holds, here. new: whether it was brought in now. outward: links of its code that lead out of it."""
+
+    run_dir: Path
+    new: bool
+    outward: tuple[str, ...] = ()
+
+
+def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | None = None) -> Found:
+    """Bring in an exported run; `read_index` says for which cluster it was made.
+
+    RunError for what is no such archive, is damaged, or names what it may not; for a run of that name that is another one; and
+    for a disk that has no room. LockError for an image that is not the one of its lock.
+    """
+    with _members(file) as tar:
+        index, digest = _index(file, tar)
+        final = runs_dir / index.run_id
+        if _is_here(final, digest, index):
+            return Found(run_dir=final, new=False)
+        _require_room(file, index, runs_dir)
+        with folder.whole(final) as partial, contextlib.ExitStack() as held:
+            aside = partial / ".import"
+            aside.mkdir()
+            place = aside
+            if any(name.startswith(archive.IMAGE) for name in index.members):
+                images.prepare(image_store)
+                place = held.enter_context(images.workspace(image_store))
+            _unpack(file, tar, index, {archive.RUN: partial, archive.IMAGE: place, "snapshot/": aside})
+            record, tree = _checked(file, index, partial, aside)
+            _publish(file, index, _locks(record, partial), place, image_store)
+            if tree is not None:
+                objects = aside / "objects"
+                workspace.store_of(runs_dir).put_from(tree, lambda entry: objects / entry.content)
+            shutil.rmtree(aside)
+            told = Imported(at=now or datetime.now(UTC), index=digest)
+            record.model_copy(update={"imported": told}).write(RunPaths(partial).manifest)
+    for path in RunPaths(final).locks.glob("*.lock"):
+        images.register(image_store, path)  # so that pruning knows that the image is used
+    return Found(run_dir=final, new=True, outward=_outward(tree))
+
+
+def read_index(file: Path) -> Index:
+    """What an archive says that it holds; RunError as above."""
+    with _members(file) as tar:
+        return _index(file, tar)[0]
+
+
+def _is_here(final: Path, digest: str, index: Index) -> bool:
+    """RunError for another run of that name."""
+    if not final.exists():
+        return False
+    with contextlib.suppress(RunError):
+        here = manifest.read(RunPaths(final).manifest)
+        ours = index.members.get(f"{archive.RUN}manifest.json")
+        if here.imported and here.imported.index == digest:
+            return True
+        if ours and hashlib.sha256(files.read_bytes(RunPaths(final).manifest)).hexdigest() == ours.sha256:
+            return True
+    raise RunError(f"{final}: there is another run of that name", hint="--runs DIR puts this one elsewhere")
+
+
+def _require_room(file: Path, index: Index, runs_dir: Path) -> None:
+    sizes = {name: one.size for name, one in index.members.items()}
+    total = sum(size for name, size in sizes.items() if not name.startswith(archive.IMAGE))
+    if total > _MOST_BYTES:
+        raise RunError(
+            f"{file}: it would have {total >> 30} GiB without its images, and {_MOST_BYTES >> 30} is the most"
+        )
+    place = next(path for path in (runs_dir, *runs_dir.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    if sum(sizes.values()) > free:
+        problem = f"it would have {sum(sizes.values()) >> 20} MiB, and {place} has {free >> 20} MiB left"
+        raise RunError(f"{file}: {problem}", hint="free some space, or --runs DIR")
+
+
+def _index(file: Path, tar: tarfile.TarFile) -> tuple[Index, str]:
+    """The first member, and its sha256."""
+    try:
+        first = tar.next()
+        if first is None or first.name != archive.INDEX or not _is_plain(first) or first.size > archive.MOST_INDEX:
+            raise RunError(
+                f"{file}: no exported run: it does not begin with {archive.INDEX}", hint="kit export RUN -o FILE"
+            )
+        content = tar.extractfile(first)
+        assert content is not None
+        text = content.read(first.size)
+        return Index.model_validate(json.loads(text)), hashlib.sha256(text).hexdigest()
+    except ValidationError as error:
+        raise RunError(f"{file}: {archive.INDEX}: {manifest.problem(error)}") from None
+    except (*_DAMAGED, RecursionError) as error:
+        raise _damaged(file, error) from None
+
+
+def _unpack(file: Path, tar: tarfile.TarFile, index: Index, places: dict[str, Path]) -> None:
+    """Write each member that the index names, and see that it is what the index says; RunError for any other."""
+    missing = dict(index.members)
+    try:
+        while missing and (one := tar.next()) is not None:
+            wanted = missing.pop(one.name, None)
+            if wanted is None:
+                problem = "is there twice" if one.name in index.members else "is not in its index"
+                raise RunError(f"{file}: {one.name[:200]!r} {problem}")
+            if not _is_plain(one):
+                raise RunError(f"{file}: {one.name!r} is no regular file, and an exported run has nothing else")
+            if one.size != wanted.size:
+                raise RunError(f"{file}: {one.name!r} has {one.size} bytes, and its index says {wanted.size}")
+            top = next(top for top in places if one.name.startswith(top))
+            content = tar.extractfile(one)
+            assert content is not None
+            _write(file, content, one.name, wanted, places[top] / one.name.removeprefix(top))
+    except _DAMAGED as error:
+        raise _damaged(file, error) from None
+    if missing:
+        raise RunError(
+            f"{file}: cut off: {len(missing)} of {len(index.members)} files are missing", hint="copy it again"
+        )
+
+
+def _write(file: Path, content: IO[bytes], name: str, wanted: Member, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with target.open("xb") as sink:
+        while chunk := content.read(_CHUNK):
+            digest.update(chunk)
+            sink.write(chunk)
+    if digest.hexdigest() != wanted.sha256:
+        problem = f"{name!r} has the sha256 {digest.hexdigest()[:16]}…, and its index says {wanted.sha256[:16]}…"
+        raise RunError(f"{file}: damaged: {problem}", hint="copy it again")
+    target.chmod(0o755 if wanted.program else 0o644)
+
+
+def _is_plain(one: tarfile.TarInfo) -> bool:
+    return one.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not one.issparse()
+
+
+def _checked(file: Path, index: Index, partial: Path, aside: Path) -> tuple[Manifest, Listing | None]:
+    """The manifest, and the tree of its code. RunError where they are not those of each other."""
+    record = manifest.read(RunPaths(partial).manifest)
+    if record.run_id != index.run_id:
+        raise RunError(f"{file}: its manifest is that of run {record.run_id!r}, and its index says {index.run_id!r}")
+    for name, digest in record.records.items():
+        member = index.members.get(f"{archive.RUN}{name}")
+        if member is None or member.sha256 != digest:
+            raise RunError(f"{file}: {name!r} is not the one that the run's manifest names")
+    wanted = record.workspace.tree if record.workspace else None
+    if wanted is None:
+        return record, None
+    listed = index.members.get(archive.LISTING)
+    if listed is None or listed.sha256 != wanted:
+        raise RunError(f"{file}: its code is not the snapshot {wanted[:12]} of the run's manifest")
+    tree = listing.parse(files.read_bytes(aside / "listing"), name=f"{file}: {archive.LISTING}")
+    for entry in tree.entries:
+        if entry.kind != "link" and not (aside / "objects" / entry.content).is_file():
+            raise RunError(f"{file}: it lacks {entry.path!r} of its code")
+        if entry.kind != "link" and index.members[archive.OBJECTS + entry.content].sha256 != entry.content:
+            raise RunError(f"{file}: damaged: {entry.path!r} of its code is not what its name says")
+    return record, tree
+
+
+def _locks(record: Manifest, run_dir: Path) -> dict[str, ImageLock]:
+    """Digest -> lock of the images that the run's manifest vouches for."""
+    from kit.images import lock as image_lock
+
+    names = [name for name in record.records if name.startswith("locks/")]
+    return {lock.sha256: lock for lock in (image_lock.read(run_dir / name) for name in names)}
+
+
+def _publish(file: Path, index: Index, locks: Mapping[str, ImageLock], place: Path, image_store: Path) -> None:
+    """Images into the store, each only as the one that a lock of the run names."""
+    for name in (name for name in index.members if name.startswith(archive.IMAGE)):
+        sha256 = Path(name).stem
+        if sha256 not in locks or index.members[name].sha256 != sha256:
+            raise LockError(f"{file}: {name!r} is no image that a lock of the run names")
+        if not images.path(image_store, sha256).is_file():
+            unpacked = place / f"{sha256}.sqsh"
+            _flush(unpacked)
+            images.publish(image_store, unpacked, sha256, {"name": locks[sha256].name, "source": "import of a run"})
+
+
+def _outward(tree: Listing | None) -> tuple[str, ...]:
+    entries = tree.entries if tree else ()
+    return tuple(
+        f"{one.path} -> {one.content}" for one in entries if one.kind == "link" and one.content.startswith("/")
+    )
+
+
+class _Stream(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class _Forward:
+    """What tarfile needs of a file, over a stream that is read once; a header that is too large is never read."""
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream, self._at = stream, 0
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, place: int) -> None:
+        while self._at < place:
+            if not self._take(min(_CHUNK, place - self._at)):
+                raise EOFError("the data end early")
+
+    def read(self, size: int) -> bytes:
+        if size > max(_CHUNK, _MOST_HEADER):
+            raise tarfile.ReadError("a header of more than a mebibyte")
+        parts = []
+        while size > 0 and (part := self._take(size)):
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _take(self, size: int) -> bytes:
+        part = self._stream.read(size)
+        self._at += len(part)
+        return part
+
+
+@contextlib.contextmanager
+def _members(file: Path) -> Iterator[tarfile.TarFile]:
+    """The archive, to be read from its beginning to its end."""
+    try:
+        with files.open_regular(file) as source:
+            magic = source.read(4)
+    except OSError as error:
+        raise RunError(f"{file}: cannot be read: {error.strerror}", hint="kit import FILE") from None
+    kind = next((kind for start, kind in _MAGIC.items() if magic.startswith(start)), "")
+    with contextlib.ExitStack() as held:
+        try:
+            if kind == "zstd":
+                zstd = shell.require("zstd", hint="apt-get install zstd")
+                held.enter_context(_ends_early())
+                stream: _Stream = held.enter_context(
+                    shell.output([zstd, "--quiet", "--decompress", "--stdout", str(file)])
+                )
+            elif kind == "gzip":
+                stream = held.enter_context(gzip.open(file))
+            else:
+                raise RunError(f"{file}: no exported run: neither zstd nor gzip", hint="kit export RUN -o FILE")
+            tar = tarfile.TarFile(fileobj=_Forward(stream), mode="r", encoding="utf-8")  # type: ignore[arg-type]
+        except _DAMAGED as error:
+            raise _damaged(file, error) from None
+        yield tar
+
+
+@contextlib.contextmanager
+def _ends_early() -> Iterator[None]:
+    """The program that unpacks is ended once all is read; what it thinks of the rest does not matter."""
+    try:
+        yield
+    except ToolError:
+        return
+
+
+def _damaged(file: Path, error: Exception) -> KitError:
+    return RunError(f"{file}: damaged or cut off: {str(error)[:200] or type(error).__name__}", hint="copy it again")
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,88 @@
+"""`kit rerun`: a new run of what an earlier one was made from: the same code, image, job and seed."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kit import __version__
+from kit.errors import LockError
+from kit.runs import earlier as reading
+from kit.runs import submit
+from kit.runs.earlier import Earlier
+from kit.runs.submit import Prepared
+from kit.spec.world_sizes import sizes_text
+
+# Of a cluster file: what a job does not see.
+_UNSEEN = frozenset({"description", "defaults", "qos", "default_qos", "max_array"})
+
+
+def prepare(
+    run_dir: Path,
+    *,
+    cluster: str | None = None,
+    overrides: Sequence[str] = (),
+    from_step: int | None = None,
+    live: bool = False,
+    now: datetime | None = None,
+) -> Prepared:
+    """Plan a run that repeats `run_dir`; nothing is written. `submit.submit` submits it.
+
+    cluster: another one. overrides: keys to change, as `--set` has them. from_step: begin at that checkpoint of the run. live: with
+    the job's folder as it is now. RunError and LockError, with the exact reason, where something of the run is gone.
+    """
+    earlier = reading.read(run_dir, live=live, from_step=from_step)
+    sources = earlier.sources(cluster=cluster, overrides=list(overrides))
+    resolved = earlier.resolve(sources)
+    containers = not _without_container(earlier)
+    made = submit.prepare_resolved(resolved, sources.job_file, containers=containers, now=now, earlier=earlier)
+    _require_same_image(earlier, made)
+    return made
+
+
+def differences(made: Prepared) -> Iterator[str]:
+    """Why its numbers may be others than those of the run that it repeats, in the last bits at least; one sentence each."""
+    earlier = made.earlier
+    assert earlier is not None
+    was, plan = earlier.manifest, made.plan
+    if sizes_text(was.world_sizes) != sizes_text(plan.world_sizes):
+        sizes = f"{sizes_text(plan.world_sizes)} ranks in the place of {sizes_text(was.world_sizes)}"
+        yield f"{sizes}: sums over ranks are rounded otherwise"
+    if was.runtime != plan.job.container.runtime:
+        yield f"runtime {plan.job.container.runtime} in the place of {was.runtime}"
+    if was.versions.get("kit") != __version__:
+        yield f"kit {was.versions.get('kit')} made the run; its scripts are those of kit {__version__} now"
+    if why := made.resolved.launcher.varies:
+        yield f"launcher {plan.job.launcher} does not repeat to the bit: {why}"
+    changed = ", ".join(_changed_cluster(earlier, made))
+    if changed and was.cluster == plan.cluster:
+        yield f"cluster {plan.cluster} has changed since: {changed}"
+
+
+def _changed_cluster(earlier: Earlier, made: Prepared) -> Iterator[str]:
+    try:
+        was: dict[str, Any] = tomllib.loads(earlier.paths.cluster.read_text(encoding="utf-8"))
+    except OSError:
+        return
+    now = tomllib.loads(made.plan.text_of("cluster.toml"))
+    yield from (key for key in sorted({*was, *now} - _UNSEEN) if was.get(key) != now.get(key))
+
+
+def _without_container(earlier: Earlier) -> bool:
+    """Whether it was submitted with --no-container."""
+    return earlier.manifest.runtime == "bare" and earlier.manifest.layer_of("container.runtime") is None
+
+
+def _require_same_image(earlier: Earlier, made: Prepared) -> None:
+    """LockError where the image of that name is another one now, and nobody asked for another."""
+    was, pin = earlier.manifest, made.plan.decisions.pin
+    if not pin.image or pin.digest == was.image_digest or made.plan.job.image_name != was.image_name:
+        return
+    if not was.image_digest:
+        return  # it ran without a container
+    problem = f"run {was.run_id} ran in {was.image_digest}, and its lock names {pin.digest} now"
+    hint = f"put the lock of {was.submitted_at:%Y-%m-%d} back, then: kit build-image {was.image_name} --locked"
+    raise LockError(f"image {was.image_name}: {problem}", hint=hint)

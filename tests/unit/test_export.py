@@ -1,0 +1,400 @@
+"""A run leaves as one file and comes back elsewhere: all that is needed, no secrets, and nothing from an archive that lies."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit import shell
+from kit.errors import KitError, LockError, RunError, UsageError
+from kit.images import store as images
+from kit.runs import archive, exporting, facts, importing, registry, rerun, status, workspace
+from kit.runs.importing import Found
+from kit.slurm.client import QueuedJob
+from kit.spec.paths import RunPaths
+from tests.support import write_job
+from tests.unit.test_rerun import CLUSTER, JOB, project, recorded, run, tree_of, written  # noqa: F401
+
+SECRET = "hunter2-and-more"
+
+
+@pytest.fixture
+def ended(run: Path) -> Path:  # noqa: F811
+    """A run with logs, metrics, events, a checkpoint, and what its program wrote."""
+    for name, text in {
+        "logs/rank-0.log": "step 1\n",
+        "metrics.jsonl": '{"kind": "final", "test_loss": 0.5}\n',
+        "state/events.jsonl": '{"event": "start", "job_id": 7, "restart": 0, "nodes": "n1"}\n{"event": "end", "exit_code": 0}\n',
+        "checkpoints/step-00000001/state.pt": "weights",
+        "workspace/wandb/notes": "of the program",
+        "logs/.hidden": "hidden",
+    }.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(text)
+    change(run, job_id=7)
+    return run
+
+
+def change(run_dir: Path, **told: object) -> None:
+    path = RunPaths(run_dir).manifest
+    path.write_text(json.dumps({**json.loads(path.read_text()), **told}))
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, ended: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another project with a cluster of another name; `exported` are taken there, and what made them is gone."""
+    place = tmp_path / "elsewhere"
+    (place / "clusters").mkdir(parents=True)
+    (place / ".git").mkdir()
+    (place / "clusters/far.toml").write_text(CLUSTER.replace("PARTITION", "far"))
+    return place
+
+
+def brought(file: Path, place: Path) -> Found:
+    return importing.bring_in(file, runs_dir=place / "runs", image_store=place / "store")
+
+
+@pytest.mark.parametrize("ending", [".tar.zst", ".tar.gz"])
+def test_there_and_back(
+    ended: Path, elsewhere: Path, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, tree, then = tmp_path / f"run{ending}", tree_of(ended), recorded(ended)
+    done = exporting.export(ended, file)
+    assert done.left_out == ("checkpoints", "workspace")
+    shutil.rmtree(tmp_path / "p")
+    monkeypatch.chdir(elsewhere)
+    found = brought(file, elsewhere)
+    assert (found.run_dir, found.new) == (elsewhere / "runs" / ended.name, True)
+    for name in (
+        "logs/rank-0.log",
+        "metrics.jsonl",
+        "job.toml",
+        "locks/train-cpu.lock",
+        "batch.sh",
+        "state/events.jsonl",
+    ):
+        assert (found.run_dir / name).is_file(), name
+    assert (found.run_dir / "batch.sh").stat().st_mode & 0o777 == 0o755
+    assert not (found.run_dir / "logs/.hidden").exists()
+    now = recorded(found.run_dir)
+    assert now.imported is not None
+    assert now.model_copy(update={"imported": None}) == then
+    store = workspace.store_of(elsewhere / "runs")
+    assert store.damaged(store.read(tree)) == []
+    made = rerun.prepare(found.run_dir, cluster="far")
+    assert made.site.snapshot is not None
+    assert made.site.snapshot.tree == tree
+    assert made.plan.job.seed == then.seed
+    assert recorded(written(made)).rerun_of == ended.name
+
+
+def test_no_job_here_is_taken_for_its_own(ended: Path, elsewhere: Path, tmp_path: Path) -> None:
+    """Slurm here has a job 7, too."""
+    exporting.export(ended, tmp_path / "a.tar.gz")
+    found = brought(tmp_path / "a.tar.gz", elsewhere)
+
+    theirs = QueuedJob(job_id=7, state="RUNNING", reason="", nodes="n9", elapsed="1:00")
+    (one,) = status.of([found.run_dir], queue=lambda _: {7: theirs})
+    assert (one.job_id, one.state, one.exit_code) == (None, "COMPLETED", 0)
+    assert facts.read(found.run_dir).job_id is None
+    with pytest.raises(RunError, match="no such run"):
+        registry.find_one("7", [elsewhere / "runs"])
+    (elsewhere / "runs" / ended.name / "state/events.jsonl").unlink()
+    (one,) = status.of([found.run_dir], queue=lambda _: {7: theirs})
+    assert one.state == "LOST"
+
+
+def test_a_second_import_changes_nothing(ended: Path, elsewhere: Path, tmp_path: Path) -> None:
+    exporting.export(ended, tmp_path / "a.tar.gz")
+    found = brought(tmp_path / "a.tar.gz", elsewhere)
+    (found.run_dir / "logs/rank-0.log").write_text("mine\n")
+    again = brought(tmp_path / "a.tar.gz", elsewhere)
+    assert (again.run_dir, again.new) == (found.run_dir, False)
+    assert (found.run_dir / "logs/rank-0.log").read_text() == "mine\n"
+    at_home = importing.bring_in(tmp_path / "a.tar.gz", runs_dir=ended.parent, image_store=tmp_path / "store")
+    assert (at_home.run_dir, at_home.new) == (ended, False), "the run itself"
+    change(ended, seed=4)
+    with pytest.raises(RunError, match="there is another run of that name"):
+        importing.bring_in(tmp_path / "a.tar.gz", runs_dir=ended.parent, image_store=tmp_path / "store")
+
+
+def test_with_its_image(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, ended: Path) -> None:
+    content = b"hsqs" + bytes(36) + (96).to_bytes(8, "little") + bytes(48)
+    sha256 = hashlib.sha256(content).hexdigest()
+    store = tmp_path / "images"
+    images.prepare(store)
+    images.path(store, sha256).write_bytes(content)
+    lock = (ended / "locks/train-cpu.lock").read_text()
+    was = recorded(ended).image_digest.removeprefix("sha256:")
+    lock = lock.replace(was, sha256).replace("size = 4096", "size = 96")
+    (ended / "locks/train-cpu.lock").write_text(lock)
+    records = {**recorded(ended).records, "locks/train-cpu.lock": hashlib.sha256(lock.encode()).hexdigest()}
+    change(ended, image=str(images.path(store, sha256)), image_digest=f"sha256:{sha256}", records=records)
+    done = exporting.export(ended, tmp_path / "a.tar.zst", with_image=True)
+    assert f"image/{sha256}.sqsh" in done.index.members
+    assert not any(name.startswith("image/") for name in exporting.export(ended, tmp_path / "b.tar.gz").index.members)
+    found = brought(tmp_path / "a.tar.zst", elsewhere)
+    assert images.path(elsewhere / "store", sha256).read_bytes() == content
+    assert images.registered(elsewhere / "store") == [found.run_dir / "locks/train-cpu.lock"], "it is not pruned"
+    images.path(store, sha256).write_bytes(content[:-1] + b"x")
+    with pytest.raises(LockError):
+        exporting.export(ended, tmp_path / "c.tar.gz", with_image=True)
+    assert not (tmp_path / "c.tar.gz").exists()
+
+
+def test_secrets_stay(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    from kit.runs import submit
+
+    monkeypatch.setenv("TOKEN", SECRET)
+    (project / "secrets.env").write_text(f"KEY={SECRET}-too\n")
+    write_job(project, f'{JOB}[secrets]\nenv = ["TOKEN"]\nfile = "secrets.env"\n')
+    made = written(submit.prepare(project / "job.toml", cluster="here", overrides=[]))
+    (made / ".secrets").write_text(f"export TOKEN='{SECRET}'\n")
+    (made / "logs/.secrets").write_text(SECRET)
+    exporting.export(made, tmp_path / "a.tar.gz")
+    assert SECRET.encode() not in gzip.decompress((tmp_path / "a.tar.gz").read_bytes())
+    # Its program printed one: across the border of what is read at once.
+    (made / "logs/rank-0.log").write_bytes(b"x" * ((1 << 20) - 5) + f"{SECRET}-too".encode())
+    with pytest.raises(RunError, match=r"rank-0.log: holds the value of (TOKEN|KEY), a secret of the job"):
+        exporting.export(made, tmp_path / "b.tar.gz")
+    # Neither environment nor file has them any more; the run that lives has.
+    monkeypatch.delenv("TOKEN")
+    (project / "secrets.env").unlink()
+    with pytest.raises(RunError, match="holds the value of TOKEN"):
+        exporting.export(made, tmp_path / "b.tar.gz")
+    assert not (tmp_path / "b.tar.gz").exists()
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a", "there.tar.gz", "none/a.tar.gz"])
+def test_an_output_that_cannot_be_is_refused(ended: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "there.tar.gz").write_text("mine")
+    with pytest.raises(UsageError):
+        exporting.export(ended, tmp_path / name)
+    assert (tmp_path / "there.tar.gz").read_text() == "mine"
+
+
+def test_an_export_without_the_snapshot_is_refused(ended: Path, tmp_path: Path) -> None:
+    shutil.rmtree(workspace.store_of(ended.parent).tree(tree_of(ended)))
+    with pytest.raises(RunError, match="is not in"):
+        exporting.export(ended, tmp_path / "a.tar.gz")
+
+
+# What somebody else may have made.
+
+
+Members = list[tuple[tarfile.TarInfo, bytes]]
+
+
+def members_of(file: Path) -> Members:
+    with tarfile.open(file) as tar:
+        return [(one, (tar.extractfile(one) or io.BytesIO()).read()) for one in tar]
+
+
+def packed(members: Members, file: Path) -> Path:
+    with tarfile.open(file, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        for one, content in members:
+            tar.addfile(one, io.BytesIO(content))
+    return file
+
+
+def member(name: str, content: bytes = b"", **facts: Any) -> tuple[tarfile.TarInfo, bytes]:
+    one = tarfile.TarInfo(name)
+    one.size = len(content)
+    for key, value in facts.items():
+        setattr(one, key, value)
+    return one, content
+
+
+def with_index(members: Members, change: Callable[[dict[str, Any]], None]) -> Members:
+    index = json.loads(members[0][1])
+    change(index)
+    return [member(archive.INDEX, json.dumps(index).encode()), *members[1:]]
+
+
+def added(name: str, content: bytes = b"evil", **facts: Any) -> Callable[[Members], Members]:
+    """A member that the index names, too, as well as it can be named."""
+
+    def change(members: Members) -> Members:
+        told = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        named = with_index(members, lambda index: index["members"].update({name: told}))
+        return [*named, member(name, content, **facts)]
+
+    return change
+
+
+def _unnamed(members: Members) -> Members:
+    return [*members[:2], member("run/more.sh", b"evil"), *members[2:]]
+
+
+def _twice(members: Members) -> Members:
+    return [*members[:3], members[2], *members[3:]]
+
+
+def _another_content(members: Members) -> Members:
+    one, content = members[2]
+    return [*members[:2], (one, content[:-1] + b"\0"), *members[3:]]
+
+
+def _another_size(members: Members) -> Members:
+    one, content = members[2]
+    return [*members[:2], member(one.name, content + b"x"), *members[3:]]
+
+
+def _without_the_index(members: Members) -> Members:
+    return members[1:]
+
+
+def _as(kind: bytes) -> Callable[[Members], Members]:
+    def change(members: Members) -> Members:
+        one, _ = members[2]
+        return [*members[:2], member(one.name, type=kind, linkname="/etc/passwd"), *members[3:]]
+
+    return change
+
+
+def _no_room(members: Members) -> Members:
+    return with_index(members, lambda index: index["members"]["run/metrics.jsonl"].update(size=1 << 60))
+
+
+def _another_run(members: Members) -> Members:
+    return with_index(members, lambda index: index.update(run_id="another-run"))
+
+
+def _upwards(members: Members) -> Members:
+    return with_index(members, lambda index: index.update(run_id="../x"))
+
+
+def _newer(members: Members) -> Members:
+    return with_index(members, lambda index: index.update(form=2))
+
+
+def _without(name: str) -> Callable[[Members], Members]:
+    def change(members: Members) -> Members:
+        left = [(one, content) for one, content in members if not one.name.startswith(name)]
+        gone = {one.name for one, _ in members} - {one.name for one, _ in left}
+        return with_index(left, lambda index: [index["members"].pop(one) for one in gone])  # type: ignore[arg-type]
+
+    return change
+
+
+def _deep(members: Members) -> Members:
+    return [member(archive.INDEX, b"[" * 200_000), *members[1:]]
+
+
+def _long_name(members: Members) -> Members:
+    """Its pax header has 100 MB, and tarfile would keep them."""
+    return [members[0], member("run/" + "x" * 100_000_000, b""), *members[1:]]
+
+
+HOSTILE = {
+    "path traversal": (added("run/../../evil.sh"), "no name of a file"),
+    "absolute": (added("/tmp/evil.sh"), "no name of a file"),
+    "hidden": (added("run/.secrets"), "no name of a file"),
+    "another top": (added("etc/passwd"), "no name of a file"),
+    "backslash": (added("run/a\\b"), "no name of a file"),
+    "a file as a folder": (added("run/metrics.jsonl/x"), "cannot be written"),
+    "an image that no lock names": (added(f"image/{hashlib.sha256(b'evil').hexdigest()}.sqsh"), "no image that a lock"),
+    "content under another name": (added(f"snapshot/objects/{'a' * 64}"), None),
+    "not in the index": (_unnamed, "is not in its index"),
+    "twice": (_twice, "is there twice"),
+    "another content": (_another_content, "and its index says"),
+    "another size": (_another_size, "bytes, and its index says"),
+    "no index": (_without_the_index, "no exported run"),
+    "link": (_as(tarfile.SYMTYPE), "no regular file"),
+    "hard link": (_as(tarfile.LNKTYPE), "no regular file"),
+    "device": (_as(tarfile.CHRTYPE), "no regular file"),
+    "FIFO": (_as(tarfile.FIFOTYPE), "no regular file"),
+    "folder": (_as(tarfile.DIRTYPE), "no regular file"),
+    "too large": (_no_room, "GiB without its images"),
+    "another run": (_another_run, "its manifest is that of run"),
+    "an id that leads out": (_upwards, "no id of a run"),
+    "newer": (_newer, "kit-run.json: damaged: form"),
+    "no manifest": (_without("run/manifest.json"), "no manifest.json"),
+    "no job": (_without("run/job.toml"), "is not the one that the run's manifest names"),
+    "no code": (_without("snapshot/objects"), "it lacks"),
+    "no listing": (_without("snapshot/listing"), "its code is not the snapshot"),
+    "deep": (_deep, "damaged or cut off"),
+    "a name of 100 MB": (_long_name, "a header of more than a mebibyte"),
+}
+
+
+def left_in(place: Path) -> set[str]:
+    """Every file there but the store's lock and empty folders."""
+    return {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_an_archive_that_lies_leaves_nothing(ended: Path, elsewhere: Path, tmp_path: Path, case: str) -> None:
+    change, reason = HOSTILE[case]
+    exporting.export(ended, tmp_path / "a.tar.gz")
+    file = packed(change(members_of(tmp_path / "a.tar.gz")), tmp_path / "b.tar.gz")
+    before = left_in(elsewhere)
+    if reason is None:  # nobody asks for that content: it does not get into the store
+        brought(file, elsewhere)
+        assert not any("a" * 64 in name for name in left_in(elsewhere))
+        return
+    with pytest.raises(KitError) as caught:
+        brought(file, elsewhere)
+    assert reason in caught.value.message, caught.value.message
+    assert "\n" not in caught.value.message
+    assert left_in(elsewhere) == before
+    assert not (tmp_path / "evil.sh").exists()
+
+
+@pytest.mark.parametrize("ending", [".tar.zst", ".tar.gz"])
+def test_an_archive_that_is_cut_off_or_damaged_leaves_nothing(
+    ended: Path, elsewhere: Path, tmp_path: Path, ending: str
+) -> None:
+    exporting.export(ended, tmp_path / f"a{ending}")
+    whole = (tmp_path / f"a{ending}").read_bytes()
+    file, before = tmp_path / f"b{ending}", left_in(elsewhere)
+    for length in (0, 3, 10, 600, len(whole) // 3, len(whole) // 2, len(whole) - 3000):
+        file.write_bytes(whole[:length])
+        with pytest.raises(RunError):
+            brought(file, elsewhere)
+        assert left_in(elsewhere) == before, length
+    for place in (20, len(whole) // 2, len(whole) * 2 // 3):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with pytest.raises(KitError):
+            brought(file, elsewhere)
+        assert left_in(elsewhere) == before, place
+    file.write_bytes(whole)
+    assert brought(file, elsewhere).new
+
+
+def test_an_import_that_is_interrupted_leaves_nothing(
+    ended: Path, elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporting.export(ended, tmp_path / "a.tar.gz")
+    before = left_in(elsewhere)
+
+    def interrupted(*_: object, **__: object) -> Iterator[None]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("kit.runs.importing._checked", interrupted)
+        brought(tmp_path / "a.tar.gz", elsewhere)
+    assert left_in(elsewhere) == before
+    assert brought(tmp_path / "a.tar.gz", elsewhere).new
+
+
+def test_what_is_no_archive(tmp_path: Path, elsewhere: Path) -> None:
+    for name, content in {"text": b"hello", "tar": tarfile.TarFile, "empty": b""}.items():
+        file = tmp_path / name
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+        else:
+            shell.run(["tar", "-czf", str(file), "-C", str(tmp_path), "text"])
+        with pytest.raises(RunError, match="no exported run"):
+            brought(file, elsewhere)
+    with pytest.raises(RunError, match="cannot be read"):
+        brought(tmp_path / "none", elsewhere)
