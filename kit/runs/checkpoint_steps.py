@@ -22,7 +22,7 @@ _NAMED = 10
 
 
 @dataclass(frozen=True)
-class Found:
+class SavedStep:
     """A checkpoint. folders: one, or one of each replica group. pointers: files that name it as the newest, by path in the run."""
 
     folders: tuple[Path, ...]
@@ -34,7 +34,7 @@ def steps(run_dir: Path) -> list[int]:
     return sorted(set.intersection(*({step for step, _ in _inside(root)} for root in _roots(run_dir))))
 
 
-def find(run_dir: Path, step: int) -> Found:
+def find(run_dir: Path, step: int) -> SavedStep:
     """The checkpoint of a step; RunError, with the steps that there are, without it."""
     folders, pointers = [], {}
     if step not in steps(run_dir):
@@ -52,7 +52,7 @@ def find(run_dir: Path, step: int) -> Found:
             pointers[f"{here}/{_MEGATRON}"] = f"{step}"
         elif (root / _LATEST).is_file():
             pointers[f"{here}/{_LATEST}"] = f"{folder.name}\n"
-    return Found(tuple(folders), pointers)
+    return SavedStep(tuple(folders), pointers)
 
 
 def require(run_dir: Path, step: int) -> None:

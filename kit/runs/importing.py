@@ -42,7 +42,7 @@ _DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ToolError,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ImportedRun:
     """The run that an archive holds, here. new: whether it was brought in now. outward: links of its code that lead out of it."""
 
     run_dir: Path
@@ -50,7 +50,7 @@ class Found:
     outward: tuple[str, ...] = ()
 
 
-def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | None = None) -> Found:
+def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | None = None) -> ImportedRun:
     """Bring in an exported run; `read_index` says for which cluster it was made.
 
     RunError for what is no such archive, is damaged, or names what it may not; for a run of that name that is another one; and
@@ -60,7 +60,7 @@ def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | N
         index, digest = _index(file, tar)
         final = runs_dir / index.run_id
         if _is_here(final, digest, index):
-            return Found(run_dir=final, new=False)
+            return ImportedRun(run_dir=final, new=False)
         _require_room(file, index, runs_dir)
         with folder.whole(final) as partial, contextlib.ExitStack() as held:
             aside = partial / ".import"
@@ -80,7 +80,7 @@ def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | N
             record.model_copy(update={"imported": told}).write(RunPaths(partial).manifest)
     for path in RunPaths(final).locks.glob("*.lock"):
         images.register(image_store, path)  # so that pruning knows that the image is used
-    return Found(run_dir=final, new=True, outward=_outward(tree))
+    return ImportedRun(run_dir=final, new=True, outward=_outward(tree))
 
 
 def read_index(file: Path) -> Index:

@@ -18,7 +18,7 @@ from kit import shell
 from kit.errors import KitError, LockError, RunError, UsageError
 from kit.images import store as images
 from kit.runs import archive, exporting, facts, importing, registry, rerun, status, workspace
-from kit.runs.importing import Found
+from kit.runs.importing import ImportedRun
 from kit.slurm.client import QueuedJob
 from kit.spec.paths import RunPaths
 from tests.support import write_job
@@ -59,7 +59,7 @@ def elsewhere(tmp_path: Path, ended: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return place
 
 
-def brought(file: Path, place: Path) -> Found:
+def brought(file: Path, place: Path) -> ImportedRun:
     return importing.bring_in(file, runs_dir=place / "runs", image_store=place / "store")
 
 
