@@ -22,6 +22,7 @@ from kit.errors import UsageError
 from kit.planning.plan import Plan
 from kit.runs import metrics as reported
 from kit.runs import queues, registry, status
+from kit.runs import rerun as repeating
 from kit.runs import submit as one_run
 from kit.runs.cancel import cancel
 from kit.runs.manifest import Manifest, read
@@ -62,6 +63,22 @@ class Run:
         """Cancel it, as `kit cancel` does. SlurmError when Slurm does not know it."""
         one = self.status()
         cancel([one], env=queues.env_of(one.manifest.cluster))
+
+    def rerun(
+        self,
+        *,
+        overrides: Sequence[str] = (),
+        cluster: str | None = None,
+        from_step: int | None = None,
+        live: bool = False,
+    ) -> Run:
+        """Submit what it was made from once more, as `kit rerun` does: the same code, image, job and seed.
+
+        RunError and LockError, with the exact reason, where something of it is gone.
+        """
+        ready = repeating.prepare(self.folder, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
+        one_run.submit(ready)
+        return Run(ready.plan.run_dir)
 
     def metrics(self, *, reduce: Reduce = "last") -> dict[str, float]:
         """The numbers that the program reported, by name."""

@@ -60,7 +60,7 @@ class Earlier:
             {}, job_file, cluster=cluster or self.manifest.cluster, overrides=overrides, project=project
         )
         dropped = self._dropped(made)
-        layer = (self._kept(dropped), config.shown(self.paths.job))
+        layer = (self._with_template(self._kept(dropped)), config.shown(self.paths.job))
         if not dropped:
             # Each key has its value already: what the cluster's defaults have become is no part of the job.
             made = replace(made, place=made.place.model_copy(update={"defaults": {}, "default_qos": None}))
@@ -71,8 +71,13 @@ class Earlier:
         made = sources.resolve()
         theirs = {key for one in self.manifest.set_by if one.kind in USERS for key in one.keys}
         asked = config.merge(_only(self.job, theirs), sources.set_here)
+        job, was = made.job, self.job.get("slurm", {}).get("template")
+        if job.slurm.template == self._template() is not None:
+            # In the record of the new run it has its name, as in this one's, and not its place in the store.
+            job = job.model_copy(update={"slurm": job.slurm.model_copy(update={"template": was})})
         return replace(
             made,
+            job=job,
             cluster=config.load_model(sources.cluster.path, type(sources.place)),
             set_by=self._set_by(made.set_by),
             asked=asked.get("resources", {}),
@@ -102,6 +107,19 @@ class Earlier:
         # The seed was drawn; the image may be a default of the cluster's, and is the run's all the same.
         keys |= {"seed"} if "launcher" in dropped else {"seed", "image"}
         return _only(self.job, keys)
+
+    def _template(self) -> str | None:
+        """Where the snapshot has the batch template of the run; None where it has none."""
+        name = self.job.get("slurm", {}).get("template")
+        if self.code is None or name is None or name not in self.code[0].by_path:
+            return None
+        return str(self.code[1].files_of(self.code[0].hash) / name)
+
+    def _with_template(self, job: Table) -> Table:
+        place = self._template()
+        if place is None or "template" not in job.get("slurm", {}):
+            return job
+        return {**job, "slurm": {**job["slurm"], "template": place}}
 
     def _set_by(self, now: tuple[SetBy, ...]) -> tuple[SetBy, ...]:
         """The layers of a job that was made from this one's: its keys are those of the layers that had set them here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tomllib
 import zlib
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kit import config, data_folders, files
+from kit import config, data_folders, files, shell
 from kit.errors import ConfigError, KitError, LockError, RunError
 from kit.planning.plan import Plan
 from kit.runs import checkpoint_steps, folder, manifest, rerun, submit, workspace
@@ -124,6 +125,18 @@ def test_all_is_as_it_was_whatever_the_project_has_become(project: Path, run: Pa
         then.workspace,
     )
     assert list(rerun.differences(made)) == []
+
+
+def test_a_batch_template_is_the_one_of_the_snapshot(project: Path) -> None:
+    ejected = project / "batch.sh"
+    shell.run([sys.executable, "-m", "kit", "template", "eject", str(ejected)], cwd=project)
+    ejected.write_text(ejected.read_text().replace("#!/bin/bash\n", "#!/bin/bash\n# as submitted\n", 1))
+    write_job(project, f'{JOB}[slurm]\ntemplate = "batch.sh"\n')
+    first = written(submit.prepare(project / "job.toml", cluster="here", overrides=[]))
+    ejected.unlink()
+    made = rerun.prepare(first)
+    assert "# as submitted" in made.plan.text_of("batch.sh")
+    assert made.plan.text_of("job.toml") == (first / "job.toml").read_text()
 
 
 def test_keys_that_are_set_win_and_are_recorded(run: Path) -> None:
