@@ -55,7 +55,8 @@ class Earlier:
         """
         job_file = Path(self.manifest.job_file)
         folder = job_file.parent
-        project = data_folders.project(folder if folder.is_dir() else None)
+        at_home = self.manifest.imported is None and folder.is_dir()
+        project = data_folders.project(folder if at_home else None)
         made = config.job_of(
             {}, job_file, cluster=cluster or self.manifest.cluster, overrides=overrides, project=project
         )
