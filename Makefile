@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test training gpu-check own-python matrix matrix-short slow faults hostile soak soak-diloco lint type golden schema lock bench submit clean
+.PHONY: help setup demo test training gpu-check own-python matrix matrix-short slow faults hostile soak soak-diloco mutants lint type golden schema lock bench submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -59,6 +59,9 @@ slow: setup ## the tests that take more than a minute each: rebuilds from nothin
 
 hostile: setup ## 10,000 hostile inputs: job files, expressions, run folders, logs, archives, OCI layouts
 	@KIT_HOSTILE_CASES=10000 $(PY) -m pytest -s --timeout 3000 tests/hostile $(ARGS)
+
+mutants: setup ## small faults in ten central files, and which of them the tests pass with (FILES=…, ARGS="--most 0 --minutes 30")
+	@$(PY) scripts/mutants.py $(FILES) $(ARGS)
 
 lint: ## ruff, mypy --strict, layers, shellcheck on rendered scripts, codespell
 	@.venv/bin/ruff check .

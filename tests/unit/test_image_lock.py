@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit import data_folders
 from kit.errors import ConfigError, ImageError, LockError
 from kit.images import catalogue, lock, store, verify
 from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Packages, Squash
@@ -58,6 +59,7 @@ def stored(root: Path, *, used: int = 5000, size: int = 8192) -> ImageLock:
 def test_a_lock_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert lock.write(tmp_path / "image.lock", make())
     assert lock.read(tmp_path / "image.lock") == make()
+    assert "schema = 1\n" in (tmp_path / "image.lock").read_text()
 
 
 def test_ids_that_no_two_builds_share_are_no_reason_to_write(tmp_path: Path) -> None:
@@ -186,3 +188,34 @@ def test_the_head_of_a_lock_names_its_bytes(tmp_path: Path) -> None:
         damaged.write_text(text)
         with pytest.raises(ConfigError):
             lock.head(damaged)
+
+
+def test_a_lock_is_looked_for_in_the_project_then_the_users_folder_then_the_kits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    project, own = tmp_path / "project", data_folders.user_config()
+    assert own.is_relative_to(tmp_path)
+    packaged = data_folders.packaged() / "containers" / "train-cpu" / "image.lock"
+    assert lock.find("nothing-of-this-name", project=project) is None
+    assert lock.find("train-cpu", project=project) == packaged.resolve()
+    for root in (own, project):
+        path = root / "containers" / "train-cpu" / "image.lock"
+        path.parent.mkdir(parents=True)
+        path.touch()
+        assert lock.find("train-cpu", project=project) == path.resolve()
+
+
+def test_the_head_of_a_lock_is_all_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "image.lock"
+    lock.write(path, make())
+
+    def whole(path: Path) -> ImageLock:
+        raise AssertionError(path)
+
+    monkeypatch.setattr(lock, "read", whole)
+    assert lock.head(path).size == 4096
+    # Two names are none, and the lock is read whole to say what is wrong with it.
+    path.write_text('name = "other"\n' + path.read_text())
+    with pytest.raises(AssertionError):
+        lock.head(path)

@@ -81,6 +81,19 @@ def test_roles_that_share_nodes_share_their_cpus(tmp_path: Path) -> None:
     assert "--overlap" in step
 
 
+@pytest.mark.parametrize(("shape", "tasks", "of_task"), [("srun", 2, 4), ("torchrun", 1, 8)])
+def test_the_cpus_of_a_node_go_to_a_roles_tasks_and_ranks(tmp_path: Path, shape: str, tasks: int, of_task: int) -> None:
+    (role,) = plan_roles(tmp_path, f'{TRAINER.replace("after", "#")}shape = "{shape}"\nranks_per_node = 2\n').roles
+    assert (role.ranks_per_node, role.tasks_per_node) == (2, tasks)
+    assert (role.cpus_per_task, role.cpus_per_rank) == (of_task, 4)
+
+
+def test_a_rank_has_a_cpu_though_there_are_more_ranks(tmp_path: Path) -> None:
+    text = f'{TRAINER.replace("after", "#")}shape = "torchrun"\ngpus = [0, 1]\n[resources]\ncpus_per_node = 1\nranks_per_node = 1\n'
+    (role,) = plan_roles(tmp_path, text).roles
+    assert (role.ranks_per_node, role.cpus_per_rank) == (2, 1)
+
+
 def test_a_role_may_share_some_nodes_of_another(tmp_path: Path) -> None:
     made = plan_roles(tmp_path, TRAINER + "nodes = 3\n" + SERVER + 'shares = "trainer"\nnodes = 1\n')
     assert [(r.name, r.first, r.nodes, r.shared) for r in made.roles] == [

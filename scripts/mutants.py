@@ -1,0 +1,270 @@
+"""Mutants: small faults put into the central files, one at a time, to see whether their tests notice.
+
+    make mutants                                   the files of FILES, at most 20 mutants of each
+    make mutants FILES="kit/allocation.py" ARGS="--most 0 --minutes 30"
+
+Each mutant is written into a copy of the working tree, never into the tree itself, and the tests of its file run there. One that
+they pass with survives, and is printed with its file and line; tests/mutants.toml names those that may, with the reason. Exit code:
+1 with a survivor that is not named there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KNOWN = Path("tests/mutants.toml")
+# The central files, and the tests that are to notice a fault in each.
+FILES: dict[str, tuple[str, ...]] = {
+    "kit/allocation.py": ("tests/unit/test_plan.py", "tests/unit/test_allocation.py", "tests/golden/test_messages.py"),
+    "kit/images/lock.py": ("tests/unit/test_image_lock.py", "tests/unit/test_plan.py"),
+    "kit/planning/demand.py": ("tests/unit/test_plan.py", "tests/unit/test_roles.py", "tests/golden"),
+    "kit/planning/placement.py": ("tests/unit/test_roles.py", "tests/unit/test_plan.py", "tests/golden"),
+    "kit/planning/role_rules.py": ("tests/unit/test_roles.py", "tests/golden/test_messages.py"),
+    "templates/lib/environment.sh": ("tests/scripts/test_environment.py", "tests/scripts/test_batch.py"),
+    "templates/lib/rank_variables.sh": ("tests/scripts/test_rank_variables.py", "tests/scripts/test_worker.py"),
+    "templates/lib/retry.sh": ("tests/scripts/test_retry.py",),
+    "templates/lib/role_policy.sh": ("tests/scripts/test_role_policy.py",),
+    "templates/lib/trust.sh": ("tests/scripts/test_trust.py",),
+}
+_COMPARED: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",
+    ast.NotIn: "in",  # codespell:ignore notin
+    ast.Is: "is not", ast.IsNot: "is",
+}  # fmt: skip
+_COMPUTED: dict[type[ast.operator], str] = {
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Mod: "*",
+}  # fmt: skip
+# Of bash: what is looked for, and what it becomes. A word boundary keeps options of commands as they are.
+_BASH = (
+    (r" -eq ", " -ne "), (r" -ne ", " -eq "), (r" -lt ", " -le "), (r" -le ", " -lt "), (r" -gt ", " -ge "), (r" -ge ", " -gt "),
+    (r" -z ", " -n "), (r" -n (?=\")", " -z "), (r" == ", " != "), (r" != ", " == "), (r" =~ ", " != "), (r" && ", " || "),
+    (r" \|\| ", " && "), (r"\bif ! ", "if "), (r"\[\[ ! ", "[[ "), (r" \+ ", " - "), (r"(?<=\w) >= ", " > "),
+    (r"(?<=\w) < (?=\w)", " <= "), (r"(?<=\w) > (?=\d|\w+ )", " >= "),
+    (r"\breturn 0$", "return 1"), (r"\breturn [1-9]\d*$", "return 0"),
+    (r"\bcontinue$", "break"), (r"\bunset ", ": "), (r"\bexport ", ": "), (r"(?<=:-)1(?=\})", "2"), (r"(?<=:-)0(?=\})", "1"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A fault: bytes [first, last) of a file become `text`."""
+
+    file: str
+    line: int
+    first: int
+    last: int
+    before: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.before.strip()} -> {self.text.strip() or '(nothing)'}"
+
+
+def mutants(file: str, content: bytes) -> list[Mutant]:
+    """All that are known of a file, by line."""
+    found = _of_bash(file, content) if file.endswith(".sh") else _of_python(file, content)
+    return sorted(found, key=lambda one: (one.first, one.text))
+
+
+def _of_python(file: str, content: bytes) -> Iterator[Mutant]:
+    starts = [0]
+    for line in content.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def at(line: int, column: int) -> int:
+        return starts[line - 1] + column
+
+    def between(left: ast.expr, right: ast.expr, text: str) -> Mutant:
+        """What stands between two expressions, brackets aside."""
+        first = at(left.end_lineno or left.lineno, left.end_col_offset or 0)
+        last = at(right.lineno, right.col_offset)
+        found = re.search(rb"[^\s()\[\]]+(?: (?:not|in))?", content[first:last])
+        assert found
+        first, last = first + found.start(), first + found.end()
+        return Mutant(
+            file=file,
+            line=content.count(b"\n", 0, first) + 1,
+            first=first,
+            last=last,
+            before=content[first:last].decode(),
+            text=text,
+        )
+
+    def whole(node: ast.expr | ast.stmt, text: str) -> Mutant:
+        first, last = at(node.lineno, node.col_offset), at(node.end_lineno or node.lineno, node.end_col_offset or 0)
+        return Mutant(
+            file=file, line=node.lineno, first=first, last=last, before=content[first:last].decode(), text=text
+        )
+
+    tree = ast.parse(content)
+    # Whether a dataclass is frozen is mypy's to see.
+    decorators = {
+        part for node in ast.walk(tree) for one in getattr(node, "decorator_list", []) for part in ast.walk(one)
+    }
+    for node in (node for node in ast.walk(tree) if node not in decorators):
+        match node:
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                yield between(left, right, _COMPARED[type(op)])
+            case ast.BoolOp(op=op, values=[left, right, *_]):
+                yield between(left, right, "and" if isinstance(op, ast.Or) else "or")
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _COMPUTED and not _is_text(left, right):
+                yield between(left, right, _COMPUTED[type(op)])
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                yield whole(node, ast.get_source_segment(content.decode(), operand) or "True")
+            case ast.Constant(value=bool(value)):
+                yield whole(node, str(not value))
+            case ast.Constant(value=int(value)):
+                yield whole(node, str(value + 1))
+            case ast.Return(value=ast.expr()):
+                yield whole(node, "return None")
+            case ast.Continue():
+                yield whole(node, "break")
+            case ast.If(test=test) | ast.IfExp(test=test) if not isinstance(
+                test, ast.Compare | ast.BoolOp | ast.UnaryOp
+            ):
+                yield whole(test, f"not ({ast.get_source_segment(content.decode(), test)})")
+
+
+def _is_text(*parts: ast.expr) -> bool:
+    return any(isinstance(part, ast.JoinedStr) or isinstance(getattr(part, "value", None), str) for part in parts)
+
+
+def _of_bash(file: str, content: bytes) -> Iterator[Mutant]:
+    place = 0
+    for number, raw in enumerate(content.splitlines(keepends=True), 1):
+        line = raw.decode()
+        if not line.lstrip().startswith("#"):
+            for pattern, text in _BASH:
+                for found in re.finditer(pattern, line.rstrip("\n")):
+                    first, last = (place + len(line[:n].encode()) for n in found.span())
+                    yield Mutant(file=file, line=number, first=first, last=last, before=found[0], text=text)
+        place += len(raw)
+
+
+# ---- the copy and its tests ----
+
+
+def copied(target: Path) -> None:
+    """The working tree, what git ignores left out."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    ).stdout
+    for name in listed.decode().split("\0"):
+        source = ROOT / name
+        if name and (source.is_file() or source.is_symlink()):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target / name, follow_symlinks=False)
+    # Some tests ask git for what is tracked.
+    for words in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.name=kit", "-c", "user.email=kit@localhost", "commit", "-qm", "copy"],
+    ):
+        subprocess.run(["git", *words], cwd=target, check=True)
+    (target / ".venv").symlink_to(ROOT / ".venv")
+
+
+def passed(tree: Path, tests: tuple[str, ...], seconds: float) -> bool:
+    """Whether the tests pass in that tree. A fault that makes them hang is noticed, too."""
+    there = [one for one in tests if (tree / one).exists()]
+    argv = [".venv/bin/python", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *there]
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree)}
+    with subprocess.Popen(
+        argv, cwd=tree, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        try:
+            return process.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def survivors(tree: Path, file: str, most: int, deadline: float) -> tuple[list[Mutant], int, int]:
+    """Of a file: the mutants that its tests pass with, how many were tried, and how many there are."""
+    path, content = tree / file, (ROOT / file).read_bytes()
+    tests, every = FILES.get(file, ()), mutants(file, content)
+    if not tests:
+        raise SystemExit(f"{file}: none of the central files; one of {', '.join(FILES)}")
+    began = time.monotonic()
+    if not passed(tree, tests, 600):
+        raise SystemExit(f"{file}: its tests fail without a mutant: {' '.join(tests)}")
+    seconds = 3 * (time.monotonic() - began) + 10
+    path.write_bytes(b"exit 1\n" if file.endswith(".sh") else b"raise SystemExit(1)\n")
+    if passed(tree, tests, seconds):
+        raise SystemExit(f"{file}: its tests pass without it, so they do not read it: {' '.join(tests)}")
+    chosen = every if not most or most >= len(every) else sorted(random.Random(0).sample(every, most), key=every.index)
+    left, tried = [], 0
+    for mutant in chosen:
+        if time.monotonic() > deadline:
+            break
+        path.write_bytes(content[: mutant.first] + mutant.text.encode() + content[mutant.last :])
+        tried += 1
+        if passed(tree, tests, seconds):
+            left.append(mutant)
+            print(f"  survives  {mutant}", flush=True)
+    path.write_bytes(content)
+    return left, tried, len(every)
+
+
+def known() -> dict[tuple[str, str, str, str], str]:
+    """File, line, before and after of the mutants that may survive -> the reason."""
+    table = tomllib.loads((ROOT / KNOWN).read_text(encoding="utf-8"))
+    return {(one["file"], one["line"], one["before"], one["after"]): one["reason"] for one in table["survivor"]}
+
+
+def named(mutant: Mutant) -> tuple[str, str, str, str]:
+    """As tests/mutants.toml names it: by the text of its line, which outlives changes elsewhere in the file."""
+    line = (ROOT / mutant.file).read_text(encoding="utf-8").splitlines()[mutant.line - 1].strip()
+    return mutant.file, line, mutant.before.strip(), mutant.text.strip()
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", help="of the central files; default: all")
+    parser.add_argument(
+        "--most", type=int, default=20, help="mutants of each file, drawn evenly and the same each time; 0: all"
+    )
+    parser.add_argument("--minutes", type=float, default=60, help="start none after so long")
+    args = parser.parse_args()
+    deadline, allowed = time.monotonic() + 60 * args.minutes, known()
+    files = args.files or list(FILES)
+    total: dict[str, list[int]] = {"python": [0, 0, 0], "bash": [0, 0, 0]}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copied(Path(folder))
+        for file in files:
+            left, tried, every = survivors(Path(folder), file, args.most, deadline)
+            reasons = [allowed[named(one)] for one in left if named(one) in allowed]
+            said = f"; {len(reasons)} named in {KNOWN}" if reasons else ""
+            print(f"{file}: {len(left)} of {tried} survive ({every} there are){said}", flush=True)
+            counts = total["bash" if file.endswith(".sh") else "python"]
+            for place, number in enumerate((len(left), tried, len(left) - len(reasons))):
+                counts[place] += number
+    for name, (left_of_all, tried, unnamed) in total.items():
+        if tried:
+            print(f"{name}: {left_of_all} of {tried} survive, {left_of_all / tried:.1%}; {unnamed} without a reason")
+    return 1 if any(unnamed for _, _, unnamed in total.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

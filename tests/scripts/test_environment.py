@@ -1,0 +1,90 @@
+"""environment.sh: what of the host reaches the ranks, and by which name Slurm knows the job."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kit import shell
+from tests.support import REPO
+
+LIB = REPO / "templates" / "lib" / "environment.sh"
+
+
+def bash(script: str, **env: str) -> list[str]:
+    """What the script says, a line each."""
+    text = f'set -euo pipefail\nlog::error() {{ echo "error: $*"; }}\nlog::info() {{ echo "info: $*"; }}\nsource {LIB}\n{script}\n'
+    return shell.run(["bash", "-c", text], env={"PATH": os.environ["PATH"], **env}, check=False).stdout.splitlines()
+
+
+LOOK = (
+    "environment::require_allocation\n"
+    'echo "${environment_share[*]:-}|${environment_job}|${environment_batch}|${SLURM_STEP_ID:-}"'
+)
+
+
+def test_outside_of_an_allocation_it_ends_with_2() -> None:
+    said = bash("(environment::require_allocation) || echo code $?")
+    assert said == ["error: this script runs under sbatch, or by hand inside an allocation of salloc", "code 2"]
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"ENVIRONMENT": "BATCH"}, ["|7|1|"]),
+        # Slurm 26.05 sets SLURM_STEP_ID in a batch script, too.
+        ({"ENVIRONMENT": "BATCH", "SLURM_STEP_ID": "4294967291"}, ["|7|1|4294967291"]),
+        ({}, ["|7||"]),
+        ({"SLURM_STEP_ID": "0"}, ["info: interactive: step variables reset", "--overlap|7||"]),
+        (
+            {"ENVIRONMENT": "BATCH", "SLURM_PTY_PORT": "1"},
+            ["info: interactive: step variables reset", "--overlap|7|1|"],
+        ),
+        ({"SLURM_SRUN_COMM_PORT": "1"}, ["info: interactive: step variables reset", "--overlap|7||"]),
+        ({"ENVIRONMENT": "BATCH", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "5"}, ["|5_3|1|"]),
+    ],
+)
+def test_what_started_the_script(env: dict[str, str], said: list[str]) -> None:
+    assert bash(LOOK, SLURM_JOB_ID="7", **env) == said
+
+
+def test_an_interactive_steps_own_variables_go_and_the_jobs_stay() -> None:
+    step = dict.fromkeys(
+        ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_UMASK", "SLURM_LAUNCH_NODE_IPADDR"), "1"
+    )
+    script = "environment::require_allocation >/dev/null\ncompgen -e | grep ^SLURM_ | sort"
+    assert bash(script, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n1", **step) == ["SLURM_JOB_ID", "SLURM_JOB_NODELIST"]
+
+
+def test_what_the_ranks_are_not_to_see_goes() -> None:
+    stays = {
+        "SLURM_JOB_ID": "7",
+        "SLURMD_NODENAME": "n1",
+        "KIT_RUN_DIR": "/r",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "HOME": "/h",
+        "MINE": "1",
+    }
+    goes = dict.fromkeys(
+        (
+            *(
+                "SLURM_SPANK_X",
+                "PYXIS_X",
+                "SBATCH_X",
+                "SALLOC_X",
+                "SLURM_CPU_BIND_TYPE",
+                "SLURM_MEM_BIND",
+                "SLURM_GPU_BIND",
+            ),
+            *("SLURM_EXACT", "SLURM_WAIT", "SLURM_NO_KILL", "SLURM_EXPORT_ENV", "NCCL_DEBUG", "PYTHONPATH", "OTHERS"),
+        ),
+        "1",
+    )
+    said = bash("environment::scrub MINE\ncompgen -e | sort", **stays, **goes)
+    shells_own = {"OLDPWD", "PWD", "SHLVL", "_"}
+    assert set(said) - shells_own == {"PATH", *stays}
+
+
+def test_a_variable_that_cannot_be_unset_ends_nothing() -> None:
+    assert bash("readonly OTHERS\nenvironment::scrub\necho on", OTHERS="1") == ["on"]

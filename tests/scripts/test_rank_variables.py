@@ -1,0 +1,80 @@
+"""rank_variables.sh: Slurm's variables become the frameworks', and a role's GPUs are chosen."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kit import shell
+from tests.support import REPO
+
+LIB = REPO / "templates" / "lib" / "rank_variables.sh"
+SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_JOB_ID": "77"}
+KIT = {
+    "KIT_MASTER_ADDR": "n1",
+    "KIT_MASTER_PORT": "29500",
+    "KIT_RANKS_PER_NODE": "2",
+    "KIT_PYTHON": "/py",
+    "KIT_NNODES": "4",
+}
+
+
+def bash(script: str, **env: str) -> list[str]:
+    """What the script says, a line each."""
+    text = f'set -euo pipefail\nlog::error() {{ echo "error: $*"; }}\nsource {LIB}\n{script}\n'
+    return shell.run(["bash", "-c", text], env={"PATH": os.environ["PATH"], **env}, check=False).stdout.splitlines()
+
+
+@pytest.mark.parametrize("missing", ["SLURM_PROCID", "KIT_MASTER_ADDR"])
+def test_outside_of_a_task_it_ends_with_2(missing: str) -> None:
+    env = {**SLURM, **KIT}
+    del env[missing]
+    said = bash("(rank_variables::require_slurm) || echo code $?", **env)
+    assert said == ["error: this script runs as a Slurm task, started by batch.sh", "code 2"]
+
+
+def test_a_rank_has_slurms_numbers() -> None:
+    script = "rank_variables::require_slurm; rank_variables::from_slurm\nenv | grep -E '^(MASTER_|RANK|WORLD|LOCAL|NODE_)' | sort"
+    assert bash(script, **SLURM, **KIT) == [
+        "LOCAL_RANK=1",
+        "LOCAL_WORLD_SIZE=2",
+        "MASTER_ADDR=n1",
+        "MASTER_PORT=29500",
+        "NODE_RANK=2",
+        "RANK=5",
+        "WORLD_SIZE=8",
+    ]
+
+
+def test_torchrun_gets_the_node_alone() -> None:
+    left = {"RANK": "9", "WORLD_SIZE": "9", "LOCAL_RANK": "9", "LOCAL_WORLD_SIZE": "9", "GROUP_RANK": "9"}
+    script = "rank_variables::node_from_slurm\nenv | grep -E 'RANK|WORLD' | grep -v ^KIT_"
+    assert bash(script, **SLURM, **KIT, **left) == ["NODE_RANK=2"]
+
+
+@pytest.mark.parametrize(
+    ("rendezvous", "node", "last"),
+    [
+        ("static", "2", ["--node-rank=2", "--master-addr=n1", "--master-port=29500"]),
+        ("c10d", "0", ["--rdzv-backend=c10d", "--rdzv-endpoint=n1:29500", "--rdzv-id=77.3", "--rdzv-conf=is_host=1"]),
+        ("c10d", "2", ["--rdzv-backend=c10d", "--rdzv-endpoint=n1:29500", "--rdzv-id=77.3", "--rdzv-conf=is_host=0"]),
+    ],
+)
+def test_torchruns_words(rendezvous: str, node: str, last: list[str]) -> None:
+    head = f"KIT_TORCHRUN_OPTIONS=(--tee 3) KIT_RENDEZVOUS={rendezvous} KIT_MAX_RESTARTS=0 KIT_RESTART_COUNT=3"
+    own = {**SLURM, **KIT, "SLURM_NODEID": node}
+    script = f"{head}\nrank_variables::require_slurm\nrank_variables::torchrun_argv\nprintf '%s\\n' \"${{KIT_TORCHRUN_ARGV[@]}}\""
+    words = ["--nnodes=4", "--nproc-per-node=2", "--max-restarts=0", "--tee", "3", *last]
+    # The image may have torchrun, or the module alone.
+    assert bash(f"torchrun() {{ :; }}\n{script}", **own) == ["torchrun", *words]
+    assert bash(f"command() {{ return 1; }}\n{script}", **own) == ["/py", "-m", "torch.distributed.run", *words]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "visible"),
+    [("0,2", "4,5,6,7", "4,6"), ("1", "GPU-a,GPU-b", "GPU-b"), ("", "4,5", "4,5"), ("0", "", ""), ("", "", "")],
+)
+def test_a_role_sees_its_own_gpus_of_those_that_slurm_gave(wanted: str, given: str, visible: str) -> None:
+    script = f"rank_variables::choose_gpus '{wanted}'\nbash -c 'echo \"<${{CUDA_VISIBLE_DEVICES:-}}>\"'"
+    assert bash(script, CUDA_VISIBLE_DEVICES=given) == [f"<{visible}>"]

@@ -1,0 +1,199 @@
+"""role_policy.sh: what the end of a role means for the others."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kit import shell
+from tests.support import REPO
+
+LIB = REPO / "templates" / "lib" / "role_policy.sh"
+STUBS = r"""
+for name in log::info log::error events::record roles::finish roles::restart_in failures::show failures::retire steps::end \
+    steps::doom signals::note_preemption roles::forgive; do
+    eval "${name}() { echo ${name} \"\$*\"; }"
+done
+roles::set_state() { roles_state["$1"]="$2"; echo "state $1 $2"; }
+roles::count_code() { echo "code $1"; }
+roles::fail() { echo "fail $1 $2"; }
+failures::code_of() { echo "$2"; }
+failures::any() { [[ " ${failed:-} " == *" $1 "* ]]; }
+retry::preempted() { ((${preempted:-0})); }
+nodes::look() { ((${looks:-1})); }
+nodes::lost() { local one; for one; do [[ " ${gone:-} " != *" ${one} "* ]] || { echo "${one}"; found=1; }; done; ((${found:-0})); }
+nodes::find_lost() { nodes_bad=(${gone:-}); }
+nodes::replace() { ((${spare:-0})); }
+endpoints::place_one() { echo "place $1"; }
+endpoints::write() { echo write; }
+declare -A roles_state roles_start roles_since roles_restarts endpoints_nodes steps_pid
+declare -a nodes_bad=()
+signals_got="" KIT_OUTLIVES=0 roles_sound_after=600 KIT_STEPS=0
+role() { # NAME POLICY [STATE]
+    declare -gA "KIT_STEP_${KIT_STEPS}=([name]=$1 [policy]=$2 [folder]=/f [restart]=${restart:-0} [least]=${least:-1})"
+    roles_state[$1]="${3:-up}" roles_start[$1]=0 roles_since[$1]=${EPOCHSECONDS} roles_restarts[$1]=${tried:-0}
+    endpoints_nodes[$1]="$1-a $1-b"
+    KIT_STEPS+=1
+}
+"""
+
+
+def bash(script: str) -> list[str]:
+    """What was called, a line each."""
+    text = f"set -uo pipefail\ndeclare -i KIT_STEPS\n{STUBS}\nsource {LIB}\n{script}\n"
+    done = shell.run(["bash", "-c", text], env={"PATH": os.environ["PATH"]}, check=False)
+    assert "rror" not in done.stderr, done.stderr
+    assert "unbound" not in done.stderr, done.stderr
+    return done.stdout.splitlines()
+
+
+# ---- on_end ----
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "said"),
+    [
+        ("main", 0, ["state a ended"]),
+        ("main", 3, ["fail a 3"]),
+        ("service", 0, ["fail a 1"]),
+        ("service", 4, ["fail a 4"]),
+        ("replica", 0, ["state a ended"]),
+    ],
+)
+def test_a_role_that_ends(policy: str, code: int, said: list[str]) -> None:
+    assert bash(f"role a {policy}\nrole_policy::on_end 0 {code}") == [f"log::info role a has ended, with {code}", *said]
+
+
+def test_a_plain_jobs_only_step_is_not_called_a_role() -> None:
+    assert bash("role a main\nKIT_STEP_0[folder]=''\nrole_policy::on_end 0 0") == ["state a ended"]
+
+
+@pytest.mark.parametrize(("policy", "said"), [("main", ["state a ended", "code 9"]), ("service", ["state a ended"])])
+def test_after_a_signal_no_end_is_a_failure(policy: str, said: list[str]) -> None:
+    assert bash(f"role a {policy}\nsignals_got=USR1\nrole_policy::on_end 0 9")[1:] == said
+
+
+def test_a_failure_by_a_preemption_is_one_and_a_good_end_is_not() -> None:
+    assert "signals::note_preemption " in bash("preempted=1; role a main\nrole_policy::on_end 0 9")
+    assert "signals::note_preemption " not in bash("preempted=1; role a main\nrole_policy::on_end 0 0")
+    assert "signals::note_preemption " not in bash("preempted=0; role a main\nrole_policy::on_end 0 9")
+    assert "signals::note_preemption " not in bash(
+        "preempted=1; signals_got=TERM; role a main\nrole_policy::on_end 0 9"
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "last"),
+    [
+        ("KIT_OUTLIVES=1; gone=a-b", "fail a 137"),
+        ("KIT_OUTLIVES=0; gone=a-b", "state a ended"),
+        ("KIT_OUTLIVES=1; gone=a-b; looks=0", "state a ended"),
+        ("KIT_OUTLIVES=1; gone=other", "state a ended"),
+    ],
+)
+def test_an_end_with_0_of_a_lost_node_is_a_failure(head: str, last: str) -> None:
+    said = bash(f"{head}\nrole a main\nrole_policy::on_end 0 0")
+    assert said[-1] == last
+    assert any("its ranks on a-b were lost with their node" in line for line in said) == (last == "fail a 137")
+
+
+# ---- restarts ----
+
+
+@pytest.mark.parametrize(("tried", "pause"), [(0, 1), (1, 2), (5, 32), (6, 60), (9, 60)])
+def test_a_restart_waits_longer_each_time(tried: int, pause: int) -> None:
+    said = bash(f"restart=10 tried={tried}; role a service\nrole_policy::on_death 0 5")
+    assert said == [
+        "place 0",
+        "write",
+        "failures::show a-0 5 a",
+        "failures::retire a-0",
+        f"roles::restart_in a {pause}",
+        f"log::info role a: restart {tried} of 10 in {pause} s",
+        "events::record restart role a exit_code 5",
+    ]
+
+
+def test_no_more_restarts_than_the_job_allows() -> None:
+    assert bash("restart=2 tried=2; role a service\nrole_policy::on_death 0 5") == ["fail a 5"]
+
+
+@pytest.mark.parametrize(("age", "forgiven"), [(599, False), (600, True)])
+def test_a_role_that_ran_soundly_is_forgiven_its_restarts(age: int, forgiven: bool) -> None:
+    head = "role a main\nroles_since[a]=$((EPOCHSECONDS - "
+    said = bash(f"{head}{age}))\nEPOCHSECONDS_now=$EPOCHSECONDS\nrole_policy::on_death 0 5")
+    assert ("roles::forgive a" in said) == forgiven
+
+
+@pytest.mark.parametrize(
+    ("policy", "spare", "again"),
+    [("service", 1, False), ("service", 0, False), ("replica", 1, True), ("replica", 0, False), ("main", 1, True)],
+)
+def test_a_restart_needs_its_nodes_or_a_spare(policy: str, spare: int, again: bool) -> None:
+    said = bash(f"restart=1 spare={spare} gone=a-b least=0; role a {policy}\nrole_policy::on_death 0 5")
+    assert any(line.startswith("roles::restart_in") for line in said) == again
+
+
+# ---- replicas ----
+
+
+@pytest.mark.parametrize(("least", "goes_on"), [(1, True), (2, True), (3, False)])
+def test_replicas_go_on_while_there_are_enough(least: int, goes_on: bool) -> None:
+    roles = f"least={least}; role a replica; role b replica; role c replica; role d replica lost; role e service"
+    said = bash(f"{roles}\nrole_policy::on_end 0 6")
+    if goes_on:
+        assert said[1:] == [
+            "state a lost",
+            "failures::show a-0 6 a",
+            "failures::retire a-0",
+            "log::error role a is given up; 2 others go on",
+            "events::record lost role a exit_code 6",
+        ]
+    else:
+        assert said[1:] == ["state a lost", f"log::error 2 replicas are left; the job wants {least}", "fail a 6"]
+
+
+@pytest.mark.parametrize(
+    ("roles", "over"),
+    [
+        ("role a main ended; role b service up", True),
+        ("role a main up; role b service up", False),
+        ("role a main starting", False),
+        ("role a main waiting", False),
+        ("role a replica waiting", False),
+        ("role a replica waiting; role b replica ended", True),
+        ("role a replica waiting; role b replica up; role c replica ended", False),
+        ("role a replica lost; role b replica ended", True),
+        ("role a main ended; role b replica waiting", False),
+        ("role a main ended; role b main waiting", False),
+    ],
+)
+def test_when_the_job_is_over(roles: str, over: bool) -> None:
+    assert bash(f"{roles}\nrole_policy::judge") == (["roles::finish "] if over else [])
+
+
+# ---- the rest ----
+
+
+def test_only_roles_that_run_are_stopped() -> None:
+    assert bash("role a main; role b main\nrole_policy::stop_rest && echo fine") == ["fine"]
+    said = bash("role a main; role b main\nsteps_pid[b]=5\nrole_policy::stop_rest")
+    assert said == ["log::info stopping b", "steps::end 100 b"]
+
+
+@pytest.mark.parametrize(
+    ("head", "doomed"),
+    [("failed=a-0", True), ("gone=a-b", True), ("gone=other", False), ("", False), ("failed=a-0 none=1", False)],
+)
+def test_a_step_whose_rank_failed_or_whose_node_is_lost_has_to_go(head: str, doomed: bool) -> None:
+    pid = "" if "none" in head else "steps_pid[a]=5"
+    said = bash(f"{head}\nrole a main\n{pid}\nrole_policy::doom")
+    expected = "steps::doom a a rank has failed or a node is lost, and the other ranks wait for it"
+    assert said == ([expected] if doomed else [])
+
+
+@pytest.mark.parametrize(("outlives", "looked"), [(0, False), (1, True)])
+def test_nodes_are_looked_at_only_where_the_job_outlives_them(outlives: int, looked: bool) -> None:
+    said = bash(f"nodes::look() {{ echo looked; }}\nKIT_OUTLIVES={outlives}\nrole_policy::doom")
+    assert said == (["looked"] if looked else [])
