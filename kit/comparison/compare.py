@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from kit.comparison import images, keys, recorded, series, texts
 from kit.comparison.recorded import Recorded
-from kit.spec.comparison import CodeDifference, Comparison, Difference, FileDifference, MetricsDifference, Parting
+from kit.spec.comparison import CodeDifference, Comparison, FileDifference, MetricsDifference, Parting, ValueDifference
 
 
 def compare(a: Recorded, b: Recorded) -> Comparison:
@@ -103,10 +103,10 @@ def reporter(one: Parting) -> str:
     return "".join(said)
 
 
-def _differences(a: Mapping[str, str | None], b: Mapping[str, str | None]) -> tuple[Difference, ...]:
+def _differences(a: Mapping[str, str | None], b: Mapping[str, str | None]) -> tuple[ValueDifference, ...]:
     """In the order of their names' first appearance."""
     names = dict.fromkeys([*a, *b])
-    return tuple(Difference(name=n, a=a.get(n), b=b.get(n)) for n in names if a.get(n) != b.get(n))
+    return tuple(ValueDifference(name=n, a=a.get(n), b=b.get(n)) for n in names if a.get(n) != b.get(n))
 
 
 def _outcome(one: Recorded) -> dict[str, str | None]:
@@ -135,14 +135,14 @@ def _commit(one: Recorded) -> str | None:
     return f"{git.commit}{' with changes' if git.dirty else ''}" if git else None
 
 
-def _cluster(a: Recorded, b: Recorded) -> tuple[Difference, ...]:
+def _cluster(a: Recorded, b: Recorded) -> tuple[ValueDifference, ...]:
     """Its name, the runtime, and the keys of the cluster's and the launcher's files as they were at submit."""
     named = [{"cluster": one.manifest.cluster, "runtime": one.manifest.runtime} for one in (a, b)]
     found = [*_differences(named[0], named[1])]
     for noun, x, y in (("cluster", a.cluster, b.cluster), ("launcher", a.launcher, b.launcher)):
         if x is not None and y is not None:
             found += [
-                Difference(name=f"{noun}: {one.key}", a=_text(one.a), b=_text(one.b)) for one in keys.between(x, y)
+                ValueDifference(name=f"{noun}: {one.key}", a=_text(one.a), b=_text(one.b)) for one in keys.between(x, y)
             ]
     return tuple(found)
 

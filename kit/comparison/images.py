@@ -11,7 +11,7 @@ from kit.spec.image import ImageConfig, ImageLock, Packages
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class ImageContent:
     """What is in an image. facts: base and tools, of the lock alone."""
 
     packages: Packages
@@ -19,7 +19,7 @@ class Held:
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
-def of_lock(lock: ImageLock) -> Held:
+def of_lock(lock: ImageLock) -> ImageContent:
     """An image by its lock. The engine's own id of the image is left out: no two builds share it."""
     facts = {
         "base": f"{lock.base.reference}@{lock.base.digest}",
@@ -29,10 +29,10 @@ def of_lock(lock: ImageLock) -> Held:
         "engine": lock.tools.engine,
     }
     known = {name: value for name, value in facts.items() if value}
-    return Held(packages=lock.packages, config=lock.config, facts=known)
+    return ImageContent(packages=lock.packages, config=lock.config, facts=known)
 
 
-def between(a: str, b: str, held_a: Held | None, held_b: Held | None) -> ImageDifference:
+def between(a: str, b: str, held_a: ImageContent | None, held_b: ImageContent | None) -> ImageDifference:
     """How two images differ. a, b: what each is called; empty without a container. None: what is in it is not known."""
     if a == b or held_a is None or held_b is None:
         return ImageDifference(a=a, b=b, packages=(), rest=())

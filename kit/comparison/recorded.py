@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kit import config, files
 from kit.comparison import images
 from kit.comparison.series import start_facts
-from kit.comparison.texts import Held, of_contents, of_tree
+from kit.comparison.texts import Files, of_contents, of_tree
 from kit.errors import KitError, RunError
 from kit.images import inventory, sqshfile
 from kit.images import lock as image_lock
@@ -51,10 +51,10 @@ class Recorded:
     cluster: Mapping[str, Any] | None
     launcher: Mapping[str, Any] | None
     records: list[dict[str, Any]]
-    code: Held | None
+    code: Files | None
     image: str
-    image_held: images.Held | None
-    scripts: Held
+    image_held: images.ImageContent | None
+    scripts: Files
     nodes: tuple[str, ...]
     unknown: tuple[str, ...] = field(default=())
 
@@ -124,7 +124,7 @@ def _table(path: Path, made: Manifest, unknown: list[str]) -> Mapping[str, Any] 
         return None
 
 
-def _code(run_dir: Path, made: Manifest, unknown: list[str]) -> Held | None:
+def _code(run_dir: Path, made: Manifest, unknown: list[str]) -> Files | None:
     if made.workspace is None or made.workspace.tree is None:
         dirty = " with changes" if made.git and made.git.dirty else ""
         known = f": its commit was {made.git.commit[:12]}{dirty}" if made.git else ""
@@ -151,7 +151,7 @@ def _contained(made: Manifest) -> bool:
     return made.runtime != "bare" and bool(made.image or made.image_name)
 
 
-def _image(made: Manifest, paths: RunPaths, unknown: list[str]) -> images.Held | None:
+def _image(made: Manifest, paths: RunPaths, unknown: list[str]) -> images.ImageContent | None:
     """By the lock of then, else by the file itself, which its digest names."""
     if not _contained(made):
         return None
@@ -161,7 +161,7 @@ def _image(made: Manifest, paths: RunPaths, unknown: list[str]) -> images.Held |
             return images.of_lock(image_lock.read(own))
         image = Path(made.image)
         if image.is_absolute() and image.is_file():
-            return images.Held(packages=inventory.packages(image), config=sqshfile.config(image))
+            return images.ImageContent(packages=inventory.packages(image), config=sqshfile.config(image))
     except KitError as error:
         unknown.append(f"its image cannot be read: {error.message}")
         return None
@@ -169,7 +169,7 @@ def _image(made: Manifest, paths: RunPaths, unknown: list[str]) -> images.Held |
     return None
 
 
-def _scripts(run_dir: Path, made: Manifest) -> Held:
+def _scripts(run_dir: Path, made: Manifest) -> Files:
     tree = made.workspace.tree if made.workspace else None
     own = {str(run_dir): "RUN_DIR", made.run_id: "RUN_ID", **({tree: "TREE"} if tree else {})}
     contents = {}

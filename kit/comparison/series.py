@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
-from kit.spec.comparison import Difference, MetricsDifference, Parting
+from kit.spec.comparison import MetricsDifference, Parting, ValueDifference
 
 # Of kit/spec/metrics.py: what a machine's mood decides, and what names a record.
 RATES = ("tokens_per_second", "images_per_second", "mfu")
@@ -16,7 +16,7 @@ _NOT_COMPARED = frozenset({*RATES, "step", "restart", "replica", "rank", "second
 _NOT_OF_STEPS = frozenset({"start", "saved", "resumed", "stopped", "changed"})
 
 
-class Source(NamedTuple):
+class Reporter(NamedTuple):
     """Which of a run's reporters, and what: rank and replica are None where records name none."""
 
     metric: str
@@ -28,16 +28,16 @@ class Source(NamedTuple):
 Series = dict[int, float]
 
 
-def series(records: Iterable[Mapping[str, Any]]) -> dict[Source, Series]:
+def series(records: Iterable[Mapping[str, Any]]) -> dict[Reporter, Series]:
     """The numbers of a run's records by reporter and metric. What is no number, or has no step, is left out."""
-    found: dict[Source, Series] = {}
+    found: dict[Reporter, Series] = {}
     for record in records:
         step, replica, rank = (_whole(record.get(name)) for name in ("step", "replica", "rank"))
         if step is None or record.get("kind") in _NOT_OF_STEPS:
             continue
         for name, value in record.items():
             if name not in _NOT_COMPARED and isinstance(value, int | float) and not isinstance(value, bool):
-                found.setdefault(Source(name, replica, rank), {})[step] = float(value)
+                found.setdefault(Reporter(name, replica, rank), {})[step] = float(value)
     return found
 
 
@@ -76,7 +76,7 @@ def start_facts(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return {name: str(value) for name, value in starts[-1].items() if name not in skipped} if starts else {}
 
 
-def _parting(source: Source, a: Series, b: Series, common: list[int]) -> Parting | None:
+def _parting(source: Reporter, a: Series, b: Series, common: list[int]) -> Parting | None:
     for place, step in enumerate(common):
         if not _same(a[step], b[step]):
             last = common[-1]
@@ -100,20 +100,20 @@ def _same(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b))
 
 
-def _speeds(a: list[Mapping[str, Any]], b: list[Mapping[str, Any]]) -> Iterable[Difference]:
+def _speeds(a: list[Mapping[str, Any]], b: list[Mapping[str, Any]]) -> Iterable[ValueDifference]:
     for name in RATES:
         values = [[r[name] for r in records if isinstance(r.get(name), int | float)] for records in (a, b)]
         if all(values):
             x, y = (median(one) for one in values)
             if x != y:
-                yield Difference(name=name, a=f"{x:.6g}", b=f"{y:.6g}")
+                yield ValueDifference(name=name, a=f"{x:.6g}", b=f"{y:.6g}")
 
 
-def _last(found: Mapping[Source, Series]) -> int | None:
+def _last(found: Mapping[Reporter, Series]) -> int | None:
     return max((max(one) for one in found.values()), default=None)
 
 
-def _reporter(one: Source) -> tuple[str, int, int]:
+def _reporter(one: Reporter) -> tuple[str, int, int]:
     return one.metric, -1 if one.replica is None else one.replica, -1 if one.rank is None else one.rank
 
 

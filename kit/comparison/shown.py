@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from kit.comparison.compare import code_differs, reporter
-from kit.spec.comparison import Comparison, Difference, FileDifference, MetricsDifference
+from kit.spec.comparison import Comparison, FileDifference, MetricsDifference, ValueDifference
 
 # Of one file, of all files of a kind, and of an image's packages.
 _PATCH_LINES, _FILES, _PACKAGES = 60, 20, 40
@@ -42,7 +42,7 @@ def _section(name: str, found: Iterable[str]) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _facts(found: Iterable[Difference]) -> Iterator[str]:
+def _facts(found: Iterable[ValueDifference]) -> Iterator[str]:
     for one in found:
         yield f"{one.name}: {_or_none(one.a)} -> {_or_none(one.b)}"
 

@@ -19,32 +19,32 @@ Read = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
-class Held:
+class Files:
     """One side: path -> what must be equal (kind and digest, or the content itself), and how to read one."""
 
     marks: Mapping[str, tuple[str, object]]
     read: Read
 
 
-def of_tree(tree: Listing, read: Read) -> Held:
+def of_tree(tree: Listing, read: Read) -> Files:
     """The files of a snapshot. A link's content is its target."""
     targets = {one.path: one.content.encode() for one in tree.entries if one.kind == "link"}
     marks = {one.path: (one.kind, one.content) for one in tree.entries}
-    return Held(marks, lambda path: targets[path] if path in targets else read(path))
+    return Files(marks, lambda path: targets[path] if path in targets else read(path))
 
 
-def of_contents(contents: Mapping[str, bytes]) -> Held:
+def of_contents(contents: Mapping[str, bytes]) -> Files:
     """Files that are read already."""
-    return Held({path: ("file", content) for path, content in contents.items()}, lambda path: contents[path])
+    return Files({path: ("file", content) for path, content in contents.items()}, lambda path: contents[path])
 
 
-def between(a: Held, b: Held) -> tuple[FileDifference, ...]:
+def between(a: Files, b: Files) -> tuple[FileDifference, ...]:
     """The files that differ, by path."""
     paths = sorted(path for path in {*a.marks, *b.marks} if a.marks.get(path) != b.marks.get(path))
     return tuple(_one(path, a, b) for path in paths)
 
 
-def _one(path: str, a: Held, b: Held) -> FileDifference:
+def _one(path: str, a: Files, b: Files) -> FileDifference:
     before, after = a.marks.get(path), b.marks.get(path)
     change: Change = "added" if before is None else "removed" if after is None else "changed"
     notes = []

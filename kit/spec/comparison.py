@@ -26,7 +26,7 @@ class ComparedRun(Model):
     step: int | None = Field(description="The last step that its metrics have.")
 
 
-class Difference(Model):
+class ValueDifference(Model):
     """One recorded value that is not the same. null: this run has none."""
 
     name: str
@@ -60,7 +60,7 @@ class MetricsDifference(Model):
     equal: tuple[str, ...] = Field(description="Metrics that are the same at every step that both reported.")
     only_a: tuple[str, ...] = Field(description="Metrics that only the first run reported.")
     only_b: tuple[str, ...]
-    speed: tuple[Difference, ...] = Field(description="Medians of rates.")
+    speed: tuple[ValueDifference, ...] = Field(description="Medians of rates.")
 
 
 class KeyDifference(Model):
@@ -108,7 +108,7 @@ class Comparison(Model):
     conclusion: str = Field(description="One sentence.")
     a: ComparedRun
     b: ComparedRun
-    outcome: tuple[Difference, ...]
+    outcome: tuple[ValueDifference, ...]
     metrics: MetricsDifference
     keys: tuple[KeyDifference, ...]
     code: CodeDifference
@@ -116,10 +116,10 @@ class Comparison(Model):
     scripts: tuple[FileDifference, ...] = Field(
         description="What the kit wrote into the run folders, without the runs' own names."
     )
-    kit: tuple[Difference, ...]
-    cluster: tuple[Difference, ...]
-    nodes: tuple[Difference, ...]
-    environment: tuple[Difference, ...] = Field(
+    kit: tuple[ValueDifference, ...]
+    cluster: tuple[ValueDifference, ...]
+    nodes: tuple[ValueDifference, ...]
+    environment: tuple[ValueDifference, ...] = Field(
         description="Versions beside the kit's, and what programs say of theirs."
     )
     unknown: tuple[str, ...] = Field(description="What is not recorded, or is gone: it may differ.")
