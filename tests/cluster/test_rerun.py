@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.lab import Lab
+from tests.cluster.test_launchers import EXAMPLES as SMALL_EXAMPLES
 from tests.cluster.test_launchers import SMALL, put, records
 
 pytestmark = pytest.mark.cluster
 
 # Example -> arguments in the place of its own, further keys.
-EXAMPLES = {
+EXAMPLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    **SMALL_EXAMPLES,
     "ddp": (["--epochs", "6", "--log-every", "1"], ()),
-    "fsdp": ([*SMALL, "--log-every", "1"], ()),
     "diloco": ([*SMALL, "--log-every", "1"], ("diloco.sync_every=4",)),
 }
 

@@ -6,7 +6,10 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
+import signal
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -385,6 +388,37 @@ def test_an_import_that_is_interrupted_leaves_nothing(
         brought(tmp_path / "a.tar.gz", elsewhere)
     assert left_in(elsewhere) == before
     assert brought(tmp_path / "a.tar.gz", elsewhere).new
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from kit.runs import importing
+write, left = importing._write, [int(sys.argv[3])]
+def killed(*words):
+    write(*words)
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+importing._write = killed
+place = Path(sys.argv[2])
+importing.bring_in(Path(sys.argv[1]), runs_dir=place / "runs", image_store=place / "store")
+"""
+
+
+def test_an_import_that_is_killed_is_no_run_and_the_next_one_removes_what_it_left(
+    ended: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    done = exporting.export(ended, tmp_path / "a.tar.gz")
+    before = left_in(elsewhere)
+    for count in (1, len(done.index.members) // 2, len(done.index.members)):
+        argv = [sys.executable, "-c", KILLED, str(tmp_path / "a.tar.gz"), str(elsewhere), str(count)]
+        assert shell.run(argv, check=False).returncode == -signal.SIGKILL
+        assert registry.find_all([elsewhere / "runs"]) == []
+        assert len(list((elsewhere / "runs").iterdir())) == 1, "of the one before nothing is left"
+    assert left_in(elsewhere) != before
+    found = brought(tmp_path / "a.tar.gz", elsewhere)
+    assert {path.name for path in (elsewhere / "runs").iterdir()} == {found.run_dir.name, f".snapshots-{os.geteuid()}"}
 
 
 def test_what_is_no_archive(tmp_path: Path, elsewhere: Path) -> None:

@@ -21,6 +21,7 @@ from kit.runs import checkpoint_steps, folder, manifest, rerun, submit, workspac
 from kit.runs.manifest import Manifest
 from kit.runs.submit import Prepared
 from kit.spec.paths import RunPaths
+from kit.sweeps import prepare as sweeps
 from tests.support import make_lock, write_job
 
 CLUSTER = """
@@ -169,6 +170,21 @@ def test_what_may_change_the_numbers_is_named(project: Path, run: Path) -> None:
     said = "\n".join(rerun.differences(rerun.prepare(run, overrides=["resources.ranks_per_node=1"])))
     assert "sums over ranks are rounded otherwise" in said
     assert "cluster here has changed since: network" in said
+
+
+def test_a_point_of_a_sweep_becomes_a_run_of_its_own(project: Path) -> None:
+    """Its values are keys like any other, and it finds the snapshot that all points share."""
+    write_job(project, f"{JOB}[sweep.grid]\nseed = [3, 4]\n")
+    prepared = sweeps.prepare(project / "job.toml", cluster="here", overrides=[])
+    point = prepared.planned(prepared.points[1])
+    run_dir = written(point)
+    assert run_dir.parent.name == "points"
+    made = rerun.prepare(run_dir)
+    assert made.plan.run_dir.parent == project / "runs"
+    assert made.plan.job.seed == 4
+    again = recorded(written(made))
+    assert str(again.layer_of("seed")).endswith("job.toml [sweep]")
+    assert rerun.prepare(run_dir, cluster="there").plan.job.seed == 4
 
 
 def _snapshot_gone(run: Path) -> None:
