@@ -53,7 +53,7 @@ class StepRecord(_OfStep):
     """One of every --log-every optimizer steps."""
 
     kind: Literal["step"]
-    loss: float = Field(description="Of this step, the mean over ranks; of RL the policy's.")
+    loss: float = Field(description="Of this step, the mean over ranks; of SFT over tokens; of RL the policy's.")
     lr: float = Field(ge=0, description="The learning rate that the step was made with.")
     gradient_norm: float = Field(ge=0, description="Before clipping.")
     tokens: int | None = Field(default=None, ge=0, description="Trained on since the run's beginning.")

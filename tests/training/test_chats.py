@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from kit.spec.metrics import MetricsRecord
+
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
 pytestmark = [pytest.mark.timeout(240), pytest.mark.smoke]
 
@@ -221,6 +223,11 @@ def test_chats_are_learned_and_a_resume_goes_on(chats_file: Path, training: Any,
     evaluated = tools.records(whole.run_dir, "eval")
     assert [one["step"] for one in evaluated] == [10, 20, 30]
     assert evaluated[-1]["eval_loss"] == final["test_loss"]
+    least = min(evaluated, key=lambda one: float(one["eval_loss"]))
+    best = whole.run_dir / "checkpoints" / (whole.run_dir / "checkpoints" / "best").read_text().strip()
+    assert json.loads((best / "complete.json").read_text())["eval_loss"] == least["eval_loss"]
+    for record in tools.records(whole.run_dir):
+        MetricsRecord.model_validate(record)
 
     first = training.start("sft/train.py", "twice", *words, "--max-steps", 30, "--checkpoint-every", 10)
     first.until_step(12)

@@ -24,13 +24,16 @@ memory = "128G"
 time = "01:00:00"
 [qos.free]
 account = "a"
+[qos.whole]
+account = "a"
+cpus_per_node = 64
 """
 JOB = 'name = "digits"\nlauncher = "ddp"\nscript = "own.py"\n'  # whose batch the kit knows nothing of
 
 
-def allocated(folder: Path, *overrides: str) -> Allocation:
+def allocated(folder: Path, *overrides: str, cluster: str = CLUSTER) -> Allocation:
     (folder / "clusters").mkdir(exist_ok=True)
-    (folder / "clusters" / "own.toml").write_text(CLUSTER)
+    (folder / "clusters" / "own.toml").write_text(cluster)
     (folder / "own.py").touch()
     return plan_of(write_job(folder, JOB), cluster="own", overrides=overrides).allocation
 
@@ -142,4 +145,10 @@ def test_what_a_row_does_not_allow_is_said_with_what_it_does(
 def test_an_exclusive_job_has_all_cpus(tmp_path: Path) -> None:
     (fault,) = refused(tmp_path, "qos=tight", "resources.gpus_per_node=2", "slurm.exclusive=true").values()
     assert "an exclusive job gets all 64 CPUs" in fault.problem
-    allocated(tmp_path, "qos=free", "slurm.exclusive=true")
+    for qos in ("free", "whole"):
+        allocated(tmp_path, f"qos={qos}", "slurm.exclusive=true")
+
+
+def test_the_share_of_a_gpu_is_a_cpu_at_least(tmp_path: Path) -> None:
+    few = CLUSTER.replace("cpus = 64", "cpus = 4")
+    assert allocated(tmp_path, "resources.gpus_per_node=1", cluster=few).cpus_per_node == 1
