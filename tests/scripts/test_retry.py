@@ -81,3 +81,180 @@ def test_a4_a_failed_node_is_added_to_what_the_job_is_kept_off(tmp_path: Path) -
     script = f"{head}\nlog::info() {{ :; }}; events::record() {{ :; }}\nsource {LIB}\nretry::leave_out n2,n3; retry::requeue 72"
     done = shell.run(["bash", "-c", script], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert done.stdout.splitlines() == ["requeue 7", "update JobId=7 ExcNodeList=n1,n[4-5],n9,n2,n3"]
+
+
+# ---- how long the ranks have ----
+
+
+def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = None, **variables: str) -> list[str]:
+    """What the script says, in the state of a batch script that nothing has happened to. commands: name -> its body in bash."""
+    (folder / "state").mkdir(exist_ok=True)
+    usual = {
+        "KIT_RUN_DIR": str(folder), "KIT_REQUEUE_CAPPED": "0", "KIT_RETRY_REQUEUE": "2", "KIT_RETRY_IN_ALLOCATION": "2",
+        "KIT_LEAD": "120", "KIT_GRACE": "9", "KIT_NODE_NAMES": "'n1 n2'", "KIT_MASTER_ADDR": "n1", "KIT_MASTER_PORT": "29500",
+        "environment_batch": "1", "environment_job": "7", "signals_got": "''", "signals_slurms_term": "''",
+    }  # fmt: skip
+    head = " ".join(f"{name}={value}" for name, value in {**usual, **variables}.items())
+    names = (
+        "nodes::choose_master_port",
+        "endpoints::place",
+        "steps::clear_deadline",
+        "nodes::choose",
+        "node_checks::image",
+    )
+    stubs = {name: f"echo {name}" for name in names}
+    stubs |= {"log::info": 'echo "$*"', "events::record": 'echo "event $*"', "nodes::short": 'echo "$*"'}
+    stubs |= {"nodes::find_lost": "nodes_bad=(${lost:-})"} | (commands or {})
+    text = "".join(f"{name}() {{ {body}; }}\n" for name, body in stubs.items())
+    whole = f"set -uo pipefail\n{head}\nKIT_RETRY_CODES=(137 72)\n{text}source {LIB}\n{script}\n"
+    return shell.run(["bash", "-c", whole], env={"PATH": os.environ["PATH"]}, check=False).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("signal", "variables", "kill_wait", "seconds"),
+    [
+        ("USR1", {"KIT_LEAD": "120"}, "", 105),
+        ("USR1", {"KIT_LEAD": "31"}, "", 16),
+        ("USR1", {"KIT_LEAD": "30"}, "", 15),
+        ("USR1", {"KIT_LEAD": "0"}, "", 120),
+        ("TERM", {}, "", 9),
+        ("INT", {}, "", 9),
+        ("TERM", {"signals_slurms_term": "1"}, "KillWait                = 60 sec", 55),
+        ("TERM", {"signals_slurms_term": "1"}, "KillWait                = 8 sec", 3),
+        ("TERM", {"signals_slurms_term": "1"}, "KillWait                = 7 sec", 2),
+        ("INT", {"signals_slurms_term": "1"}, "UnkillableStepTimeout = 99", 25),
+        ("HUP", {}, "", 30),
+    ],
+)
+def test_the_time_to_save(tmp_path: Path, signal: str, variables: dict[str, str], kill_wait: str, seconds: int) -> None:
+    commands = {"scontrol": f"echo '{kill_wait}'"}
+    assert script_of(tmp_path, f"retry::time_to_save {signal}", commands=commands, **variables) == [str(seconds)]
+
+
+# ---- attempts ----
+
+
+def test_each_attempt_has_the_next_number(tmp_path: Path) -> None:
+    first = 'retry::begin_attempt; echo "$KIT_RESTART_COUNT"'
+    script = f"{first}; retry::begin_attempt >/dev/null; bash -c 'echo $KIT_RESTART_COUNT'"
+    assert script_of(tmp_path, script) == [
+        "nodes::choose_master_port",
+        "endpoints::place",
+        "steps::clear_deadline",
+        "attempt 0: ranks on n1 n2; master n1:29500",
+        "event attempt nodes n1,n2 master n1:29500",
+        "0",
+        "1",
+    ]
+    assert (tmp_path / "state" / "attempts").read_text() == "2\n"
+    assert script_of(tmp_path, 'retry::begin_attempt >/dev/null; echo "$KIT_RESTART_COUNT"') == ["2"]
+
+
+def test_after_a_signal_the_deadline_stays(tmp_path: Path) -> None:
+    assert "steps::clear_deadline" not in script_of(tmp_path, "retry::begin_attempt", signals_got="USR1")
+
+
+@pytest.mark.parametrize("fails", ["nodes::choose_master_port", "endpoints::place"])
+def test_an_attempt_that_finds_no_place_is_none(tmp_path: Path, fails: str) -> None:
+    said = script_of(tmp_path, "retry::begin_attempt || echo no", commands={fails: "return 1"})
+    assert said[-1] == "no"
+    assert not any(line.startswith("attempt") for line in said)
+
+
+def test_the_count_before_the_first_attempt_is_slurms(tmp_path: Path) -> None:
+    look = "bash -c 'echo $KIT_RESTART_COUNT'"
+    assert script_of(tmp_path, look) == ["0"]
+    assert script_of(tmp_path, look, SLURM_RESTART_COUNT="3") == ["3"]
+
+
+AGAIN = ["nodes::choose", "node_checks::image", "restart 1 of 2 in this allocation", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("code", "head", "said"),
+    [
+        (137, "", AGAIN),
+        (72, "", AGAIN),
+        (0, "", ["no"]),
+        (137, "signals_got=USR1", ["no"]),
+        (137, "retry_in_allocation=2", ["no"]),
+        (137, "retry_in_allocation=1", [*AGAIN[:2], "restart 2 of 2 in this allocation", "yes"]),
+        (3, "", ["exit code 3 is the program's own; starting it again would not help", "no"]),
+        (3, "lost=n2", AGAIN),
+    ],
+)
+def test_whether_the_ranks_are_started_again_here(tmp_path: Path, code: int, head: str, said: list[str]) -> None:
+    assert script_of(tmp_path, f"{head}\nretry::again {code} && echo yes || echo no") == said
+
+
+def test_without_nodes_or_the_image_there_is_no_restart_here(tmp_path: Path) -> None:
+    script = 'retry::again 137 && echo yes || echo "no ${retry_possible} ${retry_in_allocation}"'
+    assert script_of(tmp_path, script, commands={"nodes::choose": "return 1"}) == ["no 1 0"]
+    said = script_of(tmp_path, script, commands={"node_checks::image": "return 1"})
+    assert said == ["nodes::choose", "no  0"], "and none by the queue either"
+
+
+# ---- the queue ----
+
+
+@pytest.mark.parametrize(
+    ("code", "head", "wants"),
+    [
+        (137, "", True),
+        (3, "", False),
+        (0, "", False),
+        (0, "signals_got=USR1", False),
+        (3, "signals_got=USR1", True),
+        (137, "signals_got=TERM", False),
+        (137, "signals_got=INT", False),
+        (137, "retry_possible=", False),
+        (137, "environment_batch=", False),
+        (3, "retry_without=n2", True),
+        (3, "retry_without=n2 SLURM_RESTART_COUNT=9 KIT_REQUEUE_CAPPED=1", True),
+        (137, "SLURM_RESTART_COUNT=1 KIT_REQUEUE_CAPPED=1", True),
+        (137, "SLURM_RESTART_COUNT=2 KIT_REQUEUE_CAPPED=1", False),
+    ],
+)
+def test_whether_the_job_goes_back_to_the_queue(tmp_path: Path, code: int, head: str, wants: bool) -> None:
+    assert script_of(tmp_path, f"{head}\nretry::wants_requeue {code} && echo yes || echo no") == [
+        "yes" if wants else "no"
+    ]
+
+
+@pytest.mark.parametrize(("state", "running"), [("RUNNING", True), ("COMPLETING", False), ("", False)])
+def test_whether_slurm_lets_the_job_run(tmp_path: Path, state: str, running: bool) -> None:
+    said = script_of(tmp_path, "retry::is_running && echo yes || echo no", commands={"squeue": f"echo '{state}'"})
+    assert said == ["yes" if running else "no"]
+
+
+@pytest.mark.parametrize(
+    ("signal", "restarts", "requeued"), [("TERM", 2, True), ("TERM", 1, False), ("USR1", 2, False), ("''", 2, False)]
+)
+def test_slurms_own_requeue_has_counted_already(tmp_path: Path, signal: str, restarts: int, requeued: bool) -> None:
+    commands = {"scontrol": f"echo 'JobId=7 Requeue=1 Restarts={restarts} BatchFlag=1'"}
+    script = "SLURM_RESTART_COUNT=1\nretry::slurm_requeued && echo yes || echo no"
+    said = script_of(tmp_path, script, commands=commands, signals_got=signal)
+    assert said == ["yes" if requeued else "no"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "time", "preempted"),
+    [("1", "2026-11-22T10:00:00", True), ("1", "None", False), ("''", "2026-11-22T10:00:00", False)],
+)
+def test_whether_slurm_makes_room(tmp_path: Path, batch: str, time: str, preempted: bool) -> None:
+    commands = {"scontrol": f"echo 'JobId=7 PreemptTime={time} SuspendTime=None'"}
+    said = script_of(tmp_path, "retry::preempted && echo yes || echo no", commands=commands, environment_batch=batch)
+    assert said == ["yes" if preempted else "no"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "alive", "cancelled"), [("1", True, False), ("1", False, True), ("''", False, False), ("''", True, False)]
+)
+def test_the_end_leaves_no_secrets_and_reaches_slurm(tmp_path: Path, batch: str, alive: bool, cancelled: bool) -> None:
+    (tmp_path / ".secrets").touch()
+    commands = {"log::error": 'echo "error $*"', "scancel": 'echo "scancel $*"'}
+    script = f"retry::has_slurmstepd() {{ {'true' if alive else 'false'}; }}\nSLURM_JOB_ID=7\nretry::end 3"
+    said = script_of(tmp_path, script, commands=commands, environment_batch=batch)
+    assert said[:2] == ["event end exit_code 3", "end of job 7: exit code 3"]
+    assert ("scancel 7" in said) == cancelled
+    assert not (tmp_path / ".secrets").exists()
