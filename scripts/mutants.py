@@ -78,7 +78,7 @@ class Mutant:
 def mutants(file: str, content: bytes) -> list[Mutant]:
     """All that are known of a file, by line."""
     found = _of_bash(file, content) if file.endswith(".sh") else _of_python(file, content)
-    return sorted(found, key=lambda one: (one.first, one.text))
+    return sorted((one for one in found if one.text != one.before), key=lambda one: (one.first, one.text))
 
 
 def _of_python(file: str, content: bytes) -> Iterator[Mutant]:

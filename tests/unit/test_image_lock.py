@@ -219,3 +219,14 @@ def test_the_head_of_a_lock_is_all_that_is_read(tmp_path: Path, monkeypatch: pyt
     path.write_text('name = "other"\n' + path.read_text())
     with pytest.raises(AssertionError):
         lock.head(path)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_lock_is_written_beside_its_image_or_in_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    folder = tmp_path / "kit" / "containers" / "tiny"
+    entry = data_folders.Entry(name="tiny", path=folder / "image.toml", root=tmp_path / "kit")
+    monkeypatch.setattr(os, "access", lambda *_: writable)
+    expected = folder if writable else tmp_path / "project" / "containers" / "tiny"
+    assert lock.place(entry, project=tmp_path / "project") == expected / "image.lock"

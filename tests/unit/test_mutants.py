@@ -50,6 +50,7 @@ def test_what_may_survive_is_still_there_and_has_a_reason(script: ModuleType) ->
         ("x = a or b", {"or": "and"}),
         ("x = a not in b", {"not in": "in"}),
         ("x = 'a' + b", {}),
+        ("def f():\n    return None", {}),
         ("x = a + 2", {"+": "-", "2": "3"}),
         ("if not a:\n    pass", {"not a": "a"}),
         ("@dataclass(frozen=True)\nclass A:\n    pass", {}),
