@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import platform
 import posixpath
 import tarfile
@@ -25,6 +27,8 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "
 _REF_NAME = "org.opencontainers.image.ref.name"
 _LONGEST_JSON = 32 << 20
 _MAX_LINKS = 8
+# What a file of a layout may answer that is not there, or not a file that this user may read.
+_NOT_WHOLE = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _MAX_DEPTH = 8  # of an index in an index; the specification needs two
 
 
@@ -76,9 +80,14 @@ def config(raw: dict[str, Any]) -> ImageConfig:
         workdir=str(raw.get("WorkingDir") or "/"),
         entrypoint=tuple(_words(raw.get("Entrypoint"))),
         cmd=tuple(_words(raw.get("Cmd"))),
-        volumes=tuple(sorted(raw.get("Volumes") or ())),
+        volumes=tuple(sorted(_inside(volume) for volume in raw.get("Volumes") or ())),
         labels={str(name): str(value) for name, value in sorted((raw.get("Labels") or {}).items()) if name != MARK},
     )
+
+
+def _inside(volume: str) -> str:
+    """Without a `..` that leads above the root: /etc/fstab would bind what lies beside the unpacked image."""
+    return posixpath.normpath(f"/{volume.lstrip('/')}") if ".." in volume.split("/") else volume
 
 
 def _words(value: object) -> list[str]:
@@ -127,10 +136,21 @@ def _one_error(name: str) -> Iterator[None]:
         tarfile.TarError,
         EOFError,
     ) as error:
-        why = str(error) if isinstance(error, _DamagedError | ValueError) else f"{type(error).__name__}: {error}"
-        raise ImageError(f"{name}: not a readable image archive: {why}") from None
-    except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        raise ImageError(f"{name}: not a readable image archive: {_why(error)}") from None
+    except OSError as error:
+        if error.errno not in _NOT_WHOLE:
+            raise
         raise ImageError(f"{name}: not a whole image: {error.filename}: {error.strerror}") from None
+
+
+def _why(error: Exception) -> str:
+    match error:
+        case KeyError():
+            return f"its description lacks {error}"
+        case AttributeError() | TypeError() | IndexError():
+            return "a part of its description is not of the kind that the OCI image specification says"
+        case _:
+            return str(error)
 
 
 class Blobs(Protocol):
@@ -167,7 +187,8 @@ class _Folder:
             return Blob.whole(place)
 
     def _place(self, name: str) -> Path:
-        place = (self._root / name).resolve()
+        # Path.resolve raises RuntimeError for a link that leads back to itself, until Python 3.13.
+        place = Path(os.path.realpath(self._root / name))
         if not place.is_relative_to(self._root.resolve()):
             raise _DamagedError(f"{name} leads out of it")
         return place

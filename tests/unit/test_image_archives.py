@@ -198,6 +198,13 @@ def _config(layout: Path, **changes: object) -> None:
     _index(layout, lambda index: index.update(manifests=[_blob(layout, found)]))
 
 
+def _link_to_itself(layout: Path) -> None:
+    (manifest,) = json.loads((layout / "index.json").read_text())["manifests"]
+    place = layout / "blobs/sha256" / str(manifest["digest"])[7:]
+    place.unlink()
+    place.symlink_to(place.name)
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "no manifests": lambda layout: (layout / "index.json").write_text("{}"),
     "a list": lambda layout: (layout / "index.json").write_text("[]"),
@@ -217,6 +224,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a command that is a table": lambda layout: _config(layout, config={"Cmd": {}}),
     "labels that are a list": lambda layout: _config(layout, config={"Labels": ["x"]}),
     "volumes that are a number": lambda layout: _config(layout, config={"Volumes": 1}),
+    "a manifest that is a link to itself": _link_to_itself,
     "no blobs": lambda layout: shutil.rmtree(layout / "blobs"),
 }
 
@@ -231,6 +239,17 @@ def test_an_odd_description_is_one_error(tmp_path: Path, what: str) -> None:
         assert str(layout) in error.message
     else:
         assert what == "an environment of numbers"
+
+
+def test_no_volume_leads_out_of_the_image(tmp_path: Path) -> None:
+    """C11: /etc/fstab bound what lies beside the unpacked image on the node."""
+    layout = corpus.oci_layout(tmp_path / "layout", [LAYER], {"Volumes": {"/../../etc/passwd": {}, "/data": {}}})
+    image = run_import(layout, tmp_path).image
+    fstab = subprocess.run(["unsquashfs", "-cat", str(image), "etc/fstab"], capture_output=True, text=True, check=True)
+    assert [line.split()[:2] for line in fstab.stdout.splitlines()] == [
+        ["${ENROOT_ROOTFS}/data", "/data"],
+        ["${ENROOT_ROOTFS}/etc/passwd", "/etc/passwd"],
+    ]
 
 
 def test_blobs_may_be_named_by_sha512(tmp_path: Path) -> None:
