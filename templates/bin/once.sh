@@ -5,6 +5,8 @@ set -uo pipefail
 
 readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
 source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/orphans.sh"
 source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${2:+$2/}image-env.sh"
@@ -13,6 +15,10 @@ source "${KIT_RUN_DIR}/${2:+$2/}program.sh"
 
 main() {
     local file
+    # A line may leave a process behind that holds the pipe open: the trap says that the step has ended.
+    orphans::watch once
+    export -n KIT_TASK_FD KIT_SLURMSTEPD
+    trap orphans::ended EXIT
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
     export PYTHONPATH="${KIT_RUN_DIR}/code" PYTHONNOUSERSITE=1 PYTHONUNBUFFERED=1
     if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then

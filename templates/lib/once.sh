@@ -1,13 +1,19 @@
 # shellcheck shell=bash
 # The lines of [once]: on the first node, before any rank, once per job. A start after a requeue does not repeat them.
 
+# Seconds between looks for a record of lines that lost their slurmstepd: srun would wait for them without end.
+readonly once_look_s=5
+
 once::run() {
     local -r done_file="${KIT_RUN_DIR}/state/once-${SLURM_JOB_ID}"
-    local -i code
+    local -i code once_lost=0
     ((${#KIT_ONCE_ARGV[@]})) && [[ ! -e "${done_file}" ]] || return 0
+    failures::prepare once
+    steps::set_env "KIT_FAILURES=${failures_name}"
     KIT_NODE_NAMES="${KIT_NODE_NAMES%% *}" steps::start kit-once "${KIT_ONCE_ARGV[@]}"
-    steps::wait kit-once
-    code=$?
+    once::wait
+    # 128 + SIGKILL, as for a rank that is killed itself.
+    code=$((once_lost ? 137 : steps_code))
     [[ -z "${signals_got}" ]] || return 143
     if ((code)); then
         log::error "the lines of [once] ended with exit code ${code}; no rank was started"
@@ -15,4 +21,43 @@ once::run() {
         return "${code}"
     fi
     : >"${done_file}"
+}
+
+# Until the step has ended. Slurm does not notice that the slurmstepd of its lines is gone: they record it themselves (orphans.sh), but under
+# Pyxis the image's files go at the same moment, and nothing in the container can write any more. So this script looks, too.
+once::wait() {
+    local -i next=$((EPOCHSECONDS + once_look_s)) missed=0
+    local once_step=""
+    until steps::ended kit-once; do
+        if ((EPOCHSECONDS >= next)); then
+            next=$((EPOCHSECONDS + once_look_s))
+            # Slurm names a step some moments before its slurmstepd is there.
+            if once::misses_slurmstepd; then missed+=1; else missed=0; fi
+            if ((missed >= 2)) || failures::any once; then
+                steps::doom kit-once "slurmstepd, by which Slurm runs it, is gone"
+                once_lost=1
+            fi
+        fi
+        steps::enforce_deadline kit-once
+        sleep 0.2
+    done
+}
+
+# Whether Slurm has a step that no slurmstepd runs. Only where it would be seen: on this node, where the batch script's own is.
+once::misses_slurmstepd() {
+    [[ "${KIT_NODE_NAMES%% *}" == "${SLURMD_NODENAME:-}" ]] && once::has_slurmstepd batch || return 1
+    # One question: the number stays.
+    [[ -n "${once_step}" ]] || read -r once_step _ < <(steps::ids kit-once) || return 1
+    ! once::has_slurmstepd "${once_step##*.}"
+}
+
+# once::has_slurmstepd STEP: by the title that slurmstepd gives itself.
+once::has_slurmstepd() {
+    local path line
+    while read -r path; do
+        line=""
+        { read -r line <"${path%/cmdline}/stat"; } 2>/dev/null
+        [[ "${line}" != *"(slurmstepd) "[!ZX]* ]] || return 0
+    done < <(grep -lsaF "slurmstepd: [${environment_job}.$1]" /proc/[0-9]*/cmdline)
+    return 1
 }

@@ -9,17 +9,22 @@ readonly orphans_look_s=5
 # 128 + SIGKILL, as for a rank that is killed itself.
 readonly orphans_code=137
 
-# orphans::watch RANK: of this task. Sets KIT_TASK_FD, the pipe's number, into which rank.sh writes a line when its program has ended, and
-# KIT_SLURMSTEPD, by which a rank sees that its slurmstepd is gone.
+# orphans::watch RANK: of this task; `once`: of the lines of [once]. Sets KIT_TASK_FD, the pipe's number, into which rank.sh writes a line
+# when its program has ended, and KIT_SLURMSTEPD, by which a rank sees that its slurmstepd is gone.
 orphans::watch() {
     if [[ -n "${KIT_TASK_FD:-}" ]]; then
         # bubblewrap.sh watches outside the container; it does not know which rank this is.
-        { printf 'rank %d\n' "$1" >&"${KIT_TASK_FD}"; } 2>/dev/null || true
+        { printf 'rank %s\n' "$1" >&"${KIT_TASK_FD}"; } 2>/dev/null || true
         return 0
     fi
     orphans::find_slurmstepd || return 0
     exec {KIT_TASK_FD}> >(orphans::loop "${KIT_SLURMSTEPD}" "$1")
     export KIT_SLURMSTEPD KIT_TASK_FD
+}
+
+# Tells the watch that the task has ended by itself.
+orphans::ended() {
+    [[ -z "${KIT_TASK_FD:-}" ]] || { printf 'ended\n' >&"${KIT_TASK_FD}"; } 2>/dev/null || true
 }
 
 # The nearest slurmstepd above this shell, past the container runtime's processes; 1 where there is none to be seen: in a PID namespace, or
@@ -105,8 +110,11 @@ orphans::loop() {
 }
 
 orphans::say() {
-    local -r said="slurmstepd, by which Slurm runs the ranks of a node, is gone: killed, or out of memory; rank $1 is ended"
-    log::error "${said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-$1.log"
+    local runs="the ranks of a node" ends="rank $1 is ended" log="${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-$1.log"
+    if [[ "$1" == once ]]; then
+        runs="the lines of [once]" ends="they are ended" log="${KIT_RUN_DIR}/logs/once.log"
+    fi
+    log::error "slurmstepd, by which Slurm runs ${runs}, is gone: killed, or out of memory; ${ends}" 2>>"${log}"
 }
 
 # The processes of this task but this one, in orphans_pids, and whether the shell of a rank is among them. They are known by their

@@ -322,6 +322,23 @@ def write(lab: Lab, job: str, how: str = "wait", rank: int = 1) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "runtime", ["bare", "bubblewrap", pytest.param("pyxis", marks=pytest.mark.faults)], indirect=True
+)
+def test_lines_of_once_whose_slurmstepd_is_killed(lab: Lab, runtime: str, runtime_of: RuntimeOf) -> None:
+    """Slurm would never end their step. In bubblewrap root's lines see no slurmstepd; under Pyxis they lose their files with it."""
+    write(lab, "[once]\nlines = ['touch \"$KIT_RUN_DIR/once-up\"', 'trap \"\" TERM; sleep 600']\n")
+    run = lab.submit(*runtime_of(runtime))
+    lab.wait((run / "once-up").exists, run)
+    (stepd,) = slurmstepds(lab, run, "kit-once")
+    kill(stepd)
+    assert lab.wait_end(run, seconds=60)["ExitCode"] == "137:0", read(run, "batch")
+    assert "the lines of [once] ended with exit code 137; no rank was started" in read(run, "batch")
+    assert "step kit-once is killed: slurmstepd, by which Slurm runs it, is gone" in read(run, "batch")
+    assert lab.settled(run) == []
+    assert not list(run.glob("up-*"))
+
+
 # ---- restarts and requeues ----
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from tests.scripts.batch_lab import LIB, BatchLab
@@ -25,3 +26,14 @@ def test_a_line_of_once_that_fails_ends_the_job_with_its_code(tmp_path: Path) ->
     said = lab.bash(SOURCE + "once::run; echo $?", CODE="9", KIT_DONE="/dev/null")
     assert said[-1] == "9"
     assert any("once-lines.sh: line 1 failed" in line for line in said)
+
+
+def test_lines_that_lost_their_slurmstepd_are_not_waited_for(tmp_path: Path) -> None:
+    """srun hears nothing of their end: the record counts."""
+    lab = BatchLab(tmp_path)
+    orphan = 'echo "1 once 137 n1" >"$KIT_RUN_DIR/state/$KIT_FAILURES/rank-once.137"; exec sleep 600'
+    said = lab.bash(
+        f"export KIT_RUN_DIR; source {LIB}/once.sh; KIT_ONCE_ARGV=(srun bash -c {shlex.quote(orphan)})\nonce::run; echo $?"
+    )
+    assert said[-1] == "137", said
+    assert any("step kit-once is killed: slurmstepd, by which Slurm runs it, is gone" in line for line in said)
