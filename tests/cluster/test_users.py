@@ -16,11 +16,13 @@ import pytest
 
 from kit import shell
 from kit.images import lock as image_lock
+from kit.images import verify
 from kit.shell import Completed
 from tests.cluster.conftest import lab_on, short_folder
 from tests.cluster.lab import TIMEOUT_S, Lab
 from tests.cluster.test_cluster import _as_user
-from tests.support import make_lock
+from tests.cluster.test_trust import PROBE, check_against
+from tests.support import REPO, make_lock
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
 
@@ -252,3 +254,99 @@ def test_an_image_that_another_user_replaced_by_one_of_its_size(
     lab.slurm("scontrol", "release", lab.job(run)["JobId"])
     assert lab.wait_end(run)["ExitCode"] == "72:0"
     assert all(digest in (run / "logs" / "preflight.log").read_text() for digest in image.digests)
+
+
+# ---- bubblewrap without root: a user namespace, squashfuse, no PID namespace of its own ----
+
+FAULTY = Path(__file__).with_name("faulty.py").read_text(encoding="utf-8")
+TRAINS = """
+import json, os, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+torch.manual_seed(dist.get_rank())
+net(torch.randn(8, 4)).sum().backward()
+same = net.module.weight.grad.clone()
+dist.broadcast(same, src=0)
+found = {"world": dist.get_world_size(), "equal": torch.equal(same, net.module.weight.grad)}
+open(f"{os.environ['KIT_RUN_DIR']}/ddp-{dist.get_rank()}.json", "w").write(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def contained(shared_lab: Lab, train_cpu: Path) -> Lab:
+    """The shared lab with train-cpu in its store, on nodes where everybody may open /dev/fuse, as FUSE's own packages have it."""
+    if shell.which("bwrap") is None or shell.which("squashfuse") is None:
+        pytest.skip("bubblewrap or squashfuse is not installed: make setup")
+    lab = shared_lab
+    found = verify.check(image_lock.read(REPO / "containers/train-cpu/image.lock"), train_cpu, full=False)
+    placed = lab.project / "store" / found.relative_to(train_cpu)
+    placed.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(found, placed)
+    placed.chmod(0o644)
+    for node in lab.cluster.nodes:
+        # A device of the node's own mount namespace: the machine's stays as it is.
+        device = f"{lab.cluster.folder}/fuse-{node.name}"
+        lab.inside(node.name, "mknod", "-m", "666", device, "c", "10", "229")
+        lab.inside(node.name, "mount", "--bind", device, "/dev/fuse")
+    return lab
+
+
+def write(lab: Lab, program: str, job: str = "") -> None:
+    lab.write(f'script = "program.py"\n{job}[preflight]\nfree_disk_gb = 0\n', program)
+
+
+def started(lab: Lab, user: pwd.struct_passwd, shape: str) -> Path:
+    """A run of faulty.py whose four ranks are up."""
+    done = submit(lab, user, "--set", f"shape={shape}")
+    assert done.returncode == 0, done.stderr
+    run = Path(done.stdout.splitlines()[0])
+    lab.wait(lambda: len(list(run.glob("up-*-0"))) == 4, run, seconds=90)
+    return run
+
+
+def test_ddp_in_bubblewrap(contained: Lab, users: list[pwd.struct_passwd]) -> None:
+    write(contained, TRAINS)
+    done = submit(contained, users[0], "--wait", "--set", "shape=torchrun")
+    run = Path(done.stdout.splitlines()[0])
+    assert done.returncode == 0, (run / "logs" / "batch.log").read_text()
+    found = [json.loads((run / f"ddp-{rank}.json").read_text()) for rank in range(4)]
+    assert all((one["world"], one["equal"]) == (4, True) for one in found)
+    assert (run / "ddp-0.json").stat().st_uid == users[0].pw_uid
+
+
+@pytest.mark.parametrize("shape", ["srun", "torchrun"])
+def test_cancel_in_bubblewrap(contained: Lab, users: list[pwd.struct_passwd], shape: str) -> None:
+    write(contained, FAULTY, 'args = ["wait", "1"]\n')
+    run = started(contained, users[0], shape)
+    kit(contained, users[0], "cancel", run.name)
+    assert contained.wait_end(run)["JobState"] == "CANCELLED"
+    facts = json.loads(kit(contained, users[0], "status", run.name, "--json").stdout)
+    assert (facts["exit_code"], len(list(run.glob("saved-*")))) == (143, 4), (run / "logs" / "batch.log").read_text()
+    assert contained.settled(run) == []
+
+
+def test_the_lead_signal_and_a_requeue_in_bubblewrap(contained: Lab, users: list[pwd.struct_passwd]) -> None:
+    write(contained, FAULTY, 'args = ["wait", "1"]\n[retry]\nrequeue = 1\n')
+    run = started(contained, users[0], "torchrun")
+    contained.slurm("scancel", "--batch", "--signal=USR1", contained.job(run)["JobId"])
+    contained.wait(lambda: contained.job(run)["Restarts"] == "1", run)
+    log = run / "logs" / "batch.log"
+    assert len(list(run.glob("saved-*-0"))) == 4, log.read_text()
+    assert (contained.wait_end(run)["JobState"], len(list(run.glob("up-*-1")))) == ("COMPLETED", 4), log.read_text()
+    assert contained.settled(run) == []
+
+
+def test_the_table_of_trust_is_true_of_a_rank_in_bubblewrap(contained: Lab, users: list[pwd.struct_passwd]) -> None:
+    canary = contained.project.parent / "canary"
+    canary.write_text("of the host")
+    write(
+        contained,
+        f"import os\nos.chdir(os.environ['KIT_RUN_DIR'])\n{PROBE}",
+        f'shape = "srun"\npython = "/usr/bin/python3"\nargs = ["{canary}", "found.json"]\n'
+        "[resources]\nnodes = 1\ngpus_per_node = 0\n",
+    )
+    done = submit(contained, users[0], "--wait")
+    run = Path(done.stdout.splitlines()[0])
+    assert done.returncode == 0, (run / "logs" / "batch.log").read_text()
+    check_against(json.loads((run / "found.json").read_text()), "bubblewrap, user")
