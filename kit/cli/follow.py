@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
     from kit.runs.logs import Wanted
     from kit.runs.status import Status
     from kit.slurm.client import JobId, QueuedJob
+
+
+# As much as an ordinary user's pipe may hold: /proc/sys/fs/pipe-max-size, pipe(7).
+_PIPE = 1 << 20
+
+
+def widen_pipe() -> None:
+    """Let a pipe at stdout hold several chunks of a log, so that this process and its reader take turns less often."""
+    # A terminal or a file is no pipe, and a site may allow less.
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(sys.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
 
 
 def wait_run(run_dir: Path) -> None:
@@ -72,7 +84,7 @@ def show(source: str, chunk: bytes, *, raw: bool = False, as_json: bool = False)
         sys.stdout.buffer.write(reading.shown(source, chunk, raw=raw))
 
 
-@contextmanager
+@contextlib.contextmanager
 def goes_on(name: str, *, noun: str = "run") -> Iterator[None]:
     """A Ctrl-C ends the command alone; it says how to come back to the run, or to end it."""
     try:

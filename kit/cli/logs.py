@@ -42,7 +42,7 @@ def logs(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line: source, line.")] = False,
 ) -> None:
     """Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out."""
-    from kit.cli.follow import follow_run, show
+    from kit.cli.follow import follow_run, show, widen_pipe
     from kit.runs import logs as reading
     from kit.runs import registry
 
@@ -61,6 +61,7 @@ def logs(
         follow_run(run_dir, wanted, raw=raw, as_json=as_json, fail=False)
         return
     empty = True
+    widen_pipe()
     for source, chunk in reading.follow(run_dir, wanted, ended=lambda: True, once=True):
         show(source, chunk, raw=raw, as_json=as_json)
         empty = False

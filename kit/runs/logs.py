@@ -20,8 +20,8 @@ from kit.runs import facts
 from kit.spec.paths import RunPaths
 
 _POLL_S, _POLL_MOST_S = 0.2, 2.0
-# A chunk fits into a processor's own cache, with the copies that are made of it on the way.
-_CHUNK, _LOOK = 1 << 17, 1 << 16
+# A chunk and the copy with its sources fit into a processor's own cache.
+_CHUNK, _LOOK = 1 << 18, 1 << 16
 # More than all that is made of a chunk.
 _KEPT = 8 << 20
 # At the end of a start the files task-<n>.log become this one: whoever follows a run has seen what it holds.
@@ -50,37 +50,32 @@ class Tail:
     """One growing file. It may not exist yet, may appear at any time, and may be cut off; what is no regular file is left alone."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
-        self.path, self._offset, self._rest = path, offset, b""
+        # Where the next line begins, and how long the file was when it was read.
+        self.path, self._offset, self._size = path, offset, offset
 
     def chunks(self, *, last: bool = False) -> Iterator[bytes]:
         """Whole lines that came since the last call, each with `\\n`; with `last` a line without its end, too."""
         try:
             size = self.path.stat().st_size
             if size < self._offset:
-                self._offset, self._rest = 0, b""
-            if size > self._offset:
-                yield from self._read()
+                self._offset = self._size = 0
+            # A line that waits for its end is not read again at every look.
+            if size > self._size or (last and size > self._offset):
+                yield from self._read(last=last)
         except OSError:
             return
-        if last and self._rest:
-            yield _lines(self._rest.removesuffix(b"\r")) + b"\n"
-            self._rest = b""
 
-    def _read(self) -> Iterator[bytes]:
+    def _read(self, *, last: bool) -> Iterator[bytes]:
         with files.open_regular(self.path) as source:
-            source.seek(self._offset)
-            while chunk := source.read(_CHUNK):
-                self._offset += len(chunk)
-                if self._rest.endswith(b"\r"):
-                    chunk, self._rest = self._rest + chunk, b""
+            # Each read begins where a line does: no half of one is kept and joined to the rest.
+            while chunk := os.pread(source.fileno(), _CHUNK, self._offset):
+                self._size = self._offset + len(chunk)
                 # A `\r` at the very end may be the first half of `\r\n`.
-                end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r", 0, len(chunk) - 1)) + 1
-                if end == 0 and len(self._rest) + len(chunk) < _CHUNK:
-                    self._rest += chunk
-                    continue
-                whole = memoryview(chunk)[: end or len(chunk)]
-                yield _lines(b"".join((self._rest, whole, b"" if end else b"\n")))
-                self._rest = chunk[end:] if end else b""
+                end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r", 0, -1)) + 1
+                if end == 0 and len(chunk) < _CHUNK and not last:
+                    return
+                self._offset += end or len(chunk)
+                yield _lines(chunk[:end]) if end else _lines(chunk.removesuffix(b"\r")) + b"\n"
 
 
 def _lines(chunk: bytes) -> bytes:
