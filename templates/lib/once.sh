@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2154 # steps_code, failures_name and environment_job are those of lib/steps.sh, failures.sh and environment.sh
 # The lines of [once]: on the first node, before any rank, once per job. A start after a requeue does not repeat them.
 
 # Seconds between looks for a record of lines that lost their slurmstepd: srun would wait for them without end.
