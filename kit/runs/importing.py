@@ -127,7 +127,7 @@ def _index(file: Path, tar: tarfile.TarFile) -> tuple[Index, str]:
             )
         content = tar.extractfile(first)
         assert content is not None
-        text = content.read(first.size)
+        text = b"".join(iter(lambda: content.read(_CHUNK), b""))
         return Index.model_validate(json.loads(text)), hashlib.sha256(text).hexdigest()
     except ValidationError as error:
         raise RunError(f"{file}: {archive.INDEX}: {manifest.problem(error)}") from None

@@ -20,7 +20,7 @@ import pytest
 from kit import shell
 from kit.errors import KitError, LockError, RunError, UsageError
 from kit.images import store as images
-from kit.runs import archive, exporting, facts, importing, registry, rerun, status, workspace
+from kit.runs import archive, exporting, facts, importing, registry, rerun, status, submit, workspace
 from kit.runs.importing import ImportedRun
 from kit.slurm.client import QueuedJob
 from kit.spec.paths import RunPaths
@@ -100,6 +100,21 @@ def test_there_and_back(
     assert recorded(written(made)).rerun_of == ended.name
 
 
+def test_an_index_of_more_than_a_mebibyte_is_read(project: Path, elsewhere: Path, tmp_path: Path) -> None:  # noqa: F811
+    """It failed for a workspace of 8,000 files: the bound on headers was taken for one on the index."""
+    for number in range(8000):
+        (project / f"{number}.txt").write_text(f"{number}\n")
+    made = written(submit.prepare(project / "job.toml", cluster="here", overrides=[]))
+    exporting.export(made, tmp_path / "a.tar.gz")
+    with tarfile.open(tmp_path / "a.tar.gz") as tar:
+        first = tar.next()
+    assert first is not None
+    assert first.size > 1 << 20
+    found = brought(tmp_path / "a.tar.gz", elsewhere)
+    store = workspace.store_of(elsewhere / "runs")
+    assert store.damaged(store.read(tree_of(found.run_dir))) == []
+
+
 def test_no_job_here_is_taken_for_its_own(ended: Path, elsewhere: Path, tmp_path: Path) -> None:
     """Slurm here has a job 7, too."""
     exporting.export(ended, tmp_path / "a.tar.gz")
@@ -155,8 +170,6 @@ def test_with_its_image(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.Mon
 
 
 def test_secrets_stay(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    from kit.runs import submit
-
     monkeypatch.setenv("TOKEN", SECRET)
     (project / "secrets.env").write_text(f"KEY={SECRET}-too\n")
     write_job(project, f'{JOB}[secrets]\nenv = ["TOKEN"]\nfile = "secrets.env"\n')
