@@ -71,9 +71,6 @@ class Mutant:
     before: str
     text: str
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.before.strip()} -> {self.text.strip() or '(nothing)'}"
-
 
 def mutants(file: str, content: bytes) -> list[Mutant]:
     """All that are known of a file, by line."""
@@ -221,21 +218,27 @@ def survivors(tree: Path, file: str, most: int, deadline: float) -> tuple[list[M
         tried += 1
         if passed(tree, tests, seconds):
             left.append(mutant)
-            print(f"  survives  {mutant}", flush=True)
+            print(
+                f"  survives  {mutant.file}:{mutant.line}: {named(mutant)[1]}\n        as  {named(mutant)[2]}",
+                flush=True,
+            )
     path.write_bytes(content)
     return left, tried, len(every)
 
 
-def known() -> dict[tuple[str, str, str, str], str]:
-    """File, line, before and after of the mutants that may survive -> the reason."""
+def known() -> dict[tuple[str, str, str], str]:
+    """File, line and what it becomes, of the mutants that may survive -> the reason."""
     table = tomllib.loads((ROOT / KNOWN).read_text(encoding="utf-8"))
-    return {(one["file"], one["line"], one["before"], one["after"]): one["reason"] for one in table["survivor"]}
+    return {(one["file"], one["line"], one["becomes"]): one["reason"] for one in table["survivor"]}
 
 
-def named(mutant: Mutant) -> tuple[str, str, str, str]:
-    """As tests/mutants.toml names it: by the text of its line, which outlives changes elsewhere in the file."""
-    line = (ROOT / mutant.file).read_text(encoding="utf-8").splitlines()[mutant.line - 1].strip()
-    return mutant.file, line, mutant.before.strip(), mutant.text.strip()
+def named(mutant: Mutant) -> tuple[str, str, str]:
+    """As tests/mutants.toml names it: by the text of its lines, before and after, which outlives changes elsewhere in the file."""
+    content = (ROOT / mutant.file).read_bytes()
+    first = content.rfind(b"\n", 0, mutant.first) + 1
+    last = content.find(b"\n", mutant.last) % (len(content) + 1)
+    becomes = content[first : mutant.first] + mutant.text.encode() + content[mutant.last : last]
+    return mutant.file, content[first:last].decode().strip(), becomes.decode().strip()
 
 
 def main() -> int:

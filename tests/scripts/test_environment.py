@@ -87,4 +87,5 @@ def test_what_the_ranks_are_not_to_see_goes() -> None:
 
 
 def test_a_variable_that_cannot_be_unset_ends_nothing() -> None:
-    assert bash("readonly OTHERS\nenvironment::scrub\necho on", OTHERS="1") == ["on"]
+    # The last of all names: what becomes of it is what the function returns.
+    assert bash("readonly zz\nenvironment::scrub\necho on", zz="1") == ["on"]

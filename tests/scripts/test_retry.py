@@ -128,7 +128,8 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
 )
 def test_the_time_to_save(tmp_path: Path, signal: str, variables: dict[str, str], kill_wait: str, seconds: int) -> None:
     commands = {"scontrol": f"echo '{kill_wait}'"}
-    assert script_of(tmp_path, f"retry::time_to_save {signal}", commands=commands, **variables) == [str(seconds)]
+    script = f"retry::time_to_save {signal} || echo ' and fails'"
+    assert script_of(tmp_path, script, commands=commands, **variables) == [str(seconds)]
 
 
 # ---- attempts ----
@@ -212,6 +213,7 @@ def test_without_nodes_or_the_image_there_is_no_restart_here(tmp_path: Path) -> 
         (3, "retry_without=n2", True),
         (3, "retry_without=n2 SLURM_RESTART_COUNT=9 KIT_REQUEUE_CAPPED=1", True),
         (137, "SLURM_RESTART_COUNT=1 KIT_REQUEUE_CAPPED=1", True),
+        (137, "KIT_REQUEUE_CAPPED=1 KIT_RETRY_REQUEUE=1", True),
         (137, "SLURM_RESTART_COUNT=2 KIT_REQUEUE_CAPPED=1", False),
     ],
 )

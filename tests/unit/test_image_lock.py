@@ -230,3 +230,14 @@ def test_a_lock_is_written_beside_its_image_or_in_the_project(
     monkeypatch.setattr(os, "access", lambda *_: writable)
     expected = folder if writable else tmp_path / "project" / "containers" / "tiny"
     assert lock.place(entry, project=tmp_path / "project") == expected / "image.lock"
+
+
+def test_a_lock_makes_its_folder_and_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+    path = tmp_path / "containers" / "tiny" / "image.lock"
+    assert lock.write(path, make())
+    assert lock.write(path, make(size=8192))
+    assert lock.read(path).size == 8192
+
+
+def test_a_name_and_inputs_are_no_difference_of_bytes() -> None:
+    assert not [*lock.differences(make(), make(name="other", inputs="d" * 64))]

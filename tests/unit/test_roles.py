@@ -184,3 +184,16 @@ def test_a_role_has_its_own_program_arguments_and_environment(tmp_path: Path) ->
 def test_refused(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         plan_roles(tmp_path, text)
+
+
+@pytest.mark.parametrize(("asked", "hint"), [("trainr", "trainer"), ("zzz", "server")])
+def test_a_role_that_is_not_there_has_the_nearest_as_a_hint_or_the_first(tmp_path: Path, asked: str, hint: str) -> None:
+    third = f'[roles.third]\ncommand = ["x"]\nshares = "{asked}"\nnodes = 1\n'
+    with pytest.raises(ConfigError) as error:
+        plan_roles(tmp_path, SERVER + TRAINER + third)
+    (fault,) = error.value.faults
+    assert (fault.key, fault.hint) == ("roles.third.shares", f'shares = "{hint}"')
+
+
+def test_what_only_looks_like_a_placeholder_is_left(tmp_path: Path) -> None:
+    plan_roles(tmp_path, SERVER + TRAINER + 'args = ["{nobody.port.web}", "{server.nodes}", "{server.port.http}"]\n')
