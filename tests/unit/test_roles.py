@@ -197,3 +197,11 @@ def test_a_role_that_is_not_there_has_the_nearest_as_a_hint_or_the_first(tmp_pat
 
 def test_what_only_looks_like_a_placeholder_is_left(tmp_path: Path) -> None:
     plan_roles(tmp_path, SERVER + TRAINER + 'args = ["{nobody.port.web}", "{server.nodes}", "{server.port.http}"]\n')
+
+
+def test_a_role_may_share_all_nodes_of_another_and_no_more(tmp_path: Path) -> None:
+    shared = TRAINER + 'shares = "server"\nnodes = '
+    made = plan_roles(tmp_path, SERVER + "nodes = 2\n" + shared + "2\n")
+    assert [(role.first, role.nodes) for role in made.roles] == [(0, 2), (0, 2)]
+    with pytest.raises(ConfigError, match="3 is more than role 'server' has: 2"):
+        plan_roles(tmp_path, SERVER + "nodes = 2\n" + shared + "3\n")
