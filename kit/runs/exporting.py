@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kit import __version__, config, files, shell
-from kit.errors import ConfigError, RunError, UsageError
+from kit.errors import ConfigError, RunError, ToolError, UsageError
 from kit.images import temporary, verify
 from kit.runs import archive, earlier, secret
 from kit.runs.archive import Index, Member
@@ -67,8 +67,11 @@ def export(run_dir: Path, output: Path, *, with_image: bool = False, now: dateti
             write(partial, _tar(index, sources))
             _flush(partial)
             partial.rename(output)
-    except OSError as error:
-        raise RunError(f"{output}: cannot be written: {error.strerror or error}", hint="free some space") from None
+    except (OSError, ToolError) as error:
+        why = error.message if isinstance(error, ToolError) else error.strerror or error
+        raise RunError(
+            f"{output}: cannot be written: {why}", hint="free some space, or another place after -o"
+        ) from None
     kept = {name.removeprefix(archive.RUN).partition("/")[0] for name in sources}
     left = sorted(one.name for one in run_dir.iterdir() if one.is_dir() and one.name not in kept and any(one.iterdir()))
     return Exported(file=output, index=index, left_out=tuple(left))

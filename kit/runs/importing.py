@@ -113,7 +113,7 @@ def _require_room(file: Path, index: Index, runs_dir: Path) -> None:
     place = next(path for path in (runs_dir, *runs_dir.parents) if path.exists())
     free = shutil.disk_usage(place).free
     if sum(sizes.values()) > free:
-        problem = f"it would have {sum(sizes.values()) >> 20} MiB, and {place} has {free >> 20} MiB left"
+        problem = f"it would have {sum(sizes.values()) / 1e6:.1f} MB, and {place} has {free / 1e6:.1f} MB left"
         raise RunError(f"{file}: {problem}", hint="free some space, or --runs DIR")
 
 

@@ -24,6 +24,7 @@ from kit.runs import archive, exporting, facts, importing, registry, rerun, stat
 from kit.runs.importing import ImportedRun
 from kit.slurm.client import QueuedJob
 from kit.spec.paths import RunPaths
+from tests.cluster.image_lab import needs_root, small_disk
 from tests.support import write_job
 from tests.unit.test_rerun import CLUSTER, JOB, project, recorded, run, tree_of, written  # noqa: F401
 
@@ -432,6 +433,27 @@ def test_an_import_that_is_killed_is_no_run_and_the_next_one_removes_what_it_lef
     assert left_in(elsewhere) != before
     found = brought(tmp_path / "a.tar.gz", elsewhere)
     assert {path.name for path in (elsewhere / "runs").iterdir()} == {found.run_dir.name, f".snapshots-{os.geteuid()}"}
+
+
+@needs_root
+def test_a_full_disk_leaves_nothing(
+    ended: Path, elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ended / "logs/rank-0.log").write_bytes(os.urandom(300_000))
+    exporting.export(ended, tmp_path / "a.tar.gz")
+    with small_disk(tmp_path / "small", "size=128k") as small:
+        for ending in (".tar.zst", ".tar.gz"):
+            with pytest.raises(RunError, match=r"(?s)cannot be written: .*No space left on device"):
+                exporting.export(ended, small / f"b{ending}")
+            assert list(small.iterdir()) == []
+        with pytest.raises(RunError, match=r"it would have 0\.\d MB, and .* has 0\.1 MB left"):
+            brought(tmp_path / "a.tar.gz", small)
+        # Somebody else fills it meanwhile.
+        monkeypatch.setattr("kit.runs.importing._require_room", lambda *_: None)
+        with pytest.raises(RunError, match="No space left on device"):
+            brought(tmp_path / "a.tar.gz", small)
+        assert left_in(small) == set()
+    assert brought(tmp_path / "a.tar.gz", elsewhere).new
 
 
 def test_what_is_no_archive(tmp_path: Path, elsewhere: Path) -> None:
