@@ -81,6 +81,19 @@ lines = ["echo built on $SLURMD_NODENAME >>built"]
         assert one["env"]["SLURM_CPU_BIND_TYPE"] == "mask_cpu:" or "cores" in one["env"]["SLURM_CPU_BIND"]
 
 
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [("gpus_per_task = 1", ["0", "1"]), ('gpu_bind = "map_gpu:1,0"', ["1", "0"]), ("", ["0,1", "0,1"])],
+    ids=["a-gpu-a-task", "the-other-way-round", "all-of-the-node"],
+)
+def test_a_rank_sees_the_gpus_that_its_step_asks_for(lab: Lab, step: str, expected: list[str]) -> None:
+    """By Slurm's own binding, on GPUs that are only names: two of the four of each node."""
+    job = f'python = "/usr/bin/python3"\n[step]\n{step}\n'
+    _, seen = migrated(lab, "bound", job, "--no-container", "--set", "shape=srun")
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS"):
+        assert [one["env"][name] for one in seen] == expected * 2, name
+
+
 def test_a_script_of_torchtitan_kind(lab: Lab, runtime_of: Any) -> None:
     """torchrun on both nodes with c10d, in a container; only rank 0's output is shown, all of it is written."""
     job = """\
