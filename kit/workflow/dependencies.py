@@ -96,7 +96,8 @@ def _terms(after: After, folders: list[Path], *, queue: Queue, env: Mapping[str,
         run_dir = registry.find_one(after.name, folders)
     except RunError as no_run:
         if after.name.isdigit():
-            if not client.knows(after.name, env=env):
+            # Slurm counts from 1, and answers for 0 as for all jobs.
+            if int(after.name) == 0 or not client.knows(after.name, env=env):
                 raise RunError(
                     f"--after {after.name}: Slurm knows no job {after.name}, and no run has had this number",
                     hint="leave --after out where that job ended long ago; 'kit runs' and squeue list the others",

@@ -203,14 +203,15 @@ def test_after_a_job_that_slurm_does_not_know(project: Path, tmp_path: Path) -> 
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir()
     scontrol.write_text(
-        '#!/bin/sh\n[ "$3" = 4711 ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }\n'
+        '#!/bin/sh\n[ "$3" = 4711 ] || [ "$3" = 0 ] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }\n'
     )
     scontrol.chmod(0o755)
     env = {"PATH": f"{scontrol.parent}:/usr/bin:/bin"}
     after = dependencies.parse("4711")
     assert dependencies.options([after], [project / "runs"], queue=queued(), env=env)[-1] == "--dependency=afterok:4711"
-    with pytest.raises(RunError, match="Slurm knows no job 99999"):
-        dependencies.options([dependencies.parse("99999")], [project / "runs"], queue=queued(), env=env)
+    for number in ("99999", "0"):
+        with pytest.raises(RunError, match=f"Slurm knows no job {number}"):
+            dependencies.options([dependencies.parse(number)], [project / "runs"], queue=queued(), env=env)
 
 
 def test_a_first_job_is_one_that_plans(tmp_path: Path) -> None:
