@@ -42,6 +42,7 @@ GROUPS = {
         "why": "why.why",
         "diff": "diff.diff",
         "top": "top.top",
+        "time": "time.time",
         "logs": "logs.logs",
         "results": "results.results",
         "cancel": "runs.cancel",

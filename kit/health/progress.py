@@ -17,7 +17,7 @@ from kit.spec.paths import RunPaths
 _TAIL_BYTES = 64 << 10
 _FILE = re.compile(r"slurm-(?P<job>\d+)\.(?P<node>.+)\.progress")
 # What is slow by nature has ten minutes, or ten steps; other phases three times the usual time between two reports, at least 10 s.
-SLOW = frozenset({"start", "compile", "save", "evaluate"})
+SLOW = frozenset({"start", "rendezvous", "compile", "save", "evaluate"})
 _SLOW_S, _LEAST_S, _TIMES, _SLOW_TIMES = 600.0, 10.0, 3.0, 10.0
 # The collector looks every 5 s and writes at least every 30.
 _LOOK_S, _QUIET_S = 5.0, 30.0

@@ -91,6 +91,13 @@ class StoreRules(Model):
     )
 
 
+class Price(Model):
+    """What `kit time` and `kit report` count with."""
+
+    gpu_hour: float = Field(ge=0, description="Of one GPU for an hour, used or not.")
+    currency: Text = Field(default="USD", description="Its unit, as it is printed.")
+
+
 class Cluster(Model):
     """One cluster file."""
 
@@ -103,6 +110,7 @@ class Cluster(Model):
     mounts: Name | None = Field(default=None, description="The cluster's mount set: a file of mounts/.")
     paths: Paths = Field(default_factory=Paths)
     store: StoreRules = Field(default_factory=StoreRules)
+    price: Price | None = Field(default=None, description="What a GPU costs.")
     network: Annotated[dict[EnvName, Text], AfterValidator(interfaces)] = Field(
         default_factory=dict, description="NCCL, Gloo and fabric variables of every rank."
     )

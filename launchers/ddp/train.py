@@ -148,11 +148,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         return loss / seen, correct / seen
 
     profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
+    reports.progress.step(at["step"])
     trained, seconds = 0, 0.0  # images over all ranks and time in training steps, since this start
     while at["epoch"] < args.epochs:
         sampler.set_epoch(at["epoch"])
         sampler.skip(at["images"])
-        batches, began = iter(train_loader), time.perf_counter()
+        batches, began = data.reported(train_loader), time.perf_counter()
         speed.restart()
         for _ in range(at["images"] // args.batch_size, steps_per_epoch):
             profile.step(at["step"] + 1)
@@ -202,11 +203,13 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         )
         best = saves.is_best(at["step"], test_loss)
         if best or not args.checkpoint_every or at["epoch"] == args.epochs:
-            save(last=at["epoch"] == args.epochs)
+            with reports.progress.phase("save"):
+                save(last=at["epoch"] == args.epochs)
 
     # ---- the end ----
 
-    saves.wait()
+    with reports.progress.phase("save"):
+        saves.wait()
     requests.close()
     profile.close()
     if not trained:

@@ -5,14 +5,14 @@ import hashlib
 import itertools
 import signal
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
-from . import stop
+from . import reports, stop
 from .ranks import Ranks
 
 Images: TypeAlias = Dataset[tuple[torch.Tensor, torch.Tensor]]
@@ -47,6 +47,18 @@ class ResumableSampler(DistributedSampler):  # type: ignore[type-arg]
 
     def __len__(self) -> int:
         return self.num_samples - self._skipped
+
+
+def reported(loader: Iterable[Any]) -> Iterator[Any]:
+    """The same batches; that a rank waits for one is reported as its `data` phase."""
+    with reports.progress.phase("data"):
+        waiting = iter(loader)
+    while True:
+        with reports.progress.phase("data"):
+            batch = next(waiting, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def batches(
@@ -84,7 +96,7 @@ def batches(
         epoch, done = divmod(samples, usable)
         sampler.set_epoch(epoch)
         sampler.skip(done)
-        yield from itertools.islice(loader, (usable - done) // together)
+        yield from itertools.islice(reported(loader), (usable - done) // together)
         samples = (epoch + 1) * usable
 
 

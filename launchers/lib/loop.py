@@ -100,6 +100,7 @@ class Steps:
         self._log, self._requests, self._profile = log, requests, profile
         self._saves, self._save, self._test = saves, save, test
         self._code: int | None = None
+        reports.progress.step(at["step"])
 
     def go_on(self) -> bool:
         """Whether there is another step to make: not after the last one, nor once a rank was asked to stop."""

@@ -17,6 +17,8 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from . import reports
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
@@ -41,17 +43,20 @@ def started(device: str = "auto") -> Iterator[Ranks]:
     _die_with_torchrun()
     use_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    if use_gpu:
-        torch.cuda.set_device(_gpu_index())
-        torch.set_float32_matmul_precision("high")  # TF32: lib/metrics.py counts fp32 runs against its peak
-        # With the device NCCL connects now, on the right GPU, and barriers need not guess one.
-        device_id = torch.device("cuda", _gpu_index())
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device_id, **alone)
-    else:
-        dist.init_process_group("gloo", **alone)
+    with reports.progress.phase("rendezvous"):
+        if use_gpu:
+            torch.cuda.set_device(_gpu_index())
+            torch.set_float32_matmul_precision("high")  # TF32: lib/metrics.py counts fp32 runs against its peak
+            # With the device NCCL connects now, on the right GPU, and barriers need not guess one.
+            device_id = torch.device("cuda", _gpu_index())
+            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device_id, **alone)
+        else:
+            dist.init_process_group("gloo", **alone)
     failed = True
     try:
-        yield _look_around(use_gpu)
+        with reports.progress.phase("rendezvous"):
+            here = _look_around(use_gpu)
+        yield here
         failed = False
     except SystemExit:  # a stop on request: all ranks leave together
         failed = False

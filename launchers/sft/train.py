@@ -26,6 +26,7 @@ from lib import (
     options,
     policy,
     ranks,
+    reports,
     resume,
     spread,
     stop,
@@ -138,6 +139,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     speed = metrics.Speed(None, net.flops_per_token(), here, "fp32")
     log.started("sft/train.py", here, speed, parameters=parameters, seed=args.seed)
+    reports.progress.step(at["step"])
     while at["step"] < args.max_steps:
         profile.step(at["step"] + 1)
         rows = drawn(at["step"])

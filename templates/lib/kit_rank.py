@@ -2,24 +2,29 @@
 
     from kit_rank import progress
     progress.step(12)                  # twelve steps are done
-    with progress.phase("evaluate"):   # start, data, compute, communicate, save, evaluate, compile
+    with progress.phase("evaluate"):   # start, rendezvous, data, compute, communicate, save, evaluate, compile
         ...
 
-A report is one write of 96 bytes into a file of this rank in /dev/shm: some ten microseconds. Nothing goes to a disk or to another
-node. The monitor's step on this node reads the files of all its ranks. Where there is no monitor, as outside a run, nothing is
-written.
+A report is one write of 384 bytes into a file of this rank in /dev/shm: some ten microseconds. Its first line is what the rank does
+now, its second how many seconds it has spent in each phase, for `kit time`. Nothing goes to a disk or to another node. The monitor's
+step on this node reads the files of all its ranks. Where there is no monitor, as outside a run, nothing is written.
 Any Python from 3.8; nothing to install.
 """
 
+import atexit
 import os
+import sys
 import time
 from contextlib import contextmanager
 
 __all__ = ["progress"]
 
 # Slow by nature, and so with limits of their own: start, compile, save, evaluate.
-PHASES = ("start", "data", "compute", "communicate", "save", "evaluate", "compile")
-_BYTES = 96
+PHASES = ("start", "rendezvous", "data", "compute", "communicate", "save", "evaluate", "compile")
+# What `kit time` is told of, in this order. The first step is apart from the others, since most programs compile in it; and what
+# follows the last one, up to the end of the process.
+SPENT = (*PHASES, "first", "end")
+_BYTES, _SPENT_BYTES = 96, 288
 # The monitor's step may start after the ranks: its folder is looked for again, this often.
 _AGAIN_S = 1.0
 
@@ -35,11 +40,21 @@ class Progress:
         self._stepped = None
         self._handle = None
         self._looked = float("-inf")
+        now, self._began = time.monotonic(), _began()
+        self._spent, self._since = dict.fromkeys(SPENT, 0.0), now - max(0.0, time.time() - self._began)
+        # Steps done when this process began its loop; None before. warm: one was made since.
+        self._first, self._warm, self._ended = None, False, 0.0
         self._tell()
+        if self._handle is not None:
+            atexit.register(self._end)
 
     def step(self, done):
         """`done` steps are done, and the next one begins."""
-        now = time.monotonic()
+        now = self._count()
+        if self._first is None:
+            self._first = int(done)
+        elif done > self._first:
+            self._warm = True
         if self._stepped is not None and done > self._step:
             self._every = int(done) - self._step
             self._took = (now - self._stepped) / self._every
@@ -52,25 +67,46 @@ class Progress:
         """What is done inside is `name`; then it is again what it was."""
         if name not in PHASES:
             raise ValueError(f"{name!r} is no phase; there are {' '.join(PHASES)}")
+        began = self._count()
         before, self._phase = self._phase, name
         self._tell()
-        began = time.monotonic()
         try:
             yield
         finally:
+            self._count()
             self._phase = before
             # What is slow by nature is no part of a step's time.
             if self._stepped is not None and name in {"save", "evaluate", "compile"}:
                 self._stepped += time.monotonic() - began
             self._tell()
 
+    def _count(self, instead=None):
+        """The time since the last call is the phase's, or that of what stands there instead of compute; now, by the monotonic clock."""
+        now = time.monotonic()
+        name = self._phase
+        if name == "compute":
+            name = instead or (name if self._warm else "first")
+        self._spent[name] += now - self._since
+        self._since = now
+        return now
+
+    def _end(self):
+        self._count("end")
+        self._ended = time.time()
+        self._tell()
+
     def _tell(self):
         handle = self._handle if self._handle is not None else self._open()
         if handle is None:
             return
         line = f"{self._step} {self._phase} {time.time():.3f} {self._took:.6f} {self._every}"
+        first = -1 if self._first is None else self._first
+        more = f"{_ATTEMPT} {self._began:.3f} {_WORKER} {self._ended:.3f} {first} " + " ".join(
+            [f"{self._spent[name]:.3f}" for name in SPENT]
+        )
         try:
-            os.pwrite(handle, line.ljust(_BYTES - 1)[: _BYTES - 1].encode() + b"\n", 0)
+            both = line.ljust(_BYTES - 1)[: _BYTES - 1] + "\n" + more.ljust(_SPENT_BYTES - 1)[: _SPENT_BYTES - 1] + "\n"
+            os.pwrite(handle, both.encode(), 0)
         except OSError:
             # A report is never worth a rank.
             self._handle = self._folder = None
@@ -84,6 +120,7 @@ class Progress:
             if os.lstat(self._folder).st_uid != os.geteuid():
                 return None
             path = f"{self._folder}/{self._name}"
+            _keep(path)
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._handle = os.open(path, flags, 0o600)
         except OSError:
@@ -91,7 +128,30 @@ class Progress:
         return self._handle
 
 
+def _keep(path):
+    """The last report of the process that was this rank before: the monitor may not have seen it yet."""
+    try:
+        with open(path, "rb") as report:
+            began = report.read(_BYTES + _SPENT_BYTES)[_BYTES:].split()[1].decode()
+        os.rename(path, f"{path}~{began}")
+    except (OSError, IndexError, UnicodeDecodeError):
+        return
+
+
+def _began():
+    """When this process began, in seconds since the epoch: proc(5), field 22 of /proc/self/stat, in ticks since boot."""
+    try:
+        with open("/proc/self/stat", "rb") as stat:
+            ticks = int(stat.read().rpartition(b")")[2].split()[19])
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.time()
+
+
 def _folder():
+    # A process that multiprocessing has spawned is no rank, though it imports the rank's program, by this name.
+    if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":
+        return None
     job = os.environ.get("SLURM_JOB_ID")
     return f"/dev/shm/kit-{os.geteuid()}-{job}" if job and os.environ.get("KIT_RUN_DIR") else None
 
@@ -99,5 +159,9 @@ def _folder():
 def _name():
     return f"{os.environ.get('KIT_ROLE', '')}@{os.environ.get('RANK', '0')}"
 
+
+# When this node's task began, by worker.sh.
+_WORKER = os.environ.get("KIT_WORKER_BEGAN") or "0"
+_ATTEMPT = os.environ.get("KIT_RESTART_COUNT") or "0"
 
 progress = Progress()

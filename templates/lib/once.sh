@@ -9,6 +9,7 @@ once::run() {
     local -r done_file="${KIT_RUN_DIR}/state/once-${SLURM_JOB_ID}"
     local -i code once_lost=0
     ((${#KIT_ONCE_ARGV[@]})) && [[ ! -e "${done_file}" ]] || return 0
+    events::record phase name once
     failures::prepare once
     steps::set_env "KIT_FAILURES=${failures_name}"
     KIT_NODE_NAMES="${KIT_NODE_NAMES%% *}" steps::start kit-once "${KIT_ONCE_ARGV[@]}"

@@ -44,7 +44,8 @@ retry::begin_attempt() {
     [[ -n "${signals_got}" ]] || steps::clear_deadline
     # shellcheck disable=SC2086 # names of nodes
     log::info "attempt ${attempts}: ranks on $(nodes::short ${KIT_NODE_NAMES}); master ${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
-    events::record attempt nodes "${KIT_NODE_NAMES// /,}" master "${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
+    events::record attempt nodes "${KIT_NODE_NAMES// /,}" master "${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}" \
+        spare "$((${#nodes_all[@]} - KIT_NODES))"
 }
 
 # Whether the ranks are started again here and now.

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from kit.health import before_ranks, frameworks, pending, programs, progress
 from kit.health.answer import Answer, Rule
 from kit.health.record import Record
 from kit.health.why import explain
+from kit.ledger.read import SPENT
 from kit.runs import status
 from kit.slurm.client import JobId, QueuedJob
 from tests.support import REPO
@@ -196,7 +198,7 @@ def test_a_look_that_was_cut_off_has_the_ranks_that_are_whole(tmp_path: Path) ->
 
 
 def test_what_a_rank_reports(tmp_path: Path) -> None:
-    """kit_rank by itself, as in a rank: a file of one line."""
+    """kit_rank by itself, as in a rank: a line of what it does now, and one of what its seconds went into."""
     script = (
         "import os, sys, time\nfrom kit_rank import Progress\np = Progress(sys.argv[1], '@3')\n"
         "p.step(4)\ntime.sleep(0.05)\np.step(6)\n"
@@ -206,12 +208,46 @@ def test_what_a_rank_reports(tmp_path: Path) -> None:
     )
     env = {"PYTHONPATH": str(REPO / "templates" / "lib"), "PATH": os.environ["PATH"]}
     done = shell.run([sys.executable, "-c", script, str(tmp_path)], env=env)
-    saving, refused, after = done.stdout.splitlines()
+    saving, _, refused, after, spent = done.stdout.splitlines()
     assert saving.split()[:2] == ["6", "save"]
     assert 0.02 < float(saving.split()[3]) < 5, "seconds of one step of the two"
     assert saving.split()[4] == "2"
-    assert "'sleeping' is no phase; there are start data compute" in refused
+    assert "'sleeping' is no phase; there are start rendezvous data compute" in refused
     assert after.split()[:2] == ["6", "compute"]
+    attempt, began, worker, ended, first, *seconds = spent.split()
+    assert (attempt, worker, float(ended), first) == ("0", "0", 0.0, "4")
+    assert 0.04 < float(seconds[SPENT.index("first")]) < 5, "the first step's"
+    assert abs(time.time() - float(began)) < 60
+
+
+def test_the_last_report_of_a_process_that_is_gone_is_kept(tmp_path: Path) -> None:
+    """torchrun starts a rank again before the monitor has looked."""
+    script = "import sys\nfrom kit_rank import Progress\nPROGRESS = Progress(sys.argv[1], '@3')\nPROGRESS.step(int(sys.argv[2]))\n"
+    env = {"PYTHONPATH": str(REPO / "templates" / "lib"), "PATH": os.environ["PATH"]}
+    for step in (7, 2):
+        shell.run([sys.executable, "-c", script, str(tmp_path), str(step)], env=env)
+    reports = sorted(tmp_path.iterdir())
+    assert [path.read_text().split()[0] for path in reports] == ["2", "7"]
+    ended = float(reports[1].read_text().splitlines()[1].split()[3])
+    assert ended > 0, "it says that it came to its end"
+    assert reports[1].name.startswith("@3~")
+
+
+def test_a_process_that_multiprocessing_spawned_is_no_rank(tmp_path: Path) -> None:
+    """It imports the rank's program, and with it kit_rank: its report would take the rank's place."""
+    (tmp_path / "program.py").write_text(
+        "import multiprocessing\nfrom kit_rank import progress\ndef work():\n    print(progress._folder)\n"
+        "if __name__ == '__main__':\n    print(progress._folder, flush=True)\n"
+        "    one = multiprocessing.get_context('spawn').Process(target=work)\n    one.start()\n    one.join()\n"
+    )
+    env = {
+        "PYTHONPATH": str(REPO / "templates" / "lib"),
+        "PATH": os.environ["PATH"],
+        "SLURM_JOB_ID": "4000000001",
+        "KIT_RUN_DIR": str(tmp_path),
+    }
+    done = shell.run([sys.executable, str(tmp_path / "program.py")], env=env)
+    assert done.stdout.splitlines() == [f"/dev/shm/kit-{os.geteuid()}-4000000001", "None"]
 
 
 def test_outside_a_run_nothing_is_written() -> None:

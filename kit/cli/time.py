@@ -1,0 +1,102 @@
+"""kit time."""
+
+from __future__ import annotations
+
+import json
+import time as clock
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kit.cli import completion
+from kit.cli.runs import AsJson, RunsDir, folders
+from kit.text import clean
+
+if TYPE_CHECKING:
+    from kit.ledger.ledger import Ledger
+    from kit.spec.cluster import Price
+
+_BAR = 24
+
+
+def time(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|SWEEP]",
+            help="Run or sweep, by folder, id, start of an id, or Slurm job id; default: the newest run.",
+            autocompletion=completion.runs_and_sweeps,
+        ),
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show where the time of a run, or of a sweep, went: every rank-second in one account, goodput, and what it cost."""
+    from kit.cli.follow import queue
+    from kit.ledger.find import ledgers
+    from kit.ledger.ledger import together
+
+    found = ledgers(name, folders(runs_dir), queue=queue(), now=clock.time())
+    whole = found.ledgers[0] if found.sweep is None else together(found.sweep, found.ledgers)
+    if as_json:
+        print(json.dumps(as_dict(whole, found.price), indent=2))
+        return
+    _print(whole, found.price, points=0 if found.sweep is None else len(found.ledgers))
+
+
+def as_dict(one: Ledger, price: Price | None) -> dict[str, object]:
+    """A ledger as JSON has it: seconds, rank-seconds, shares of 1."""
+    return {
+        "run": one.run_id,
+        "live": one.live,
+        "detail": one.detail,
+        "wall_s": round(one.wall, 3),
+        "ranks": one.ranks,
+        "total_rank_s": round(one.total, 3),
+        "accounts_rank_s": {str(account): round(value, 3) for account, value in one.accounts.items()},
+        "by_attempt": {str(key): {str(a): round(v, 3) for a, v in of.items()} for key, of in one.by("attempt").items()},
+        "by_node": {str(key): {str(a): round(v, 3) for a, v in of.items()} for key, of in one.by("node").items()},
+        "ettr": round(one.ettr, 6),
+        "scheduling_goodput": round(one.scheduling_goodput, 6),
+        "runtime_goodput": round(one.runtime_goodput, 6),
+        "goodput": round(one.goodput, 6),
+        "mfu": one.mfu,
+        "gpu_hours": round(one.gpu_seconds / 3600, 6),
+        "price": price.model_dump() if price else None,
+        "cost": round(one.cost(price.gpu_hour), 6) if price else None,
+        "notes": list(one.notes),
+    }
+
+
+def _print(one: Ledger, price: Price | None, *, points: int) -> None:
+    from kit.cli.table import Column, show
+    from kit.ledger.accounts import MEANINGS
+
+    what = f"{points} points, {one.ranks} ranks" if points else f"{one.ranks} ranks x {_duration(one.wall)}"
+    print(clean(f"{one.run_id}: {what} = {_duration(one.total)} of ranks{', so far' if one.live else ''}"))
+    paid = price is not None and one.gpu_seconds > 0
+    rows = []
+    for account, seconds in one.accounts.items():
+        share = seconds / one.total if one.total else 0.0
+        cost = [f"{one.cost_of(account, price.gpu_hour):,.2f}"] if paid and price else []
+        bar = "#" * max(1, round(share * _BAR))
+        rows.append([str(account), f"{seconds:,.1f}", f"{share:.1%}", *cost, bar, MEANINGS[account]])
+    spent = [Column(price.currency, 3)] if paid and price else []
+    show([Column("account"), Column("rank-s"), Column("share"), *spent, Column("", 2), Column("is", 1)], rows)
+    print(
+        f"ETTR {one.ettr:.1%}   goodput {one.goodput:.1%} = scheduling {one.scheduling_goodput:.1%} x "
+        f"runtime {one.runtime_goodput:.1%}"
+        + (f"   MFU {one.mfu:.1%}" if one.mfu is not None else "")
+        + (f"   {one.gpu_seconds / 3600:,.2f} GPU-hours" if one.gpu_seconds else "")
+        + (f", {one.cost(price.gpu_hour):,.2f} {clean(price.currency)}" if paid and price else "")
+    )
+    for note in one.notes:
+        print(f"note: {note}")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {left:02} s"

@@ -1,0 +1,77 @@
+"""Ledgers by the names that a user gives: of a run, or of all points of a sweep."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import config, data_folders
+from kit.errors import ConfigError, RunError
+from kit.ledger import ledger, read
+from kit.ledger.ledger import Ledger
+from kit.runs import metrics, registry
+from kit.runs import status as of
+from kit.runs.index import POINTS
+from kit.runs.status import Queue, Status
+from kit.spec.cluster import Cluster, Price
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a name means. sweep: its id; None for a run. price: of the cluster; None where its file has none."""
+
+    sweep: str | None
+    runs: tuple[Status, ...]
+    ledgers: tuple[Ledger, ...]
+    price: Price | None
+
+
+def ledgers(name: str | None, folders: list[Path], *, queue: Queue, now: float) -> Found:
+    """The ledgers of a run or sweep; RunError where there is no such one, or where its points have not been submitted."""
+    points = sweep_points(name, folders)
+    run_dirs = points or [registry.find_one(name, folders)]
+    found = of.of(run_dirs, queue=queue)
+    made = tuple(one(status, now=now) for status in found if not status.facts.problem)
+    if not made:
+        raise RunError(f"{run_dirs[0]}: {found[0].facts.problem}", hint="'kit runs' lists the runs that can be read")
+    return Found(
+        sweep=run_dirs[0].parent.parent.name if points else None,
+        runs=tuple(found),
+        ledgers=made,
+        price=price_of(made_on(found)),
+    )
+
+
+def one(status: Status, *, now: float) -> Ledger:
+    """The ledger of a run whose status is known."""
+    made = ledger.close(read.records(status, now=now))
+    reported = [float(r["mfu"]) for r in metrics.records(status.run_dir) if isinstance(r.get("mfu"), int | float)]
+    return dataclasses.replace(made, mfu=statistics.fmean(reported) if reported else None)
+
+
+def sweep_points(name: str | None, folders: list[Path]) -> list[Path]:
+    """The run folders of a sweep's points; empty where the name is no sweep's."""
+    if name is None:
+        return []
+    places = [Path(name), *(folder / name for folder in folders)]
+    for place in places:
+        if (place / POINTS).is_dir():
+            return sorted(path.resolve() for path in (place / POINTS).iterdir() if not path.name.startswith("."))
+    return []
+
+
+def made_on(found: list[Status]) -> str:
+    """The cluster of these runs."""
+    return next((one.facts.cluster for one in found if one.facts.cluster), "")
+
+
+def price_of(cluster: str) -> Price | None:
+    """What the cluster's file says; None where there is no such file any more, or none that can be read."""
+    try:
+        project = data_folders.project()
+        entry = data_folders.find("clusters", cluster, project_dir=project)
+        return config.load_model(entry.path, Cluster).price
+    except ConfigError:
+        return None

@@ -1,0 +1,272 @@
+"""The ledger: every rank-second in one account, by attempt and by node, and what the published definitions make of it.
+
+Sources. ETTR: A. Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025
+(arXiv:2410.21680): the productive run time of a job run over its wall clock, the wait in the queue included; unproductive are
+starts, restarts and steps made once more. Goodput: Google's ML productivity goodput (2024) is the product of scheduling goodput
+(the share of time in which all resources are there), runtime goodput (the share of that in which training makes progress that is
+kept) and program goodput (the share of the hardware's peak: MFU).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from kit.ledger import ranks, timeline
+from kit.ledger.accounts import KEPT, LOOP, NOT_HELD, Account
+from kit.ledger.ranks import Amounts, Entry
+from kit.ledger.records import Process, Rank, Records, Reported
+from kit.ledger.timeline import Window
+
+# How far a ledger is from the phases of each rank.
+PHASES, METRICS, EVENTS = "phases", "metrics", "events"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A rank's seconds in one stretch: an attempt's window, or a span that all ranks share. node: empty where it is not known."""
+
+    rank: Rank
+    node: str
+    attempt: int
+    amounts: Amounts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """One run. wall: seconds from submit to the end. detail: 'phases', 'metrics' or 'events', the coarsest of its attempts.
+
+    mfu: program goodput, where the program reported it. gpu_seconds: that the job held GPUs.
+    """
+
+    run_id: str
+    wall: float
+    held: float
+    ranks: int
+    spare_seconds: float
+    gpu_seconds: float
+    detail: str
+    notes: tuple[str, ...]
+    shares: tuple[Share, ...]
+    mfu: float | None = None
+    live: bool = False
+
+    @cached_property
+    def accounts(self) -> dict[Account, float]:
+        """Rank-seconds of each account that has any, in the order of a run."""
+        return ranks.ordered(share.amounts for share in self.shares)
+
+    @property
+    def total(self) -> float:
+        """Rank-seconds that there were: wall x ranks, and those of spare nodes."""
+        return self.wall * self.ranks + self.spare_seconds
+
+    @property
+    def gap(self) -> float:
+        """The share of the total that is in no account, or in two. 0.0 but for what floating point makes of it."""
+        return abs(sum(self.accounts.values()) - self.total) / self.total if self.total else 0.0
+
+    def share_of(self, *accounts: Account) -> float:
+        """The share of the total that is in these accounts."""
+        return sum(self.accounts.get(one, 0.0) for one in accounts) / self.total if self.total else 0.0
+
+    @property
+    def ettr(self) -> float:
+        """Effective training time ratio: the training loop, waits in it included, without lost steps, over the wall clock."""
+        return self.share_of(*LOOP, Account.PROGRAM)
+
+    @property
+    def scheduling_goodput(self) -> float:
+        """The share of the time in which the job had its nodes."""
+        return 1.0 - self.share_of(*NOT_HELD)
+
+    @property
+    def runtime_goodput(self) -> float:
+        """Of that, the share in steps that were kept. A program whose phases are not known is taken whole."""
+        scheduled = self.scheduling_goodput
+        return self.share_of(*KEPT) / scheduled if scheduled else 0.0
+
+    @property
+    def goodput(self) -> float:
+        """Scheduling goodput x runtime goodput; times `mfu` it is Google's product."""
+        return self.scheduling_goodput * self.runtime_goodput
+
+    def cost(self, gpu_hour: float) -> float:
+        """What the GPUs cost while the job held them."""
+        return self.gpu_seconds / 3600 * gpu_hour
+
+    def cost_of(self, account: Account, gpu_hour: float) -> float:
+        """An account's part of the cost; 0 for what is not paid for."""
+        held = self.total * self.scheduling_goodput
+        return self.cost(gpu_hour) * self.accounts.get(account, 0.0) / held if held and account not in NOT_HELD else 0.0
+
+    def by(self, key: str) -> dict[object, dict[Account, float]]:
+        """Rank-seconds by 'attempt', 'node' or 'rank'."""
+        found: defaultdict[object, list[Amounts]] = defaultdict(list)
+        for share in self.shares:
+            found[getattr(share, key)].append(share.amounts)
+        return {name: ranks.ordered(amounts) for name, amounts in found.items()}
+
+
+def close(records: Records) -> Ledger:
+    """The ledger of a run."""
+    line = timeline.build(records)
+    wall, all_ranks = line.end - line.start, records.ranks
+    nodes = _nodes(line.windows, records)
+    # Of what is before and after all attempts: the rank's first node.
+    home = {rank: next((nodes[rank, one.attempt] for one in line.windows), "") for rank in all_ranks}
+    shares = [
+        Share(rank=rank, node=home[rank], attempt=span.attempt, amounts={span.account: span.end - span.start})
+        for span in line.spans
+        for rank in all_ranks
+    ]
+    details = [EVENTS] if not line.windows else []
+    before: dict[Rank, tuple[int, float]] = {}
+    for place, window in enumerate(line.windows):
+        entries = _entries(window, records, lives=bool(records.now) and place == len(line.windows) - 1)
+        details.append(_detail(window, records, entries))
+        # What was lost is known when the next attempt says from where it goes on.
+        shares = _with_lost(shares, before, entries)
+        shares += [
+            Share(rank=rank, node=nodes[rank, window.attempt], attempt=window.attempt, amounts=one.amounts)
+            for rank, one in entries.items()
+        ]
+        for rank, one in entries.items():
+            if one.step is not None:
+                before[rank] = (one.step, one.made)
+    spare = 0.0
+    for held in line.allocations:
+        seconds = (held.end - held.start) * held.spare * records.ranks_per_node
+        if seconds:
+            spare += seconds
+            shares.append(Share(rank=("", -1), node="spare", attempt=held.attempt, amounts={Account.SPARE: seconds}))
+    held_s = sum(one.end - one.start for one in line.allocations)
+    return Ledger(
+        run_id=records.run_id,
+        wall=wall,
+        held=held_s,
+        ranks=len(all_ranks),
+        spare_seconds=spare,
+        gpu_seconds=held_s * records.gpus,
+        detail=next((one for one in (EVENTS, METRICS, PHASES) if one in details), PHASES),
+        notes=_notes(records, details),
+        shares=tuple(shares),
+        live=bool(records.now),
+    )
+
+
+def together(run_id: str, several: Sequence[Ledger]) -> Ledger:
+    """One ledger of several runs, such as the points of a sweep: seconds and rank-seconds are sums; wall is the mean's per rank."""
+    ranks_sum = sum(one.ranks for one in several)
+    rank_seconds = sum(one.wall * one.ranks for one in several)
+    found = {one.detail for one in several}
+    return Ledger(
+        run_id=run_id,
+        wall=rank_seconds / ranks_sum if ranks_sum else 0.0,
+        held=sum(one.held for one in several),
+        ranks=ranks_sum,
+        spare_seconds=sum(one.spare_seconds for one in several),
+        gpu_seconds=sum(one.gpu_seconds for one in several),
+        detail=next((one for one in (EVENTS, METRICS, PHASES) if one in found), EVENTS),
+        notes=tuple(dict.fromkeys(note for one in several for note in one.notes)),
+        shares=tuple(share for one in several for share in one.shares),
+        live=any(one.live for one in several),
+    )
+
+
+def _entries(window: Window, records: Records, *, lives: bool) -> dict[Rank, Entry]:
+    mine: defaultdict[Rank, list[Process]] = defaultdict(list)
+    for process in records.processes:
+        if process.attempt == window.attempt and window.start <= process.looked:
+            mine[process.role, process.rank].append(process)
+    failures = [one for one in records.failures if one.attempt == window.attempt and one.at >= window.start]
+    failed = min((one.at for one in failures), default=None)
+    died = {(one.role, one.rank): one.at for one in failures}
+    reported = next((one for one in records.reported if one.attempt == window.attempt), None)
+    entries = {
+        rank: ranks.entry(
+            window, mine[rank], failed=failed, died=died.get(rank), reported=reported, lives=lives
+        )
+        for rank in records.ranks
+    }  # fmt: skip
+    return _settled(window, entries, failed=failed, lives=lives)
+
+
+def _settled(window: Window, entries: dict[Rank, Entry], *, failed: float | None, lives: bool) -> dict[Rank, Entry]:
+    """What needs all ranks: the communication that is nobody's wait, and when the last rank ended."""
+    stops = [one.stop for one in entries.values()]
+    known = [stop for stop in stops if stop is not None]
+    last = max(known) if known and len(known) == len(stops) and failed is None and not lives else window.end
+    least: dict[str, float] = {}
+    for (role, _), one in entries.items():
+        if one.step is not None:
+            least[role] = min(least.get(role, float("inf")), one.amounts.get(Account.STRAGGLERS, 0.0))
+    found = {}
+    for rank, one in entries.items():
+        amounts = dict(one.amounts)
+        own = min(least.get(rank[0], 0.0), amounts.get(Account.STRAGGLERS, 0.0))
+        if own:
+            amounts[Account.STRAGGLERS] -= own
+            amounts[Account.PRODUCTIVE] = amounts.get(Account.PRODUCTIVE, 0.0) + own
+        behind = min(window.end - last, amounts.get(Account.IDLE_END, 0.0))
+        if behind > 0:
+            amounts[Account.IDLE_END] -= behind
+            amounts[Account.TEARDOWN] = amounts.get(Account.TEARDOWN, 0.0) + behind
+        found[rank] = dataclasses.replace(one, amounts=amounts)
+    return found
+
+
+def _with_lost(
+    shares: list[Share], before: Mapping[Rank, tuple[int, float]], entries: Mapping[Rank, Entry]
+) -> list[Share]:
+    """The shares with the steps that this attempt makes once more in an account of their own, the last ones first."""
+    lost: dict[Rank, float] = {}
+    for rank, (step, made) in before.items():
+        one = entries.get(rank)
+        if one is not None and one.first is not None and one.first < step:
+            lost[rank] = (step - one.first) * made
+    if not lost:
+        return shares
+    found = []
+    for share in reversed(shares):
+        seconds = lost.get(share.rank, 0.0)
+        amounts = ranks.moved(share.amounts, seconds, Account.LOST)
+        if seconds:
+            lost[share.rank] -= amounts.get(Account.LOST, 0.0) - share.amounts.get(Account.LOST, 0.0)
+        found.append(dataclasses.replace(share, amounts=amounts))
+    return found[::-1]
+
+
+def _detail(window: Window, records: Records, entries: Mapping[Rank, Entry]) -> str:
+    if any(one.step is not None for one in entries.values()):
+        return PHASES
+    found: Sequence[Reported] = [one for one in records.reported if one.attempt == window.attempt]
+    return METRICS if found else EVENTS
+
+
+def _notes(records: Records, details: Sequence[str]) -> tuple[str, ...]:
+    notes = []
+    if METRICS in details:
+        notes.append("attempts without reports of phases are split by rank 0's metrics.jsonl, and for all ranks alike")
+    if EVENTS in details and any(event.name == "attempt" for event in records.events):
+        notes.append(
+            "attempts without any report are one amount: `from kit_rank import progress` splits them (docs/time.md)"
+        )
+    starts = [event for event in records.events if event.name == "start"]
+    if starts and not any(event.values.get("allocated") for event in starts):
+        notes.append("Slurm before 23.02 does not tell the job when it was allocated: the prolog counts as queue")
+    return tuple(notes)
+
+
+def _nodes(windows: Sequence[Window], records: Records) -> dict[tuple[Rank, int], str]:
+    """Where each rank ran in each attempt: by its own report, else by its number, as ranks are laid out node by node."""
+    found = {((one.role, one.rank), one.attempt): one.node for one in records.processes}
+    for window in windows:
+        for rank in records.ranks:
+            place = rank[1] // max(1, records.ranks_per_node)
+            known = window.nodes[place] if not rank[0] and place < len(window.nodes) else ""
+            found.setdefault((rank, window.attempt), known)
+    return found

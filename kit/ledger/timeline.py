@@ -1,0 +1,209 @@
+"""The timeline that all ranks share: from submit to the end, cut by the batch script's events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kit.ledger.accounts import Account
+from kit.ledger.records import Event, Records
+
+_PHASES = {
+    "image": Account.IMAGE,
+    "preflight": Account.PREFLIGHT,
+    "once": Account.ONCE,
+    "teardown": Account.TEARDOWN,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of time that is in one account for every rank."""
+
+    start: float
+    end: float
+    account: Account
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """An attempt, from the start of the ranks to the end of the last: what each rank did there is its own.
+
+    after: the account of what is left of it behind its first failure. nodes: with ranks.
+    """
+
+    start: float
+    end: float
+    attempt: int
+    after: Account
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """One start of a job, for as long as it held its nodes. spare: nodes without ranks."""
+
+    start: float
+    end: float
+    attempt: int
+    spare: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """One run. start, end: seconds since the epoch. Spans and windows follow each other without a gap."""
+
+    start: float
+    end: float
+    spans: tuple[Span, ...]
+    windows: tuple[Window, ...]
+    allocations: tuple[Allocation, ...]
+
+
+def build(records: Records) -> Timeline:
+    """The timeline of a run. A run without any event has waited in the queue all the time."""
+    return _Builder(records).built()
+
+
+class _Builder:
+    """Walks over the events. `_at` is how far the time is accounted, `_state` what it is in since then."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        events = sorted(records.events, key=lambda event: event.at)
+        first = events[0].at if events else records.now or records.ended
+        known = [records.submitted] if 0 < records.submitted <= (first or records.submitted) else []
+        self._start = self._at = min([*known, first or records.submitted])
+        self._events: Sequence[Event] = events
+        self._state = Account.QUEUE
+        self._attempt = 0
+        self._window: tuple[float, tuple[str, ...]] | None = None
+        self._held: tuple[float, int] | None = None
+        self._spare = 0
+        self._over = False
+        self._spans: list[Span] = []
+        self._windows: list[Window] = []
+        self._allocations: list[Allocation] = []
+
+    def built(self) -> Timeline:
+        for event in self._events:
+            # What two nodes' clocks differ by is no time.
+            at = max(event.at, self._at)
+            if event.name == "start":
+                self._started(event, at)
+            elif event.name == "attempt":
+                self._attempted(event, at)
+            elif event.name == "phase" and event.values.get("name") in _PHASES:
+                self._leave(at, _PHASES[event.values["name"]])
+            elif event.name in {"requeue", "end"}:
+                self._released(event, at)
+        end = self._end()
+        if self._window is not None:
+            self._close_window(self._last_sign(end), Account.TEARDOWN)
+        self._pass(end)
+        if self._held is not None:
+            self._release(end)
+        return Timeline(
+            start=self._start,
+            end=self._at,
+            spans=tuple(self._spans),
+            windows=tuple(self._windows),
+            allocations=tuple(self._allocations),
+        )
+
+    def _end(self) -> float:
+        """Until when it is accounted. A batch script that was killed has left no end: the last sign of life is one."""
+        if self._over:
+            return self._at
+        known = self._records.now or self._records.ended
+        return max(self._at, known or self._last_sign(float("inf")))
+
+    def _last_sign(self, most: float) -> float:
+        """The last that is known of the attempt that is open: of a live run now."""
+        if self._records.now:
+            return most
+        signs = [one.looked for one in self._records.processes if one.attempt == self._attempt]
+        signs += [one.at for one in self._records.failures if one.attempt == self._attempt]
+        signs += [one.last for one in self._records.reported if one.attempt == self._attempt]
+        return min(max([self._at, *signs]), most)
+
+    def _started(self, event: Event, at: float) -> None:
+        if self._held is not None:
+            # No end, no requeue: the node was lost, and Slurm put the job back.
+            if self._window is not None:
+                self._close_window(self._last_sign(at), Account.RESTART)
+            self._release(self._at)
+            self._state = Account.HELD
+        if self._over:
+            submitted = self._records.submitted
+            self._state = Account.NOT_SUBMITTED
+            if self._at < submitted < at:
+                self._pass(submitted)
+                self._state = Account.QUEUE
+            self._over = False
+        allocated = _number(event.values.get("allocated"))
+        if self._at < allocated < at:
+            self._pass(allocated)
+            self._state = Account.SETUP
+            self._held = (allocated, event.attempt)
+        self._attempt = event.attempt
+        self._leave(at, Account.SETUP)
+        self._held = self._held or (at, event.attempt)
+
+    def _attempted(self, event: Event, at: float) -> None:
+        if self._window is not None:
+            self._close_window(at, Account.RESTART)
+        elif self._state is Account.TEARDOWN:
+            self._state = Account.RESTART
+            if self._windows and self._windows[-1].end == self._at:
+                last = self._windows.pop()
+                self._windows.append(
+                    Window(
+                        start=last.start, end=last.end, attempt=last.attempt, after=Account.RESTART, nodes=last.nodes
+                    )
+                )
+        self._pass(at)
+        self._attempt = event.attempt
+        self._spare = max(self._spare, int(_number(event.values.get("spare"))))
+        nodes = tuple(name for name in event.values.get("nodes", "").split(",") if name)
+        self._window = (at, nodes)
+
+    def _leave(self, at: float, state: Account) -> None:
+        if self._window is not None:
+            self._close_window(at, Account.TEARDOWN)
+        self._pass(at)
+        self._state = state
+
+    def _released(self, event: Event, at: float) -> None:
+        requeued = event.name == "requeue"
+        self._leave(at, Account.HELD if requeued else Account.TEARDOWN)
+        self._release(at)
+        self._over = not requeued
+
+    def _release(self, at: float) -> None:
+        if self._held is not None:
+            start, attempt = self._held
+            self._allocations.append(Allocation(start=start, end=at, attempt=attempt, spare=self._spare))
+        self._held, self._spare = None, 0
+
+    def _close_window(self, at: float, after: Account) -> None:
+        assert self._window is not None
+        start, nodes = self._window
+        at = max(at, start)
+        self._windows.append(Window(start=start, end=at, attempt=self._attempt, after=after, nodes=nodes))
+        self._at, self._window = at, None
+
+    def _pass(self, at: float) -> None:
+        """All until `at` is in the account of the state."""
+        if at > self._at:
+            self._spans.append(Span(start=self._at, end=at, account=self._state, attempt=self._attempt))
+            self._at = at
+
+
+def _number(value: str | None) -> float:
+    """A number of an event; 0 where it is none."""
+    try:
+        return float(value or 0)
+    except ValueError:
+        return 0.0
