@@ -170,7 +170,7 @@ def ordered(several: Iterable[Amounts]) -> dict[Account, float]:
 
 
 def moved(amounts: Amounts, seconds: float, to: Account) -> Amounts:
-    """The same with up to `seconds` of productive steps in another account. Waits stay where they are: they have a cause of their own."""
+    """The same with up to `seconds` of productive steps in another account. Waits have causes of their own, and stay."""
     taken = min(max(0.0, seconds), amounts.get(Account.PRODUCTIVE, 0.0))
     if taken == 0.0:
         return amounts
