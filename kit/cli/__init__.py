@@ -43,6 +43,7 @@ GROUPS = {
         "diff": "diff.diff",
         "top": "top.top",
         "time": "time.time",
+        "report": "pages.report",
         "logs": "logs.logs",
         "results": "results.results",
         "cancel": "runs.cancel",

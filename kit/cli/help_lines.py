@@ -18,6 +18,7 @@ HELP_LINES = {
     "runs": "List the runs of this project, with one question to Slurm for all of them.",
     "status": "Show one run: state, nodes, exit code, image, files, last reported step; of replica groups the last quorum.",
     "time": "Show where the time of a run, or of a sweep, went: every rank-second in one account, goodput, and what it cost.",
+    "report": "Write one HTML file that shows a run, a sweep, or several runs side by side; it needs no network and no server.",
     "logs": "Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out.",
     "why": "Explain how a run ended, or why it waits, and what to do next.",
     "diff": "Show why two runs differ, the most telling first: outcome, metrics, keys, code, image, nodes.",

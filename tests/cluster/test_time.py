@@ -28,7 +28,6 @@ def took(what, seconds):
     began = time.monotonic()
     time.sleep(seconds)
     truth[what] = truth.get(what, 0) + time.monotonic() - began
-    write()
 
 def meet(step):
     began = time.monotonic()
@@ -42,6 +41,7 @@ def meet(step):
 def saved():
     with progress.phase("save"):
         took("save", 2)
+    write()
     open(f"{run}/saved-{step}", "w").close()
 
 step = max([int(name[6:]) for name in os.listdir(run) if name.startswith("saved-")], default=0)
@@ -65,11 +65,10 @@ while step < 30:
         if rank == 3:
             os._exit(134)
         time.sleep(60)
-if rank:
-    took("idle", 0)
-else:
+if rank == 0:
     with progress.phase("evaluate"):
         took("evaluate", 3)
+    write()
 """
 JOB = """\
 script = "program.py"

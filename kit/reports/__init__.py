@@ -1,0 +1,1 @@
+"""Reports: what runs came to, gathered, and as one page that needs no network."""

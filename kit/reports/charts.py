@@ -1,0 +1,262 @@
+"""Charts as Vega-Lite (https://vega.github.io/vega-lite/docs/): data of report.json in, specifications out.
+
+Colours: Okabe and Ito's, which the colour-blind can tell apart. Each chart's data is in a table or a tip, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kit.ledger.accounts import MEANINGS, Account
+
+Spec = dict[str, Any]
+
+_BLUE, _SKY, _GREEN, _YELLOW, _ORANGE, _RED, _PURPLE = (
+    "#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC79A7",
+)  # fmt: skip
+COLOURS = {
+    Account.QUEUE: "#BBBBBB",
+    Account.HELD: "#999999",
+    Account.NOT_SUBMITTED: "#DDDDDD",
+    Account.SETUP: "#777777",
+    Account.PREFLIGHT: "#5F6B6D",
+    Account.ONCE: "#8C7A6B",
+    Account.IMAGE: "#B8A58C",
+    Account.START: "#7FB8A4",
+    Account.RENDEZVOUS: "#3E8E76",
+    Account.FIRST_STEP: _GREEN,
+    Account.PRODUCTIVE: _BLUE,
+    Account.STRAGGLERS: _ORANGE,
+    Account.INPUT: _YELLOW,
+    Account.SAVE: _SKY,
+    Account.EVALUATION: "#9AD0F5",
+    Account.LOST: _RED,
+    Account.STALL: "#8A3300",
+    Account.PROGRAM: "#4D7EA8",
+    Account.RESTART: _PURPLE,
+    Account.TEARDOWN: "#A0708F",
+    Account.IDLE_END: "#E3B5CF",
+    Account.SPARE: "#EEEEEE",
+    Account.UNATTRIBUTED: "#000000",
+}
+# One colour a run, or node, in turn.
+_LINES = [_BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, _RED, "#000000", _YELLOW]
+_MOST_BARS, _MOST_NAMED = 64, 24
+
+
+def ledger(groups: Mapping[str, Mapping[str, float]], what: str) -> Spec:
+    """A stacked bar for each group: rank-seconds by account. Of many groups the first 64."""
+    shown = list(groups.items())[:_MOST_BARS]
+    order = [str(account) for account in Account if any(str(account) in of for _, of in shown)]
+    values = [
+        {what: name, "account": account, "rank-s": seconds, "share": seconds / (sum(of.values()) or 1.0),
+         "is": MEANINGS[Account(account)], "order": order.index(account)}
+        for name, of in shown
+        for account, seconds in of.items()
+    ]  # fmt: skip
+    return {
+        "data": {"values": values},
+        "height": len(shown) * (22 if len(shown) < 12 else 12),
+        "params": [{"name": "picked", "select": {"type": "point", "fields": ["account"]}, "bind": "legend"}],
+        "mark": {"type": "bar", "stroke": "#fff", "strokeWidth": 0.5},
+        "encoding": {
+            "y": {"field": what, "type": "nominal", "sort": None, "title": what},
+            "x": {"field": "rank-s", "type": "quantitative", "title": "rank-seconds"},
+            "color": {
+                "field": "account",
+                "type": "nominal",
+                "sort": None,
+                "scale": {"domain": order, "range": [COLOURS[Account(name)] for name in order]},
+                "legend": {"orient": "bottom", "columns": {"expr": "width < 500 ? 2 : 5"}, "title": None},
+            },
+            "order": {"field": "order"},
+            "opacity": {"condition": {"param": "picked", "value": 1}, "value": 0.15},
+            "tooltip": [
+                {"field": what},
+                {"field": "account"},
+                {"field": "rank-s", "format": ",.1f"},
+                {"field": "share", "format": ".1%"},
+                {"field": "is"},
+            ],
+        },
+    }
+
+
+def lines(series: Mapping[str, Sequence[Sequence[float | None]]], *, x: str, y: str, time: bool = False) -> Spec:
+    """A line for each series of (x, y); zoomed by the wheel, picked in the legend. time: x is seconds since the epoch."""
+    values = [
+        {"of": name, "xs": [p[0] for p in points], "ys": [p[1] for p in points]} for name, points in series.items()
+    ]
+    at = {"field": "at", "type": "temporal"} if time else {"field": "xs", "type": "quantitative"}
+    several = len(series) > 1
+    named = several and len(series) <= _MOST_NAMED
+    colour: Spec = {"value": _BLUE}
+    legend = {"orient": "bottom", "title": None, "columns": {"expr": "width < 500 ? 1 : 4"}}
+    # Of more, a legend would be longer than the chart; the tips name them.
+    legend_or_none = legend if named else None
+    if several:
+        colour = {"field": "of", "type": "nominal", "sort": None, "scale": {"range": _LINES}, "legend": legend_or_none}
+    return {
+        "data": {"values": values},
+        "transform": [{"flatten": ["xs", "ys"]}, *([{"calculate": "datum.xs * 1000", "as": "at"}] if time else [])],
+        "height": 220,
+        "params": [
+            {"name": "zoom", "select": "interval", "bind": "scales"},
+            *([{"name": "picked", "select": {"type": "point", "fields": ["of"]}, "bind": "legend"}] if named else []),
+        ],
+        "mark": {"type": "line", "point": {"size": 12}, "clip": True},
+        "encoding": {
+            "x": {**at, "title": x},
+            "y": {"field": "ys", "type": "quantitative", "title": y, "scale": {"zero": False}},
+            "color": colour,
+            **(
+                {"strokeDash": {"field": "of", "type": "nominal", "sort": None, "legend": legend_or_none}}
+                if several
+                else {}
+            ),
+            **({"opacity": {"condition": {"param": "picked", "value": 1}, "value": 0.1}} if named else {}),
+            "tooltip": [
+                {"field": "of", "title": "of"},
+                {**at, "title": x},
+                {"field": "ys", "format": ",.5~g", "title": y},
+            ],
+        },
+    }
+
+
+def heat(rows: Mapping[str, Sequence[float | None]], *, start: float, length: float) -> Spec:
+    """Step times, ranks x time: dark is slow. The scale's end is the 98th of a hundred, so that one save does not hide all else."""
+    every = sorted(value for row in rows.values() for value in row if value is not None)
+    most = every[min(len(every) - 1, int(len(every) * 0.98))] if every else 1.0
+    values = [{"rank": rank, "v": list(row)} for rank, row in rows.items()]
+    tall = len(rows) > 64
+    return {
+        "data": {"values": values},
+        "transform": [
+            {"flatten": ["v"]},
+            {"window": [{"op": "row_number", "as": "n"}], "groupby": ["rank"]},
+            {"filter": "isValid(datum.v)"},
+            {"calculate": f"({start} + (datum.n - 1) * {length}) * 1000", "as": "at"},
+            {"calculate": f"datum.at + {length * 1000}", "as": "until"},
+        ],
+        "height": 420 if tall else max(60, 14 * len(rows)),
+        # Fifty thousand elements of an SVG would make the page slow.
+        "usermeta": {"embedOptions": {"renderer": "canvas"}},
+        "mark": {"type": "rect"},
+        "encoding": {
+            "x": {"field": "at", "type": "temporal", "title": None},
+            "x2": {"field": "until"},
+            "y": {
+                "field": "rank",
+                "type": "ordinal",
+                "sort": None,
+                "title": "rank",
+                "axis": {"labelOverlap": True, "ticks": not tall},
+            },
+            "color": {
+                "field": "v",
+                "type": "quantitative",
+                "title": "s a step",
+                "scale": {
+                    "scheme": "viridis",
+                    "reverse": True,
+                    "domain": [min(every, default=0.0), most],
+                    "clamp": True,
+                },
+                "legend": {"orient": "bottom"},
+            },
+            "tooltip": [
+                {"field": "rank"},
+                {"field": "at", "type": "temporal", "format": "%H:%M:%S"},
+                {"field": "v", "format": ".3~g", "title": "s a step"},
+            ],
+        },
+    }
+
+
+def timeline(events: Iterable[Mapping[str, Any]]) -> Spec:
+    """A tick for each event, a line for each kind."""
+    values = [{**event, "at": event["at"] * 1000, "attempt": str(event["attempt"])} for event in events]
+    return {
+        "data": {"values": values},
+        "height": 24 * len({event["event"] for event in values}),
+        "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
+        "mark": {"type": "point", "filled": True, "size": 90},
+        "encoding": {
+            "x": {"field": "at", "type": "temporal", "title": None},
+            "y": {"field": "event", "type": "nominal", "sort": None, "title": None},
+            "color": {
+                "field": "attempt",
+                "type": "nominal",
+                "scale": {"range": _LINES},
+                "legend": {"orient": "bottom"},
+            },
+            "shape": {"field": "attempt", "type": "nominal", "legend": {"orient": "bottom"}},
+            "tooltip": [
+                {"field": "event"},
+                {"field": "at", "type": "temporal", "format": "%Y-%m-%d %H:%M:%S"},
+                {"field": "attempt"},
+                {"field": "says"},
+            ],
+        },
+    }
+
+
+def parallel(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], metric: str | None) -> Spec:
+    """A line for each point of a sweep over its keys and the metric, each axis from its least to its most value.
+
+    What is no number has a place of its own on its axis, in the order in which it first came.
+    """
+    axes = [*keys, *([metric] if metric else [])]
+    places = {axis: _places([row[axis] for row in rows if row.get(axis) is not None]) for axis in axes}
+    values = [
+        {"point": f"point {row['point']}", "axis": axis, "place": places[axis][row[axis]], "value": str(row[axis]),
+         "metric": row.get(metric) if metric else row["point"], "order": axes.index(axis)}
+        for row in rows
+        for axis in axes
+        if row.get(axis) is not None
+    ]  # fmt: skip
+    return {
+        "data": {"values": values},
+        "height": 240,
+        "params": [
+            {"name": "over", "select": {"type": "point", "fields": ["point"], "on": "pointerover", "nearest": True}},
+        ],
+        "mark": {"type": "line", "point": True, "strokeWidth": 2},
+        "encoding": {
+            "x": {
+                "field": "axis",
+                "type": "ordinal",
+                "sort": axes,
+                "title": None,
+                "axis": {"labelAngle": 0, "grid": True},
+            },
+            "y": {"field": "place", "type": "quantitative", "axis": None},
+            "detail": {"field": "point"},
+            "order": {"field": "order"},
+            "color": {
+                "field": "metric",
+                "type": "quantitative",
+                "title": metric or "point",
+                "scale": {"scheme": "viridis"},
+                "legend": {"orient": "bottom"},
+            },
+            "opacity": {"condition": {"param": "over", "value": 1, "empty": True}, "value": 0.12},
+            "tooltip": [
+                {"field": "point"},
+                {"field": "axis"},
+                {"field": "value"},
+                {"field": "metric", "title": metric or "point"},
+            ],
+        },
+    }
+
+
+def _places(values: Sequence[Any]) -> dict[Any, float]:
+    """Value -> its place on an axis, 0 to 1."""
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    order = sorted(set(values)) if numbers else list(dict.fromkeys(values))
+    if not numbers or len(order) < 2:
+        return {value: place / max(1, len(order) - 1) for place, value in enumerate(order)}
+    return {value: (value - order[0]) / (order[-1] - order[0]) for value in order}

@@ -1,0 +1,67 @@
+"""`nvidia-smi dmon` as the monitor left it: nvidia-smi(1), "Device Monitoring", with -o DT (date and time in front)."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from kit import files
+from kit.spec.paths import RunPaths
+
+_FILE = re.compile(r"slurm-[0-9]+\.(?P<node>.+)\.gutil")
+# dmon's column -> what it is. Others are passed over.
+COLUMNS = {"sm": "use, %", "fb": "memory, MB", "pwr": "power, W", "pclk": "clock, MHz", "gtemp": "temperature, C"}
+_MOST_BYTES = 32 << 20
+Samples = dict[str, list[tuple[float, float]]]
+
+
+def read(run_dir: Path) -> dict[str, Samples]:
+    """Node -> column -> (seconds since the epoch by the node's clock, mean over its GPUs), in order."""
+    found: dict[str, Samples] = {}
+    for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.gutil")):
+        named = _FILE.fullmatch(path.name)
+        try:
+            text = files.tail(path, _MOST_BYTES).decode(errors="replace") if named else ""
+        except OSError:
+            continue
+        samples = parse(text.splitlines())
+        if named and samples:
+            for column, points in samples.items():
+                found.setdefault(named["node"], {}).setdefault(column, []).extend(points)
+    return found
+
+
+def parse(lines: Iterable[str]) -> Samples:
+    """Column -> (time, mean over GPUs). The headers, which dmon repeats, name the columns; '-' is no value."""
+    names: list[str] = []
+    values: defaultdict[str, defaultdict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        words = line.split()
+        if line.startswith("#"):
+            # The first of two header lines has names, the second units.
+            if "Date" in words[0]:
+                names = [word.lstrip("#") for word in words]
+            continue
+        if len(words) != len(names) or names[:2] != ["Date", "Time"]:
+            continue
+        try:
+            at = datetime.strptime(" ".join(words[:2]), "%Y%m%d %H:%M:%S").astimezone().timestamp()
+        except ValueError:
+            continue
+        for name, word in zip(names, words, strict=True):
+            if name in COLUMNS and (value := _number(word)) is not None:
+                values[name][at].append(value)
+    return {
+        name: [(at, sum(found) / len(found)) for at, found in sorted(of.items())]
+        for name, of in values.items()
+    }  # fmt: skip
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None

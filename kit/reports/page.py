@@ -1,0 +1,118 @@
+"""The page: one HTML file with its data, its charts and the library that draws them. Nothing is fetched from anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+from kit.ledger.accounts import MEANINGS, Account
+from kit.reports import charts
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("kit", "reports"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart with its heading. says: what it shows, for who cannot see it."""
+
+    name: str
+    title: str
+    says: str
+    spec: charts.Spec
+
+
+def html(report: Mapping[str, Any], script: str) -> str:
+    """The page of a report.json. script: of library.script()."""
+    drawn = _charts(report)
+    specs = {chart.name: {**chart.spec, "width": "container", "description": chart.says} for chart in drawn}
+    return _TEMPLATES.get_template("page.html.jinja").render(
+        report=report,
+        charts={chart.name: chart for chart in drawn},
+        # No tag in it can end the <script> that holds it.
+        specs=json.dumps(specs, separators=(",", ":")).replace("<", "\\u003c"),
+        library=script,
+        meanings={str(account): text for account, text in MEANINGS.items()},
+        colours={str(account): charts.COLOURS[account] for account in Account},
+    )
+
+
+def _charts(report: Mapping[str, Any]) -> list[Chart]:
+    if report["kind"] == "run":
+        return _of_run(report["runs"][0])
+    several: Sequence[Mapping[str, Any]] = report["runs"]
+    found = [
+        Chart(
+            name="ledger-run",
+            title="Where the time went, by run",
+            says="A bar for each run, cut by account",
+            spec=charts.ledger({run["label"]: run["ledger"]["accounts_rank_s"] for run in several}, "run"),
+        )
+    ]
+    if report["kind"] == "sweep" and report["keys"]:
+        found.append(
+            Chart(
+                name="parallel",
+                title="Points",
+                says="Parallel coordinates: a line for each point over the swept keys and the metric",
+                spec=charts.parallel(report["rows"], report["keys"], report["metric"]),
+            )
+        )
+    speed_unit = next((run["speed_unit"] for run in several if run["speed"]), "")
+    for name, title, unit in (
+        ("loss", "Training loss", "loss"),
+        ("eval", "Validation loss", "loss"),
+        ("speed", "Speed", speed_unit),
+    ):
+        series = {run["label"]: run[name] for run in several if run[name]}
+        if series:
+            says = f"{title} over steps, a line for each run"
+            found.append(Chart(name=name, title=title, says=says, spec=charts.lines(series, x="step", y=unit)))
+    return found
+
+
+def _of_run(run: Mapping[str, Any]) -> list[Chart]:
+    by_attempt = {f"attempt {key}": of for key, of in run["ledger"]["by_attempt"].items()}
+    by_node = {key or "no node yet": of for key, of in run["ledger"]["by_node"].items()}
+    found = [
+        Chart(name="ledger-attempt", title="By attempt", says="A bar for each attempt, cut by account",
+              spec=charts.ledger(by_attempt, "attempt")),
+        Chart(name="ledger-node", title="By node", says="A bar for each node, cut by account",
+              spec=charts.ledger(by_node, "node")),
+    ]  # fmt: skip
+    losses = {name: run[key] for key, name in (("loss", "training"), ("eval", "validation")) if run[key]}
+    if losses:
+        says = "Training and validation loss over steps"
+        found.append(Chart(name="loss", title="Loss", says=says, spec=charts.lines(losses, x="step", y="loss")))
+    if run["speed"]:
+        spec = charts.lines({"speed": run["speed"]}, x="step", y=run["speed_unit"])
+        found.append(Chart(name="speed", title="Speed", says="Speed over steps", spec=spec))
+    if run["step_times"]:
+        says = "Step time of each rank over time: dark is slow"
+        one = run["step_times"]
+        spec = charts.heat(one["rows"], start=one["start"], length=one["length"])
+        found.append(Chart(name="heat", title="Step time of each rank", says=says, spec=spec))
+    found += _of_gpus(run["gpus"])
+    if run["events"]:
+        says = "Events of the batch script on one time line"
+        found.append(Chart(name="events", title="Events", says=says, spec=charts.timeline(run["events"])))
+    return found
+
+
+def _of_gpus(nodes: Mapping[str, Mapping[str, Any]]) -> list[Chart]:
+    from kit.reports.gpu_samples import COLUMNS
+
+    found = []
+    for column, unit in COLUMNS.items():
+        series = {node: of[column] for node, of in nodes.items() if of.get(column)}
+        if series:
+            title = f"GPU {unit.partition(',')[0]}"
+            says = f"{title}, {unit.partition(', ')[2]}, the mean of each node's GPUs over time"
+            spec = charts.lines(series, x="", y=unit, time=True)
+            found.append(Chart(name=f"gpu-{column}", title=title, says=says, spec=spec))
+    return found

@@ -1,0 +1,67 @@
+"""Step times of all ranks over time, from what the monitors collected: ranks x stretches of time."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import files
+from kit.spec.paths import RunPaths
+
+_FILE = re.compile(r"slurm-[0-9]+\.(?P<node>.+)\.progress")
+# Of each node's file the end; and how finely time is cut.
+_MOST_BYTES = 8 << 20
+STRETCHES = 100
+# Of a node's looks, evenly: three a stretch.
+_LOOKS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """rows: a rank's name -> seconds of a step in each stretch, None where it reported none. start, length: in seconds."""
+
+    start: float
+    length: float
+    rows: dict[str, list[float | None]]
+
+
+def read(run_dir: Path) -> StepTimes | None:
+    """None where no rank has reported a step."""
+    looks: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.progress")):
+        if not _FILE.fullmatch(path.name):
+            continue
+        try:
+            lines = files.tail(path, _MOST_BYTES).decode(errors="replace").splitlines()
+        except OSError:
+            continue
+        for line in lines[:: max(1, len(lines) // _LOOKS)]:
+            _look(line, looks)
+    times = [at for points in looks.values() for at, _ in points]
+    if not times:
+        return None
+    start, end = min(times), max(times)
+    length = max(1.0, (end - start) / STRETCHES)
+    rows = {}
+    for (role, rank), points in sorted(looks.items()):
+        row: list[list[float]] = [[] for _ in range(math.ceil((end - start) / length) + 1)]
+        for at, took in points:
+            row[int((at - start) / length)].append(took)
+        rows[f"{role}/{rank}" if role else str(rank)] = [sum(cell) / len(cell) if cell else None for cell in row]
+    return StepTimes(start=start, length=length, rows=rows)
+
+
+def _look(line: str, looks: dict[tuple[str, int], list[tuple[float, float]]]) -> None:
+    """A line of rank_progress::look; reports that were cut off are passed over."""
+    looked, *reports = line.split("\t")
+    for report in reports:
+        words = report.split(" ")
+        try:
+            role, _, rank = words[0].rpartition("@")
+            took, every = float(words[4]), int(words[5])
+            if every:
+                looks.setdefault((role, int(rank)), []).append((float(looked), took))
+        except (ValueError, IndexError):
+            continue

@@ -1,0 +1,204 @@
+"""Reports: what is gathered of run folders, the page, and the page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from kit import shell
+from kit.ledger import read
+from kit.reports import collect, gpu_samples, page, step_times
+
+BEGAN = 1_800_000_000.0
+AT = "2027-01-15T08:30:00+00:00"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# nvidia-smi dmon -s pucmt -o DT -d 15, two GPUs.
+DMON = """\
+#Date       Time        gpu    pwr  gtemp  mtemp     sm    mem    enc    dec   mclk   pclk     fb   bar1  rxpci  txpci
+#YYYYMMDD   HH:MM:SS    Idx      W      C      C      %      %      %      %    MHz    MHz     MB     MB   MB/s   MB/s
+ 20270115   08:00:00      0    300     50      -     90     40      0      0   2619   1980  40000     10      1      1
+ 20270115   08:00:00      1    100     40      -     10     40      0      0   2619    980  20000     10      1      1
+ 20270115   08:00:15      0      -     50      -    100     40      0      0   2619   1980  40000     10      1      1
+ 20270115   08:00:15      1    200
+"""
+
+
+def make(run: Path, ranks: int, *, minutes: int = 30) -> Path:
+    """A run folder as a job of 8 ranks a node leaves it, that failed after a restart; its monitors looked every five seconds."""
+    for name in ("logs", "monitor", "state/failures-1/train-1"):
+        (run / name).mkdir(parents=True)
+    end = BEGAN + minutes * 60
+    manifest = {
+        "run_id": run.name, "job_name": "gpt", "launcher": "ddp", "shape": "srun", "cluster": "local", "runtime": "pyxis",
+        "image": "/i.sqsh", "image_name": "train", "image_digest": "sha256:" + "a" * 64, "nodes": -(-ranks // 8),
+        "world_sizes": {"train": ranks}, "seed": 1, "job_file": "job.toml", "argv": [], "job_id": 7, "user": "ada",
+        "submitted_at": datetime.fromtimestamp(BEGAN - 60, UTC).isoformat(), "versions": {},
+        "git": {"commit": "c" * 40, "branch": "main", "dirty": True},
+    }  # fmt: skip
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (run / "job.toml").write_text(f"[resources]\nnodes = {-(-ranks // 8)}\ngpus_per_node = 8\n")
+    (run / "workspace.patch").write_text("-old </script><script>alert(1)</script>\n+new\n")
+    events: list[tuple[float, str, int, Mapping[str, str]]] = [
+        (BEGAN, "start", 0, {"nodes": "n[1-64]"}),
+        (BEGAN + 5, "attempt", 0, {"nodes": "", "spare": "0"}),
+        (BEGAN + 60, "phase", 0, {"name": "teardown"}),
+        (BEGAN + 65, "attempt", 1, {"nodes": "", "spare": "0"}),
+        (end, "phase", 1, {"name": "teardown"}),
+        (end + 5, "end", 1, {"exit_code": "1"}),
+    ]
+    lines = [
+        json.dumps({"time": "", "epoch": at, "event": name, "job_id": 7, "restart": 0, "attempt": attempt, **values})
+        for at, name, attempt, values in events
+    ]
+    (run / "state" / "events.jsonl").write_text("\n".join(lines) + "\n")
+    steps = [
+        {"kind": "step", "time": AT, "restart": 1, "step": n, "loss": 9 / (n + 1), "tokens_per_second": 1e5}
+        for n in range(2000)
+    ]  # fmt: skip
+    steps.append({"kind": "step", "time": AT, "restart": 1, "step": 2000, "loss": float("nan")})
+    (run / "metrics.jsonl").write_text("\n".join(json.dumps(one) for one in steps))
+    for node in range(-(-ranks // 8)):
+        mine = range(node * 8, min(ranks, node * 8 + 8))
+        looks = [
+            f"{BEGAN + at:.6f}\t"
+            + "\t".join(f"@{r} {at} compute {BEGAN + at:.3f} {1 + r % 7 / 10:.6f} 1" for r in mine)
+            for at in range(70, minutes * 60, 5)
+        ]
+        (run / "monitor" / f"slurm-7.n{node}.progress").write_text("\n".join(looks) + "\n")
+        reports = []
+        for r in mine:
+            # Twenty seconds of start and seven phases of a second; the rest is work, and rank 3 waits for nobody.
+            waits = 1 if r == 3 else 400
+            seconds = {"start": 20, "communicate": waits, "compute": minutes * 60 - 97 - waits}
+            spent = " ".join(f"{seconds.get(name, 1)}.000" for name in read.SPENT)
+            life = f"1 {BEGAN + 70:.3f} {BEGAN + 66:.3f} 0.000 0"
+            reports.append(f"{end:.3f}\t@{r} 1000 compute {end:.3f} 1.0 1\t{life} {spent}\n")
+        (run / "monitor" / f"slurm-7.n{node}.0.spent").write_text("".join(reports))
+        (run / "monitor" / f"slurm-7.n{node}.gutil").write_text(DMON)
+    (run / "state" / "failures-1" / "train-1" / "rank-3.1").write_text(f"{end} 3 1 n0 \n")
+    (run / "logs" / "rank-3.log").write_text("Traceback (most recent call last):\nKeyError: '<lr>'\n")
+    (run / "logs" / "batch.log").write_text("the end\n")
+    return run
+
+
+def kit(*words: str, cwd: Path) -> shell.Completed:
+    # Slurm is asked of no cluster: `local` is not up here.
+    env = {**os.environ, "XDG_DATA_HOME": str(cwd / "data"), "PYDANTIC_DISABLE_PLUGINS": "__all__"}
+    return shell.run([sys.executable, "-m", "kit", *words], cwd=cwd, env=env, check=False, timeout=120)
+
+
+def test_dmon_is_read_by_its_header() -> None:
+    """The mean over a node's GPUs; '-' is no value, a line that was cut off none either, unknown columns are passed over."""
+    found = gpu_samples.parse(DMON.splitlines())
+    assert [value for _, value in found["sm"]] == [50.0, 100.0]
+    assert [value for _, value in found["pwr"]] == [200.0]
+    assert [value for _, value in found["pclk"]] == [1480.0, 1980.0]
+    assert found["sm"][1][0] - found["sm"][0][0] == 15
+    assert set(found) == set(gpu_samples.COLUMNS)
+    assert gpu_samples.parse(["# gpu pwr", "0 100"]) == {}, "without -o DT there is no time"
+
+
+def test_step_times_are_cut_into_stretches(tmp_path: Path) -> None:
+    found = step_times.read(make(tmp_path / "r", 16))
+    assert found is not None
+    assert list(found.rows) == [str(rank) for rank in range(16)]
+    assert len(found.rows["0"]) <= step_times.STRETCHES + 1
+    assert found.rows["3"][0] == pytest.approx(1.3)
+
+
+def test_stragglers_and_curves(tmp_path: Path) -> None:
+    run = make(tmp_path / "r", 16)
+    assert [one["rank"] for one in collect._stragglers(run)] == [3]
+    curves = collect._curves(run)
+    assert len(curves["loss"]) <= 403
+    assert curves["loss"][-1] == [2000, None], "JSON has no NaN"
+
+
+def test_a_report_of_512_ranks(tmp_path: Path) -> None:
+    """One file below two megabytes, and the same as data. What a run holds cannot end the script that holds it."""
+    make(tmp_path / "runs" / "gpt-1", 512)
+    done = kit("report", "runs/gpt-1", "-o", "out.html", cwd=tmp_path)
+    if "vl-convert" in done.stderr:
+        pytest.skip("vl-convert-python is not installed: pip install 'slurm-kit[report]'")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "out.html").read_text()
+    assert len(text.encode()) < 2_000_000
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert data["kind"] == "run"
+    assert len(data["runs"][0]["step_times"]["rows"]) == 512
+    assert len(data["runs"][0]["gpus"]) == 64
+    assert "<script>alert" not in text
+    assert not re.search(r'(src|href)="(https?:)?//', text)
+
+
+def test_a_page_without_the_library_is_refused_with_a_command(tmp_path: Path) -> None:
+    code = "import sys\nsys.modules['vl_convert'] = None\nsys.argv[0] = 'kit'\nfrom kit.cli import main\nmain()\n"
+    done = shell.run([sys.executable, "-c", code, "report"], cwd=tmp_path, check=False, timeout=60)
+    assert done.returncode == 4
+    assert done.stderr.endswith("vl-convert-python is not installed\n  try: pip install 'slurm-kit[report]'")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_has_an_ending(tmp_path: Path) -> None:
+    done = kit("report", "-o", "out.pdf", cwd=tmp_path)
+    assert (done.returncode, "try: kit" in done.stderr or "-o out.html" in done.stderr) == (2, True)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("several", [False, True])
+def test_in_a_real_browser(tmp_path: Path, width: int, several: bool) -> None:
+    """Every chart is drawn, nothing is wider than the window, the console is empty, and nothing is asked for."""
+    names = ["runs/gpt-1", "runs/gpt-2"] if several else ["runs/gpt-1"]
+    for name in names:
+        make(tmp_path / name, 16)
+    done = kit("report", *names, "-o", "out.html", cwd=tmp_path)
+    if "vl-convert" in done.stderr:
+        pytest.skip("vl-convert-python is not installed: pip install 'slurm-kit[report]'")
+    assert done.returncode == 0, done.stderr
+    # It answers for the page: what was drawn, and what it would have had to scroll for. A frame is as narrow as a phone.
+    (tmp_path / "frame.html").write_text(
+        f"<iframe id=f src=out.html width={width} height=900></iframe><script>"
+        "addEventListener('message', (e) => { document.body.dataset.answer = e.data; });</script>"
+    )
+    text = (tmp_path / "out.html").read_text()
+    ask = (
+        "<script>const wait = setInterval(() => {"
+        "if (document.documentElement.dataset.drawn !== 'all') return; clearInterval(wait);"
+        "parent.postMessage(JSON.stringify({charts: document.querySelectorAll('[data-chart]').length,"
+        "drawn: document.querySelectorAll('[data-chart] :is(canvas, svg.marks)').length,"
+        "scrolls: document.documentElement.scrollWidth,"
+        "fetched: performance.getEntriesByType('resource').map((e) => e.name).filter((n) => !n.startsWith('data:'))}), '*');"
+        "}, 50);</script>"
+    )
+    before, _, after = text.rpartition("</body>")
+    (tmp_path / "out.html").write_text(before + ask + after)
+    argv = [
+        str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+        "--enable-logging=stderr", "--virtual-time-budget=20000", "--window-size=1400,1000",
+        "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom", f"file://{tmp_path / 'frame.html'}",
+    ]  # fmt: skip
+    done = shell.run(argv, check=False, timeout=120)
+    found = re.search(r'data-answer="([^"]*)"', done.stdout)
+    assert found, done.stdout[-2000:] + done.stderr[-2000:]
+    answer = json.loads(found[1].replace("&quot;", '"'))
+    assert answer["drawn"] == answer["charts"] > 2
+    assert answer["scrolls"] <= width
+    assert answer["fetched"] == []
+    assert [line for line in done.stderr.splitlines() if ":CONSOLE" in line] == []
+
+
+def test_every_account_has_a_colour() -> None:
+    from kit.ledger.accounts import Account
+    from kit.reports.charts import COLOURS
+
+    assert set(COLOURS) == set(Account)
+    assert page.Chart is not None
