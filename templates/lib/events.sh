@@ -7,6 +7,8 @@ events::record() {
     local line
     printf -v line '{"time": "%(%Y-%m-%dT%H:%M:%S%z)T", "epoch": %s, "event": "%s", "job_id": %s, "restart": %s, "attempt": %s' \
         -1 "${EPOCHREALTIME/,/.}" "${event}" "${SLURM_JOB_ID}" "${SLURM_RESTART_COUNT:-0}" "${KIT_RESTART_COUNT}"
+    # Slurm's own from 23.02 on: what passed since then was the prolog.
+    [[ "${event}" != start || -z "${SLURM_JOB_START_TIME:-}" ]] || line+=", \"allocated\": \"${SLURM_JOB_START_TIME}\""
     while (($#)); do
         line+=", \"$1\": \"$2\""
         shift 2

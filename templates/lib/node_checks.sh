@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # names that other libraries set or read
 # The batch script's side of the preflight: runs the checks on every node, names the nodes that failed, decides what happens then.
 
 # Told apart from every code that a program returns by convention: BSD's sysexits call it EX_OSFILE.
@@ -35,6 +36,7 @@ node_checks::one_image() {
 
 # The image goes to every node's own disk before anything starts from it there.
 node_checks::stage() {
+    events::record phase name image
     ((${#KIT_STAGE_ARGV[@]})) || return 0
     KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-stage "${KIT_STAGE_ARGV[@]}"
     steps::wait kit-stage && return 0
@@ -45,6 +47,7 @@ node_checks::stage() {
 }
 
 node_checks::nodes() {
+    events::record phase name preflight
     ((${#KIT_PREFLIGHT_ARGV[@]})) || return 0
     local -r folder="${KIT_RUN_DIR}/state/preflight"
     local -r all="${nodes_all[*]}"

@@ -3,6 +3,8 @@
 # SLURM_TASKS_PER_NODE is never read: its compressed form, `4(x2)`, is no number.
 
 rank_variables::require_slurm() {
+    # For kit_rank: when the container was there.
+    export KIT_WORKER_BEGAN="${EPOCHREALTIME/,/.}"
     if [[ -z "${SLURM_PROCID:-}" || -z "${KIT_MASTER_ADDR:-}" ]]; then
         log::error "this script runs as a Slurm task, started by batch.sh"
         exit 2

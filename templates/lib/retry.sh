@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # names that other libraries set or read
 # Attempts. KIT_RESTART_COUNT counts every start of the ranks in this run, inside one allocation and over requeues: programs find a
 # number that only grows, and every attempt has a port and a record of failures of its own.
 

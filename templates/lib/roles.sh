@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # names that other libraries set or read
 # Roles: the programs of a run, each one Slurm step on its own nodes. A plain job is the case of one role.
 #
 # KIT_STEP_<i> holds what the plan says of role i, KIT_STEP_<i>_ARGV its srun, KIT_STEP_<i>_ENV what it alone finds in its environment.
@@ -35,6 +36,7 @@ roles::run() {
         [[ -z "${roles_over}" ]] || break
         steps::pause "${!roles_state[@]}"
     done
+    events::record phase name teardown
     if ((roles_code)); then
         failures::explain "${roles_code}" "${roles_failed}"
         roles_code=$?
@@ -88,6 +90,7 @@ roles::nodes_of_ranks() {
     local name
     mapfile -t names < <(roles::with_ranks)
     for name in "${names[@]}"; do
+        # shellcheck disable=SC2086 # names of nodes
         printf '%s\n' ${endpoints_nodes[${name}]}
     done | sort --unique
 }

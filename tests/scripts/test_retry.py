@@ -91,7 +91,8 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
     (folder / "state").mkdir(exist_ok=True)
     usual = {
         "KIT_RUN_DIR": str(folder), "KIT_REQUEUE_CAPPED": "0", "KIT_RETRY_REQUEUE": "2", "KIT_RETRY_IN_ALLOCATION": "2",
-        "KIT_LEAD": "120", "KIT_GRACE": "9", "KIT_NODE_NAMES": "'n1 n2'", "KIT_MASTER_ADDR": "n1", "KIT_MASTER_PORT": "29500",
+        "KIT_LEAD": "120", "KIT_GRACE": "9", "KIT_NODES": "2",
+        "KIT_NODE_NAMES": "'n1 n2'", "KIT_MASTER_ADDR": "n1", "KIT_MASTER_PORT": "29500",
         "environment_batch": "1", "environment_job": "7", "signals_got": "''", "signals_slurms_term": "''",
     }  # fmt: skip
     head = " ".join(f"{name}={value}" for name, value in {**usual, **variables}.items())
@@ -104,9 +105,10 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
     )
     stubs = {name: f"echo {name}" for name in names}
     stubs |= {"log::info": 'echo "$*"', "events::record": 'echo "event $*"', "nodes::short": 'echo "$*"'}
+    # One spare: three nodes for two.
     stubs |= {"nodes::find_lost": "nodes_bad=(${lost:-})"} | (commands or {})
     text = "".join(f"{name}() {{ {body}; }}\n" for name, body in stubs.items())
-    whole = f"set -uo pipefail\n{head}\nKIT_RETRY_CODES=(137 72)\n{text}source {LIB}\n{script}\n"
+    whole = f"set -uo pipefail\nnodes_all=(n1 n2 n3)\n{head}\nKIT_RETRY_CODES=(137 72)\n{text}source {LIB}\n{script}\n"
     return shell.run(["bash", "-c", whole], env={"PATH": os.environ["PATH"]}, check=False).stdout.splitlines()
 
 
@@ -143,7 +145,7 @@ def test_each_attempt_has_the_next_number(tmp_path: Path) -> None:
         "endpoints::place",
         "steps::clear_deadline",
         "attempt 0: ranks on n1 n2; master n1:29500",
-        "event attempt nodes n1,n2 master n1:29500",
+        "event attempt nodes n1,n2 master n1:29500 spare 1",
         "0",
         "1",
     ]

@@ -18,8 +18,6 @@ export KIT_SEED=1234
 
 # Below this line nothing is generated.
 set -euo pipefail
-# For kit_rank: when the container was there.
-export KIT_WORKER_BEGAN="${EPOCHREALTIME/,/.}"
 
 # Always started by its absolute path; every process spared here is spared on every rank.
 readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"

@@ -266,7 +266,6 @@ train() {
         roles::run
         code=$?
         failure_watch::stop
-        events::record phase name teardown
         retry::again "${code}" || return "${code}"
     done
 }
@@ -286,14 +285,11 @@ main() {
 
     nodes::resolve || exit 1
     nodes::banner
-    # SLURM_JOB_START_TIME is Slurm's from 23.02 on: what passed since then was the prolog.
-    events::record start nodes "${SLURM_JOB_NODELIST}" ${SLURM_JOB_START_TIME:+allocated "${SLURM_JOB_START_TIME}"}
+    events::record start nodes "${SLURM_JOB_NODELIST}"
     failures::reserve_space
     workspace::prepare || exit 1
-    events::record phase name image
     node_checks::image || exit "${node_checks_failed_code}"
     node_checks::stage || exit $?
-    events::record phase name preflight
     container_names::begin
     node_checks::nodes || exit $?
     # From here on nothing queues the job again without a failed node.
