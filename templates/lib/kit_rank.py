@@ -131,9 +131,9 @@ class Progress:
 def _keep(path):
     """The last report of the process that was this rank before: the monitor may not have seen it yet."""
     try:
-        with open(path, "rb") as report:
+        with open(path, "rb") as report:  # noqa: PTH123 - pathlib is imported by no line of this file
             began = report.read(_BYTES + _SPENT_BYTES)[_BYTES:].split()[1].decode()
-        os.rename(path, f"{path}~{began}")
+        os.rename(path, f"{path}~{began}")  # noqa: PTH104
     except (OSError, IndexError, UnicodeDecodeError):
         return
 
@@ -141,7 +141,7 @@ def _keep(path):
 def _began():
     """When this process began, in seconds since the epoch: proc(5), field 22 of /proc/self/stat, in ticks since boot."""
     try:
-        with open("/proc/self/stat", "rb") as stat:
+        with open("/proc/self/stat", "rb") as stat:  # noqa: PTH123
             ticks = int(stat.read().rpartition(b")")[2].split()[19])
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError, AttributeError):
