@@ -6,8 +6,8 @@
         ...
 
 A report is one write of 384 bytes into a file of this rank in /dev/shm: some ten microseconds. Its first line is what the rank does
-now, its second how many seconds it has spent in each phase, for `kit time`. Nothing goes to a disk or to another node. The monitor's
-step on this node reads the files of all its ranks. Where there is no monitor, as outside a run, nothing is written.
+now, its second how many seconds it has spent in each phase, for `kit time`. Nothing goes to a disk or to another node. The
+monitor's step on this node reads the files of all its ranks. Where there is no monitor, as outside a run, nothing is written.
 Any Python from 3.8; nothing to install.
 """
 
@@ -81,7 +81,7 @@ class Progress:
             self._tell()
 
     def _count(self, instead=None):
-        """The time since the last call is the phase's, or that of what stands there instead of compute; now, by the monotonic clock."""
+        """Count the time since the last call for the phase; for `instead` where that is compute. Now, by the monotonic clock."""
         now = time.monotonic()
         name = self._phase
         if name == "compute":
