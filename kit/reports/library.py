@@ -29,7 +29,7 @@ def script() -> str:
     try:
         return files.read_text(path)
     except OSError:
-        made = str(vl_convert.javascript_bundle(vl_version=_VEGA_LITE))
+        made = str(vl_convert.javascript_bundle(snippet=None, vl_version=_VEGA_LITE))
     if re.search("</script|<!--", made, re.IGNORECASE):
         raise ToolError(
             f"vl-convert-python {version('vl-convert-python')}: its script cannot be put into a page",

@@ -31,7 +31,8 @@ def report(names: Sequence[str], folders: list[Path], *, queue: Queue, now: floa
     """
     made_at = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
     head = {"schema": collect.SCHEMA, "kit": __version__, "made_at": made_at}
-    found = [find.ledgers(name, folders, queue=queue, now=now) for name in names or [None]]
+    wanted: Sequence[str | None] = names or [None]
+    found = [find.ledgers(name, folders, queue=queue, now=now) for name in wanted]
     if len(found) == 1:
         one = found[0]
         if one.sweep is None:
@@ -83,7 +84,9 @@ def _of_sweep(found: Found, results: Results) -> dict[str, Any]:
         for status, one in zip([s for s in found.runs if not s.facts.problem], found.ledgers, strict=True)
     }
     short = short_names(results.keys)
-    briefs, rows, table = [], [], []
+    briefs: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
     for row in results.rows:
         values = {short[key]: row.values.get(key) for key in results.keys}
         metric = row.metrics.get(results.metric) if results.metric else None
