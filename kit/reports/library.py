@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from importlib.metadata import version
+from typing import Any
 
 import platformdirs
 
@@ -29,7 +30,9 @@ def script() -> str:
     try:
         return files.read_text(path)
     except OSError:
-        made = str(vl_convert.javascript_bundle(snippet=None, vl_version=_VEGA_LITE))
+        # Its types want a snippet, which is optional: without one the script sets window.vegaEmbed.
+        bundle: Any = vl_convert.javascript_bundle
+        made = str(bundle(vl_version=_VEGA_LITE))
     if re.search("</script|<!--", made, re.IGNORECASE):
         raise ToolError(
             f"vl-convert-python {version('vl-convert-python')}: its script cannot be put into a page",
