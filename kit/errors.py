@@ -8,6 +8,7 @@
     │   ├── EngineError      5   no container engine answers
     │   └── LockError        5   the image file is missing or is not the locked one
     ├── SlurmError           6   sbatch, squeue, the embedded cluster
+    │   └── JobRefusedError  6   sbatch does not take the job
     ├── RunError             7   a run folder that is missing, unreadable or not what was asked for
     └── RunFailed            the run's own code   the run ended, and not with 0 (`kit submit --wait`)
 
@@ -102,6 +103,10 @@ class SlurmError(KitError):
     """Slurm refused, or could not be reached."""
 
     exit_code = 6
+
+
+class JobRefusedError(SlurmError):
+    """sbatch does not take the job as it is."""
 
 
 class RunError(KitError):

@@ -41,6 +41,7 @@ GROUPS = {
         "status": "runs.status",
         "why": "why.why",
         "diff": "diff.diff",
+        "bisect": "bisect.bisect",
         "top": "top.top",
         "time": "time.time",
         "report": "pages.report",

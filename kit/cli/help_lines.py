@@ -22,6 +22,7 @@ HELP_LINES = {
     "logs": "Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out.",
     "why": "Explain how a run ended, or why it waits, and what to do next.",
     "diff": "Show why two runs differ, the most telling first: outcome, metrics, keys, code, image, nodes.",
+    "bisect": "Find which change made a run bad, by runs between a good and a bad one. Started again, it continues.",
     "top": "Show what each rank of a run does: step, phase, step time, and which rank the others wait for.",
     "results": "Gather the metrics of a sweep's points into one table, the best first.",
     "cancel": "Cancel runs, or all points of sweeps: ranks are asked to save and end. A second time, Slurm ends all at once.",

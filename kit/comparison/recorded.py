@@ -1,4 +1,4 @@
-"""A run as a comparison sees it, read once. What is missing, damaged or gone is said in words, and is never guessed."""
+"""Record of a run as a comparison sees it, read once. What is missing, damaged or gone is said in words, and is never guessed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Recorded:
     """One run. unknown: what is not known of it, in words.
 
     job: its keys as resolved, None where they cannot be read; cluster, launcher: their files at submit, None of an older kit.
-    code: of its snapshot; None where that is not to be had. scripts: without the run's own name in them.
+    code: of its snapshot; None where that is gone. scripts: without the run's own name in them.
     """
 
     run: ComparedRun

@@ -89,10 +89,11 @@ def prepare_resolved(
     now: datetime | None = None,
     live: bool = False,
     earlier: Earlier | None = None,
+    run_id: str | None = None,
 ) -> Prepared:
     """The same for a job that is read already.
 
-    live: in the job's folder itself, whatever the job says. earlier: the run that it repeats.
+    live: in the job's folder itself, whatever the job says. earlier: the run that it repeats. run_id: in the place of a new one.
     """
     if live:
         resolved = replace(resolved, job=resolved.job.model_copy(update={"snapshot": False}))
@@ -106,7 +107,7 @@ def prepare_resolved(
     if not resolved.cluster.embedded and "auto" in {resolved.cluster.container.runtime}:
         pyxis = client.has_pyxis(env=env)
     locks = (lock_of(resolved, earlier), role_locks_of(resolved, earlier)) if containers else (None, {})
-    site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers)
+    site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers, run_id=run_id)
     kept = earlier.snapshot(site.runs_dir) if earlier else None
     scan = None if kept else workspace.read(resolved, site.runs_dir)
     site = replace(site, snapshot=kept or workspace.snapshot(scan, site.runs_dir))
@@ -135,7 +136,7 @@ def _test_only(prepared: Prepared) -> None:
     except SlurmError as error:
         if avoided:
             problem = f"the job is kept off {', '.join(avoided)}, which failed a preflight within the last day"
-            raise SlurmError(f"{error.message}\n  {problem}", hint=f"kit nodes --forget {avoided[0]}") from None
+            raise type(error)(f"{error.message}\n  {problem}", hint=f"kit nodes --forget {avoided[0]}") from None
         raise
 
 
@@ -270,11 +271,11 @@ def _lock_named(resolved: Resolved, name: str | None, key: str) -> ImageLock | N
     return None
 
 
-def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool) -> Site:
+def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool, run_id: str | None) -> Site:
     user, home = getpass.getuser(), str(Path.home())
     data = str(data_folders.user_data())
     # Seconds alone could be shared by two submits of one job; the suffix cannot.
-    run_id = f"{resolved.job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    run_id = run_id or f"{resolved.job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     runs_dir = registry.folder_of(resolved.cluster, resolved.project)
     return Site(
         run_id=run_id,

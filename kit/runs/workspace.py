@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from kit import data_folders, files
@@ -45,6 +46,21 @@ def read(resolved: Resolved, runs_dir: Path) -> Scan | None:
         rules=[*_logs(resolved)],
         asked_by=resolved.job_file,
     )
+
+
+@dataclass(frozen=True)
+class Left:
+    """What of a job's folder is no part of its workspace. paths: relative to it. rules: as .gitignore has them."""
+
+    paths: tuple[str, ...]
+    rules: tuple[str, ...]
+
+
+def left(resolved: Resolved, runs_dir: Path) -> Left:
+    """What `read` leaves out besides what git and .kitignore say."""
+    folder = resolved.job_dir
+    inside = (path for path in _not_code(resolved, runs_dir) if path.is_relative_to(folder) and path != folder)
+    return Left(tuple(str(path.relative_to(folder)) for path in inside), tuple(_logs(resolved)))
 
 
 def snapshot(done: Scan | None, runs_dir: Path) -> Snapshot | None:

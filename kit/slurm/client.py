@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kit import shell
-from kit.errors import SlurmError, ToolError
+from kit.errors import JobRefusedError, SlurmError, ToolError
 
 # What a job may inherit from the submitter. Everything else stays behind: SLURM_* and SBATCH_* of an allocation that the user is
 # in (field-notes 25), PYXIS_* and SLURM_SPANK_* that would move the batch script into a container, and secrets that slurmctld
@@ -200,6 +200,6 @@ def _refused(said: str) -> SlurmError:
     if any(words in said for words in _NO_CONTROLLER):
         return SlurmError(f"Slurm's controller cannot be reached: {said.splitlines()[-1]}", hint=_WHERE)
     lines = "\n".join(f"  {line}" for line in said.splitlines()[-5:])
-    return SlurmError(
+    return JobRefusedError(
         f"sbatch refused the job:\n{lines}", hint="nothing was submitted; 'kit render' shows the header it was given"
     )

@@ -1,4 +1,4 @@
-"""What `kit diff --json` prints: how two runs differ. `kit schema comparison` prints the schema; docs/diff.md is its page."""
+"""Schema of `kit diff --json`: how two runs differ. `kit schema comparison` prints the schema; docs/diff.md is its page."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class KeyDifference(Model):
 
 
 class FileDifference(Model):
-    """A file that is not the same in both. patch: unified; empty where there is none, and then `note` says why."""
+    """A file that is not the same in both. patch: unified; empty where `note` has the reason."""
 
     path: str
     change: Change

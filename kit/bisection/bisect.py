@@ -1,0 +1,247 @@
+"""`kit bisect`: rounds of runs between a good run and a bad one, until one change is left. Started again, it continues.
+
+The runs of a round are jobs of their own, not tasks of one array: an array has one script, and with it one workspace, one image and
+one list of nodes, which are what differs here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from kit.bisection import record as records
+from kit.bisection import search
+from kit.bisection.changes import KINDS, Change, Kind
+from kit.bisection.judge import Criterion, Ended, judge
+from kit.bisection.record import Point, Record
+from kit.bisection.state import Pair
+from kit.errors import ConfigError, ImageError, JobRefusedError, RunError, SlurmError, UsageError
+from kit.runs import folder as run_folder
+from kit.runs import manifest, queues, status, submit
+from kit.runs.index import POINTS
+from kit.runs.status import Status
+from kit.slurm import client
+from kit.spec.base import Model
+from kit.spec.paths import RunPaths
+
+# What a killed `kit bisect` had asked sbatch for may still be on its way to Slurm.
+_SENDING_S = 10.0
+Say = Callable[[str], None]
+# What `kit why` says of a run that has ended.
+Explain = Callable[[Path], Ended]
+
+
+class Result(Model):
+    """How a bisection ended. changes: those that may have made it bad, one but where states between could not be tried.
+
+    good, bad: the runs on either side of them.
+    """
+
+    conclusion: str
+    changes: tuple[Change, ...]
+    good: Point
+    bad: Point
+    rounds: int
+    runs: int
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bisection:
+    """One bisection. folder: of its record. explain: of a run that has ended. width: states in one round."""
+
+    folder: Path
+    pair: Pair
+    explain: Explain
+    width: int = 1
+
+    def run(self, say: Say) -> Result:
+        """All rounds that are left. say hears of each run. SlurmError where Slurm cannot be asked: the same command continues."""
+        with self._alone():
+            known = self._record()
+            while waiting := [one.state for one in known.points if one.verdict is None] or self._next(known):
+                known = self._round(known, waiting, say)
+        return result(known)
+
+    def _record(self) -> Record:
+        known = records.read(self.folder)
+        if known is None:
+            raise RunError(f"{self.folder}: no bisection was begun here")
+        return known
+
+    def _next(self, known: Record) -> list[int]:
+        """Empty as well where an end is not what the run was that it repeats."""
+        verdicts, last = known.verdicts, len(known.changes)
+        if verdicts.get(0, "good") != "good" or verdicts.get(last, "bad") != "bad":
+            return []
+        return search.next_states(verdicts, last, self.width)
+
+    def _round(self, known: Record, states: Sequence[int], say: Say) -> Record:
+        """Submit what is not submitted, and wait for all."""
+        begun = {one.state for one in known.points}
+        number = known.rounds + 1
+        for state in states:
+            if state not in begun:
+                known = known.with_point(Point(state=state, round=number, run_dir="", verdict=None))
+        # All of a round at once: a kill within it makes no further round.
+        known.write(self.folder)
+        for state in states:
+            known = self._begun(known, known.of(state), say)
+        for state in states:
+            point = known.of(state)
+            if point.verdict is None:
+                known = self._ended(known, point, say)
+        return known
+
+    def _begun(self, known: Record, point: Point, say: Say) -> Record:
+        """The state's run is one that Slurm has; a state that cannot be submitted says nothing."""
+        if point.run_dir and self._is_sent(Path(point.run_dir)):
+            return known
+        state = point.state
+        try:
+            made = self.pair.prepare(known.changes[:state], known.changes, run_id=self._run_id(known, state))
+            point = point.model_copy(update={"run_dir": str(made.plan.run_dir)})
+            # Known before it is sent: a run that is there is found again, whatever ends this process.
+            known = known.with_point(point)
+            known.write(self.folder)
+            sent = submit.submit(made)
+        except (ConfigError, ImageError, RunError, JobRefusedError) as error:
+            if state in {0, len(known.changes)}:
+                raise
+            said = f"it cannot be submitted: {error.message.splitlines()[0]}"
+            point = point.model_copy(update={"run_dir": "", "verdict": "untestable", "said": said})
+            known = known.with_point(point)
+            known.write(self.folder)
+            say(f"round {point.round}: state {state} of {len(known.changes)}: {said}")
+            return known
+        say(f"round {point.round}: state {state} of {len(known.changes)}: job {sent.job_id}, run {sent.run_id}")
+        return known
+
+    def _run_id(self, known: Record, state: int) -> str:
+        return f"{self.pair.good.manifest.job_name}-{self.folder.name}-{state}"
+
+    def _is_sent(self, run_dir: Path) -> bool:
+        """Whether Slurm had its job. What was written and never sent is removed, to be sent anew."""
+        path = RunPaths(run_dir).manifest
+        if not path.exists():
+            return False
+        made = manifest.read(path)
+        (now,) = status.of([run_dir], queue=queues.queue())
+        if made.job_id is not None or now.job_id is not None:
+            return True
+        if not queues.is_up(made.cluster):
+            raise SlurmError(f"cluster {made.cluster!r} is not up", hint="bring it up, and give the same command again")
+        while True:
+            young = time.time() - path.stat().st_mtime < _SENDING_S
+            scripts = client.scripts(env=queues.env_of(made.cluster))
+            job_id = scripts.get(str(RunPaths(run_dir).batch))
+            if job_id is not None:
+                made.model_copy(update={"job_id": job_id}).write(path)
+                return True
+            if not young:
+                run_folder.remove(run_dir)
+                return False
+            time.sleep(1)
+
+    def _ended(self, known: Record, point: Point, say: Say) -> Record:
+        run_dir = Path(point.run_dir)
+        status.wait(run_dir, queue=queues.queue(), on_poll=_require_up)
+        verdict, said = judge(known.by, self.explain(run_dir))
+        known = known.with_point(point.model_copy(update={"verdict": verdict, "said": said}))
+        known.write(self.folder)
+        say(f"round {point.round}: state {point.state} of {len(known.changes)}: {verdict}: {said}")
+        return known
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process at a time, on this machine at least: the system takes the lock from a killed one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder / "lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise RunError(f"{self.folder.name}: another kit bisect is at it", hint="wait for it, or end it") from None
+        except NotImplementedError:
+            pass  # a file system without locks
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def begin(
+    pair: Pair, by: Criterion, ends: tuple[Ended, Ended], *, over: Sequence[Kind], explain: Explain, width: int
+) -> Bisection:
+    """A bisection of two runs that have ended: a new one, or the one that was begun with the same words.
+
+    UsageError where the criterion does not tell the two runs apart, or nothing differs that can be tried.
+    """
+    good, bad = (one.status.run_dir for one in ends)
+    kinds = [kind for kind in KINDS if kind in over]
+    words = json.dumps([str(good), str(bad), by.model_dump(mode="json"), kinds])
+    name = f"bisect-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
+    folder = _runs_dir(good) / records.FOLDER / name
+    made = Bisection(folder=folder, pair=pair, explain=explain, width=width)
+    if records.read(folder) is None:
+        for one, wanted in zip(ends, ("good", "bad"), strict=True):
+            found = judge(by, one)
+            if found.verdict != wanted:
+                run = one.status.run_dir.name
+                raise UsageError(
+                    f"run {run} is to be {wanted}, and is {found.verdict}: {found.said}", hint=f"kit why {run}"
+                )
+        changes, left_out = pair.changes(kinds)
+        if not changes:
+            raise UsageError(
+                f"nothing differs between {good.name} and {bad.name} that can be tried"
+                + "".join(f"\n  {one}" for one in left_out),
+                hint=f"kit diff {good.name} {bad.name}",
+            )
+        Record(good=str(good), bad=str(bad), by=by, changes=tuple(changes), left_out=tuple(left_out)).write(folder)
+    return made
+
+
+def result(known: Record) -> Result:
+    """The sentence, and the two runs that stand on either side of what made it bad."""
+    verdicts, last = known.verdicts, len(known.changes)
+    low, high = search.interval(verdicts, last)
+    if verdicts[0] != "good" or verdicts[last] != "bad":
+        low, high = 0, last
+    good, bad = known.of(low), known.of(high)
+    changes = known.changes[low:high]
+    if verdicts[0] != "good":
+        said = f"the good run is {verdicts[0]} when it is run again ({good.said}): no change made the difference"
+    elif verdicts[last] != "bad":
+        said = f"the bad run is {verdicts[last]} when it is run again ({bad.said}): no change made it bad"
+    elif len(changes) == 1:
+        said = f"{changes[0].text} made it bad: with it {bad.said}, without it {good.said}"
+    else:
+        named = f"{changes[0].text} to {changes[-1].text}"
+        said = f"one of {len(changes)} changes made it bad, and no state between them could be tried: {named}"
+    runs = sum(bool(one.run_dir) and one.verdict is not None for one in known.points)
+    return Result(
+        conclusion=said, changes=changes, good=good, bad=bad, rounds=known.rounds, runs=runs, left_out=known.left_out
+    )
+
+
+def nodes_of(one: Status) -> tuple[str, ...]:
+    """The nodes of a run's last start."""
+    return client.hostnames(one.nodes, env=queues.env_of(one.facts.cluster))
+
+
+def _require_up(one: Status) -> None:
+    if not queues.is_up(one.facts.cluster):
+        raise SlurmError(
+            f"cluster {one.facts.cluster!r} is not up", hint="bring it up, and give the same command again"
+        )
+
+
+def _runs_dir(run_dir: Path) -> Path:
+    return run_dir.parent.parent.parent if run_dir.parent.name == POINTS else run_dir.parent

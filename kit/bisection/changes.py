@@ -1,0 +1,168 @@
+"""Changes between a good run and a bad one, in order: code, then keys of the job, image, nodes.
+
+Code comes first, in the order of its history: a key that a later commit reads is then set where that commit is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from kit.comparison import keys
+from kit.spec.base import Model
+from kit.spec.set_by import SetBy
+
+Kind = Literal["code", "keys", "image", "nodes"]
+KINDS: tuple[Kind, ...] = ("code", "keys", "image", "nodes")
+# Where the run is put is the business of `nodes`.
+_PLACEMENT = frozenset({"slurm.nodelist", "slurm.exclude"})
+_OPTION = "args."
+
+
+class Change(Model):
+    """One change.
+
+    name: of code a commit (`SHA`, or `SHA^` where it is taken back), `tree:HASH`, or `programs` of the launcher; a key; the
+    image's digest; `OLD NEW` of nodes.
+    """
+
+    kind: Kind
+    name: str
+    text: str = Field(description="As in 'commit 3f2a1b9 (a shorter warm-up)'.")
+
+
+def of_keys(
+    good: Mapping[str, Any], bad: Mapping[str, Any], set_by: Sequence[Sequence[SetBy]], *, fixed: Iterable[str] = ()
+) -> list[Change]:
+    """A change for each key that differs, and for each option of `args` where both lists have every option once.
+
+    What no layer set in either run follows from other keys, and is no change of its own; but for the drawn seed. fixed: keys that
+    are another change's.
+    """
+    left_out = {*fixed, *_PLACEMENT}
+    found = []
+    for one in keys.between(good, bad, *set_by):
+        derived = one.set_by_a == one.set_by_b == keys.OWN and one.key != "seed"
+        if one.key in left_out or derived:
+            continue
+        if one.key == "args" and (options := _options_of(one.a, one.b)) is not None:
+            found += options
+        else:
+            found.append(
+                Change(kind="keys", name=one.key, text=f"the key {one.key} ({_value(one.a)} -> {_value(one.b)})")
+            )
+    return found
+
+
+def derived(good: Mapping[str, Any], bad: Mapping[str, Any], set_by: Sequence[Sequence[SetBy]]) -> list[str]:
+    """The keys that differ and follow from others: a state between the two has them computed anew."""
+    return [
+        one.key
+        for one in keys.between(good, bad, *set_by)
+        if one.set_by_a == one.set_by_b == keys.OWN and one.key != "seed"
+    ]
+
+
+def job_with(
+    good: Mapping[str, Any], bad: Mapping[str, Any], made: Iterable[str], *, every: bool, without: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The good run's job with some keys as in the bad one. every: all changes of keys are among them. without: keys to take out."""
+    table: dict[str, Any] = json.loads(json.dumps(good))
+    for key in without:
+        _copy(table, {}, key.split("."))
+    options = []
+    for key in made:
+        if key.startswith(_OPTION):
+            options.append(key.removeprefix(_OPTION))
+        else:
+            _copy(table, bad, key.split("."))
+    if options:
+        words = bad["args"] if every else _with_options(good.get("args", []), bad.get("args", []), options)
+        table["args"] = [*words]
+    return table
+
+
+def of_nodes(good: Sequence[str], bad: Sequence[str]) -> list[Change]:
+    """A change for each node of the good run that the bad one did not have. Empty where the numbers of nodes differ."""
+    if len(good) != len(bad):
+        return []
+    old, new = ([one for one in mine if one not in theirs] for mine, theirs in ((good, bad), (bad, good)))
+    return [
+        Change(kind="nodes", name=f"{x} {y}", text=f"node {y} in the place of {x}")
+        for x, y in zip(old, new, strict=True)
+    ]
+
+
+def nodes_with(good: Sequence[str], made: Iterable[str]) -> tuple[str, ...]:
+    """The good run's nodes with some of them replaced."""
+    swap = dict(name.split(" ", 1) for name in made)
+    return tuple(swap.get(node, node) for node in good)
+
+
+def _copy(table: dict[str, Any], bad: Mapping[str, Any], parts: Sequence[str]) -> None:
+    """Set one key as in `bad`, or take it out where it is not there."""
+    at: Any = bad
+    for part in parts:
+        at = at.get(part) if isinstance(at, Mapping) else None
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+    if at is None:
+        table.pop(parts[-1], None)
+    else:
+        table[parts[-1]] = at
+
+
+def _groups(args: Sequence[str]) -> dict[str, list[str]] | None:
+    """Option -> its words, in order; words before the first option have no name. None where an option occurs twice."""
+    found: dict[str, list[str]] = {"": []}
+    name = ""
+    for word in args:
+        if word.startswith("--") and len(word) > 2:
+            name = word.partition("=")[0]
+            if name in found:
+                return None
+            found[name] = [word]
+        else:
+            found[name].append(word)
+    return found
+
+
+def _options_of(a: object, b: object) -> list[Change] | None:
+    if not isinstance(a, list | None) or not isinstance(b, list | None):
+        return None
+    good, bad = _groups(a or []), _groups(b or [])
+    if good is None or bad is None or good[""] != bad[""]:
+        return None
+    names = [name for name in dict.fromkeys([*good, *bad]) if good.get(name) != bad.get(name)]
+    return [
+        Change(
+            kind="keys",
+            name=f"{_OPTION}{name}",
+            text=f"the option {name} ({_words(good.get(name))} -> {_words(bad.get(name))})",
+        )
+        for name in names
+    ] or None
+
+
+def _with_options(good: Sequence[str], bad: Sequence[str], names: Sequence[str]) -> list[str]:
+    words, other = _groups(good) or {}, _groups(bad) or {}
+    for name in names:
+        if name in other:
+            words[name] = other[name]
+        else:
+            words.pop(name, None)
+    return [*itertools.chain.from_iterable(words.values())]
+
+
+def _words(words: Sequence[str] | None) -> str:
+    if words is None:
+        return "not given"
+    return " ".join([words[0].partition("=")[2], *words[1:]]).strip() or "given"
+
+
+def _value(value: object) -> str:
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)

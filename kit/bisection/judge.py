@@ -1,0 +1,130 @@
+"""Verdict on a run, by its exit code, by a metric, or by a program of the user's: good, bad, or untestable."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from pydantic import Field
+
+from kit import shell
+from kit.bisection.search import Verdict
+from kit.errors import RunError, UsageError
+from kit.health.answer import ADMIN, AGAIN, NODE, WAIT
+from kit.runs import metrics
+from kit.spec.base import Model
+
+if TYPE_CHECKING:
+    from kit.health.answer import Answer
+    from kit.runs.status import Status
+
+# git-bisect(1), "Bisect run": 125 for what cannot be tested, 1 to 127 for bad, anything else ends the bisection.
+_SKIP, _MOST_BAD = 125, 127
+# Ends that say nothing of the code, unless the bad run ended so too.
+_OUTSIDE = frozenset({AGAIN, NODE, ADMIN, WAIT})
+
+
+class Criterion(Model):
+    """What makes a run bad. worse_than: of the metric; null: no number is bad, only NaN."""
+
+    kind: Literal["exit-code", "metric", "check"]
+    metric: str = ""
+    worse_than: float | None = None
+    larger_is_worse: bool = True
+    check: str = Field(default="", description="A program: it is given the run folder.")
+    rule: str = Field(default="", description="Of `kit why`: how the bad run ended.")
+
+
+class Judged(NamedTuple):
+    """said: what decided, such as 'test_loss 2.31'."""
+
+    verdict: Verdict
+    said: str
+
+
+class Ended(NamedTuple):
+    """A run that has ended, and what `kit why` says of it."""
+
+    status: Status
+    answer: Answer
+
+
+def judge(by: Criterion, one: Ended) -> Judged:
+    """Of a run that has ended. RunError where the user's program ends with a code that means neither."""
+    if by.kind == "check":
+        return _checked(by.check, one.status.run_dir)
+    code = one.status.exit_code
+    said = f"exit code {'unknown' if code is None else code} ({one.answer.line})"
+    well = one.status.state == "COMPLETED" and not code
+    if by.kind == "exit-code":
+        if well:
+            return Judged("good", "exit code 0")
+        outside = one.answer.verdict in _OUTSIDE and one.answer.rule != by.rule
+        return Judged("untestable" if code is None or outside else "bad", said)
+    value = value_of(one.status.run_dir, by.metric)
+    if value is None:
+        return Judged("untestable", f"no {by.metric}; {said}")
+    if _is_worse(by, value):
+        return Judged("bad", f"{by.metric} {value:.9g}")
+    return (
+        Judged("good", f"{by.metric} {value:.9g}") if well else Judged("untestable", f"{by.metric} {value:.9g}; {said}")
+    )
+
+
+def value_of(run_dir: Path, metric: str) -> float | None:
+    """The last value of a metric in a run's records; None without one."""
+    found = [r[metric] for r in metrics.records(run_dir) if isinstance(r.get(metric), int | float)]
+    return float(found[-1]) if found else None
+
+
+def by_metric(metric: str, worse_than: float | None, good: Ended, bad: Ended) -> Criterion:
+    """A criterion that calls the one good and the other bad. worse_than: None: half-way between the two.
+
+    UsageError where it cannot.
+    """
+    values = [value_of(one.status.run_dir, metric) for one in (good, bad)]
+    for one, value in zip((good, bad), values, strict=True):
+        if value is None:
+            known = sorted(
+                {name for r in metrics.records(one.status.run_dir) for name, v in r.items() if isinstance(v, float)}
+            )
+            raise UsageError(
+                f"--metric {metric}: run {one.status.run_dir.name} has not reported it",
+                hint=f"it has reported {', '.join(known) or 'nothing'}",
+            )
+    x, y = (value if value is not None else math.nan for value in values)
+    between = None if math.isnan(y) else (x + y) / 2
+    by = Criterion(
+        kind="metric",
+        metric=metric,
+        worse_than=between if worse_than is None else worse_than,
+        larger_is_worse=math.isnan(y) or y > x,
+    )
+    if x == y or _is_worse(by, x) or not _is_worse(by, y):
+        limit = f" --worse-than {worse_than:g}" if worse_than is not None else ""
+        raise UsageError(
+            f"--metric {metric}{limit}: it does not tell the good run ({x:.9g}) from the bad one ({y:.9g})",
+            hint="name another metric, or a limit between the two",
+        )
+    return by
+
+
+def _is_worse(by: Criterion, value: float) -> bool:
+    if math.isnan(value) or by.worse_than is None:
+        return math.isnan(value)
+    return value > by.worse_than if by.larger_is_worse else value < by.worse_than
+
+
+def _checked(program: str, run_dir: Path) -> Judged:
+    done = shell.run([program, str(run_dir)], check=False)
+    code, last = done.returncode, (done.stdout.splitlines() or done.stderr.splitlines() or [""])[-1].strip()
+    said = f"{Path(program).name} ended with {code}{f' ({last})' if last else ''}"
+    if code == 0:
+        return Judged("good", said)
+    if 0 < code <= _MOST_BAD:
+        return Judged("untestable" if code == _SKIP else "bad", said)
+    raise RunError(
+        f"{program} {run_dir}: ended with {code}: 0 is good, 125 says nothing, other codes up to 127 are bad",
+        hint="mend it, and give the same command again: the runs are kept",
+    )

@@ -1,0 +1,72 @@
+"""bisect.json: the changes, and what is known of each state so far. Written whole before and after every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from kit.bisection.changes import Change
+from kit.bisection.judge import Criterion
+from kit.bisection.search import Verdict
+from kit.errors import RunError
+from kit.runs import atomic, manifest
+from kit.spec.base import Model
+
+FOLDER = ".bisections"
+_FILE = "bisect.json"
+
+
+class Point(Model):
+    """A state that was tried. run_dir: empty where it was not planned yet, or cannot be."""
+
+    state: int = Field(description="How many of the changes it has, the first ones.")
+    round: int
+    run_dir: str
+    verdict: Verdict | None = Field(description="null: its run has not ended.")
+    said: str = ""
+
+
+class Record(Model):
+    """One bisection. good, bad: the run folders."""
+
+    schema_version: Literal[1] = 1
+    good: str
+    bad: str
+    by: Criterion
+    changes: tuple[Change, ...]
+    left_out: tuple[str, ...] = Field(description="What differs and cannot be tried, in words.")
+    points: tuple[Point, ...] = ()
+
+    @property
+    def verdicts(self) -> dict[int, Verdict]:
+        """Of the states that are known."""
+        return {one.state: one.verdict for one in self.points if one.verdict is not None}
+
+    @property
+    def rounds(self) -> int:
+        """How many there were."""
+        return max((one.round for one in self.points), default=0)
+
+    def of(self, state: int) -> Point:
+        """The point of a state that was tried."""
+        return next(one for one in self.points if one.state == state)
+
+    def with_point(self, point: Point) -> Record:
+        """The same with one point added, or in the place of what was known of its state."""
+        rest = tuple(one for one in self.points if one.state != point.state)
+        return self.model_copy(update={"points": (*rest, point)})
+
+    def write(self, folder: Path) -> None:
+        """Write atomically."""
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic.write(folder / _FILE, self.model_dump_json(indent=1) + "\n")
+
+
+def read(folder: Path) -> Record | None:
+    """What is known in a folder; None where nothing is. RunError where it cannot be read."""
+    path = folder / _FILE
+    if not path.exists():
+        return None
+    return manifest.load(Record, path, absent=RunError(f"{path}: is gone"))

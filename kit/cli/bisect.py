@@ -1,0 +1,187 @@
+"""kit bisect."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kit.cli import completion
+from kit.cli.runs import RunsDir, folders
+from kit.text import clean
+
+if TYPE_CHECKING:
+    from kit.bisection.bisect import Bisection, Result
+    from kit.bisection.judge import Criterion, Ended
+
+_HELP = "Run folder, id, start of an id, or Slurm job id."
+# All changes up to this many are named before the first round.
+_SHOWN = 12
+
+
+class Over(StrEnum):
+    """The kinds of changes."""
+
+    CODE = "code"
+    KEYS = "keys"
+    IMAGE = "image"
+    NODES = "nodes"
+
+
+def bisect(
+    good: Annotated[
+        str, typer.Argument(metavar="GOOD", help=_HELP, show_default=False, autocompletion=completion.runs)
+    ],
+    bad: Annotated[str, typer.Argument(metavar="BAD", help=_HELP, show_default=False, autocompletion=completion.runs)],
+    metric: Annotated[
+        str | None,
+        typer.Option("--metric", "-m", help="A run is bad by the last value of this metric.", show_default=False),
+    ] = None,
+    worse_than: Annotated[
+        float | None,
+        typer.Option(
+            "--worse-than", metavar="X", help="With --metric: the limit.", show_default="half-way between the two"
+        ),
+    ] = None,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="A run is bad when it does not end with 0.")] = False,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            "--check",
+            metavar="PROGRAM",
+            help="A run is bad when PROGRAM RUN_FOLDER ends with 1 to 127; 125: it says nothing.",
+            show_default=False,
+        ),
+    ] = None,
+    over: Annotated[
+        list[Over] | None,
+        typer.Option("--over", help="Only changes of this kind; may be repeated.", show_default="all that differ"),
+    ] = None,
+    points: Annotated[
+        int, typer.Option("--points", metavar="N", min=1, max=64, help="Runs at once in a round, besides the ends.")
+    ] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the changes and the rounds; submit nothing.")
+    ] = False,
+    runs_dir: RunsDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Find which change made a run bad, by runs between a good and a bad one. Started again, it continues."""
+    from kit.bisection import bisect as bisecting
+    from kit.bisection.changes import KINDS
+    from kit.bisection.state import Pair
+    from kit.runs import earlier, registry
+
+    ends = (_ended(registry.find_one(good, folders(runs_dir))), _ended(registry.find_one(bad, folders(runs_dir))))
+    _require_pair(*ends)
+    pair = Pair(
+        good=earlier.read(ends[0].status.run_dir),
+        bad=earlier.read(ends[1].status.run_dir),
+        good_nodes=bisecting.nodes_of(ends[0].status),
+        bad_nodes=bisecting.nodes_of(ends[1].status),
+    )
+    by = _criterion(metric, worse_than, exit_code=exit_code, check=check, ends=ends)
+    made = bisecting.begin(
+        pair, by, ends, over=[one.value for one in over] if over else KINDS, explain=_ended, width=points
+    )
+    _announce(made)
+    if dry_run:
+        return
+    try:
+        found = made.run(_say)
+    except KeyboardInterrupt:
+        _say("the runs of this round continue, and so does the bisection when you give the same command again")
+        raise
+    if as_json:
+        print(found.model_dump_json(indent=2))
+    else:
+        _show(found)
+
+
+def _say(line: str) -> None:
+    print(clean(line), file=sys.stderr, flush=True)
+
+
+def _ended(run_dir: Path) -> Ended:
+    from kit.bisection.judge import Ended
+    from kit.cli.follow import queue
+    from kit.cli.why import explain
+    from kit.runs import history, queues
+    from kit.runs import status as of
+
+    (one,) = history.add(of.of([run_dir], queue=queue()), ask=queues.history(say=_say), every=True)
+    return Ended(one, explain(one))
+
+
+def _require_pair(good: Ended, bad: Ended) -> None:
+    """RunError for what no bisection can have as its ends."""
+    from kit.errors import RunError
+
+    for one in (good, bad):
+        if one.status.active:
+            name = one.status.run_dir.name
+            raise RunError(f"run {name} is {one.status.state}: it has not ended", hint=f"kit logs -f {name}")
+    clusters = [one.status.manifest.cluster for one in (good, bad)]
+    if clusters[0] != clusters[1]:
+        name = bad.status.run_dir.name
+        problem = f"the runs are of two clusters, {clusters[0]} and {clusters[1]}, and a bisection has one"
+        raise RunError(problem, hint=f"kit rerun {name} --cluster {clusters[0]}")
+
+
+def _criterion(
+    metric: str | None, worse_than: float | None, *, exit_code: bool, check: Path | None, ends: tuple[Ended, Ended]
+) -> Criterion:
+    """What the options say; without one the exit codes, where they tell the runs apart."""
+    from kit import shell
+    from kit.bisection.judge import Criterion, by_metric
+    from kit.errors import UsageError
+
+    if sum([metric is not None, exit_code, check is not None]) > 1:
+        raise UsageError("--metric, --exit-code and --check are three ways to tell good from bad: give one")
+    if worse_than is not None and metric is None:
+        raise UsageError("--worse-than goes with --metric", hint="--metric test_loss --worse-than 2.5")
+    if metric is not None:
+        return by_metric(metric, worse_than, *ends)
+    rule = ends[1].answer.rule
+    if check is not None:
+        program = shell.which(str(check))
+        if program is None:
+            raise UsageError(f"--check {check}: no such program", hint="a script with its x bit set: chmod +x check.sh")
+        return Criterion(kind="check", check=str(Path(program).absolute()), rule=rule)
+    if not exit_code and ends[0].status.exit_code == ends[1].status.exit_code:
+        raise UsageError(
+            "both runs ended with the same exit code: what makes a run bad?",
+            hint="--metric test_loss, or --check PROGRAM",
+        )
+    return Criterion(kind="exit-code", rule=rule)
+
+
+def _announce(made: Bisection) -> None:
+    from kit.bisection import record, search
+
+    known = record.read(made.folder)
+    assert known is not None
+    count = len(known.changes)
+    rounds = search.most_rounds(count, made.width)
+    begun = f", {known.rounds} begun" if known.rounds else ""
+    _say(f"{made.folder.name}: {count} changes, at most {rounds} rounds{begun}")
+    shown = known.changes if count <= _SHOWN else known.changes[: _SHOWN - 1]
+    for place, one in enumerate(shown, 1):
+        _say(f"  {place}  {one.text}")
+    if len(shown) < count:
+        _say(f"  ... and {count - len(shown)} more, the last: {known.changes[-1].text}")
+    for line in known.left_out:
+        _say(f"not tried: {line}")
+
+
+def _show(found: Result) -> None:
+    print(clean(found.conclusion))
+    for word, point in (("good", found.good), ("bad", found.bad)):
+        print(clean(f"  {word:<5} {Path(point.run_dir).name}: {point.said}"))
+    print(f"  after {found.rounds} rounds, {found.runs} runs")
+    for line in found.left_out:
+        print(clean(f"  not tried: {line}"))
+    print(f"  next  kit diff {Path(found.good.run_dir).name} {Path(found.bad.run_dir).name}")

@@ -1,0 +1,242 @@
+"""`kit bisect` finds what was planted: a commit, a key, a node. The program is a few lines and needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit import shell
+from kit.images import lock as image_lock
+from tests.cluster.conftest import lab_on
+from tests.cluster.image_lab import needs_root
+from tests.cluster.lab import Lab
+from tests.support import REPO
+
+pytestmark = pytest.mark.cluster
+
+# Its loss is wrong where the code, a key or a node makes it so.
+PROGRAM = """
+import json, os, sys
+import part
+loss = 1.0 + part.ERROR
+if os.environ.get("OPTION_7") == "b":
+    loss += 1
+if os.path.exists("/wrong"):
+    loss += 1
+if os.environ["SLURMD_NODENAME"] == os.environ.get("WRONG_NODE"):
+    loss += 1
+rank = int(os.environ["SLURM_PROCID"])
+with open(os.path.join(os.environ["KIT_RUN_DIR"], "metrics.jsonl"), "a") as out:
+    record = {"kind": "final", "time": "t", "restart": 0, "rank": rank, "step": 1, "test_loss": loss}
+    print(json.dumps(record), file=out)
+"""
+JOB = """name = "planted"
+launcher = "ddp"
+script = "program.py"
+shape = "srun"
+python = "python3"
+seed = 1
+[resources]
+nodes = 1
+gpus_per_node = 1
+[preflight]
+enabled = false
+[monitor]
+enabled = false
+"""
+METRIC = ("--metric", "test_loss", "--worse-than", "1.5")
+
+
+def project_in(lab: Lab, place: Path) -> Lab:
+    """The job in a repository of its own."""
+    shutil.copytree(lab.project / "clusters", place / "clusters")
+    git(place, "init", "--quiet", "--initial-branch=main")
+    (place / "job.toml").write_text(JOB)
+    (place / "program.py").write_text(PROGRAM)
+    (place / "part.py").write_text("ERROR = 0\n")
+    commit(place, "begin")
+    return replace(lab, project=place)
+
+
+def git(place: Path, *words: str) -> str:
+    identity = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    return shell.run(["git", "-C", str(place), *identity, *words]).stdout
+
+
+def commit(place: Path, said: str, *paths: str) -> str:
+    git(place, "add", *(paths or ["--all"]))
+    git(place, "commit", "--quiet", "--message", said)
+    return git(place, "rev-parse", "HEAD")
+
+
+def run(lab: Lab, *options: str) -> str:
+    return lab.run("--no-container", *options).folder.name
+
+
+def bisect(lab: Lab, *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lab.kit("bisect", *words, "--json").stdout)
+    return found
+
+
+def forget_the_job(lab: Lab, good: str) -> None:
+    """As if the kill had come between sbatch and the manifest: Slurm has a job that no file names."""
+    newest = max((lab.project / "runs").glob("planted-bisect-*"), key=lambda one: one.stat().st_ctime_ns)
+    path = newest / "manifest.json"
+    made = json.loads(path.read_text())
+    assert made["rerun_of"] == good
+    path.write_text(json.dumps({**made, "job_id": None}))
+
+
+def jobs_of(lab: Lab, name: str) -> int:
+    """How many jobs Slurm had for runs of a bisection."""
+    scripts = lab.slurm("squeue", "--noheader", "--states=all", "--format=%o").splitlines()
+    return sum(name in one for one in scripts)
+
+
+@pytest.mark.timeout(600)
+def test_one_commit_of_32(lab: Lab, tmp_path: Path) -> None:
+    lab, place = project_in(lab, tmp_path), tmp_path
+    # A file that git does not track is in every run all the same.
+    (place / "notes.txt").write_text("beside the code")
+    good = run(lab)
+    for number in range(1, 33):
+        (place / "part.py").write_text(f"ERROR = {int(number >= 21)}\nNUMBER = {number}\n")
+        sha = commit(place, f"change {number}", "part.py")
+        if number == 21:
+            planted = sha
+    bad = run(lab)
+    (place / "part.py").write_text("the folder is at work on something else\n")
+    before = git(place, "status", "--porcelain")
+    found = bisect(lab, good, bad, *METRIC)
+    assert found["conclusion"] == (
+        f"commit {planted[:10]} (change 21) made it bad: with it test_loss 2, without it test_loss 1"
+    )
+    assert (found["good"]["state"], found["bad"]["state"]) == (20, 21)
+    assert found["rounds"] <= 6
+    assert found["runs"] <= 8
+    tree = Path(found["bad"]["run_dir"]) / "workspace"
+    assert "NUMBER = 21" in (tree / "part.py").read_text()
+    assert (tree / "notes.txt").read_text() == "beside the code"
+    assert git(place, "status", "--porcelain") == before, "nothing of the repository was written"
+    text = lab.kit("diff", Path(found["good"]["run_dir"]).name, Path(found["bad"]["run_dir"]).name).stdout
+    assert "\n    +ERROR = 1\n" in text
+    # The same words again: the answer is known.
+    assert bisect(lab, good, bad, *METRIC) == found
+    # The other way round a commit is taken back, and the smaller number is the worse one.
+    back = bisect(lab, bad, good, *METRIC)
+    said = f"taking back commit {planted[:10]} (change 21) made it bad: with it test_loss 1, without it test_loss 2"
+    assert back["conclusion"] == said
+    refused = lab.kit("bisect", good, bad, "--metric", "test_loss", "--worse-than", "5", check=False)
+    assert refused.returncode == 2
+    assert "it does not tell the good run (1) from the bad one (2)" in refused.stderr
+
+
+@pytest.mark.timeout(600)
+def test_one_key_of_12_through_kills(lab: Lab, tmp_path: Path) -> None:
+    lab = project_in(lab, tmp_path)
+    options = [[f"env.OPTION_{n}={side}" for n in range(12)] for side in "ab"]
+    good, bad = (run(lab, *(w for one in words for w in ("--set", one))) for words in options)
+    env = {**os.environ, **lab.env}
+    argv = [sys.executable, "-m", "kit", "bisect", good, bad, *METRIC]
+    for wanted in (1, 4):
+        process = subprocess.Popen(argv, cwd=lab.project, env=env, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        said = ""
+        for line in process.stderr:
+            said += line
+            if said.count(": job ") + said.count(": good: ") + said.count(": bad: ") >= wanted:
+                break
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        forget_the_job(lab, good)
+    found = bisect(lab, good, bad, *METRIC)
+    said = 'the key env.OPTION_7 ("a" -> "b") made it bad: with it test_loss 2, without it test_loss 1'
+    assert found["conclusion"] == said
+    assert found["rounds"] <= 5
+    name = Path(found["good"]["run_dir"]).name.rpartition("-")[0]
+    runs = [one for one in Path(found["good"]["run_dir"]).parent.iterdir() if one.name.startswith(name)]
+    assert len(runs) == found["runs"]
+    assert jobs_of(lab, name) == found["runs"], "no state was submitted twice"
+
+
+@pytest.mark.timeout(600)
+def test_a_commit_that_cannot_be_submitted_is_passed_over(lab: Lab, tmp_path: Path) -> None:
+    lab, place = project_in(lab, tmp_path), tmp_path
+    good = run(lab)
+    (place / "program.py").unlink()
+    commit(place, "the program is gone")
+    (place / "program.py").write_text("raise SystemExit(3)\n")
+    last = commit(place, "the program is back")
+    bad = run(lab)
+    found = bisect(lab, good, bad)  # by their exit codes
+    assert found["conclusion"].startswith(
+        "one of 2 changes made it bad, and no state between them could be tried: commit "
+    )
+    assert found["conclusion"].endswith(f" to commit {last[:10]} (the program is back)")
+    assert found["runs"] == 2
+    record = next((place / "runs" / ".bisections").glob("*/bisect.json"))
+    (passed,) = (one for one in json.loads(record.read_text())["points"] if one["verdict"] == "untestable")
+    assert "it cannot be submitted" in passed["said"]
+
+
+@pytest.fixture
+def eight(train_cpu: Path, tmp_path: Path) -> Iterator[Lab]:
+    (tmp_path / "lab").mkdir()
+    with lab_on("eight", 8, train_cpu, tmp_path / "lab") as lab:
+        yield lab
+
+
+@pytest.mark.timeout(600)
+def test_one_node_of_four(eight: Lab, tmp_path: Path) -> None:
+    eight = project_in(eight, tmp_path / "code")
+    names = [node.name for node in eight.cluster.nodes]
+    wide = ("--set", "resources.nodes=4", "--set", f"env.WRONG_NODE={names[6]}")
+    good, bad = (run(eight, *wide, "--set", f"slurm.nodelist={','.join(mine)}") for mine in (names[:4], names[4:]))
+    check = tmp_path / "check.sh"
+    check.write_text("""#!/bin/sh\n! grep -q '"test_loss": 2' "$1/metrics.jsonl"\n""")
+    check.chmod(0o755)
+    found = bisect(eight, good, bad, "--check", str(check), "--points", "2")
+    said = f"node {names[6]} in the place of {names[2]} made it bad: with it check.sh ended with 1, "
+    assert found["conclusion"] == f"{said}without it check.sh ended with 0"
+    assert found["rounds"] <= 3
+    text = eight.kit("diff", good, bad).stdout
+    assert "test_loss parts at step 1 on rank 2: 1 -> 2" in text
+
+
+@needs_root
+@pytest.mark.timeout(600)
+def test_an_image_of_one_name_in_two_states(lab: Lab, train_cpu: Path, tmp_path: Path) -> None:
+    """The good run's lock is no more in containers/: it is kept in the run folder."""
+    lab, store = project_in(lab, tmp_path / "code"), tmp_path / "store"
+    cluster = lab.project / "clusters" / f"{lab.cluster.name}.toml"
+    cluster.write_text(cluster.read_text().replace(str(train_cpu), str(store)))
+    source = tmp_path / "image.sqsh"
+    shutil.copy(
+        train_cpu / "sha256" / f"{image_lock.read(REPO / 'containers/train-cpu/image.lock').sha256}.sqsh", source
+    )
+    runs = []
+    for number in range(2):
+        (tmp_path / "wrong").write_text("a file that mksquashfs appends")
+        if number:
+            shell.run(["mksquashfs", str(tmp_path / "wrong"), str(source), "-quiet", "-no-progress"])
+        lab.kit("import-image", str(source), "--name", "own", "--store", str(store), *["--relock"][:number])
+        runs.append(lab.run("--set", "image=own").folder.name)
+    found = bisect(lab, *runs, *METRIC)
+    assert re.fullmatch(
+        r"the image \(own sha256:\w+ -> own sha256:\w+\) made it bad: with it test_loss 2, without it test_loss 1",
+        found["conclusion"],
+    )
+    assert [one["kind"] for one in found["changes"]] == ["image"]
+    assert "the packages of the image one by one" in found["left_out"][0]
+    assert found["rounds"] == 1
