@@ -221,7 +221,7 @@ def parallel(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], metric: str
         "data": {"values": values},
         "height": 240,
         "params": [
-            {"name": "over", "select": {"type": "point", "fields": ["point"], "on": "pointerover", "nearest": True}},
+            {"name": "over", "select": {"type": "point", "fields": ["point"], "on": "pointerover"}},
         ],
         "mark": {"type": "line", "point": True, "strokeWidth": 2},
         "encoding": {

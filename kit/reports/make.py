@@ -16,8 +16,7 @@ from kit.ledger.find import Found
 from kit.ledger.ledger import Ledger, together
 from kit.reports import collect
 from kit.runs.status import Queue, Status
-from kit.spec.form import shown
-from kit.sweeps.names import short_names
+from kit.sweeps.names import short_names, shown
 from kit.sweeps.results import Results, gather
 
 # Curves of more runs than this hide each other, and do not fit into the page.

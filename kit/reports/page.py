@@ -43,8 +43,12 @@ def html(report: Mapping[str, Any], script: str) -> str:
 
 
 def _charts(report: Mapping[str, Any]) -> list[Chart]:
-    if report["kind"] == "run":
-        return _of_run(report["runs"][0])
+    found = _of_run(report["runs"][0]) if report["kind"] == "run" else _of_several(report)
+    # A chart of a run that has not begun, or left no events, would have no axis.
+    return [chart for chart in found if chart.spec["data"]["values"]]
+
+
+def _of_several(report: Mapping[str, Any]) -> list[Chart]:
     several: Sequence[Mapping[str, Any]] = report["runs"]
     found = [
         Chart(

@@ -15,7 +15,10 @@ import pytest
 
 from kit import shell
 from kit.ledger import read
-from kit.reports import collect, gpu_samples, page, step_times
+from kit.reports import charts, collect, gpu_samples, page, step_times
+from kit.reports import make as make_report
+from kit.spec.sweep import Value
+from tests.unit.test_sweep_results import write_sweep
 
 BEGAN = 1_800_000_000.0
 AT = "2027-01-15T08:30:00+00:00"
@@ -150,6 +153,26 @@ def test_a_page_without_the_library_is_refused_with_a_command(tmp_path: Path) ->
 def test_a_page_has_an_ending(tmp_path: Path) -> None:
     done = kit("report", "-o", "out.pdf", cwd=tmp_path)
     assert (done.returncode, "try: kit" in done.stderr or "-o out.html" in done.stderr) == (2, True)
+
+
+def test_a_sweep_has_a_table_a_best_point_and_a_link_to_each(tmp_path: Path) -> None:
+    """A metric that is no number is none; both commands know a sweep by its folder."""
+    points: list[tuple[dict[str, Value], list[dict[str, object]], int | None]] = [
+        ({"args.--lr": lr, "args.--kind": kind}, [{"kind": "final", "step": 1, "loss": loss}], 0)
+        for lr, kind, loss in ((0.1, "a", 0.5), (0.01, "b", 0.2), (1.0, "a", float("nan")))
+    ]
+    write_sweep(tmp_path / "runs", points)
+    # Where no Slurm is, none is asked: the points' cluster has no file.
+    found = make_report.report(["digits-1"], [tmp_path / "runs"], queue=lambda _: {}, now=BEGAN)
+    assert (found["kind"], found["keys"], found["metric"]) == ("sweep", ["lr", "kind"], "loss")
+    assert [row["best"] for row in found["table"]] == [True, False, False]
+    assert found["table"][0]["cells"][:3] == ["point 1", "0.01", "b"]
+    assert {row["id"] for row in found["table"]} == {run["id"] for run in found["runs"]}
+    assert json.dumps(found, allow_nan=False)
+    text = page.html(found, "")
+    assert all(f'<details id="{run["id"]}">' in text and f'href="#{run["id"]}"' in text for run in found["runs"])
+    places = [value["place"] for value in charts.parallel(found["rows"], ["lr"], None)["data"]["values"]]
+    assert places == pytest.approx([0.0, 1 / 11, 1.0])
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
