@@ -94,11 +94,17 @@ def _of_sweep(found: Found, results: Results) -> dict[str, Any]:
         rows.append(
             {"point": row.index, **{k: _plain(v) for k, v in values.items()}, (results.metric or "metric"): metric}
         )
-        label = " ".join([f"point {row.index}", *(f"{key}={shown(value)}" for key, value in values.items())])
+        label = " ".join(
+            [f"point {row.index}", *(f"{key}={'' if value is None else shown(value)}" for key, value in values.items())]
+        )
         if row.run_dir.resolve() in closed and len(briefs) < MOST_RUNS:
             status, one = closed[row.run_dir.resolve()]
             briefs.append({**collect.brief(status, one, found.price), "label": label})
-        cells = [f"point {row.index}", *(shown(value) for value in values.values()), row.state]
+        cells = [
+            f"point {row.index}",
+            *(("" if value is None else shown(value)) for value in values.values()),
+            row.state,
+        ]
         cells.append("" if metric is None else f"{metric:.6g}")
         is_best = results.best is not None and row.index == results.best.index
         table.append({"id": row.run_dir.name, "best": is_best, "cells": cells})
