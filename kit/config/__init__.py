@@ -7,8 +7,8 @@ One precedence rule: command line > job > QOS row > cluster > launcher > default
 | `toml_file` | one TOML file: its text, its table, its model |
 | `extends` | job files that build on each other |
 | `layers` | `--set`, and layers of keys as one Job |
-| `lookups` | what a job names: QOS row, batch template, mounts |
-| `sources` | a job file and its cluster, read once; the job that they make |
+| `references` | what a job names: QOS row, batch template, mounts |
+| `job_reading` | a job file and its cluster, read once; the job that they make |
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kit.config.extends import job_files
-    from kit.config.layers import Layer, merge, merge_all, parse_overrides
-    from kit.config.sources import (
+    from kit.config.job_reading import (
         Resolved,
         Sources,
         cluster_entry,
@@ -29,26 +28,27 @@ if TYPE_CHECKING:
         load_job,
         read_job,
     )
+    from kit.config.layers import Layer, merge, merge_all, parse_overrides
     from kit.config.toml_file import Table, load_model, load_toml, reason, shown, validate
 
 # Each name and the module that has it, imported when the name is first used: who reads a cluster's file needs no Job.
 _PLACES = {
     "Layer": "layers",
-    "Resolved": "sources",
-    "Sources": "sources",
+    "Resolved": "job_reading",
+    "Sources": "job_reading",
     "Table": "toml_file",
-    "cluster_entry": "sources",
-    "default_cluster": "sources",
+    "cluster_entry": "job_reading",
+    "default_cluster": "job_reading",
     "job_files": "extends",
-    "job_of": "sources",
-    "job_path": "sources",
-    "load_job": "sources",
+    "job_of": "job_reading",
+    "job_path": "job_reading",
+    "load_job": "job_reading",
     "load_model": "toml_file",
     "load_toml": "toml_file",
     "merge": "layers",
     "merge_all": "layers",
     "parse_overrides": "layers",
-    "read_job": "sources",
+    "read_job": "job_reading",
     "reason": "toml_file",
     "shown": "toml_file",
     "validate": "toml_file",

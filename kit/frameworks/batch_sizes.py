@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from kit.errors import Fault
-from kit.frameworks.rules import multiple
+from kit.frameworks.suggested_numbers import multiple
 from kit.spec.form import shown
 
 TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from kit.allocation import Allocation
 from kit.errors import Fault
-from kit.frameworks.rules import divisor, multiple
+from kit.frameworks.suggested_numbers import divisor, multiple
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 

@@ -17,7 +17,7 @@ import tomli_w
 from kit.allocation import Allocation
 from kit.errors import Fault, nearest
 from kit.frameworks.base import Extra, Framework
-from kit.frameworks.rules import divisor, multiple
+from kit.frameworks.suggested_numbers import divisor, multiple
 from kit.spec.form import shown
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
