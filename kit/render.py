@@ -77,12 +77,14 @@ def program_names() -> tuple[str, ...]:
 
 @cache
 def library_names() -> tuple[str, ...]:
-    """lib/NAME of the shell functions that programs source, sorted."""
+    """lib/NAME of what programs source or run, sorted: shell functions, kit_rank, the rules of a stall."""
     return _names("lib")
 
 
 def _names(folder: str) -> tuple[str, ...]:
-    return tuple(sorted(f"{folder}/{p.name}" for p in (_folder() / folder).iterdir() if p.suffix in {".sh", ".py"}))
+    return tuple(
+        sorted(f"{folder}/{p.name}" for p in (_folder() / folder).iterdir() if p.suffix in {".sh", ".py", ".awk"})
+    )
 
 
 def _folder() -> Path:

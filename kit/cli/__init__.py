@@ -43,6 +43,7 @@ GROUPS = {
         "diff": "diff.diff",
         "bisect": "bisect.bisect",
         "top": "top.top",
+        "stacks": "stacks.stacks",
         "time": "time.time",
         "report": "pages.report",
         "logs": "logs.logs",

@@ -24,6 +24,7 @@ HELP_LINES = {
     "diff": "Show why two runs differ, the most telling first: outcome, metrics, keys, code, image, nodes.",
     "bisect": "Find which change made a run bad, by runs between a good and a bad one. Started again, it continues.",
     "top": "Show what each rank of a run does: step, phase, step time, and which rank the others wait for.",
+    "stacks": "Show where the ranks of a running job are, now: Python stacks, processes, open files. Nothing is stopped.",
     "results": "Gather the metrics of a sweep's points into one table, the best first.",
     "cancel": "Cancel runs, or all points of sweeps: ranks are asked to save and end. A second time, Slurm ends all at once.",
     "resume": "Submit a run that has ended again, in its own folder: its program goes on from the newest checkpoint.",

@@ -47,8 +47,9 @@ def top(
 
 def _looked(one: Status) -> list[Rank]:
     from kit.health import progress
+    from kit.runs import facts
 
-    return progress.read(one.run_dir, one.job_id)
+    return progress.read(one.run_dir, one.job_id, since=progress.begun(facts.events(one.run_dir)))
 
 
 def _as_json(one: Status) -> dict[str, object]:
@@ -72,11 +73,12 @@ def _rows(one: Status) -> list[tuple[object, ...]]:
 
     ranks = _looked(one)
     found = progress.stall(ranks) if one.state == "RUNNING" else None
+    slow = progress.straggler(ranks)
 
     def mark(rank: Rank) -> str:
-        if found is None or rank not in found.stalled:
-            return ""
-        return _BLAMED if rank in found.culprits else "stands still"
+        if found is not None and rank in found.stalled:
+            return _BLAMED if rank in found.culprits else "stands still"
+        return f"{_BLAMED}, {slow[1]:.0%} of a step" if slow and slow[0] == rank else ""
 
     def row(r: Rank) -> tuple[object, ...]:
         name = f"{r.role}/{r.rank}" if r.role else r.rank
@@ -119,5 +121,5 @@ def _table(one: Status) -> Table:
 
     table = Table("rank", "node", "step", "phase", "step time", "for", "", title=one.run_dir.name, box=None)
     for row in _rows(one):
-        table.add_row(*map(str, row), style="bold red" if row[-1] == _BLAMED else None)
+        table.add_row(*map(str, row), style="bold red" if str(row[-1]).startswith(_BLAMED) else None)
     return table

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from kit import files
-from kit.health import pending, progress
+from kit.health import pending, stalls
 from kit.health.answer import (
     AGAIN,
     JOB,
@@ -28,7 +28,6 @@ from kit.runs.facts import UNREADABLE
 from kit.spec.paths import RunPaths
 
 _EVENTS = "state/events.jsonl"
-_CITED = 8
 # What Slurm writes into a job's output when it ends it.
 _SLURM_ENDED = r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+( DUE TO (?P<why>[A-Z ]+?))?(?:,| \*\*\*)"
 
@@ -87,7 +86,8 @@ def unfinished(record: Record) -> Answer | None:
     if one.state == "PENDING" or one.state.startswith("REQUEUE"):
         return _waiting(record)
     if one.active:
-        return _stalled(record) or answer(
+        stalled = stalls.live(record) if one.state == "RUNNING" else None
+        return stalled or answer(
             record,
             "running",
             WAIT,
@@ -97,29 +97,6 @@ def unfinished(record: Record) -> Answer | None:
             evidence=_newest_line(record),
         )
     return None
-
-
-def _stalled(record: Record) -> Answer | None:
-    """Ranks that report their progress, and make none."""
-    if record.status.state != "RUNNING":
-        return None
-    ranks = progress.read(record.run_dir, record.status.job_id)
-    found = progress.stall(ranks)
-    if found is None:
-        return None
-    known = {**record.values, **progress.values(found, ranks)}
-    cited = tuple(
-        Evidence(file="monitor", line=0, text=f"{one.name}: step {one.step}, {one.phase}, for {one.idle:.0f} s")
-        for one in (*found.culprits, *[r for r in found.stalled if r not in found.culprits])[:_CITED]
-    )
-    return Answer(
-        rule=found.rule.id,
-        verdict=found.rule.verdict,
-        line=filled(found.rule.says, known),
-        advice=filled(found.rule.advice, known),
-        next=filled(found.rule.next, known),
-        evidence=cited,
-    )
 
 
 def _waiting(record: Record) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +16,14 @@ from kit.spec.paths import RunPaths
 # Of each node's file the end: with 8 ranks a look has 500 bytes.
 _TAIL_BYTES = 64 << 10
 _FILE = re.compile(r"slurm-(?P<job>\d+)\.(?P<node>.+)\.progress")
-# What is slow by nature has ten minutes, or ten steps; other phases three times the usual time between two reports, at least 10 s.
+# What is slow by nature has ten minutes, or ten steps; other phases three times the usual time between two reports, twice the
+# longest one of late, at least 10 s. templates/lib/stall.awk judges by the same rules on the nodes.
 SLOW = frozenset({"start", "rendezvous", "compile", "save", "evaluate"})
-_SLOW_S, _LEAST_S, _TIMES, _SLOW_TIMES = 600.0, 10.0, 3.0, 10.0
+_SLOW_S, _LEAST_S, _TIMES, _SLOW_TIMES, _LONGEST_TIMES = 600.0, 10.0, 3.0, 10.0, 2.0
+# rank.sh: its program has ended.
+_ENDED = "end"
+# A straggler does a tenth of a step more by itself than the median of its role, and at least this much.
+_STRAGGLES, _STRAGGLES_S = 0.1, 0.01
 # The collector looks every 5 s and writes at least every 30.
 _LOOK_S, _QUIET_S = 5.0, 30.0
 _WAITING = frozenset({"compute", "communicate"})
@@ -28,7 +33,8 @@ _WAITING = frozenset({"compute", "communicate"})
 class Rank:
     """One rank's last report. step: steps done. idle: seconds since it reported anything. took: seconds of a step.
 
-    every: steps between two reports. age: seconds since the collector of its node wrote anything.
+    every: steps between two reports. age: seconds since the collector of its node wrote anything. longest: seconds between two
+    reports, the longest of the last thousand or so. waited: seconds of a step in the phase communicate.
     """
 
     role: str
@@ -40,6 +46,8 @@ class Rank:
     took: float
     every: int
     age: float
+    longest: float = 0.0
+    waited: float = 0.0
 
     @property
     def name(self) -> str:
@@ -73,31 +81,51 @@ STALLS = {
             verdict=CODE,
             pattern="",
             says="{culprit} stands still at step {step} ({phase}) for {idle} s; {waiting} ranks are further and wait for it",
-            advice="its log, and py-spy dump on its node, say where it is",
-            next="kit logs {run} --rank {rank} --tail 50",
+            advice="its stacks and its log say where it is",
+            next="kit stacks {run} --rank {rank}",
         ),
         Rule(
             id="stalled-phase",
             verdict=JOB,
             pattern="",
             says="{culprit} is in its {phase} phase of step {step} for {idle} s; {waiting} ranks wait for it",
-            advice="its log says where it is; a data phase mostly waits for storage",
-            next="kit logs {run} --rank {rank} --tail 50",
+            advice="its stacks say where it is; a data phase mostly waits for storage",
+            next="kit stacks {run} --rank {rank}",
         ),
         Rule(
             id="stalled-together",
             verdict=AGAIN,
             pattern="",
             says="all {count} ranks stand still at step {step} ({phase}) for {idle} s",
-            advice="no rank is behind by what they report; py-spy dump on each node tells them apart",
-            next="kit top {run}",
+            advice="no rank is behind by what they report; their stacks tell them apart",
+            next="kit stacks {run}",
+        ),
+        Rule(
+            id="stalled-silent",
+            verdict=AGAIN,
+            pattern="",
+            says="nothing of the ranks has moved for {idle} s: no CPU time, no output, no GPU",
+            advice="they may wait for each other; a program that reports its steps is watched more closely (docs/health.md)",
+            next="kit stacks {run}",
         ),
     )
 }
 
+STRAGGLES = Rule(
+    id="straggler",
+    verdict=NODE,
+    pattern="",
+    says="it goes on, and {culprit} costs every rank {share} % of a step: it works {own} s of {took} s while the others wait",
+    advice="its node may be slow, or its share of the work larger; try without the node",
+    next="kit top {run}",
+)
 
-def read(run_dir: Path, job_id: object, *, now: float | None = None) -> list[Rank]:
-    """The ranks' last reports, by role and rank. now: seconds since the epoch, by the clock of the run folder's file system."""
+
+def read(run_dir: Path, job_id: object, *, now: float | None = None, since: float = 0.0) -> list[Rank]:
+    """The ranks' last reports, by role and rank. now: seconds since the epoch, by the clock of the run folder's file system.
+
+    since: reports from before it are those of an earlier attempt.
+    """
     now = time.time() if now is None else now
     found: list[Rank] = []
     for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.progress")):
@@ -110,8 +138,13 @@ def read(run_dir: Path, job_id: object, *, now: float | None = None) -> list[Ran
         except OSError:
             continue
         if lines:
-            found += _of_line(lines[-1], named["node"], age)
+            found += [one for one in _of_line(lines[-1], named["node"], age) if now - one.idle >= since]
     return sorted(found, key=lambda one: (one.role, one.rank))
+
+
+def begun(events: Iterable[Mapping[str, object]]) -> float:
+    """When the ranks were last started, in seconds since the epoch; 0 where no event says it."""
+    return max((float(str(one.get("epoch", 0))) for one in events if one["event"] == "attempt"), default=0.0)
 
 
 def _of_line(line: str, node: str, age: float) -> list[Rank]:
@@ -123,11 +156,12 @@ def _of_line(line: str, node: str, age: float) -> list[Rank]:
         try:
             role, _, rank = words[0].rpartition("@")
             step, phase, since, took, every = words[1:6]
+            longest, waited = words[6:8] if len(words) > 7 else ("0", "0")
             idle = max(0.0, float(looked) - float(since)) + age
             found.append(
                 Rank(
                     role=role, rank=int(rank), node=node, step=int(step), phase=phase, idle=idle, took=float(took),
-                    every=int(every), age=age,
+                    every=int(every), age=age, longest=float(longest), waited=float(waited),
                 )
             )  # fmt: skip
         except ValueError:
@@ -135,11 +169,11 @@ def _of_line(line: str, node: str, age: float) -> list[Rank]:
     return found
 
 
-def limit(phase: str, usual: float | None) -> float:
-    """Seconds that a rank may report nothing. usual: between two reports of a step; None before the second."""
+def limit(phase: str, usual: float | None, longest: float = 0.0) -> float:
+    """Seconds that a rank may report nothing. usual: between two reports of a step; None before the second. longest: of those."""
     if phase in SLOW or usual is None:
         return max(_SLOW_S, _SLOW_TIMES * (usual or 0.0))
-    return max(_LEAST_S, _TIMES * usual) + _LOOK_S
+    return max(_LEAST_S, _TIMES * usual, _LONGEST_TIMES * longest) + _LOOK_S
 
 
 def usual(ranks: Sequence[Rank]) -> float | None:
@@ -149,19 +183,46 @@ def usual(ranks: Sequence[Rank]) -> float | None:
 
 def stall(ranks: Sequence[Rank]) -> Stall | None:
     """Whether ranks stand still, and which of them the others wait for. Role by role; the first that does."""
+    # Once a rank has ended, the others of its role may write for longer.
+    over = {one.role for one in ranks if one.phase == _ENDED}
+    ranks = [one for one in ranks if one.phase != _ENDED]
     for role in dict.fromkeys(one.role for one in ranks):
         mine = [one for one in ranks if one.role == role]
-        between = usual(mine)
+        between, longest = usual(mine), max(one.longest for one in mine)
         # What was left out as unchanged is no older than the next line that must come.
-        still = [one for one in mine if one.idle > limit(one.phase, between)]
-        if still:
-            return _judged(mine, still, limit("compute", between))
+        still = [one for one in mine if one.idle > limit("save" if role in over else one.phase, between, longest)]
+        # A collector that was killed says nothing of its ranks: they stand still where those of other nodes do.
+        if any(not _silent(one) for one in still):
+            return _judged(mine, still, limit("compute", between, longest))
     return None
 
 
+def _silent(one: Rank) -> bool:
+    return one.age > _QUIET_S + 3 * _LOOK_S
+
+
+def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
+    """The rank that the others of its role wait for, step after step, and the share of a step that it costs them, from 0 to 1.
+
+    By what a step takes outside the phase communicate. None where no rank reports that phase.
+    """
+    worst: tuple[Rank, float] | None = None
+    for role in dict.fromkeys(one.role for one in ranks):
+        mine = [one for one in ranks if one.role == role and one.every and one.phase != _ENDED]
+        if len(mine) < 2 or not any(one.waited for one in mine):
+            continue
+        slowest = max(mine, key=lambda one: one.took - one.waited)
+        own = slowest.took - slowest.waited
+        more = own - statistics.median(one.took - one.waited for one in mine if one is not slowest)
+        share = more / slowest.took if slowest.took else 0.0
+        if share >= _STRAGGLES and more >= _STRAGGLES_S and (worst is None or share > worst[1]):
+            worst = slowest, min(1.0, share)
+    return worst
+
+
 def _judged(mine: Sequence[Rank], still: Sequence[Rank], most: float) -> Stall:
-    silent = [one for one in still if one.age > _QUIET_S + 3 * _LOOK_S]
-    if silent and len(silent) < len(mine):
+    silent = [one for one in still if _silent(one)]
+    if silent:
         return Stall(rule=STALLS["stalled-node"], culprits=tuple(silent), stalled=tuple(still), limit=most)
     furthest = max(one.step for one in mine)
     behind = [one for one in still if one.step < furthest]

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kit.health import before_ranks, ends, ranks
+from kit.health import before_ranks, ends, ranks, stalls
 from kit.health.answer import AGAIN, CODE, LOGS, NOTHING, Answer, Evidence, Rule, filled
 from kit.health.record import Log, Record, shown
 from kit.spec.paths import RunPaths
 
 # node_checks.sh: no rank was started.
 _PREFLIGHT_CODE = 72
+# retry.sh: starts in a row without a step.
+_NOWHERE_CODE = 77
 _FATAL = r"^\S+ \S+: error: (?P<what>.+)"
 _MOST_REPORTS = 64
 
@@ -25,6 +27,7 @@ def explain(record: Record) -> Answer:
         or _completed(record)
         or ends.outside(record)
         or ends.silent(record)
+        or stalls.ended(record)
         or _before_ranks(record)
         or _ranks(record)
         or _batch(record, before_ranks.BATCH)
@@ -99,6 +102,9 @@ def _ranks(record: Record) -> Answer | None:
     ):
         return replace(killed, evidence=(*killed.evidence, *found.evidence))
     starts = record.starts()
+    if record.status.exit_code == _NOWHERE_CODE:
+        line = f"it gets nowhere: its last starts did no step beyond those before; the last: {found.line}"
+        return replace(found, rule="no-progress", line=line)
     if starts > 1:
         line = f"after {starts} starts no restart is left; the last: {found.line}"
         return replace(found, rule="retries-exhausted", line=line)

@@ -55,6 +55,11 @@ def signal_step(made: Decisions) -> list[str]:
     return [*_helper("kit-signal", None, "/dev/null"), f"{made.paths.run.bin}/signal.sh"]
 
 
+def evidence_step(made: Decisions) -> list[str]:
+    """What each rank does at a stall, gathered by one task on each of their nodes. The batch script adds nodes and a folder."""
+    return [*_helper("kit-evidence", None, None), f"{made.paths.run.bin}/evidence.sh"]
+
+
 def preflight_step(made: Decisions) -> list[str]:
     """The checks of every node, the spares among them; without a container nothing when they are switched off."""
     checks, run = made.job.preflight, made.paths.run

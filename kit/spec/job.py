@@ -29,7 +29,7 @@ from kit.spec.diloco import DiLoCo
 from kit.spec.form import Form, Invalid, shown
 from kit.spec.log_pattern import LogPattern
 from kit.spec.mount import Mount
-from kit.spec.operations import Monitor, Preflight, Retry, Secrets
+from kit.spec.operations import Monitor, Preflight, Retry, Secrets, Watch
 from kit.spec.rl import Rl, Sft
 from kit.spec.roles import Role, RoleName
 from kit.spec.stages import Stage
@@ -305,6 +305,7 @@ class Job(Model):
     slurm: SlurmOptions = Field(default_factory=SlurmOptions)
     container: ContainerOptions = Field(default_factory=ContainerOptions)
     monitor: Monitor = Field(default_factory=Monitor)
+    watch: Watch = Field(default_factory=Watch)
     preflight: Preflight = Field(default_factory=Preflight)
     retry: Retry = Field(default_factory=Retry)
     step: Step = Field(default_factory=Step, description="srun's options of the steps that start ranks.")

@@ -52,6 +52,28 @@ class Monitor(Model):
         return values
 
 
+class Watch(Model):
+    """What is done about ranks that stand still. It reads what the monitor's step collects; without [monitor] there is none."""
+
+    stall: Literal["auto", False] | Annotated[float, Field(ge=10)] = Field(
+        default="auto",
+        description="auto: a rank stands still after three times its usual step, at least 10 s. "
+        "A number: seconds, whatever it does. false: nothing is watched.",
+    )
+    on_stall: Literal["report", "restart", "end"] = Field(
+        default="end",
+        description="report: name the rank and gather evidence. restart, end: and later end the ranks; restart goes by [retry].",
+    )
+    patience: int = Field(
+        default=600, ge=0, description="Seconds without any progress between the report and the restart or the end."
+    )
+
+    @property
+    def limit(self) -> str:
+        """As the batch script has it: auto, seconds, or nothing."""
+        return "" if self.stall is False else str(self.stall).removesuffix(".0")
+
+
 class Preflight(Model):
     """Checks of every node before ranks start. Figures are what a node must have at least."""
 
@@ -96,6 +118,11 @@ class Retry(Model):
     )
     exit_codes: tuple[int, ...] = Field(
         default=RETRYABLE, description="Codes of the first failed rank that are retried."
+    )
+    no_progress: int = Field(
+        default=3,
+        ge=0,
+        description="Starts in a row without a step beyond the furthest, after which the run ends with 77; 0: no limit.",
     )
     spares: int = Field(
         default=0, ge=0, description="Nodes asked for beyond those used; one takes a lost node's place."

@@ -23,12 +23,16 @@ readonly KIT_GRACE={{ grace | sh }}
 readonly KIT_MASTER_PORT_BASE={{ port_base | sh }}
 readonly KIT_RETRY_IN_ALLOCATION={{ retry_in_allocation | sh }}
 readonly KIT_RETRY_REQUEUE={{ retry_requeue | sh }}
+readonly KIT_NO_PROGRESS={{ no_progress | sh }}
 readonly KIT_REQUEUE_CAPPED={{ requeue_capped | sh }}
 readonly -a KIT_RETRY_CODES={{ retry_codes | sh }}
 readonly KIT_PREFLIGHT_TIMEOUT={{ preflight_timeout | sh }}
 readonly KIT_UNPACK_TIMEOUT={{ unpack_timeout | sh }}
 readonly KIT_PREFLIGHT_ON_FAILURE={{ preflight_on_failure | sh }}
 readonly KIT_ALL_REDUCE_TIMEOUT={{ all_reduce_timeout | sh }}
+readonly KIT_STALL={{ stall | sh }}
+readonly KIT_ON_STALL={{ on_stall | sh }}
+readonly KIT_PATIENCE={{ patience | sh }}
 readonly KIT_AVOID_DIR={{ avoid_dir | sh }}
 readonly -a KIT_INHERIT={{ inherit | sh }}
 readonly KIT_OUTLIVES={{ outlives | sh }}
@@ -39,6 +43,7 @@ readonly -a KIT_STEP_{{ loop.index0 }}_ENV={{ role.env | sh }}
 readonly -a KIT_STEP_{{ loop.index0 }}_ARGV={{ role.argv | sh }}
 {% endfor %}
 readonly -a KIT_SIGNAL_ARGV={{ signal_argv | sh }}
+readonly -a KIT_EVIDENCE_ARGV={{ evidence_argv | sh }}
 readonly -a KIT_MONITOR_ARGV={{ monitor_argv | sh }}
 readonly -a KIT_PREFLIGHT_ARGV={{ preflight_argv | sh }}
 readonly -a KIT_PROBE_ARGV={{ probe_argv | sh }}
@@ -62,6 +67,7 @@ source "${KIT_RUN_DIR}/lib/container_names.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/failure_watch.sh"
+source "${KIT_RUN_DIR}/lib/stall_watch.sh"
 source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
@@ -73,13 +79,13 @@ source "${KIT_RUN_DIR}/lib/task_logs.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
-    local -r code=$?
-    local what=end
+    local code=$? what=end
     trap - EXIT
     # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
+    stall_watch::stop
     if retry::wants_requeue "${code}"; then
         what=requeue
     elif retry::slurm_requeued; then
@@ -87,6 +93,7 @@ finish() {
     elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted; then
         what=requeue
     fi
+    [[ -z "${retry_nowhere}" ]] || code="${retry_nowhere_code}"
     # First of all, since after a TERM there are seconds only until Slurm kills this script.
     [[ "${what}" != end ]] || rm -f -- "${KIT_RUN_DIR}/.secrets"
     steps::end_all
@@ -113,9 +120,11 @@ train() {
     while true; do
         retry::begin_attempt || return 1
         failure_watch::start
+        stall_watch::start
         roles::run
         code=$?
         failure_watch::stop
+        stall_watch::stop
         retry::again "${code}" || return "${code}"
     done
 }

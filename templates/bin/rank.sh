@@ -41,6 +41,16 @@ rank::remove_reports() {
     exec {fd}<&-
 }
 
+# A rank that has ended does not stand still.
+rank::end_report() {
+    local -r file="/dev/shm/kit-${EUID}-${SLURM_JOB_ID:-}/${KIT_ROLE:-}@${RANK}"
+    local step rest more
+    [[ -O "${file}" && ! -L "${file}" ]] || return 0
+    { read -r step _ rest && IFS= read -r more; } 2>/dev/null <"${file}" || return 0
+    # The second line is for `kit time`.
+    printf '%-95s\n%s\n' "${step} end ${rest}" "${more}" >"${file}"
+}
+
 main() {
     # torchrun calls the node's rank GROUP_RANK; programs find it under one name in both shapes.
     export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
@@ -71,6 +81,7 @@ main() {
         exec env -u KIT_TASK_FD -- "${KIT_PROGRAM_ENV[@]}" "${KIT_PROGRAM[@]}"
     ) || code=$?
     umask g-w,o-w
+    rank::end_report
     rank::remove_reports
     # Without its slurmstepd a rank dies of one thing or another: of HUP under Pyxis.
     if ((code > 128)) && rank::is_orphan; then

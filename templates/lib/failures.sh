@@ -83,6 +83,8 @@ failures::explain() {
     full="$(failures::full)"
     failures::release_space
     [[ -z "${full}" ]] || log::error "no space is left where the run folder is: ${full}"
+    # Killed since they stood still: why is said already.
+    ((step_code != stall_watch_code)) || return "${step_code}"
     read -r _ _ code _ < <(failures::first '*')
     if [[ -n "${signals_got}" ]] && ((code == 143 || code == 138)); then
         log::info "the ranks ended after ${signals_got}, the first of them with exit code ${code}"

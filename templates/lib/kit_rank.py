@@ -8,11 +8,15 @@
 A report is one write of 384 bytes into a file of this rank in /dev/shm: some ten microseconds. Its first line is what the rank does
 now, its second how many seconds it has spent in each phase, for `kit time`. Nothing goes to a disk or to another node. The
 monitor's step on this node reads the files of all its ranks. Where there is no monitor, as outside a run, nothing is written.
+With the first report a handler of signal 62 is set, unless the program has one: by it `kit stacks` and the evidence of a stall get
+the Python stacks of all threads, into a second file there, while the program goes on.
 Any Python from 3.8; nothing to install.
 """
 
 import atexit
+import faulthandler
 import os
+import signal
 import sys
 import time
 from contextlib import contextmanager
@@ -25,6 +29,10 @@ PHASES = ("start", "rendezvous", "data", "compute", "communicate", "save", "eval
 # follows the last one, up to the end of the process.
 SPENT = (*PHASES, "first", "end")
 _BYTES, _SPENT_BYTES = 96, 288
+# evidence.sh sends it. A real-time signal, since programs and their libraries use USR1 and USR2.
+_STACKS_SIGNAL = 62
+# The longest time between two reports counts for some thousand reports: an evaluation without a phase of its own comes back.
+_FORGET = 0.9995
 # The monitor's step may start after the ranks: its folder is looked for again, this often.
 _AGAIN_S = 1.0
 
@@ -37,6 +45,7 @@ class Progress:
         self._name = name if name is not None else _name()
         self._step, self._phase = 0, "start"
         self._took, self._every = 0.0, 0
+        self._waited, self._waited_now, self._longest = 0.0, 0.0, 0.0
         self._stepped = None
         self._handle = None
         self._looked = float("-inf")
@@ -58,7 +67,9 @@ class Progress:
         if self._stepped is not None and done > self._step:
             self._every = int(done) - self._step
             self._took = (now - self._stepped) / self._every
-        self._stepped = now
+            self._waited = self._waited_now / self._every
+            self._longest = max(now - self._stepped, self._longest * _FORGET)
+        self._stepped, self._waited_now = now, 0.0
         self._step, self._phase = int(done), "compute"
         self._tell()
 
@@ -75,9 +86,12 @@ class Progress:
         finally:
             self._count()
             self._phase = before
+            spent = time.monotonic() - began
+            if name == "communicate":
+                self._waited_now += spent
             # What is slow by nature is no part of a step's time.
-            if self._stepped is not None and name in {"save", "evaluate", "compile"}:
-                self._stepped += time.monotonic() - began
+            elif self._stepped is not None and name in {"save", "evaluate", "compile"}:
+                self._stepped += spent
             self._tell()
 
     def _count(self, instead=None):
@@ -99,7 +113,10 @@ class Progress:
         handle = self._handle if self._handle is not None else self._open()
         if handle is None:
             return
-        line = f"{self._step} {self._phase} {time.time():.3f} {self._took:.6f} {self._every}"
+        line = (
+            f"{self._step} {self._phase} {time.time():.3f} {self._took:.6f} {self._every}"
+            f" {self._longest:.3f} {self._waited:.6f}"
+        )
         first = -1 if self._first is None else self._first
         more = f"{_ATTEMPT} {self._began:.3f} {_WORKER} {self._ended:.3f} {first} " + " ".join(
             [f"{self._spent[name]:.3f}" for name in SPENT]
@@ -123,6 +140,7 @@ class Progress:
             _keep(path)
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             self._handle = os.open(path, flags, 0o600)
+            _show_stacks_on_request(f"{self._folder}/stacks.{self._name.replace('@', '.')}")
         except OSError:
             return None
         return self._handle
@@ -146,6 +164,14 @@ def _began():
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError, AttributeError):
         return time.time()
+
+
+def _show_stacks_on_request(path):
+    """evidence.sh sends the signal to a process that has this file open, and to no other."""
+    if signal.getsignal(_STACKS_SIGNAL) is not signal.SIG_DFL:
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    faulthandler.register(_STACKS_SIGNAL, file=os.open(path, flags, 0o600), all_threads=True)
 
 
 def _folder():

@@ -2,9 +2,12 @@
 # What the ranks of this node report (kit_rank.py), collected: one line a look for all of them, in one file a node, whatever their number;
 # and how many seconds each process of a rank has spent on what, in a file that is written anew.
 
-# Seconds between looks; and how long nothing new is left out, so that a reader can tell a quiet node from a dead collector.
+# Seconds between looks. What does not change is written for a minute all the same, since it may be a stall; then this often, so that a
+# reader can tell a quiet node from a dead collector.
 # The seconds spent are written once every so often, and when the monitor ends.
-readonly rank_progress_every=5 rank_progress_quiet=30 rank_progress_spent_every=30
+readonly rank_progress_every=5 rank_progress_soon=60 rank_progress_quiet=30 rank_progress_spent_every=30
+# Where no rank reports anything, its processes are looked at this often: each look reads some files of /proc for each process of the node.
+readonly rank_progress_signs_every=30
 rank_progress_folder=""
 
 # rank_progress::begin: the folder that ranks write to. They write nothing where there is none.
@@ -26,7 +29,8 @@ rank_progress::end() {
 rank_progress::loop() {
     local -r file="$1"
     local line last=""
-    local -i wrote=0 spent=0
+    local -i wrote=0 spent=0 changed=0 looked=0 moved=0
+    local signs=""
     trap 'rank_progress::look; rank_progress::spent; rank_progress::end; exit 0' TERM HUP INT
     while kill -0 "$$" 2>/dev/null; do
         rank_progress::look
@@ -41,7 +45,8 @@ rank_progress::loop() {
     rank_progress::end
 }
 
-# Of each rank `ROLE@RANK STEP PHASE SINCE TOOK EVERY`, behind tabs. The caller's: file, line, last, wrote.
+# Of each rank `ROLE@RANK STEP PHASE SINCE TOOK EVERY LONGEST WAITED`, behind tabs; `@quiet SECONDS` where none reports anything. The caller's:
+# file, line, last, wrote, changed, looked, moved, signs.
 rank_progress::look() {
     local path text
     line=""
@@ -52,8 +57,14 @@ rank_progress::look() {
         read -r text <<<"${text}"
         line+=$'\t'"${path##*/} ${text}"
     done
+    if [[ -z "${line}" ]]; then
+        rank_progress::look_for_signs
+    elif [[ "${line}" != "${last}" ]]; then
+        changed=EPOCHSECONDS
+    elif ((EPOCHSECONDS - changed > rank_progress_soon && EPOCHSECONDS - wrote < rank_progress_quiet)); then
+        return 0
+    fi
     [[ -n "${line}" ]] || return 0
-    [[ "${line}" != "${last}" ]] || ((EPOCHSECONDS - wrote >= rank_progress_quiet)) || return 0
     printf '%s%s\n' "${EPOCHREALTIME/,/.}" "${line}" >>"${file}" && last="${line}" wrote=EPOCHSECONDS
 }
 
@@ -69,4 +80,42 @@ rank_progress::spent() {
         name="${path##*/}"
         printf '%s\t%s %s\t%s\n' "${EPOCHREALTIME/,/.}" "${name%%~*}" "${text}" "${more}"
     done >"${to}.new" && mv -f -- "${to}.new" "${to}"
+}
+
+# How long the ranks of this node have used less than a hundredth of a CPU, written nothing and left its GPUs alone.
+rank_progress::look_for_signs() {
+    local -i ticks=0 written=0 seconds busy=0
+    ((EPOCHSECONDS - looked >= rank_progress_signs_every)) || return 0
+    seconds=$((EPOCHSECONDS - looked))
+    looked=EPOCHSECONDS
+    rank_progress::sum_up || return 0
+    if command -v nvidia-smi >/dev/null; then
+        busy="$(timeout 10 nvidia-smi --query-gpu=utilization.gpu --format=csv,noheader,nounits 2>/dev/null | awk '$1 > 0 { n++ } END { print n + 0 }')"
+    fi
+    # A tick is a hundredth of a second. A process that ends takes its numbers with it: that is a sign, too.
+    if [[ -z "${signs}" ]] || ((busy || written != ${signs#* } || ticks < ${signs% *} || ticks - ${signs% *} > seconds)); then
+        moved=EPOCHSECONDS
+    fi
+    signs="${ticks} ${written}"
+    line=$'\t'"@quiet $((EPOCHSECONDS - moved))"
+}
+
+# Of the ranks' processes on this node: their CPU time, and what they have written to files and sockets, as proc(5) counts it. 1: there are
+# none, or they are not to be seen. The caller's: ticks, written.
+rank_progress::sum_up() {
+    local path name count text
+    local -a found fields
+    mapfile -t found < <(grep -lzxF -- "SLURM_JOB_ID=${SLURM_JOB_ID}" /proc/[0-9]*/environ 2>/dev/null)
+    ((${#found[@]})) || return 1
+    mapfile -t found < <(grep -lz '^KIT_RANK_SHELL=' "${found[@]}" 2>/dev/null)
+    ((${#found[@]})) || return 1
+    for path in "${found[@]}"; do
+        text=""
+        { IFS= read -r -d '' text <"${path%environ}stat"; } 2>/dev/null
+        read -ra fields <<<"${text##*) }"
+        ticks+=$((${fields[11]:-0} + ${fields[12]:-0}))
+        while read -r name count; do
+            [[ "${name}" != wchar: ]] || written+="${count}"
+        done 2>/dev/null <"${path%environ}io"
+    done
 }

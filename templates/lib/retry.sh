@@ -8,6 +8,11 @@ declare -i retry_in_allocation=0
 # Until the first attempt.
 export KIT_RESTART_COUNT="${SLURM_RESTART_COUNT:-0}"
 retry_possible=1
+# What a run ends with that gets nowhere, and whether it does. No requeue follows.
+readonly retry_nowhere_code=77 retry_progress_file="${KIT_RUN_DIR}/state/furthest"
+# The collector of a node looks every five seconds.
+readonly retry_look_s=6
+retry_nowhere=""
 # Nodes that failed, for the next start to do without.
 retry_without=""
 
@@ -66,12 +71,51 @@ retry::again() {
         retry_possible=""
         return 1
     }
+    ! retry::gets_nowhere || return 1
     retry_in_allocation+=1
     log::info "restart ${retry_in_allocation} of ${KIT_RETRY_IN_ALLOCATION} in this allocation"
 }
 
+# Whether this start and the ones before it, retry.no_progress in a row, have done no step beyond the furthest. Asked once of a start, before
+# another one. A program that reports no steps is started as often as the job says.
+retry::gets_nowhere() {
+    local job="" furthest="" before=""
+    local -i times=0
+    ((KIT_NO_PROGRESS)) || return 1
+    [[ -r "${retry_progress_file}" ]] && read -r job before times <"${retry_progress_file}"
+    # A job's first start has none before it, whatever an earlier job of the same run folder left there.
+    [[ "${job}" == "${SLURM_JOB_ID}" ]] || before=0 times=0
+    furthest="$(retry::furthest)"
+    if ((times + 1 >= KIT_NO_PROGRESS)) && [[ "${furthest}" == "${before}" ]]; then
+        # The last steps may not be collected yet.
+        sleep "${retry_look_s}"
+        furthest="$(retry::furthest)"
+    fi
+    [[ "${furthest}" =~ ^[0-9]+$ ]] || return 1
+    if ((furthest > before)); then
+        before="${furthest}" times=0
+    else
+        times+=1
+    fi
+    printf '%s %s %d\n' "${SLURM_JOB_ID}" "${before}" "${times}" >"${retry_progress_file}.new" \
+        && mv -f -- "${retry_progress_file}.new" "${retry_progress_file}"
+    ((times >= KIT_NO_PROGRESS)) || return 1
+    log::error "${times} starts in a row did no step beyond step ${before}: starting again would not help"
+    retry_nowhere=1 retry_possible=""
+}
+
+retry::furthest() {
+    local furthest=""
+    read -r _ furthest < <(stall_watch::judge 0 0 0)
+    printf '%s' "${furthest:--}"
+}
+
 retry::is_retryable() {
     local code
+    if (($1 == stall_watch_code)); then
+        [[ "${KIT_ON_STALL}" == restart ]]
+        return
+    fi
     for code in "${KIT_RETRY_CODES[@]}"; do
         ((code == $1)) && return 0
     done
@@ -91,7 +135,8 @@ retry::wants_requeue() {
     if (($(retry::times_queued) >= KIT_RETRY_REQUEUE)); then
         return 1
     fi
-    [[ "${signals_got}" == USR1 ]] || retry::is_retryable "${code}"
+    [[ "${signals_got}" == USR1 ]] || retry::is_retryable "${code}" || return 1
+    ! retry::gets_nowhere
 }
 
 # How often the job has gone back to the queue, as far as retry.requeue counts it: without Slurm's own requeues when slurm.requeue leaves

@@ -12,6 +12,10 @@ role_policy::on_end() {
     if ((code == 0)) && role_policy::lost_a_node "${name}"; then
         code="${role_policy_lost_code}"
     fi
+    if ((code)) && [[ -n "${stall_watch_ended[${name}]:-}" ]]; then
+        code="${stall_watch_code}"
+        [[ "${KIT_ON_STALL}" != restart ]] || stall_watch::leave_out "${name}"
+    fi
     [[ -z "${of[folder]}" ]] || log::info "role ${name} has ended, with ${code}"
     if ((code)) && [[ -z "${signals_got}" ]] && retry::preempted; then
         signals::note_preemption

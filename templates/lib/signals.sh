@@ -41,11 +41,12 @@ signals::pass_on() {
     [[ -n "${signals_slurms_term}" ]] || signals::carry "${1/INT/TERM}" "${seconds}"
 }
 
-# USR2 comes from failure_watch.sh alone.
+# USR2 comes from failure_watch.sh and stall_watch.sh alone.
 # shellcheck disable=SC2317 # called by a trap
 signals::on_trouble() {
     [[ -z "${signals_got}" ]] || return 0
     role_policy::doom
+    stall_watch::doom
 }
 
 # Of a preemption with grace only the steps hear.

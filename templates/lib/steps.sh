@@ -38,7 +38,7 @@ steps::start() {
     unset "steps_kill_since[${name}]" "steps_kill_next[${name}]" "steps_deadline_of[${name}]" "steps_why_of[${name}]"
 }
 
-# In the background, without the pipes of heartbeat.sh and failure_watch.sh: these must have one holder only. bash prints the source of what
+# In the background, without the pipes of heartbeat.sh, failure_watch.sh and stall_watch.sh: these must have one holder only. bash prints the source of what
 # was killed there: one word of it.
 steps::spawn() {
     steps::become "$@" &
@@ -46,7 +46,7 @@ steps::spawn() {
 
 steps::become() {
     local fd pair
-    for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}"; do
+    for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}" "${stall_watch_fd:-}"; do
         [[ -z "${fd}" ]] || exec {fd}>&-
     done
     for pair in "${steps_env[@]}"; do

@@ -12,7 +12,7 @@ LIB = REPO / "templates" / "lib"
 BIN = REPO / "templates" / "bin"
 LIBRARIES = (
     "log", "environment", "output_links", "debug", "nodes", "events", "heartbeat", "container_names", "steps", "failures",
-    "failure_watch", "node_checks", "retry", "endpoints", "role_policy", "roles", "signals",
+    "failure_watch", "stall_watch", "node_checks", "retry", "endpoints", "role_policy", "roles", "signals",
     "workspace",
 )  # fmt: skip
 # `held`, `states` and `addresses` are files beside the stand-ins that a test writes.
@@ -73,7 +73,7 @@ class BatchLab:
             (
                 "set -uo pipefail",
                 f"KIT_RUN_DIR={self.run_dir} KIT_NODES=3 KIT_STEPS=3 KIT_OUTLIVES=1 KIT_MASTER_PORT_BASE=20000",
-                "KIT_LEAD=120 KIT_GRACE=90",
+                "KIT_LEAD=120 KIT_GRACE=90 KIT_NO_PROGRESS=3",
                 "KIT_RETRY_CODES=(137) KIT_RETRY_REQUEUE=0 KIT_REQUEUE_CAPPED=0 KIT_RETRY_IN_ALLOCATION=0 KIT_RUNTIME=bare",
                 f"KIT_SIGNAL_ARGV=(srun --job-name=kit-signal true) KIT_AVOID_DIR={self.run_dir}/avoid KIT_IMAGES=()",
                 "KIT_PREFLIGHT_TIMEOUT=20 KIT_PREFLIGHT_ON_FAILURE=fail KIT_PROBE_ARGV=() KIT_PREFLIGHT_ARGV=()",

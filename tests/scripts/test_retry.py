@@ -21,12 +21,15 @@ def bash(folder: Path, script: str, *, capped: bool, requeue: int, restarts: int
     (folder / "scontrol").write_text('#!/bin/sh\necho "$@"\n')
     (folder / "scontrol").chmod(0o755)
     head = f"KIT_RUN_DIR={folder} KIT_REQUEUE_CAPPED={int(capped)} KIT_RETRY_REQUEUE={requeue} KIT_RETRY_CODES=(137)"
+    head += " KIT_NO_PROGRESS=3"
     state = (
         f"SLURM_RESTART_COUNT={restarts} environment_batch=1 environment_job=7 signals_got='' signals_slurms_term=''"
     )
     stubs = "log::info() { :; }; events::record() { :; }"
-    text = f"set -uo pipefail\n{head}\n{state}\n{stubs}\nsource {LIB}\n{script}\n"
-    return shell.run(["bash", "-c", text], env={"PATH": f"{folder}:{os.environ['PATH']}"}).stdout.splitlines()
+    source = f"source {LIB.with_name('stall_watch.sh')}\nsource {LIB}"
+    text = f"set -uo pipefail\n{head}\n{state}\n{stubs}\n{source}\n{script}\n"
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    return shell.run(["bash", "-c", text], env=env).stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,7 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
     (folder / "state").mkdir(exist_ok=True)
     usual = {
         "KIT_RUN_DIR": str(folder), "KIT_REQUEUE_CAPPED": "0", "KIT_RETRY_REQUEUE": "2", "KIT_RETRY_IN_ALLOCATION": "2",
+        "KIT_NO_PROGRESS": "0",
         "KIT_LEAD": "120", "KIT_GRACE": "9", "KIT_NODES": "2",
         "KIT_NODE_NAMES": "'n1 n2'", "KIT_MASTER_ADDR": "n1", "KIT_MASTER_PORT": "29500",
         "environment_batch": "1", "environment_job": "7", "signals_got": "''", "signals_slurms_term": "''",
@@ -108,7 +112,8 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
     # One spare: three nodes for two.
     stubs |= {"nodes::find_lost": "nodes_bad=(${lost:-})"} | (commands or {})
     text = "".join(f"{name}() {{ {body}; }}\n" for name, body in stubs.items())
-    whole = f"set -uo pipefail\nnodes_all=(n1 n2 n3)\n{head}\nKIT_RETRY_CODES=(137 72)\n{text}source {LIB}\n{script}\n"
+    sources = f"source {LIB.with_name('stall_watch.sh')}\nsource {LIB}"
+    whole = f"set -uo pipefail\nnodes_all=(n1 n2 n3)\n{head}\nKIT_RETRY_CODES=(137 72)\n{text}{sources}\n{script}\n"
     return shell.run(["bash", "-c", whole], env={"PATH": os.environ["PATH"]}, check=False).stdout.splitlines()
 
 
@@ -262,3 +267,33 @@ def test_the_end_leaves_no_secrets_and_reaches_slurm(tmp_path: Path, batch: str,
     assert said[:2] == ["event end exit_code 3", "end of job 7: exit code 3"]
     assert ("scancel 7" in said) == cancelled
     assert not (tmp_path / ".secrets").exists()
+
+
+@pytest.mark.parametrize(
+    ("furthest", "nowhere"),
+    [
+        ("5 5 5 5", [0, 0, 0, 1]),
+        ("5 3 5 4", [0, 0, 0, 1]),
+        ("0 0 0", [0, 0, 1]),
+        ("5 5 5 6 6 6 6", [0, 0, 0, 0, 0, 0, 1]),
+        ("- - - - - -", [0, 0, 0, 0, 0, 0]),
+    ],
+    ids=["stands", "falls back", "never a step", "a step between", "reports none"],
+)
+def test_starts_that_get_nowhere_are_counted(tmp_path: Path, furthest: str, nowhere: list[int]) -> None:
+    script = "retry::furthest() { printf %s $now; }; sleep() { :; }; log::error() { :; }\n"
+    script += f"for now in {furthest}; do retry::gets_nowhere && echo 1 || echo 0; done"
+    assert bash(tmp_path, script, capped=True, requeue=9, restarts=0) == [str(one) for one in nowhere]
+
+
+def test_an_earlier_job_of_the_run_folder_does_not_count(tmp_path: Path) -> None:
+    script = "retry::furthest() { printf 5; }; sleep() { :; }; log::error() { echo ended; }\n"
+    script += 'echo "6 9 2" >"${retry_progress_file}"; retry::gets_nowhere; cat "${retry_progress_file}"'
+    assert bash(tmp_path, script, capped=True, requeue=9, restarts=0) == ["7 5 0"]
+
+
+def test_the_last_steps_may_come_late(tmp_path: Path) -> None:
+    """The collector looks every five seconds: before the run is ended it is asked once more."""
+    script = 'retry::furthest() { cat "${KIT_RUN_DIR}/now"; }; sleep() { echo 8 >"${KIT_RUN_DIR}/now"; }\n'
+    script += 'echo "7 5 2" >"${retry_progress_file}"; echo 5 >"${KIT_RUN_DIR}/now"; retry::gets_nowhere; echo "$?"'
+    assert bash(tmp_path, script, capped=True, requeue=9, restarts=0) == ["1"]

@@ -27,7 +27,9 @@ nodes::find_lost() { nodes_bad=(${gone:-}); }
 nodes::replace() { ((${spare:-0})); }
 endpoints::place_one() { echo "place $1"; }
 endpoints::write() { echo write; }
-declare -A roles_state roles_start roles_since roles_restarts endpoints_nodes steps_pid
+stall_watch::leave_out() { echo "leave out $1"; }
+declare -A roles_state roles_start roles_since roles_restarts endpoints_nodes steps_pid stall_watch_ended
+stall_watch_code=76 KIT_ON_STALL=end
 declare -a nodes_bad=()
 signals_got="" KIT_OUTLIVES=0 roles_sound_after=600 KIT_STEPS=0
 role() { # NAME POLICY [STATE]
@@ -63,6 +65,15 @@ def bash(script: str) -> list[str]:
 )
 def test_a_role_that_ends(policy: str, code: int, said: list[str]) -> None:
     assert bash(f"role a {policy}\nrole_policy::on_end 0 {code}") == [f"log::info role a has ended, with {code}", *said]
+
+
+@pytest.mark.parametrize(("on_stall", "said"), [("end", []), ("restart", ["leave out a"])])
+def test_a_step_that_was_ended_since_its_ranks_stood_still(on_stall: str, said: list[str]) -> None:
+    told = bash(f"role a main\nKIT_ON_STALL={on_stall}\nstall_watch_ended[a]=n2\nrole_policy::on_end 0 137")
+    assert told == [*said, "log::info role a has ended, with 76", "fail a 76"]
+    assert bash("role a main\nstall_watch_ended[a]=n2\nrole_policy::on_end 0 0")[-1] == "state a ended", (
+        "it ended well before"
+    )
 
 
 def test_a_plain_jobs_only_step_is_not_called_a_role() -> None:

@@ -102,7 +102,7 @@ def completed(words: str, cwd: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("kit sta", {"status"}),
+        ("kit sta", {"stacks", "status"}),
         ("kit logs dig", {"digits-7", "digits-8"}),
         ("kit cancel digits-7 digits-8", {"digits-8"}),
         ("kit render -c infi", {"infiniband"}),

@@ -5,6 +5,8 @@ make.py runs them and keeps what is left of their run folders in a folder of the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.why import programs
 from tests.why.case import ADMIN, AGAIN, CODE, JOB, NODE, NOTHING, TWO, WAIT, Case
 
@@ -19,6 +21,17 @@ for number in (signal.SIGTERM, signal.SIGUSR1):
 print("up", flush=True)
 time.sleep(300)
 """
+
+
+def _stall(  # noqa: PLR0917 - a row of a table
+    rule: str, verdict: str, says: str, fault: str, above: str = "", watch: str = ""
+) -> Case:
+    """Rank 1 does `fault` at the fifth step, and rank 0 waits for it."""
+    program = f"{STEPS}{above}for step in range(1, 99):\n    time.sleep(0.1)\n    if step == 5:\n"
+    program += f"        if rank == 1:\n            {fault.replace(chr(10), chr(10) + '    ')}\n"
+    program += "        with progress.phase('communicate'):\n            time.sleep(300)\n    progress.step(step)\n"
+    return Case(rule=rule, verdict=verdict, says=says, job=TWO + watch, program=program, act="evidence", live=True)
+
 
 _ENDS: dict[str, Case] = {
     # How a run ends, or does not.
@@ -51,6 +64,67 @@ _ENDS: dict[str, Case] = {
         job=TWO,
         program=STEPS + "for step in range(1, 5):\n    time.sleep(0.1)\n    progress.step(step)\n"
         "with progress.phase('communicate'):\n    time.sleep(300)\n",
+        act="stall",
+        live=True,
+    ),
+    "stall-stopped": _stall(
+        "stall-stopped", AGAIN, r"rank 1 .n\d. is stopped, .*; 1 rank waits for it", "os.kill(os.getpid(), 19)"
+    ),
+    "stall-data": _stall(
+        "stall-data",
+        JOB,
+        r"rank 1 .n\d. is in its data loader, at read \(program\.py:\d+\); 1 rank waits for it",
+        "with progress.phase('data'):\n            read()",
+        "def read():\n    os.mkfifo('train.bin')\n    open('train.bin', 'rb').read()\n",
+    ),
+    "stall-save": _stall(
+        "stall-save",
+        CODE,
+        r"rank 1 .n\d. is saving, at save \(program\.py:\d+\); 1 rank waits for it",
+        "with progress.phase('save'):\n            save()",
+        "import threading\ndef save():\n    lock = threading.Lock()\n    with lock:\n        lock.acquire()\n",
+        "[watch]\nstall = 12\n",
+    ),
+    "stall-loop": _stall(
+        "stall-loop",
+        CODE,
+        r"rank 1 .n\d. runs in work \(program\.py:\d+\) and takes \d+ % of a CPU; 1 rank waits for it",
+        "work()",
+        "def work():\n    while True:\n        pass\n",
+    ),
+    "stall-elsewhere": _stall(
+        "stall-elsewhere",
+        CODE,
+        r"rank 1 .n\d. is in nap \(program\.py:\d+\); 1 rank waits for it",
+        "nap()",
+        "def nap():\n    time.sleep(300)\n",
+    ),
+    "stall-ended": replace(
+        _stall(
+            "stall-elsewhere",
+            CODE,
+            r"^its ranks stood still, and it was ended: rank 1 .n\d. is in nap",
+            "nap()",
+            "def nap():\n    time.sleep(300)\n",
+            "[watch]\npatience = 15\n",
+        ),
+        act="",
+        live=False,
+    ),
+    "no-progress": Case(
+        rule="no-progress",
+        verdict=JOB,
+        says=r"it gets nowhere: its last starts did no step beyond those before; the last: rank 0 on n\d failed first",
+        job="[retry]\nin_allocation = 9\n",
+        program=STEPS + "for step in range(1, 4):\n    progress.step(step)\ntime.sleep(7)\nos.kill(os.getpid(), 9)\n",
+    ),
+    "straggler": Case(
+        rule="straggler",
+        verdict=NODE,
+        says=r"it goes on, and rank 1 on n\d costs every rank \d\d % of a step",
+        job=TWO,
+        program=STEPS + "for step in range(1, 999):\n    time.sleep(0.5 if rank == 1 else 0.05)\n"
+        "    with progress.phase('communicate'):\n        time.sleep(0.05 if rank == 1 else 0.5)\n    progress.step(step)\n",
         act="stall",
         live=True,
     ),

@@ -43,6 +43,7 @@ KEPT = (
     "state/events.jsonl",
     "state/cancelled*",
     "state/failures-*/*/*",
+    "state/stall-*/rank-*.txt",
     "state/preflight/*.failed",
     "logs/**/*.log",
     "monitor/*.progress",
@@ -93,6 +94,13 @@ class Maker:
         """Until the collector has written a look at ranks that have stood still for longer than any limit of theirs."""
         run = self.up(lab, case)
         time.sleep(45)
+        return run
+
+    def evidence(self, lab: Lab, case: Case) -> Path:
+        """Until every rank has given its evidence of a stall."""
+        run = self.up(lab, case)
+        lab.wait(lambda: len(list(run.glob("state/stall-1/rank-*.txt"))) == 2, run, seconds=90)
+        time.sleep(5)
         return run
 
     def cancel(self, lab: Lab, case: Case) -> Path:

@@ -33,6 +33,7 @@ readonly KIT_GRACE=120
 readonly KIT_MASTER_PORT_BASE=20000
 readonly KIT_RETRY_IN_ALLOCATION=0
 readonly KIT_RETRY_REQUEUE=0
+readonly KIT_NO_PROGRESS=3
 readonly KIT_REQUEUE_CAPPED=0
 readonly -a KIT_RETRY_CODES=(
     134
@@ -44,6 +45,9 @@ readonly KIT_PREFLIGHT_TIMEOUT=60
 readonly KIT_UNPACK_TIMEOUT=1800
 readonly KIT_PREFLIGHT_ON_FAILURE=fail
 readonly KIT_ALL_REDUCE_TIMEOUT=0
+readonly KIT_STALL=auto
+readonly KIT_ON_STALL=end
+readonly KIT_PATIENCE=600
 readonly KIT_AVOID_DIR=/shared/runs/.avoid
 readonly -a KIT_INHERIT=()
 readonly KIT_OUTLIVES=0
@@ -99,6 +103,17 @@ readonly -a KIT_SIGNAL_ARGV=(
     --output=/dev/null
     --open-mode=append
     /shared/runs/digits-1/bin/signal.sh
+)
+readonly -a KIT_EVIDENCE_ARGV=(
+    srun
+    --job-name=kit-evidence
+    --overlap
+    --mem=0
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    /shared/runs/digits-1/bin/evidence.sh
 )
 readonly -a KIT_MONITOR_ARGV=(
     srun
@@ -205,6 +220,7 @@ source "${KIT_RUN_DIR}/lib/container_names.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/failure_watch.sh"
+source "${KIT_RUN_DIR}/lib/stall_watch.sh"
 source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
@@ -216,13 +232,13 @@ source "${KIT_RUN_DIR}/lib/task_logs.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
-    local -r code=$?
-    local what=end
+    local code=$? what=end
     trap - EXIT
     # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
+    stall_watch::stop
     if retry::wants_requeue "${code}"; then
         what=requeue
     elif retry::slurm_requeued; then
@@ -230,6 +246,7 @@ finish() {
     elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted; then
         what=requeue
     fi
+    [[ -z "${retry_nowhere}" ]] || code="${retry_nowhere_code}"
     # First of all, since after a TERM there are seconds only until Slurm kills this script.
     [[ "${what}" != end ]] || rm -f -- "${KIT_RUN_DIR}/.secrets"
     steps::end_all
@@ -256,9 +273,11 @@ train() {
     while true; do
         retry::begin_attempt || return 1
         failure_watch::start
+        stall_watch::start
         roles::run
         code=$?
         failure_watch::stop
+        stall_watch::stop
         retry::again "${code}" || return "${code}"
     done
 }

@@ -85,6 +85,7 @@ readonly KIT_GRACE=120
 readonly KIT_MASTER_PORT_BASE=20000
 readonly KIT_RETRY_IN_ALLOCATION=0
 readonly KIT_RETRY_REQUEUE=0
+readonly KIT_NO_PROGRESS=3
 readonly KIT_REQUEUE_CAPPED=0
 readonly -a KIT_RETRY_CODES=(
     134
@@ -96,6 +97,9 @@ readonly KIT_PREFLIGHT_TIMEOUT=60
 readonly KIT_UNPACK_TIMEOUT=1800
 readonly KIT_PREFLIGHT_ON_FAILURE=fail
 readonly KIT_ALL_REDUCE_TIMEOUT=0
+readonly KIT_STALL=auto
+readonly KIT_ON_STALL=end
+readonly KIT_PATIENCE=600
 readonly KIT_AVOID_DIR=/shared/runs/.avoid
 readonly -a KIT_INHERIT=()
 readonly KIT_OUTLIVES=1
@@ -245,6 +249,17 @@ readonly -a KIT_SIGNAL_ARGV=(
     --open-mode=append
     /shared/runs/llama-@JOB@/bin/signal.sh
 )
+readonly -a KIT_EVIDENCE_ARGV=(
+    srun
+    --job-name=kit-evidence
+    --overlap
+    --mem=0
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    /shared/runs/llama-@JOB@/bin/evidence.sh
+)
 readonly -a KIT_MONITOR_ARGV=(
     srun
     --job-name=kit-monitor
@@ -350,6 +365,7 @@ source "${KIT_RUN_DIR}/lib/container_names.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/failure_watch.sh"
+source "${KIT_RUN_DIR}/lib/stall_watch.sh"
 source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
@@ -361,13 +377,13 @@ source "${KIT_RUN_DIR}/lib/task_logs.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
-    local -r code=$?
-    local what=end
+    local code=$? what=end
     trap - EXIT
     # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
     [[ "${BASHPID}" == "$$" ]] || exit "${code}"
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
+    stall_watch::stop
     if retry::wants_requeue "${code}"; then
         what=requeue
     elif retry::slurm_requeued; then
@@ -375,6 +391,7 @@ finish() {
     elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted; then
         what=requeue
     fi
+    [[ -z "${retry_nowhere}" ]] || code="${retry_nowhere_code}"
     # First of all, since after a TERM there are seconds only until Slurm kills this script.
     [[ "${what}" != end ]] || rm -f -- "${KIT_RUN_DIR}/.secrets"
     steps::end_all
@@ -401,9 +418,11 @@ train() {
     while true; do
         retry::begin_attempt || return 1
         failure_watch::start
+        stall_watch::start
         roles::run
         code=$?
         failure_watch::stop
+        stall_watch::stop
         retry::again "${code}" || return "${code}"
     done
 }
@@ -896,6 +915,11 @@ delay = 15
 query = []
 heartbeat = 120
 
+[watch]
+stall = "auto"
+on_stall = "end"
+patience = 600
+
 [preflight]
 enabled = true
 free_disk_gb = 1.0
@@ -919,6 +943,7 @@ exit_codes = [
     137,
     139,
 ]
+no_progress = 3
 spares = 0
 
 [step]
@@ -1068,6 +1093,8 @@ KIT_FILE
 KIT_FILE
     unpack 755 bin/enroot.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 755 bin/evidence.sh <<'KIT_FILE'
+KIT_FILE
     unpack 755 bin/gpu-monitor.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/once.sh <<'KIT_FILE'
@@ -1137,6 +1164,10 @@ KIT_FILE
     unpack 644 lib/setup_lines.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/signals.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/stall.awk <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/stall_watch.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/steps.sh <<'KIT_FILE'
 KIT_FILE

@@ -1,0 +1,224 @@
+#!/bin/bash
+# evidence.sh FOLDER [RANK]: one task per node, outside the container: what each rank of this node does now, into FOLDER/rank-<n>.txt
+# (FOLDER/<role>/rank-<n>.txt), and what the node does, into FOLDER/node-<name>.txt. Nothing is stopped and nothing ended: files of /proc
+# are read, Python stacks come from py-spy where this node has it and may look into the process, else from the handler of kit_rank.py.
+# It takes 20 s at most, however many ranks there are.
+set -uo pipefail
+
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
+
+# All ranks of a node are looked at side by side. A stack of a hundred frames has some ten KB.
+readonly most_s=18 most_bytes=131072 most_processes=16 most_threads=64 most_files=64
+# Of kit_rank.py.
+readonly stacks_signal=62
+
+declare -A processes=()
+
+# The processes of this node's ranks, oldest first, by ROLE@RANK. A process is known by its environment, which nobody but its user can read.
+find_ranks() {
+    local path word role rank
+    local -a found words
+    mapfile -t found < <(grep -lzxF -- "SLURM_JOB_ID=${SLURM_JOB_ID}" /proc/[0-9]*/environ 2>/dev/null)
+    ((${#found[@]})) || return 1
+    mapfile -t found < <(grep -lz '^KIT_RANK_SHELL=' "${found[@]}" 2>/dev/null | sort --version-sort)
+    for path in "${found[@]}"; do
+        role="" rank=""
+        mapfile -d '' -t words 2>/dev/null <"${path}" || continue
+        for word in "${words[@]}"; do
+            case "${word}" in
+                KIT_ROLE=*) role="${word#*=}" ;;
+                RANK=*) rank="${word#*=}" ;;
+            esac
+        done
+        path="${path%/environ}"
+        [[ -z "${rank}" ]] || processes["${role}@${rank}"]+="${path#/proc/} "
+    done
+}
+
+# The fields of proc(5)'s stat from the state on.
+fields() {
+    local line=""
+    { IFS= read -r -d '' line <"/proc/$1/stat"; } 2>/dev/null
+    printf '%s' "${line##*) }"
+}
+
+ticks() {
+    local -a stat
+    read -ra stat <<<"$(fields "$1")"
+    printf '%d' $((${stat[11]:-0} + ${stat[12]:-0}))
+}
+
+# The first line of a file of /proc, which may be gone or forbidden.
+line_of() {
+    local line=""
+    { read -r line <"$1"; } 2>/dev/null
+    printf '%s' "${line:--}"
+}
+
+# about_rank ROLE@RANK PID…
+about_rank() {
+    local -r name="$1"
+    shift
+    local -a pids=("${@:1:most_processes}")
+    local -A before=()
+    local pid
+    for pid in "${pids[@]}"; do
+        before["${pid}"]="$(ticks "${pid}")"
+    done
+    printf '== rank\nrank %s\nrole %s\nnode %s\ntime %s\n' "${name##*@}" "${name%@*}" "${node}" "${EPOCHREALTIME/,/.}"
+    printf 'report %s\n' "$(line_of "${reports}/${name}")"
+    sleep 1
+    about_processes
+    printf '== threads\n'
+    about_threads "${pids[0]}" | head -n "${most_threads}"
+    printf '== files\n'
+    for pid in "${pids[@]}"; do
+        about_files "${pid}" | sort --unique | head -n "${most_files}"
+    done
+    printf '== kernel\n'
+    head -n 30 "/proc/${pids[0]}/stack" 2>/dev/null
+    printf '== stacks\n'
+    about_stacks
+}
+
+# PID STATE CPU% WCHAN COMMAND, the program first. The caller's: pids, before.
+about_processes() {
+    local pid state
+    printf '== processes\n'
+    for pid in "${pids[@]}"; do
+        read -r state _ <<<"$(fields "${pid}")"
+        printf '%d %s %d %s %s\n' "${pid}" "${state:-gone}" $(($(ticks "${pid}") - ${before[${pid}]})) "$(line_of "/proc/${pid}/wchan")" \
+            "$(tr '\0\n' '  ' 2>/dev/null <"/proc/${pid}/cmdline" | head -c 200)"
+    done
+}
+
+# TID STATE WCHAN NAME
+about_threads() {
+    local path state
+    for path in "/proc/$1/task"/*; do
+        read -r state _ <<<"$(fields "${path#/proc/}")"
+        printf '%s %s %s %s\n' "${path##*/}" "${state:-gone}" "$(line_of "${path}/wchan")" "$(line_of "${path}/comm")"
+    done
+}
+
+# PID PATH of the files that it has open, and of others how many there are of each kind.
+about_files() {
+    local fd target
+    local -A kinds=()
+    for fd in "/proc/$1/fd"/*; do
+        target="$(readlink -- "${fd}")" || continue
+        case "${target}" in
+            /dev/*) ;;
+            /*) printf '%d %s\n' "$1" "${target}" ;;
+            *) kinds["${target%%:*}"]=$((${kinds[${target%%:*}]:-0} + 1)) ;;
+        esac
+    done
+    for target in "${!kinds[@]}"; do
+        printf '%d (%d of %s)\n' "$1" "${kinds[${target}]}" "${target}"
+    done
+}
+
+# The Python stacks of all threads. The caller's: name, pids.
+about_stacks() {
+    local pid
+    local -i asked=0
+    for pid in "${pids[@]}"; do
+        ((asked < 4)) || break
+        if command -v py-spy >/dev/null && timeout 5 py-spy dump --nonblocking --pid "${pid}" 2>/dev/null; then
+            asked+=1
+        elif has_handler "${pid}"; then
+            printf 'Process %d\n' "${pid}"
+            ask_handler "${pid}"
+            asked+=1
+        fi
+    done
+}
+
+# Whether it is kit_rank's handler that the signal finds there: any other process would die of it.
+has_handler() {
+    local name mask caught=0 fd
+    [[ -O "${stacks}" && ! -L "${stacks}" ]] || return 1
+    while read -r name mask; do
+        [[ "${name}" != SigCgt: ]] || caught="${mask}"
+    done 2>/dev/null <"/proc/$1/status"
+    ((16#${caught} & 1 << stacks_signal - 1)) || return 1
+    for fd in "/proc/$1/fd"/*; do
+        [[ "${fd}" -ef "${stacks}" ]] && return 0
+    done
+    return 1
+}
+
+# A process that is stopped, or waits in the kernel, writes nothing: its state says why. What it writes later is thrown away.
+ask_handler() {
+    local -i size=-1 now tenths
+    : >"${stacks}"
+    kill -s "${stacks_signal}" "$1" 2>/dev/null || return 0
+    for ((tenths = 0; tenths < 15; tenths++)); do
+        sleep 0.1
+        now="$(stat --format=%s -- "${stacks}" 2>/dev/null)"
+        ((now == 0 || now != size)) || break
+        size=now
+    done
+    cat -- "${stacks}" 2>/dev/null
+}
+
+about_node() {
+    printf '== node\nnode %s\ntime %s\nload %s\n' "${node}" "${EPOCHREALTIME/,/.}" "$(line_of /proc/loadavg)"
+    local kind
+    for kind in cpu io memory; do
+        [[ -r "/proc/pressure/${kind}" ]] && sed "s/^/${kind} /" "/proc/pressure/${kind}" 2>/dev/null
+    done
+    printf '== disk\n'
+    timeout 5 df --output=avail,iavail,target --block-size=1M -- "${BASH_SOURCE[0]}" /dev/shm /tmp 2>/dev/null
+    printf '== memory\n'
+    head -n 5 /proc/meminfo
+    printf '== kernel log\n'
+    dmesg 2>/dev/null | grep -E 'Xid|NVRM|Out of memory|oom-kill|blocked for more than|I/O error|not responding|Machine check' | tail -n 40
+    printf '== gpus\n'
+    if command -v nvidia-smi >/dev/null; then
+        timeout 10 nvidia-smi --query-gpu=index,name,pstate,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,ecc.errors.uncorrected.volatile.total \
+            --format=csv,noheader 2>&1
+    fi
+}
+
+# keep FILE COMMAND…: its output, bounded, under a temporary name first.
+keep() {
+    local -r file="$1"
+    shift
+    mkdir -p -- "${file%/*}"
+    "$@" 2>/dev/null | head -c "${most_bytes}" >"${file}.new"
+    mv -f -- "${file}.new" "${file}"
+}
+
+main() {
+    local -r folder="$1" only="${2:-}" node="${SLURMD_NODENAME:-$(uname -n)}" reports="/dev/shm/kit-${EUID}-${SLURM_JOB_ID}"
+    local key role stacks
+    local -a files=()
+    find_ranks
+    for key in "${!processes[@]}"; do
+        [[ -z "${only}" || "${key##*@}" == "${only}" ]] || continue
+        role="${key%@*}" stacks="${reports}/stacks.${key/@/.}"
+        files+=("${folder}${role:+/${role}}/rank-${key##*@}.txt")
+        # shellcheck disable=SC2086 # numbers of processes
+        keep "${files[-1]}" about_rank "${key}" ${processes[${key}]} &
+    done
+    if [[ -z "${only}" ]]; then
+        files+=("${folder}/node-${node}.txt")
+        keep "${files[-1]}" about_node &
+    fi
+    # What takes longer, such as a file of /proc behind a lock of the kernel, is left out.
+    local -i tenths
+    for ((tenths = 0; tenths < most_s * 10; tenths++)); do
+        [[ -n "$(jobs -rp)" ]] || return 0
+        sleep 0.1
+    done
+    # shellcheck disable=SC2046 # numbers of processes
+    kill -KILL $(jobs -rp) 2>/dev/null
+    for key in "${files[@]}"; do
+        mv -f -- "${key}.new" "${key}" 2>/dev/null
+    done
+    log::info "not all of it was there within ${most_s} s"
+}
+
+main "$@"

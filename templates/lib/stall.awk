@@ -1,0 +1,119 @@
+# Which rank stands still: tail -v -n 1 slurm-JOB.*.progress | awk -f stall.awk -v now=… -v since=… -v seconds=… -v least=…
+# now: this node's clock, in seconds. since: reports from before it are another attempt's. seconds: the limit of every phase; 0: learned.
+# least: the limit is no less, after an alarm that was wrong.
+# Prints `furthest STEP`, the most steps that any rank of any attempt has done, `-` where none reports any, and for a stall
+# `RULE ROLE RANK NODE STEP PHASE IDLE WAITING COUNT OTHERS`: ROLE is `-` in a plain job, COUNT how many stand still, OTHERS further
+# culprits' nodes, with commas, or `-`.
+# The same rules as kit/health/progress.py, which reads them for a person; tests/unit/test_stall.py holds the two together. Only here a file
+# may be read from another node's NFS cache, up to a minute late: what a rank has done since the line was written is not guessed.
+
+BEGIN {
+    FS = "\t"
+    slow_s = 600; least_s = 10; look_s = 5
+    # As long may a collector say nothing, NFS caches among it.
+    silent_s = 120
+    # A program that reports nothing is quiet for as long, on all nodes.
+    quiet_s = 1800
+    furthest = 0
+}
+
+/^==> / { node = $0; sub(/\.progress <==$/, "", node); sub(/^.*\/slurm-[0-9]+\./, "", node); next }
+NF < 2 { next }
+
+{
+    looked = $1; collectors++
+    for (i = 2; i <= NF; i++) {
+        fields = split($i, word, " ")
+        if (word[1] == "@quiet") { if (word[2] >= quiet_s && now - looked <= silent_s) { quiet++; if (!quiet_for || word[2] < quiet_for) quiet_for = word[2]; quiet_node = node } continue }
+        if (fields < 6) continue
+        if (word[2] + 0 > furthest) furthest = word[2] + 0
+        reports++
+        if (word[4] < since) continue
+        if (word[3] == "end") { over = word[1]; sub(/@[^@]*$/, "", over); finishes[over] = 1; continue }
+        n++
+        role[n] = word[1]; sub(/@[^@]*$/, "", role[n])
+        rank[n] = word[1]; sub(/^.*@/, "", rank[n])
+        where[n] = node; step[n] = word[2] + 0; phase[n] = word[3]
+        silent[n] = now - looked > silent_s
+        idle[n] = (silent[n] ? now : looked) - word[4]
+        between[n] = word[6] > 0 ? word[5] * word[6] : -1
+        longest[n] = fields > 6 ? word[7] + 0 : 0
+        if (!(role[n] in known)) { known[role[n]] = ++roles; named[roles] = role[n] }
+    }
+}
+
+function slow(name) { return name == "start" || name == "rendezvous" || name == "compile" || name == "save" || name == "evaluate" }
+function waits(name) { return name == "compute" || name == "communicate" }
+function most(a, b) { return a > b ? a : b }
+
+# The median time between two reports of this role's ranks; -1 before the second.
+function usual(of,    i, j, k, t, many) {
+    many = 0
+    for (i = 1; i <= n; i++) if (role[i] == of && between[i] >= 0) {
+        t = between[i]
+        for (j = many; j >= 1 && sorted[j] > t; j--) sorted[j + 1] = sorted[j]
+        sorted[j + 1] = t; many++
+    }
+    if (!many) return -1
+    return many % 2 ? sorted[(many + 1) / 2] : (sorted[many / 2] + sorted[many / 2 + 1]) / 2
+}
+
+# over: a rank of the role has ended, and the others may write for longer.
+function limit(name, every, peak, over) {
+    if (seconds > 0) return most(seconds, least)
+    if (slow(name) || every < 0 || over) return most(most(slow_s, 10 * most(every, 0)), least)
+    return most(most(least_s, 3 * every), most(2 * peak, least)) + look_s
+}
+
+function say(rule,    i, first, others, blamed, still_n, all) {
+    others = ""
+    for (i = 1; i <= n; i++) {
+        if (role[i] == judged) all++
+        if (still[i]) still_n++
+        if (!culprit[i]) continue
+        blamed++
+        if (!first) first = i
+        else if (index("," others, "," where[i] ",") == 0) others = others where[i] ","
+    }
+    if (!first) for (i = n; i >= 1; i--) if (still[i]) first = i
+    sub(/,$/, "", others)
+    printf "%s %s %d %s %d %s %d %d %d %s\n", rule, judged == "" ? "-" : judged, rank[first], where[first], step[first], phase[first], \
+        idle[first], all - blamed, still_n, others == "" ? "-" : others
+    exit
+}
+
+END {
+    print "furthest", reports ? furthest : "-"
+    for (r = 1; r <= roles; r++) {
+        judged = named[r]; every = usual(judged); peak = 0; mine = 0; fresh = 0; gone = 0
+        for (i = 1; i <= n; i++) if (role[i] == judged) { mine++; peak = most(peak, longest[i]) }
+        split("", still); split("", culprit)
+        for (i = 1; i <= n; i++) if (role[i] == judged && idle[i] > limit(phase[i], every, peak, judged in finishes)) {
+            still[i] = 1
+            if (silent[i]) gone++; else fresh++
+        }
+        # A collector that was killed says nothing of its ranks: they stand still where those of other nodes do.
+        if (!fresh) continue
+        if (gone) { for (i = 1; i <= n; i++) if (still[i] && silent[i]) culprit[i] = 1; say("stalled-node") }
+        top = 0; low = -1
+        for (i = 1; i <= n; i++) if (role[i] == judged) top = most(top, step[i])
+        for (i = 1; i <= n; i++) if (still[i] && step[i] < top && (low < 0 || step[i] < low)) low = step[i]
+        if (low >= 0) {
+            busy = 0
+            for (i = 1; i <= n; i++) if (still[i] && step[i] == low && !waits(phase[i])) busy++
+            for (i = 1; i <= n; i++) if (still[i] && step[i] == low && (!busy || !waits(phase[i]))) culprit[i] = 1
+            say("stalled-behind")
+        }
+        elsewhere = 0; together = 0
+        for (i = 1; i <= n; i++) if (still[i] && !waits(phase[i])) { culprit[i] = 1; elsewhere++ }
+        if (!elsewhere) {
+            for (i = 1; i <= n; i++) if (role[i] == judged && phase[i] == "communicate") together++
+            if (together) for (i = 1; i <= n; i++) if (still[i] && phase[i] == "compute") { culprit[i] = 1; elsewhere++ }
+        }
+        if (elsewhere && elsewhere < mine) say("stalled-phase")
+        split("", culprit)
+        say("stalled-together")
+    }
+    if (!reports && collectors && quiet == collectors)
+        printf "stalled-silent - 0 %s 0 - %d 0 %d -\n", quiet_node, quiet_for, collectors
+}

@@ -1,0 +1,144 @@
+# shellcheck shell=bash
+# Ranks that stand still, found while they do. The loop reads the last line of each node's collector (rank_progress.sh) and judges by
+# stall.awk; it asks Slurm nothing. At an alarm it says which rank it is, has evidence of every rank gathered, and, when nothing has gone on
+# for KIT_PATIENCE seconds more, tells the batch script by USR2 to end the step. It lives as long as the pipe that only this script holds
+# open, as heartbeat.sh has it.
+
+# What a run ends with whose ranks stood still: told apart from every code that a program returns by convention, and from the kit's own.
+readonly stall_watch_code=76
+# Seconds between looks, and how many alarms of a run get evidence.
+readonly stall_watch_tick=5 stall_watch_most=5
+# Evidence of one node takes 20 s at most; the step's own start comes to that.
+readonly stall_watch_evidence_s=40
+readonly stall_watch_file="${KIT_RUN_DIR}/state/stalled"
+# Steps that were ended for it.
+declare -A stall_watch_ended=()
+
+stall_watch::start() {
+    stall_watch_fd=""
+    rm -f -- "${stall_watch_file}"
+    stall_watch_ended=()
+    [[ -n "${KIT_STALL}" ]] || return 0
+    exec {stall_watch_fd}> >(stall_watch::loop "$$" "${EPOCHREALTIME/,/.}")
+}
+
+stall_watch::stop() {
+    if [[ -n "${stall_watch_fd:-}" ]]; then
+        exec {stall_watch_fd}>&-
+        stall_watch_fd=""
+    fi
+}
+
+# stall_watch::judge SINCE SECONDS LEAST: what stall.awk says.
+stall_watch::judge() {
+    local -a files
+    mapfile -t files < <(compgen -G "${KIT_RUN_DIR}/monitor/slurm-${SLURM_JOB_ID}.*.progress")
+    ((${#files[@]})) || return 0
+    tail -v -n 1 -- "${files[@]}" 2>/dev/null \
+        | awk -v now="${EPOCHREALTIME/,/.}" -v since="$1" -v seconds="$2" -v least="$3" -f "${KIT_RUN_DIR}/lib/stall.awk"
+}
+
+# stall_watch::loop BATCH SINCE
+stall_watch::loop() {
+    local -r batch="$1" since="$2"
+    local -i status begun=0 number=0 least=0 told=0 took
+    local seconds=0 said furthest="" before="" rule role rank node step phase idle waiting count others
+    trap '' TERM USR1 USR2 INT HUP
+    local fd
+    for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}"; do
+        [[ -z "${fd}" ]] || exec {fd}>&-
+    done
+    [[ "${KIT_STALL}" == auto ]] || seconds="${KIT_STALL}"
+    while true; do
+        IFS= read -r -t "${stall_watch_tick}" _
+        status=$?
+        # read: above 128 is a time-out; anything else is the end of the pipe.
+        ((status > 128)) || return 0
+        said="$(stall_watch::judge "${since}" "${seconds}" "${least}")"
+        { read -r _ furthest; rule=""; read -r rule role rank node step phase idle waiting count others; } <<<"${said}"
+        if [[ -z "${rule}" ]]; then
+            if ((begun)); then
+                # It was wrong, or the ranks have come back: what took so long may take so long again.
+                took=$((EPOCHSECONDS - begun + told))
+                ((2 * took < least)) || least=$((2 * took))
+                log::info "the ranks go on, at step ${furthest}; from now on it takes ${least} s to call them still"
+                events::record progress number "${number}" step "${furthest}"
+                begun=0
+            fi
+        elif ((!begun)); then
+            begun=EPOCHSECONDS told=idle before="${furthest}"
+            number="$(stall_watch::next)"
+            stall_watch::say
+            ((number > stall_watch_most)) || stall_watch::collect "${number}"
+        elif [[ "${furthest}" != "${before}" ]]; then
+            # Some rank goes on: the patience begins again.
+            begun=EPOCHSECONDS told=idle before="${furthest}"
+        elif ((EPOCHSECONDS - begun >= KIT_PATIENCE)) && [[ "${KIT_ON_STALL}" != report && "${rule}" != stalled-silent ]]; then
+            printf '%s %s %s %d\n' "${role}" "${node}" "${others}" "${idle}" >"${stall_watch_file}.new"
+            mv -f -- "${stall_watch_file}.new" "${stall_watch_file}"
+            kill -USR2 "${batch}" 2>/dev/null
+            # It ends the step within seconds; a second request would find another one.
+            begun=EPOCHSECONDS
+        fi
+    done
+}
+
+stall_watch::next() {
+    local -a before
+    mapfile -t before < <(compgen -G "${KIT_RUN_DIR}/state/stall-*")
+    printf '%d' "$((${#before[@]} + 1))"
+}
+
+# The caller's variables: number and what stall.awk said.
+stall_watch::say() {
+    local who="role ${role}: rank ${rank} on ${node}"
+    who="${who#role -: }"
+    mkdir -p -- "${KIT_RUN_DIR}/state/stall-${number}"
+    case "${rule}" in
+        stalled-together) log::error "all ${count} ranks stand still at step ${step} (${phase}), for ${idle} s" ;;
+        stalled-silent) log::error "nothing of the ranks has moved for ${idle} s: no CPU time, no output" ;;
+        stalled-node) log::error "node ${node} says nothing any more, and the ranks stand still" ;;
+        *) log::error "${who} stands still at step ${step} (${phase}), for ${idle} s; ${waiting} ranks wait for it" ;;
+    esac
+    log::info "evidence: state/stall-${number}; 'kit why ${KIT_RUN_DIR##*/}' reads it"
+    events::record stall number "${number}" rule "${rule}" role "${role#-}" rank "${rank}" node "${node}" step "${step}" phase "${phase}" \
+        idle "${idle}" waiting "${waiting}" count "${count}"
+}
+
+# stall_watch::collect NUMBER: from every rank, by a step of its own on their nodes. Its failure is no fault of the run.
+stall_watch::collect() {
+    local -a nodes lost=()
+    read -ra nodes <<<"${KIT_NODE_NAMES}"
+    if ((KIT_OUTLIVES)) && nodes::look; then
+        mapfile -t lost < <(nodes::lost "${nodes[@]}")
+        mapfile -t nodes < <(comm -23 <(printf '%s\n' "${nodes[@]}" | sort) <(printf '%s\n' "${lost[@]}" | sort))
+    fi
+    ((${#nodes[@]})) || return 0
+    timeout --kill-after=5 "${stall_watch_evidence_s}" "${KIT_EVIDENCE_ARGV[0]}" --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" \
+        --nodelist="$(IFS=,; printf '%s' "${nodes[*]}")" "${environment_share[@]}" "${KIT_EVIDENCE_ARGV[@]:1}" \
+        "${KIT_RUN_DIR}/state/stall-$1" </dev/null >/dev/null 2>&1 \
+        || log::info "not every node gave its evidence of the stall"
+}
+
+# Called by the batch script at USR2: the steps whose ranks have stood still for too long have to go.
+stall_watch::doom() {
+    local role node others idle
+    local -i i
+    [[ -r "${stall_watch_file}" ]] && read -r role node others idle <"${stall_watch_file}" || return 0
+    rm -f -- "${stall_watch_file}"
+    for ((i = 0; i < KIT_STEPS; i++)); do
+        local -n of="KIT_STEP_${i}"
+        [[ ("${role}" == - || "${role}" == "${of[name]}") && -n "${steps_pid[${of[name]}]:-}" ]] || continue
+        steps::doom "${of[name]}" "no step was done for ${idle} s"
+        stall_watch_ended["${of[name]}"]="${node}${others:+,${others#-}}"
+    done
+}
+
+# stall_watch::leave_out ROLE: the nodes that the others waited for, as far as there are spares.
+stall_watch::leave_out() {
+    local name
+    for name in ${stall_watch_ended[$1]//,/ }; do
+        ((${#nodes_all[@]} - ${#nodes_bad[@]} > KIT_NODES)) || return 0
+        nodes::give_up "${name}" "node ${name} is left out: the others waited for a rank on it"
+    done
+}

@@ -1,0 +1,206 @@
+"""Ranks that stand still: stall.awk, which the nodes run, and kit.health.progress, which a person's command does, judge alike."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kit import shell
+from kit.health import progress
+from kit.health.record import Record
+from kit.health.why import explain
+from kit.runs import status
+from tests.support import REPO
+
+AWK = REPO / "templates" / "lib" / "stall.awk"
+NOW = 100_000.0
+
+
+def looks(folder: Path, **nodes: str) -> Path:
+    """A run folder whose nodes' collectors wrote these reports a moment ago."""
+    monitor = folder / "monitor"
+    monitor.mkdir(parents=True, exist_ok=True)
+    for old in monitor.iterdir():
+        old.unlink()
+    for node, reports in nodes.items():
+        path = monitor / f"slurm-7.{node}.progress"
+        path.write_text(f"{NOW}\t{reports}\n", encoding="utf-8")
+        os.utime(path, (NOW, NOW))
+    return folder
+
+
+def judged(run: Path, *, since: float = 0.0, seconds: str = "0", least: str = "0", now: float = NOW) -> list[list[str]]:
+    """What stall.awk prints."""
+    files = sorted(str(path) for path in (run / "monitor").iterdir())
+    last = shell.run(["tail", "-v", "-n", "1", "--", *files]).stdout
+    values = {"now": now, "since": since, "seconds": seconds, "least": least}
+    argv = ["awk", *(word for name, value in values.items() for word in ("-v", f"{name}={value}")), "-f", str(AWK)]
+    return [line.split(" ") for line in shell.run(argv, input=last + "\n").stdout.splitlines()]
+
+
+REPORT = st.tuples(
+    st.integers(0, 4),
+    st.sampled_from(["start", "rendezvous", "data", "compute", "communicate", "save", "evaluate", "compile", "end"]),
+    st.sampled_from([0, 3, 14, 16, 40, 100, 601, 700]),
+    st.sampled_from([0.1, 1.0, 12.0]),
+    st.sampled_from([0, 1, 10]),
+    st.sampled_from([0.1, 30.0]),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), REPORT), min_size=1, max_size=8))
+def test_the_nodes_and_the_commands_judge_alike(tmp_path: Path, given: list[tuple[str, tuple[object, ...]]]) -> None:
+    reports: dict[str, list[str]] = {"n1": [], "n2": []}
+    for rank, (role, (step, phase, idle, took, every, longest)) in enumerate(given):
+        assert isinstance(idle, int)
+        line = f"{role}@{rank} {step} {phase} {NOW - idle} {took} {every} {longest} 0"
+        reports["n1" if rank % 2 else "n2"].append(line)
+    run = looks(tmp_path, **{node: "\t".join(lines) for node, lines in reports.items() if lines})
+    ranks = progress.read(run, 7, now=NOW)
+    furthest, *stall = judged(run)
+    assert furthest == ["furthest", str(max(one.step for one in ranks))]
+    # Roles are looked at in the order of their ranks here, and of the nodes' files there.
+    found = [progress.stall([r for r in ranks if r.role == role]) for role in dict.fromkeys(r.role for r in ranks)]
+    expected = [
+        (one.rule.id, one.stalled[0].role or "-", len(one.stalled), {r.node for r in one.culprits})
+        for one in found
+        if one is not None
+    ]
+    if not expected:
+        assert stall == []
+        return
+    (rule, role, _rank, node, _step, _phase, _idle, _waiting, count, others) = stall[0]
+    named = {node, *([] if others == "-" else others.split(","))} if rule != "stalled-together" else set()
+    assert (rule, role, int(count), named) in expected
+
+
+def test_who_waits_for_whom(tmp_path: Path) -> None:
+    still = f"{NOW - 60} 1.0 1 1.0 0.5"
+    run = looks(tmp_path, n1=f"@0 9 communicate {still}\t@1 9 communicate {still}", n2=f"@2 9 data {still}")
+    assert judged(run)[1] == ["stalled-phase", "-", "2", "n2", "9", "data", "60", "2", "3", "-"]
+
+
+def test_reports_of_an_earlier_attempt_are_no_stall(tmp_path: Path) -> None:
+    run = looks(tmp_path, n1=f"@0 9 compute {NOW - 60} 1.0 1 1.0 0.0")
+    assert judged(run, since=NOW - 30) == [["furthest", "9"]]
+    assert progress.read(run, 7, now=NOW, since=NOW - 30) == []
+
+
+def test_a_limit_in_seconds_holds_for_every_phase(tmp_path: Path) -> None:
+    run = looks(tmp_path, n1=f"@0 9 save {NOW - 60} 1.0 1 1.0 0.0")
+    assert [line[0] for line in judged(run, seconds="30")] == ["furthest", "stalled-together"]
+    assert judged(run, seconds="90") == [["furthest", "9"]]
+    assert judged(run, seconds="30", least="90") == [["furthest", "9"]], "an alarm that was wrong has taught it"
+
+
+def test_a_step_that_was_long_before_may_be_long_again(tmp_path: Path) -> None:
+    run = looks(tmp_path, n1=f"@0 9 compute {NOW - 60} 1.0 1 40.0 0.0")
+    assert judged(run) == [["furthest", "9"]]
+    assert progress.stall(progress.read(run, 7, now=NOW)) is None
+
+
+def test_what_is_left_after_the_first_rank_has_ended_may_write_for_longer(tmp_path: Path) -> None:
+    run = looks(tmp_path, n1=f"@0 9 compute {NOW - 60} 1.0 1 1.0 0.0", n2=f"@1 9 end {NOW - 60} 1.0 1 1.0 0.0")
+    assert judged(run) == [["furthest", "9"]]
+    assert progress.stall(progress.read(run, 7, now=NOW)) is None
+
+
+def test_a_collector_that_was_killed_is_no_stall(tmp_path: Path) -> None:
+    run = looks(tmp_path, n1=f"@0 9 compute {NOW - 1} 1.0 1 1.0 0.0", n2=f"@1 9 compute {NOW - 1} 1.0 1 1.0 0.0")
+    assert judged(run, now=NOW + 900) == [["furthest", "9"]], "all of them: the monitor's step is gone"
+    assert progress.stall(progress.read(run, 7, now=NOW + 900)) is None
+
+
+def test_nothing_moves_on_any_node(tmp_path: Path) -> None:
+    assert judged(looks(tmp_path, n1="@quiet 2000", n2="@quiet 1900"))[1][:4] == ["stalled-silent", "-", "0", "n2"]
+    assert len(judged(looks(tmp_path, n1="@quiet 2000", n2="@quiet 30"))) == 1
+    assert len(judged(looks(tmp_path, n1="@quiet 2000", n2=f"@1 9 compute {NOW} 1.0 1 1.0 0.0"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("waited", "named"),
+    [((2.7, 0.3, 2.8), 1), ((0.1, 0.1, 0.1), None), ((0.0, 0.0, 0.0), None)],
+    ids=["one works while the others wait", "none waits much", "none reports when it waits"],
+)
+def test_a_straggler_is_told_from_a_stall(tmp_path: Path, waited: tuple[float, ...], named: int | None) -> None:
+    lines = [f"@{rank} 9 compute {NOW - 1} 3.0 1 3.0 {time}" for rank, time in enumerate(waited)]
+    ranks = progress.read(looks(tmp_path, n1="\t".join(lines)), 7, now=NOW)
+    assert progress.stall(ranks) is None
+    found = progress.straggler(ranks)
+    assert (found[0].rank if found else None) == named
+    if found:
+        assert found[1] == pytest.approx(2.45 / 3.0, abs=0.01), "of each step"
+
+
+def rank_file(
+    run: Path, rank: int, frames: str, *, state: str = "S", wchan: str = "futex_do_wait", opened: str = ""
+) -> None:
+    """A rank's evidence, in the form of evidence.sh and faulthandler."""
+    folder = run / "state" / "stall-1"
+    folder.mkdir(parents=True, exist_ok=True)
+    stack = "".join(
+        f'  File "{file}", line 12 in {function}\n' for function, file in (f.split("@") for f in frames.split())
+    )
+    text = (
+        f"== rank\nrank {rank}\nrole \nnode n{rank // 2}\nreport -\n== processes\n7 {state} 0 {wchan} python train.py\n"
+    )
+    text += f'== files\n{opened}== stacks\nProcess 7\nThread 0x1 (most recent call first):\n  File "x.py", line 1 in other\n'
+    (folder / f"rank-{rank}.txt").write_text(
+        f"{text}\nCurrent thread 0x2 (most recent call first):\n{stack}", encoding="utf-8"
+    )
+
+
+C10D = "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+SUM, BROADCAST = (
+    f"all_reduce@{C10D} wrapper@c10d_logger.py step@/workspace/train.py",
+    f"broadcast@{C10D} step@/workspace/train.py",
+)
+WHY = REPO / "tests" / "why" / "stall-ended"
+
+
+@pytest.mark.parametrize(
+    ("culprit", "rule", "says"),
+    [
+        ({"frames": BROADCAST}, "stall-order", r"rank 5 \(n2\) is in broadcast, and 7 ranks are in all_reduce"),
+        (
+            {"frames": SUM, "state": "D", "wchan": "fuse_wait_answer", "opened": "7 /data/x.bin\n7 /lib/libc.so.6\n"},
+            "stall-kernel",
+            r"rank 5 \(n2\) waits in the kernel \(fuse_wait_answer\) with /data/x.bin open; 7 ranks wait for it in all_reduce",
+        ),
+        (
+            {"frames": "get@q.py _try@/v/site-packages/torch/utils/data/dataloader.py main@/w/train.py", "opened": "7 /data/x\n"},
+            "stall-data",
+            r"rank 5 \(n2\) is in its data loader, with /data/x open; 7 ranks wait for it in all_reduce",
+        ),
+        ({"frames": "nap@/w/train.py"}, "stall-elsewhere", r"rank 5 \(n2\) is in nap \(train.py:12\); 7 ranks wait for it"),
+    ],
+    ids=["order", "kernel", "data", "elsewhere"],
+)  # fmt: skip
+def test_the_culprit_is_the_rank_that_is_not_where_the_others_are(
+    tmp_path: Path, culprit: dict[str, str], rule: str, says: str
+) -> None:
+    run = shutil.copytree(WHY, tmp_path / "stall-ended")
+    shutil.rmtree(run / "state" / "stall-1")
+    for rank in range(8):
+        rank_file(run, rank, **({"frames": SUM} if rank != 5 else culprit))
+    (one,) = status.of([run], queue=lambda cluster: {})
+    found = explain(Record(status=one))
+    assert found.rule == rule, found
+    assert re.search(says, found.line), found.line
+    for cited in found.evidence:
+        assert (run / cited.file).read_text(encoding="utf-8").split("\n")[cited.line - 1].strip() == cited.text
+
+
+def test_evidence_that_was_cut_off_is_no_traceback(tmp_path: Path) -> None:
+    run = shutil.copytree(WHY, tmp_path / "stall-ended")
+    for path in (run / "state" / "stall-1").iterdir():
+        path.write_bytes(path.read_bytes()[:90] + b"\xff\x00")
+    (one,) = status.of([run], queue=lambda cluster: {})
+    assert explain(Record(status=one)).rule.startswith("stall")
