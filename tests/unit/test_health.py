@@ -229,7 +229,7 @@ def test_the_last_report_of_a_process_that_is_gone_is_kept(tmp_path: Path) -> No
     env = {"PYTHONPATH": str(REPO / "templates" / "lib"), "PATH": os.environ["PATH"]}
     for step in (7, 2):
         shell.run([sys.executable, "-c", script, str(tmp_path), str(step)], env=env)
-    reports = sorted(tmp_path.iterdir())
+    reports = sorted(tmp_path.glob("@*"))
     assert [path.read_text().split()[0] for path in reports] == ["2", "7"]
     ended = float(reports[1].read_text().splitlines()[1].split()[3])
     assert ended > 0, "it says that it came to its end"
