@@ -5,7 +5,7 @@ must not run; those of a framework that is not installed (Megatron-LM's enumerat
 """
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import EnumMeta
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,45 @@ def _member(of: Any, name: str) -> Any:
     return of[name] if isinstance(of, EnumMeta) else StandIn()
 
 
+def _put_back(one: type, before: Mapping[str, Any]) -> list[str]:
+    """Make a class what it was; the attributes that were not."""
+    now, nothing = dict(vars(one)), object()
+    changed = [name for name in {**before, **now} if now.get(name, nothing) is not before.get(name, nothing)]
+    for name in changed:
+        if name in before:
+            setattr(one, name, before[name])
+        else:
+            delattr(one, name)
+    return changed
+
+
 class Unpickler(pickle.Unpickler):
     """pickle's, with `_ALLOWED` and torch's data and storage types as all that it finds."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._classes: dict[type, dict[str, Any]] = {}
+
+    def load(self) -> Any:
+        """As pickle's; UnpicklingError when the pickle has set an attribute of a class, as its opcode BUILD can."""
+        try:
+            content = super().load()
+        finally:
+            names = [
+                f"{one.__name__}.{name}" for one, before in self._classes.items() for name in _put_back(one, before)
+            ]
+        if names:
+            raise pickle.UnpicklingError(f"it sets {names[0]}, an attribute of a class")
+        return content
+
     def find_class(self, module: str, name: str) -> Any:
         """The class or function that a pickle asks for; StandIn when it may not have it."""
+        found = self._find(module, name)
+        if isinstance(found, type):
+            self._classes.setdefault(found, dict(vars(found)))
+        return found
+
+    def _find(self, module: str, name: str) -> Any:
         if name in _ALLOWED.get(module, ()):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):

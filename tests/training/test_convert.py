@@ -304,6 +304,25 @@ def test_members_of_enumerations_are_understood_as_every_python_pickles_them(tmp
     assert isinstance(reached, confined.StandIn)
 
 
+@pytest.mark.smoke
+def test_a_pickle_changes_no_class(tmp_path: Path) -> None:
+    """BUILD with (None, {name: value}) sets attributes of whatever stands there, a class too."""
+    import pickle
+
+    from torch.distributed.checkpoint.metadata import Metadata
+
+    sys.path[:0] = [str(PROGRAM.parent)]
+    import confined
+
+    before = dict(vars(Metadata))
+    for name in (b"planted", b"__doc__"):
+        change = b"N}\x8c" + bytes([len(name)]) + name + b"K\x01s\x86b"
+        (tmp_path / "pickle").write_bytes(b"\x80\x04ctorch.distributed.checkpoint.metadata\nMetadata\n" + change + b".")
+        with pytest.raises(pickle.UnpicklingError, match=rf"it sets Metadata\.{name.decode()}"):
+            confined.metadata(tmp_path / "pickle")
+        assert dict(vars(Metadata)) == before
+
+
 def test_the_arguments_of_megatron_lm_are_read(trained: Any, tmp_path: Path) -> None:
     """common.pt of Megatron-LM holds its arguments, with objects of classes that only it has."""
     import torch
