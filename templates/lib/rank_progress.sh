@@ -6,7 +6,8 @@
 # reader can tell a quiet node from a dead collector.
 # The seconds spent are written once every so often, and when the monitor ends.
 readonly rank_progress_every=5 rank_progress_soon=60 rank_progress_quiet=30 rank_progress_spent_every=30
-# Where no rank reports anything, its processes are looked at this often: each look reads some files of /proc for each process of the node.
+# Where no rank reports anything, its processes are looked at this often, and not before: each look reads some files of /proc for each
+# process of the node.
 readonly rank_progress_signs_every=30
 rank_progress_folder=""
 
@@ -29,9 +30,10 @@ rank_progress::end() {
 rank_progress::loop() {
     local -r file="$1"
     local line last=""
-    local -i wrote=0 spent=0 changed=0 looked=0 moved=0
+    local -i wrote=0 spent=0 changed=0 looked=EPOCHSECONDS moved=0
     local signs=""
-    trap 'rank_progress::look; rank_progress::spent; rank_progress::end; exit 0' TERM HUP INT
+    # The last look is at reports alone: the end of a job does not wait for a look at all processes.
+    trap 'looked=EPOCHSECONDS; rank_progress::look; rank_progress::spent; rank_progress::end; exit 0' TERM HUP INT
     while kill -0 "$$" 2>/dev/null; do
         rank_progress::look
         if ((EPOCHSECONDS - spent >= rank_progress_spent_every)); then
@@ -69,17 +71,18 @@ rank_progress::look() {
 }
 
 # A line for each process: `TIME<tab>ROLE@RANK <what rank_progress::look has><tab>ATTEMPT BEGAN WORKER ENDED FIRST SECONDS…`. Each start of the
-# job has a file of its own. Moved into place, so that a reader finds all of it.
+# job has a file of its own, where a rank reports. Moved into place, so that a reader finds all of it.
 rank_progress::spent() {
     local -r to="${file%.progress}.${SLURM_RESTART_COUNT:-0}.spent"
-    local path text more name
+    local path text more name lines=""
     for path in "${rank_progress_folder}"/*@*; do
         { IFS= read -r text && IFS= read -r more; } 2>/dev/null <"${path}" || continue
         read -r text <<<"${text}"
         read -r more <<<"${more}"
         name="${path##*/}"
-        printf '%s\t%s %s\t%s\n' "${EPOCHREALTIME/,/.}" "${name%%~*}" "${text}" "${more}"
-    done >"${to}.new" && mv -f -- "${to}.new" "${to}"
+        printf -v lines '%s%s\t%s %s\t%s\n' "${lines}" "${EPOCHREALTIME/,/.}" "${name%%~*}" "${text}" "${more}"
+    done
+    [[ -z "${lines}" ]] || { printf '%s' "${lines}" >"${to}.new" && mv -f -- "${to}.new" "${to}"; }
 }
 
 # How long the ranks of this node have used less than a hundredth of a CPU, written nothing and left its GPUs alone.
