@@ -20,7 +20,7 @@ from kit.bisection import record as records
 from kit.bisection import search
 from kit.bisection.changes import KINDS, Change, Kind
 from kit.bisection.judge import Criterion, Ended, judge
-from kit.bisection.record import Point, Record
+from kit.bisection.record import BisectionRecord, Trial
 from kit.bisection.state import Pair
 from kit.errors import ConfigError, ImageError, JobRefusedError, RunError, SlurmError, UsageError
 from kit.runs import folder as run_folder
@@ -46,8 +46,8 @@ class Result(Model):
 
     conclusion: str
     changes: tuple[Change, ...]
-    good: Point
-    bad: Point
+    good: Trial
+    bad: Trial
     rounds: int
     runs: int
     left_out: tuple[str, ...]
@@ -70,26 +70,26 @@ class Bisection:
                 known = self._round(known, waiting, say)
         return result(known)
 
-    def _record(self) -> Record:
+    def _record(self) -> BisectionRecord:
         known = records.read(self.folder)
         if known is None:
             raise RunError(f"{self.folder}: no bisection was begun here")
         return known
 
-    def _next(self, known: Record) -> list[int]:
+    def _next(self, known: BisectionRecord) -> list[int]:
         """Empty as well where an end is not what the run was that it repeats."""
         verdicts, last = known.verdicts, len(known.changes)
         if verdicts.get(0, "good") != "good" or verdicts.get(last, "bad") != "bad":
             return []
         return search.next_states(verdicts, last, self.width)
 
-    def _round(self, known: Record, states: Sequence[int], say: Say) -> Record:
+    def _round(self, known: BisectionRecord, states: Sequence[int], say: Say) -> BisectionRecord:
         """Submit what is not submitted, and wait for all."""
         begun = {one.state for one in known.points}
         number = known.rounds + 1
         for state in states:
             if state not in begun:
-                known = known.with_point(Point(state=state, round=number, run_dir="", verdict=None))
+                known = known.with_point(Trial(state=state, round=number, run_dir="", verdict=None))
         # All of a round at once: a kill within it makes no further round.
         known.write(self.folder)
         for state in states:
@@ -100,7 +100,7 @@ class Bisection:
                 known = self._ended(known, point, say)
         return known
 
-    def _begun(self, known: Record, point: Point, say: Say) -> Record:
+    def _begun(self, known: BisectionRecord, point: Trial, say: Say) -> BisectionRecord:
         """The state's run is one that Slurm has; a state that cannot be submitted says nothing."""
         if point.run_dir and self._is_sent(Path(point.run_dir)):
             return known
@@ -124,7 +124,7 @@ class Bisection:
         say(f"round {point.round}: state {state} of {len(known.changes)}: job {sent.job_id}, run {sent.run_id}")
         return known
 
-    def _run_id(self, known: Record, state: int) -> str:
+    def _run_id(self, known: BisectionRecord, state: int) -> str:
         return f"{self.pair.good.manifest.job_name}-{self.folder.name}-{state}"
 
     def _is_sent(self, run_dir: Path) -> bool:
@@ -150,7 +150,7 @@ class Bisection:
                 return False
             time.sleep(1)
 
-    def _ended(self, known: Record, point: Point, say: Say) -> Record:
+    def _ended(self, known: BisectionRecord, point: Trial, say: Say) -> BisectionRecord:
         run_dir = Path(point.run_dir)
         status.wait(run_dir, queue=queues.queue(), on_poll=_require_up)
         verdict, said = judge(known.by, self.explain(run_dir))
@@ -204,11 +204,13 @@ def begin(
                 + "".join(f"\n  {one}" for one in left_out),
                 hint=f"kit diff {good.name} {bad.name}",
             )
-        Record(good=str(good), bad=str(bad), by=by, changes=tuple(changes), left_out=tuple(left_out)).write(folder)
+        BisectionRecord(good=str(good), bad=str(bad), by=by, changes=tuple(changes), left_out=tuple(left_out)).write(
+            folder
+        )
     return made
 
 
-def result(known: Record) -> Result:
+def result(known: BisectionRecord) -> Result:
     """The sentence, and the two runs that stand on either side of what made it bad."""
     verdicts, last = known.verdicts, len(known.changes)
     low, high = search.interval(verdicts, last)

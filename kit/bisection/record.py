@@ -18,7 +18,7 @@ FOLDER = ".bisections"
 _FILE = "bisect.json"
 
 
-class Point(Model):
+class Trial(Model):
     """A state that was tried. run_dir: empty where it was not planned yet, or cannot be."""
 
     state: int = Field(description="How many of the changes it has, the first ones.")
@@ -28,7 +28,7 @@ class Point(Model):
     said: str = ""
 
 
-class Record(Model):
+class BisectionRecord(Model):
     """One bisection. good, bad: the run folders."""
 
     schema_version: Literal[1] = 1
@@ -37,7 +37,7 @@ class Record(Model):
     by: Criterion
     changes: tuple[Change, ...]
     left_out: tuple[str, ...] = Field(description="What differs and cannot be tried, in words.")
-    points: tuple[Point, ...] = ()
+    points: tuple[Trial, ...] = ()
 
     @property
     def verdicts(self) -> dict[int, Verdict]:
@@ -49,11 +49,11 @@ class Record(Model):
         """How many there were."""
         return max((one.round for one in self.points), default=0)
 
-    def of(self, state: int) -> Point:
+    def of(self, state: int) -> Trial:
         """The point of a state that was tried."""
         return next(one for one in self.points if one.state == state)
 
-    def with_point(self, point: Point) -> Record:
+    def with_point(self, point: Trial) -> BisectionRecord:
         """The same with one point added, or in the place of what was known of its state."""
         rest = tuple(one for one in self.points if one.state != point.state)
         return self.model_copy(update={"points": (*rest, point)})
@@ -64,9 +64,9 @@ class Record(Model):
         atomic.write(folder / _FILE, self.model_dump_json(indent=1) + "\n")
 
 
-def read(folder: Path) -> Record | None:
+def read(folder: Path) -> BisectionRecord | None:
     """What is known in a folder; None where nothing is. RunError where it cannot be read."""
     path = folder / _FILE
     if not path.exists():
         return None
-    return manifest.load(Record, path, absent=RunError(f"{path}: is gone"))
+    return manifest.load(BisectionRecord, path, absent=RunError(f"{path}: is gone"))

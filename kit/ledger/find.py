@@ -19,7 +19,7 @@ from kit.spec.cluster import Cluster, Price
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundLedgers:
     """What a name means. sweep: its id; None for a run. price: of the cluster; None where its file has none."""
 
     sweep: str | None
@@ -28,7 +28,7 @@ class Found:
     price: Price | None
 
 
-def ledgers(name: str | None, folders: list[Path], *, queue: Queue, now: float) -> Found:
+def ledgers(name: str | None, folders: list[Path], *, queue: Queue, now: float) -> FoundLedgers:
     """The ledgers of a run or sweep; RunError where there is no such one, or where its points have not been submitted."""
     points = sweep_points(name, folders)
     run_dirs = points or [registry.find_one(name, folders)]
@@ -36,7 +36,7 @@ def ledgers(name: str | None, folders: list[Path], *, queue: Queue, now: float) 
     made = tuple(one(status, now=now) for status in found if not status.facts.problem)
     if not made:
         raise RunError(f"{run_dirs[0]}: {found[0].facts.problem}", hint="'kit runs' lists the runs that can be read")
-    return Found(
+    return FoundLedgers(
         sweep=run_dirs[0].parent.parent.name if points else None,
         runs=tuple(found),
         ledgers=made,

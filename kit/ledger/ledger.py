@@ -17,8 +17,8 @@ from functools import cached_property
 
 from kit.ledger import ranks, timeline
 from kit.ledger.accounts import KEPT, LOOP, NOT_HELD, Account
-from kit.ledger.ranks import Amounts, Entry
-from kit.ledger.records import Process, Rank, Records, Reported
+from kit.ledger.ranks import Amounts, RankAmounts
+from kit.ledger.records import Rank, RankProcess, Records, Reported
 from kit.ledger.timeline import Window
 
 # How far a ledger is from the phases of each rank.
@@ -177,8 +177,8 @@ def together(run_id: str, several: Sequence[Ledger]) -> Ledger:
     )
 
 
-def _entries(window: Window, records: Records, *, lives: bool) -> dict[Rank, Entry]:
-    mine: defaultdict[Rank, list[Process]] = defaultdict(list)
+def _entries(window: Window, records: Records, *, lives: bool) -> dict[Rank, RankAmounts]:
+    mine: defaultdict[Rank, list[RankProcess]] = defaultdict(list)
     for process in records.processes:
         if process.attempt == window.attempt and window.start <= process.looked:
             mine[process.role, process.rank].append(process)
@@ -195,7 +195,9 @@ def _entries(window: Window, records: Records, *, lives: bool) -> dict[Rank, Ent
     return _settled(window, entries, failed=failed, lives=lives)
 
 
-def _settled(window: Window, entries: dict[Rank, Entry], *, failed: float | None, lives: bool) -> dict[Rank, Entry]:
+def _settled(
+    window: Window, entries: dict[Rank, RankAmounts], *, failed: float | None, lives: bool
+) -> dict[Rank, RankAmounts]:
     """What needs all ranks: the communication that is nobody's wait, and when the last rank ended."""
     stops = [one.stop for one in entries.values()]
     known = [stop for stop in stops if stop is not None]
@@ -220,7 +222,7 @@ def _settled(window: Window, entries: dict[Rank, Entry], *, failed: float | None
 
 
 def _with_lost(
-    shares: list[Share], before: Mapping[Rank, tuple[int, float]], entries: Mapping[Rank, Entry]
+    shares: list[Share], before: Mapping[Rank, tuple[int, float]], entries: Mapping[Rank, RankAmounts]
 ) -> list[Share]:
     """The shares with the steps that this attempt makes once more in an account of their own, the last ones first."""
     lost: dict[Rank, float] = {}
@@ -240,7 +242,7 @@ def _with_lost(
     return found[::-1]
 
 
-def _detail(window: Window, records: Records, entries: Mapping[Rank, Entry]) -> str:
+def _detail(window: Window, records: Records, entries: Mapping[Rank, RankAmounts]) -> str:
     if any(one.step is not None for one in entries.values()):
         return PHASES
     found: Sequence[Reported] = [one for one in records.reported if one.attempt == window.attempt]

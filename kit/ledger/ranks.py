@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kit.health import progress
 from kit.ledger.accounts import Account
-from kit.ledger.records import Process, Reported
+from kit.ledger.records import RankProcess, Reported
 from kit.ledger.timeline import Window
 
 # kit_rank's phases. What a rank communicates is split when all ranks are known: ledger.py.
@@ -29,7 +29,7 @@ Amounts = Mapping[Account, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class RankAmounts:
     """A rank's share of a window: its amounts add up to the window's length. stop: when its last process ended; None where unknown.
 
     made: seconds that a step computes. step, first: of its last and its first process; None where it reported no loop.
@@ -54,13 +54,13 @@ def filled(amounts: Amounts, length: float, rest: Account) -> dict[Account, floa
 
 def entry(
     window: Window,
-    processes: Sequence[Process],
+    processes: Sequence[RankProcess],
     *,
     failed: float | None,
     died: float | None,
     reported: Reported | None = None,
     lives: bool = False,
-) -> Entry:
+) -> RankAmounts:
     """A rank's share. processes: its own in this attempt. failed: when the first rank of the attempt failed.
 
     died: when this one did. reported: what rank 0 reported, for a rank without processes. lives: the attempt goes on.
@@ -70,7 +70,7 @@ def entry(
     mine = sorted(processes, key=lambda one: one.began)
     if not any(one.first is not None for one in mine):
         amounts = _without_steps(window.start, end, mine, reported, lives=lives)
-        return Entry(amounts=_summed(amounts, after), stop=None, made=0.0, step=None, first=None)
+        return RankAmounts(amounts=_summed(amounts, after), stop=None, made=0.0, step=None, first=None)
     amounts, at, stop = _sums(), window.start, end
     for place, one in enumerate(mine):
         following = mine[place + 1].began if place + 1 < len(mine) else end
@@ -82,7 +82,7 @@ def entry(
         _add(amounts, {Account.IDLE_END if failed is None else window.after: end - at})
     last, first = mine[-1], mine[0]
     steps = last.step - (last.first or 0)
-    return Entry(
+    return RankAmounts(
         amounts=_summed(amounts, after),
         stop=stop,
         made=last.spent.get("compute", 0.0) / steps if steps > 0 else 0.0,
@@ -91,7 +91,7 @@ def entry(
     )
 
 
-def _lifetime(one: Process, at: float, following: float, end: float, died: float | None) -> tuple[float, float]:
+def _lifetime(one: RankProcess, at: float, following: float, end: float, died: float | None) -> tuple[float, float]:
     """From when until when a process lived, within what is left of the attempt."""
     began = min(max(one.began, at), end)
     ends = [end, following]
@@ -102,7 +102,7 @@ def _lifetime(one: Process, at: float, following: float, end: float, died: float
     return began, max(began, min(ends))
 
 
-def _before(one: Process, at: float, began: float, *, again: bool) -> Amounts:
+def _before(one: RankProcess, at: float, began: float, *, again: bool) -> Amounts:
     """From the attempt's start, or the end of the process before, to the process: the image until the node's task began."""
     if again:
         return {Account.RESTART: began - at}
@@ -110,7 +110,7 @@ def _before(one: Process, at: float, began: float, *, again: bool) -> Amounts:
     return {Account.IMAGE: worker - at, Account.START: began - worker}
 
 
-def _spent(one: Process, began: float, stop: float) -> Amounts:
+def _spent(one: RankProcess, began: float, stop: float) -> Amounts:
     """The life of a process: what it reported, what it has been doing since, and where that was too long a stall."""
     length = stop - began
     amounts = _sums()
@@ -137,7 +137,7 @@ def _spent(one: Process, began: float, stop: float) -> Amounts:
 
 
 def _without_steps(
-    start: float, end: float, mine: Sequence[Process], reported: Reported | None, *, lives: bool
+    start: float, end: float, mine: Sequence[RankProcess], reported: Reported | None, *, lives: bool
 ) -> Amounts:
     """A rank that reported no loop: rank 0's records where there are some, else its program is one amount."""
     amounts, at = _sums(), start

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kit import files
-from kit.ledger.records import Event, Failure, Process, Records, Reported
+from kit.ledger.records import Event, Failure, RankProcess, Records, Reported
 from kit.runs import facts, metrics
 from kit.runs.status import Status
 from kit.spec.paths import RunPaths
@@ -77,9 +77,9 @@ def _events(run_dir: Path) -> Iterable[Event]:
             yield Event(at=at, name=str(line["event"]), job_id=int(job), attempt=int(attempt), values=values)
 
 
-def processes(run_dir: Path) -> list[Process]:
+def processes(run_dir: Path) -> list[RankProcess]:
     """The last report of each process, of all jobs and starts of the run."""
-    found: dict[tuple[str, int, float], Process] = {}
+    found: dict[tuple[str, int, float], RankProcess] = {}
     for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.spent")):
         named = _FILE.fullmatch(path.name)
         if named is None:
@@ -95,14 +95,14 @@ def processes(run_dir: Path) -> list[Process]:
     return [*found.values()]
 
 
-def _process(line: str, node: str) -> Process | None:
+def _process(line: str, node: str) -> RankProcess | None:
     """A line of rank_progress::spent; None for one that was cut off."""
     try:
         looked, now, more = line.split("\t")
         name, step, phase, since, took, every = now.split()[:6]
         attempt, began, worker, ended, first, *spent = more.split()
         role, _, rank = name.rpartition("@")
-        return Process(
+        return RankProcess(
             role=role,
             rank=int(rank),
             node=node,

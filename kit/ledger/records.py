@@ -21,7 +21,7 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Process:
+class RankProcess:
     """One process of a rank, by its last report (kit_rank).
 
     looked: when its node's monitor read that report. step: steps done; first: those done when its loop began, None before that.
@@ -87,7 +87,7 @@ class Records:
     ranks_per_node: int = 1
     gpus: int = 0
     events: tuple[Event, ...] = ()
-    processes: tuple[Process, ...] = ()
+    processes: tuple[RankProcess, ...] = ()
     failures: tuple[Failure, ...] = ()
     reported: tuple[Reported, ...] = ()
 

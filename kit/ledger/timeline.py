@@ -41,7 +41,7 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Allocation:
+class AllocatedSpan:
     """One start of a job, for as long as it held its nodes. spare: nodes without ranks."""
 
     start: float
@@ -58,7 +58,7 @@ class Timeline:
     end: float
     spans: tuple[Span, ...]
     windows: tuple[Window, ...]
-    allocations: tuple[Allocation, ...]
+    allocations: tuple[AllocatedSpan, ...]
 
 
 def build(records: Records) -> Timeline:
@@ -84,7 +84,7 @@ class _Builder:
         self._over = False
         self._spans: list[Span] = []
         self._windows: list[Window] = []
-        self._allocations: list[Allocation] = []
+        self._allocations: list[AllocatedSpan] = []
 
     def built(self) -> Timeline:
         for event in self._events:
@@ -184,7 +184,7 @@ class _Builder:
     def _release(self, at: float) -> None:
         if self._held is not None:
             start, attempt = self._held
-            self._allocations.append(Allocation(start=start, end=at, attempt=attempt, spare=self._spare))
+            self._allocations.append(AllocatedSpan(start=start, end=at, attempt=attempt, spare=self._spare))
         self._held, self._spare = None, 0
 
     def _close_window(self, at: float, after: Account) -> None:

@@ -12,7 +12,7 @@ from kit import __version__
 from kit.errors import UsageError
 from kit.ledger import find
 from kit.ledger.as_json import as_dict
-from kit.ledger.find import Found
+from kit.ledger.find import FoundLedgers
 from kit.ledger.ledger import Ledger, together
 from kit.reports import collect
 from kit.runs.status import Queue, Status
@@ -45,7 +45,7 @@ def report(names: Sequence[str], folders: list[Path], *, queue: Queue, now: floa
     return {**head, **_of_several(found)}
 
 
-def _of_several(found: Sequence[Found]) -> dict[str, Any]:
+def _of_several(found: Sequence[FoundLedgers]) -> dict[str, Any]:
     runs = [(one.runs[0], one.ledgers[0], one) for one in found]
     briefs = [
         {**collect.brief(status, closed, one.price), "label": status.run_dir.name} for status, closed, one in runs
@@ -77,7 +77,7 @@ def _cells(run: dict[str, Any]) -> list[str]:
     ]
 
 
-def _of_sweep(found: Found, results: Results) -> dict[str, Any]:
+def _of_sweep(found: FoundLedgers, results: Results) -> dict[str, Any]:
     closed: dict[Path, tuple[Status, Ledger]] = {
         status.run_dir: (status, one)
         for status, one in zip([s for s in found.runs if not s.facts.problem], found.ledgers, strict=True)

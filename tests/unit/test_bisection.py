@@ -22,7 +22,7 @@ from kit.bisection.bisect import Bisection, begin, result
 from kit.bisection.changes import Change
 from kit.bisection.commits import Workspaces
 from kit.bisection.judge import Ended
-from kit.bisection.record import Point, Record
+from kit.bisection.record import BisectionRecord, Trial
 from kit.bisection.search import Verdict
 from kit.cli import bisect as cli
 from kit.errors import RunError, UsageError
@@ -212,14 +212,14 @@ def test_a_program_that_breaks_ends_the_bisection(tmp_path: Path) -> None:
         judge.judge(judge.Criterion(kind="check", check=str(program)), ended(tmp_path / "run"))
 
 
-def known(verdicts: dict[int, Verdict], count: int) -> Record:
+def known(verdicts: dict[int, Verdict], count: int) -> BisectionRecord:
     points = tuple(
-        Point(state=state, round=1, run_dir=f"/r/{state}", verdict=verdict, said=f"said {state}")
+        Trial(state=state, round=1, run_dir=f"/r/{state}", verdict=verdict, said=f"said {state}")
         for state, verdict in verdicts.items()
     )
     made = tuple(Change(kind="keys", name=f"k{n}", text=f"the key k{n}") for n in range(1, count + 1))
     by = judge.Criterion(kind="exit-code")
-    return Record(good="/r/good", bad="/r/bad", by=by, changes=made, left_out=(), points=points)
+    return BisectionRecord(good="/r/good", bad="/r/bad", by=by, changes=made, left_out=(), points=points)
 
 
 def test_the_sentence_names_the_change_and_the_two_runs() -> None:

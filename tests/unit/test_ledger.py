@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kit.ledger import ledger, read
 from kit.ledger.accounts import MEANINGS, Account
-from kit.ledger.records import Event, Failure, Process, Records, Reported
+from kit.ledger.records import Event, Failure, RankProcess, Records, Reported
 from tests.support import REPO
 
 SPENT = dict.fromkeys(read.SPENT, 0.0)
@@ -23,14 +23,14 @@ def event(at: float, kind: str, attempt: int = 0, job: int = 7, /, **values: str
     return Event(at=at, name=kind, job_id=job, attempt=attempt, values=values)
 
 
-def process(rank: int, attempt: int = 0, **values: Any) -> Process:
+def process(rank: int, attempt: int = 0, **values: Any) -> RankProcess:
     """Ten steps of a second, after four seconds of start and one of rendezvous."""
     spent = {**SPENT, "start": 4.0, "rendezvous": 1.0, "first": 2.0, "compute": 9.0, **values.pop("spent", {})}
     usual: dict[str, Any] = {
         "role": "", "node": f"n{rank // 2 + 1}", "looked": 130.0, "step": 10, "phase": "compute", "since": 130.0, "usual": 1.0,
         "began": 114.0, "worker": 112.0, "ended": 130.0, "first": 0,
     }  # fmt: skip
-    return Process(rank=rank, attempt=attempt, spent=spent, **{**usual, **values})
+    return RankProcess(rank=rank, attempt=attempt, spent=spent, **{**usual, **values})
 
 
 START = (
