@@ -92,8 +92,7 @@ def of_nodes(good: Sequence[str], bad: Sequence[str]) -> list[Change]:
         return []
     old, new = ([one for one in mine if one not in theirs] for mine, theirs in ((good, bad), (bad, good)))
     return [
-        Change(kind="nodes", name=f"{x} {y}", text=f"node {y} in the place of {x}")
-        for x, y in zip(old, new, strict=True)
+        Change(kind="nodes", name=f"{x} {y}", text=f"node {y} instead of {x}") for x, y in zip(old, new, strict=True)
     ]
 
 

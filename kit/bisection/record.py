@@ -54,7 +54,7 @@ class BisectionRecord(Model):
         return next(one for one in self.points if one.state == state)
 
     def with_point(self, point: Trial) -> BisectionRecord:
-        """The same with one point added, or in the place of what was known of its state."""
+        """The same with one trial added; it replaces what was known of its state."""
         rest = tuple(one for one in self.points if one.state != point.state)
         return self.model_copy(update={"points": (*rest, point)})
 

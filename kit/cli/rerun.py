@@ -36,7 +36,7 @@ def rerun(
         typer.Option("--from-step", metavar="N", min=0, help="Begin at this checkpoint of the run, in a copy."),
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="With the job's folder as it is now, in the place of the run's snapshot.")
+        bool, typer.Option("--live", help="With the job's folder as it is now, instead of the run's snapshot.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be written and run. Nothing is submitted.")

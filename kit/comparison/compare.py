@@ -94,7 +94,7 @@ def _parted(one: Parting) -> str:
 
 
 def reporter(one: Parting) -> str:
-    """Who reported it, where records say so."""
+    """The rank or replica that reported it, where records name one."""
     said = [
         f" on {noun} {number}"
         for noun, number in (("replica group", one.replica), ("rank", one.rank))

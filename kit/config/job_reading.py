@@ -52,7 +52,7 @@ class Sources:
     """A job file and its cluster, read once. `resolve` makes the job, as written or as a point of a sweep.
 
     files: the job file's own keys, below them those of the files that it builds on, lowest first. kept_launcher: the one of a run,
-    in the place of today's.
+    instead of today's.
     """
 
     files: tuple[Layer, ...]

@@ -26,7 +26,7 @@ class RankProcess:
 
     looked: when its node's monitor read that report. step: steps done; first: those done when its loop began, None before that.
     phase, since: what it does, since when. usual: seconds between two reports of a step, 0 before the second. began, ended: of the
-    process, ended 0 where it did not say so. worker: when the node's task began, 0 where that is not known. spent: seconds in each
+    process, ended 0 where it reported no end. worker: when the node's task began, 0 where that is not known. spent: seconds in each
     phase of kit_rank, up to `since`.
     """
 

@@ -198,7 +198,7 @@ class Earlier:
         return record.model_copy(update={"rerun_of": self.manifest.run_id, "from_step": self.from_step, **same})
 
     def amended(self, plan: Plan) -> Plan:
-        """A plan with this run's launcher programs in the place of today's, and the checkpoint that it begins at."""
+        """A plan with this run's launcher programs instead of today's, and the checkpoint that it begins at."""
         copies, made = plan.copies, list[PlanFile]()
         if copies and plan.decisions.resolved.launcher_dir == self.paths.code:
             copies = ((self.paths.code, "code"),)

@@ -49,10 +49,10 @@ def differences(made: Prepared) -> Iterator[str]:
     assert earlier is not None
     was, plan = earlier.manifest, made.plan
     if sizes_text(was.world_sizes) != sizes_text(plan.world_sizes):
-        sizes = f"{sizes_text(plan.world_sizes)} ranks in the place of {sizes_text(was.world_sizes)}"
+        sizes = f"{sizes_text(plan.world_sizes)} ranks instead of {sizes_text(was.world_sizes)}"
         yield f"{sizes}: sums over ranks are rounded otherwise"
     if was.runtime != plan.job.container.runtime:
-        yield f"runtime {plan.job.container.runtime} in the place of {was.runtime}"
+        yield f"runtime {plan.job.container.runtime} instead of {was.runtime}"
     if was.versions.get("kit") != __version__:
         yield f"kit {was.versions.get('kit')} made the run; its scripts are those of kit {__version__} now"
     if why := made.resolved.launcher.varies:

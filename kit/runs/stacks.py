@@ -21,7 +21,7 @@ _MOST_BYTES = 1 << 20
 def gather(status: Status, *, rank: int | None, env: Mapping[str, str]) -> dict[str, str]:
     """The evidence of each rank now, of one rank alone, and without one of each node, by file name (`rank-5.txt`).
 
-    RunError where the run is not running, or the rank is none of its; ToolError where Slurm starts no step.
+    RunError where the run is not running, or has no such rank; ToolError where Slurm starts no step.
     """
     run_dir = status.run_dir
     if status.state != "RUNNING":

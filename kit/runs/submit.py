@@ -93,7 +93,7 @@ def prepare_resolved(
 ) -> Prepared:
     """The same for a job that is read already.
 
-    live: in the job's folder itself, whatever the job says. earlier: the run that it repeats. run_id: in the place of a new one.
+    live: in the job's folder itself, whatever the job says. earlier: the run that it repeats. run_id: instead of a new one.
     """
     if live:
         resolved = replace(resolved, job=resolved.job.model_copy(update={"snapshot": False}))

@@ -207,7 +207,7 @@ def test_one_node_of_four(eight: Lab, tmp_path: Path) -> None:
     check.write_text("""#!/bin/sh\n! grep -q '"test_loss": 2' "$1/metrics.jsonl"\n""")
     check.chmod(0o755)
     found = bisect(eight, good, bad, "--check", str(check), "--points", "2")
-    said = f"node {names[6]} in the place of {names[2]} made it bad: with it check.sh ended with 1, "
+    said = f"node {names[6]} instead of {names[2]} made it bad: with it check.sh ended with 1, "
     assert found["conclusion"] == f"{said}without it check.sh ended with 0"
     assert found["rounds"] <= 3
     text = eight.kit("diff", good, bad).stdout

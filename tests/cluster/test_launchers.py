@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 
 SMALL = ["--steps", "24", "--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--batch-size", "16"]
 DIGITS = ["--epochs", "8", "--log-every", "1"]
-# Name -> arguments of the program in the place of the example's, other options.
+# Name -> arguments of the program instead of the example's, other options.
 EXAMPLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "ddp": (DIGITS, ()),
     "ddp-srun": (DIGITS, ("checkpoint.async=true",)),

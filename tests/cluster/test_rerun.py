@@ -16,7 +16,7 @@ from tests.cluster.test_launchers import SMALL, put, records
 
 pytestmark = pytest.mark.cluster
 
-# Example -> arguments in the place of its own, further keys.
+# Example -> arguments instead of its own, further keys.
 EXAMPLES: dict[str, tuple[list[str], tuple[str, ...]]] = {
     **SMALL_EXAMPLES,
     "ddp": (["--epochs", "6", "--log-every", "1"], ()),

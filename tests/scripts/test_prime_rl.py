@@ -143,7 +143,7 @@ env = { taskset = { id = "gsm8k" } }
 
 
 def environments(folder: Path, server: str, sources: str = SOURCES) -> subprocess.Popen[str]:
-    """environments.py, with a script in the place of env-server."""
+    """environments.py, with a script instead of env-server."""
     env = stand_in("env-server", folder, server)
     (folder / "orchestrator.toml").write_text(sources)
     argv = [
