@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import huggingface
 import pytorch
 import shapes
-from lib.faults import Refused
+from lib.faults import Refused, tell
 from lib.progress import Progress
 from output import Output
 from plain import opened
@@ -87,10 +87,7 @@ def main() -> int:
         message, hint = f"{error.filename or args.target}: {error.strerror}", ""
     else:
         return 0
-    if args.json_lines:
-        print(json.dumps({"error": message, "hint": hint}), file=sys.stderr)
-    else:
-        print(f"error: {message}" + (f"\n  try: {hint}" if hint else ""), file=sys.stderr)
+    tell(message, hint, as_json=args.json_lines)
     return REFUSED
 
 

@@ -1,6 +1,8 @@
 """What stops a program of the kit that makes files, in words for the user."""
 
 import importlib
+import json
+import sys
 from typing import Any
 
 
@@ -10,6 +12,14 @@ class Refused(Exception):  # noqa: N818 - it says what happened, as the message 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message, self.hint = message, hint
+
+
+def tell(message: str, hint: str, *, as_json: bool) -> None:
+    """The one error of a program, on its standard error: as a line of JSON for the kit, or as text."""
+    if as_json:
+        print(json.dumps({"error": message, "hint": hint}), file=sys.stderr)
+    else:
+        print(f"error: {message}" + (f"\n  try: {hint}" if hint else ""), file=sys.stderr)
 
 
 def imported(module: str, what: str) -> Any:

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -64,18 +63,7 @@ class Lessons:
 
 def opened(args: argparse.Namespace, here: ranks.Ranks, log: metrics.Metrics) -> Lessons:
     """The chats of --data, called by all ranks; a program whose --data cannot be ends here."""
-    box: list[Any] = [None]
-    if here.is_first:
-        try:
-            box = [made(args, args.run_dir / "data")]
-        except Refused as error:
-            box = [f"{error.message}" + (f"\n  try: {error.hint}" if error.hint else "")]
-        except OSError as error:
-            box = [f"{error.filename}: {error.strerror}"]
-    dist.broadcast_object_list(box, src=0, group=here.control)
-    if isinstance(box[0], str):
-        raise SystemExit(box[0] if here.is_first else 1)
-    folder, told = box[0]
+    folder, told = ranks.by_first(lambda: made(args, args.run_dir / "data"), here)
     if not (folder / _MADE).is_file():
         raise SystemExit(f"{folder}: not on this node. --run-dir must be on a disk that all nodes have.")
     log.say(f"data: {said(told['counts'])}")

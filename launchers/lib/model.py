@@ -77,6 +77,26 @@ class Shape:
         """Of the feed-forward part."""
         return self.feed_forward or 4 * self.dim
 
+    def described(self, architecture: str) -> dict[str, Any]:
+        """What model.json says of a model of this shape."""
+        return {
+            "architecture": architecture,
+            "layers": self.layers,
+            "dim": self.dim,
+            "feed_forward": self.wide,
+            "vocabulary": self.vocabulary,
+            "heads": self.heads,
+            "kv_heads": self.keys,
+            "head_dim": self.each,
+            "context": self.context,
+            "norm_eps": self.norm_eps or torch.finfo(torch.float32).eps,  # what nn.RMSNorm takes without an eps
+            "rope_base": self.rope_base,
+            "rope_scaling": self.rope_scaling,
+            "qkv_bias": self.qkv_bias,
+            "head_norms": self.head_norms,
+            "tied_embeddings": False,
+        }
+
 
 class Block(nn.Module):
     """Causal self-attention, then a gated feed-forward part, each added to what came in."""
@@ -214,24 +234,7 @@ class GPT(nn.Module):
 
     def described(self) -> dict[str, Any]:
         """What model.json says of it."""
-        shape = self.shape
-        return {
-            "architecture": "kit-gpt",
-            "layers": shape.layers,
-            "dim": shape.dim,
-            "feed_forward": shape.wide,
-            "vocabulary": shape.vocabulary,
-            "heads": shape.heads,
-            "kv_heads": shape.keys,
-            "head_dim": shape.each,
-            "context": shape.context,
-            "norm_eps": shape.norm_eps or torch.finfo(torch.float32).eps,  # what nn.RMSNorm takes without an eps
-            "rope_base": shape.rope_base,
-            "rope_scaling": shape.rope_scaling,
-            "qkv_bias": shape.qkv_bias,
-            "head_norms": shape.head_norms,
-            "tied_embeddings": False,
-        }
+        return self.shape.described("kit-gpt")
 
     def flops_per_token(self) -> float:
         """Forward and backward, by 6 N + 12 L H Q T of PaLM's appendix B (arXiv 2204.02311); the embedding not counted."""

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from . import documents, options, shards, vocabulary
-from .faults import Refused
+from .faults import Refused, tell
 from .prepared_set import COUNTS, FORMAT, PARTS, VERSION, Place, described_at, said
 from .progress import Progress
 
@@ -299,10 +299,7 @@ def main() -> int:
         else:
             print(f"{args.to}  {said(made)}  {made['digest']}")
         return 0
-    if args.json_lines:
-        print(json.dumps({"error": message, "hint": hint}), file=sys.stderr)
-    else:
-        print(f"error: {message}" + (f"\n  try: {hint}" if hint else ""), file=sys.stderr)
+    tell(message, hint, as_json=args.json_lines)
     return REFUSED
 
 

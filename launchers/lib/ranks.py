@@ -12,12 +12,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from . import reports
+from .faults import Refused
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +126,23 @@ def largest(*values: float, here: Ranks) -> list[float]:
     tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=here.control)
     return tensor.tolist()
+
+
+def by_first(make: Callable[[], Made], here: Ranks) -> Made:
+    """What `make` gives on the first rank, on every rank. The program ends here where it is Refused or meets an OSError."""
+    box: list[Any] = [None, None]
+    if here.is_first:
+        try:
+            box = [make(), None]
+        except Refused as error:
+            box = [None, error.message + (f"\n  try: {error.hint}" if error.hint else "")]
+        except OSError as error:
+            box = [None, f"{error.filename}: {error.strerror}"]
+    dist.broadcast_object_list(box, src=0, group=here.control)
+    made, problem = box
+    if problem is not None:
+        raise SystemExit(problem if here.is_first else 1)
+    return cast("Made", made)
 
 
 def share(what: str, amount: int, here: Ranks, accumulate: int = 1) -> int:

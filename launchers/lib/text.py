@@ -17,13 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from . import metrics, prepare, prepared_set, shards, vocabulary
 from .faults import Refused
 from .progress import Progress
-from .ranks import Ranks
+from .ranks import Ranks, by_first
 
 HELD_OUT = 20  # of Megatron's files, the last one in so many documents
 MOST = 2 << 30  # bytes of text that a training run tokenizes by itself
@@ -110,18 +109,8 @@ class _Found:
 
 def opened(args: argparse.Namespace, here: Ranks, log: metrics.Metrics, folder: Path | None = None) -> Corpus:
     """The text of the options, called by all ranks; a program whose --data cannot be ends here. folder: for what is made."""
-    box: list[Any] = [None]
-    if here.is_first:
-        try:
-            box = [_found(args, (folder or args.run_dir) / "data", log.say)]
-        except Refused as error:
-            box = [f"{error.message}" + (f"\n  try: {error.hint}" if error.hint else "")]
-        except OSError as error:
-            box = [f"{error.filename}: {error.strerror}"]
-    dist.broadcast_object_list(box, src=0, group=here.control)
-    if isinstance(box[0], str):
-        raise SystemExit(box[0] if here.is_first else 1)
-    return _corpus(args, box[0], log.say)
+    found = by_first(lambda: _found(args, (folder or args.run_dir) / "data", log.say), here)
+    return _corpus(args, found, log.say)
 
 
 def load(args: argparse.Namespace, folder: Path, say: Callable[[str], None] = print) -> Corpus:

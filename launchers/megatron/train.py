@@ -307,7 +307,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 writes()
                 # Not before Megatron has begun: it warns of a folder that a faster rank has put a file into.
                 checkpoint.write_rank(folder, here, mine)
-                checkpoint.write_model(folder, here, described(shape))
+                checkpoint.write_model(folder, here, shape.described("megatron-gpt"))
 
             return finish
 
@@ -364,27 +364,6 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- the end ----
 
     return steps.end()
-
-
-def described(shape: model.Shape) -> dict[str, Any]:
-    """What model.json says of the model."""
-    return {
-        "architecture": "megatron-gpt",
-        "layers": shape.layers,
-        "dim": shape.dim,
-        "feed_forward": shape.wide,
-        "vocabulary": shape.vocabulary,
-        "heads": shape.heads,
-        "kv_heads": shape.keys,
-        "head_dim": shape.each,
-        "context": shape.context,
-        "norm_eps": shape.norm_eps,
-        "rope_base": shape.rope_base,
-        "rope_scaling": shape.rope_scaling,
-        "qkv_bias": shape.qkv_bias,
-        "head_norms": shape.head_norms,
-        "tied_embeddings": False,
-    }
 
 
 def counted(shape: model.Shape) -> tuple[int, float]:

@@ -244,6 +244,23 @@ def test_chats_are_learned_and_a_resume_goes_on(chats_file: Path, training: Any,
     assert "--data is sha256:" in refused.output()
 
 
+def test_a_template_of_ones_own_and_the_last_turn_alone(training: Any, tools: Any) -> None:
+    """Built from bytes, so that what is counted can be read: the second answer of each chat, and its end."""
+    template, data = training.folder / "own.jinja", training.folder / "chats.jsonl"
+    template.write_text(FORGETS)
+    lines = []
+    for number in range(40):
+        said = (("user", f"{number}"), ("assistant", "first"), ("user", "more"), ("assistant", "last"))
+        lines.append(json.dumps({"messages": [{"role": role, "content": text} for role, text in said]}) + "\n")
+    data.write_text("".join(lines))
+    words = ("--data", data, "--chat-template", template, "--turns", "last", "--batch-size", 8, "--max-steps", 2)
+    run_dir = training.run("sft/train.py", "run", *SMALL, "--seq-len", 128, *words).run_dir
+    (made,) = (run_dir / "data").glob("chats-*")
+    lessons = lib("lessons").Lessons(made, json.loads((made / "chats.json").read_text()))
+    (row, *_) = lessons.held_out(256)
+    assert bytes(token for token, counts in zip(row.tokens, row.mask, strict=True) if counts) == b"last<|im_end|>"
+
+
 def test_the_curve_is_the_same_on_every_layout(chats_file: Path, training: Any, tools: Any) -> None:
     """Chats have answers of different lengths, and each token counts the same wherever it is."""
     words = (*SMALL, "--data", chats_file, "--batch-size", 8, "--max-steps", 6, "--test-chats", 7)

@@ -532,3 +532,13 @@ def test_diloco_trains_on_one_prepared_set(corpus: Path, weights: Path, by_ddp: 
     assert list(curve) == list(range(1, 9))
     for step, values in curve.items():
         assert values == pytest.approx(by_ddp[0][step], abs=1e-5), step
+
+
+def test_a_folder_made_from_the_same_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", TEXTS)
+    made = prepared(path, "--to", tmp_path / "set")
+    before = (tmp_path / "set/prepared.json").stat()
+    assert prepared(path, "--to", tmp_path / "set", "--reuse")["digest"] == made["digest"]
+    assert (tmp_path / "set/prepared.json").stat().st_mtime_ns == before.st_mtime_ns
+    write(tmp_path / "a.jsonl", [*TEXTS, "one more"])
+    assert prepared(path, "--to", tmp_path / "set", "--reuse")["digest"] != made["digest"]
