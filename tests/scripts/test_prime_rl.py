@@ -170,12 +170,22 @@ def test_an_environment_server_for_each_source_where_the_orchestrator_looks(tmp_
         "log": {"level": "debug", "json_logging": False},
     }
     assert json.loads((tmp_path / "options" / "2.json").read_text())["serve"] == {"address": "tcp://127.0.0.1:20008"}
+    servers = {pid: began(pid) for pid, *_ in lines}
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
-    for pid, *_ in lines:
-        while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]:
+    for pid, start in servers.items():
+        while began(pid) == start:
             assert time.monotonic() < until + 30
             time.sleep(0.05)
+
+
+def began(pid: str) -> str | None:
+    """When a process began, in ticks since boot: its number may soon be another's. None for one that has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
 
 
 @pytest.mark.parametrize(("server", "code"), [("exit 7", 7), ("kill -9 $$", 137)])
