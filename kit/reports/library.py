@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from importlib.metadata import version
@@ -38,10 +39,7 @@ def script() -> str:
             f"vl-convert-python {version('vl-convert-python')}: its script cannot be put into a page",
             hint="pip install --upgrade 'slurm-kit[report]'",
         )
-    try:
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time and nothing else
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - as the index does
         atomic.write(path, made, durable=False)
-    except OSError:
-        # A cache that cannot be written costs time and nothing else.
-        pass
     return made

@@ -72,7 +72,7 @@ def test_a_program_with_loader_workers_saves(
     lab.wait_end(run)
     logs = read(run, "rank-0") + read(run, "batch")
     assert {p.name: p.read_text() for p in run.glob("saved-*")} == {"saved-0": name}, logs
-    # By a signal of the kit's. One of torch's own workers aborts now and then as its program ends, without any Slurm too.
+    # Killed by the kit's signal. torch's own workers sometimes abort when their program ends; they do so without Slurm, too.
     assert not re.search(r"DataLoader worker .* is killed by signal: (Terminated|User defined signal)", logs), logs
     assert lab.status(run)["exit_code"] == code, logs
     assert lab.settled(run) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -196,7 +197,10 @@ def test_a_role_that_is_not_there_has_the_nearest_as_a_hint_or_the_first(tmp_pat
 
 
 def test_what_only_looks_like_a_placeholder_is_left(tmp_path: Path) -> None:
-    plan_roles(tmp_path, SERVER + TRAINER + 'args = ["{nobody.port.web}", "{server.nodes}", "{server.port.http}"]\n')
+    words = ["{nobody.port.web}", "{server.nodes}", "{server.port.http}"]
+    plan = plan_roles(tmp_path, SERVER + TRAINER + f"args = {json.dumps(words)}\n")
+    written = "".join(file.text for file in plan.files)
+    assert [word for word in words if word not in written] == []
 
 
 def test_a_role_may_share_all_nodes_of_another_and_no_more(tmp_path: Path) -> None:
