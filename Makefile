@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test training gpu-check own-python matrix matrix-short slow faults hostile soak soak-diloco mutants lint type golden schema lock bench submit clean
+.PHONY: help setup demo test training gpu-check own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema lock bench bench-when bench-forecast submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -30,21 +30,31 @@ test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips
 training: setup ## all of tests/training, in .train-venv with the frameworks; ARGS="-m smoke": every program once, as CI does
 	@scripts/training.sh $(or $(ARGS),-m "smoke or not smoke")
 
+cuts: ## 60 broken lines at random moments of what is done over ssh (as root)
+	@KIT_CUTS=60 $(PY) -m pytest -q -m "slow or not slow" -k cut tests/cluster/test_remote.py
+
 faults: ## the whole fault matrix: every fault in every start shape and container runtime of this machine
 	@scripts/setup.sh --with-tests
 	@$(PY) -m pytest -m 'faults or not faults' tests/cluster/test_faults.py tests/cluster/test_preflight.py \
-		tests/cluster/test_secrets.py tests/cluster/test_interactive.py tests/cluster/test_containers.py $(ARGS)
+		tests/cluster/test_secrets.py tests/cluster/test_interactive.py tests/cluster/test_containers.py \
+		tests/cluster/test_lost_nodes.py tests/cluster/test_roles.py tests/cluster/test_data_loaders.py \
+		tests/cluster/test_prolog.py tests/cluster/test_fresh_nodes.py \
+		--numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 own-python: setup ## the unit tests of images on /usr/bin/python3, where .venv has another Python (pyenv, uv)
 	@scripts/own_python.sh $(ARGS)
 
 matrix: ## all cluster tests, and the unit tests of images, on Debian's other suites (SUITES="trixie sid"), each with its own Slurm and Python; root only
 	@scripts/setup.sh --with-tests
-	@for suite in $(SUITES); do $(PY) -m tests.matrix $$suite $(ARGS) || exit 1; done
+	@for suite in $(SUITES); do $(PY) -m tests.matrix $$suite --workers $(WORKERS) $(ARGS) || exit 1; done
 
 matrix-short: ## the same with seven cluster tests a suite
 	@scripts/setup.sh --with-tests
 	@for suite in $(SUITES); do $(PY) -m tests.matrix $$suite --short $(ARGS) || exit 1; done
+
+matrix-soak: ## N runs with random faults on each of Debian's other suites
+	@scripts/setup.sh --with-tests
+	@for suite in $(SUITES); do $(PY) -m tests.matrix $$suite --soak $(N) $(if $(SEED),--seed $(SEED)) || exit 1; done
 
 soak: ## N runs with random faults (SEED=… repeats them); prints leaks and wrong codes
 	@scripts/setup.sh --with-tests
@@ -53,6 +63,14 @@ soak: ## N runs with random faults (SEED=… repeats them); prints leaks and wro
 soak-diloco: ## N faults over one job of replica groups (SEED=… repeats them); prints what did not hold
 	@scripts/setup.sh --with-tests
 	@$(PY) -m tests.soak_diloco --faults $(N) $(if $(SEED),--seed $(SEED))
+
+sick: ## 13 faults of ranks, nodes and disks in 8 ranks on 4 nodes, in srun and torchrun, Pyxis and bubblewrap: who is named, how soon (ARGS="--faults gil --rotate")
+	@scripts/setup.sh --with-tests
+	@$(PY) -m tests.sick $(ARGS)
+
+calm: ## ordinary runs of 5,000 steps in all, with all that is slow by nature: no alarm
+	@scripts/setup.sh --with-tests
+	@$(PY) -m tests.sick.calm $(ARGS)
 
 slow: setup ## the tests that take more than a minute each: rebuilds from nothing, stubborn registries, every launcher cancelled
 	@$(PY) -m pytest -m slow $(ARGS)
@@ -92,6 +110,12 @@ gpu-check: setup ## every training program once on this machine's GPUs, and one 
 
 bench: setup ## measure, side by side with what a user would pick instead
 	@$(PY) -m benchmarks $(ARGS)
+
+bench-when: setup ## kit when against the truth: 500 jobs in the shape of a public workload trace, on embedded clusters; about 25 minutes
+	@$(PY) -m benchmarks when $(ARGS)
+
+bench-forecast: setup ## the forecast of kit submit against twenty trainings; needs .train-venv (make training) and a quiet machine
+	@$(PY) -m benchmarks forecast $(ARGS)
 
 submit: ## kit submit JOB=folder-or-file CLUSTER=name
 	@$(KIT) submit $(JOB) --cluster $(CLUSTER) $(ARGS)

@@ -27,7 +27,7 @@ from kit.api import Run
 from kit.config import merge
 from kit.errors import RunError
 from kit.runs import metrics
-from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, links, up
+from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, node_links, up
 
 NAME, NODES = "bench-diloco", 4
 PROFILE = """\
@@ -146,9 +146,9 @@ def traffic(on: Bench) -> list[Goal]:
     print("| program | bytes a token | DDP / this | test loss |\n|---|---|---|---|")
     each: dict[str, float] = {}
     for name, keys in programs.items():
-        before = links.sent(on.cluster)
+        before = node_links.sent(on.cluster)
         loss = on.finish(on.start(on.steps, diloco=keys)).metrics()["test_loss"]
-        each[name] = (links.sent(on.cluster) - before) / (on.steps * TOKENS_A_STEP)
+        each[name] = (node_links.sent(on.cluster) - before) / (on.steps * TOKENS_A_STEP)
         print(f"| {name} | {each[name]:.1f} | {each['DDP'] / each[name]:.1f} | {loss:.3f} |", flush=True)
     print()
     plain = each["DDP"] / each["DiLoCo, H 30"]

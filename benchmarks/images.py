@@ -27,7 +27,17 @@ from pathlib import Path
 
 from benchmarks._common import ROOT, Goal, report
 from kit import data_folders, shell
-from kit.images import engine, enroot_layout, entries, lock, oci, packing, squash, store, verify
+from kit.images import (
+    check_against_lock,
+    compressed_tars,
+    engine,
+    enroot_layout,
+    image_lock,
+    oci,
+    squash,
+    store,
+    tree_stream,
+)
 from kit.images.squash import Options, Tree
 from kit.spec.image import Squash
 
@@ -171,7 +181,7 @@ def _largest_layer(layout: Path) -> int:
     """Bytes of the largest layer's tar; the layout has one image."""
     with tempfile.TemporaryDirectory(dir=layout) as work:
         layers = oci.read(layout, Path(work)).layers
-        return max(sum(map(len, packing.chunks(layer, Path(work)))) for layer in layers)
+        return max(sum(map(len, compressed_tars.chunks(layer, Path(work)))) for layer in layers)
 
 
 def _many(work: Path) -> Row:
@@ -183,7 +193,7 @@ def _many(work: Path) -> Row:
                 f"opt/lib/package_{number // 1000:04}/module_{number // 10:05}/file_{number:06}.py"
             )
             member.size = 4
-            out.write(b"".join(entries.encoded(member, io.BytesIO(f"{number % 9999:04}".encode()))))
+            out.write(b"".join(tree_stream.encoded(member, io.BytesIO(f"{number % 9999:04}".encode()))))
         out.write(bytes(1024))
     argv = _kit_import(str(tar), work)
     own = [*argv[:5], "-c", _OWN, str(work / "own"), *argv[7:]]
@@ -214,9 +224,9 @@ def _ratios(rows: dict[str, Row]) -> list[Goal]:
 def _commands(image: str, rounds: int) -> list[Goal]:
     kit = [sys.executable, "-m", "kit"]
     rebuild = _measure("rebuild", [[*kit, "build-image", image]], None, rounds, cwd=ROOT)
-    locked = lock.read(ROOT / "containers" / image / lock.FILE)
+    locked = image_lock.read(ROOT / "containers" / image / image_lock.FILE)
     start = time.perf_counter()
-    verify.check(locked, data_folders.image_store(), full=False)
+    check_against_lock.check(locked, data_folders.image_store(), full=False)
     cheap = (time.perf_counter() - start) * 1000
     return [
         Goal(name="rebuild without changes", value=rebuild.wall, unit="s", bound=0.5),

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks._common import Goal, project, report
 from kit import shell
 from kit.runs import manifest, submit
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 JOB = 'name = "bench"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n'
 FIRST = datetime(2026, 11, 1, tzinfo=UTC)
@@ -59,7 +59,7 @@ def measure(folder: Path, name: str, rounds: int) -> list[Goal]:
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "XDG_DATA_HOME": str(folder / "data")}
 
     def cost(*words: str, times: int = rounds) -> float:
-        return statistics.median(_cpu_s([sys.executable, "-m", "kit", *words], folder, env) for _ in range(times))
+        return statistics.median(cpu_s([sys.executable, "-m", "kit", *words], folder, env) for _ in range(times))
 
     at = ("--runs", str(folder / "runs"))
     start = cost("schema", "job")
@@ -74,7 +74,7 @@ def measure(folder: Path, name: str, rounds: int) -> list[Goal]:
     ]
 
 
-def _cpu_s(argv: Sequence[str], cwd: Path, env: dict[str, str]) -> float:
+def cpu_s(argv: Sequence[str], cwd: Path, env: dict[str, str]) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     shell.run(argv, cwd=cwd, env=env)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks._common import ROOT, Goal, project, report
 from kit import data_folders, shell
-from kit.images import lock as image_lock
+from kit.images import image_lock
 from kit.slurm import client
 from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, up
 

@@ -20,8 +20,8 @@ from kit import config, data_folders
 from kit.config import Sources
 from kit.errors import UsageError
 from kit.planning.plan import Plan
+from kit.runs import find_runs, status, which_slurm
 from kit.runs import metrics as reported
-from kit.runs import queues, registry, status
 from kit.runs import rerun as repeating
 from kit.runs import submit as one_run
 from kit.runs.cancel import cancel
@@ -29,10 +29,11 @@ from kit.runs.manifest import Manifest, read
 from kit.runs.status import Status
 from kit.runs.submit import Prepared
 from kit.spec.job import Job
-from kit.spec.paths import RunPaths
-from kit.sweeps import find, prepare, progress, record
+from kit.spec.run_paths import RunPaths
+from kit.sweeps import find, prepare, record, wait
 from kit.sweeps import submit as sending
-from kit.sweeps.results import Goal, Reduce, Results, gather, metrics_of
+from kit.sweeps.results import Goal, Results, gather
+from kit.sweeps.run_metrics_cache import Reduce, metrics_of
 from kit.workflow import dependencies
 
 # What faults call a job that was made in Python.
@@ -52,17 +53,17 @@ class Run:
 
     def status(self) -> Status:
         """Its state; Slurm is asked once."""
-        (one,) = status.of([self.folder], queue=queues.queue())
+        (one,) = status.of([self.folder], queue=which_slurm.queue())
         return one
 
     def wait(self) -> Status:
         """Wait for the end; its exit code is in the status, and is no exception."""
-        return status.wait(self.folder, queue=queues.queue(), on_poll=lambda _: None)
+        return status.wait(self.folder, queue=which_slurm.queue(), on_poll=lambda _: None)
 
     def cancel(self) -> None:
         """Cancel it, as `kit cancel` does. SlurmError when Slurm does not know it."""
         one = self.status()
-        cancel([one], env=queues.env_of(one.manifest.cluster))
+        cancel([one], env=which_slurm.env_of(one.manifest.cluster))
 
     def rerun(
         self,
@@ -104,18 +105,18 @@ class SweepRun:
     def wait(self) -> list[Run]:
         """Wait for all points; return the runs of those that did not end well."""
         paths = record.SweepPaths(self.folder)
-        failed = progress.wait(self.folder, queue=queues.queue(), on_poll=lambda _: None)
+        failed = wait.wait(self.folder, queue=which_slurm.queue(), on_poll=lambda _: None)
         return [Run(paths.point(index)) for index in failed]
 
     def cancel(self) -> None:
         """Cancel all points that wait or run, as `kit cancel` does."""
-        active = find.active(self.folder, queue=queues.queue())
+        active = find.active(self.folder, queue=which_slurm.queue())
         if active:
-            cancel(active, env=queues.env_of(active[0].manifest.cluster))
+            cancel(active, env=which_slurm.env_of(active[0].manifest.cluster))
 
     def results(self, *, metric: str | None = None, goal: Goal | None = None, reduce: Reduce = "last") -> Results:
         """All points with their metrics, the best first."""
-        return gather(self.folder, queue=queues.queue(), metric=metric, goal=goal, reduce=reduce)
+        return gather(self.folder, queue=which_slurm.queue(), metric=metric, goal=goal, reduce=reduce)
 
 
 def plan(
@@ -147,8 +148,8 @@ def submit(
     ready = _prepared(job, cluster, overrides, folder, containers)
     if after:
         texts = [one.folder.name if isinstance(one, Run) else one for one in after]
-        folders = registry.folders(ready.resolved.project)
-        ready = dependencies.with_dependency(ready, texts, folders, queue=queues.queue())
+        folders = find_runs.folders(ready.resolved.project)
+        ready = dependencies.with_dependency(ready, texts, folders, queue=which_slurm.queue())
     one_run.submit(ready)
     return Run(ready.plan.run_dir)
 
@@ -169,7 +170,7 @@ def sweep(
 
 def results(name: str | None = None, *, metric: str | None = None, goal: Goal | None = None) -> Results:
     """The results of a sweep by its id, the start of one, or its folder; the newest by default."""
-    found = find.find_one(name, registry.folders(data_folders.project()))
+    found = find.find_one(name, find_runs.folders(data_folders.project()))
     return SweepRun(found).results(metric=metric, goal=goal)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kit.errors import RunError, UsageError
 from kit.images.progress import Report
-from kit.node_program import NodeProgram, Shown
+from kit.run_launcher_program import NodeProgram, Shown
 
 BYTES = "bytes"
 

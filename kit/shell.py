@@ -216,6 +216,59 @@ def feed(
     return done
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exchanged:
+    """A finished command whose output is bytes."""
+
+    returncode: int
+    stdout: bytes
+    stderr: str
+
+
+def exchange(argv: Argv, chunks: Iterable[bytes], *, timeout: float | None = None) -> Exchanged:
+    """Run with `chunks` as its standard input; its output, whatever its code. ToolError past `timeout` seconds.
+
+    A program that ends before its input does has its own message: the broken pipe is no error.
+    """
+    process = _popen(argv, stdin=subprocess.PIPE)
+    with _owned(process):
+        feeder = _Feeder(process, chunks)
+        feeder.start()
+        collected: dict[str, bytes] = {}
+        readers = [
+            threading.Thread(target=lambda n=name, s=stream: collected.update({n: s.read()}), daemon=True)
+            for name, stream in (("out", process.stdout), ("err", process.stderr))
+            if stream is not None
+        ]
+        for reader in readers:
+            reader.start()
+        try:
+            process.wait(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise ToolError(f"{argv[0]}: no answer within {timeout:g} s") from None
+        for reader in readers:
+            reader.join()
+        feeder.join()
+    if feeder.error is not None:
+        raise feeder.error
+    said = collected.get("err", b"").decode(errors="replace")
+    return Exchanged(returncode=process.returncode, stdout=collected.get("out", b""), stderr=said)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process that `daemon` started has ended."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def end(pid: int) -> None:
+    """End a process that `daemon` started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
 def call(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> int:
     """Run in the foreground on the user's own terminal and return its exit code.
 

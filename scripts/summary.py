@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from kit.runs.manifest import read
-from kit.spec.paths import RunPaths
-from kit.spec.world_sizes import PLAIN
+from kit.spec.run_paths import RunPaths
+from kit.spec.world_size_text import PLAIN
 
 # What a small ConvNet reaches on the digits set within a dozen epochs, with room to spare.
 WANTED_ACCURACY = 0.95

@@ -36,7 +36,7 @@ make_venv() {
     # What reads and tokenizes a user's own text (lib/documents.py, lib/vocabulary.py): a program needs of them what its data does.
     "${pip[@]}" tokenizers tiktoken pyarrow zstandard datasets || return 1
     # What the tests and the parts of the kit that they compare with import.
-    "${pip[@]}" pytest pytest-timeout jinja2 platformdirs pydantic rich simpleeval tomli-w || return 1
+    "${pip[@]}" pytest pytest-timeout pytest-xdist jinja2 platformdirs pydantic rich simpleeval tomli-w || return 1
     # What metrics are drawn with, and what weights are imported from and compared with.
     "${pip[@]}" tensorboard==2.21.0 wandb==0.31.0 transformers==5.23.0 || return 1
     # Megatron-LM's own parser, where MEGATRON_LM names a checkout of it.
@@ -54,4 +54,5 @@ export OMP_NUM_THREADS=1
 case "$*" in
     "-m smoke" | "-q -m smoke" | "-m smoke or not smoke") export KIT_OUTCOMES=training ;;
 esac
-exec "${VENV}/bin/python" -m pytest -p no:cacheprovider tests/training "$@"
+# Two at a time: a program waits for its ranks, its files and its start about as long as it computes. A file's tests share what it began.
+exec "${VENV}/bin/python" -m pytest -p no:cacheprovider --numprocesses "${WORKERS:-2}" --dist loadfile tests/training "$@"

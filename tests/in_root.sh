@@ -28,6 +28,9 @@ mount --rbind /sys "${new}/sys"
 mount -t proc proc "${new}/proc"
 mount -t tmpfs -o mode=1777 tmpfs "${new}/tmp"
 mount -t tmpfs -o mode=755 tmpfs "${new}/run"
+# All processes of the machine, which others use, too: what they have mounted is no leak of a test (tests/cluster/lab.py).
+mkdir "${new}/run/machine-proc"
+mount --rbind /proc "${new}/run/machine-proc"
 for file in /etc/hosts /etc/resolv.conf; do
     touch "${new}${file}"
     mount --bind "${file}" "${new}${file}"

@@ -1,5 +1,5 @@
 """The cluster tests and those of images on another Debian suite, its Slurm and Python:
-`python -m tests.matrix trixie [--short] [pytest's options]`.
+`python -m tests.matrix trixie [--short] [--workers N] [pytest's options]`, or random faults there: `… trixie --soak N`.
 
 A root file system is made once for each suite, by mmdebstrap from this machine's own mirror, in the user's cache. The tests run in
 it with the repository and the image store bound in (tests/in_root.sh); what they write there is thrown away. Root only.
@@ -28,7 +28,7 @@ import typer
 
 from kit import data_folders, shell
 from kit.errors import KitError, ToolError
-from kit.images import aptsources
+from kit.images import host_apt_sources
 from tests.support import REPO
 
 SUITES = ("trixie", "sid")
@@ -41,7 +41,8 @@ REQUIRED = tuple(
 PACKAGES = (
     "slurmctld", "slurmd", "slurm-client", "slurmdbd", "mariadb-server-core", "mariadb-client-core", "munge", "iproute2",
     "util-linux", "mount", "procps", "squashfs-tools", "squashfuse", "fuse3", "bubblewrap", "git", "tmux", "ca-certificates",
-    "python3", *(f"python3-{name}" for name in REQUIRED), "python3-pytest", "python3-pytest-timeout", "python3-hypothesis",
+    "python3", *(f"python3-{name}" for name in REQUIRED), "python3-pytest", "python3-pytest-timeout",
+    "python3-pytest-xdist", "python3-hypothesis",
 )  # fmt: skip
 # The main job in both shapes, cancel, the lead signal, requeue, an array, roles.
 SHORT = (
@@ -60,12 +61,16 @@ _NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--propa
 
 
 def main() -> int:
-    """pytest's own code; 0 with `--skip` where the root cannot be made, which is then said by name."""
+    """The command's own code; 0 with `--skip` where the root cannot be made, which is then said by name."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--short", action="store_true", help="seven tests of tests/cluster instead of all")
     parser.add_argument("--make", action="store_true", help="make the root, and run nothing")
     parser.add_argument("--skip", action="store_true", help="a root that cannot be made is no failure")
+    parser.add_argument("--workers", type=int, default=3, help="so many tests at a time; 0: one after the other")
+    parser.add_argument(
+        "--soak", type=int, metavar="N", help="N runs with random faults (tests/soak.py) instead of tests"
+    )
     asked, options = parser.parse_known_args()
     try:
         root = made(asked.suite)
@@ -75,11 +80,20 @@ def main() -> int:
     if asked.make:
         print(root)
         return 0
-    named = [one for one in options if one.startswith("tests/")]
-    asked_for = [] if named else [*(["-m", "not slow", *SHORT] if asked.short else ["tests/cluster"]), *IMAGES]
-    code = run(root, [*options, *asked_for])
+    code = run(root, command(asked, options))
     print(f"matrix: {asked.suite}: {'passed' if code == 0 else f'FAILED with {code}'}", flush=True)
     return code
+
+
+def command(asked: argparse.Namespace, options: list[str]) -> list[str]:
+    """What runs in the root: pytest on what the options name, else on all, or random faults with the options of tests/soak.py."""
+    if asked.soak is not None:
+        return ["python3", "-m", "tests.soak", "--runs", str(asked.soak), *options]
+    argv = ["python3", "-m", "pytest", "-p", "no:cacheprovider", "-m", "faults or not faults"]
+    argv += ["--numprocesses", str(asked.workers), "--dist", "loadfile"] if asked.workers else []
+    if not any(one.startswith("tests/") for one in options):
+        argv += [*(["-m", "not slow", *SHORT] if asked.short else ["tests/cluster"]), *IMAGES]
+    return [*argv, *options]
 
 
 def made(suite: str) -> Path:
@@ -119,14 +133,14 @@ def mirror(suite: str) -> str:
     """A one-line source of the suite, from this machine's entry for it or, without one, for its own suite."""
     own = re.search(r"(?m)^VERSION_CODENAME=(\S+)", Path("/etc/os-release").read_text(encoding="utf-8"))
     for known in (suite, own[1] if own else ""):
-        for line in aptsources.lines(known, ["main"]):
+        for line in host_apt_sources.lines(known, ["main"]):
             if f" {known} " in line:
                 return line.replace(f" {known} ", f" {suite} ")
     raise ToolError(f"no mirror in /etc/apt offers {suite}")
 
 
-def run(root: Path, arguments: list[str]) -> int:
-    """pytest in the root. The namespaces end with it, and every process in them."""
+def run(root: Path, argv_inside: list[str]) -> int:
+    """A command in the root. The namespaces end with it, and every process in them."""
     version = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     store = data_folders.user_data() / "images"
     store.mkdir(parents=True, exist_ok=True)
@@ -158,8 +172,8 @@ def run(root: Path, arguments: list[str]) -> int:
             str(store),
             scratch,
             "--",
+            *argv_inside,
         ]
-        argv += ["python3", "-m", "pytest", "-p", "no:cacheprovider", "-m", "faults or not faults", *arguments]
         return subprocess.run(argv, env=env, cwd=REPO, check=False).returncode
 
 

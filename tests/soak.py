@@ -2,7 +2,8 @@
 
     python -m tests.soak --runs 50 --seed 7
 
-It is no test of pytest's: it runs as long as it is asked to, and what it draws is another path through the fault matrix each time.
+The cluster is set up as real sites have theirs, which is drawn, too. It is no test of pytest's: it runs as long as it is asked to,
+and what it draws is another path through the fault matrix each time.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> int:
     draw = random.Random(asked.seed)
     print(f"{asked.runs} runs, seed {asked.seed}", flush=True)
     seen = []
-    with laboratory() as lab:
+    with laboratory(draw) as lab:
         cells = [
             (name, shape, runtime)
             for name in FAULTS
@@ -120,17 +121,36 @@ def run(lab: Lab, name: str, shape: str, runtime: str, *, pause: float) -> Seen:
 
 
 @contextlib.contextmanager
-def laboratory() -> Iterator[Lab]:
-    """A cluster of two nodes and a project on it."""
+def laboratory(draw: random.Random | None = None) -> Iterator[Lab]:
+    """A cluster of two nodes and a project on it; with `draw`, one as a site might have it."""
     with scratch("kit-") as folder:
         name = f"kit-soak-{os.getpid()}"
-        cluster = up(name, ClusterSize(nodes=2, gpus_per_node=4, placeholder_gpus=True), folder=folder / "cluster")
+        conf, accounting = site(draw, folder) if draw else ({}, False)
+        size = ClusterSize(nodes=2, gpus_per_node=4, placeholder_gpus=True, conf=conf, accounting=accounting)
         try:
+            cluster = up(name, size, folder=folder / "cluster")
             project = folder / "project"
             project.mkdir()
             yield project_on(cluster, data_folders.user_data() / "images", project)
         finally:
             down(name, folder=folder / "cluster")
+
+
+def site(draw: random.Random, folder: Path) -> tuple[dict[str, str], bool]:
+    """Lines of slurm.conf, and whether there is accounting: each drawn by itself, as sites combine them."""
+    conf = {}
+    for key in ("Prolog", "Epilog"):
+        if draw.random() < 0.5:
+            script = folder / key.lower()
+            script.write_text("#!/bin/bash\nexec sleep 1\n", encoding="utf-8")
+            script.chmod(0o755)
+            conf[key] = str(script)
+    # Prologs then run on all nodes before the batch script, and not before a node's first step.
+    if "Prolog" in conf and draw.random() < 0.5:
+        conf["PrologFlags"] = "Alloc"
+    accounting = all(shell.which(program) for program in ("slurmdbd", "mariadbd")) and draw.random() < 0.5
+    print(f"site: {', '.join(conf) or 'no settings'}, {'with' if accounting else 'no'} accounting", flush=True)
+    return conf, accounting
 
 
 @contextlib.contextmanager

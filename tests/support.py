@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kit import config
 from kit.planning.plan import Plan, plan
-from kit.planning.site import Site
+from kit.planning.plan_inputs import Site
 from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Packages, Squash
 
 SHA = "c0ffee" + "0" * 58

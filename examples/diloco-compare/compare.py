@@ -27,7 +27,7 @@ from kit.api import Run
 from kit.config import merge
 from kit.errors import RunError, SlurmError
 from kit.slurm import embedded
-from kit.slurm.embedded import links
+from kit.slurm.embedded import node_links
 
 HERE = Path(__file__).resolve().parent
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     found = []
     try:
         for rate in asked.rates:
-            links.limit(cluster, None if rate == "none" else rate)
+            node_links.limit(cluster, None if rate == "none" else rate)
             steps, seeds = (asked.steps, asked.seeds) if rate == "none" else (asked.limited_steps, asked.seeds[:1])
             for seed in seeds:
                 for name, keys in points.items():
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
                     one = next((one for one in known if (one.program, one.rate, one.job) == like), None)
                     found.append(one or measured(cluster, name, job, rate, log))
     finally:
-        links.limit(cluster, None)
+        node_links.limit(cluster, None)
     print(table(found))
     draw(found, asked.output.with_suffix(".svg"))
     return 0
@@ -98,7 +98,7 @@ def digest(job: Job) -> str:
 
 def measured(cluster: embedded.EmbeddedCluster, name: str, job: Job, rate: str, log: Path) -> Measured:
     """Run a job to its end, and keep what was measured in the log."""
-    before = links.sent(cluster)
+    before = node_links.sent(cluster)
     run = submit(job, cluster=cluster.name, folder=HERE)
     status = run.wait()
     if status.exit_code != 0:
@@ -112,7 +112,7 @@ def measured(cluster: embedded.EmbeddedCluster, name: str, job: Job, rate: str, 
         seed=job.seed or 0,
         steps=steps,
         test_loss=final["test_loss"],
-        sent=links.sent(cluster) - before,
+        sent=node_links.sent(cluster) - before,
         step_s=seconds_of_a_step(run),
     )
     with log.open("a", encoding="utf-8") as lines:

@@ -21,15 +21,15 @@ from kit.bisection import search
 from kit.bisection.changes import KINDS, Change, Kind
 from kit.bisection.judge import Criterion, Ended, judge
 from kit.bisection.record import BisectionRecord, Trial
-from kit.bisection.state import Pair
-from kit.errors import ConfigError, ImageError, JobRefusedError, RunError, SlurmError, UsageError
+from kit.bisection.state_run import Pair
+from kit.errors import ConfigError, EngineError, ImageError, JobRefusedError, RunError, SlurmError, UsageError
 from kit.runs import folder as run_folder
-from kit.runs import manifest, queues, status, submit
+from kit.runs import manifest, status, submit, which_slurm
 from kit.runs.index import POINTS
 from kit.runs.status import Status
 from kit.slurm import client
-from kit.spec.base import Model
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
+from kit.spec.schema_base import Model
 
 # What a killed `kit bisect` had asked sbatch for may still be on its way to Slurm.
 _SENDING_S = 10.0
@@ -106,14 +106,17 @@ class Bisection:
             return known
         state = point.state
         try:
-            made = self.pair.prepare(known.changes[:state], known.changes, run_id=self._run_id(known, state))
+            made = self.pair.prepare(
+                known.changes[:state], known.changes, run_id=self._run_id(known, state), place=self.folder
+            )
             point = point.model_copy(update={"run_dir": str(made.plan.run_dir)})
             # Known before it is sent: a run that is there is found again, whatever ends this process.
             known = known.with_point(point)
             known.write(self.folder)
             sent = submit.submit(made)
         except (ConfigError, ImageError, RunError, JobRefusedError) as error:
-            if state in {0, len(known.changes)}:
+            # An engine that is not there says nothing of the state, either.
+            if state in {0, len(known.changes)} or isinstance(error, EngineError):
                 raise
             said = f"it cannot be submitted: {error.message.splitlines()[0]}"
             point = point.model_copy(update={"run_dir": "", "verdict": "untestable", "said": said})
@@ -133,14 +136,14 @@ class Bisection:
         if not path.exists():
             return False
         made = manifest.read(path)
-        (now,) = status.of([run_dir], queue=queues.queue())
+        (now,) = status.of([run_dir], queue=which_slurm.queue())
         if made.job_id is not None or now.job_id is not None:
             return True
-        if not queues.is_up(made.cluster):
+        if not which_slurm.is_up(made.cluster):
             raise SlurmError(f"cluster {made.cluster!r} is not up", hint="bring it up, and give the same command again")
         while True:
             young = time.time() - path.stat().st_mtime < _SENDING_S
-            scripts = client.scripts(env=queues.env_of(made.cluster))
+            scripts = client.scripts(env=which_slurm.env_of(made.cluster))
             job_id = scripts.get(str(RunPaths(run_dir).batch))
             if job_id is not None:
                 made.model_copy(update={"job_id": job_id}).write(path)
@@ -152,7 +155,7 @@ class Bisection:
 
     def _ended(self, known: BisectionRecord, point: Trial, say: Say) -> BisectionRecord:
         run_dir = Path(point.run_dir)
-        status.wait(run_dir, queue=queues.queue(), on_poll=_require_up)
+        status.wait(run_dir, queue=which_slurm.queue(), on_poll=_require_up)
         verdict, said = judge(known.by, self.explain(run_dir))
         known = known.with_point(point.model_copy(update={"verdict": verdict, "said": said}))
         known.write(self.folder)
@@ -234,11 +237,11 @@ def result(known: BisectionRecord) -> Result:
 
 def nodes_of(one: Status) -> tuple[str, ...]:
     """The nodes of a run's last start."""
-    return client.hostnames(one.nodes, env=queues.env_of(one.facts.cluster))
+    return client.hostnames(one.nodes, env=which_slurm.env_of(one.facts.cluster))
 
 
 def _require_up(one: Status) -> None:
-    if not queues.is_up(one.facts.cluster):
+    if not which_slurm.is_up(one.facts.cluster):
         raise SlurmError(
             f"cluster {one.facts.cluster!r} is not up", hint="bring it up, and give the same command again"
         )

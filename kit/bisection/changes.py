@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kit.comparison import keys
-from kit.spec.base import Model
+from kit.spec.schema_base import Model
 from kit.spec.set_by import SetBy
 
 Kind = Literal["code", "keys", "image", "nodes"]
@@ -26,8 +26,8 @@ _OPTION = "args."
 class Change(Model):
     """One change.
 
-    name: of code a commit (`SHA`, or `SHA^` where it is taken back), `tree:HASH`, or `programs` of the launcher; a key; the
-    image's digest; `OLD NEW` of nodes.
+    name: of code a commit (`SHA`, or `SHA^` where it is taken back), `tree:HASH`, or `programs` of the launcher; a key;
+    `pip:PACKAGE`, or the bad image's digest; `OLD NEW` of nodes.
     """
 
     kind: Kind

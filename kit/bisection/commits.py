@@ -10,9 +10,9 @@ from pathlib import Path
 from kit import shell
 from kit.errors import RunError, ToolError
 from kit.runs.workspace import Left
-from kit.snapshots import listing, scan
-from kit.snapshots.listing import ListedFile, Listing
+from kit.snapshots import scan, tree_listing
 from kit.snapshots.store import Store
+from kit.snapshots.tree_listing import ListedFile, Listing
 
 _MOST_S = 120.0
 
@@ -94,7 +94,7 @@ class Workspaces:
                     if one.path not in here:
                         self._copy_extra(one, copy)
                         entries.append(one)
-            tree = listing.made(entries)
+            tree = tree_listing.made(entries)
             self.store.put_folder(tree, copy)
         return tree
 

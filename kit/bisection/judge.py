@@ -13,7 +13,7 @@ from kit.bisection.search import Verdict
 from kit.errors import RunError, UsageError
 from kit.health.answer import ADMIN, AGAIN, NODE, WAIT
 from kit.runs import metrics
-from kit.spec.base import Model
+from kit.spec.schema_base import Model
 
 if TYPE_CHECKING:
     from kit.health.answer import Answer

@@ -11,8 +11,8 @@ from kit.bisection.changes import Change
 from kit.bisection.judge import Criterion
 from kit.bisection.search import Verdict
 from kit.errors import RunError
-from kit.runs import atomic, manifest
-from kit.spec.base import Model
+from kit.runs import atomic_write, manifest
+from kit.spec.schema_base import Model
 
 FOLDER = ".bisections"
 _FILE = "bisect.json"
@@ -61,7 +61,7 @@ class BisectionRecord(Model):
     def write(self, folder: Path) -> None:
         """Write atomically."""
         folder.mkdir(parents=True, exist_ok=True)
-        atomic.write(folder / _FILE, self.model_dump_json(indent=1) + "\n")
+        atomic_write.write(folder / _FILE, self.model_dump_json(indent=1) + "\n")
 
 
 def read(folder: Path) -> BisectionRecord | None:

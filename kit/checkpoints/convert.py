@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from kit.errors import RunError, UsageError
 from kit.images.progress import Report
-from kit.node_program import NodeProgram, Shown
+from kit.run_launcher_program import NodeProgram, Shown
 from kit.spec.image import ImageLock
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 Format = Literal["pytorch", "huggingface"]
 

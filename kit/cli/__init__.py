@@ -20,7 +20,7 @@ from kit import shell
 from kit.cli import interrupts
 from kit.cli.help_lines import HELP_LINES
 from kit.errors import ConfigError, KitError
-from kit.text import clean
+from kit.safe_text import clean
 
 # Click's base of all usage errors. Typer brings a click of its own in some releases and uses the installed one in others; its own
 # exception knows which.
@@ -31,9 +31,10 @@ _UsageFault: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "
 GROUPS = {
     "Jobs": {
         "init": "init.init",
-        "render": "jobs.render",
-        "submit": "jobs.submit",
+        "render": "render_submit.render",
+        "submit": "render_submit.submit",
         "sweep": "sweep.sweep",
+        "when": "when.when",
         "shell": "shell.shell",
     },
     "Runs": {
@@ -45,15 +46,16 @@ GROUPS = {
         "top": "top.top",
         "stacks": "stacks.stacks",
         "time": "time.time",
-        "report": "pages.report",
-        "logs": "logs.logs",
+        "report": "report.report",
+        "watch": "watch.watch",
+        "logs": "logs_tmux.logs",
         "results": "results.results",
         "cancel": "runs.cancel",
         "resume": "runs.resume",
         "rerun": "rerun.rerun",
-        "export": "transfer.export",
-        "import": "transfer.import_",
-        "tmux": "logs.tmux",
+        "export": "export_import.export",
+        "import": "export_import.import_",
+        "tmux": "logs_tmux.tmux",
         "prune-snapshots": "snapshots.prune_snapshots",
     },
     "Images": {
@@ -70,10 +72,11 @@ GROUPS = {
         "nodes": "nodes.nodes",
     },
     "Tools": {
+        "serve": "serve.serve",
         "model": "model.model",
         "checkpoint-size": "checkpoints.checkpoint_size",
         "convert-checkpoint": "checkpoints.convert_checkpoint",
-        "prepare-data": "data.prepare_data",
+        "prepare-data": "prepare_data.prepare_data",
         "generate": "generate.generate",
         "template": "template.app",
         "schema": "schema.schema",
@@ -191,14 +194,14 @@ def _run() -> int:
 def _failed(error: KitError | OSError) -> int:
     """Report an error that ended the command; its exit code. A reader that went away (`| head`) is not reported."""
     if isinstance(error, KitError):
-        report(error)
+        print_error(error)
         return error.exit_code
     if isinstance(error, BrokenPipeError):
         _discard_output()
         return 141
     if error.filename is None and error.errno in _OUTPUT_ERRORS:
         _discard_output()
-    report(KitError(_said(error)))
+    print_error(KitError(_said(error)))
     return 1
 
 
@@ -245,7 +248,7 @@ def _collect_seldom() -> None:
     atexit.register(gc.freeze)
 
 
-def report(error: KitError) -> None:
+def print_error(error: KitError) -> None:
     """Print an error: its message, a line per fault, and what to try."""
     label = "config error" if isinstance(error, ConfigError) else "error"
     # Messages quote file names, values and other programs' output.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli import completion
+from kit.cli import completion_candidates
 from kit.cli.runs import RunsDir, folders
-from kit.text import clean
+from kit.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.bisection.bisect import Bisection, Result
@@ -33,9 +33,11 @@ class Over(StrEnum):
 
 def bisect(
     good: Annotated[
-        str, typer.Argument(metavar="GOOD", help=_HELP, show_default=False, autocompletion=completion.runs)
+        str, typer.Argument(metavar="GOOD", help=_HELP, show_default=False, autocompletion=completion_candidates.runs)
     ],
-    bad: Annotated[str, typer.Argument(metavar="BAD", help=_HELP, show_default=False, autocompletion=completion.runs)],
+    bad: Annotated[
+        str, typer.Argument(metavar="BAD", help=_HELP, show_default=False, autocompletion=completion_candidates.runs)
+    ],
     metric: Annotated[
         str | None,
         typer.Option("--metric", "-m", help="A run is bad by the last value of this metric.", show_default=False),
@@ -72,14 +74,14 @@ def bisect(
     """Find which change made a run bad, by runs between a good and a bad one. Started again, it continues."""
     from kit.bisection import bisect as bisecting
     from kit.bisection.changes import KINDS
-    from kit.bisection.state import Pair
-    from kit.runs import earlier, registry
+    from kit.bisection.state_run import Pair
+    from kit.runs import recorded_inputs
 
-    ends = (_ended(registry.find_one(good, folders(runs_dir))), _ended(registry.find_one(bad, folders(runs_dir))))
+    ends = (_ended(_here(good, runs_dir)), _ended(_here(bad, runs_dir)))
     _require_pair(*ends)
     pair = Pair(
-        good=earlier.read(ends[0].status.run_dir),
-        bad=earlier.read(ends[1].status.run_dir),
+        good=recorded_inputs.read(ends[0].status.run_dir),
+        bad=recorded_inputs.read(ends[1].status.run_dir),
         good_nodes=bisecting.nodes_of(ends[0].status),
         bad_nodes=bisecting.nodes_of(ends[1].status),
     )
@@ -105,14 +107,22 @@ def _say(line: str) -> None:
     print(clean(line), file=sys.stderr, flush=True)
 
 
+def _here(name: str, runs_dir: Path | None) -> Path:
+    from kit.runs import find_runs, remote_clusters
+
+    run_dir = find_runs.find_one(name, folders(runs_dir, name))
+    remote_clusters.require_here(run_dir, "'kit bisect'")
+    return run_dir
+
+
 def _ended(run_dir: Path) -> Ended:
     from kit.bisection.judge import Ended
-    from kit.cli.follow import queue
+    from kit.cli.wait_and_follow import queue
     from kit.cli.why import explain
-    from kit.runs import history, queues
+    from kit.runs import from_accounting, which_slurm
     from kit.runs import status as of
 
-    (one,) = history.add(of.of([run_dir], queue=queue()), ask=queues.history(say=_say), every=True)
+    (one,) = from_accounting.add(of.of([run_dir], queue=queue()), ask=which_slurm.history(say=_say), every=True)
     return Ended(one, explain(one))
 
 

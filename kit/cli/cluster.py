@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kit import files
+from kit import untrusted_files
 
 if TYPE_CHECKING:
     from kit.slurm.embedded import ClusterStatus, EmbeddedCluster
@@ -20,6 +20,26 @@ Name = Annotated[str, typer.Option("--name", help="Which cluster; several can ru
 Folder = Annotated[
     Path | None, typer.Option("--dir", help="The folder of all its state.", show_default="the user's data folder")
 ]
+
+
+@app.command()
+def login(
+    name: Annotated[str, typer.Argument(metavar="CLUSTER", help="A cluster whose file has [ssh].")],
+    off: Annotated[bool, typer.Option("--off", help="End the connection instead.")] = False,
+) -> None:
+    """Open the ssh connection to a cluster on this terminal, where ssh may ask for a password or a code; it is kept."""
+    from kit import config, data_folders
+    from kit.errors import UsageError
+    from kit.runs import remote_clusters
+
+    project = data_folders.project()
+    found = remote_clusters.of(config.cluster_entry(name, project).name, project=project)
+    if found is None:
+        raise UsageError(f"cluster {name} is not reached over ssh", hint='[ssh]\n       host = "login.pod"')
+    if off:
+        found.connection.close()
+    elif code := found.connection.login():
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -117,9 +137,9 @@ def detect(
     from kit import config, data_folders
     from kit.errors import UsageError
     from kit.slurm import client
-    from kit.slurm.detect import detect as ask
-    from kit.spec.base import NAME
+    from kit.slurm.detect_cluster import detect as ask
     from kit.spec.cluster import Cluster
+    from kit.spec.schema_base import NAME
 
     if not NAME.holds(name):
         raise UsageError(f"{name!r}: not a name: {NAME.how}", hint="kit cluster detect pod")
@@ -129,7 +149,7 @@ def detect(
     found = ask(env=client.environment({}))
     config.validate(found, Cluster, file=str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(path, _DETECTED + tomli_w.dumps(found))
+    untrusted_files.write_text(path, _DETECTED + tomli_w.dumps(found))
     typer.echo(str(path))
     _say(
         "next: read it; set paths.runs and paths.store to folders that all nodes see; add accounts and QOS to its rows"
@@ -176,7 +196,7 @@ def _enter(cluster: EmbeddedCluster, node: str) -> list[str] | None:
 
 
 def _print_table(found: ClusterStatus) -> None:
-    from kit.cli.table import Column, show
+    from kit.cli.print_table import Column, show
 
     cluster = found.cluster
     print(f"{cluster.name}: {found.state}, {cluster.shape}")

@@ -7,44 +7,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli import completion
-from kit.cli.runs import RunsDir, folders
-from kit.text import clean
+from kit.cli import completion_candidates
+from kit.cli.runs import RunsDir, find_dir
+from kit.safe_text import clean
 
 if TYPE_CHECKING:
-    from kit.comparison.recorded import Recorded
+    from kit.comparison.recorded_run import Recorded
 
 _HELP = "Run folder, id, start of an id, or Slurm job id; a point of a sweep too."
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help=_HELP, show_default=False, autocompletion=completion.runs)],
-    b: Annotated[str, typer.Argument(metavar="B", help=_HELP, show_default=False, autocompletion=completion.runs)],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help=_HELP, show_default=False, autocompletion=completion_candidates.runs)
+    ],
+    b: Annotated[
+        str, typer.Argument(metavar="B", help=_HELP, show_default=False, autocompletion=completion_candidates.runs)
+    ],
     full: Annotated[bool, typer.Option("--full", help="Every line of every patch, the rendered scripts' too.")] = False,
     runs_dir: RunsDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: 'kit schema comparison'.")] = False,
 ) -> None:
     """Show why two runs differ, the most telling first: outcome, metrics, keys, code, image, nodes."""
-    from kit.comparison import shown
+    from kit.comparison import as_text
     from kit.comparison.compare import compare
-    from kit.runs import registry
 
-    made = compare(*(recorded(registry.find_one(name, folders(runs_dir))) for name in (a, b)))
+    made = compare(*(recorded(find_dir(name, runs_dir)) for name in (a, b)))
     if as_json:
         print(made.model_dump_json(indent=2))
         return
-    for line in shown.lines(made, full=full):
+    for line in as_text.lines(made, full=full):
         print(clean(line))
 
 
 def recorded(run_dir: Path) -> Recorded:
     """A run with what Slurm and its accounting know of it."""
-    from kit.cli.follow import queue
     from kit.cli.runs import warn
+    from kit.cli.wait_and_follow import queue
     from kit.cli.why import explain
-    from kit.comparison.recorded import read
-    from kit.runs import history, queues
+    from kit.comparison.recorded_run import read
+    from kit.runs import from_accounting, which_slurm
     from kit.runs import status as of
 
-    (one,) = history.add(of.of([run_dir], queue=queue()), ask=queues.history(say=warn), every=True)
+    (one,) = from_accounting.add(of.of([run_dir], queue=queue()), ask=which_slurm.history(say=warn), every=True)
     return read(one, explain(one))

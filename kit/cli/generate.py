@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kit.cli.jobs import ClusterName, Containers, Overrides
+from kit.cli.render_submit import ClusterName, Containers, Overrides
 
 
 def generate(
@@ -44,7 +44,7 @@ def generate(
     set_: Overrides = None,
 ) -> None:
     """Make one sbatch file that holds a whole run: DDP, or torchft replica groups within nodes or over several."""
-    from kit.runs import atomic, outputs
+    from kit.runs import atomic_write, output_folders
     from kit.runs.generate import Asked, single_file
 
     asked = Asked(
@@ -63,10 +63,10 @@ def generate(
         error=error,
     )
     text = single_file(asked, cluster=cluster, overrides=list(set_ or []), containers=containers)
-    with outputs.folders([text]):
+    with output_folders.folders([text]):
         if output_file is None:
             print(text, end="")
             return
-        atomic.write(output_file, text)
+        atomic_write.write(output_file, text)
         output_file.chmod(0o755)
     print(output_file)

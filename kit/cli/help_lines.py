@@ -14,11 +14,17 @@ HELP_LINES = {
     "render": "Show what a submit would write and run. Nothing is submitted.",
     "submit": "Write the run folder and submit it.",
     "sweep": "Submit all points of a job's sweep table, those of one shape as one Slurm array.",
+    "when": (
+        "Show when a job would start, at each size and place that would do, what ends first before the rest. "
+        "Nothing is submitted."
+    ),
     "shell": "Open a shell in the job's container, with its mounts and its environment.",
     "runs": "List the runs of this project, with one question to Slurm for all of them.",
     "status": "Show one run: state, nodes, exit code, image, files, last reported step; of replica groups the last quorum.",
     "time": "Show where the time of a run, or of a sweep, went: every rank-second in one account, goodput, and what it cost.",
     "report": "Write one HTML file that shows a run, a sweep, or several runs side by side; it needs no network and no server.",
+    "watch": "Tell whom a job's [notify] names what happens to its runs: by mail, Slack, Teams, a webhook, ntfy. Each event once.",
+    "serve": "Serve the pages of all runs, as they change, to a browser on this machine. Only the URL's token lets in.",
     "logs": "Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out.",
     "why": "Explain how a run ended, or why it waits, and what to do next.",
     "diff": "Show why two runs differ, the most telling first: outcome, metrics, keys, code, image, nodes.",
@@ -41,7 +47,7 @@ HELP_LINES = {
     "prune-images": "Remove images that no lock names and no queued or running job uses.",
     "diff-images": "Show what differs between two images: packages, files, environment, configuration. Code 1 when anything does.",
     "cluster": "A real Slurm on this machine, to try jobs on.",
-    "nodes": "List the nodes that failed a preflight within the last day; new jobs are kept off them.",
+    "nodes": "List nodes that new jobs avoid (a failed preflight, or named here), and nodes that failed far more runs than others.",
     "model": "Count a decoder-only model's parameters, its compute-optimal tokens and steps, and what fits on a GPU.",
     "checkpoint-size": "Predict what a checkpoint of a model weighs.",
     "convert-checkpoint": "Turn a sharded checkpoint (torch's, megatron's) into one .pt file or a Hugging Face folder.",

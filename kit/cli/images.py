@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli import completion
+from kit.cli import completion_candidates
 
 if TYPE_CHECKING:
-    from kit.images.catalogue import Row
-    from kit.images.publish import Outcome
+    from kit.images.squash_and_lock import Outcome
+    from kit.images.store_contents import Row
     from kit.runs.status import Status
     from kit.spec.cluster import Cluster
 
 Name = Annotated[
     str,
-    typer.Argument(help="An image: a folder of containers/.", show_default=False, autocompletion=completion.images),
+    typer.Argument(
+        help="An image: a folder of containers/.", show_default=False, autocompletion=completion_candidates.images
+    ),
 ]
 Store = Annotated[
     Path | None,
@@ -30,7 +32,7 @@ Store = Annotated[
 ]
 OfCluster = Annotated[
     str | None,
-    typer.Option("--cluster", "-c", help="The store of this cluster.", autocompletion=completion.clusters),
+    typer.Option("--cluster", "-c", help="The store of this cluster.", autocompletion=completion_candidates.clusters),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Locked = Annotated[bool, typer.Option("--locked", help="Fail when the result is not what the lock names, saying why.")]
@@ -123,7 +125,7 @@ def import_image(
 def images(
     name: Annotated[
         str | None,
-        typer.Argument(help="One image only.", show_default="all", autocompletion=completion.images),
+        typer.Argument(help="One image only.", show_default="all", autocompletion=completion_candidates.images),
     ] = None,
     *,
     doctor: Annotated[bool, typer.Option("--doctor", help="Say what of the store is unsafe to share.")] = False,
@@ -137,8 +139,8 @@ def images(
 ) -> None:
     """List images: name, digest, size, age, whether a lock names them, which runs use them."""
     from kit import data_folders
-    from kit.cli.table import Column, show
-    from kit.images import catalogue
+    from kit.cli.print_table import Column, show
+    from kit.images import store_contents
 
     if doctor:
         _doctor(store_of(store, cluster), as_json=as_json)
@@ -146,7 +148,7 @@ def images(
     if sbom is not None:
         _print_sbom(name, sbom)
         return
-    rows = catalogue.rows(store_of(store, cluster), data_folders.project())
+    rows = store_contents.rows(store_of(store, cluster), data_folders.project())
     rows = [row for row in rows if name in {None, row.name}]
     used = _runs_by_digest()
     if as_json:
@@ -176,11 +178,11 @@ def _print_sbom(name: str | None, form: SbomForm) -> None:
 
     from kit import data_folders
     from kit.errors import UsageError
-    from kit.images import lock, sbom
+    from kit.images import image_lock, sbom
 
     if name is None:
         raise UsageError("--sbom needs the name of an image", hint=f"kit images train-cpu --sbom {form.value}")
-    found = lock.read(_lock_file(name, data_folders.project()))
+    found = image_lock.read(_lock_file(name, data_folders.project()))
     typer.echo(sbom.of(found, form.value, now=datetime.now(UTC)), nl=False)
 
 
@@ -193,7 +195,9 @@ def _cells(row: Row, runs: int) -> tuple[object, ...]:
 def verify_image(
     image: Annotated[
         str,
-        typer.Argument(metavar="NAME|PATH", help="An image with a lock, or a .sqsh.", autocompletion=completion.images),
+        typer.Argument(
+            metavar="NAME|PATH", help="An image with a lock, or a .sqsh.", autocompletion=completion_candidates.images
+        ),
     ],
     *,
     full: Annotated[bool, typer.Option("--full", help="Read all of it and compare its sha256.")] = False,
@@ -274,9 +278,9 @@ def _signer(name: str, cluster: str | None) -> str:
 
 def _lock_file(name: str, project: Path) -> Path:
     from kit.errors import LockError
-    from kit.images import lock
+    from kit.images import image_lock
 
-    found = lock.find(name, project=project)
+    found = image_lock.find(name, project=project)
     if found is None:
         raise LockError(f"image {name}: no image.lock", hint=f"run 'kit build-image {name}'")
     return found
@@ -284,9 +288,9 @@ def _lock_file(name: str, project: Path) -> Path:
 
 def _doctor(store: Path, *, as_json: bool) -> None:
     """Print what is unsafe; exit code 1 when anything is."""
-    from kit.images import doctor
+    from kit.images import store_safety
 
-    found = [*doctor.problems(store)]
+    found = [*store_safety.problems(store)]
     if as_json:
         typer.echo(json.dumps({"store": str(store), "problems": found}, indent=2))
     else:
@@ -308,13 +312,13 @@ def prune_images(
     Layers of registries that no import has used for as long are removed from the user's cache.
     """
     from kit import data_folders
-    from kit.images import catalogue, layer_cache
+    from kit.images import layer_cache, store_contents
     from kit.images import store as image_store
 
     place = store_of(store, cluster)
     image_store.prepare(place)
     in_use = {sha256 for sha256, runs in _runs_by_digest().items() if any(_needs_image(run) for run in runs)}
-    gone = catalogue.prune(
+    gone = store_contents.prune(
         place, data_folders.project(), in_use=in_use, older_than_s=older_than * _DAY_S, dry_run=dry_run
     )
     layers = layer_cache.prune(older_than_s=older_than * _DAY_S, dry_run=dry_run)
@@ -337,9 +341,9 @@ def _must_be_platform(platform: str) -> None:
 def store_of(given: Path | None, cluster: str | None = None) -> Path:
     """The store that the option names, else that of the cluster, named or the default one, as `kit submit` takes it."""
     from kit import data_folders
-    from kit.runs import registry
+    from kit.runs import find_runs
 
-    return given.absolute() if given else registry.store_of(_cluster(cluster), data_folders.project())
+    return given.absolute() if given else find_runs.store_of(_cluster(cluster), data_folders.project())
 
 
 def _cluster(name: str | None) -> Cluster:
@@ -352,11 +356,11 @@ def _cluster(name: str | None) -> Cluster:
 def _runs_by_digest() -> dict[str, list[Status]]:
     """Runs of this project by the digest (64 hex digits) of their image."""
     from kit import data_folders
-    from kit.cli.follow import queue
-    from kit.runs import registry, status
+    from kit.cli.wait_and_follow import queue
+    from kit.runs import find_runs, status
 
     table: dict[str, list[Status]] = {}
-    for run in status.of_facts(registry.find_all(registry.folders(data_folders.project())), queue=queue()):
+    for run in status.of_facts(find_runs.find_all(find_runs.folders(data_folders.project())), queue=queue()):
         table.setdefault(run.facts.image_digest.removeprefix("sha256:"), []).append(run)
     return table
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kit import files
-from kit.cli import completion
-from kit.cli.jobs import ClusterName
+from kit import untrusted_files
+from kit.cli import completion_candidates
+from kit.cli.render_submit import ClusterName
 
 if TYPE_CHECKING:
     from kit.data_folders import Entry
@@ -31,12 +31,17 @@ def init(
     ] = None,
     launcher: Annotated[
         str | None,
-        typer.Option("--launcher", help="How ranks start.", show_default="ddp", autocompletion=completion.launchers),
+        typer.Option(
+            "--launcher", help="How ranks start.", show_default="ddp", autocompletion=completion_candidates.launchers
+        ),
     ] = None,
     image: Annotated[
         str | None,
         typer.Option(
-            "--image", help="An image of containers/.", show_default="train-cpu", autocompletion=completion.images
+            "--image",
+            help="An image of containers/.",
+            show_default="train-cpu",
+            autocompletion=completion_candidates.images,
         ),
     ] = None,
     cluster: ClusterName = None,
@@ -44,7 +49,9 @@ def init(
     base: Annotated[
         str | None,
         typer.Option(
-            "--from", help="Write the image that --image names, on this one.", autocompletion=completion.images
+            "--from",
+            help="Write the image that --image names, on this one.",
+            autocompletion=completion_candidates.images,
         ),
     ] = None,
     pip: Annotated[list[str] | None, typer.Option("--pip", help="With --from: a package; repeatable.")] = None,
@@ -74,13 +81,13 @@ def init(
 
 def _write_image(name: str | None, base: str, packages: list[str], project: Path) -> None:
     from kit.errors import UsageError
-    from kit.images import scaffold
+    from kit.images import first_image
 
     if not name:
         raise UsageError(
             "--from and --pip make an image, which has no name", hint="kit init --image mine --from train-cpu"
         )
-    print(scaffold.write(name, base=base, packages=packages, project=project))
+    print(first_image.write(name, base=base, packages=packages, project=project))
     print(f"next: kit build-image {name}", file=sys.stderr)
 
 
@@ -119,7 +126,7 @@ def _write_checked(path: Path, text: str, cluster: str | None) -> None:
 
     before = path.read_text(encoding="utf-8") if path.exists() else None
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(path, text)
+    untrusted_files.write_text(path, text)
     try:
         prepare(path, cluster=cluster, overrides=[])
     except ConfigError:
@@ -130,7 +137,7 @@ def _write_checked(path: Path, text: str, cluster: str | None) -> None:
 def _next_steps(folder: Path, image: str, cluster: str) -> list[str]:
     """The commands that lead from here to a run."""
     from kit import config, data_folders
-    from kit.images import lock
+    from kit.images import image_lock
     from kit.spec.cluster import Cluster
 
     project = data_folders.project(folder)
@@ -140,6 +147,6 @@ def _next_steps(folder: Path, image: str, cluster: str) -> list[str]:
     option = "" if cluster == config.default_cluster(project) else f" -c {cluster}"
     return [
         *([f"kit cluster up{name}"] if embedded else []),
-        *([f"kit build-image {image}"] if lock.find(image, project=project) is None else []),
+        *([f"kit build-image {image}"] if image_lock.find(image, project=project) is None else []),
         f"kit submit{where}{option} --follow",
     ]

@@ -2,37 +2,119 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from typing import Annotated
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli.jobs import ClusterName
+from kit.cli.render_submit import ClusterName
+
+if TYPE_CHECKING:
+    from kit.health.failing_nodes import NodeRecord
+    from kit.runs.avoided_nodes import Avoided
+
+# As slurm.conf's NodeName may be; a path is none.
+NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def nodes(
     forget: Annotated[
         str | None, typer.Option("--forget", metavar="NODE", help="Let jobs run on this node again.")
     ] = None,
+    add: Annotated[
+        str | None, typer.Option("--avoid", metavar="NODE", help="Keep new jobs off this node for a day.")
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="With --avoid: why.")] = "",
     cluster: ClusterName = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the nodes that failed a preflight within the last day; new jobs are kept off them."""
+    """List nodes that new jobs avoid (a failed preflight, or named here), and nodes that failed far more runs than others."""
     from kit import config, data_folders
-    from kit.cli.table import Column, show
-    from kit.runs import avoid, registry
+    from kit.errors import UsageError
+    from kit.health import failing_nodes as nodes_of
+    from kit.runs import avoided_nodes, find_runs, remote_clusters
     from kit.spec.cluster import Cluster
 
     project = data_folders.project()
     entry = config.cluster_entry(cluster, project)
-    folder = registry.folder_of(config.load_model(entry.path, Cluster), project)
+    rules = config.load_model(entry.path, Cluster)
+    remote = remote_clusters.made(entry.name, rules)
     if forget is not None:
-        avoid.forget(folder, forget)
+        if remote:
+            avoided_nodes.forget_over_ssh(remote, forget)
+        else:
+            avoided_nodes.forget(find_runs.folder_of(rules, project), forget)
         return
-    found = avoid.read(folder)
+    if add is not None:
+        if not NODE.fullmatch(add):
+            raise UsageError(f"--avoid {add}: not the name of a node", hint="sinfo -N")
+        if remote:
+            remote_clusters.refuse(entry.name, "'kit nodes --avoid'")
+        avoided_nodes.add(find_runs.folder_of(rules, project), add, reason or "named by kit nodes --avoid")
+        return
+    # The record of runs is read where their folders are.
+    records = [] if remote else _records(find_runs.folder_of(rules, project))
+    avoided = avoided_nodes.read_over_ssh(remote) if remote else avoided_nodes.read(find_runs.folder_of(rules, project))
+    suspected = nodes_of.suspects(records)
     if as_json:
-        print(json.dumps([{"node": n.node, "since": n.since.isoformat(), "reason": n.reason} for n in found], indent=2))
+        rows: list[dict[str, object]] = [
+            {"node": n.node, "since": n.since.isoformat(), "reason": n.reason, "runs": []} for n in avoided
+        ]
+        rows += [
+            {
+                "node": n.node,
+                "since": None,
+                "reason": _reason(n, records),
+                "runs": [dataclasses.asdict(failure) for failure in n.failures],
+            }
+            for n in suspected
+        ]
+        print(json.dumps(rows, indent=2))
         return
-    if found:
-        columns = (Column("node"), Column("since (UTC)", 1), Column("reason"))
-        show(columns, [(one.node, f"{one.since:%Y-%m-%d %H:%M}", one.reason) for one in found])
+    _show(avoided, suspected, records)
+
+
+def _records(folder: Path) -> list[NodeRecord]:
+    """Of the runs of a day, by one question to Slurm."""
+    from kit.cli.wait_and_follow import queue
+    from kit.health import failing_nodes as nodes_of
+    from kit.runs import find_runs
+    from kit.runs import status as of
+
+    now = time.time()
+    recent = [(path, facts) for path, facts in find_runs.find_all([folder]) if now - _touched(path) < nodes_of.DAY_S]
+    return nodes_of.read(of.of_facts(recent, queue=queue()), now=now)
+
+
+def _touched(run_dir: Path) -> float:
+    """When the run's record was last written; 0 where there is none."""
+    from kit.spec.run_paths import RunPaths
+
+    try:
+        return RunPaths(run_dir).events.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _reason(one: NodeRecord, records: list[NodeRecord]) -> str:
+    others = [other for other in records if other is not one]
+    runs, failed = sum(other.runs for other in others), sum(len(other.failures) for other in others)
+    return f"failed {len(one.failures)} of {one.runs} runs within a day; the other nodes {failed} of {runs}"
+
+
+def _show(avoided: list[Avoided], suspected: list[NodeRecord], records: list[NodeRecord]) -> None:
+    from kit.cli.print_table import Column, show
+    from kit.safe_text import clean
+
+    rows: list[tuple[object, ...]] = [(one.node, f"{one.since:%Y-%m-%d %H:%M}", one.reason) for one in avoided]
+    rows += [(one.node, "", _reason(one, records)) for one in suspected]
+    if rows:
+        show((Column("node"), Column("since (UTC)", 1), Column("reason")), rows)
+    for one in suspected:
+        print(f"\n{one.node}: leave it out with --set slurm.exclude={one.node}, and tell the administrator")
+        for failure in one.failures:
+            print(clean(f"  {failure.run}: {failure.line} ({failure.rule})"))

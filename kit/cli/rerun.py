@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kit.cli import completion
-from kit.cli.jobs import Overrides
+from kit.cli import completion_candidates
+from kit.cli.render_submit import Overrides
 
 
 def rerun(
@@ -17,7 +17,7 @@ def rerun(
         typer.Argument(
             metavar="RUN",
             help="Run folder, id, start of an id, or Slurm job id.",
-            autocompletion=completion.runs,
+            autocompletion=completion_candidates.runs,
         ),
     ],
     set_: Overrides = None,
@@ -28,7 +28,7 @@ def rerun(
             "-c",
             help="Another cluster: its defaults, with the keys that job file and --set gave the run.",
             show_default="the run's",
-            autocompletion=completion.clusters,
+            autocompletion=completion_candidates.clusters,
         ),
     ] = None,
     from_step: Annotated[
@@ -37,6 +37,16 @@ def rerun(
     ] = None,
     live: Annotated[
         bool, typer.Option("--live", help="With the job's folder as it is now, instead of the run's snapshot.")
+    ] = False,
+    rotate: Annotated[
+        bool,
+        typer.Option(
+            "--rotate",
+            help="Run its last steps three times, the ranks on other nodes each time, and name a node that counts wrong.",
+        ),
+    ] = False,
+    avoid: Annotated[
+        bool, typer.Option("--avoid", help="With --rotate: keep new jobs off that node for a day, without asking.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be written and run. Nothing is submitted.")
@@ -48,16 +58,26 @@ def rerun(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Run again what a run was made from: the same code, image, job and seed, in a run folder of its own."""
-    from kit.cli.follow import follow_run, wait_run
-    from kit.cli.jobs import render_plan, show_warnings, submit_run
+    from kit.cli.render_submit import render_plan, show_warnings, submit_run
     from kit.cli.runs import folders
+    from kit.cli.wait_and_follow import follow_run, wait_run
     from kit.errors import UsageError
-    from kit.runs import registry
+    from kit.runs import find_runs, remote_clusters
     from kit.runs.rerun import differences, prepare
 
+    if avoid and not rotate:
+        raise UsageError("--avoid goes with --rotate", hint="kit nodes --avoid NODE")
+    if rotate:
+        if cluster or live or follow or wait:
+            raise UsageError("--rotate runs on the run's own cluster and code, and waits for the end")
+        from kit.cli.rerun_rotate import rotate as moved
+
+        moved(run, from_step=from_step, overrides=list(set_ or []), avoid=avoid, dry_run=dry_run, as_json=as_json)
+        return
     if as_json and follow:
         raise UsageError("--json and --follow both write to stdout", hint="'kit rerun --json --wait' waits for the end")
-    run_dir = registry.find_one(run, folders(None))
+    run_dir = find_runs.find_one(run, folders(None, run))
+    remote_clusters.require_here(run_dir, "'kit rerun'")
     made = prepare(run_dir, cluster=cluster, overrides=list(set_ or []), from_step=from_step, live=live)
     show_warnings([made])
     for one in differences(made):

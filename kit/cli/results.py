@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from kit.cli import completion
+from kit.cli import completion_candidates
 
 if TYPE_CHECKING:
     from kit.sweeps.results import Results
@@ -20,7 +20,7 @@ def results(
         typer.Argument(
             metavar="[SWEEP]",
             help="Sweep folder, id or start of an id; default: the newest.",
-            autocompletion=completion.sweeps,
+            autocompletion=completion_candidates.sweeps,
         ),
     ] = None,
     metric: Annotated[
@@ -49,13 +49,13 @@ def results(
 ) -> None:
     """Gather the metrics of a sweep's points into one table, the best first."""
     from kit import data_folders
-    from kit.cli.follow import queue
-    from kit.runs import registry
+    from kit.cli.wait_and_follow import queue
+    from kit.runs import find_runs
     from kit.sweeps import find, result_files
     from kit.sweeps import plot as drawing
     from kit.sweeps.results import gather
 
-    folders = [runs_dir] if runs_dir else registry.folders(data_folders.project())
+    folders = [runs_dir] if runs_dir else find_runs.folders(data_folders.project())
     found = gather(find.find_one(sweep, folders), queue=queue(), metric=metric, goal=goal, reduce=reduce)
     if as_json:
         print(result_files.as_json(found))
@@ -70,8 +70,8 @@ def results(
 
 
 def _print(found: Results) -> None:
-    from kit.cli.table import Column, show
-    from kit.sweeps.names import short_names, shown
+    from kit.cli.print_table import Column, show
+    from kit.sweeps.key_names import short_names, shown
 
     short = short_names(found.keys)
     named = any(row.name for row in found.rows)
@@ -89,8 +89,10 @@ def _print(found: Results) -> None:
         rows.append([row.index, *([row.name] if named else []), *values, row.state, *metrics])
     show(columns, rows)
     best = found.best
-    if best is not None:
-        point = " ".join(
-            [best.name] * bool(best.name) + [f"{short[key]}={shown(best.values[key])}" for key in best.values]
-        )
-        print(f"best: point {best.index} ({point}): {found.metric} {shown(best.metrics[found.metric or ''])}")
+    chosen = [(row, [*found.objectives], "front") for row in found.front]
+    if not chosen and best is not None:
+        chosen = [(best, [found.metric or ""], "best")]
+    for row, names, what in chosen:
+        point = " ".join([row.name] * bool(row.name) + [f"{short[key]}={shown(row.values[key])}" for key in row.values])
+        reached = ", ".join(f"{name} {shown(row.metrics[name])}" for name in names)
+        print(f"{what}: point {row.index} ({point}): {reached}")

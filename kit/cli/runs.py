@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli import completion
-from kit.text import clean
+from kit.cli import completion_candidates
+from kit.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.runs.status import Status
@@ -23,7 +23,7 @@ RunName = Annotated[
     typer.Argument(
         metavar="[RUN]",
         help="Run folder, id, start of an id, or Slurm job id; default: the newest.",
-        autocompletion=completion.runs,
+        autocompletion=completion_candidates.runs,
     ),
 ]
 RunsDir = Annotated[
@@ -34,16 +34,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """List the runs of this project, with one question to Slurm for all of them."""
-    from kit.cli.follow import queue
-    from kit.cli.table import Column, show
-    from kit.runs import history, queues, registry
+    from kit.cli.print_table import Column, show
+    from kit.cli.wait_and_follow import queue
+    from kit.runs import find_runs, from_accounting, which_slurm
     from kit.runs import status as of
 
     asked = queue()
-    found = of.of_facts(registry.find_all(folders(runs_dir)), queue=asked)
+    found = of.of_facts(find_runs.find_all(folders(runs_dir)), queue=asked)
     if _found_again(found):
-        found = of.of_facts(registry.find_all(folders(runs_dir)), queue=asked)
-    found = history.add(found, ask=queues.history(say=warn))
+        found = of.of_facts(find_runs.find_all(folders(runs_dir)), queue=asked)
+    found = from_accounting.add(found, ask=which_slurm.history(say=warn))
     if as_json:
         print(json.dumps([_listed(s) for s in found], indent=2))
         return
@@ -64,13 +64,13 @@ def _found_again(found: Iterable[Status]) -> bool:
     points = [one.run_dir for one in found if one.job_id is None and one.run_dir.parent.name == POINTS]
     if not points:
         return False
-    from kit.sweeps import lost
+    from kit.sweeps import lost_arrays
 
-    return lost.noted(points)
+    return lost_arrays.noted(points)
 
 
 def _row(one: Status) -> tuple[object, ...]:
-    from kit.spec.world_sizes import world_size
+    from kit.spec.world_size_text import world_size
 
     made = one.facts
     world = world_size(made.world_sizes)
@@ -80,17 +80,17 @@ def _row(one: Status) -> tuple[object, ...]:
 
 def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """Show one run: state, nodes, exit code, image, files, last reported step; of replica groups the last quorum."""
-    from kit.cli.follow import queue
+    from kit.cli.wait_and_follow import queue
     from kit.cli.why import first_line
-    from kit.runs import history, metrics, queues, registry
+    from kit.runs import from_accounting, metrics, which_slurm
     from kit.runs import status as of
-    from kit.spec.world_sizes import sizes_text
+    from kit.spec.world_size_text import sizes_text
 
-    run_dir, asked = registry.find_one(run, folders(runs_dir)), queue()
+    run_dir, asked = find_dir(run, runs_dir), queue()
     found = of.of([run_dir], queue=asked)
     if _found_again(found):
         found = of.of([run_dir], queue=asked)
-    (one,) = history.add(found, ask=queues.history(say=warn), every=True)
+    (one,) = from_accounting.add(found, ask=which_slurm.history(say=warn), every=True)
     facts = {**_listed(one), "why": first_line(one)}
     quorum, latest = metrics.quorum(one.run_dir), metrics.latest(one.run_dir)
     if as_json:
@@ -115,17 +115,17 @@ def cancel(
         typer.Argument(
             metavar="[RUN|SWEEP]...",
             help="Run folders, ids, starts of ids, Slurm job ids, or ids of sweeps; default: the newest run.",
-            autocompletion=completion.runs_and_sweeps,
+            autocompletion=completion_candidates.runs_and_sweeps,
         ),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Cancel runs, or all points of sweeps: ranks are asked to save and end. A second time, Slurm ends all at once."""
-    from kit.cli.follow import queue
+    from kit.cli.wait_and_follow import queue
     from kit.sweeps import cancel as cancelling
 
-    done = cancelling.cancel(list(names or []), folders(runs_dir), queue=queue())
+    done = cancelling.cancel(list(names or []), folders(runs_dir, *(names or [])), queue=queue())
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in done], indent=2))
     for one in done:
@@ -138,12 +138,12 @@ def resume(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Submit a run that has ended again, in its own folder: its program goes on from the newest checkpoint."""
-    from kit.cli.follow import wait_run
-    from kit.runs import queues
+    from kit.cli.wait_and_follow import wait_run
+    from kit.runs import which_slurm
     from kit.runs.resume import resume as submit_again
 
     one = find(run)
-    made = submit_again(one, env=queues.env_of(one.manifest.cluster))
+    made = submit_again(one, env=which_slurm.env_of(one.manifest.cluster))
     print(f"job {made.job_id}: {made.run_id} goes on", file=sys.stderr)
     print(made.model_dump_json(indent=2) if as_json else one.run_dir)
     if wait:
@@ -152,17 +152,16 @@ def resume(
 
 def find(name: str | None) -> Status:
     """The status of a run, by any of its names."""
-    from kit.cli.follow import queue
-    from kit.runs import registry
+    from kit.cli.wait_and_follow import queue
     from kit.runs import status as of
 
-    (one,) = of.of([registry.find_one(name, folders(None))], queue=queue())
+    (one,) = of.of([find_dir(name, None)], queue=queue())
     return one
 
 
 def _listed(one: Status) -> dict[str, object]:
     """What the list of all runs says of one: all that needs no manifest read again."""
-    from kit.runs import history
+    from kit.runs import from_accounting
 
     made = one.facts
     submitted = datetime.fromtimestamp(made.submitted_at, UTC).isoformat(timespec="seconds")
@@ -176,7 +175,7 @@ def _listed(one: Status) -> dict[str, object]:
         "nodes": one.nodes,
         "elapsed": one.elapsed,
         "restarts": one.restarts,
-        **history.facts(one.accounted),
+        **from_accounting.facts(one.accounted),
         "world_sizes": made.world_sizes,
         "launcher": made.launcher,
         "runtime": made.runtime,
@@ -195,9 +194,38 @@ def warn(line: str) -> None:
     print(f"kit: {line}", file=sys.stderr)
 
 
-def folders(given: Path | None) -> list[Path]:
-    """Where runs are looked for: `--runs`, or the folders of all clusters."""
-    from kit import data_folders
-    from kit.runs import registry
+def folders(given: Path | None, *names: str | None) -> list[Path]:
+    """Where runs are looked for: `--runs`, or the folders of all clusters. Those over ssh are asked what is new, together.
 
-    return [given] if given else registry.folders(data_folders.project())
+    names: of the runs that are looked for; a cluster without any of them is not asked.
+    """
+    from kit import data_folders
+    from kit.runs import find_runs, remote_clusters
+
+    if given:
+        return [given]
+    project = data_folders.project()
+    for problem in remote_clusters.refresh(project, names or (None,)).values():
+        warn(f"{problem}\n  what follows is as it was when it last answered")
+    return find_runs.folders(project)
+
+
+def find_dir(name: str | None, runs_dir: Path | None) -> Path:
+    """The folder of a run, by any of its names; of one that is elsewhere, its mirror with all that commands read."""
+    from kit.runs import find_runs, remote_clusters
+
+    run_dir = find_runs.find_one(name, folders(runs_dir, name))
+    remote_clusters.fetch(run_dir)
+    return run_dir
+
+
+def fetched(runs_dir: Path | None, names: Sequence[str | None]) -> list[Path]:
+    """As `folders`, with all that commands read of these runs and of the points of these sweeps."""
+    from kit.ledger import find as named
+    from kit.runs import find_runs, remote_clusters
+
+    found = folders(runs_dir, *names)
+    for name in names:
+        for run_dir in named.sweep_points(name, found) or [find_runs.find_one(name, found)]:
+            remote_clusters.fetch(run_dir)
+    return found

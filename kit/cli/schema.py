@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kit import files
-from kit.cli import completion
+from kit import untrusted_files
+from kit.cli import completion_candidates
 
 
 def schema(
@@ -17,7 +17,7 @@ def schema(
         str,
         typer.Argument(
             help="job, cluster, mounts, launcher, image, table, metrics, or comparison; 'all' with -o writes every one.",
-            autocompletion=completion.schemas,
+            autocompletion=completion_candidates.schemas,
         ),
     ] = "job",
     output: Annotated[
@@ -38,4 +38,4 @@ def schema(
             print(text, end="")
         else:
             output.mkdir(parents=True, exist_ok=True)
-            files.write_text(output / f"{name}.schema.json", text)
+            untrusted_files.write_text(output / f"{name}.schema.json", text)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kit.cli import completion
-from kit.cli.jobs import ClusterName, Containers, JobFile, Overrides
+from kit.cli import completion_candidates
+from kit.cli.render_submit import ClusterName, Containers, JobFile, Overrides
 
 
 def shell(
@@ -22,7 +22,7 @@ def shell(
             "--attach",
             metavar="RUN",
             help="Go to a node of a running job instead of a new allocation.",
-            autocompletion=completion.runs,
+            autocompletion=completion_candidates.runs,
         ),
     ] = None,
     node: Annotated[str | None, typer.Option("--node", help="With --attach: which node. [default: the first]")] = None,
@@ -30,12 +30,14 @@ def shell(
     """Open a shell in the job's container, with its mounts and its environment."""
     from kit import config
     from kit.cli import runs
-    from kit.runs import interactive, queues
+    from kit.runs import interactive, remote_clusters, which_slurm
     from kit.runs.submit import prepare
 
-    if attach is not None:
+    if attach is None:
+        remote_clusters.require_cluster_here(cluster, "'kit shell'")
+    else:
         one = runs.find(attach)
-        raise typer.Exit(interactive.attach(one, node=node, env=queues.env_of(one.manifest.cluster)))
+        raise typer.Exit(interactive.attach(one, node=node, env=which_slurm.env_of(one.manifest.cluster)))
     raise typer.Exit(
         interactive.allocate(
             # In the job's folder itself: a shell is where one edits.

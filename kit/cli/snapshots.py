@@ -15,10 +15,10 @@ def prune_snapshots(
 ) -> None:
     """Remove the snapshots of workspaces that no run refers to, but for those of the last day."""
     from kit import data_folders
-    from kit.runs import registry, workspace
+    from kit.runs import find_runs, workspace
 
     gone = {}
-    for runs in registry.folders(data_folders.project()):
+    for runs in find_runs.folders(data_folders.project()):
         store = workspace.store_of(runs)
         if store.root.is_dir():
             gone[str(store.root)] = store.prune(workspace.used(runs), dry_run=dry_run)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli import completion
-from kit.cli.jobs import After, ClusterName, Containers, JobFile, Overrides, show_warnings
+from kit.cli import completion_candidates
+from kit.cli.render_submit import After, ClusterName, Containers, JobFile, Overrides, show_warnings
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -43,7 +43,7 @@ def sweep(
             "--of",
             metavar="SWEEP",
             help="With --retry: which sweep. [default: the job file's newest]",
-            autocompletion=completion.sweeps,
+            autocompletion=completion_candidates.sweeps,
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with 1 when a point failed.")] = False,
@@ -90,10 +90,10 @@ def sweep(
 
 def wait_sweep(folder: Path) -> None:
     """Wait for all points; RunFailed when one of them did not end with 0."""
-    from kit.cli.follow import goes_on, queue
+    from kit.cli.wait_and_follow import goes_on, queue
     from kit.errors import RunFailed
-    from kit.sweeps import progress
-    from kit.sweeps.names import ranges
+    from kit.sweeps import wait
+    from kit.sweeps.key_names import ranges
 
     seen: list[str] = []
 
@@ -104,7 +104,7 @@ def wait_sweep(folder: Path) -> None:
             print(line, file=sys.stderr)
 
     with goes_on(folder.name, noun="sweep"):
-        failed = progress.wait(folder, queue=queue(), on_poll=on_poll)
+        failed = wait.wait(folder, queue=queue(), on_poll=on_poll)
     if failed:
         raise RunFailed(
             f"{len(failed)} points did not end well: {ranges(failed)}",
@@ -115,7 +115,7 @@ def wait_sweep(folder: Path) -> None:
 
 def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path, env: Mapping[str, str]) -> dict[int, list[str]]:
     """sbatch's options of each array, so that it waits."""
-    from kit.cli.follow import queue
+    from kit.cli.wait_and_follow import queue
     from kit.errors import UsageError
     from kit.workflow import dependencies
 
@@ -135,9 +135,9 @@ def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path, env: Map
 
 def _folders(job_file: Path) -> list[Path]:
     from kit import data_folders
-    from kit.runs import registry
+    from kit.runs import find_runs
 
-    return registry.folders(data_folders.project(job_file.resolve().parent))
+    return find_runs.folders(data_folders.project(job_file.resolve().parent))
 
 
 def _recorded(job_file: Path, name: str | None) -> SweepRecord:
@@ -148,9 +148,9 @@ def _recorded(job_file: Path, name: str | None) -> SweepRecord:
 
 def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
     """The points to submit again or for the first time; what is passed over is said."""
-    from kit.cli.follow import queue
+    from kit.cli.wait_and_follow import queue
     from kit.sweeps import find
-    from kit.sweeps.names import ranges
+    from kit.sweeps.key_names import ranges
 
     again = find.to_retry(find.states(made.folder, into, queue=queue()))
     known = {point.index for point in into.points}
@@ -162,8 +162,8 @@ def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
 
 
 def _print_points(made: PreparedSweep, todo: list[int], *, to_stdout: bool) -> None:
-    from kit.cli.table import Column, show
-    from kit.sweeps.names import short_names
+    from kit.cli.print_table import Column, show
+    from kit.sweeps.key_names import short_names
 
     keys = list(dict.fromkeys(key for point in made.points for key in point.values))
     short = short_names(keys)
@@ -198,7 +198,7 @@ class _Rows(Collection[Sequence[object]]):
         return len(self._pairs)
 
     def __iter__(self) -> Iterator[Sequence[object]]:
-        from kit.sweeps.names import shown
+        from kit.sweeps.key_names import shown
 
         for point, kind in self._pairs:
             values = (shown(point.values[key]) if key in point.values else "" for key in self._keys)
@@ -209,7 +209,7 @@ class _Rows(Collection[Sequence[object]]):
 
 
 def _explain(made: PreparedSweep, arrays: tuple[Array, ...]) -> None:
-    from kit.sweeps.names import ranges
+    from kit.sweeps.key_names import ranges
 
     left_out = made.expansion.duplicates
     for point, first in left_out[:_SHOWN]:

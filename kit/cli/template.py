@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kit import files
+from kit import untrusted_files
 
 app = typer.Typer(help="The template of the batch script.", no_args_is_help=True, add_completion=False)
 
@@ -29,6 +29,6 @@ def eject(
         return
     if file.exists() and not force:
         raise UsageError(f"{file}: there is one already", hint="--force writes over it")
-    files.write_text(file, text)
+    untrusted_files.write_text(file, text)
     print(file)
     print(f'next: [slurm] template = "{file.name}" in the job file beside it', file=sys.stderr)

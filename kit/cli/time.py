@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli import completion
-from kit.cli.runs import AsJson, RunsDir, folders
-from kit.text import clean
+from kit.cli import completion_candidates
+from kit.cli.runs import AsJson, RunsDir, fetched
+from kit.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.ledger.ledger import Ledger
@@ -25,19 +25,19 @@ def time(
         typer.Argument(
             metavar="[RUN|SWEEP]",
             help="Run or sweep, by folder, id, start of an id, or Slurm job id; default: the newest run.",
-            autocompletion=completion.runs_and_sweeps,
+            autocompletion=completion_candidates.runs_and_sweeps,
         ),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where the time of a run, or of a sweep, went: every rank-second in one account, goodput, and what it cost."""
-    from kit.cli.follow import queue
+    from kit.cli.wait_and_follow import queue
     from kit.ledger.as_json import as_dict
     from kit.ledger.find import ledgers
     from kit.ledger.ledger import together
 
-    found = ledgers(name, folders(runs_dir), queue=queue(), now=clock.time())
+    found = ledgers(name, fetched(runs_dir, [name]), queue=queue(), now=clock.time())
     whole = found.ledgers[0] if found.sweep is None else together(found.sweep, found.ledgers)
     if as_json:
         print(json.dumps(as_dict(whole, found.price), indent=2))
@@ -46,8 +46,8 @@ def time(
 
 
 def _print(one: Ledger, price: Price | None, *, points: int) -> None:
-    from kit.cli.table import Column, show
-    from kit.ledger.accounts import MEANINGS
+    from kit.cli.print_table import Column, show
+    from kit.ledger.time_accounts import MEANINGS
 
     what = f"{points} points, {one.ranks} ranks" if points else f"{one.ranks} ranks x {_duration(one.wall)}"
     print(clean(f"{one.run_id}: {what} = {_duration(one.total)} of ranks{', so far' if one.live else ''}"))

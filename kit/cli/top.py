@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli.runs import AsJson, RunName, RunsDir, folders
+from kit.cli.runs import AsJson, RunName, RunsDir, find_dir
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,11 +31,10 @@ def top(
     as_json: AsJson = False,
 ) -> None:
     """Show what each rank of a run does: step, phase, step time, and which rank the others wait for."""
-    from kit.cli.follow import queue
-    from kit.runs import registry
+    from kit.cli.wait_and_follow import queue
     from kit.runs import status as of
 
-    run_dir = registry.find_one(run, folders(runs_dir))
+    run_dir = find_dir(run, runs_dir)
     (one,) = of.of([run_dir], queue=queue())
     if as_json:
         print(json.dumps(_as_json(one), indent=2))
@@ -47,9 +46,9 @@ def top(
 
 def _looked(one: Status) -> list[Rank]:
     from kit.health import progress
-    from kit.runs import facts
+    from kit.runs import run_facts
 
-    return progress.read(one.run_dir, one.job_id, since=progress.begun(facts.events(one.run_dir)))
+    return progress.read(one.run_dir, one.job_id, since=progress.begun(run_facts.events(one.run_dir)))
 
 
 def _as_json(one: Status) -> dict[str, object]:
@@ -88,7 +87,7 @@ def _rows(one: Status) -> list[tuple[object, ...]]:
 
 
 def _show(one: Status) -> None:
-    from kit.cli.table import Column, show
+    from kit.cli.print_table import Column, show
 
     rows = _rows(one)
     if not rows:
@@ -104,13 +103,14 @@ def _live(run_dir: Path, one: Status) -> None:
     """Until Ctrl-C or the end of the run. Slurm is asked once: the reports are files."""
     from rich.live import Live
 
-    from kit.cli.follow import queue
-    from kit.runs import facts
+    from kit.cli.wait_and_follow import queue
+    from kit.runs import remote_clusters, run_facts
     from kit.runs import status as of
 
     with Live(_table(one), auto_refresh=False) as screen:
-        while facts.read(run_dir).last_event not in {"end", "requeue"}:
+        while run_facts.read(run_dir).last_event not in {"end", "requeue"}:
             time.sleep(_LOOK_S)
+            remote_clusters.fetch(run_dir)
             screen.update(_table(one), refresh=True)
     (one,) = of.of([run_dir], queue=queue())
     print(f"{run_dir.name}: {one.state}; 'kit why {run_dir.name}' says why", file=sys.stderr)

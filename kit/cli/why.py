@@ -6,8 +6,8 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
-from kit.cli.runs import AsJson, RunName, RunsDir, folders
-from kit.text import clean
+from kit.cli.runs import AsJson, RunName, RunsDir, find_dir
+from kit.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.health.answer import Answer
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def why(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     """Explain how a run ended, or why it waits, and what to do next."""
-    from kit.cli.follow import queue
     from kit.cli.runs import warn
-    from kit.runs import history, queues, registry
+    from kit.cli.wait_and_follow import queue
+    from kit.runs import from_accounting, which_slurm
     from kit.runs import status as of
 
-    found = of.of([registry.find_one(run, folders(runs_dir))], queue=queue())
-    (one,) = history.add(found, ask=queues.history(say=warn), every=True)
+    found = of.of([find_dir(run, runs_dir)], queue=queue())
+    (one,) = from_accounting.add(found, ask=which_slurm.history(say=warn), every=True)
     answer = explain(one)
     if as_json:
         print(json.dumps({"run": one.run_dir.name, "state": one.state, **dataclasses.asdict(answer)}, indent=2))
@@ -39,14 +39,14 @@ def why(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) 
 
 def explain(one: Status) -> Answer:
     """The answer for a run whose status is known. Slurm is asked once more where the job waits."""
-    from kit.health.record import Record
+    from kit.health.run_record import Record
     from kit.health.why import explain as by_rules
-    from kit.runs import queues
+    from kit.runs import which_slurm
     from kit.slurm import client
 
     start = ""
     if one.state == "PENDING" and one.job_id is not None:
-        start = client.expected_start(one.job_id, env=queues.env_of(one.facts.cluster))
+        start = client.expected_start(one.job_id, env=which_slurm.env_of(one.facts.cluster))
     return by_rules(Record(status=one, expected_start=start))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kit.comparison import images, keys, recorded, series, texts
-from kit.comparison.recorded import Recorded
+from kit.comparison import images, keys, metric_divergence, recorded_run, text_diffs
+from kit.comparison.recorded_run import Recorded
 from kit.spec.comparison import CodeDifference, Comparison, FileDifference, MetricsDifference, Parting, ValueDifference
 
 
 def compare(a: Recorded, b: Recorded) -> Comparison:
     """How two runs differ, and in one sentence why."""
-    metrics = series.between(a.records, b.records)
+    metrics = metric_divergence.between(a.records, b.records)
     both = a.job is not None and b.job is not None
     unknown = [f"{side}: {line}" for side, one in (("A", a), ("B", b)) for line in one.unknown]
     made = Comparison(
@@ -25,11 +25,11 @@ def compare(a: Recorded, b: Recorded) -> Comparison:
             tree_a=_tree(a), tree_b=_tree(b), commit_a=_commit(a), commit_b=_commit(b), files=_files(a, b)
         ),
         image=images.between(a.image, b.image, a.image_held, b.image_held),
-        scripts=texts.between(a.scripts, b.scripts),
+        scripts=text_diffs.between(a.scripts, b.scripts),
         kit=_differences({"kit": a.manifest.versions.get("kit")}, {"kit": b.manifest.versions.get("kit")}),
         cluster=_cluster(a, b),
         nodes=_differences(_nodes(a), _nodes(b)) if a.nodes and b.nodes else (),
-        environment=_differences(dict(recorded.facts(a)), dict(recorded.facts(b))),
+        environment=_differences(dict(recorded_run.facts(a)), dict(recorded_run.facts(b))),
         unknown=tuple(unknown),
     )
     return made.model_copy(update={"conclusion": conclusion(made)})
@@ -123,7 +123,7 @@ def _outcome(one: Recorded) -> dict[str, str | None]:
 def _files(a: Recorded, b: Recorded) -> tuple[FileDifference, ...]:
     if a.code is None or b.code is None or _tree(a) == _tree(b):
         return ()
-    return texts.between(a.code, b.code)
+    return text_diffs.between(a.code, b.code)
 
 
 def _tree(one: Recorded) -> str | None:

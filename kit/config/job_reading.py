@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from kit import data_folders
-from kit.config import references
+from kit.config import job_references
 from kit.config.extends import job_files
 from kit.config.layers import Layer, merge, merge_all, merge_and_validate, parse_overrides, set_by
 from kit.config.toml_file import Table, load_model, load_toml, shown
 from kit.errors import ConfigError, Fault
 from kit.spec.cluster import Cluster
-from kit.spec.form import shown as shown_value
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.mount import Mount
 from kit.spec.set_by import LayerKind, SetBy
+from kit.spec.wrong_value_messages import shown as shown_value
 from kit.validation import COMMAND_LINE
 
 
@@ -88,10 +88,10 @@ class Sources:
             cluster_name=self.cluster.name,
             launcher=load_model(entry.path, Launcher),
             launcher_dir=entry.folder,
-            mounts=references.mounts(job, self.place, self._find, file, cluster_file),
+            mounts=job_references.mounts(job, self.place, self._find, file, cluster_file),
             asked=mine.get("resources", {}),
             asked_slurm=mine.get("slurm", {}),
-            template=references.template(job, self._job_dir, file),
+            template=job_references.template(job, self._job_dir, file),
             set_by=set_by(layers, self._kinds(layers, entry)),
         )
 
@@ -118,7 +118,7 @@ class Sources:
         return [
             (load_model(entry.path, Launcher).defaults, f"{self._shown(entry.path)} [defaults]"),
             (self.place.defaults, f"{cluster_file} [defaults]"),
-            (references.qos_layer(self.place, self.written, above, asked_by), f"{cluster_file} [qos]"),
+            (job_references.qos_layer(self.place, self.written, above, asked_by), f"{cluster_file} [qos]"),
             *self.files,
             (self.set_here, COMMAND_LINE),
             *([(point, label)] if point else []),
@@ -159,7 +159,7 @@ class Sources:
         return self.job_file.parent.resolve()
 
     @cached_property
-    def _find(self) -> references.Find:
+    def _find(self) -> job_references.Find:
         return lru_cache(maxsize=None)(
             lambda kind, name, file, key: data_folders.find(
                 kind, name, project_dir=self.project, asked_by=file, key=key

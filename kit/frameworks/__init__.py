@@ -9,11 +9,10 @@ from typing import cast, get_args
 from kit.allocation import Allocation
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
-from kit.frameworks import own_options, reference
+from kit.frameworks import launcher_program_options, program_parallelism
 from kit.frameworks.base import Extra, Framework
 from kit.spec.job import Job
-from kit.spec.launcher import FrameworkName
-from kit.spec.paths import is_launchers
+from kit.spec.launcher import FrameworkName, Launcher
 
 __all__ = ["Extra", "Framework", "get", "options_read", "prepare", "resources"]
 
@@ -27,10 +26,10 @@ def prepare(resolved: Resolved, allocation: Allocation) -> Extra:
     """What the launcher's framework adds to a job, if it names one. ConfigError when the job does not fit it."""
     job, launcher = resolved.job, resolved.launcher
     framework = get(launcher.framework) if launcher.framework else None
-    faults = [*_unread(job, framework)]
-    if is_launchers(job.script):
-        faults += own_options.faults_of(resolved)
-        faults += reference.faults(job, launcher, allocation)
+    faults = [*_unread(job, framework), *_too_many(job, launcher, allocation)]
+    if job.is_launchers:
+        faults += launcher_program_options.faults_of(resolved)
+        faults += program_parallelism.faults(job, launcher, allocation)
     if framework:
         faults += framework.faults(job, launcher, allocation)
     if faults:
@@ -48,6 +47,20 @@ def _unread(job: Job, framework: Framework | None) -> Iterator[Fault]:
             yield Fault(key=key, problem=problem, hint=f"remove [{key}]")
 
 
+def _too_many(job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
+    if launcher.most_ranks is None or allocation.world_size <= launcher.most_ranks:
+        return
+    nodes, each = allocation.nodes, allocation.world_size // allocation.nodes
+    problem = (
+        f"launcher {job.launcher!r} starts {launcher.most_ranks} process at most, and {nodes} x {each} were asked for"
+    )
+    if nodes > 1:
+        hint = 'nodes = 1; or launcher = "torchrun" or "srun", which start one for each GPU'
+        yield Fault(key="resources.nodes", problem=problem, hint=hint)
+    else:
+        yield Fault(key="resources.ranks_per_node", problem=problem, hint="remove the line")
+
+
 def options_read(resolved: Resolved) -> frozenset[str] | None:
     """Options in the job's `args` whose values a rule of `prepare` reads; of all others only the names count.
 
@@ -56,7 +69,7 @@ def options_read(resolved: Resolved) -> frozenset[str] | None:
     job, launcher = resolved.job, resolved.launcher
     if launcher.framework or job.roles or resolved.template is not None:
         return None
-    return reference.options_read(job, launcher) if is_launchers(job.script) else frozenset()
+    return program_parallelism.options_read(job, launcher) if job.is_launchers else frozenset()
 
 
 def resources(framework: str | None, job: Job) -> dict[str, int]:

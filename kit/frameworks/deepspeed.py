@@ -10,13 +10,12 @@ from typing import Any
 
 from kit.allocation import Allocation
 from kit.errors import Fault, nearest
-from kit.frameworks import batch_sizes as sizes
+from kit.frameworks import deepspeed_batch_sizes
 from kit.frameworks.base import Extra, Framework
-from kit.frameworks.batch_sizes import MICRO, STEPS, TOTAL
-from kit.spec.form import shown
+from kit.frameworks.deepspeed_batch_sizes import MICRO, STEPS, TOTAL
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
-from kit.spec.paths import is_launchers
+from kit.spec.wrong_value_messages import shown
 from kit.validation import toml
 
 FILE = "ds_config.json"
@@ -39,10 +38,10 @@ class DeepSpeed:
 
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
         """See Framework."""
-        if is_launchers(job.script):
+        if job.is_launchers:
             yield from _not_options(job)
         if job.deepspeed is not None:
-            yield from broken(job.deepspeed, allocation.world_size if is_launchers(job.script) else None)
+            yield from broken(job.deepspeed, allocation.world_size if job.is_launchers else None)
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
         """See Framework."""
@@ -50,11 +49,11 @@ class DeepSpeed:
             return Extra()
         config: Mapping[str, Any] = job.deepspeed
         warnings: tuple[Fault, ...] = ()
-        if is_launchers(job.script):
+        if job.is_launchers:
             config = completed(config, allocation.world_size)
         else:
-            split = sizes.split(job.args, config)
-            warnings = tuple(sizes.doubtful(config, allocation.world_size, split))
+            split = deepspeed_batch_sizes.split(job.args, config)
+            warnings = tuple(deepspeed_batch_sizes.doubtful(config, allocation.world_size, split))
             # What does not fit is left as it was written: the program may split its model in a way that nothing here says.
             config = config if warnings else completed(config, allocation.world_size // split)
         file = {FILE: json.dumps(config, indent=2) + "\n"}
@@ -67,7 +66,7 @@ framework: Framework = DeepSpeed()
 
 def completed(table: Mapping[str, Any], copies: int) -> dict[str, Any]:
     """The table with every batch size in it, for so many data parallel ranks."""
-    return {**table, **sizes.completed(sizes.given(table), copies)}
+    return {**table, **deepspeed_batch_sizes.completed(deepspeed_batch_sizes.given(table), copies)}
 
 
 def broken(table: Mapping[str, Any], copies: int | None) -> Iterator[Fault]:
@@ -75,9 +74,9 @@ def broken(table: Mapping[str, Any], copies: int | None) -> Iterator[Fault]:
     yield from _misspelt(table)
     yield from _contradictions(table)
     yield from _autos(table)
-    yield from sizes.not_numbers(table)
+    yield from deepspeed_batch_sizes.not_numbers(table)
     if copies is not None:
-        yield from sizes.uneven(table, copies)
+        yield from deepspeed_batch_sizes.uneven(table, copies)
 
 
 def _not_options(job: Job) -> Iterator[Fault]:

@@ -9,10 +9,10 @@ from kit.allocation import Allocation
 from kit.errors import Fault
 from kit.frameworks import megatron_options, megatron_rules
 from kit.frameworks.base import Extra, Framework
+from kit.spec.checkpoint_and_tracking import Checkpoint
+from kit.spec.checkpoint_and_tracking import MegatronArguments as Table
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
-from kit.spec.training import Checkpoint
-from kit.spec.training import MegatronArguments as Table
 
 # As the ranks see it; plan() puts the run folder in.
 _CHECKPOINTS = "{run}/checkpoints"

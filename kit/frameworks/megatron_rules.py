@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kit.errors import Fault
-from kit.frameworks.suggested_numbers import divisor, multiple
+from kit.frameworks.nearest_multiple_or_divisor import divisor, multiple
 
 # Layers are dealt out by hand where one of these is given.
 _UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout")

@@ -17,14 +17,14 @@ import tomli_w
 from kit.allocation import Allocation
 from kit.errors import Fault, nearest
 from kit.frameworks.base import Extra, Framework
-from kit.frameworks.suggested_numbers import divisor, multiple
-from kit.spec.form import shown
+from kit.frameworks.nearest_multiple_or_divisor import divisor, multiple
+from kit.spec.checkpoint_and_tracking import Checkpoint
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
-from kit.spec.programs import Program, Programs
-from kit.spec.rl import Rl, Sft
+from kit.spec.rl_and_sft import Rl, Sft
+from kit.spec.role_programs import Program, Programs
 from kit.spec.roles import Role, filled
-from kit.spec.training import Checkpoint
+from kit.spec.wrong_value_messages import shown
 from kit.validation import toml
 
 FOLDER = "configs"

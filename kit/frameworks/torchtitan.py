@@ -11,7 +11,7 @@ from kit.allocation import Allocation
 from kit.errors import Fault
 from kit.frameworks import diloco
 from kit.frameworks.base import Extra, Framework
-from kit.frameworks.suggested_numbers import multiple
+from kit.frameworks.nearest_multiple_or_divisor import multiple
 from kit.spec.diloco import DiLoCo
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher

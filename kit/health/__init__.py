@@ -9,6 +9,7 @@
 | `ranks` | which rank is to blame: the first that failed, or the one that the first was waiting for |
 | `progress` | what the ranks report, and which of them stands still |
 | `evidence`, `stalls` | what was gathered of each rank at a stall, and the rules that name the culprit and the cause |
+| `deviation`, `rotation` | the last steps again with the ranks on other nodes, and the node that a deviation follows |
 | `ends` | rules of how Slurm or the user ended a run |
 | `why` | the order of the rules |
 """

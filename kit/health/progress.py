@@ -9,23 +9,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import files
+from kit import untrusted_files
 from kit.health.answer import AGAIN, CODE, JOB, NODE, Rule
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 # Of each node's file the end: with 8 ranks a look has 500 bytes.
 _TAIL_BYTES = 64 << 10
 _FILE = re.compile(r"slurm-(?P<job>\d+)\.(?P<node>.+)\.progress")
 # What is slow by nature has ten minutes, or ten steps; other phases three times the usual time between two reports, twice the
-# longest one of late, at least 10 s. templates/lib/stall.awk judges by the same rules on the nodes.
+# longest one of late, at least 10 s; a save or an evaluation, once there was one, three times the longest of them.
+# templates/lib/stall.awk judges by the same rules on the nodes.
 SLOW = frozenset({"start", "rendezvous", "compile", "save", "evaluate"})
-_SLOW_S, _LEAST_S, _TIMES, _SLOW_TIMES, _LONGEST_TIMES = 600.0, 10.0, 3.0, 10.0, 2.0
+_SLOW_S, _LEAST_S, _TIMES, _SLOW_TIMES, _LONGEST_TIMES = 600.0, 8.0, 3.0, 10.0, 2.0
 # rank.sh: its program has ended.
 _ENDED = "end"
 # A straggler does a tenth of a step more by itself than the median of its role, and at least this much.
 _STRAGGLES, _STRAGGLES_S = 0.1, 0.01
-# The collector looks every 5 s and writes at least every 30.
-_LOOK_S, _QUIET_S = 5.0, 30.0
+# The collector looks every 2 s and writes at least every 30.
+_LOOK_S, _QUIET_S = 2.0, 30.0
+# By more a node's clock may not differ from the file server's, which sees its lines written.
+_CLOCK_S = 10.0
 _WAITING = frozenset({"compute", "communicate"})
 
 
@@ -34,7 +37,8 @@ class Rank:
     """One rank's last report. step: steps done. idle: seconds since it reported anything. took: seconds of a step.
 
     every: steps between two reports. age: seconds since the collector of its node wrote anything. longest: seconds between two
-    reports, the longest of the last thousand or so. waited: seconds of a step in the phase communicate.
+    reports, the longest of the last thousand or so. waited, read: seconds of a step in the phases communicate and data.
+    slowest: of the phase that it is in, the longest before; 0 where it is the first. skew: seconds that its node's clock is ahead.
     """
 
     role: str
@@ -48,6 +52,9 @@ class Rank:
     age: float
     longest: float = 0.0
     waited: float = 0.0
+    read: float = 0.0
+    slowest: float = 0.0
+    skew: float = 0.0
 
     @property
     def name(self) -> str:
@@ -115,7 +122,8 @@ STRAGGLES = Rule(
     id="straggler",
     verdict=NODE,
     pattern="",
-    says="it goes on, and {culprit} costs every rank {share} % of a step: it works {own} s of {took} s while the others wait",
+    says="it goes on, and {culprit} costs every rank {share} % of a step: it works {own} s of {took} s while the others "
+    "wait{reads}",
     advice="its node may be slow, or its share of the work larger; try without the node",
     next="kit top {run}",
 )
@@ -133,12 +141,12 @@ def read(run_dir: Path, job_id: object, *, now: float | None = None, since: floa
         if named is None or named["job"] != str(job_id):
             continue
         try:
-            lines = files.tail(path, _TAIL_BYTES).decode(errors="replace").splitlines()
-            age = max(0.0, now - path.stat().st_mtime)
+            lines = untrusted_files.tail(path, _TAIL_BYTES).decode(errors="replace").splitlines()
+            wrote = path.stat().st_mtime
         except OSError:
             continue
         if lines:
-            found += [one for one in _of_line(lines[-1], named["node"], age) if now - one.idle >= since]
+            found += [one for one in _of_line(lines[-1], named["node"], now, wrote) if now - one.idle >= since]
     return sorted(found, key=lambda one: (one.role, one.rank))
 
 
@@ -147,21 +155,22 @@ def begun(events: Iterable[Mapping[str, object]]) -> float:
     return max((float(str(one.get("epoch", 0))) for one in events if one["event"] == "attempt"), default=0.0)
 
 
-def _of_line(line: str, node: str, age: float) -> list[Rank]:
-    """The reports of one look. A line that was cut off has those that are whole."""
+def _of_line(line: str, node: str, now: float, wrote: float) -> list[Rank]:
+    """The reports of one look, written at `wrote`. A line that was cut off has those that are whole."""
     looked, *reports = line.split("\t")
-    found = []
+    age, found = max(0.0, now - wrote), []
     for report in reports:
         words = report.split(" ")
         try:
             role, _, rank = words[0].rpartition("@")
             step, phase, since, took, every = words[1:6]
-            longest, waited = words[6:8] if len(words) > 7 else ("0", "0")
+            longest, waited, read, slowest = (words[6:10] + ["0"] * 4)[:4]
             idle = max(0.0, float(looked) - float(since)) + age
             found.append(
                 Rank(
                     role=role, rank=int(rank), node=node, step=int(step), phase=phase, idle=idle, took=float(took),
                     every=int(every), age=age, longest=float(longest), waited=float(waited),
+                    read=float(read), slowest=float(slowest), skew=float(looked) - wrote,
                 )
             )  # fmt: skip
         except ValueError:
@@ -169,8 +178,13 @@ def _of_line(line: str, node: str, age: float) -> list[Rank]:
     return found
 
 
-def limit(phase: str, usual: float | None, longest: float = 0.0) -> float:
-    """Seconds that a rank may report nothing. usual: between two reports of a step; None before the second. longest: of those."""
+def limit(phase: str, usual: float | None, longest: float = 0.0, slowest: float = 0.0) -> float:
+    """Seconds that a rank may report nothing. usual: between two reports of a step; None before the second. longest: of those.
+
+    slowest: how long this phase has taken at most.
+    """
+    if phase in SLOW and slowest and usual is not None:
+        return max(_LEAST_S, _TIMES * max(usual, slowest)) + _LOOK_S
     if phase in SLOW or usual is None:
         return max(_SLOW_S, _SLOW_TIMES * (usual or 0.0))
     return max(_LEAST_S, _TIMES * usual, _LONGEST_TIMES * longest) + _LOOK_S
@@ -190,15 +204,32 @@ def stall(ranks: Sequence[Rank]) -> Stall | None:
         mine = [one for one in ranks if one.role == role]
         between, longest = usual(mine), max(one.longest for one in mine)
         # What was left out as unchanged is no older than the next line that must come.
-        still = [one for one in mine if one.idle > limit("save" if role in over else one.phase, between, longest)]
+        past = [o for o in mine if o.idle > (_last(between) if role in over else _limit_of(o, between, longest))]
+        # Ranks that wait may wait for one that saves, or evaluates, and has the time to.
+        held = any(one.phase in SLOW and one not in past for one in mine)
+        still = [one for one in past if not (held and one.phase in _WAITING and not _silent(one))]
         # A collector that was killed says nothing of its ranks: they stand still where those of other nodes do.
         if any(not _silent(one) for one in still):
             return _judged(mine, still, limit("compute", between, longest))
     return None
 
 
+def _limit_of(one: Rank, between: float | None, longest: float) -> float:
+    return limit(one.phase, between, longest, one.slowest)
+
+
+def _last(between: float | None) -> float:
+    """Seconds that the last ranks have, once another one of the role has ended."""
+    return limit("save", between)
+
+
 def _silent(one: Rank) -> bool:
     return one.age > _QUIET_S + 3 * _LOOK_S
+
+
+def clock_is_wrong(one: Rank) -> bool:
+    """Whether its node's clock is not that of the file server."""
+    return abs(one.skew) >= _CLOCK_S
 
 
 def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kit.health import before_ranks, ends, ranks, stalls
+from kit.health import blamed_rank, slurm_state_rules, stall_rules, start_rules
 from kit.health.answer import AGAIN, CODE, LOGS, NOTHING, Answer, Evidence, Rule, filled
-from kit.health.record import Log, Record, shown
-from kit.spec.paths import RunPaths
+from kit.health.run_record import Log, Record, shown
+from kit.spec.run_paths import RunPaths
 
 # node_checks.sh: no rank was started.
 _PREFLIGHT_CODE = 72
@@ -23,14 +23,15 @@ _MOST_REPORTS = 64
 def explain(record: Record) -> Answer:
     """Why a run is as it is. Never raises for what its folder holds."""
     return (
-        ends.unfinished(record)
+        slurm_state_rules.unfinished(record)
         or _completed(record)
-        or ends.outside(record)
-        or ends.silent(record)
-        or stalls.ended(record)
+        or _without_stepd(record)
+        or slurm_state_rules.outside(record)
+        or slurm_state_rules.silent(record)
+        or stall_rules.ended(record)
         or _before_ranks(record)
         or _ranks(record)
-        or _batch(record, before_ranks.BATCH)
+        or _batch(record, start_rules.BATCH)
         or _unknown(record)
     )
 
@@ -41,8 +42,13 @@ def _completed(record: Record) -> Answer | None:
         return None
     starts = record.starts()
     again = f", after {starts} starts" if starts > 1 else ""
-    return ends.answer(
-        record, "completed", NOTHING, f"it ended well{again}", then=LOGS, evidence=ends.cite(record, "end of job")
+    return slurm_state_rules.answer(
+        record,
+        "completed",
+        NOTHING,
+        f"it ended well{again}",
+        then=LOGS,
+        evidence=slurm_state_rules.cite(record, "end of job"),
     )
 
 
@@ -51,16 +57,21 @@ def _before_ranks(record: Record) -> Answer | None:
     if record.status.exit_code == _PREFLIGHT_CODE:
         folder = RunPaths(record.run_dir).state / "preflight"
         reports = sorted(folder.glob("*.failed"))[:_MOST_REPORTS]
-        for rule in before_ranks.PREFLIGHT:
+        for rule in start_rules.PREFLIGHT:
             for path in reports:
                 if found := _in_log(record, rule, record.log(path)):
                     return found
     early = tuple(
         rule
-        for rule in before_ranks.BATCH
+        for rule in start_rules.BATCH
         if rule.id in {"stage-failed", "once-failed", "all-reduce", "image-refused", "disk-full"}
     )
     return _batch(record, early)
+
+
+def _without_stepd(record: Record) -> Answer | None:
+    """The batch script ends a job that Slurm cannot end any more by a cancel of its own."""
+    return _batch(record, tuple(rule for rule in start_rules.BATCH if rule.id == "stepd-killed"))
 
 
 def _batch(record: Record, rules: tuple[Rule, ...]) -> Answer | None:
@@ -94,11 +105,11 @@ def _in_log(record: Record, rule: Rule, log: Log) -> Answer | None:
 
 
 def _ranks(record: Record) -> Answer | None:
-    found = ranks.answer(record)
+    found = blamed_rank.answer(record)
     if found is None:
         return None
     if found.rule in {"killed", "terminated"} and (
-        killed := _batch(record, tuple(r for r in before_ranks.BATCH if r.id in {"oom-killed", "srun-failed"}))
+        killed := _batch(record, tuple(r for r in start_rules.BATCH if r.id in {"oom-killed", "srun-failed"}))
     ):
         return replace(killed, evidence=(*killed.evidence, *found.evidence))
     starts = record.starts()
@@ -117,7 +128,7 @@ def _unknown(record: Record) -> Answer:
     for place in range(len(log.lines) - 1, -1, -1):
         if found := Rule(id="", verdict=CODE, pattern=_FATAL, says="", advice="").search(log.lines[place]):
             evidence = (Evidence(file=log.name, line=log.number(place), text=shown(log.lines[place])),)
-            return ends.answer(
+            return slurm_state_rules.answer(
                 record,
                 "batch-error",
                 AGAIN,
@@ -126,7 +137,7 @@ def _unknown(record: Record) -> Answer:
                 evidence=evidence,
             )
     code = record.status.exit_code
-    return ends.answer(
+    return slurm_state_rules.answer(
         record,
         "unknown",
         AGAIN,

@@ -12,22 +12,22 @@ from kit import data_folders
 from kit.config import load_model
 from kit.errors import EngineError, ImageError, LockError
 from kit.images import (
-    base,
+    base_image,
+    build_context,
+    build_without_engine,
     buildkit,
-    context,
-    dockerfile,
-    edits,
+    check_against_lock,
+    cross_host_lock,
+    dockerfile_needs,
     engine_session,
-    engineless,
-    entries,
-    lease,
-    lock,
-    pins,
-    publish,
+    image_lock,
+    requirements_lock,
     squash,
+    squash_and_lock,
     store,
-    temporary,
-    verify,
+    temporary_names,
+    tree_edits,
+    tree_stream,
     wheels,
 )
 from kit.images.engine import Engine, EngineImage, connect
@@ -60,28 +60,28 @@ class _BuildFolder:
 
     path: Path
     spec: ImageSpec
-    files: tuple[context.ContextFile, ...]
+    files: tuple[build_context.ContextFile, ...]
     other: tuple[ImageLock, Path] | None  # the image that it stands on: its lock and its .sqsh
-    needs: dockerfile.Dockerfile
+    needs: dockerfile_needs.Dockerfile
 
 
-def build(order: BuildOrder, report: Report) -> publish.Outcome:
+def build(order: BuildOrder, report: Report) -> squash_and_lock.Outcome:
     """Build the image unless the store has it already; see BuildOrder and publish.Outcome.
 
     ConfigError for a wrong image.toml, EngineError without an engine, LockError with `locked`, ImageError for the rest.
     """
     start = time.monotonic()
     folder, target = _read(order, report)
-    done = None if order.fresh else publish.unchanged(target)
+    done = None if order.fresh else squash_and_lock.unchanged(target)
     if done is None:
         store.prepare(order.store)
-        with lease.hold(store.lock_file(order.store, order.name), on_wait=lambda who: _waiting(report, who)):
-            done = None if order.fresh else publish.unchanged(target)
+        with cross_host_lock.hold(store.lock_file(order.store, order.name), on_wait=lambda who: _waiting(report, who)):
+            done = None if order.fresh else squash_and_lock.unchanged(target)
             if done is None:
                 squash.mksquashfs()  # a missing program is known before the long work, not after it
                 engine = _engine(folder, report)
                 with store.workspace(order.store) as work, _content(order, folder, engine, work, report) as content:
-                    done = publish.make(target, content, work, report)
+                    done = squash_and_lock.make(target, content, work, report)
     if not done.built:
         store.clean(order.store)
     return replace(done, seconds=time.monotonic() - start)
@@ -91,28 +91,28 @@ def _waiting(report: Report, who: str) -> None:
     report.stage(f"{who} is making this image; waiting, then using it")
 
 
-def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, publish.Target]:
+def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, squash_and_lock.Target]:
     entry = data_folders.find("containers", order.name, project_dir=order.project)
     spec = load_model(entry.path, ImageSpec)
     other = _other(order, spec)
     if spec.python is not None:
         held = other[0].packages.pip if other else {}
-        pins.refresh(spec.python, entry.folder, held, locked=order.locked, on_line=report.stage)
-    temporary.sweep(entry.folder)
-    files = context.scan(entry.folder)
+        requirements_lock.refresh(spec.python, entry.folder, held, locked=order.locked, on_line=report.stage)
+    temporary_names.sweep(entry.folder)
+    files = build_context.scan(entry.folder)
     notes = ["the build had a network: another build may give other bytes"] if spec.build.network != "none" else []
-    needs = dockerfile.read(entry.folder / "Dockerfile", target=spec.build.target)
+    needs = dockerfile_needs.read(entry.folder / "Dockerfile", target=spec.build.target)
     buildkit.agree(entry.path, entry.folder / "Dockerfile", needs, spec.build)
     notes += [
         f"the Dockerfile takes {image} without a digest: another build may take another image"
         for image in needs.unpinned
     ]
-    target = publish.Target(
+    target = squash_and_lock.Target(
         name=order.name,
         store=order.store,
-        lock_file=lock.place(entry, project=order.project),
+        lock_file=image_lock.place(entry, project=order.project),
         source="build",
-        inputs=context.digest(spec, files, base=other[0].sha256 if other else ""),
+        inputs=build_context.digest(spec, files, base=other[0].sha256 if other else ""),
         squash=spec.squash,
         locked=order.locked,
         relock=order.relock,
@@ -128,14 +128,14 @@ def _other(order: BuildOrder, spec: ImageSpec) -> tuple[ImageLock, Path] | None:
         return None
     if name == order.name:
         raise ImageError(f"image {name}: it stands on itself", hint="[base] image names another image")
-    place = lock.find(name, project=order.project)
+    place = image_lock.find(name, project=order.project)
     if place is None:
         data_folders.find("containers", name, project_dir=order.project, key="base.image")
         raise LockError(
             f"image {order.name} stands on {name}, which has no lock", hint=f"run 'kit build-image {name}' first"
         )
-    locked = lock.read(place)
-    return locked, verify.check(locked, order.store, full=False)
+    locked = image_lock.read(place)
+    return locked, check_against_lock.check(locked, order.store, full=False)
 
 
 def _engine(folder: _BuildFolder, report: Report) -> Engine | None:
@@ -143,7 +143,7 @@ def _engine(folder: _BuildFolder, report: Report) -> Engine | None:
     try:
         return connect()
     except EngineError as error:
-        why = engineless.why_not(folder.spec, folder.needs.steps)
+        why = build_without_engine.why_not(folder.spec, folder.needs.steps)
         if why:
             raise EngineError(error.message, hint=f"{error.hint}; {why}") from None
         report.warn(f"{error.message}: building without one, by bubblewrap")
@@ -153,25 +153,28 @@ def _engine(folder: _BuildFolder, report: Report) -> Engine | None:
 @contextlib.contextmanager
 def _content(
     order: BuildOrder, folder: _BuildFolder, engine: Engine | None, work: Path, report: Report
-) -> Iterator[publish.Content]:
+) -> Iterator[squash_and_lock.Content]:
     """Base, packages, then the Dockerfile."""
     if engine is not None:
         yield _by_engine(order, folder, engine, work, report)
         return
     assert folder.other is not None
     locked, sqsh = folder.other
-    files = context.with_wheels(folder.files, _packages(order, folder, report))
+    files = build_context.with_wheels(folder.files, _packages(order, folder, report))
     report.stage("unpacking the base and running the Dockerfile's steps in it, network: none")
-    with engineless.built(sqsh, locked.config, folder.needs.steps, files, work, on_line=report.line) as (root, config):
-        yield publish.Content(
-            ways=engineless.ways(root),
+    with build_without_engine.built(sqsh, locked.config, folder.needs.steps, files, work, on_line=report.line) as (
+        root,
+        config,
+    ):
+        yield squash_and_lock.Content(
+            ways=build_without_engine.ways(root),
             size=0,
             config=config,
             kind="image",
             reference=locked.name,
             digest=locked.digest,
             provenance=_PROVENANCE,
-            noise=edits.BUILD_NOISE,
+            noise=tree_edits.BUILD_NOISE,
         )
 
 
@@ -183,7 +186,9 @@ def _packages(order: BuildOrder, folder: _BuildFolder, report: Report) -> tuple[
     return wheels.fetch(python, folder.path, fresh=order.fresh, on_line=report.line)
 
 
-def _by_engine(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: Report) -> publish.Content:
+def _by_engine(
+    order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: Report
+) -> squash_and_lock.Content:
     spec = folder.spec
     held = None
     if folder.needs.buildkit is not None:
@@ -191,7 +196,7 @@ def _by_engine(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Pa
         toml, dockerfile_ = folder.path / "image.toml", folder.path / "Dockerfile"
         held = buildkit.session(toml, dockerfile_, folder.needs, spec.build, version)
     report.stage("making the base ready")
-    ready = base.ready(
+    ready = base_image.ready(
         engine,
         spec.base,
         work=work,
@@ -204,7 +209,7 @@ def _by_engine(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Pa
     how = f"{'BuildKit of ' if held else ''}the engine (Docker {engine.version})"
     report.stage(f"building with {how}, network: {spec.build.network}")
     tag = f"kit-image/{order.name}:latest"
-    sent = context.stream(folder.files, packages)
+    sent = build_context.stream(folder.files, packages)
     with engine_session.hold(engine, ready.reference, spec.build) as stay:
         if held is None:
             image_id = engine.build(
@@ -224,7 +229,7 @@ def _by_engine(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Pa
     image = engine.inspect(image_id or tag)
     assert image is not None, "an image that was just built"
     labels = {name: value for name, value in image.config.labels.items() if name != _PODMAN}
-    return publish.Content(
+    return squash_and_lock.Content(
         ways=ways(engine, image),
         size=image.size,
         config=image.config.model_copy(update={"labels": labels}),
@@ -232,13 +237,13 @@ def _by_engine(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Pa
         reference=ready.name,
         digest=ready.digest,
         provenance=_PROVENANCE,
-        noise=edits.BUILD_NOISE,
+        noise=tree_edits.BUILD_NOISE,
         engine=engine.version,
         image_id=image.id,
     )
 
 
-def ways(engine: Engine, image: EngineImage) -> tuple[publish.Way, ...]:
+def ways(engine: Engine, image: EngineImage) -> tuple[squash_and_lock.Way, ...]:
     """How to get at an engine's image: its layers where they can be reached, and the engine's export."""
 
     @contextlib.contextmanager
@@ -248,6 +253,6 @@ def ways(engine: Engine, image: EngineImage) -> tuple[publish.Way, ...]:
     @contextlib.contextmanager
     def streamed() -> Iterator[squash.Stream]:
         with engine.export(image.id) as chunks:
-            yield squash.Stream(members=entries.parsed(chunks))
+            yield squash.Stream(members=tree_stream.parsed(chunks))
 
     return (mounted, streamed) if image.layers else (streamed,)

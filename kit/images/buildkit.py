@@ -18,7 +18,7 @@ from pathlib import Path
 from kit import shell
 from kit.config import shown
 from kit.errors import ConfigError, Fault, ImageError, ToolError
-from kit.images.dockerfile import Dockerfile, Instruction, modern_flag
+from kit.images.dockerfile_needs import Dockerfile, Instruction, modern_flag
 from kit.spec.image import Build, BuildSecret
 
 # From this release on, the engine's own Dockerfile frontend reads here-documents, and the program leaves BuildKit to its plugin

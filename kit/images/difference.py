@@ -11,7 +11,7 @@ from typing import IO
 
 from kit import shell
 from kit.errors import ImageError, LockError
-from kit.images import inventory, lock, pseudo, sqshfile, store
+from kit.images import image_lock, installed_packages, read_pseudo_file, sqshfile, store
 from kit.spec.image import ImageConfig
 
 _CHUNK = 1 << 20
@@ -34,7 +34,7 @@ class Difference:
 
 def between(first: Path, second: Path) -> Difference:
     """What differs between two .sqsh files. ImageError when one cannot be read."""
-    before, after = inventory.packages(first), inventory.packages(second)
+    before, after = installed_packages.packages(first), installed_packages.packages(second)
     config, other = sqshfile.config(first), sqshfile.config(second)
     kinds = (("apt", before.apt, after.apt), ("pip", before.pip, after.pip))
     return Difference(
@@ -55,9 +55,9 @@ def find(name: str, *, project: Path, store_dir: Path) -> Path:
     if name.endswith(".sqsh") or "/" in name:
         sqshfile.check(Path(name))
         return Path(name)
-    place = lock.find(name, project=project)
+    place = image_lock.find(name, project=project)
     if place is not None:
-        found = store.path(store_dir, lock.read(place).sha256)
+        found = store.path(store_dir, image_lock.read(place).sha256)
         if not found.is_file():
             raise LockError(f"image {name}: {found} is not there", hint=f"run 'kit build-image {name}'")
         return found
@@ -92,8 +92,8 @@ def _facts(image: Path) -> dict[str, str]:
     unsquashfs = shell.require("unsquashfs", hint="apt-get install squashfs-tools")
     with shell.output([unsquashfs, "-quiet", "-no-progress", "-pf", "/dev/stdout", str(image)]) as stream:
         facts: dict[str, str] = {}
-        contents: list[pseudo.Definition] = []
-        for one in pseudo.definitions(stream):
+        contents: list[read_pseudo_file.Definition] = []
+        for one in read_pseudo_file.definitions(stream):
             if one.kind == "R":
                 contents.append(one)
             else:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import platformdirs
 
-from kit import files
+from kit import untrusted_files
 from kit.errors import LockError
 from kit.images import store
 
@@ -52,7 +52,7 @@ def _memory() -> Path:
 
 def _load(memory: Path) -> dict[str, str]:
     try:
-        with files.open_regular(memory) as source:
+        with untrusted_files.open_regular(memory) as source:
             found = os.fstat(source.fileno())
             if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
                 return {}

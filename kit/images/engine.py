@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit.errors import EngineError, ImageError
 from kit.images import oci
-from kit.owner import Owner
+from kit.owning_process import Owner
 from kit.spec.image import Build, ImageConfig
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SILENCE_S = 3600
 _EXPORT_CHUNK = 1 << 20
 _TAIL_LINES = 15
-OWNER = "slurm-kit.owner"
+OWNER = "slurm-kit.owning_process"
 _START = "start Docker (make setup does it where it may), or point DOCKER_HOST at an engine that runs"
 
 

@@ -10,7 +10,7 @@ import posixpath
 import re
 import shlex
 
-from kit.images.edits import ALWAYS_DROPPED, FOLDER_MODE, Addition, Edit
+from kit.images.tree_edits import ALWAYS_DROPPED, FOLDER_MODE, Addition, Edit
 from kit.spec.image import ImageConfig
 
 # As Enroot's common.sh has them: what else is in the file is removed, and quotes around a value, too. Its set holds a backslash.

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kit.errors import ImageError
-from kit.images import edits
-from kit.images.edits import Seen, walk_key
-from kit.images.entries import ENCODING, ERRORS, Entry
+from kit.images import tree_edits
+from kit.images.tree_edits import Seen, walk_key
+from kit.images.tree_stream import ENCODING, ERRORS, Entry
 
 _XATTR = "SCHILY.xattr."
 _ACL = "system.posix_acl_"  # not kept, but warned of
@@ -36,7 +36,7 @@ def entries(folder: Path) -> Iterator[Entry]:
         ) from None
 
 
-def looker(folder: Path) -> edits.Look:
+def looker(folder: Path) -> tree_edits.Look:
     """What the folder has at a path (see `edits.settled`)."""
 
     def look(path: str) -> Seen | None:
@@ -60,7 +60,7 @@ def unlike(folder: Path, *, keep_times: bool) -> str:
         inner = os.path.relpath(place, folder)
         if stat.S_ISSOCK(status.st_mode):
             return f"{inner} is a socket"
-        if keep_times and not 0 <= int(status.st_mtime_ns // 10**9) <= edits.LATEST:
+        if keep_times and not 0 <= int(status.st_mtime_ns // 10**9) <= tree_edits.LATEST:
             return f"the time of {inner} does not fit into 32 bits"
         if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
             for name in os.listxattr(place, follow_symlinks=False):
@@ -71,7 +71,7 @@ def unlike(folder: Path, *, keep_times: bool) -> str:
 
 
 def _is_kept(name: str, mode: int) -> bool:
-    return name in edits.KEPT_XATTRS and stat.S_ISREG(mode)
+    return name in tree_edits.KEPT_XATTRS and stat.S_ISREG(mode)
 
 
 def _walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -118,7 +118,7 @@ def _member(place: Path, inner: str, status: os.stat_result, type_: bytes) -> ta
         member.pax_headers = {
             f"{_XATTR}{name}": os.getxattr(place, name, follow_symlinks=False).decode(ENCODING, ERRORS)
             for name in os.listxattr(place, follow_symlinks=False)
-            if name in edits.KEPT_XATTRS or name.startswith(_ACL)
+            if name in tree_edits.KEPT_XATTRS or name.startswith(_ACL)
         }
     elif member.issym():
         member.linkname = str(place.readlink())

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kit.errors import UsageError
-from kit.images import lease, lock, publish, sources, squash, store
-from kit.images.context import RECIPE
+from kit.images import cross_host_lock, image_lock, import_sources, squash, squash_and_lock, store
+from kit.images.build_context import RECIPE
 from kit.images.progress import Report
-from kit.spec.base import NAME
 from kit.spec.image import Squash
+from kit.spec.schema_base import NAME
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,26 +33,28 @@ class ImportOrder:
     relock: bool = False
 
 
-def run(order: ImportOrder, report: Report) -> publish.Outcome:
+def run(order: ImportOrder, report: Report) -> squash_and_lock.Outcome:
     """Import unless the store has these very bytes already; see ImportOrder and publish.Outcome.
 
     UsageError for a wrong source or name, EngineError and ImageError when it cannot be fetched, LockError with `locked`.
     """
     start = time.monotonic()
-    name = order.name or sources.default_name(order.uri)
+    name = order.name or import_sources.default_name(order.uri)
     if not NAME.holds(name):
         raise UsageError(f"{name!r} cannot name an image", hint="--name with lower case letters, digits and . _ -")
-    lock_file = order.project / "containers" / name / lock.FILE
+    lock_file = order.project / "containers" / name / image_lock.FILE
     if (lock_file.parent / "image.toml").is_file():
         raise UsageError(f"image {name} is built from {lock_file.parent}", hint="import under another name with --name")
     squash.mksquashfs()  # a missing program is known before the long work, not after it
     store.prepare(order.store)
     with (
-        lease.hold(store.lock_file(order.store, name), on_wait=lambda who: report.stage(f"waiting for {who}")),
+        cross_host_lock.hold(
+            store.lock_file(order.store, name), on_wait=lambda who: report.stage(f"waiting for {who}")
+        ),
         store.workspace(order.store) as work,
     ):
-        ready = sources.ready(order.uri, work, report, platform=order.platform)
-        target = publish.Target(
+        ready = import_sources.ready(order.uri, work, report, platform=order.platform)
+        target = squash_and_lock.Target(
             name=name,
             store=order.store,
             lock_file=lock_file,
@@ -62,13 +64,13 @@ def run(order: ImportOrder, report: Report) -> publish.Outcome:
             locked=order.locked,
             relock=order.relock,
         )
-        done = publish.unchanged(target) if ready.content.digest else None
+        done = squash_and_lock.unchanged(target) if ready.content.digest else None
         if done is None:
-            done = publish.make(target, ready.content, work, report)
+            done = squash_and_lock.make(target, ready.content, work, report)
     return replace(done, seconds=time.monotonic() - start)
 
 
-def _inputs(order: ImportOrder, ready: sources.Source) -> str:
+def _inputs(order: ImportOrder, ready: import_sources.Source) -> str:
     options = order.options.model_dump(mode="json", exclude={"memory"})
     meaning = [RECIPE, ready.uri, ready.content.digest, options]
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()

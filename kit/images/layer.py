@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 
 from kit.errors import ImageError
-from kit.images.blob import Bytes
-from kit.images.edits import clean
-from kit.images.entries import ERRORS, Data
+from kit.images.layer_bytes import Bytes
 from kit.images.tar_headers import Header, Headers
+from kit.images.tree_edits import clean
+from kit.images.tree_stream import ERRORS, Data
 
 # OCI image specification, "Representing Changes": a deleted path, and a folder whose lower content is hidden. What else begins
 # with the double prefix is a driver's own book-keeping.

@@ -19,8 +19,8 @@ from typing import Protocol
 import platformdirs
 
 from kit.errors import ImageError, UsageError
-from kit.images import blob, lease
-from kit.images.blob import Blob
+from kit.images import cross_host_lock, layer_bytes
+from kit.images.layer_bytes import Blob
 from kit.images.registry_client import BrokenOffError
 
 _AT_ONCE = 4  # layers; skopeo takes 6, the engine 3
@@ -77,7 +77,7 @@ def drop_damaged(layers: Sequence[Blob]) -> None:
     for layer in layers:
         source = layer.open()
         try:
-            blob.check(source, layer.digest, layer.name)
+            layer_bytes.check(source, layer.digest, layer.name)
         except ImageError:
             layer.file.unlink(missing_ok=True)
         finally:
@@ -143,7 +143,7 @@ class _Fetching:
     def bring(self, digest: str) -> None:
         """One layer; ImageError when it cannot be fetched whole."""
         target = path(digest)
-        with lease.hold(target.with_name(f".{target.name}.lock")):
+        with cross_host_lock.hold(target.with_name(f".{target.name}.lock")):
             if target.is_file():
                 os.utime(target)
                 self._tell(target.stat().st_size)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from kit.images import blob, packing
-from kit.images.blob import Blob, Bytes
-from kit.images.gzip_tar import GzipTar
+from kit.images import compressed_tars, layer_bytes
+from kit.images.gzip_layer_reader import GzipTar
 from kit.images.layer import Layer
+from kit.images.layer_bytes import Blob, Bytes
 
 _THREADS = 4  # at most: zlib and hashlib run beside one another, and mksquashfs wants cores, too
 
@@ -24,7 +24,7 @@ class Reading:
 
     def __init__(self, blobs: Sequence[Blob], work: Path | None, *, whole: bool) -> None:
         self._blobs, self._work, self._whole = blobs, work, whole
-        self._kinds = [packing.kind(one.file, one.start) for one in blobs]
+        self._kinds = [compressed_tars.kind(one.file, one.start) for one in blobs]
         self._ended = threading.Event()
         self._pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "layers")
         self._layers: list[Future[Layer]] = []
@@ -75,7 +75,7 @@ class Reading:
         if kind == "gzip" and in_place and not one.of_tar:
             return GzipTar(one, self._work)
         target = self._unpacked(number)
-        packing.unpack(one, target, self._ended)
+        compressed_tars.unpack(one, target, self._ended)
         return Blob.whole(target).open()
 
     def _check(self, number: int) -> None:
@@ -91,7 +91,7 @@ class Reading:
         if one.digest:
             source = one.open()
             try:
-                blob.check(source, one.digest, one.name, self._ended)
+                layer_bytes.check(source, one.digest, one.name, self._ended)
             finally:
                 source.close()
 

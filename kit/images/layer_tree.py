@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kit.errors import ImageError
-from kit.images.blob import Blob
-from kit.images.edits import Edit, Seen, settled, walk_key
-from kit.images.entries import ERRORS, Entry
 from kit.images.layer import IMPLIED, LINK, Folder, Key, Layer, kind, layer_of
+from kit.images.layer_bytes import Blob
 from kit.images.layer_reading import Reading
+from kit.images.tree_edits import Edit, Seen, settled, walk_key
+from kit.images.tree_stream import ERRORS, Entry
 
 _FOLDER_MODE = 0o755
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from kit.errors import ImageError, UsageError
-from kit.images import packing
-from kit.images.blob import Blob
+from kit.images import compressed_tars
+from kit.images.layer_bytes import Blob
 from kit.spec.image import ImageConfig
 
 # The label of images that a build of the kit made in an engine. It is no part of the image.
@@ -198,9 +198,9 @@ class _Archive:
     """The same inside a tar, read in place; a compressed one is unpacked into `work` first."""
 
     def __init__(self, file: Path, work: Path) -> None:
-        if packing.kind(file):
+        if compressed_tars.kind(file):
             plain = work / "archive.tar"
-            packing.unpack(Blob.whole(file), plain)
+            compressed_tars.unpack(Blob.whole(file), plain)
             file = plain
         self._file = file
         self._tar = tarfile.open(file, mode="r:")  # noqa: SIM115 - closed by __exit__

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kit.errors import ImageError
 from kit.images.engine import registry_hint
-from kit.images.reference import Reference
+from kit.images.image_reference import Reference
 
 if TYPE_CHECKING:
     import requests

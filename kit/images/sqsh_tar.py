@@ -11,8 +11,8 @@ from typing import IO
 
 from kit import shell
 from kit.errors import ImageError
-from kit.images import pseudo, sqshfile
-from kit.images.entries import encoded
+from kit.images import read_pseudo_file, sqshfile
+from kit.images.tree_stream import encoded
 from kit.spec.image import ImageConfig
 
 _TYPES = {
@@ -59,7 +59,7 @@ def _tar(out: IO[bytes]) -> Iterator[bytes]:
     files: list[tarfile.TarInfo] = []
     links: list[tarfile.TarInfo] = []
     named: dict[str, tarfile.TarInfo] = {}
-    for one in pseudo.definitions(out):
+    for one in read_pseudo_file.definitions(out):
         if one.name == "/":
             continue
         member = _member(one)
@@ -79,7 +79,7 @@ def _tar(out: IO[bytes]) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _member(one: pseudo.Definition) -> tarfile.TarInfo:
+def _member(one: read_pseudo_file.Definition) -> tarfile.TarInfo:
     member = tarfile.TarInfo(one.name)
     if one.kind == "L":
         member.type, member.linkname = tarfile.LNKTYPE, one.target

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import ImageError, ToolError
-from kit.images import background, entries, overlay, sqshfile, store
-from kit.images.edits import Addition, Edit
+from kit.images import repeating_thread, sqshfile, squash_overlay, store, tree_stream
+from kit.images.tree_edits import Addition, Edit
 from kit.spec.image import Squash
 
 _INSTALL = "apt-get install squashfs-tools (4.5 or newer)"
@@ -44,7 +44,7 @@ class Stream:
     settle: see `edits.settled`; an engine's export has its working directory made already.
     """
 
-    members: Iterable[entries.Entry]
+    members: Iterable[tree_stream.Entry]
     method: str = "streamed export"
     settle: Callable[[Edit], Edit] = lambda edit: edit
 
@@ -91,12 +91,14 @@ def write(
     for a Tree that must be read in another way.
     """
     program, _ = mksquashfs()
-    lost = entries.Lost()
+    lost = tree_stream.Lost()
     try:
         if isinstance(source, Stream):
             # -tar comes first: it sets defaults, which the arguments after it take back.
             argv = [program, "-", str(target), "-tar", *_arguments(options)]
-            with contextlib.closing(entries.edited(source.members, source.settle(edit), target.parent, lost)) as stream:
+            with contextlib.closing(
+                tree_stream.edited(source.members, source.settle(edit), target.parent, lost)
+            ) as stream:
                 shell.feed(argv, stream, env=_child_env(), on_bytes=on_bytes)
         elif isinstance(source, Finished):
             sqshfile.check(source.path)
@@ -131,7 +133,7 @@ def _from_tree(source: Tree, edit: Edit, target: Path, options: Options, on_byte
     folder = target.parent
     program, _ = mksquashfs()
     modes = ["-action", "chmod(u+rwx)@type(d)", "-action", "chmod(u+r)@type(f)"]
-    request: overlay.Request = {
+    request: squash_overlay.Request = {
         "layers": [str(layer) for layer in source.layers],
         "additions": [_place(addition, number, folder) for number, addition in enumerate(edit.additions)],
         "dropped": list(edit.dropped),
@@ -140,15 +142,15 @@ def _from_tree(source: Tree, edit: Edit, target: Path, options: Options, on_byte
     }
     file = folder / "request.json"
     file.write_text(json.dumps(request), encoding="utf-8")
-    with background.every(_SAMPLE_S, _reading(folder / "pid", on_bytes), name="squash-progress"):
-        done = shell.run([sys.executable, "-m", "kit.images.overlay", str(file)], env=_child_env(), check=False)
-    if done.returncode in (overlay.CANNOT_MOUNT, overlay.UNLIKE):
+    with repeating_thread.every(_SAMPLE_S, _reading(folder / "pid", on_bytes), name="squash-progress"):
+        done = shell.run([sys.executable, "-m", "kit.images.squash_overlay", str(file)], env=_child_env(), check=False)
+    if done.returncode in (squash_overlay.CANNOT_MOUNT, squash_overlay.UNLIKE):
         raise AnotherWayError(done.stderr)
     if done.returncode != 0:
         raise shell.failed(replace(done, argv=(program,)))  # what the child became
 
 
-def _place(addition: Addition, number: int, folder: Path) -> overlay.Place:
+def _place(addition: Addition, number: int, folder: Path) -> squash_overlay.Place:
     name = None
     if addition.content is not None:
         name = f"added-{number}"

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kit.errors import ImageError
-from kit.images import lease, temporary
-from kit.owner import Owner
+from kit.images import cross_host_lock, temporary_names
+from kit.owning_process import Owner
 
 # What a builder on another host left behind can only be judged by its age.
 _FOREIGN_LEFTOVER_S = 24 * 3600.0
@@ -80,14 +80,14 @@ def workspace(store: Path) -> Iterator[Path]:
             raise
         raise ImageError(f"image store {store}: {error.strerror}", hint=NO_SPACE) from None
     finally:
-        temporary.remove(folder)
+        temporary_names.remove(folder)
 
 
 def clean(store: Path) -> list[Path]:
     """Remove the temporary folders, notes and locks of processes that are gone, as far as this user may; return the folders."""
     with contextlib.suppress(OSError):
-        lease.sweep(store / "locks")
-    temporary.sweep(store / "refs")
+        cross_host_lock.sweep(store / "locks")
+    temporary_names.sweep(store / "refs")
     removed: list[Path] = []
     for folder in sorted((store / "tmp").glob("*")):
         owner = Owner.parse(folder.name.rpartition("~")[0])
@@ -96,7 +96,7 @@ def clean(store: Path) -> list[Path]:
             with contextlib.suppress(FileNotFoundError):
                 alive = time.time() - folder.stat().st_mtime < _FOREIGN_LEFTOVER_S
         if not alive:
-            temporary.remove(folder)
+            temporary_names.remove(folder)
             removed.append(folder)
     return removed
 
@@ -125,7 +125,7 @@ def register(store: Path, lock_file: Path) -> None:
     note = store / "refs" / hashlib.sha256(place.encode()).hexdigest()[:32]
     with contextlib.suppress(OSError):
         if not note.is_file():
-            with temporary.beside(note) as incoming:
+            with temporary_names.beside(note) as incoming:
                 incoming.write_text(f"{place}\n", encoding="utf-8")
                 incoming.rename(note)
 

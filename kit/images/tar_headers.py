@@ -6,8 +6,8 @@ import io
 import tarfile
 from typing import NamedTuple
 
-from kit.images.blob import Bytes, File
-from kit.images.entries import ENCODING, ERRORS, Data
+from kit.images.layer_bytes import Bytes, File
+from kit.images.tree_stream import ENCODING, ERRORS, Data
 
 _BLOCK = tarfile.BLOCKSIZE
 # Places in a ustar header (pax(1), "ustar Interchange Format").

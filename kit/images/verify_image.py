@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.errors import LockError, UsageError
-from kit.images import build, lock, sqshfile, store, verify
+from kit.images import build, check_against_lock, image_lock, sqshfile, store
 from kit.images.progress import Report
 from kit.spec.image import ImageLock
 
@@ -31,7 +31,7 @@ def checked(image: str, *, project: Path, store: Path, full: bool) -> Verified:
     if image.endswith(".sqsh") or "/" in image:
         return _checked_file(path, full=full)
     locked = _lock_of(image, project)
-    found = verify.check(locked, store, full=full)
+    found = check_against_lock.check(locked, store, full=full)
     what = "sha256 right" if full else "superblock, size and sha256 right"
     return Verified(image=image, digest=locked.digest, checked=what, path=str(found))
 
@@ -62,8 +62,8 @@ def _checked_file(path: Path, *, full: bool) -> Verified:
 
 
 def _lock_of(name: str, project: Path) -> ImageLock:
-    place = lock.find(name, project=project)
+    place = image_lock.find(name, project=project)
     if place is None:
         data_folders.find("containers", name, project_dir=project, key="image")
         raise LockError(f"image {name} has no lock", hint=f"run 'kit build-image {name}'")
-    return lock.read(place)
+    return image_lock.read(place)

@@ -16,7 +16,7 @@ import platformdirs
 
 from kit import shell
 from kit.errors import ImageError, ToolError
-from kit.images import temporary
+from kit.images import temporary_names
 from kit.spec.image import PythonPackages
 
 
@@ -56,8 +56,8 @@ def working_folder(name: str) -> Iterator[Path]:
     """A private folder beside the cached wheels for pip to work in, removed afterwards; after a kill -9, by the next one."""
     cache = platformdirs.user_cache_path("kit") / "wheels"
     cache.mkdir(parents=True, exist_ok=True)
-    temporary.sweep(cache)
-    with temporary.beside(cache / name) as work:
+    temporary_names.sweep(cache)
+    with temporary_names.beside(cache / name) as work:
         work.mkdir(mode=0o700)
         yield work
 

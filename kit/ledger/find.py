@@ -9,9 +9,9 @@ from pathlib import Path
 
 from kit import config, data_folders
 from kit.errors import ConfigError, RunError
-from kit.ledger import ledger, read
+from kit.ledger import ledger, read_run
 from kit.ledger.ledger import Ledger
-from kit.runs import metrics, registry
+from kit.runs import find_runs, metrics
 from kit.runs import status as of
 from kit.runs.index import POINTS
 from kit.runs.status import Queue, Status
@@ -31,7 +31,7 @@ class FoundLedgers:
 def ledgers(name: str | None, folders: list[Path], *, queue: Queue, now: float) -> FoundLedgers:
     """The ledgers of a run or sweep; RunError where there is no such one, or where its points have not been submitted."""
     points = sweep_points(name, folders)
-    run_dirs = points or [registry.find_one(name, folders)]
+    run_dirs = points or [find_runs.find_one(name, folders)]
     found = of.of(run_dirs, queue=queue)
     made = tuple(one(status, now=now) for status in found if not status.facts.problem)
     if not made:
@@ -46,7 +46,7 @@ def ledgers(name: str | None, folders: list[Path], *, queue: Queue, now: float) 
 
 def one(status: Status, *, now: float) -> Ledger:
     """The ledger of a run whose status is known."""
-    made = ledger.close(read.records(status, now=now))
+    made = ledger.close(read_run.records(status, now=now))
     reported = [float(r["mfu"]) for r in metrics.records(status.run_dir) if isinstance(r.get("mfu"), int | float)]
     return dataclasses.replace(made, mfu=statistics.fmean(reported) if reported else None)
 

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kit.ledger import ranks, timeline
-from kit.ledger.accounts import KEPT, LOOP, NOT_HELD, Account
-from kit.ledger.ranks import Amounts, RankAmounts
+from kit.ledger import rank_account, timeline
+from kit.ledger.rank_account import Amounts, RankAmounts
 from kit.ledger.records import Rank, RankProcess, Records, Reported
+from kit.ledger.time_accounts import KEPT, LOOP, NOT_HELD, Account
 from kit.ledger.timeline import Window
 
 # How far a ledger is from the phases of each rank.
@@ -57,7 +57,7 @@ class Ledger:
     @cached_property
     def accounts(self) -> dict[Account, float]:
         """Rank-seconds of each account that has any, in the order of a run."""
-        return ranks.ordered(share.amounts for share in self.shares)
+        return rank_account.ordered(share.amounts for share in self.shares)
 
     @property
     def total(self) -> float:
@@ -108,7 +108,7 @@ class Ledger:
         found: defaultdict[object, list[Amounts]] = defaultdict(list)
         for share in self.shares:
             found[getattr(share, key)].append(share.amounts)
-        return {name: ranks.ordered(amounts) for name, amounts in found.items()}
+        return {name: rank_account.ordered(amounts) for name, amounts in found.items()}
 
 
 def close(records: Records) -> Ledger:
@@ -183,16 +183,52 @@ def _entries(window: Window, records: Records, *, lives: bool) -> dict[Rank, Ran
         if process.attempt == window.attempt and window.start <= process.looked:
             mine[process.role, process.rank].append(process)
     failures = [one for one in records.failures if one.attempt == window.attempt and one.at >= window.start]
-    failed = min((one.at for one in failures), default=None)
-    died = {(one.role, one.rank): one.at for one in failures}
+    # A service is stopped once the others have ended: that is no failure.
+    ended = [one for one in failures if not one.alone and (one.role in records.world or one.at < window.end)]
+    failed = min((one.at for one in ended), default=None)
+    died: defaultdict[Rank, list[float]] = defaultdict(list)
+    for failure in failures:
+        died[failure.role, failure.rank].append(failure.at)
     reported = next((one for one in records.reported if one.attempt == window.attempt), None)
+    stepped = _stepped(window, records)
     entries = {
-        rank: ranks.entry(
-            window, mine[rank], failed=failed, died=died.get(rank), reported=reported, lives=lives
+        rank: rank_account.entry(
+            window, mine[rank], failed=failed, died=died[rank], stepped=stepped.get(rank[0], 0.0), reported=reported, lives=lives
         )
         for rank in records.ranks
     }  # fmt: skip
     return _settled(window, entries, failed=failed, lives=lives)
+
+
+def _stepped(window: Window, records: Records) -> dict[str, float]:
+    """When each role was first started in this attempt; nothing of a plain job, whose ranks start with it."""
+    found: dict[str, float] = {}
+    for event in records.events:
+        if event.name == "role" and window.start <= event.at <= window.end:
+            found.setdefault(event.values.get("role", ""), event.at)
+    return found
+
+
+def _meeting(role: str) -> str:
+    """Roles whose ranks meet each other: those that differ by a number alone, as replica groups do."""
+    return role.rstrip("0123456789")
+
+
+def _least(entries: Mapping[Rank, RankAmounts]) -> dict[str, float]:
+    """By `_meeting`: the seconds of communication that a step has in any case.
+
+    A rank that made less than half of the steps of the others, as one that came late, says nothing of that.
+    """
+    steps: dict[str, int] = {}
+    for (role, _), one in entries.items():
+        steps[_meeting(role)] = max(steps.get(_meeting(role), 0), one.steps)
+    least: dict[str, float] = {}
+    for (role, _), one in entries.items():
+        name = _meeting(role)
+        if one.steps and 2 * one.steps >= steps[name]:
+            seconds = one.amounts.get(Account.STRAGGLERS, 0.0) / one.steps
+            least[name] = min(least.get(name, float("inf")), seconds)
+    return least
 
 
 def _settled(
@@ -202,14 +238,11 @@ def _settled(
     stops = [one.stop for one in entries.values()]
     known = [stop for stop in stops if stop is not None]
     last = max(known) if known and len(known) == len(stops) and failed is None and not lives else window.end
-    least: dict[str, float] = {}
-    for (role, _), one in entries.items():
-        if one.step is not None:
-            least[role] = min(least.get(role, float("inf")), one.amounts.get(Account.STRAGGLERS, 0.0))
+    least = _least(entries)
     found = {}
     for rank, one in entries.items():
         amounts = dict(one.amounts)
-        own = min(least.get(rank[0], 0.0), amounts.get(Account.STRAGGLERS, 0.0))
+        own = min(least.get(_meeting(rank[0]), 0.0) * one.steps, amounts.get(Account.STRAGGLERS, 0.0))
         if own:
             amounts[Account.STRAGGLERS] -= own
             amounts[Account.PRODUCTIVE] = amounts.get(Account.PRODUCTIVE, 0.0) + own
@@ -235,7 +268,7 @@ def _with_lost(
     found = []
     for share in reversed(shares):
         seconds = lost.get(share.rank, 0.0)
-        amounts = ranks.moved(share.amounts, seconds, Account.LOST)
+        amounts = rank_account.moved(share.amounts, seconds, Account.LOST)
         if seconds:
             lost[share.rank] -= amounts.get(Account.LOST, 0.0) - share.amounts.get(Account.LOST, 0.0)
         found.append(dataclasses.replace(share, amounts=amounts))

@@ -48,12 +48,16 @@ class RankProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A rank that recorded its own end."""
+    """A rank that recorded its own end.
+
+    alone: its role was started again or given up without the others, as replica groups are; the attempt went on.
+    """
 
     role: str
     rank: int
     attempt: int
     at: float
+    alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

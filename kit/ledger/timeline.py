@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kit.ledger.accounts import Account
 from kit.ledger.records import Event, Records
+from kit.ledger.time_accounts import Account
 
 _PHASES = {
     "image": Account.IMAGE,
@@ -129,10 +129,10 @@ class _Builder:
         return min(max([self._at, *signs]), most)
 
     def _started(self, event: Event, at: float) -> None:
+        if self._window is not None:
+            self._close_window(self._last_sign(at), Account.RESTART)
         if self._held is not None:
             # No end, no requeue: the node was lost, and Slurm put the job back.
-            if self._window is not None:
-                self._close_window(self._last_sign(at), Account.RESTART)
             self._release(self._at)
             self._state = Account.HELD
         if self._over:

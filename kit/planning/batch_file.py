@@ -17,10 +17,10 @@ from jinja2.sandbox import SandboxedEnvironment
 from kit.errors import ConfigError, Fault, nearest
 from kit.planning import steps
 from kit.planning.decisions import Decisions
-from kit.planning.sbatch import explanation, goes_back, sbatch_options
+from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
 from kit.render import MARK, configured, render
-from kit.spec.rl import Rl
-from kit.spec.world_sizes import world_text
+from kit.spec.rl_and_sft import Rl
+from kit.spec.world_size_text import world_text
 
 DEFAULT = "bin/batch.sh"
 STABLE = (

@@ -8,10 +8,10 @@ from kit import runtimes
 from kit.allocation import Allocation
 from kit.config import Resolved
 from kit.frameworks import Extra
-from kit.planning.images import Pin, Pins
 from kit.planning.paths import ClusterPaths
+from kit.planning.pinned_images import Pin, Pins
 from kit.planning.placement import RolePlacement, world_sizes
-from kit.planning.site import Site
+from kit.planning.plan_inputs import Site
 from kit.runtimes import Runtime
 from kit.spec.cluster import NodeShape
 from kit.spec.job import Job

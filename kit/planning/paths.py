@@ -10,11 +10,11 @@ from typing import Literal
 from kit import runtimes
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault, nearest
-from kit.planning.site import Site
-from kit.spec.base import mountable
-from kit.spec.form import Invalid
+from kit.planning.plan_inputs import Site
 from kit.spec.mount import Mount
-from kit.spec.paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
+from kit.spec.run_paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
+from kit.spec.schema_base import mountable
+from kit.spec.wrong_value_messages import Invalid
 
 # sbatch reads `%` in a file name as a pattern and splits header lines at blanks.
 _RUN_DIR = re.compile(r"^/[A-Za-z0-9_./+=@-]*$")

@@ -10,7 +10,7 @@ from kit.allocation import Allocation
 from kit.config import Resolved
 from kit.planning import role_rules
 from kit.spec.roles import Role, StepShape
-from kit.spec.world_sizes import PLAIN
+from kit.spec.world_size_text import PLAIN
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,21 +19,20 @@ from kit.config import Resolved
 from kit.errors import Fault
 from kit.planning import rank_files
 from kit.planning.batch_file import batch_script
+from kit.planning.complete_job import completed
 from kit.planning.decisions import Decisions
-from kit.planning.demand import completed
-from kit.planning.images import pin_images
 from kit.planning.paths import find_paths
+from kit.planning.pinned_images import pin_images
 from kit.planning.placement import RolePlacement, place_roles
-from kit.planning.sbatch import salloc_options
-from kit.planning.site import Site
+from kit.planning.plan_inputs import Site
+from kit.planning.sbatch_header import salloc_options
 from kit.planning.steps import shell_checks, shell_step
-from kit.planning.unexpanded import unexpanded
+from kit.planning.unexpanded_words import unexpanded
 from kit.render import library_names, plain, program_names
-from kit.spec import log_pattern
-from kit.spec.base import Model
+from kit.spec import slurm_filename_pattern
 from kit.spec.job import Job
-from kit.spec.paths import is_launchers
 from kit.spec.roles import filled
+from kit.spec.schema_base import Model
 
 if TYPE_CHECKING:
     from kit.spec.image import ImageLock
@@ -204,7 +203,7 @@ def _files_of(made: Decisions, placed: RolePlacement) -> tuple[PlanFile, ...]:
 
 def copies(made: Decisions) -> tuple[tuple[Path, str], ...]:
     """The launcher's programs and the library beside them, as they are at submit."""
-    if not is_launchers(made.job.script):
+    if not made.job.is_launchers:
         return ()
     folder = made.resolved.launcher_dir
     return ((folder, "code"), (folder.parent / "lib", "code/lib"))
@@ -215,7 +214,9 @@ def folders(made: Decisions) -> tuple[str, ...]:
     run_dir, paths = made.site.run_dir, made.paths
     own = ("logs", "monitor", "checkpoints", "state", *(placed.logs for placed in made.roles))
     written = [
-        log_pattern.folder(p, job_name=made.job.name, user=made.site.user) for p in (paths.output, paths.error) if p
+        slurm_filename_pattern.folder(p, job_name=made.job.name, user=made.site.user)
+        for p in (paths.output, paths.error)
+        if p
     ]
     needed = [*(Path(m.source) for m in paths.mounts), *written]
     inside = [str(p.relative_to(run_dir)) for p in needed if p.is_relative_to(run_dir) and p != run_dir]

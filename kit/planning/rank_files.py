@@ -8,8 +8,8 @@ from kit.errors import ConfigError, Fault
 from kit.planning.decisions import Decisions
 from kit.planning.placement import RolePlacement
 from kit.render import render
-from kit.spec.paths import CONTAINER_RUN, is_launchers
 from kit.spec.roles import filled
+from kit.spec.run_paths import CONTAINER_RUN
 
 # Of a debugged job: a cluster's NCCL_DEBUG = "WARN" is for quiet runs. lib/debug.sh says the rest.
 _DEBUGGED = {"NCCL_DEBUG": "INFO"}
@@ -41,10 +41,9 @@ def worker(made: Decisions, placed: RolePlacement) -> str:
 
 def program(made: Decisions, placed: RolePlacement) -> str:
     """program.sh. ConfigError when nobody says what to run."""
-    role, inside = placed.role, made.paths.inside
+    role = placed.role
     if role.command is not None:
-        known = {"{run}": inside.run, "{workspace}": inside.workspace}
-        words = [filled(word, known) for word in role.command]
+        words = _filled(made, role.command)
     elif role.script is not None:
         words = [made.job.python, _of_job(made, role.script)]
     else:
@@ -68,9 +67,11 @@ def _own(made: Decisions) -> list[str]:
     """The job's program and its arguments."""
     job, launcher, run = made.job, made.resolved.launcher, made.paths.inside.run
     own = [filled(word, {"{run}": run}) for word in made.extra.args]
+    if job.command is not None:
+        return [*_filled(made, job.command), *own, *job.args]
     if job.module is not None:
         return [job.python, "-m", job.module, *own, *job.args]
-    if job.script is not None and is_launchers(job.script):
+    if job.script is not None and job.is_launchers:
         script = job.script.replace(CONTAINER_RUN, run, 1)
     elif job.script is not None:
         script = _of_job(made, job.script)
@@ -82,6 +83,11 @@ def _own(made: Decisions) -> list[str]:
             Fault(key="script", problem=problem, hint='script = "train.py"'), file=made.resolved.job_file
         )
     return [job.python, script, *own, *job.args]
+
+
+def _filled(made: Decisions, command: tuple[str, ...]) -> list[str]:
+    inside = made.paths.inside
+    return [filled(word, {"{run}": inside.run, "{workspace}": inside.workspace}) for word in command]
 
 
 def _of_job(made: Decisions, script: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kit.ledger.accounts import MEANINGS, Account
+from kit.ledger.time_accounts import MEANINGS, Account
 
 Spec = dict[str, Any]
 
@@ -42,7 +42,7 @@ COLOURS = {
 }
 # One colour a run, or node, in turn.
 _LINES = [_BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, _RED, "#000000", _YELLOW]
-_MOST_BARS, _MOST_NAMED = 64, 24
+_MOST_BARS, _MOST_NAMED, _STRETCHES = 64, 24, 100
 
 
 def ledger(groups: Mapping[str, Mapping[str, float]], what: str) -> Spec:
@@ -125,7 +125,30 @@ def lines(series: Mapping[str, Sequence[Sequence[float | None]]], *, x: str, y: 
     }
 
 
-def heat(rows: Mapping[str, Sequence[float | None]], *, start: float, length: float) -> Spec:
+def of_nodes(series: Mapping[str, Sequence[Sequence[float | None]]], unit: str) -> Spec:
+    """A line for each node over time; of more nodes than have colours apart, nodes x time: dark is much."""
+    times = [point[0] for points in series.values() for point in points if point[0] is not None]
+    if len(series) <= _MOST_NAMED or not times:
+        return lines(series, x="", y=unit, time=True)
+    start, length = min(times), max(1.0, (max(times) - min(times)) / _STRETCHES)
+    rows: dict[str, list[float | None]] = {}
+    for node, points in series.items():
+        cells: list[list[float]] = [[] for _ in range(int((max(times) - start) / length) + 1)]
+        for at, value in points:
+            if at is not None and value is not None:
+                cells[int((at - start) / length)].append(value)
+        rows[node] = [float(f"{sum(cell) / len(cell):.4g}") if cell else None for cell in cells]
+    return heat(rows, start=start, length=length, what="node", unit=unit)
+
+
+def heat(
+    rows: Mapping[str, Sequence[float | None]],
+    *,
+    start: float,
+    length: float,
+    what: str = "rank",
+    unit: str = "s a step",
+) -> Spec:
     """Step times, ranks x time: dark is slow. The scale's end is the 98th of a hundred, so that one save does not hide all else."""
     every = sorted(value for row in rows.values() for value in row if value is not None)
     most = every[min(len(every) - 1, int(len(every) * 0.98))] if every else 1.0
@@ -151,13 +174,13 @@ def heat(rows: Mapping[str, Sequence[float | None]], *, start: float, length: fl
                 "field": "rank",
                 "type": "ordinal",
                 "sort": None,
-                "title": "rank",
+                "title": what,
                 "axis": {"labelOverlap": True, "ticks": not tall},
             },
             "color": {
                 "field": "v",
                 "type": "quantitative",
-                "title": "s a step",
+                "title": unit,
                 "scale": {
                     "scheme": "viridis",
                     "reverse": True,
@@ -167,9 +190,9 @@ def heat(rows: Mapping[str, Sequence[float | None]], *, start: float, length: fl
                 "legend": {"orient": "bottom"},
             },
             "tooltip": [
-                {"field": "rank"},
+                {"field": "rank", "title": what},
                 {"field": "at", "type": "temporal", "format": "%H:%M:%S"},
-                {"field": "v", "format": ".3~g", "title": "s a step"},
+                {"field": "v", "format": ".3~g", "title": unit},
             ],
         },
     }
@@ -211,7 +234,8 @@ def parallel(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], metric: str
     axes = [*keys, *([metric] if metric else [])]
     places = {axis: _places([row[axis] for row in rows if row.get(axis) is not None]) for axis in axes}
     values = [
-        {"point": f"point {row['point']}", "axis": axis, "place": places[axis][row[axis]], "value": str(row[axis]),
+        {"point": f"point {row['point']}", "id": row.get("id"),
+         "axis": axis, "place": places[axis][row[axis]], "value": str(row[axis]),
          "metric": row.get(metric) if metric else row["point"], "order": axes.index(axis)}
         for row in rows
         for axis in axes

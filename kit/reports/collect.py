@@ -10,17 +10,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kit import files
-from kit.health.record import Record, shown
+from kit import untrusted_files
+from kit.health.run_record import Record, shown
 from kit.health.why import explain
-from kit.ledger import read as ledger_read
+from kit.ledger import read_run as ledger_read
 from kit.ledger.as_json import as_dict
 from kit.ledger.ledger import Ledger
 from kit.reports import gpu_samples, step_times
-from kit.runs import facts, metrics
+from kit.runs import metrics, run_facts
 from kit.runs.status import Status
 from kit.spec.cluster import Price
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 SCHEMA = 1
 # A page of many runs, nodes and ranks stays below two megabytes.
@@ -99,7 +99,7 @@ def _why(record: Record) -> dict[str, Any] | None:
 
 def _patch(run_dir: Path) -> str:
     try:
-        return files.open_regular(RunPaths(run_dir).patch).read(_PATCH).decode(errors="replace")
+        return untrusted_files.open_regular(RunPaths(run_dir).patch).read(_PATCH).decode(errors="replace")
     except OSError:
         return ""
 
@@ -160,7 +160,7 @@ def _gpus(run_dir: Path) -> dict[str, Any]:
 def _events(run_dir: Path) -> list[dict[str, Any]]:
     quiet = {"time", "epoch", "event", "job_id", "restart", "attempt"}
     found = []
-    for event in facts.events(run_dir)[-_EVENTS:]:
+    for event in run_facts.events(run_dir)[-_EVENTS:]:
         if isinstance(event.get("epoch"), int | float):
             said = " ".join(f"{key} {value}" for key, value in event.items() if key not in quiet)
             name = f"phase {event.get('name', '')}" if event["event"] == "phase" else event["event"]

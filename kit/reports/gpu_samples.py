@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from kit import files
-from kit.spec.paths import RunPaths
+from kit import untrusted_files
+from kit.spec.run_paths import RunPaths
 
 _FILE = re.compile(r"slurm-[0-9]+\.(?P<node>.+)\.gutil")
 # dmon's column -> what it is. Others are passed over.
@@ -24,7 +24,7 @@ def read(run_dir: Path) -> dict[str, Samples]:
     for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.gutil")):
         named = _FILE.fullmatch(path.name)
         try:
-            text = files.tail(path, _MOST_BYTES).decode(errors="replace") if named else ""
+            text = untrusted_files.tail(path, _MOST_BYTES).decode(errors="replace") if named else ""
         except OSError:
             continue
         samples = parse(text.splitlines())

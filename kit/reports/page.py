@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from kit.ledger.accounts import MEANINGS, Account
+from kit.ledger.time_accounts import MEANINGS, Account
 from kit.reports import charts
 
 _TEMPLATES = jinja2.Environment(
@@ -27,11 +27,37 @@ class Chart:
     spec: charts.Spec
 
 
-def html(report: Mapping[str, Any], script: str) -> str:
-    """The page of a report.json. script: of library.script()."""
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """Of a page that a server keeps up to date. page: what the server calls it. base: from the page to the server's first one.
+
+    nonce: of the page's own scripts, which alone may run. data: where its JSON is. control: what a reader may do.
+    made: which one it is.
+    """
+
+    page: str
+    base: str
+    nonce: str
+    made: str = ""
+    data: str = ""
+    control: Sequence[str] = ()
+
+    def as_dict(self) -> dict[str, str]:
+        """What the page's script needs."""
+        return {"page": self.page, "base": self.base, "made": self.made}
+
+
+def template(name: str) -> jinja2.Template:
+    """A template of this folder; what it is filled with is escaped."""
+    return _TEMPLATES.get_template(name)
+
+
+def html(report: Mapping[str, Any], script: str, *, live: Live | None = None) -> str:
+    """The page of a report.json. script: of library.script(); a live page has it from its server."""
     drawn = _charts(report)
     specs = {chart.name: {**chart.spec, "width": "container", "description": chart.says} for chart in drawn}
-    return _TEMPLATES.get_template("page.html.jinja").render(
+    return template("page.html.jinja").render(
+        live=live,
         report=report,
         charts={chart.name: chart for chart in drawn},
         # No tag in it can end the <script> that holds it.
@@ -117,6 +143,6 @@ def _of_gpus(nodes: Mapping[str, Mapping[str, Any]]) -> list[Chart]:
         if series:
             title = f"GPU {unit.partition(',')[0]}"
             says = f"{title}, {unit.partition(', ')[2]}, the mean of each node's GPUs over time"
-            spec = charts.lines(series, x="", y=unit, time=True)
+            spec = charts.of_nodes(series, unit)
             found.append(Chart(name=f"gpu-{column}", title=title, says=says, spec=spec))
     return found

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import files
-from kit.spec.paths import RunPaths
+from kit import untrusted_files
+from kit.spec.run_paths import RunPaths
 
 _FILE = re.compile(r"slurm-[0-9]+\.(?P<node>.+)\.progress")
 # Of each node's file the end; and how finely time is cut.
@@ -34,7 +34,7 @@ def read(run_dir: Path) -> StepTimes | None:
         if not _FILE.fullmatch(path.name):
             continue
         try:
-            lines = files.tail(path, _MOST_BYTES).decode(errors="replace").splitlines()
+            lines = untrusted_files.tail(path, _MOST_BYTES).decode(errors="replace").splitlines()
         except OSError:
             continue
         for line in lines[:: max(1, len(lines) // _LOOKS)]:

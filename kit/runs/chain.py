@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from kit.errors import ConfigError, Fault, SlurmError
 from kit.planning.plan import Plan, PlanFile
-from kit.planning.sbatch import header
+from kit.planning.sbatch_header import header
 from kit.render import render
-from kit.runs import atomic
+from kit.runs import atomic_write
 from kit.slurm import client
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 LINK = "link.sh"
 
@@ -29,6 +29,9 @@ def with_links(plan: Plan, *, file: str) -> Plan:
         problem = "a chain cannot have secrets: they are removed when its first link ends"
         # A requeued job keeps them from one start to the next.
         raise ConfigError.of(Fault(file=file, key="chain", problem=problem, hint="[retry]\n       requeue = 10"))
+    if plan.job.notify.on and plan.job.notify.by == "batch":
+        problem = "a chain's batch scripts have no URLs: they are removed when its first link ends"
+        raise ConfigError.of(Fault(file=file, key="notify.by", problem=problem, hint='by = "watch"'))
     text = render(f"bin/{LINK}", {"sbatch": header(plan.text_of("batch.sh")), "run_dir": plan.run_dir})
     return replace(plan, files=(*plan.files, PlanFile(name=LINK, text=text, mode=0o755)))
 
@@ -43,7 +46,7 @@ def send(plan: Plan, first: int, *, env: Mapping[str, str]) -> tuple[int, ...]:
             before = ":".join(map(str, sent))
             options = ["--kill-on-invalid-dep=yes", f"--dependency=afternotok:{before}"]
             sent.append(client.submit(["sbatch", "--parsable", *options, str(plan.run_dir / LINK)], env=env))
-        atomic.write(RunPaths(plan.run_dir).state / "links", "".join(f"{job_id}\n" for job_id in sent))
+        atomic_write.write(RunPaths(plan.run_dir).state / "links", "".join(f"{job_id}\n" for job_id in sent))
     except BaseException:
         cancel(sent, env=env)
         raise

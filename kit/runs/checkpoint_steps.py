@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import files
+from kit import untrusted_files
 from kit.errors import RunError
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 # step-00000120 (the kit's, TorchTitan's), iter_0000120 (Megatron-LM), checkpoint-120 (Hugging Face), global_step120 (DeepSpeed).
 _NAME = re.compile(r"(?:step-|iter_|checkpoint-|global_step)(?P<step>\d{1,18})")
@@ -81,7 +81,7 @@ def _fault(folder: Path) -> str:
     if not (folder / _COMPLETE).is_file():
         return ""
     try:
-        wanted = json.loads(files.read_bytes(folder / _COMPLETE))["files"]
+        wanted = json.loads(untrusted_files.read_bytes(folder / _COMPLETE))["files"]
         for name, (size, crc) in wanted.items():
             if (folder / name).stat().st_size != size or _crc(folder / name) != crc:
                 return f"{name} is not as it was written"
@@ -92,7 +92,7 @@ def _fault(folder: Path) -> str:
 
 def _crc(path: Path) -> int:
     crc = 0
-    with files.open_regular(path) as source:
+    with untrusted_files.open_regular(path) as source:
         while part := source.read(1 << 20):
             crc = zlib.crc32(part, crc)
     return crc

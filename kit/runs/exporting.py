@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kit import __version__, config, files, shell
+from kit import __version__, config, shell, untrusted_files
 from kit.errors import ConfigError, RunError, ToolError, UsageError
-from kit.images import temporary, verify
-from kit.runs import archive, earlier, secret
-from kit.runs.archive import Index, Member
+from kit.images import check_against_lock, temporary_names
+from kit.runs import archive_format, recorded_inputs, secret
+from kit.runs.archive_format import Index, Member
 from kit.runs.manifest import Manifest
 from kit.runs.manifest import read as read_manifest
 from kit.spec.job import Job
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 _CHUNK = 1 << 20
 # Folders of a run that the kit itself fills; what programs write elsewhere may be anything, and of any size.
@@ -59,11 +59,12 @@ def export(run_dir: Path, output: Path, *, with_image: bool = False, now: dateti
         cluster=record.cluster,
         exported_at=now or datetime.now(UTC),
         members={
-            name: _member(path, {} if name.startswith(archive.IMAGE) else hidden) for name, path in sources.items()
+            name: _member(path, {} if name.startswith(archive_format.IMAGE) else hidden)
+            for name, path in sources.items()
         },
     )
     try:
-        with temporary.beside(output.absolute()) as partial:
+        with temporary_names.beside(output.absolute()) as partial:
             write(partial, _tar(index, sources))
             _flush(partial)
             partial.rename(output)
@@ -72,7 +73,7 @@ def export(run_dir: Path, output: Path, *, with_image: bool = False, now: dateti
         raise RunError(
             f"{output}: cannot be written: {why}", hint="free some space, or another place after -o"
         ) from None
-    kept = {name.removeprefix(archive.RUN).partition("/")[0] for name in sources}
+    kept = {name.removeprefix(archive_format.RUN).partition("/")[0] for name in sources}
     left = sorted(one.name for one in run_dir.iterdir() if one.is_dir() and one.name not in kept and any(one.iterdir()))
     return Exported(file=output, index=index, left_out=tuple(left))
 
@@ -118,8 +119,8 @@ def _files(run_dir: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _named(run_dir: Path, path: Path) -> Iterator[tuple[str, Path]]:
-    name = f"{archive.RUN}{path.relative_to(run_dir)}"
-    if not archive.is_path(name):
+    name = f"{archive_format.RUN}{path.relative_to(run_dir)}"
+    if not archive_format.is_path(name):
         raise RunError(f"{path}: no archive of the kit can hold a file of this name", hint="rename or remove it")
     yield name, path
 
@@ -132,22 +133,22 @@ def _snapshot(run_dir: Path, record: Manifest) -> dict[str, Path]:
     """None for a run of the live folder, whose code nobody kept."""
     if record.workspace is None or record.workspace.tree is None:
         return {}
-    tree, store = earlier.code_of(run_dir, record)
-    found = {archive.LISTING: store.tree(tree.hash) / "listing"}
+    tree, store = recorded_inputs.code_of(run_dir, record)
+    found = {archive_format.LISTING: store.tree(tree.hash) / "listing"}
     for entry in tree.entries:
         if entry.kind != "link":
-            found[archive.OBJECTS + entry.content] = store.files_of(tree.hash) / entry.path
+            found[archive_format.OBJECTS + entry.content] = store.files_of(tree.hash) / entry.path
     return found
 
 
 def _images(run_dir: Path, record: Manifest) -> dict[str, Path]:
-    from kit.images import lock as image_lock
+    from kit.images import image_lock
 
     found = {}
     for path in sorted(RunPaths(run_dir).locks.glob("*.lock")):
         lock = image_lock.read(path)
-        file = verify.check(lock, Path(record.image).parent.parent, full=False)
-        found[f"{archive.IMAGE}{lock.sha256}.sqsh"] = file
+        file = check_against_lock.check(lock, Path(record.image).parent.parent, full=False)
+        found[f"{archive_format.IMAGE}{lock.sha256}.sqsh"] = file
     return found
 
 
@@ -158,7 +159,7 @@ def _secrets(run_dir: Path, record: Manifest) -> dict[str, bytes]:
         job, place = config.load_model(RunPaths(run_dir).job, Job), Path(record.job_file)
         found |= {name: os.environ[name] for name in job.secrets.env if name in os.environ}
         found |= secret.gather(job, job_dir=place.parent, job_file=record.job_file)
-    found |= secret.read(run_dir)
+    found |= secret.read(run_dir) | secret.read_urls(run_dir)
     return {name: value.encode() for name, value in found.items() if len(value) >= _SHORTEST_SECRET}
 
 
@@ -167,7 +168,7 @@ def _member(path: Path, hidden: Mapping[str, bytes]) -> Member:
     longest = max(map(len, hidden.values()), default=0)
     digest, size, before = hashlib.sha256(), 0, b""
     try:
-        with files.open_regular(path) as source:
+        with untrusted_files.open_regular(path) as source:
             mode = os.fstat(source.fileno()).st_mode
             while chunk := source.read(_CHUNK):
                 digest.update(chunk)
@@ -188,13 +189,13 @@ def _member(path: Path, hidden: Mapping[str, bytes]) -> Member:
 def _tar(index: Index, sources: Mapping[str, Path]) -> Iterator[bytes]:
     """The archive's bytes. RunError for a file that is not what it was when the index was made."""
     text = json.dumps(index.model_dump(mode="json"), indent=1).encode()
-    yield from _entry(archive.INDEX, len(text), 0o644)
+    yield from _entry(archive_format.INDEX, len(text), 0o644)
     yield text + _padding(len(text))
     for name, path in sources.items():
         member = index.members[name]
         yield from _entry(name, member.size, 0o755 if member.program else 0o644)
         digest, left = hashlib.sha256(), member.size
-        with files.open_regular(path) as source:
+        with untrusted_files.open_regular(path) as source:
             while left > 0 and (chunk := source.read(min(_CHUNK, left))):
                 digest.update(chunk)
                 left -= len(chunk)

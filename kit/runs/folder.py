@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import files
+from kit import untrusted_files
 from kit.errors import RunError
-from kit.owner import Owner
+from kit.owning_process import Owner
 from kit.planning.plan import Plan
-from kit.runs import secret, workspace
+from kit.runs import link_py_spy, secret, workspace
 from kit.runs.manifest import Manifest
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 _PARTIAL = ".partial-"
 # Whether a process of another host, or of another container on this one, still runs cannot be seen from here.
@@ -28,6 +28,7 @@ def create(plan: Plan, manifest: Manifest, *, secrets: Mapping[str, str] | None 
     """Write the run folder of `plan`. patch: of its workspace. RunError when it exists or the disk refuses."""
     with whole(plan.run_dir) as partial:
         fill(partial, plan, manifest, secrets=secrets, patch=patch)
+        link_py_spy.link(partial, plan.run_dir.parent)
     return RunPaths(plan.run_dir)
 
 
@@ -91,7 +92,11 @@ def fill(
         if like is None or like.plan.copies != plan.copies:
             ignore = shutil.ignore_patterns("__pycache__")
             shutil.copytree(
-                source, folder / name, dirs_exist_ok=True, ignore=ignore, copy_function=files.copy_sharing_blocks
+                source,
+                folder / name,
+                dirs_exist_ok=True,
+                ignore=ignore,
+                copy_function=untrusted_files.copy_sharing_blocks,
             )
         elif not (folder / name).exists():
             shutil.copytree(like.folder / name, folder / name, copy_function=_link)
@@ -124,7 +129,7 @@ def write_files(plan: Plan, folder: Path, *, like: Like | None = None) -> list[P
         if like and shared.get(file.name) == file:
             _link(like.folder / file.name, path)
         else:
-            files.write_text(path, file.text)
+            untrusted_files.write_text(path, file.text)
             path.chmod(file.mode)
         written.append(path)
     return written

@@ -21,7 +21,7 @@ from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, UsageError
 from kit.frameworks import diloco, torchtitan
 from kit.planning.plan import Plan, PlanFile, plan
-from kit.planning.sbatch import explained, header
+from kit.planning.sbatch_header import explained, header
 from kit.render import render
 from kit.runs import manifest, submit
 from kit.runs.submit import Prepared
@@ -152,7 +152,8 @@ def _job(asked: Asked, titan: Mapping[str, Any]) -> config.Table:
     groups = {"replicas_per_node": asked.replicas_per_node, "nodes_per_replica": asked.nodes_per_replica}
     resources = {"nodes": asked.nodes, "gpus_per_node": asked.gpus_per_node, "time": asked.time}
     slurm = {"mail_user": asked.mail_user, "output": asked.output, "error": asked.error}
-    training = titan.get("training", {})
+    # v0.2.1 moved it.
+    seeds = [table["seed"] for table in (titan.get("debug"), titan.get("training")) if table and "seed" in table]
     return {
         "name": asked.job_name or _name(asked.config_file),
         "launcher": LAUNCHER,
@@ -161,7 +162,7 @@ def _job(asked: Asked, titan: Mapping[str, Any]) -> config.Table:
         "slurm": {key: value for key, value in slurm.items() if value is not None},
         **({"shape": "torchrun"} if asked.use_ddp else {"shape": "replicas", "diloco": groups}),
         **({"qos": asked.qos} if asked.qos else {}),
-        **({"seed": training["seed"]} if "seed" in training else {}),
+        **({"seed": seeds[0]} if seeds else {}),
     }
 
 

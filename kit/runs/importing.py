@@ -21,16 +21,16 @@ from typing import IO, Protocol
 
 from pydantic import ValidationError
 
-from kit import files, shell
+from kit import shell, untrusted_files
 from kit.errors import KitError, LockError, RunError, ToolError
 from kit.images import store as images
-from kit.runs import archive, folder, manifest, workspace
-from kit.runs.archive import Index, Member
+from kit.runs import archive_format, folder, manifest, workspace
+from kit.runs.archive_format import Index, Member
 from kit.runs.manifest import Imported, Manifest
-from kit.snapshots import listing
-from kit.snapshots.listing import Listing
+from kit.snapshots import tree_listing
+from kit.snapshots.tree_listing import Listing
 from kit.spec.image import ImageLock
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 _CHUNK = 1 << 20
 # Of a header: longer names and pax tables are of no exported run, and tarfile would keep them in memory.
@@ -66,10 +66,10 @@ def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | N
             aside = partial / ".import"
             aside.mkdir()
             place = aside
-            if any(name.startswith(archive.IMAGE) for name in index.members):
+            if any(name.startswith(archive_format.IMAGE) for name in index.members):
                 images.prepare(image_store)
                 place = held.enter_context(images.workspace(image_store))
-            _unpack(file, tar, index, {archive.RUN: partial, archive.IMAGE: place, "snapshot/": aside})
+            _unpack(file, tar, index, {archive_format.RUN: partial, archive_format.IMAGE: place, "snapshot/": aside})
             record, tree = _checked(file, index, partial, aside)
             _publish(file, index, _locks(record, partial), place, image_store)
             if tree is not None:
@@ -95,17 +95,17 @@ def _is_here(final: Path, digest: str, index: Index) -> bool:
         return False
     with contextlib.suppress(RunError):
         here = manifest.read(RunPaths(final).manifest)
-        ours = index.members.get(f"{archive.RUN}manifest.json")
+        ours = index.members.get(f"{archive_format.RUN}manifest.json")
         if here.imported and here.imported.index == digest:
             return True
-        if ours and hashlib.sha256(files.read_bytes(RunPaths(final).manifest)).hexdigest() == ours.sha256:
+        if ours and hashlib.sha256(untrusted_files.read_bytes(RunPaths(final).manifest)).hexdigest() == ours.sha256:
             return True
     raise RunError(f"{final}: there is another run of that name", hint="--runs DIR puts this one elsewhere")
 
 
 def _require_room(file: Path, index: Index, runs_dir: Path) -> None:
     sizes = {name: one.size for name, one in index.members.items()}
-    total = sum(size for name, size in sizes.items() if not name.startswith(archive.IMAGE))
+    total = sum(size for name, size in sizes.items() if not name.startswith(archive_format.IMAGE))
     if total > _MOST_BYTES:
         raise RunError(
             f"{file}: it would have {total >> 30} GiB without its images, and {_MOST_BYTES >> 30} is the most"
@@ -121,16 +121,21 @@ def _index(file: Path, tar: tarfile.TarFile) -> tuple[Index, str]:
     """The first member, and its sha256."""
     try:
         first = tar.next()
-        if first is None or first.name != archive.INDEX or not _is_plain(first) or first.size > archive.MOST_INDEX:
+        if (
+            first is None
+            or first.name != archive_format.INDEX
+            or not _is_plain(first)
+            or first.size > archive_format.MOST_INDEX
+        ):
             raise RunError(
-                f"{file}: no exported run: it does not begin with {archive.INDEX}", hint="kit export RUN -o FILE"
+                f"{file}: no exported run: it does not begin with {archive_format.INDEX}", hint="kit export RUN -o FILE"
             )
         content = tar.extractfile(first)
         assert content is not None
         text = b"".join(iter(lambda: content.read(_CHUNK), b""))
         return Index.model_validate(json.loads(text)), hashlib.sha256(text).hexdigest()
     except ValidationError as error:
-        raise RunError(f"{file}: {archive.INDEX}: {manifest.problem(error)}") from None
+        raise RunError(f"{file}: {archive_format.INDEX}: {manifest.problem(error)}") from None
     except (*_DAMAGED, RecursionError) as error:
         raise _damaged(file, error) from None
 
@@ -183,27 +188,27 @@ def _checked(file: Path, index: Index, partial: Path, aside: Path) -> tuple[Mani
     if record.run_id != index.run_id:
         raise RunError(f"{file}: its manifest is that of run {record.run_id!r}, and its index says {index.run_id!r}")
     for name, digest in record.records.items():
-        member = index.members.get(f"{archive.RUN}{name}")
+        member = index.members.get(f"{archive_format.RUN}{name}")
         if member is None or member.sha256 != digest:
             raise RunError(f"{file}: {name!r} is not the one that the run's manifest names")
     wanted = record.workspace.tree if record.workspace else None
     if wanted is None:
         return record, None
-    listed = index.members.get(archive.LISTING)
+    listed = index.members.get(archive_format.LISTING)
     if listed is None or listed.sha256 != wanted:
         raise RunError(f"{file}: its code is not the snapshot {wanted[:12]} of the run's manifest")
-    tree = listing.parse(files.read_bytes(aside / "listing"), name=f"{file}: {archive.LISTING}")
+    tree = tree_listing.parse(untrusted_files.read_bytes(aside / "listing"), name=f"{file}: {archive_format.LISTING}")
     for entry in tree.entries:
         if entry.kind != "link" and not (aside / "objects" / entry.content).is_file():
             raise RunError(f"{file}: it lacks {entry.path!r} of its code")
-        if entry.kind != "link" and index.members[archive.OBJECTS + entry.content].sha256 != entry.content:
+        if entry.kind != "link" and index.members[archive_format.OBJECTS + entry.content].sha256 != entry.content:
             raise RunError(f"{file}: damaged: {entry.path!r} of its code is not what its name says")
     return record, tree
 
 
 def _locks(record: Manifest, run_dir: Path) -> dict[str, ImageLock]:
     """Digest -> lock of the images that the run's manifest vouches for."""
-    from kit.images import lock as image_lock
+    from kit.images import image_lock
 
     names = [name for name in record.records if name.startswith("locks/")]
     return {lock.sha256: lock for lock in (image_lock.read(run_dir / name) for name in names)}
@@ -211,7 +216,7 @@ def _locks(record: Manifest, run_dir: Path) -> dict[str, ImageLock]:
 
 def _publish(file: Path, index: Index, locks: Mapping[str, ImageLock], place: Path, image_store: Path) -> None:
     """Images into the store, each only as the one that a lock of the run names."""
-    for name in (name for name in index.members if name.startswith(archive.IMAGE)):
+    for name in (name for name in index.members if name.startswith(archive_format.IMAGE)):
         sha256 = Path(name).stem
         if sha256 not in locks or index.members[name].sha256 != sha256:
             raise LockError(f"{file}: {name!r} is no image that a lock of the run names")
@@ -265,7 +270,7 @@ class _Forward:
 def _members(file: Path) -> Iterator[tarfile.TarFile]:
     """The archive, to be read from its beginning to its end."""
     try:
-        with files.open_regular(file) as source:
+        with untrusted_files.open_regular(file) as source:
             magic = source.read(4)
     except OSError as error:
         raise RunError(f"{file}: cannot be read: {error.strerror}", hint="kit import FILE") from None

@@ -18,9 +18,9 @@ from typing import Any
 
 import platformdirs
 
-from kit import files
-from kit.runs import atomic, facts
-from kit.runs.facts import Facts
+from kit import untrusted_files
+from kit.runs import atomic_write, run_facts
+from kit.runs.run_facts import Facts
 
 # Where a sweep keeps the run folders of its points.
 POINTS = "points"
@@ -47,7 +47,7 @@ def runs(folder: Path) -> list[tuple[Path, Facts]]:
     for path, seen in _run_dirs(str(folder)):
         entry = known.get(path)
         if entry is None or entry[0] != seen:
-            one = facts.read(Path(path))
+            one = run_facts.read(Path(path))
             entry = [seen, [getattr(one, name) for name in _NAMES]]
         else:
             one = _facts(entry[1])
@@ -137,7 +137,7 @@ def _place(folder: Path) -> Path:
 
 def _load(place: Path) -> dict[str, _Entry]:
     try:
-        table = json.loads(files.read_bytes(place))
+        table = json.loads(untrusted_files.read_bytes(place))
         entries = table["runs"] if table["form"] == [_FORM, *_NAMES] else {}
         return {path: entry for path, entry in entries.items() if len(entry[1]) == len(_NAMES)}
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
@@ -149,4 +149,4 @@ def _store(place: Path, entries: dict[str, _Entry]) -> None:
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         text = json.dumps({"form": [_FORM, *_NAMES], "runs": entries}, separators=(",", ":"))
-        atomic.write(place, text, durable=False, mode=0o600)
+        atomic_write.write(place, text, durable=False, mode=0o600)

@@ -9,12 +9,12 @@ from pathlib import Path
 from kit import shell
 from kit.errors import RunError
 from kit.planning.plan import Plan
-from kit.runs import folder, manifest, secret, workspace
-from kit.runs.facts import events
+from kit.runs import folder, manifest, remote_clusters, secret, workspace
+from kit.runs.run_facts import events
 from kit.runs.status import Status
-from kit.runs.submit import Prepared, require_ready, secrets_of
+from kit.runs.submit import Prepared, require_on_this_machine, require_ready, secrets_of
 from kit.slurm import client
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 
 def allocate(prepared: Prepared) -> int:
@@ -22,6 +22,7 @@ def allocate(prepared: Prepared) -> int:
 
     Before it the nodes are checked as a batch job's are; 72 when one refuses.
     """
+    require_on_this_machine(prepared, "'kit shell'")
     require_ready(prepared)
     made = prepared.plan
     record = manifest.of(
@@ -48,6 +49,7 @@ def _checked(made: Plan) -> list[str]:
 
 def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
     """A shell beside a running job, in the same container, mounts and environment; return its exit code."""
+    remote_clusters.require_here(status.run_dir, "'kit shell --attach'")
     if status.state != "RUNNING":
         raise RunError(f"run {status.run_dir.name} is {status.state}: only a running job has nodes to go to")
     step = list(status.manifest.shell_argv)

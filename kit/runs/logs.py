@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from kit import files, text
+from kit import safe_text, untrusted_files
 from kit.errors import UsageError
-from kit.runs import facts
-from kit.spec.paths import RunPaths
+from kit.runs import run_facts
+from kit.spec.run_paths import RunPaths
 
 _POLL_S, _POLL_MOST_S = 0.2, 2.0
 # A chunk and the copy with its sources fit into a processor's own cache.
@@ -66,7 +66,7 @@ class Tail:
             return
 
     def _read(self, *, last: bool) -> Iterator[bytes]:
-        with files.open_regular(self.path) as source:
+        with untrusted_files.open_regular(self.path) as source:
             # Each read begins where a line does: no half of one is kept and joined to the rest.
             while chunk := os.pread(source.fileno(), _CHUNK, self._offset):
                 self._size = self._offset + len(chunk)
@@ -108,7 +108,7 @@ def sources(run_dir: Path, wanted: Wanted) -> list[Path]:
 
 def name_of(run_dir: Path, path: Path) -> str:
     """The prefix of a log's lines: `rank-0`, or `trainer/rank-0` where the run has roles."""
-    return text.clean(path.relative_to(RunPaths(run_dir).logs).with_suffix("").as_posix())
+    return safe_text.clean(path.relative_to(RunPaths(run_dir).logs).with_suffix("").as_posix())
 
 
 def require_role(run_dir: Path, role: str | None) -> None:
@@ -125,7 +125,7 @@ def require_rank(run_dir: Path, rank: int | None) -> None:
     """UsageError when the run has no rank of this number: it would have no log, whatever is waited for."""
     paths = RunPaths(run_dir)
     # A run whose manifest cannot be read has logs all the same.
-    ranks = max(facts.read(run_dir).world_sizes.values(), default=0)
+    ranks = max(run_facts.read(run_dir).world_sizes.values(), default=0)
     if rank is not None and 0 < ranks <= rank and not any(paths.logs.glob(f"**/rank-{rank}.log")):
         raise UsageError(f"{run_dir.name} has no rank {rank}", hint=f"its ranks are 0 to {ranks - 1}")
 
@@ -167,7 +167,7 @@ def shown(source: str, chunk: bytes, *, raw: bool = False) -> bytes:
     if raw:
         return chunk
     prefix = f"{source} | ".encode()
-    body = text.clean_lines(chunk).replace(b"\n", b"\n" + prefix)
+    body = safe_text.clean_lines(chunk).replace(b"\n", b"\n" + prefix)
     # The last line has no other behind it. `+` would copy each time, in fresh memory.
     return b"".join((prefix, memoryview(body)[: -len(prefix)]))
 
@@ -201,7 +201,7 @@ def _start(path: Path, wanted: Wanted) -> int:
 
 def _last_offset(path: Path, count: int) -> int:
     """Where the last `count` lines begin, by looking at the end only."""
-    with files.open_regular(path) as source:
+    with untrusted_files.open_regular(path) as source:
         at = end = os.fstat(source.fileno()).st_size
         if count == 0:
             return end
@@ -225,7 +225,7 @@ def _end_of_last_before(path: Path, since: float) -> int:
         return found.st_size
     end = offset = 0
     rest = b""
-    with files.open_regular(path) as source:
+    with untrusted_files.open_regular(path) as source:
         while chunk := source.read(_CHUNK):
             held = rest + chunk
             for stamp in _STAMP.finditer(held):

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from kit import __version__, files, shell
+from kit import __version__, shell, untrusted_files
 from kit.errors import RunError, ToolError
-from kit.runs import atomic, prepared_data
+from kit.runs import atomic_write, prepared_data
+from kit.safe_text import clean
 from kit.slurm.client import JobId
-from kit.spec.base import Model
+from kit.spec.schema_base import Model
 from kit.spec.set_by import SetBy
 from kit.spec.sweep import Value
-from kit.spec.world_sizes import PLAIN
-from kit.text import clean
+from kit.spec.world_size_text import PLAIN
 
 if TYPE_CHECKING:
     from kit.planning.plan import Plan
@@ -137,13 +137,13 @@ class Manifest(Model):
 
     def write(self, path: Path, *, durable: bool = True) -> None:
         """Write atomically. durable: as atomic.write has it; False where one of many runs would wait for the disk."""
-        atomic.write(path, self.model_dump_json(indent=2) + "\n", durable=durable)
+        atomic_write.write(path, self.model_dump_json(indent=2) + "\n", durable=durable)
 
 
 def load(model: type[_Model], path: Path, *, absent: RunError) -> _Model:
     """The JSON file of a run or sweep; `absent` when there is none, RunError with one line that says why it cannot be read."""
     try:
-        return model.model_validate_json(files.read_bytes(path))
+        return model.model_validate_json(untrusted_files.read_bytes(path))
     except FileNotFoundError:
         raise absent from None
     except OSError as error:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.spec.paths import RunPaths
+from pydantic_core import from_json
+
+from kit.spec.run_paths import RunPaths
 
 Record = dict[str, Any]
 
@@ -62,7 +64,7 @@ def files(run_dir: Path) -> list[Path]:
 
 def records(run_dir: Path) -> list[Record]:
     """All records, those of several groups in the order of their times. A line that was cut off is passed over."""
-    found = [_parsed(path.read_text(encoding="utf-8", errors="replace").splitlines()) for path in files(run_dir)]
+    found = [parsed(path.read_bytes()) for path in files(run_dir)]
     if len(found) == 1:
         return found[0]
     return sorted((record for group in found for record in group), key=lambda record: str(record.get("time", "")))
@@ -114,12 +116,22 @@ def _tail(path: Path) -> list[str]:
         return file.read().decode(errors="replace").splitlines()
 
 
+def parsed(text: bytes) -> list[Record]:
+    """The records of one file. All lines at once, since that takes a third of the time; one by one where one of them is cut off."""
+    lines = [line for line in text.splitlines() if line]
+    try:
+        every = from_json(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        return _parsed(line.decode(errors="replace") for line in lines)
+    return [record for record in every if isinstance(record, dict)]
+
+
 def _parsed(lines: Iterable[str]) -> list[Record]:
     found = []
     for line in lines:
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue  # cut off by a kill, a full disk, or by reading from the middle
         if isinstance(record, dict):
             found.append(record)

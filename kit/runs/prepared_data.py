@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from kit import files
+from kit import untrusted_files
 
 if TYPE_CHECKING:
     from kit.planning.decisions import Decisions
@@ -49,7 +49,7 @@ def _on_the_host(made: Decisions, named: str) -> Path:
 
 def _digest(path: Path) -> str | None:
     try:
-        content = json.loads(files.read_bytes(path))
+        content = json.loads(untrusted_files.read_bytes(path))
     except (OSError, ValueError, RecursionError):
         return None
     digest = content.get("digest") if isinstance(content, dict) and content.get("format") == _FORMAT else None

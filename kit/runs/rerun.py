@@ -10,11 +10,11 @@ from typing import Any
 
 from kit import __version__
 from kit.errors import LockError
-from kit.runs import earlier as reading
+from kit.runs import recorded_inputs as reading
 from kit.runs import submit
-from kit.runs.earlier import Earlier
+from kit.runs.recorded_inputs import Earlier
 from kit.runs.submit import Prepared
-from kit.spec.world_sizes import sizes_text
+from kit.spec.world_size_text import sizes_text
 
 # Of a cluster file: what a job does not see.
 _UNSEEN = frozenset({"description", "defaults", "qos", "default_qos", "max_array"})
@@ -35,6 +35,13 @@ def prepare(
     the job's folder as it is now. RunError and LockError, with the exact reason, where something of the run is gone.
     """
     earlier = reading.read(run_dir, live=live, from_step=from_step)
+    return prepare_earlier(earlier, cluster=cluster, overrides=overrides, now=now)
+
+
+def prepare_earlier(
+    earlier: Earlier, *, cluster: str | None = None, overrides: Sequence[str] = (), now: datetime | None = None
+) -> Prepared:
+    """The same of a run that is read already."""
     sources = earlier.sources(cluster=cluster, overrides=list(overrides))
     resolved = earlier.resolve(sources)
     containers = not _without_container(earlier)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from kit.config import load_model
 from kit.errors import RunError
-from kit.images import sqshfile, verify
-from kit.runs import outputs, secret
+from kit.images import check_against_lock, sqshfile
+from kit.runs import output_folders, remote_clusters, secret
 from kit.runs.manifest import Manifest
 from kit.runs.status import Status
 from kit.slurm import client
 from kit.spec.job import Job
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 
 def resume(status: Status, *, env: dict[str, str]) -> Manifest:
@@ -22,6 +22,7 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
     RunError for a run that Slurm still has, or that is a point of an array; LockError when its image is gone or cut off.
     """
     paths, record = RunPaths(status.run_dir), status.manifest
+    remote_clusters.require_here(status.run_dir, "'kit resume'")
     if status.active:
         raise RunError(
             f"run {record.run_id} is {status.state}: it has not ended", hint=f"'kit cancel {record.run_id}' ends it"
@@ -38,13 +39,13 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
         mend = f"run 'kit build-image {record.image_name} --store {store}'"
         sqshfile.check(Path(record.image), hint=mend)
         sha256 = record.image_digest.removeprefix("sha256:")
-        verify.require_digest(Path(record.image), sha256, what=f"image {record.image_name}", mend=mend)
+        check_against_lock.require_digest(Path(record.image), sha256, what=f"image {record.image_name}", mend=mend)
     job = load_model(paths.job, Job)
     origin = Path(record.job_file)
     secret.remove(status.run_dir)
     secret.write(status.run_dir, secret.gather(job, job_dir=origin.parent, job_file=record.job_file))
     try:
-        with outputs.folders([paths.batch.read_text(encoding="utf-8")]):
+        with output_folders.folders([paths.batch.read_text(encoding="utf-8")]):
             job_id = client.submit(record.argv, env=client.environment(env, inherit=job.inherit))
     except BaseException:
         secret.remove(status.run_dir)

@@ -1,17 +1,20 @@
 """Secrets: taken by name at submit, kept in one file that only the user may read, removed when the run ends.
 
 Nothing else of the kit ever holds a value: not a script, the manifest, Slurm's records, nor the command line of a process.
+
+The URLs of notices are kept the same way, in a file of their own: the ranks have no use for them.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit import files
+from kit import untrusted_files
 from kit.config import load_toml, shown
 from kit.errors import ConfigError, Fault
 
@@ -19,10 +22,17 @@ if TYPE_CHECKING:
     from kit.spec.job import Job
 
 FILE = ".secrets"
+# What the batch script sends notices with: the kit's Python, then NAME=URL lines.
+URLS_FILE = ".notify"
+# In front of the names of such URLs, among the names of secrets; no variable has a colon.
+_URL = "notify:"
 
 
 def gather(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Name -> value of the job's secrets. ConfigError, when one is missing; it shows no value."""
+    """Name -> value of the job's secrets. ConfigError, when one is missing; it shows no value.
+
+    The URLs that its batch script needs for notices are among them, under names that only `write` knows.
+    """
     environ = os.environ if environ is None else environ
     wanted = job.secrets
     values = _from_file(job_dir / Path(wanted.file).expanduser()) if wanted.file else {}
@@ -45,31 +55,75 @@ def gather(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str]
         )
     if faults:
         raise ConfigError.of(*faults)
+    if job.notify.by == "batch":
+        found = urls(job, job_dir=job_dir, job_file=job_file, environ=environ)
+        values |= {f"{_URL}{name}": url for name, url in found.items()}
     return values
 
 
+def urls(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The URLs of the job's notices, by the names of their variables. ConfigError, when one is missing; it shows no value."""
+    environ = os.environ if environ is None else environ
+    if not job.notify.on:
+        return {}
+    kept = _from_file(job_dir / Path(job.secrets.file).expanduser()) if job.secrets.file else {}
+    values = {**kept, **environ}
+    faults = [
+        Fault(
+            file=job_file,
+            key="notify.to",
+            problem=f"{name} is not set here, and secrets.file has no such name"
+            if name not in values
+            else f"{name} is no URL",
+            hint=f"export {name}=mailtos://...",
+        )
+        for name in job.notify.to
+        if "://" not in values.get(name, "") or "\n" in values[name]
+    ]
+    if faults:
+        raise ConfigError.of(*faults)
+    return {name: values[name] for name in job.notify.to}
+
+
 def write(folder: Path, values: Mapping[str, str]) -> None:
-    """Write `<folder>/.secrets`, mode 0600 from its first byte on, as shell lines; nothing when there are no secrets."""
-    if not values:
+    """Write `<folder>/.secrets`, as shell lines, and `.notify`; nothing when there are no secrets, or no URLs."""
+    of_ranks = {name: value for name, value in values.items() if not name.startswith(_URL)}
+    _write(folder / FILE, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in of_ranks.items()))
+    told = [f"{name.removeprefix(_URL)}={value}\n" for name, value in values.items() if name.startswith(_URL)]
+    _write(folder / URLS_FILE, "".join([f"{sys.executable}\n", *told]) if told else "")
+
+
+def _write(path: Path, text: str) -> None:
+    """Mode 0600 from its first byte on."""
+    if not text:
         return
-    text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
-    with os.fdopen(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as sink:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as sink:
         sink.write(text)
 
 
 def read(run_dir: Path) -> dict[str, str]:
     """Name -> value of the secrets that a run which has not ended keeps in its folder; none for any other."""
     try:
-        lines = files.read_text(run_dir / FILE)
+        lines = untrusted_files.read_text(run_dir / FILE)
     except OSError:
         return {}
     words = shlex.split(lines)
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
+def read_urls(run_dir: Path) -> dict[str, str]:
+    """Name -> URL of the notices that the batch script of a run which has not ended sends; none for any other."""
+    try:
+        lines = untrusted_files.read_text(run_dir / URLS_FILE).splitlines()[1:]
+    except OSError:
+        return {}
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
 def remove(run_dir: Path) -> None:
-    """Remove the file of a run that will not start any more; the batch script removes it at the end of one that did."""
+    """Remove the files of a run that will not start any more; the batch script removes them at the end of one that did."""
     (run_dir / FILE).unlink(missing_ok=True)
+    (run_dir / URLS_FILE).unlink(missing_ok=True)
 
 
 def _from_file(path: Path) -> dict[str, str]:

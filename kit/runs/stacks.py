@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from kit import files, shell
+from kit import shell, untrusted_files
 from kit.errors import RunError
-from kit.runs.facts import events
+from kit.runs.run_facts import events
 from kit.runs.status import Status
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 # evidence.sh ends after 20 s; a step may take some more to start.
 _TIMEOUT_S = 90
@@ -49,7 +49,9 @@ def gather(status: Status, *, rank: int | None, env: Mapping[str, str]) -> dict[
         argv += ["--cpus-per-task=1", "--mpi=none", f"{RunPaths(run_dir).bin}/evidence.sh", str(folder)]
         shell.run([*argv, *([str(rank)] if rank is not None else [])], env=env, timeout=_TIMEOUT_S)
         found = {
-            path.relative_to(folder).as_posix(): files.read_bytes(path, most=_MOST_BYTES).decode(errors="replace")
+            path.relative_to(folder).as_posix(): untrusted_files.read_bytes(path, most=_MOST_BYTES).decode(
+                errors="replace"
+            )
             for path in sorted(folder.glob("**/*.txt"), key=_order)
         }
     finally:

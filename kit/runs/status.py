@@ -8,19 +8,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from kit.runs import facts, secret
-from kit.runs.facts import Facts
+from kit.remote import run_folder_mirror as mirrors
+from kit.runs import run_facts, secret
 from kit.runs.manifest import Manifest, read
+from kit.runs.run_facts import Facts
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import ACTIVE, JobId, QueuedJob
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 # Between two looks at a run's own record, which is a file, and between two questions to Slurm: of the latter a controller has to
 # answer those of all users.
 _LOOK_S, _ASK_S = 0.3, 5.0
 _SOONER_S = (0.3, 0.6, 1.2, 2.4)
-# The jobs that Slurm knows, of the cluster of this name.
-Queue = Callable[[str], Mapping[JobId, QueuedJob]]
+# The jobs that Slurm knows, of the cluster of this name; None where it cannot be reached.
+Queue = Callable[[str], Mapping[JobId, QueuedJob] | None]
+# The state of a job whose cluster cannot be reached, unless its own record says how it ended.
+UNKNOWN = "UNKNOWN"
 
 # How long a job may be neither in the queue nor ended in its own record: a new job shows up late, an ended one writes late.
 _SETTLE_S = 10.0
@@ -33,7 +36,8 @@ class Status:
     """One run.
 
     state: Slurm's while it knows the job; then COMPLETED or FAILED by the run's own record; without one CANCELLED when `kit cancel`
-    came before the job began, else LOST. UNREADABLE, with the reason, where its manifest cannot be read. accounted: what Slurm's
+    came before the job began, else LOST. UNREADABLE, with the reason, where its manifest cannot be read. UNKNOWN where its cluster
+    cannot be reached, and it had not ended when it was last seen. accounted: what Slurm's
     accounting knows, where it was asked (`history.add`).
     """
 
@@ -61,7 +65,24 @@ class Status:
 
 def of(run_dirs: Sequence[Path], *, queue: Queue) -> list[Status]:
     """The status of some runs. `queue` is asked once per cluster."""
-    return of_facts([(path, facts.read(path)) for path in run_dirs], queue=queue)
+    found = [(path, run_facts.read(path)) for path in run_dirs]
+    elsewhere = {path for path, _ in found if mirrors.holding(path)}
+    if not elsewhere:
+        return of_facts(found, queue=queue)
+    # With the answer of a cluster over ssh its runs' records come, too.
+    answers = {name: queue(name) for name in dict.fromkeys(one.cluster for _, one in found if not one.problem)}
+    again = [(path, run_facts.read(path) if path in elsewhere else one) for path, one in found]
+    return of_facts(again, queue=lambda name: answers[name] if name in answers else queue(name))
+
+
+def of_record(run_dir: Path) -> Status:
+    """By the run's own record alone, for its batch script: Slurm is not asked, and nothing is cleaned up."""
+    one = run_facts.read(run_dir)
+    state = "RUNNING" if one.exit_code is None else "FAILED" if one.exit_code else "COMPLETED"
+    return Status(
+        facts=one, run_dir=run_dir, job_id=_job_of(one, {}), state=state, exit_code=one.exit_code, nodes=one.nodes, elapsed="",
+        reason="", restarts=one.restarts,
+    )  # fmt: skip
 
 
 def of_facts(runs: Sequence[tuple[Path, Facts]], *, queue: Queue) -> list[Status]:
@@ -88,7 +109,7 @@ def wait(run_dir: Path, *, queue: Queue, on_poll: Callable[[Status], None]) -> S
             return status
         pause = next(sooner, _ASK_S) if status.exit_code is not None else _ASK_S
         turn = _turn(status.facts)
-        while time.monotonic() < asked + pause and _turn(facts.read(run_dir)) == turn:
+        while time.monotonic() < asked + pause and _turn(run_facts.read(run_dir)) == turn:
             time.sleep(_LOOK_S)
         unsettled = unsettled + time.monotonic() - asked if not status.active else 0.0
 
@@ -98,10 +119,13 @@ def _turn(one: Facts) -> tuple[object, ...]:
     return one.started, one.restarts, one.exit_code, one.last_event == "requeue"
 
 
-def _status(run_dir: Path, one: Facts, queue: Mapping[JobId, QueuedJob]) -> Status:
+def _status(run_dir: Path, one: Facts, answered: Mapping[JobId, QueuedJob] | None) -> Status:
+    queue = answered or {}
     job_id = _job_of(one, queue)
     queued = queue.get(job_id) if job_id is not None else None
     state = _state(queued, one, submitted=job_id is not None or one.imported, run_dir=run_dir)
+    if answered is None and state in {"LOST", "SUBMITTED"}:
+        state = UNKNOWN
     return Status(
         facts=one,
         run_dir=run_dir,
@@ -125,7 +149,7 @@ def _reason(queued: QueuedJob | None, state: str, last_event: str) -> str:
 
 def _clean(one: Status) -> None:
     """Remove what a batch script that was killed, or never started, could not remove itself."""
-    if one.active or one.exit_code is not None or one.state in {"SUBMITTED", facts.UNREADABLE}:
+    if one.active or one.exit_code is not None or one.state in {"SUBMITTED", UNKNOWN, run_facts.UNREADABLE}:
         return
     # A job that Slurm does not know may be one that it does not know yet.
     if one.state != "LOST" or time.time() - one.facts.submitted_at > _FORGOTTEN_S:
@@ -153,7 +177,7 @@ def _was_cancelled(run_dir: Path, one: Facts) -> bool:
 
 def _state(queued: QueuedJob | None, one: Facts, *, submitted: bool, run_dir: Path) -> str:
     if one.problem:
-        return facts.UNREADABLE
+        return run_facts.UNREADABLE
     if queued is not None:
         return queued.state
     if one.exit_code is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +15,21 @@ from kit.allocation import minutes
 from kit.config import Resolved, Sources
 from kit.errors import Fault, LockError, SlurmError, UsageError
 from kit.planning.plan import Plan, plan
-from kit.planning.site import Site
-from kit.runs import avoid, chain, folder, manifest, outputs, program, registry, secret, workspace
-from kit.runs.earlier import Earlier
+from kit.planning.plan_inputs import Site
+from kit.runs import (
+    avoided_nodes,
+    chain,
+    find_runs,
+    folder,
+    manifest,
+    output_folders,
+    program_check,
+    remote_clusters,
+    secret,
+    workspace,
+)
+from kit.runs.recorded_inputs import Earlier
+from kit.runs.remote_clusters import RemoteCluster
 from kit.slurm import client, embedded
 from kit.snapshots.scan import Scan
 from kit.spec.job import Job, is_reference
@@ -32,7 +45,7 @@ class Prepared:
     """A plan with what is needed to act on it.
 
     env: of Slurm's commands. lock: of the image, where there is one. scan: the job's folder, which the run gets a copy of; None
-    where it works in the folder itself, or in the snapshot of `earlier`, the run that it repeats.
+    where it works in the folder itself, or in the snapshot of `earlier`, the run that it repeats. remote: a cluster over ssh.
     """
 
     plan: Plan
@@ -43,6 +56,12 @@ class Prepared:
     job_file: Path
     scan: Scan | None = None
     earlier: Earlier | None = None
+    remote: RemoteCluster | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The run folder as commands here see it: of a cluster over ssh, its mirror."""
+        return self.remote.mirror.runs / self.plan.run_id if self.remote else self.plan.run_dir
 
     @property
     def warnings(self) -> tuple[Fault, ...]:
@@ -97,6 +116,7 @@ def prepare_resolved(
     """
     if live:
         resolved = replace(resolved, job=resolved.job.model_copy(update={"snapshot": False}))
+    remote = _remote(resolved, earlier)
     env, pyxis = {}, False
     if resolved.cluster.embedded:
         running = embedded.find(resolved.cluster_name)
@@ -104,18 +124,23 @@ def prepare_resolved(
             env, pyxis = running.env(), running.has_pyxis
             resolved = _shaped_like(resolved, running)
     env = client.environment(env, inherit=resolved.job.inherit)
+    if remote:
+        env = remote.env({name: env[name] for name in resolved.job.inherit if name in env})
     if not resolved.cluster.embedded and "auto" in {resolved.cluster.container.runtime}:
         pyxis = client.has_pyxis(env=env)
     locks = (lock_of(resolved, earlier), role_locks_of(resolved, earlier)) if containers else (None, {})
     site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers, run_id=run_id)
+    if remote:
+        site = _over_there(site, remote)
     kept = earlier.snapshot(site.runs_dir) if earlier else None
-    scan = None if kept else workspace.read(resolved, site.runs_dir)
-    site = replace(site, snapshot=kept or workspace.snapshot(scan, site.runs_dir))
+    scan = None if kept else workspace.read(resolved, remote.mirror.runs if remote else site.runs_dir)
+    uid = remote.connection.uid if remote else None
+    site = replace(site, snapshot=kept or workspace.snapshot(scan, site.runs_dir, uid=uid))
     made = plan(resolved, locks[0], site, role_locks=locks[1])
     if earlier:
         made = earlier.amended(made)
     made = chain.with_links(made, file=resolved.job_file)
-    program.require(made, scan, folder=earlier.folder if earlier else None)
+    program_check.require(made, scan, folder=earlier.folder if earlier else None)
     return Prepared(
         plan=made,
         site=site,
@@ -125,35 +150,86 @@ def prepare_resolved(
         job_file=job_file,
         scan=scan,
         earlier=earlier,
+        remote=remote,
     )
 
 
-def _test_only(prepared: Prepared) -> None:
-    """Whether Slurm would take the job. A refusal may come of nodes that the kit itself keeps the job off: it names them."""
+def _remote(resolved: Resolved, earlier: Earlier | None) -> RemoteCluster | None:
+    """The cluster, where it is reached over ssh, with what a plan has to know of it."""
+    remote = remote_clusters.made(resolved.cluster_name, resolved.cluster)
+    if remote is None:
+        return None
+    from kit.runs.remote_submit import require_portable
+
+    require_portable(resolved)
+    if earlier:
+        remote_clusters.refuse(resolved.cluster_name, "'kit rerun'")
+    remote.refresh(plan=True)
+    return remote
+
+
+def _over_there(site: Site, remote: RemoteCluster) -> Site:
+    """The same run on the other side: its paths, its user, its avoided nodes."""
+    assert remote.asked is not None
+    there, runs = remote.asked.there, Path(remote.asked.there.runs)
+    return replace(
+        site,
+        run_dir=runs / site.run_id,
+        runs_dir=runs,
+        avoid=tuple(sorted(one.node for one in remote.asked.avoid)),
+        user=there.user,
+        home=there.home,
+        data=there.data,
+        store=there.store,
+    )
+
+
+def ask_slurm(prepared: Prepared) -> client.ExpectedStart | None:
+    """Whether Slurm would take the job, and its estimate of the start.
+
+    A refusal may come of nodes that the kit itself keeps the job off: it names them.
+    """
     made, avoided = prepared.plan, prepared.plan.decisions.site.avoid
     try:
-        client.test_only(made.text_of("batch.sh"), env=prepared.env, options=made.argv[2:-1])
+        return client.test_only(made.text_of("batch.sh"), env=prepared.env, options=made.argv[2:-1])
     except SlurmError as error:
         if avoided:
-            problem = f"the job is kept off {', '.join(avoided)}, which failed a preflight within the last day"
+            problem = f"the job is kept off {', '.join(avoided)}, which 'kit nodes' lists"
             raise type(error)(f"{error.message}\n  {problem}", hint=f"kit nodes --forget {avoided[0]}") from None
         raise
 
 
-def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manifest:
-    """Write the run folder and submit it. Nothing is left behind when the image is not the locked one or sbatch refuses."""
-    made, earlier = prepared.plan, prepared.earlier
-    require_ready(prepared)
-    _test_only(prepared)
-    patch = workspace.patch(prepared.scan) or (earlier.patch() if earlier else "")
-    record = manifest.of(
-        made,
+def record_of(prepared: Prepared, *, patch: str, now: datetime | None) -> manifest.Manifest:
+    """The manifest of a run that is about to be submitted. patch: how the workspace differs from its commit."""
+    return manifest.of(
+        prepared.plan,
         job_file=prepared.job_file,
         user=getpass.getuser(),
         now=now or datetime.now(UTC),
         slurm_version=client.version(env=prepared.env),
         workspace=workspace.record(prepared.scan, prepared.resolved, patch=bool(patch)),
     )
+
+
+def submit(
+    prepared: Prepared,
+    *,
+    now: datetime | None = None,
+    expected: Callable[[client.ExpectedStart | None], None] = lambda _: None,
+) -> manifest.Manifest:
+    """Write the run folder and submit it. Nothing is left behind when the image is not the locked one or sbatch refuses.
+
+    expected: hears Slurm's estimate of the start, before the job is in the queue.
+    """
+    made, earlier = prepared.plan, prepared.earlier
+    require_ready(prepared)
+    if prepared.remote:
+        from kit.runs import remote_submit
+
+        return remote_submit.submit(prepared, prepared.remote, now=now)
+    expected(ask_slurm(prepared))
+    patch = workspace.patch(prepared.scan) or (earlier.patch() if earlier else "")
+    record = record_of(prepared, patch=patch, now=now)
     workspace.keep(prepared.scan, made)
     if earlier:
         record = earlier.told(record)
@@ -161,7 +237,7 @@ def submit(prepared: Prepared, *, now: datetime | None = None) -> manifest.Manif
     paths = folder.create(made, record, secrets=secrets_of(prepared), patch=patch)
     try:
         # A job that Slurm has taken gets its number into the folder, whatever the user presses meanwhile.
-        with shell.uninterrupted(), outputs.folders([made.text_of("batch.sh")]):
+        with shell.uninterrupted(), output_folders.folders([made.text_of("batch.sh")]):
             job_id = client.submit(made.argv, env=prepared.env)
             links = chain.send(made, job_id, env=prepared.env)
             record = record.model_copy(update={"job_id": job_id, "links": links})
@@ -181,17 +257,18 @@ def secrets_of(prepared: Prepared) -> dict[str, str]:
 
 def require_ready(prepared: Prepared) -> None:
     """SlurmError when the cluster is not up; LockError when the image is not there or not the locked one."""
-    from kit.images import verify
+    from kit.images import check_against_lock
 
     made = prepared.plan
     if prepared.resolved.cluster.embedded and embedded.find(prepared.resolved.cluster_name) is None:
         raise SlurmError(f"cluster {made.cluster!r} is not up", hint=_up_hint(made.cluster))
-    for pinned in made.decisions.pins.distinct:
+    # Over ssh its digest is asked for with all else that the cluster may lack.
+    for pinned in made.decisions.pins.distinct if prepared.remote is None else ():
         if pinned.lock is None:
             continue
         store = Path(pinned.stored).parent.parent
         try:
-            verify.check(pinned.lock, store, full=False)
+            check_against_lock.check(pinned.lock, store, full=False)
         except LockError as error:
             if prepared.earlier is None:
                 raise
@@ -201,8 +278,7 @@ def require_ready(prepared: Prepared) -> None:
 
 def _require_signatures(prepared: Prepared) -> None:
     """LockError when the cluster names signers, and one of them has not signed the lock of each image."""
-    from kit.images import lock as image_lock
-    from kit.images import signature
+    from kit.images import image_lock, signature
 
     resolved = prepared.resolved
     signers = resolved.cluster.store.signers
@@ -227,6 +303,12 @@ def _for_debugging(job: Job) -> Job:
     shorter = minutes(asked.time) > minutes(_DEBUG_TIME) if asked.time else True
     changed = {"nodes": min(asked.nodes, _DEBUG_NODES), "time": _DEBUG_TIME if shorter else asked.time}
     return job.model_copy(update={"debug": True, "resources": asked.model_copy(update=changed)})
+
+
+def require_on_this_machine(prepared: Prepared, command: str) -> None:
+    """UsageError for a cluster over ssh, where a command does not work there yet."""
+    if prepared.remote:
+        remote_clusters.refuse(prepared.resolved.cluster_name, command)
 
 
 def _up_hint(cluster: str) -> str:
@@ -261,7 +343,7 @@ def role_locks_of(resolved: Resolved, earlier: Earlier | None = None) -> dict[st
 def _lock_named(resolved: Resolved, name: str | None, key: str) -> ImageLock | None:
     if name is None or is_reference(name):
         return None
-    from kit.images import lock as image_lock
+    from kit.images import image_lock
 
     path = image_lock.find(name, project=resolved.project)
     if path is not None:
@@ -276,12 +358,12 @@ def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool, r
     data = str(data_folders.user_data())
     # Seconds alone could be shared by two submits of one job; the suffix cannot.
     run_id = run_id or f"{resolved.job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    runs_dir = registry.folder_of(resolved.cluster, resolved.project)
+    runs_dir = find_runs.folder_of(resolved.cluster, resolved.project)
     return Site(
         run_id=run_id,
         run_dir=runs_dir / run_id,
         runs_dir=runs_dir,
-        avoid=tuple(one.node for one in avoid.read(runs_dir)),
+        avoid=tuple(one.node for one in avoided_nodes.read(runs_dir)),
         user=user,
         home=home,
         data=data,

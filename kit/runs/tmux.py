@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kit import shell
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 SHELL, LOGS = "shell", "logs"
 # Of a session that nobody looks at yet; a terminal that attaches gives it its own.

@@ -10,25 +10,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import data_folders, files
+from kit import data_folders, untrusted_files
 from kit.config import Resolved
 from kit.errors import Fault
 from kit.planning.plan import Plan
-from kit.planning.site import Snapshot
-from kit.runs import index, registry
+from kit.planning.plan_inputs import Snapshot
+from kit.runs import find_runs, index
 from kit.runs.manifest import Workspace
 from kit.snapshots import patch as patching
 from kit.snapshots import scan as scanning
 from kit.snapshots.scan import Scan
 from kit.snapshots.store import FOLDER, Store
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 
 _TREE = re.compile(rb"^readonly KIT_TREE=([0-9a-f]{64})$", re.MULTILINE)
 
 
-def store_of(runs_dir: Path) -> Store:
-    """This user's snapshots of the runs in a folder, which several users may share."""
-    return Store(runs_dir / f"{FOLDER}-{os.geteuid()}")
+def store_of(runs_dir: Path, *, uid: str | None = None) -> Store:
+    """This user's snapshots of the runs in a folder, which several users may share. uid: the user's number on another machine."""
+    return Store(runs_dir / f"{FOLDER}-{os.geteuid() if uid is None else uid}")
 
 
 def read(resolved: Resolved, runs_dir: Path) -> Scan | None:
@@ -63,9 +63,9 @@ def left(resolved: Resolved, runs_dir: Path) -> Left:
     return Left(tuple(str(path.relative_to(folder)) for path in inside), tuple(_logs(resolved)))
 
 
-def snapshot(done: Scan | None, runs_dir: Path) -> Snapshot | None:
-    """What a plan has to know of it."""
-    return Snapshot(tree=done.tree.hash, folder=store_of(runs_dir).tree(done.tree.hash)) if done else None
+def snapshot(done: Scan | None, runs_dir: Path, *, uid: str | None = None) -> Snapshot | None:
+    """What a plan has to know of it. uid: as `store_of` has it."""
+    return Snapshot(tree=done.tree.hash, folder=store_of(runs_dir, uid=uid).tree(done.tree.hash)) if done else None
 
 
 def keep(done: Scan | None, plan: Plan) -> None:
@@ -82,7 +82,7 @@ def used(runs_dir: Path) -> set[str]:
             found.add(facts.tree)
         if facts.problem:
             with contextlib.suppress(OSError):
-                found |= {one.decode() for one in _TREE.findall(files.read_bytes(RunPaths(path).batch))}
+                found |= {one.decode() for one in _TREE.findall(untrusted_files.read_bytes(RunPaths(path).batch))}
     return found
 
 
@@ -170,8 +170,8 @@ def _words(resolved: Resolved) -> Iterator[tuple[str, str]]:
 def _not_code(resolved: Resolved, runs_dir: Path) -> Iterator[Path]:
     """What may lie in a job's folder and is never part of it: runs, images, what is mounted, secrets."""
     yield runs_dir
-    yield from registry.folders(resolved.project)
-    yield registry.store_of(resolved.cluster, resolved.project)
+    yield from find_runs.folders(resolved.project)
+    yield find_runs.store_of(resolved.cluster, resolved.project)
     yield data_folders.user_data()
     known = {"{job}": str(resolved.job_dir), "{project}": str(resolved.project)}
     for mount in resolved.mounts:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kit.runtimes.base import Container
 from kit.spec.mount import Mount
-from kit.spec.paths import CONTAINER_RUN
+from kit.spec.run_paths import CONTAINER_RUN
 
 
 def mount_option(mount: Mount) -> str:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from kit import shell
 from kit.errors import ToolError
+from kit.slurm import run_local_or_ssh
 from kit.slurm.client import JobId
 
 # sacct(1): --duplicates shows every start of a requeued job, --noconvert plain bytes.
@@ -47,11 +48,9 @@ def history(
     """The jobs that accounting knows, by id. Empty where a cluster has none; where it does not answer, `say` hears why."""
     if not job_ids:
         return {}
-    wanted = ",".join(map(str, job_ids[-_MOST_JOBS:]))
-    argv = ["sacct", "--noheader", "--parsable2", "--duplicates", "--noconvert", f"--jobs={wanted}"]
-    argv.append(f"--format={','.join(_FIELDS)}")
     try:
-        done = shell.run(argv, env={**env, "SLURM_TIME_FORMAT": "%s"}, timeout=_TIMEOUT_S, check=False)
+        there = run_local_or_ssh.with_variable(env, "SLURM_TIME_FORMAT", "%s")
+        done = run_local_or_ssh.run(question(job_ids), env=there, timeout=_TIMEOUT_S, check=False)
     except ToolError as error:
         say(f"accounting does not answer: {error.message}")
         return {}
@@ -61,6 +60,13 @@ def history(
             say(f"accounting does not answer: {shell.failed(done).message}")
         return {}
     return {job_id: found for job_id, found in parse(done.stdout).items() if job_id in set(job_ids)}
+
+
+def question(job_ids: Sequence[JobId]) -> tuple[str, ...]:
+    """The argv that asks for jobs; times are seconds since the epoch with SLURM_TIME_FORMAT=%s."""
+    wanted = ",".join(map(str, job_ids[-_MOST_JOBS:]))
+    options = ("--noheader", "--parsable2", "--duplicates", "--noconvert", f"--jobs={wanted}")
+    return ("sacct", *options, f"--format={','.join(_FIELDS)}")
 
 
 def parse(text: str) -> dict[JobId, Accounted]:

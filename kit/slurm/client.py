@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kit import shell
 from kit.errors import JobRefusedError, SlurmError, ToolError
+from kit.slurm import run_local_or_ssh
 
 # What a job may inherit from the submitter. Everything else stays behind: SLURM_* and SBATCH_* of an allocation that the user is
 # in (field-notes 25), PYXIS_* and SLURM_SPANK_* that would move the batch script into a container, and secrets that slurmctld
@@ -28,8 +28,9 @@ _SHORT_S = 5.0
 # A job's number; for a task of an array, the array's number and the task's: '123_4'.
 JobId = int | str
 
-
-# What `sbatch --test-only` says when a job asks for more nodes than there are.
+# What `sbatch --test-only` says of a job that it would take; the time by SLURM_TIME_FORMAT.
+_TO_START = re.compile(r"Job \d+ to start at (\d+) using \d+ processors on (?:nodes )?(\S+)(?: in partition (\S+))?")
+# What it says when a job asks for more nodes than there are.
 _NO_NODES = "Requested node configuration is not available"
 # What Slurm's commands say when no controller answers, or none is configured.
 _NO_CONTROLLER = ("Unable to contact slurm controller", "Could not establish a configuration source")
@@ -48,6 +49,15 @@ class QueuedJob:
     elapsed: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpectedStart:
+    """Slurm's estimate of a start. time: seconds since the epoch. nodes: in Slurm's short form. partition: None before 20.11."""
+
+    time: float
+    nodes: str
+    partition: str | None
+
+
 def environment(extra: Mapping[str, str], *, inherit: Sequence[str] = ()) -> dict[str, str]:
     """The environment of Slurm's commands, and so of the job: the allow-list, what the job inherits, then `extra`.
 
@@ -59,9 +69,9 @@ def environment(extra: Mapping[str, str], *, inherit: Sequence[str] = ()) -> dic
 def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
     """Run an `sbatch --parsable` argv and return the job id. SlurmError with sbatch's own words when it refuses."""
     try:
-        done = shell.run(argv, env=env, timeout=_TIMEOUT_S, check=False)
+        done = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False)
     except ToolError as error:
-        raise SlurmError(error.message, hint=_WHERE) from None
+        raise SlurmError(error.message, hint=error.hint or _WHERE) from None
     if done.returncode != 0:
         raise _refused(done.stderr)
     found = re.match(r"(\d+)", done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "")
@@ -74,9 +84,16 @@ def queue(*, env: Mapping[str, str], job_ids: Sequence[JobId] = ()) -> dict[JobI
     """The user's jobs that Slurm remembers, by id, in one squeue call whatever their number. Tasks of arrays are jobs here."""
     wanted = set(job_ids)
     # A pending task of an array has no number of its own yet: %F and %K, the array's and the task's, always tell it apart.
-    argv = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%F|%K|%T|%r|%N|%M"]
+    argv = [
+        "squeue",
+        "--noheader",
+        "--array",
+        "--states=all",
+        f"--user={run_local_or_ssh.uid(env)}",
+        "--format=%F|%K|%T|%r|%N|%M",
+    ]
     try:
-        text = shell.run(argv, env=env, timeout=_TIMEOUT_S).stdout
+        text = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S).stdout
     except ToolError as error:
         raise SlurmError(
             f"squeue could not be asked: {error.message}",
@@ -95,7 +112,7 @@ def expected_start(job_id: JobId, *, env: Mapping[str, str]) -> str:
     """When Slurm expects to start a job that waits, in local time: '2026-11-22T14:05:00'. Empty where it does not say."""
     argv = ["squeue", "--noheader", "--start", f"--jobs={job_id}", "--format=%S"]
     try:
-        said = shell.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout.strip()
+        said = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout.strip()
     except ToolError:
         return ""
     return said if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", said) else ""
@@ -106,15 +123,15 @@ def knows(job_id: JobId, *, env: Mapping[str, str]) -> bool:
 
     A controller that does not answer is no reason to doubt a number: the next command reports the failure.
     """
-    done = shell.run(["scontrol", "show", "job", str(job_id)], env=env, timeout=_TIMEOUT_S, check=False)
+    done = run_local_or_ssh.run(["scontrol", "show", "job", str(job_id)], env=env, timeout=_TIMEOUT_S, check=False)
     return "Invalid job id" not in done.stderr
 
 
 def scripts(*, env: Mapping[str, str]) -> dict[str, int]:
     """The batch scripts of the user's jobs that Slurm remembers, as sbatch was given them: path -> job id, for an array its own."""
-    argv = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%F|%o"]
+    argv = ["squeue", "--noheader", "--states=all", f"--user={run_local_or_ssh.uid(env)}", "--format=%F|%o"]
     found: dict[str, int] = {}
-    for line in shell.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout.splitlines():
+    for line in run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout.splitlines():
         number, _, command = line.partition("|")
         if number.isdecimal() and command:
             found[command] = int(number)
@@ -128,9 +145,28 @@ def hostnames(nodes: str, *, env: Mapping[str, str]) -> tuple[str, ...]:
     if "[" not in nodes:
         return tuple(nodes.split(","))
     try:
-        return tuple(shell.run(["scontrol", "show", "hostnames", nodes], env=env, timeout=_SHORT_S).stdout.split())
+        return tuple(
+            run_local_or_ssh.run(["scontrol", "show", "hostnames", nodes], env=env, timeout=_SHORT_S).stdout.split()
+        )
     except ToolError:
         return (nodes,)
+
+
+def nodes_in_service(*, env: Mapping[str, str], partition: str | None = None) -> tuple[str, ...]:
+    """The nodes that run jobs or may, sorted. partition: the default one without a name. SlurmError when Slurm gives no answer."""
+    chosen = [f"--partition={partition}"] if partition else []
+    try:
+        said = run_local_or_ssh.run(
+            ["sinfo", "--noheader", "--Node", "--format=%N %T %P", *chosen], env=env, timeout=_TIMEOUT_S
+        ).stdout
+    except ToolError as error:
+        raise SlurmError(f"Slurm does not say which nodes there are: {error.message}", hint=_WHERE) from None
+    rows = [line.split() for line in said.splitlines()]
+    default = {row[2] for row in rows if row[2].endswith("*")}
+    wanted = [row for row in rows if partition or not default or row[2] in default]
+    return tuple(
+        sorted({node for node, state, _ in wanted if state.rstrip("*~#!%$@^-") in _IN_SERVICE and "*" not in state})
+    )
 
 
 def cancel(*job_ids: JobId, env: Mapping[str, str], gently: bool = False) -> None:
@@ -141,35 +177,42 @@ def cancel(*job_ids: JobId, env: Mapping[str, str], gently: bool = False) -> Non
     """
     options = ["--batch", "--signal=TERM"] if gently else []
     numbers = [str(job_id) for job_id in job_ids]
-    done = shell.run(["scancel", *options, *numbers], env=env, timeout=_TIMEOUT_S, check=False)
+    done = run_local_or_ssh.run(["scancel", *options, *numbers], env=env, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise SlurmError(f"scancel {' '.join(numbers)}: {done.stderr or 'refused'}")
 
 
-def test_only(script: str, *, env: Mapping[str, str], options: Sequence[str] = ()) -> None:
+def test_only(script: str, *, env: Mapping[str, str], options: Sequence[str] = ()) -> ExpectedStart | None:
     """Ask Slurm whether it would take a batch script, without submitting it. SlurmError with its own words when it would not.
+
+    When and where it would start it, as Slurm estimates; None where it does not say.
 
     Slurm counts nodes that are down or drained as absent here, though sbatch takes a job that waits for them: while there are
     such nodes, too few nodes are no reason to refuse.
     """
+    argv, seconds = ["sbatch", "--test-only", *options], run_local_or_ssh.with_variable(env, "SLURM_TIME_FORMAT", "%s")
     try:
-        done = shell.run(["sbatch", "--test-only", *options], input=script, env=env, timeout=_TIMEOUT_S, check=False)
+        done = run_local_or_ssh.run(argv, input=script, env=seconds, timeout=_TIMEOUT_S, check=False)
     except ToolError as error:
-        raise SlurmError(error.message, hint=_WHERE) from None
+        raise SlurmError(error.message, hint=error.hint or _WHERE) from None
     if done.returncode != 0 and not (_NO_NODES in done.stderr and _some_nodes_are_out(env)):
         raise _refused(done.stderr)
+    found = _TO_START.search(done.stderr)
+    return ExpectedStart(time=float(found[1]), nodes=found[2], partition=found[3]) if found else None
 
 
 def _some_nodes_are_out(env: Mapping[str, str]) -> bool:
     """Whether a node is down, drained, or does not answer."""
-    states = shell.run(["sinfo", "--noheader", "--Node", "--format=%T"], env=env, timeout=_TIMEOUT_S, check=False)
+    states = run_local_or_ssh.run(
+        ["sinfo", "--noheader", "--Node", "--format=%T"], env=env, timeout=_TIMEOUT_S, check=False
+    )
     return any(state not in _IN_SERVICE for state in states.stdout.split())
 
 
 def max_array_size(*, env: Mapping[str, str]) -> int | None:
     """The controller's MaxArraySize: tasks are numbered from 0 to one less. None when it cannot be asked."""
     try:
-        text = shell.run(["scontrol", "show", "config"], env=env, timeout=_SHORT_S).stdout
+        text = run_local_or_ssh.run(["scontrol", "show", "config"], env=env, timeout=_SHORT_S).stdout
     except ToolError:
         return None
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)$", text, re.MULTILINE)
@@ -180,7 +223,7 @@ def version(*, env: Mapping[str, str]) -> str:
     """Slurm's version, such as '22.05.8'; empty where its commands are missing."""
     try:
         return (
-            shell.run(["sbatch", "--version"], env=env, timeout=_TIMEOUT_S)
+            run_local_or_ssh.run(["sbatch", "--version"], env=env, timeout=_TIMEOUT_S)
             .stdout.removeprefix("slurm-wlm ")
             .removeprefix("slurm ")
         )
@@ -191,7 +234,10 @@ def version(*, env: Mapping[str, str]) -> str:
 def has_pyxis(*, env: Mapping[str, str]) -> bool:
     """Whether srun knows --container-image: the plugin adds its options to srun's help."""
     try:
-        return "--container-image" in shell.run(["srun", "--help"], env=env, timeout=_TIMEOUT_S, check=False).stdout
+        return (
+            "--container-image"
+            in run_local_or_ssh.run(["srun", "--help"], env=env, timeout=_TIMEOUT_S, check=False).stdout
+        )
     except ToolError:
         return False
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit import files
+from kit import untrusted_files
 from kit.errors import ConfigError, Fault
-from kit.snapshots import chosen, listing
-from kit.snapshots.chosen import Chosen
-from kit.snapshots.listing import ListedFile, Listing
+from kit.snapshots import chosen_files, tree_listing
+from kit.snapshots.chosen_files import Chosen
+from kit.snapshots.tree_listing import ListedFile, Listing
 
 MOST_BYTES_OF_A_FILE = 50_000_000
 MOST_BYTES = 500_000_000
@@ -62,7 +62,7 @@ def scan(
 
     ConfigError, with all names, for files that are too large, that cannot be read, or that change while they are read.
     """
-    found = chosen.choose(folder, without=without, rules=rules, asked_by=asked_by)
+    found = chosen_files.choose(folder, without=without, rules=rules, asked_by=asked_by)
     _check_sizes(folder, found, asked_by)
     known, fresh = _load(index, folder), Known()
     entries, outward, faults = [], [], []
@@ -87,7 +87,7 @@ def scan(
         raise ConfigError.of(*faults)
     return Scan(
         folder=folder,
-        tree=listing.made(entries),
+        tree=tree_listing.made(entries),
         sizes={path: seen.st_size for path, seen in found.files.items() if stat.S_ISREG(seen.st_mode)},
         known=fresh,
         news=fresh != known,
@@ -123,7 +123,7 @@ def _check_sizes(folder: Path, found: Chosen, asked_by: str) -> None:
     else:
         return
     first = large[0][1]
-    ignore = ".gitignore" if found.by_git else chosen.IGNORE_FILE
+    ignore = ".gitignore" if found.by_git else chosen_files.IGNORE_FILE
     data, _, _ = first.rpartition("/")
     source = data or first
     hint = (
@@ -139,7 +139,7 @@ def _named(sizes: list[tuple[int, str]]) -> str:
 
 
 def _fault(path: str, what: str, asked_by: str, instead: str) -> Fault:
-    hint = f"{instead} name it in {chosen.IGNORE_FILE}; or snapshot = false"
+    hint = f"{instead} name it in {chosen_files.IGNORE_FILE}; or snapshot = false"
     return Fault(file=asked_by, key="snapshot", problem=f"{path} {what}", hint=hint)
 
 
@@ -162,7 +162,7 @@ def _digest(path: str, seen: os.stat_result, before: list[Any] | None) -> tuple[
     if before is not None and before[:-1] == _signature(seen):
         return str(before[-1]), seen
     for _ in range(_TRIES):
-        with files.open_regular(Path(path)) as source:
+        with untrusted_files.open_regular(Path(path)) as source:
             start = os.fstat(source.fileno())
             digest = hashlib.sha256(source.read(MOST_BYTES_OF_A_FILE + 1)).hexdigest()
             end = os.fstat(source.fileno())
@@ -178,7 +178,7 @@ def _signature(seen: os.stat_result) -> list[int]:
 def _load(index: Path, folder: Path) -> Known:
     """Empty for a file that is not there, or not what `keep` makes."""
     try:
-        table = json.loads(files.read_bytes(index))
+        table = json.loads(untrusted_files.read_bytes(index))
         known = table["files"] if table["form"] == _FORM and table["folder"] == str(folder) else {}
         return {path: one for path, one in known.items() if len(one) == 6 and isinstance(one[-1], str)}
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):

@@ -25,11 +25,11 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from kit import files
+from kit import untrusted_files
 from kit.errors import RunError
-from kit.snapshots import listing
-from kit.snapshots.listing import ListedFile, Listing
+from kit.snapshots import tree_listing
 from kit.snapshots.scan import Scan, index_name, index_text
+from kit.snapshots.tree_listing import ListedFile, Listing
 
 FOLDER = ".snapshots"
 _PARTIAL, _DAMAGED = ".partial-", "damaged"
@@ -64,13 +64,13 @@ class Store:
         """A tree's listing; RunError when the tree is gone or its listing is another one's."""
         path = self.tree(tree_hash) / "listing"
         try:
-            text = files.read_bytes(path)
+            text = untrusted_files.read_bytes(path)
         except OSError:
             raise RunError(f"snapshot {tree_hash[:12]} is not in {self.root} any more") from None
         if hashlib.sha256(text).hexdigest() != tree_hash:
             self._mark(tree_hash)
             raise RunError(f"{path}: damaged: it is not the listing that its name says")
-        return listing.parse(text, name=str(path))
+        return tree_listing.parse(text, name=str(path))
 
     def damaged(self, tree: Listing) -> list[str]:
         """The files of a tree that are not as they were put here; every file is read. The next `put` of the same mends them."""
@@ -226,7 +226,7 @@ class Store:
         kept.parent.mkdir(exist_ok=True)
         partial = self.root / "objects" / f"{_PARTIAL}{os.getpid()}-{entry.content}"
         try:
-            with files.open_regular(source) as reader:
+            with untrusted_files.open_regular(source) as reader:
                 seen = os.fstat(reader.fileno())
                 content = reader.read()
             if hashlib.sha256(content).hexdigest() != entry.content:
@@ -248,7 +248,7 @@ def _is_sound(path: Path, entry: ListedFile) -> bool:
     try:
         if entry.kind == "link":
             return str(path.readlink()) == entry.content
-        with files.open_regular(path) as source:
+        with untrusted_files.open_regular(path) as source:
             return hashlib.sha256(source.read()).hexdigest() == entry.content
     except OSError:
         return False

@@ -11,8 +11,8 @@ def models() -> dict[str, type[BaseModel]]:
     from kit.spec.image import ImageSpec
     from kit.spec.job import Job
     from kit.spec.launcher import Launcher
+    from kit.spec.lookup_table import Table
     from kit.spec.mount import MountSet
-    from kit.spec.table import Table
 
     return {
         "job": Job,

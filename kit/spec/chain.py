@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from kit.spec.base import Model
+from kit.spec.schema_base import Model
 
 
 class Chain(Model):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from kit.errors import nearest
-from kit.spec.base import EnvName, Memory, Model, Name, RuntimeName, SbatchWord, Text, TimeLimit, interfaces
-from kit.spec.form import Form, Invalid
+from kit.spec.schema_base import EnvName, Memory, Model, Name, RuntimeName, SbatchWord, Text, TimeLimit, interfaces
+from kit.spec.wrong_value_messages import Form, Invalid, shown
 
 GresForm = Annotated[
     str,
@@ -28,6 +29,7 @@ class NodeShape(Model):
     cpus: int = Field(ge=1, description="CPUs that jobs may use.")
     gpus: int = Field(default=0, ge=0, description="GPUs; 0 for a CPU cluster.")
     memory: Memory | None = Field(default=None, description="Memory that jobs may use.")
+    gpu_memory: Memory | None = Field(default=None, description="Memory of one GPU: `kit submit` says what fits.")
     gres: GresForm = Field(
         default="gpus-per-node",
         description="How GPUs are asked for: 'gpus-per-node', 'gres:gpu', 'gres:gpu:h100', or 'none'.",
@@ -91,6 +93,31 @@ class StoreRules(Model):
     )
 
 
+def _host(value: str) -> str:
+    """A word that ssh can only take for a host."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*", value):
+        raise Invalid(
+            f"{shown(value)} is not a host: letters, digits and _ . @ : % -, the first a letter or a digit",
+            write="login.pod",
+        )
+    return value
+
+
+class SshRules(Model):
+    """How the cluster's login node is reached from here, by the system's OpenSSH."""
+
+    host: Annotated[str, AfterValidator(_host)] = Field(
+        description="The login node, as `ssh` takes it: a name of ssh_config, a host, or user@host."
+    )
+    config: Text | None = Field(default=None, description="Another ssh_config than the user's.")
+    path: Text | None = Field(
+        default=None, description="Folders put before PATH there, where an ssh session lacks Slurm's commands."
+    )
+    timeout_s: float = Field(
+        default=20.0, gt=0, le=600, description="Longest wait for a connection, and for a listing."
+    )
+
+
 class Price(Model):
     """What `kit time` and `kit report` count with."""
 
@@ -110,6 +137,7 @@ class Cluster(Model):
     mounts: Name | None = Field(default=None, description="The cluster's mount set: a file of mounts/.")
     paths: Paths = Field(default_factory=Paths)
     store: StoreRules = Field(default_factory=StoreRules)
+    ssh: SshRules | None = Field(default=None, description="Of a cluster that is reached over ssh.")
     price: Price | None = Field(default=None, description="What a GPU costs.")
     network: Annotated[dict[EnvName, Text], AfterValidator(interfaces)] = Field(
         default_factory=dict, description="NCCL, Gloo and fabric variables of every rank."
@@ -118,9 +146,31 @@ class Cluster(Model):
     max_array: int = Field(
         default=1001, ge=1, description="Most tasks of one array: Slurm's MaxArraySize, 1001 unless it is configured."
     )
+    expedited_requeue: bool = Field(
+        default=False,
+        description="Jobs that may be queued again are submitted with --requeue=expedite, and are not held before they start "
+        "again: Slurm 25.11 or later with SlurmctldParameters=enable_expedited_requeue.",
+    )
     defaults: dict[str, Any] = Field(
         default_factory=dict, description="Job keys that this cluster fills in where the job is silent."
     )
+
+    @property
+    def runs(self) -> str:
+        """Where run folders are made, with placeholders. Over ssh no folder of this machine is meant."""
+        return self.paths.runs if self.ssh is None or "runs" in self.paths.model_fields_set else "{home}/kit/runs"
+
+    @model_validator(mode="after")
+    def _ssh_has_its_own_folders(self) -> Cluster:
+        if self.ssh is not None:
+            if self.embedded:
+                raise Invalid("the embedded cluster is on this machine", key=("ssh",), hint="remove embedded = true")
+            for name in ("runs", "store", "cache"):
+                value = getattr(self.paths, name)
+                if "{project}" in (value or "") and name in self.paths.model_fields_set:
+                    problem = "{project} is a folder of this machine, and the cluster is reached over ssh"
+                    raise Invalid(problem, key=("paths", name), write=value.replace("{project}", "{home}/kit"))
+        return self
 
     @model_validator(mode="after")
     def _default_qos_exists(self) -> Cluster:

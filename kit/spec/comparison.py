@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kit.spec.base import Model
+from kit.spec.schema_base import Model
 
 Change = Literal["added", "removed", "changed"]
 

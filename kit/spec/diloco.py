@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from kit.spec.base import Model
-from kit.spec.form import Invalid
+from kit.spec.schema_base import Model
+from kit.spec.wrong_value_messages import Invalid
 
 # These are the start shape's; all others are options of the program.
 _LAYOUT = {"replicas_per_node", "nodes_per_replica", "restarts"}

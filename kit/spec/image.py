@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from kit.spec.base import EnvName, Model, Name, Text
-from kit.spec.form import Form, Invalid
+from kit.spec.schema_base import EnvName, Model, Name, Text
+from kit.spec.wrong_value_messages import Form, Invalid
 
 _HEX = "0123456789abcdef" * 4
 Sha256 = Annotated[

@@ -10,8 +10,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from kit.spec import sbatch
-from kit.spec.base import (
+from kit.spec import sbatch_options
+from kit.spec.alternative_sizes import JobSize
+from kit.spec.chain import Chain
+from kit.spec.checkpoint_and_tracking import Checkpoint, MegatronArguments, Metrics, Profile
+from kit.spec.diloco import DiLoCo
+from kit.spec.mount import Mount
+from kit.spec.notify import Notify
+from kit.spec.preflight_monitor_retry import Monitor, Preflight, Retry, Secrets, Watch
+from kit.spec.rl_and_sft import Rl, Sft
+from kit.spec.roles import Role, RoleName
+from kit.spec.run_paths import is_launchers
+from kit.spec.schema_base import (
     NAME,
     ContainerPath,
     EnvName,
@@ -24,18 +34,11 @@ from kit.spec.base import (
     TimeLimit,
     interfaces,
 )
-from kit.spec.chain import Chain
-from kit.spec.diloco import DiLoCo
-from kit.spec.form import Form, Invalid, shown
-from kit.spec.log_pattern import LogPattern
-from kit.spec.mount import Mount
-from kit.spec.operations import Monitor, Preflight, Retry, Secrets, Watch
-from kit.spec.rl import Rl, Sft
-from kit.spec.roles import Role, RoleName
+from kit.spec.slurm_filename_pattern import LogPattern
 from kit.spec.stages import Stage
-from kit.spec.step import Once, Step, Torchrun
+from kit.spec.step_torchrun_once import Once, Step, Torchrun
 from kit.spec.sweep import Sweep
-from kit.spec.training import Checkpoint, MegatronArguments, Metrics, Profile
+from kit.spec.wrong_value_messages import Form, Invalid, shown
 
 # What a program that does not read its environment may be told on its command line.
 RankOption = Annotated[
@@ -212,7 +215,7 @@ class SlurmOptions(Model):
     template: Text | None = Field(
         default=None, description="A batch script of your own, a Jinja template, relative to the job file."
     )
-    extra: tuple[Annotated[str, AfterValidator(sbatch.further)], ...] = Field(
+    extra: tuple[Annotated[str, AfterValidator(sbatch_options.further)], ...] = Field(
         default=(), description="Further sbatch options, each as one string, such as '--nice=100'."
     )
 
@@ -245,7 +248,7 @@ class Job(Model):
     """One job file."""
 
     # What sbatch calls them -> the kit's keys.
-    OTHER_NAMES: ClassVar[Mapping[str, str]] = sbatch.SAME_VALUE
+    OTHER_NAMES: ClassVar[Mapping[str, str]] = sbatch_options.SAME_VALUE
 
     extends: str | tuple[str, ...] | None = Field(
         default=None, description="Job files that this one builds on, relative to it; its own keys win over theirs."
@@ -262,6 +265,12 @@ class Job(Model):
     module: SbatchWord | None = Field(
         default=None,
         description="Program as a module: 'package.main' is started by python -m. Instead of `script`.",
+    )
+    command: tuple[Text, ...] | None = Field(
+        default=None,
+        min_length=1,
+        examples=[["./simulate", "--steps", "100"]],
+        description="Any program instead of a Python one; {run} is the run folder and {workspace} the job's folder.",
     )
     args: tuple[Arg, ...] = Field(default=(), description="Arguments of the program, passed through byte for byte.")
     shape: Shape | None = Field(
@@ -312,6 +321,7 @@ class Job(Model):
     torchrun: Torchrun = Field(default_factory=Torchrun, description="torchrun's own options.")
     once: Once = Field(default_factory=Once, description="Lines that run once per job, before any rank.")
     secrets: Secrets = Field(default_factory=Secrets)
+    notify: Notify = Field(default_factory=Notify, description="Who is told of the run, and when.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     profile: Profile = Field(default_factory=Profile)
     metrics: Metrics = Field(default_factory=Metrics)
@@ -327,12 +337,20 @@ class Job(Model):
     sft: Sft | None = Field(default=None, description="Supervised fine-tuning; becomes a role and its options.")
     chain: Chain | None = Field(default=None, description="Several jobs after each other: longer than a time limit.")
     stages: dict[Name, Stage] = Field(default_factory=dict, description="Jobs of this file that follow each other.")
+    when: tuple[JobSize, ...] = Field(
+        default=(), description="Other sizes at which the job may run: 'kit when' says which of them starts when."
+    )
     sweep: Sweep | None = Field(default=None, description="Many points of this job: 'kit sweep' submits them.")
 
     @property
     def image_name(self) -> str | None:
         """The image's name or reference, however it was written."""
         return self.image.name if isinstance(self.image, ImageChoice) else self.image
+
+    @property
+    def is_launchers(self) -> bool:
+        """Whether the job starts one of its launcher's own programs."""
+        return is_launchers({"script": self.script, "module": self.module, "command": self.command})
 
     @property
     def staged(self) -> ImageChoice | None:
@@ -361,8 +379,10 @@ class Job(Model):
 
     @model_validator(mode="after")
     def _one_program(self) -> Job:
-        if self.module is not None and self.script is not None:
-            raise Invalid("a job has a script or a module, not both", key=("module",), hint="remove one of the lines")
+        named = [key for key in ("script", "module", "command") if getattr(self, key) is not None]
+        if len(named) > 1:
+            problem = f"a job has a script, a module or a command, and this one has {' and '.join(named)}"
+            raise Invalid(problem, key=(named[-1],), hint="remove one of the lines")
         return self
 
     @model_validator(mode="after")

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from kit.spec.base import FileName, Model, Name
 from kit.spec.job import Job, Shape
-from kit.spec.programs import Programs
-from kit.spec.rl import Sft
+from kit.spec.rl_and_sft import Sft
+from kit.spec.role_programs import Programs
+from kit.spec.schema_base import FileName, Model, Name
 
 # The modules of kit/frameworks/.
 FrameworkName = Literal["deepspeed", "diloco", "megatron", "rl", "sft", "torchtitan"]
@@ -34,6 +34,9 @@ class Launcher(Model):
     varies: str = Field(
         default="",
         description="Why two runs of the same code and seed may differ in their numbers; empty: on CPUs they are equal to the bit.",
+    )
+    most_ranks: int | None = Field(
+        default=None, ge=1, description="How many processes it starts at most; default: as many as the job asks for."
     )
     requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
     fits: dict[str, dict[str, bool | int]] = Field(

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, RootModel, model_validator
 
-from kit.spec.base import Model, MountSource, MountTarget, Name
-from kit.spec.form import Invalid
+from kit.spec.schema_base import Model, MountSource, MountTarget, Name
+from kit.spec.wrong_value_messages import Invalid
 
 # mount(8) flags that Enroot's fstab and Pyxis's grammar both know (field-notes 1).
 Flag = Literal[

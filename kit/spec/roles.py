@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from kit.spec.base import EnvName, FileName, Model, Text
-from kit.spec.form import Form, Invalid
+from kit.spec.schema_base import EnvName, FileName, Model, Text
+from kit.spec.wrong_value_messages import Form, Invalid
 
 
 def _not_ours(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kit.spec.base import Model
+from kit.spec.schema_base import Model
 
 LayerKind = Literal["launcher", "cluster", "qos", "file", "set", "point"]
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from kit.spec.base import Model
-from kit.spec.form import Form
+from kit.spec.schema_base import Model
+from kit.spec.wrong_value_messages import Form
 
 AfterStage = Annotated[
     str,

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from kit.spec.base import Model, Name
-from kit.spec.form import Form, Invalid
+from kit.spec.schema_base import Model, Name
+from kit.spec.wrong_value_messages import Form, Invalid
 
 METRIC = Form(
     pattern=r"[A-Za-z_][A-Za-z0-9_./-]*",
@@ -110,13 +110,61 @@ class Random(Model):
     keys: Annotated[dict[Key, Distribution], BeforeValidator(_flat)] = Field(min_length=1)
 
 
+class Halving(Model):
+    """Points that are bad early are stopped: asynchronous successive halving (Li et al., MLSys 2020), which Hyperband is made of.
+
+    At `first` steps, and at every `factor` times as many, a point goes on while its metric is in the best 1/`factor` of those that
+    have come as far.
+    """
+
+    first: int = Field(ge=1, description="Steps before a point is judged for the first time.")
+    factor: int = Field(default=3, ge=2, le=10, description="One of so many points goes on.")
+
+
+class Search(Model):
+    """Points whose values are chosen when their turn comes, by what the points before them came to."""
+
+    count: int = Field(ge=1, le=10_000, description="How many points.")
+    seed: int = Field(default=0, ge=0)
+    startup: int = Field(default=10, ge=1, description="So many points are drawn at random first.")
+    keys: Annotated[dict[Key, Distribution], BeforeValidator(_flat)] = Field(min_length=1)
+    objectives: dict[Annotated[str, METRIC], Literal["min", "max"]] = Field(
+        default={}, description="Several metrics with their goals, instead of the sweep's `metric`."
+    )
+    stop: Halving | None = Field(default=None, description="Whether bad points are stopped early.")
+
+    @model_validator(mode="after")
+    def _known_in_time(self) -> Search:
+        for key in self.keys:
+            if not key.startswith(("args.", "env.")):
+                raise Invalid(
+                    "a search chooses when the nodes are there already: it varies options of the program and variables of its "
+                    "environment, and no other key of the job",
+                    key=("keys", key),
+                    hint="args.--lr or env.NAME in [sweep.search.keys]; [sweep.grid] for other keys",
+                )
+        if len(self.objectives) == 1:
+            name, goal = next(iter(self.objectives.items()))
+            raise Invalid(
+                "one objective is the sweep's own metric",
+                key=("objectives",),
+                hint=f'[sweep]\n       metric = "{name}"\n       goal = "{goal}"',
+            )
+        if self.stop and self.objectives:
+            raise Invalid(
+                "points with several objectives cannot be ranked while they run", key=("stop",), hint="remove it"
+            )
+        return self
+
+
 class Sweep(Model):
-    """The points of a job: the product of `grid`, `zip`, `points` and `random`, less those that `when` refuses."""
+    """The points of a job: the product of `grid`, `zip`, `points` and `random`, less those that `when` refuses; or a `search`."""
 
     grid: Lists = Field(default={}, description="Every combination of these keys' values.")
     zip: Lists = Field(default={}, description="These keys' values side by side; all lists have one length.")
     points: dict[Name, Assigned] = Field(default={}, description="Named settings of several keys.")
     random: Random | None = Field(default=None, description="Random draws.")
+    search: Search | None = Field(default=None, description="Points that learn from those before them.")
     set: Assigned = Field(default={}, description="Keys that every point gets; mostly expressions of the others.")
     when: tuple[str, ...] = Field(
         default=(), description="Conditions that a point must meet, such as 'lr < 0.1 or optimizer == \"sgd\"'."
@@ -153,9 +201,40 @@ class Sweep(Model):
                 twice.append(f"{key} is in {' and in '.join(holding)}")
         if twice:
             raise Invalid(f"each key comes from one place: {'; '.join(twice)}", hint="remove one of them")
-        if not (self.grid or self.zip or self.points or self.random):
+        if not (self.grid or self.zip or self.points or self.random or self.search):
             raise Invalid(
-                "there is no point: one of grid, zip, points and random is needed",
+                "there is no point: one of grid, zip, points, random and search is needed",
                 hint='grid."args.--lr" = [0.1, 0.01]',
             )
         return self
+
+    @model_validator(mode="after")
+    def _a_search_is_alone(self) -> Sweep:
+        if self.search is None:
+            return self
+        for name in ("grid", "zip", "points", "random", "set", "when"):
+            if getattr(self, name):
+                raise Invalid(
+                    f"a search makes all points: {name} and search do not go together",
+                    key=(name,),
+                    hint="remove one of them",
+                )
+        if self.metric is None and not self.search.objectives:
+            raise Invalid(
+                "a search has to know what is good: which metric the program writes", key=("metric",), write="test_loss"
+            )
+        return self
+
+    @property
+    def draws(self) -> Random | None:
+        """What is drawn at submit. Of a search: the values that a point keeps when nothing can be asked on its node."""
+        if self.search is None:
+            return self.random
+        return Random(count=self.search.count, seed=self.search.seed, keys=self.search.keys)
+
+    @property
+    def objectives(self) -> dict[str, Literal["min", "max"]]:
+        """Metric -> goal of a search; empty without one."""
+        if self.search is None:
+            return {}
+        return self.search.objectives or {str(self.metric): self.goal}

@@ -34,11 +34,12 @@ def group(
     max_array: int,
     parallel: int | None,
     max_nodes: int | None = None,
+    search: Sequence[str] = (),
 ) -> tuple[Array, ...]:
     """As few arrays as the kinds have headers, split where one would exceed `max_array` tasks.
 
     kinds: by the point's number. folder: where each array's own folder goes. first: the first array's number.
-    parallel, max_nodes: points and nodes of one array that are in use at once.
+    parallel, max_nodes: points and nodes of one array that are in use at once. search: argv of kit.sweeps.on_node for a search.
     """
     shapes: dict[tuple[str, ...], list[int]] = {}
     for index, kind in kinds.items():
@@ -51,16 +52,18 @@ def group(
             part = members[start : start + max_array]
             number = first + len(made)
             own = folder / str(number)
-            text = _script(shape, name=name, folder=own, count=len(part), parallel=at_once)
+            text = _script(shape, name=name, folder=own, count=len(part), parallel=at_once, search=search)
             made.append(Array(number=number, members=tuple(part), folder=own, text=text))
     return tuple(made)
 
 
-def _script(shape: Sequence[str], *, name: str, folder: Path, count: int, parallel: int | None) -> str:
+def _script(
+    shape: Sequence[str], *, name: str, folder: Path, count: int, parallel: int | None, search: Sequence[str]
+) -> str:
     throttle = f"%{parallel}" if parallel is not None and parallel < count else ""
     options = [
         f"{OWN_NAME}{name}",
         f"--array=0-{count - 1}{throttle}",
         *(option.replace(RUN_DIR, f"{folder}/%a") for option in shape),
     ]
-    return render("bin/array.sh", {"sbatch": options, "array_dir": folder})
+    return render("bin/array.sh", {"sbatch": options, "array_dir": folder, "search_argv": list(search)})

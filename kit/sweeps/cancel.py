@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kit.errors import RunError
 from kit.runs import cancel as runs
-from kit.runs import queues, registry, status
+from kit.runs import find_runs, status, which_slurm
 from kit.runs.status import Queue, Status
 from kit.slurm.client import JobId
 from kit.sweeps import find
@@ -40,7 +40,7 @@ def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[C
             if one.job_id is not None:
                 clusters.setdefault(one.manifest.cluster, {})[one.job_id] = one
     for cluster, jobs in clusters.items():
-        runs.cancel(list(jobs.values()), env=queues.env_of(cluster))
+        runs.cancel(list(jobs.values()), env=which_slurm.env_of(cluster))
     return [what for what, _ in found]
 
 
@@ -51,7 +51,7 @@ def _find(name: str | None, folders: list[Path], *, queue: Queue) -> tuple[Cance
         active = find.active(sweep, queue=queue)
         jobs = tuple(one.job_id for one in active if one.job_id is not None)
         return Cancelled(name=sweep.name, jobs=jobs, sweep=True), active
-    run_dir = registry.find_one(name, folders)
+    run_dir = find_runs.find_one(name, folders)
     (one,) = status.of([run_dir], queue=queue)
     if one.facts.problem:
         hint = f"'scancel {one.job_id}' cancels the job that its events name" if one.job_id else ""

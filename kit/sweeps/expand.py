@@ -14,10 +14,10 @@ from typing import Any
 
 from kit.errors import ConfigError, Fault
 from kit.spec.sweep import Distribution, Sweep, Value
+from kit.sweeps.expression_scope import Scope
 from kit.sweeps.expressions import ExpressionError, checked, evaluate
-from kit.sweeps.names import short_names, shown
-from kit.sweeps.scope import Scope
-from kit.sweeps.tables import Tables
+from kit.sweeps.key_names import short_names, shown
+from kit.sweeps.table_lookup import Tables
 
 OWN = "var."
 
@@ -119,18 +119,18 @@ def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Value]]]:
     rows = [dict(zip(sweep.zip, row, strict=True)) for row in zip(*sweep.zip.values(), strict=True)] or [{}]
     for (name, setting), row in itertools.product(named, rows):
         for cell in itertools.product(*sweep.grid.values()):
-            for draw in _draws(sweep):
+            for draw in draws(sweep):
                 yield name, {**setting, **row, **dict(zip(sweep.grid, cell, strict=True)), **draw, **sweep.set}
 
 
-def _draws(sweep: Sweep) -> Iterable[dict[str, Value]]:
+def draws(sweep: Sweep) -> Iterable[dict[str, Value]]:
     """The same ones each time, none kept."""
-    if sweep.random is None:
+    if (drawn := sweep.draws) is None:
         return [{}]
     # A stream of its own for each key: adding a key leaves the others' draws as they were.
-    streams = {key: random.Random(f"{sweep.random.seed} {key}") for key in sweep.random.keys}
-    keys = sweep.random.keys.items()
-    return ({key: _draw(how, streams[key]) for key, how in keys} for _ in range(sweep.random.count))
+    streams = {key: random.Random(f"{drawn.seed} {key}") for key in drawn.keys}
+    keys = drawn.keys.items()
+    return ({key: _draw(how, streams[key]) for key, how in keys} for _ in range(drawn.count))
 
 
 def _draw(how: Distribution, stream: random.Random) -> Value:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit.errors import RunError
-from kit.runs import registry, status
+from kit.runs import find_runs, index, status
 from kit.runs.status import Queue, Status
-from kit.spec.paths import RunPaths
-from kit.sweeps import lost
+from kit.spec.run_paths import RunPaths
+from kit.sweeps import lost_arrays, search_trials
 from kit.sweeps.record import SweepPaths, SweepRecord, read
 
 # A point that has no run folder, or one that was never sent.
@@ -40,7 +40,7 @@ def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = N
             whose = f" of {job_file}" if job_file else ""
             raise RunError(f"no sweep{whose} yet", hint="'kit sweep' submits one")
         return mine[-1]
-    if found := registry.only(name, [p for p in known if p.name.startswith(name)], what="sweeps"):
+    if found := find_runs.only(name, [p for p in known if p.name.startswith(name)], what="sweeps"):
         return found
     raise RunError(f"{name}: no such sweep", hint=f"known: {', '.join(p.name for p in known[-3:]) or 'none'}")
 
@@ -60,11 +60,16 @@ def active(folder: Path, *, queue: Queue) -> list[Status]:
 def states(folder: Path, record: SweepRecord, *, queue: Queue) -> dict[int, Status | None]:
     """The state of each point, by number; None for one without a run. Slurm is asked once."""
     paths = SweepPaths(folder)
-    if lost.arrays(paths, record):
-        record = lost.recovered(folder, record)
-    there = [p.index for p in record.points if RunPaths(paths.point(p.index)).manifest.is_file()]
-    found = dict(zip(there, status.of([paths.point(index) for index in there], queue=queue), strict=True))
-    return {p.index: found.get(p.index) for p in record.points}
+    if lost_arrays.arrays(paths, record):
+        record = lost_arrays.recovered(folder, record)
+    # By the run index: of 10,000 points only those are read anew whose files have changed.
+    there = [(path, one) for path, one in index.runs(paths.points) if not one.problem or _has_manifest(path)]
+    found = {one.run_dir.name: one for one in status.of_facts(there, queue=queue)}
+    return {p.index: found.get(paths.name(p.index)) for p in record.points}
+
+
+def _has_manifest(run_dir: Path) -> bool:
+    return RunPaths(run_dir).manifest.is_file()
 
 
 def state_of(one: Status | None) -> str:
@@ -73,8 +78,12 @@ def state_of(one: Status | None) -> str:
 
 
 def to_retry(states_now: dict[int, Status | None]) -> list[int]:
-    """The points that have ended without success, or were never sent."""
-    return [index for index, one in states_now.items() if not _is_fine(one)]
+    """The points that have ended without success, or were never sent; not those that a search has stopped."""
+    return [index for index, one in states_now.items() if not _is_fine(one) and not _was_stopped(one)]
+
+
+def _was_stopped(one: Status | None) -> bool:
+    return one is not None and search_trials.stopped_file(one.run_dir).is_file()
 
 
 def _is_fine(one: Status | None) -> bool:

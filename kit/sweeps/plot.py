@@ -13,7 +13,7 @@ from typing import Any
 
 from kit.errors import RunError, ToolError, UsageError
 from kit.spec.sweep import Value
-from kit.sweeps.names import short_names, shown
+from kit.sweeps.key_names import short_names, shown
 from kit.sweeps.results import PointResult, Results
 
 # Points that differ in this key alone are repetitions of one setting: a line goes through their mean.

@@ -15,20 +15,21 @@ from kit import config
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, UsageError
 from kit.planning.plan import plan
-from kit.runs import program, submit
+from kit.runs import program_check, submit
 from kit.runs.submit import Prepared
-from kit.spec import log_pattern
-from kit.spec.form import shown
+from kit.spec import slurm_filename_pattern
 from kit.spec.image import ImageLock
 from kit.spec.sweep import Sweep
+from kit.spec.wrong_value_messages import shown
+from kit.sweeps import search_requirements
+from kit.sweeps.array_limits import max_array
 from kit.sweeps.arrays import Array, group
 from kit.sweeps.expand import Expansion, Point, expand
-from kit.sweeps.faults import Gathered, clash, of_points
-from kit.sweeps.keys import clashes, job_keys
-from kit.sweeps.limits import max_array
+from kit.sweeps.point_faults import Gathered, clash, of_points
+from kit.sweeps.point_keys import clashes, job_keys
 from kit.sweeps.record import SweepPaths, SweepRecord
 from kit.sweeps.shared_plans import Kind, Kinds, kind_of
-from kit.sweeps.tables import Tables
+from kit.sweeps.table_lookup import Tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class PreparedSweep:
             max_array=max_array(self.first, (kind.qos for kind in set(self.kinds))),
             parallel=self.sweep.parallel,
             max_nodes=self.sweep.max_nodes,
+            search=search_requirements.argv() if self.sweep.search else (),
         )
 
 
@@ -124,6 +126,8 @@ def prepare_sources(
     kinds = _kinds(planner, expansion.points, faults := Gathered())
     if planner.first is None or planner.folder is None:
         raise faults.error()
+    if sweep.search is not None:
+        search_requirements.check(sweep.search, planner, expansion.points[0], faults)
     faults.raise_any()
     _check_nodes(kinds, sweep, file)
     return PreparedSweep(
@@ -176,7 +180,7 @@ def _require_single(one: Resolved) -> None:
         if there
     ]
     for key, pattern in (("slurm.output", one.job.slurm.output), ("slurm.error", one.job.slurm.error)):
-        if pattern is not None and not log_pattern.is_of_one_job(pattern, array=True):
+        if pattern is not None and not slurm_filename_pattern.is_of_one_job(pattern, array=True):
             problem = f"all points would write into {shown(pattern)}: its name needs %j, or %A and %a"
             hint = f'{key.partition(".")[2]} = "logs/%x-%A-%a.out"'
             wrong.append(Fault(file=one.job_file, key=key, problem=problem, hint=hint))
@@ -217,7 +221,7 @@ class _Planner:
         lock = self._lock_of(here)
         others = submit.role_locks_of(here) if first.site.containers else {}
         made = plan(here, lock, site, role_locks=others)
-        program.require(made, first.scan)
+        program_check.require(made, first.scan)
         return replace(first, plan=made, site=site, resolved=here, lock=lock)
 
     def _place(self, one: Resolved) -> tuple[Prepared, Path]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from kit.errors import RunError
-from kit.runs import atomic, index, manifest
-from kit.spec.base import Model
-from kit.spec.sweep import Value
+from kit.runs import atomic_write, index, manifest
+from kit.spec.schema_base import Model
+from kit.spec.sweep import Sweep, Value
 from kit.sweeps.expand import Point
 
 
@@ -36,7 +36,7 @@ class RecordedPoint(Model):
 
 
 class SweepRecord(Model):
-    """One sweep. seed: what its points get where neither job nor sweep names one."""
+    """One sweep. seed: what its points get where neither job nor sweep names one. search: the table of an adaptive one."""
 
     schema_version: Literal[1] = 1
     sweep_id: str
@@ -49,10 +49,11 @@ class SweepRecord(Model):
     goal: Literal["min", "max"]
     points: tuple[RecordedPoint, ...]
     arrays: tuple[SentArray, ...]
+    search: Sweep | None = None
 
     def write(self, paths: SweepPaths) -> None:
         """Write atomically."""
-        atomic.write(paths.record, self.model_dump_json(indent=1) + "\n")
+        atomic_write.write(paths.record, self.model_dump_json(indent=1) + "\n")
 
 
 class SweepPaths:
@@ -73,7 +74,11 @@ class SweepPaths:
 
     def point(self, index: int) -> Path:
         """The run folder of one point. Its name is the run's id, so that it names the run everywhere."""
-        return self.points / f"{self.root.name}.{index}"
+        return self.points / self.name(index)
+
+    def name(self, index: int) -> str:
+        """The run's id of one point."""
+        return f"{self.root.name}.{index}"
 
     @property
     def arrays(self) -> Path:

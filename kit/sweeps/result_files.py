@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kit import files
+from kit import untrusted_files
 from kit.errors import ToolError, UsageError
 from kit.sweeps.results import Results
 
@@ -26,7 +26,14 @@ def write(results: Results, path: Path) -> None:
 def as_json(results: Results) -> str:
     """The rows, and what they are sorted by. JSON has no NaN and no infinity: a diverged metric is null."""
     rows = [{name: _finite(value) for name, value in row.items()} for row in results.as_tables()]
-    facts = {"sweep": results.sweep_id, "metric": results.metric, "goal": results.goal, "points": rows}
+    facts: dict[str, object] = {
+        "sweep": results.sweep_id,
+        "metric": results.metric,
+        "goal": results.goal,
+        "points": rows,
+    }
+    if results.objectives:
+        facts |= {"objectives": results.objectives, "front": [row.index for row in results.front]}
     return json.dumps(facts, indent=2, allow_nan=False)
 
 
@@ -66,7 +73,7 @@ def _uniform(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 
 _WRITERS: Mapping[str, Callable[[Results, Path], None]] = {
-    ".csv": lambda results, path: files.write_text(path, as_csv(results)),
-    ".json": lambda results, path: files.write_text(path, as_json(results) + "\n"),
+    ".csv": lambda results, path: untrusted_files.write_text(path, as_csv(results)),
+    ".json": lambda results, path: untrusted_files.write_text(path, as_json(results) + "\n"),
     ".parquet": _write_parquet,
 }

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from kit.errors import ConfigError, Fault, RunError, did_you_mean, nearest
-from kit.runs import metrics
-from kit.runs.status import Queue
-from kit.spec.form import shown
+from kit.runs.status import Queue, Status
 from kit.spec.sweep import Value
-from kit.sweeps import find
+from kit.spec.wrong_value_messages import shown
+from kit.sweeps import find, run_metrics_cache, search_trials
 from kit.sweeps.find import state_of
-from kit.sweeps.names import short_names
-from kit.sweeps.record import SweepPaths, read
+from kit.sweeps.key_names import short_names
+from kit.sweeps.record import SweepPaths, SweepRecord, read
+from kit.sweeps.run_metrics_cache import Reduce
 
 Goal = Literal["min", "max"]
-Reduce = Literal["last", "min", "max"]
-
-_REDUCE: Mapping[Reduce, Callable[[Sequence[float]], float]] = {"last": lambda v: v[-1], "min": min, "max": max}
-# Keys of a metrics record that say when it was written, and nothing about the training.
-_NOT_METRICS = {"restart"}
+# A point that a search has stopped since it was bad early.
+STOPPED = "STOPPED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +45,27 @@ class Results:
     metrics: tuple[str, ...]
     metric: str | None
     goal: Goal
+    objectives: Mapping[str, Goal] = field(default_factory=dict)
+
+    @property
+    def front(self) -> tuple[PointResult, ...]:
+        """Of a search for several objectives the points that no other beats in all of them, in the order of the rows."""
+        if len(self.objectives) < 2:
+            return ()
+        costs = [(row, cost) for row in self.rows if (cost := self._cost(row)) is not None]
+        return tuple(row for row, cost in costs if not any(_beats(other, cost) for _, other in costs))
+
+    def _cost(self, row: PointResult) -> tuple[float, ...] | None:
+        """Less is better, in each; None where one is missing or no number."""
+        found = [
+            row.metrics.get(name, math.nan) * (1 if goal == "min" else -1) for name, goal in self.objectives.items()
+        ]
+        return tuple(found) if not any(map(math.isnan, found)) else None
 
     @property
     def best(self) -> PointResult | None:
         """The point with the best metric; None when no point has it, or all have diverged."""
-        first = self.rows[0] if self.rows else None
+        first = next((row for row in self.rows if row.state != STOPPED), None)
         if first is None or self.metric is None:
             return None
         return None if math.isnan(first.metrics.get(self.metric, math.nan)) else first
@@ -97,19 +110,22 @@ def gather(
     metric, goal: default: what the sweep says. reduce: which of a metric's values counts: the last, least or greatest.
     """
     record = read(folder)
-    metric, goal = metric or record.metric, goal or record.goal
+    objectives = record.search.objectives if record.search else {}
+    metric, goal = metric or record.metric or next(iter(objectives), None), goal or _goal(record, metric, objectives)
     states = find.states(folder, record, queue=queue)
     paths = SweepPaths(folder)
+    points = paths.points
+    reported = run_metrics_cache.of(points, [paths.name(point.index) for point in record.points], reduce=reduce)
     rows = [
         PointResult(
             index=point.index,
             name=point.name,
-            values=point.values,
-            state=state_of(states[point.index]),
-            metrics=metrics_of(paths.point(point.index), reduce=reduce),
-            run_dir=paths.point(point.index),
+            values=point.values if record.search is None else search_trials.suggestion(points / name) or point.values,
+            state=_state(states[point.index], points / name, searched=record.search is not None),
+            metrics=metrics,
+            run_dir=points / name,
         )
-        for point in record.points
+        for point, (name, metrics) in zip(record.points, reported.items(), strict=True)
     ]
     names = tuple(dict.fromkeys(name for row in rows for name in row.metrics))
     if metric is not None and names and metric not in names:
@@ -119,19 +135,31 @@ def gather(
         names = (metric, *(name for name in names if name != metric)) if names else ()
         rows.sort(key=lambda row: _rank(row.metrics.get(metric), goal))
     keys = tuple(dict.fromkeys(key for row in rows for key in row.values))
-    return Results(sweep_id=record.sweep_id, rows=tuple(rows), keys=keys, metrics=names, metric=metric, goal=goal)
+    return Results(
+        sweep_id=record.sweep_id,
+        rows=tuple(rows),
+        keys=keys,
+        metrics=names,
+        metric=metric,
+        goal=goal,
+        objectives=objectives,
+    )
 
 
-def metrics_of(run_dir: Path, *, reduce: Reduce = "last") -> dict[str, float]:
-    """The numbers that a run reported, by name."""
-    values: dict[str, list[float]] = {}
-    for record in metrics.records(run_dir):
-        if record.get("kind") == "start":  # what the run is, not what it came to
-            continue
-        for name, value in record.items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NOT_METRICS:
-                values.setdefault(name, []).append(value)
-    return {name: _REDUCE[reduce](found) for name, found in values.items()}
+def _goal(record: SweepRecord, metric: str | None, objectives: Mapping[str, Goal]) -> Goal:
+    """The goal of the metric, where the search has one for it; else the sweep's."""
+    if metric is None and record.metric is None:
+        return next(iter(objectives.values()), record.goal)
+    return objectives.get(metric or "", record.goal)
+
+
+def _state(one: Status | None, run_dir: Path, *, searched: bool) -> str:
+    return STOPPED if searched and search_trials.stopped_file(run_dir).is_file() else state_of(one)
+
+
+def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    """As good in all, and better in one."""
+    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def _rank(value: float | None, goal: Goal) -> tuple[int, float]:

@@ -14,11 +14,11 @@ from kit import frameworks
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.planning.plan import Plan
-from kit.planning.sbatch import header
+from kit.planning.sbatch_header import header
 from kit.spec.sweep import Value
-from kit.spec.world_sizes import world_size
+from kit.spec.world_size_text import world_size
 from kit.sweeps.expand import OWN, Point
-from kit.sweeps.options import text
+from kit.sweeps.program_options import text
 
 # What tells the points of an array apart: their names, and the paths inside their run folders.
 OWN_NAME = "--job-name="

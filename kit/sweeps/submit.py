@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kit.errors import SlurmError
-from kit.runs import folder, manifest, outputs, secret, workspace
+from kit.runs import folder, link_py_spy, manifest, output_folders, secret, workspace
 from kit.runs import submit as one_run
 from kit.runs.folder import Like
 from kit.runs.manifest import Manifest
 from kit.slurm import client
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 from kit.sweeps.arrays import Array
 from kit.sweeps.expand import Point
 from kit.sweeps.prepare import PreparedSweep
@@ -77,6 +77,7 @@ def resubmit(
 
 def _require_ready(prepared: PreparedSweep) -> None:
     """Once for each image; the cluster is the same for all."""
+    one_run.require_on_this_machine(prepared.first, "'kit sweep'")
     for place in {kind.image: place for place, kind in enumerate(prepared.kinds)}.values():
         one_run.require_ready(prepared.runs[place])
 
@@ -110,6 +111,7 @@ def _write_runs(prepared: PreparedSweep, points: Sequence[Point], root: Path, *,
         secret.remove(into)
         record = manifest.of_plan(run.plan, origin).model_copy(update={"point": dict(point.values)})
         folder.fill(into, run.plan, record, secrets=secrets, like=like, durable=False, patch=patch)
+        link_py_spy.link(into, prepared.folder.parent)
         like = like or Like(run.plan, into)
 
 
@@ -129,7 +131,7 @@ def _send(arrays: Sequence[Array], env: dict[str, str], after: After) -> tuple[S
     """One sbatch for each array; when one is refused, those before it are cancelled."""
     sent: list[SentArray] = []
     try:
-        with outputs.folders(array.text for array in arrays):
+        with output_folders.folders(array.text for array in arrays):
             for array in arrays:
                 argv = ("sbatch", "--parsable", *after.get(array.number, ()), str(array.script))
                 job_id = client.submit(argv, env=env)
@@ -166,6 +168,7 @@ def _record(prepared: PreparedSweep, *, now: datetime) -> SweepRecord:
         goal=prepared.sweep.goal,
         points=tuple(map(_recorded, prepared.points)),
         arrays=(),
+        search=prepared.sweep if prepared.sweep.search else None,
     )
 
 

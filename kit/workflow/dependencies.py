@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kit.errors import RunError, UsageError
-from kit.runs import registry, status
+from kit.runs import find_runs, status
 from kit.runs.status import Queue, Status
 from kit.runs.submit import Prepared
 from kit.slurm import client
@@ -93,7 +93,7 @@ def pairs(after: After, arrays: Sequence[Array], folders: list[Path]) -> dict[in
 
 def _terms(after: After, folders: list[Path], *, queue: Queue, env: Mapping[str, str]) -> list[str]:
     try:
-        run_dir = registry.find_one(after.name, folders)
+        run_dir = find_runs.find_one(after.name, folders)
     except RunError as no_run:
         if after.name.isdigit():
             # Slurm counts from 1, and answers for 0 as for all jobs.

@@ -88,6 +88,8 @@ def submit_all(stages: tuple[PreparedStage, ...], *, say: Callable[[str, Manifes
     say: hears each stage's name and manifest as it is submitted.
     """
     for stage in stages:
+        submit.require_on_this_machine(stage.prepared, "a job with stages")
+    for stage in stages:
         client.test_only(stage.prepared.plan.text_of("batch.sh"), env=stage.prepared.env)
     sent: dict[str, Manifest] = {}
     try:

@@ -20,7 +20,7 @@ import groups
 import muon
 import torch
 import torch.distributed as dist
-from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, resume, stop, text
+from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, reports, resume, stop, text
 from outer import DiLoCo, Record, Settings, ended
 from quorum import Seat
 from torch import nn
@@ -204,7 +204,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             kept = saves.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, target / f"rank-{here.rank}.pt")
 
-        saves.save(diloco.at["step"] + diloco.at["outer"], start, last=last)
+        with reports.progress.phase("save"):
+            saves.save(diloco.at["step"] + diloco.at["outer"], start, last=last)
 
     checkpoint.seed_all(args.seed + 1_000_003 * group.id, here)
     if found := groups.newest(args.checkpoint_dir, group, here, saves):
@@ -248,6 +249,11 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     def test() -> float:
         return loop.test_loss(net, test_set, args.test_windows, micro_batch, here)
 
+    def met(others: Callable[[], Record | None]) -> Record | None:
+        """What an average came to, if one was due. What a group waits for the others is told as such."""
+        with reports.progress.phase("communicate"):
+            return others()
+
     validated = diloco.at["step"]
 
     def outer_step(record: Record | None, began: float) -> None:
@@ -268,12 +274,16 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     try:
         began = time.perf_counter()
         if not diloco.done:
-            outer_step(diloco.open(args.start_wait), began)
+            with reports.progress.phase("rendezvous"):
+                opened = diloco.open(args.start_wait)
+            outer_step(opened, began)
         speed.restart()
+        reports.progress.step(diloco.at["step"])
         while not diloco.done:
             began = time.perf_counter()
             if diloco.at["step"] >= diloco.landing:  # resumed where an average is due, or the last ones
-                outer_step(diloco.synchronise(), began)
+                outer_step(met(diloco.synchronise), began)
+                reports.progress.step(diloco.at["step"])
                 continue
             if next_step != diloco.at["step"]:  # outer steps went by without this group
                 batches, next_step = batches_from(diloco.at["step"]), diloco.at["step"]
@@ -286,7 +296,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
                 more = {"replica": group.id, "lr": lr, "gradient_norm": norm.item(), "tokens": tokens}
                 log.step(next_step, losses.item(), speed, here, **more)
             began = time.perf_counter()
-            outer_step(diloco.after_inner_step(), began)
+            outer_step(met(diloco.after_inner_step), began)
+            reports.progress.step(diloco.at["step"])
             if signal := requests.agreed():
                 raise Leave("stopped", signal)
     except Leave as leave:
@@ -312,7 +323,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     requests.close()
     diloco.globals.put(range(args.fragments))
     digest = diloco.globals.digest()
-    test_loss = test()
+    with reports.progress.phase("evaluate"):
+        test_loss = test()
     log.record(
         "final",
         f"done: test loss {test_loss:.4f} after {diloco.at['outer']} outer steps, parameters sha256 {digest}",

@@ -6,6 +6,7 @@ programs. kit/runs/metrics.py reads them.
 
 import json
 import os
+import re
 import resource
 import time
 from datetime import UTC, datetime
@@ -104,8 +105,9 @@ def resident() -> int:
 
 
 def most_resident() -> int:
-    """The most that it was so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The most that it was so far: of this program alone. getrusage(2) also counts what its parent had when it started this one."""
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
 
 
 class Speed:

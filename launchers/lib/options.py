@@ -171,11 +171,15 @@ def add_task(made: Any) -> None:
     """What a policy is rewarded for: of the programs of launchers/rl, which must be given the same."""
     made.add_argument("--problems", type=Path, metavar="FILE", help=".jsonl of problems, with --reward; else sums")
     made.add_argument("--reward", metavar="FILE.py:FUNCTION", help="reward(prompt, completion, problem) -> a number")
+    made.add_argument(
+        "--reward-timeout", type=float, default=120, metavar="SECONDS", help="for one call of the reward function"
+    )
     made.add_argument("--max-tokens", type=int, default=4, help="longest answer")
     add_chats(made)
 
 
-TASK = ("problems", "reward", "max_tokens", "tokenizer", "chat_template")  # of add_task: told by the task's digest
+# Of add_task: told by the task's digest.
+TASK = ("problems", "reward", "reward_timeout", "max_tokens", "tokenizer", "chat_template")
 POLICY_SHAPE = ("layers", "heads", "dim", "seq_len")  # of add_policy: a checkpoint given by --model has another
 
 

@@ -4,6 +4,7 @@ Dense, without sparsity, at the boost clock. The comment of each row names the v
 2:4 sparsity, marked by an asterisk, the row has half of it. Where a card has several forms, the row's words say which one it is.
 """
 
+import re
 from dataclasses import dataclass
 
 
@@ -23,13 +24,20 @@ class Peak:
 _H100_NVL = Peak(fp32=60, tf32=417.5, half=835, fp8=1671)
 _H100_SXM = Peak(fp32=67, tf32=494.5, half=989, fp8=1979)
 
+_V100 = Peak(fp32=15.7, tf32=None, half=125, fp8=None, has_bf16=False)
+
+# A part of a card, whose peak is a share that depends on how it was cut: an instance (`NVIDIA A100-SXM4-40GB MIG 1g.5gb`), a
+# virtual GPU (`GRID A100-40C`). And the modules with 64 GB that were made for single machines, with clocks and cores of their own.
+_NOT_WHOLE = re.compile(r"MIG|\d+[ABCQ]|64GB")
+
 # The words must all be in the name that the driver gives. The first row that fits holds: the special kind of a card
 # comes before the general one, which is the one on an SXM module.
 PEAKS: dict[tuple[str, ...], Peak] = {
     # "NVIDIA GB200 NVL72" data sheet, with sparsity: of two GPUs, a superchip. The "NVIDIA Blackwell Architecture Technical
     # Brief" of March 2024 has FP32 as 90; the data sheet is newer.
     ("GB200",): Peak(fp32=80, tf32=1250, half=2500, fp8=5000),
-    # "NVIDIA HGX Platform" data sheet, HGX B200: of eight GPUs, with sparsity. The same brief has FP32 as 80 and TF32 as 1100.
+    # "NVIDIA HGX Platform" data sheet, HGX B200: of eight GPUs, with sparsity. The same brief has FP32 as 80 and TF32 as 1100,
+    # and so has the "NVIDIA Blackwell" data sheet: 2 % below half of FP16, which TF32 is on every card here.
     ("B200",): Peak(fp32=75, tf32=1125, half=2250, fp8=4500),
     # "NVIDIA GH200 Grace Hopper Superchip" data sheet, with sparsity.
     ("GH200",): Peak(fp32=67, tf32=494.5, half=990, fp8=1979),
@@ -55,8 +63,12 @@ PEAKS: dict[tuple[str, ...], Peak] = {
     # "NVIDIA A10G Tensor Core GPU" data sheet, Amazon, 17 February 2022. It is in Amazon's machines alone, and is no A10.
     ("A10G",): Peak(fp32=35, tf32=35, half=70, fp8=None),
     ("A10",): Peak(fp32=31.2, tf32=62.5, half=125, fp8=None),
-    # "NVIDIA V100 Tensor Core GPU" data sheet, 1165301-r5, January 2020: on an SXM2 module.
-    ("V100",): Peak(fp32=15.7, tf32=None, half=125, fp8=None, has_bf16=False),
+    # "NVIDIA V100 Tensor Core GPU" data sheet, 1165301-r5, January 2020: the SXM2 module, the card, the V100S. "NVIDIA DGX-2"
+    # data sheet: 2 petaflops of 16 SXM3 modules. Others, such as the FHHL card, have clocks of their own.
+    ("V100", "SXM2"): _V100,
+    ("V100", "SXM3"): _V100,
+    ("V100", "PCIE"): Peak(fp32=14, tf32=None, half=112, fp8=None, has_bf16=False),
+    ("V100S",): Peak(fp32=16.4, tf32=None, half=130, fp8=None, has_bf16=False),
     # "NVIDIA T4 Tensor Core GPU" data sheet, 951643.
     ("T4",): Peak(fp32=8.1, tf32=None, half=65, fp8=None, has_bf16=False),
 }
@@ -65,9 +77,12 @@ PEAKS: dict[tuple[str, ...], Peak] = {
 def peak_flops(name: str, precision: str) -> float | None:
     """Operations a second of one GPU, by its driver's name for it. None where the card, or the precision on it, is not known.
 
+    Nor is it known of a part of a card, such as a MIG instance.
     precision: fp32, tf32, fp16, bf16, fp8. tf32 on a card without it is fp32: such a card multiplies so.
     """
     parts = name.replace("-", " ").split()
+    if any(map(_NOT_WHOLE.fullmatch, parts)):
+        return None
     peak = next((peak for words, peak in PEAKS.items() if all(word in parts for word in words)), None)
     if peak is None or (precision == "bf16" and not peak.has_bf16):
         return None

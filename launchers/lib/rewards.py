@@ -2,14 +2,21 @@
 
     def reward(prompt: str, completion: str, problem: dict) -> float: ...
 
-problem: the line of the problems' file. The reward is any finite number; 1 or more counts as right. Whatever the function raises or
-returns instead ends the program with the line of the file and the problem.
+problem: the line of the problems' file. The reward is any finite number; 1 or more counts as right. The function runs in a process
+of its own (reward_process.py): where it hangs, even inside C code that holds the interpreter's lock, or ends its process, the
+program stops with one error. Whatever it raises or returns instead is an error with the line of the file.
 """
 
-import importlib.util
+import atexit
+import contextlib
+import json
 import math
+import os
+import select
+import signal
+import subprocess
 import sys
-import traceback
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +24,14 @@ from typing import Any
 from .faults import Refused
 
 Reward = Callable[[str, str, dict[str, Any]], float]
+TIMEOUT_S = 120.0  # a verifier that runs tests or a model takes seconds; one that takes minutes needs --reward-timeout
 
 
-def opened(which: str) -> Reward:
-    """The function, whose faults are Refused; Refused where the file or the function cannot be used."""
+def opened(which: str, *, timeout: float = TIMEOUT_S) -> Reward:
+    """The function, whose faults are Refused; Refused where the file or the function cannot be used.
+
+    timeout: seconds for one call, and for reading the file at the start.
+    """
     name, colon, function = which.rpartition(":")
     path = Path(name)
     if not colon or path.suffix != ".py" or not function.isidentifier():
@@ -31,41 +42,86 @@ def opened(which: str) -> Reward:
         raise Refused(
             f"--reward {which}: no such file", hint="a path as the program sees it: mount it into the container"
         )
-    found = getattr(_module(path), function, None)
-    if not callable(found):
-        raise Refused(f"--reward {which}: {path} has no function {function}")
+    if not timeout > 0:
+        raise Refused(f"--reward-timeout {timeout:g}: seconds, above 0")
+    process = _Process(path, function, timeout)
+    process.answer("the file was not read")
 
     def checked(prompt: str, completion: str, problem: dict[str, Any]) -> float:
-        try:
-            value = found(prompt, completion, problem)
-        except Exception as error:
-            raise Refused(f"{_place(error, path)}: {type(error).__name__}: {error}") from error
-        if isinstance(value, bool) or not hasattr(value, "__float__"):
-            raise Refused(f"--reward {which}: it returned {value!r}, which is no number", hint="return 1.0 or 0.0")
-        if not math.isfinite(value):
-            raise Refused(f"--reward {which}: it returned {value!r}, which is not finite")
-        return float(value)
+        process.ask({"prompt": prompt, "completion": completion, "problem": problem})
+        return float(process.answer("no answer")["reward"])
 
     return checked
 
 
-def _module(path: Path) -> Any:
-    """The file as a module. What it imports may lie beside it."""
-    spec = importlib.util.spec_from_file_location("kit_user_reward", path)
-    if spec is None or spec.loader is None:
-        raise Refused(f"--reward {path}: Python cannot load it")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.absolute().parent))
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as error:
-        raise Refused(f"{error.filename}, line {error.lineno}: not Python: {error.msg}") from None
-    except Exception as error:
-        raise Refused(f"{_place(error, path)}: {type(error).__name__}: {error}") from error
-    return module
+class _Process:
+    """reward_process.py, which answers one question after the other. It ends with this process, however this one ends."""
+
+    def __init__(self, path: Path, function: str, timeout: float) -> None:
+        self._named, self._timeout = f"{path}: {function}", timeout
+        questions, self._questions = os.pipe()
+        self._answers, answers = os.pipe()
+        argv = [sys.executable, "-u", "-m", "lib.reward_process", str(os.getpid()), str(questions), str(answers)]
+        folders = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        # A session of its own: what the function starts can be ended with it.
+        self._process = subprocess.Popen(
+            [*argv, str(path), function],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
+            stdin=subprocess.DEVNULL,
+            pass_fds=(questions, answers),
+            start_new_session=True,
+        )
+        os.close(questions)
+        os.close(answers)
+        atexit.register(self._end)
+        self._rest = b""
+
+    def ask(self, question: dict[str, Any]) -> None:
+        """Hand it a question. answer() raises where the process has ended."""
+        left = json.dumps(question).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):
+            while left:
+                left = left[os.write(self._questions, left) :]
+
+    def answer(self, late: str) -> dict[str, Any]:
+        """The answer to the last question. late: what is said where none comes in time. Refused for all that is no reward."""
+        waited = 0.0
+        while b"\n" not in self._rest:
+            began = time.monotonic()
+            ready, _, _ = select.select([self._answers], [], [], min(1.0, self._timeout - waited))
+            # A job that was suspended for an hour did not wait for an hour.
+            waited += min(1.0, time.monotonic() - began)
+            if ready:
+                read = os.read(self._answers, 65536)
+                if not read:
+                    raise Refused(f"{self._named}: its process ended {_how(self._process.wait())}")
+                self._rest += read
+            elif waited >= self._timeout:
+                self._end()
+                raise Refused(
+                    f"{self._named}: {late} within {self._timeout:g} s, the limit (--reward-timeout)",
+                    hint="see where it hangs, or a longer limit",
+                )
+        line, _, self._rest = self._rest.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        if "fault" in found:
+            raise Refused(found["fault"], hint=found.get("hint", ""))
+        return found
+
+    def _end(self) -> None:
+        """With what it has started, which nobody else waits for."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
-def _place(error: Exception, path: Path) -> str:
-    """The file and the line of it that the error came from."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    return f"{path}, line {lines[-1]}" if lines else str(path)
+def _how(code: int) -> str:
+    return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+
+
+def fault_of(value: object) -> str:
+    """What is wrong with what the function returned; empty where it is a finite number."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        return f"it returned {value!r:.200}, which is no number"
+    return "" if math.isfinite(value) else f"it returned {value!r}, which is not finite"

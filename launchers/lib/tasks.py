@@ -75,7 +75,7 @@ def _problems(args: argparse.Namespace) -> Task:
     if not 0 < args.validation < 1:
         raise Refused(f"--validation {args.validation}: a share of the problems, above 0 and below 1")
     tokenizer = chats.tokenizer(args.tokenizer, args.model)
-    function = rewards.opened(args.reward)
+    function = rewards.opened(args.reward, timeout=args.reward_timeout)
     reader = _Reader(tokenizer, args)
     parts: tuple[list[Problem], list[Problem]] = ([], [])
     bad, digest = 0, hashlib.sha256(tokenizer.digest.encode())
@@ -107,7 +107,11 @@ def _problems(args: argparse.Namespace) -> Task:
         try:
             return function(reader.text(problem), tokenizer.decode(answer), problem)
         except Refused as error:
-            raise Refused(f"{error.message}\n  the problem: {json.dumps(problem)[:300]}", hint=error.hint) from error
+            # Looked up only now: a place for each of a million problems would be memory for an error that ends the run.
+            place = next((where for where, record in records(args.problems) if record == problem), "")
+            raise Refused(
+                f"{error.message}\n  the problem: {place}: {json.dumps(problem)[:300]}", hint=error.hint
+            ) from error
 
     return Task(
         training=parts[0],

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from broadcast import Broadcaster
-from lib import checkpoint, exam, loop, metrics, options, policy, ranks, resume, spread, stop, tasks
+from lib import checkpoint, exam, loop, metrics, options, policy, ranks, reports, resume, spread, stop, tasks
 from torch import nn
 
 parser = options.parser(__doc__)
@@ -191,10 +191,12 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     speed = metrics.Speed(None, net.flops_per_token(), here, "fp32")
     log.started("rl/trainer.py", here, speed, parameters=parameters, seed=args.seed)
+    reports.progress.step(at["step"])
     while at["step"] < args.max_steps:
         step = at["step"] + 1
         began = time.perf_counter()
-        rollouts, signal = next_batch(step)
+        with reports.progress.phase("data"):
+            rollouts, signal = next_batch(step)
         if signal:
             return loop.leave(signal, requests, log, profile, save, at["step"])
         if len(rollouts) < args.updates * here.world_size:
@@ -246,8 +248,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 waited=waited,
                 seconds=time.perf_counter() - began,
             )
+        reports.progress.step(step)
         if args.checkpoint_every and step % args.checkpoint_every == 0:
-            save()
+            with reports.progress.phase("save"):
+                save()
 
     # ---- the end ----
 

@@ -1,47 +1,125 @@
-"""Finds TorchTitan, tells it its configuration file, its seed and its replica group, and becomes it.
+"""Finds TorchTitan, tells it its configuration file, its seed, its output folder and its replica group, and becomes it.
 
     torchrun --nproc-per-node=8 run.py --job.config_file llama3_8b.toml --training.steps 1000
 
 All arguments are TorchTitan's own and are passed on untouched, after those that are added here, so that they win. Read here:
 
     TORCHTITAN           the checkout; without it the installed package, /opt/torchtitan, then the working folder
-    TORCHTITAN_MODULE    torchtitan.train unless it says otherwise, such as torchtitan.experiments.ft.train
-    KIT_RUN_DIR          config.toml in it is the configuration where no argument names one
+    TORCHTITAN_MODULE    the module to run; without it the one that trains in the release that is there
+    KIT_RUN_DIR          config.toml in it is the configuration where no argument names one; outputs/ in it gets what is written
     KIT_SEED             the seed of all ranks
     REPLICA_GROUP_ID, NUM_REPLICA_GROUPS
                          this replica group, and how many there are; torchft then averages over them
+
+Options have moved between releases: `release_of` looks at the files of the one that is there, and imports nothing.
 """
 
 import importlib.util
 import os
+import re
 import runpy
 import sys
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 CONFIG = "--job.config_file"
 
 
-def find(module: str) -> None:
-    """Make the module importable; an error that says how to get it otherwise."""
+@dataclass(frozen=True)
+class Release:
+    """Where a release of TorchTitan has what this program adds.
+
+    name: its number, or those of releases that are alike. config: option that names a TOML; None: it reads none.
+    groups: module that trains replica groups.
+    """
+
+    name: str
+    config: str | None
+    seed: str
+    outputs: str
+    groups: str
+
+
+# Read from the tags v0.1.0 to v0.2.2 of pytorch/torchtitan, and from the wheel of 0.3.0.
+RELEASES = {
+    "0.1": Release("v0.1.0", CONFIG, "--training.seed", "--job.dump_folder", "torchtitan.train"),
+    "0.2.0": Release("v0.2.0", CONFIG, "--training.seed", "--job.dump_folder", "torchtitan.train"),
+    "0.2.1": Release(
+        "v0.2.1 and v0.2.2", CONFIG, "--debug.seed", "--job.dump_folder", "torchtitan.experiments.ft.train"
+    ),
+    "0.3": Release("0.3", None, "--debug.seed", "--dump_folder", "torchtitan.train"),
+}
+
+
+def find() -> Path:
+    """The package's folder, made importable; an error that says how to get it otherwise."""
     named = os.environ.get("TORCHTITAN")
     places = [Path(named)] if named else [Path("/opt/torchtitan"), Path.cwd()]
     if named or importlib.util.find_spec("torchtitan") is None:
         sys.path[:0] = [str(place) for place in places if (place / "torchtitan").is_dir()][:1]
         importlib.invalidate_caches()
-    if importlib.util.find_spec("torchtitan") is None or importlib.util.find_spec(module) is None:
+    spec = importlib.util.find_spec("torchtitan")
+    if spec is None or not spec.submodule_search_locations:
         raise SystemExit(
-            f"no {module} in {', '.join(map(str, places))}. Put TorchTitan into the image, or mount a checkout and name it: "
+            f"no TorchTitan in {', '.join(map(str, places))}. Put it into the image, or mount a checkout and name it: "
             '[env] TORCHTITAN = "/path/in/the/container"'
         )
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
-def added(arguments: list[str]) -> list[str]:
-    """What the environment says of this run, as arguments of TorchTitan."""
+def release_of(package: Path) -> Release:
+    """The release whose options this package has, by where its configuration is defined."""
+    if (package / "config_manager.py").is_file():
+        return RELEASES["0.1"]
+    options = package / "config" / "job_config.py"
+    if options.is_file():
+        moved = re.search(r"^class Debug:\n +seed: int", options.read_text(encoding="utf-8"), re.MULTILINE)
+        return RELEASES["0.2.1" if moved else "0.2.0"]
+    if (package / "config" / "manager.py").is_file():
+        return RELEASES["0.3"]
+    known = ", ".join(release.name for release in RELEASES.values())
+    raise SystemExit(f"{package} is a TorchTitan that this launcher does not know; it knows {known}")
+
+
+def value(arguments: list[str], *names: str) -> str | None:
+    """The last value of an option, written `--a.b value` or `--a.b=value`, with dashes or underscores."""
+    found = None
+    for place, word in enumerate(arguments):
+        name, equals, given = word.partition("=")
+        if "--" + name.removeprefix("--").replace("-", "_") in names:
+            found = given if equals else next(iter(arguments[place + 1 : place + 2]), "")
+    return found
+
+
+def chosen_outputs(release: Release, arguments: list[str]) -> bool:
+    """Whether an argument says where to write, or the configuration file names a place that is not relative."""
+    if value(arguments, release.outputs) is not None:
+        return True
+    file = release.config and value(arguments, release.config)
+    if not file or not Path(file).is_file():
+        return False
+    job = tomllib.loads(Path(file).read_text(encoding="utf-8")).get("job", {})
+    return str(job.get("dump_folder", "")).startswith("/")
+
+
+def added(release: Release, arguments: list[str]) -> list[str]:
+    """What the environment says of this run, as arguments of this release."""
     words = []
-    if not any(word.split("=")[0] == CONFIG for word in arguments) and "KIT_RUN_DIR" in os.environ:
-        words += [CONFIG, str(Path(os.environ["KIT_RUN_DIR"]) / "config.toml")]
+    run = os.environ.get("KIT_RUN_DIR")
+    if release.config is None:
+        if value(arguments, "--module") is None or value(arguments, "--config") is None:
+            raise SystemExit(
+                f"TorchTitan {release.name} reads no TOML: its configurations are Python functions. Name one in args: "
+                '["--module", "llama3", "--config", "llama3_8b"]; or use v0.2.2'
+            )
+    elif value(arguments, release.config) is None and run:
+        words += [release.config, str(Path(run) / "config.toml")]
+    if run and not chosen_outputs(release, [*words, *arguments]):
+        # Relative to the working folder, two runs would go on from each other's checkpoints.
+        words.append(f"{release.outputs}={Path(run) / 'outputs'}")
     if "KIT_SEED" in os.environ:
-        words.append(f"--training.seed={os.environ['KIT_SEED']}")
+        words.append(f"{release.seed}={os.environ['KIT_SEED']}")
     if "REPLICA_GROUP_ID" in os.environ:
         words += [
             "--fault_tolerance.enable",
@@ -51,11 +129,21 @@ def added(arguments: list[str]) -> list[str]:
     return words
 
 
+def module_of(release: Release) -> str:
+    """The module to run. Without the one that averages, replica groups would be as many trainings of the same data."""
+    if named := os.environ.get("TORCHTITAN_MODULE"):
+        return named
+    return release.groups if "REPLICA_GROUP_ID" in os.environ else "torchtitan.train"
+
+
 def main() -> None:
     """Run TorchTitan's module as the main program."""
-    module = os.environ.get("TORCHTITAN_MODULE") or "torchtitan.train"
-    find(module)
-    sys.argv[1:] = [*added(sys.argv[1:]), *sys.argv[1:]]
+    release = release_of(find())
+    module = module_of(release)
+    if importlib.util.find_spec(module) is None:
+        raise SystemExit(f"TorchTitan {release.name} has no module {module}; TORCHTITAN_MODULE names another")
+    print(f"TorchTitan {release.name}: {module}", file=sys.stderr)
+    sys.argv[1:] = [*added(release, sys.argv[1:]), *sys.argv[1:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

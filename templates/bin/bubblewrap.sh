@@ -221,9 +221,20 @@ run() {
     exit "${code}"
 }
 
+# What `srun --mpi=pmix` leaves for the step's ranks, where it says that it is.
+mount_pmix() {
+    local -r folder="${PMIX_SERVER_TMPDIR:-}"
+    if [[ -d "${folder}" ]]; then
+        sources+=("${folder}")
+        targets+=("${folder}")
+        modes+=(rw)
+    fi
+}
+
 main() {
     local squashfuse_pid=""
     parse "$@"
+    mount_pmix
     [[ -r "${image}" ]] || fail "image ${image} is not readable on this node"
     command -v bwrap >/dev/null || fail "no bubblewrap (bwrap) on this node; install it, or use the pyxis or enroot runtime"
     if [[ -z "${entered}" ]]; then

@@ -8,11 +8,16 @@ set -euo pipefail
 options=()
 while IFS= read -r name; do
     case "${name}" in
-        SLURM_* | SLURMD_* | KIT_* | CUDA_VISIBLE_DEVICES | GPU_DEVICE_ORDINAL | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK)
+        SLURM_* | SLURMD_* | KIT_* | PMIX_* | PMI_* | CUDA_VISIBLE_DEVICES | GPU_DEVICE_ORDINAL | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK)
             options+=(--env "${name}")
             ;;
     esac
 done < <(compgen -e)
+
+# What `srun --mpi=pmix` leaves for the step's ranks.
+if [[ -d "${PMIX_SERVER_TMPDIR:-}" ]]; then
+    options+=("--mount=${PMIX_SERVER_TMPDIR%/}:${PMIX_SERVER_TMPDIR%/}:x-create=dir,rbind")
+fi
 
 trap '' TERM USR1 USR2 INT HUP
 exec enroot start "${options[@]}" "$@"

@@ -1,7 +1,8 @@
 #!/bin/bash
 # evidence.sh FOLDER [RANK]: one task per node, outside the container: what each rank of this node does now, into FOLDER/rank-<n>.txt
 # (FOLDER/<role>/rank-<n>.txt), and what the node does, into FOLDER/node-<name>.txt. Nothing is stopped and nothing ended: files of /proc
-# are read, Python stacks come from py-spy where this node has it and may look into the process, else from the handler of kit_rank.py.
+# are read, Python stacks come from py-spy where the run or this node has it and may look into the process, else from the handler of
+# kit_rank.py; the last collectives from torch's flight recorder, by kit_recorder.py.
 # It takes 20 s at most, however many ranks there are.
 set -uo pipefail
 
@@ -12,6 +13,10 @@ source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 readonly most_s=18 most_bytes=131072 most_processes=16 most_threads=64 most_files=64
 # Of kit_rank.py.
 readonly stacks_signal=62
+
+# `kit submit` puts it there where it is installed beside the kit.
+pyspy="${BASH_SOURCE[0]%/*}/py-spy"
+[[ -x "${pyspy}" ]] || pyspy="$(command -v py-spy)"
 
 declare -A processes=()
 
@@ -70,6 +75,7 @@ about_rank() {
     printf 'report %s\n' "$(line_of "${reports}/${name}")"
     sleep 1
     about_processes
+    ask_recorder
     printf '== threads\n'
     about_threads "${pids[0]}" | head -n "${most_threads}"
     printf '== files\n'
@@ -78,6 +84,8 @@ about_rank() {
     done
     printf '== kernel\n'
     head -n 30 "/proc/${pids[0]}/stack" 2>/dev/null
+    printf '== recorder\n'
+    about_recorder
     printf '== stacks\n'
     about_stacks
 }
@@ -119,13 +127,34 @@ about_files() {
     done
 }
 
+# The caller's: recorder, the file that kit_recorder.py answers by.
+ask_recorder() {
+    [[ -p "${recorder}.ask" && -O "${recorder}.ask" ]] || return 0
+    rm -f -- "${recorder}"
+    # Open for both: nobody is waited for.
+    printf 'x' 1<>"${recorder}.ask"
+}
+
+about_recorder() {
+    local -i tenths
+    [[ -p "${recorder}.ask" ]] || return 0
+    for ((tenths = 0; tenths < 20; tenths++)); do
+        if [[ -f "${recorder}" && ! -L "${recorder}" ]]; then
+            cat -- "${recorder}"
+            return 0
+        fi
+        sleep 0.1
+    done
+    printf 'no answer within 2 s: its thread waits for the interpreter, which another one holds\n'
+}
+
 # The Python stacks of all threads. The caller's: name, pids.
 about_stacks() {
     local pid
     local -i asked=0
     for pid in "${pids[@]}"; do
         ((asked < 4)) || break
-        if command -v py-spy >/dev/null && timeout 5 py-spy dump --nonblocking --pid "${pid}" 2>/dev/null; then
+        if [[ -n "${pyspy}" ]] && timeout 5 "${pyspy}" dump --nonblocking --full-filenames --pid "${pid}" 2>/dev/null; then
             asked+=1
         elif has_handler "${pid}"; then
             printf 'Process %d\n' "${pid}"
@@ -173,6 +202,8 @@ about_node() {
     timeout 5 df --output=avail,iavail,target --block-size=1M -- "${BASH_SOURCE[0]}" /dev/shm /tmp 2>/dev/null
     printf '== memory\n'
     head -n 5 /proc/meminfo
+    printf '== network\n'
+    about_network
     printf '== kernel log\n'
     dmesg 2>/dev/null | grep -E 'Xid|NVRM|Out of memory|oom-kill|blocked for more than|I/O error|not responding|Machine check' | tail -n 40
     printf '== gpus\n'
@@ -180,6 +211,19 @@ about_node() {
         timeout 10 nvidia-smi --query-gpu=index,name,pstate,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw,ecc.errors.uncorrected.volatile.total \
             --format=csv,noheader 2>&1
     fi
+}
+
+# Interfaces that are down, and peers that do not acknowledge what was sent to them.
+about_network() {
+    local path
+    for path in /sys/class/net/*; do
+        printf '%s %s carrier %s\n' "${path##*/}" "$(line_of "${path}/operstate")" "$(line_of "${path}/carrier")"
+    done
+    # proc_net_tcp: the address and the port in hexadecimal, the address byte by byte from behind; the seventh field counts retransmits.
+    awk 'function number(hex,    i, n) { for (i = 1; i <= length(hex); i++) n = 16 * n + index("0123456789ABCDEF", substr(hex, i, 1)) - 1; return n }
+        FNR > 1 && $7 != "00000000" && NR < 20000 { split($3, to, ":"); a = to[1]
+            address = number(substr(a, 7, 2)) "." number(substr(a, 5, 2)) "." number(substr(a, 3, 2)) "." number(substr(a, 1, 2)); n[address]++ }
+        END { for (address in n) print "unacknowledged by", address ":", n[address], "connections" }' /proc/net/tcp 2>/dev/null | head -n 40
 }
 
 # keep FILE COMMAND…: its output, bounded, under a temporary name first.
@@ -193,12 +237,12 @@ keep() {
 
 main() {
     local -r folder="$1" only="${2:-}" node="${SLURMD_NODENAME:-$(uname -n)}" reports="/dev/shm/kit-${EUID}-${SLURM_JOB_ID}"
-    local key role stacks
+    local key role stacks recorder
     local -a files=()
     find_ranks
     for key in "${!processes[@]}"; do
         [[ -z "${only}" || "${key##*@}" == "${only}" ]] || continue
-        role="${key%@*}" stacks="${reports}/stacks.${key/@/.}"
+        role="${key%@*}" stacks="${reports}/stacks.${key/@/.}" recorder="${reports}/recorder.${key/@/.}"
         files+=("${folder}${role:+/${role}}/rank-${key##*@}.txt")
         # shellcheck disable=SC2086 # numbers of processes
         keep "${files[-1]}" about_rank "${key}" ${processes[${key}]} &

@@ -48,7 +48,7 @@ rank::end_report() {
     [[ -O "${file}" && ! -L "${file}" ]] || return 0
     { read -r step _ rest && IFS= read -r more; } 2>/dev/null <"${file}" || return 0
     # The second line is for `kit time`.
-    printf '%-95s\n%s\n' "${step} end ${rest}" "${more}" >"${file}"
+    printf '%-127s\n%s\n' "${step} end ${rest}" "${more}" >"${file}"
 }
 
 main() {
@@ -59,6 +59,10 @@ main() {
     log::info "${KIT_ROLE:+${KIT_ROLE}: }rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
     if [[ -n "${KIT_ROLE:-}" ]]; then
         placeholders::all KIT_PROGRAM KIT_PROGRAM_ENV
+    fi
+    # `kit rerun --rotate` compares what each rank computes.
+    if [[ -e "${KIT_RUN_DIR}/node-order" ]]; then
+        KIT_PROGRAM=("${KIT_PROGRAM[0]}" "${KIT_RUN_DIR}/lib/rank_numbers.py" "${KIT_PROGRAM[@]:1}")
     fi
     local -i index
     for ((index = 0; index < ${#KIT_RANK_ARGS[@]}; index += 2)); do

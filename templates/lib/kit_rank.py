@@ -10,6 +10,7 @@ now, its second how many seconds it has spent in each phase, for `kit time`. Not
 monitor's step on this node reads the files of all its ranks. Where there is no monitor, as outside a run, nothing is written.
 With the first report a handler of signal 62 is set, unless the program has one: by it `kit stacks` and the evidence of a stall get
 the Python stacks of all threads, into a second file there, while the program goes on.
+Once torch.distributed is in use, kit_recorder.py tells the same evidence what this rank's last collectives were.
 Any Python from 3.8; nothing to install.
 """
 
@@ -28,11 +29,17 @@ PHASES = ("start", "rendezvous", "data", "compute", "communicate", "save", "eval
 # What `kit time` is told of, in this order. The first step is apart from the others, since most programs compile in it; and what
 # follows the last one, up to the end of the process.
 SPENT = (*PHASES, "first", "end")
-_BYTES, _SPENT_BYTES = 96, 288
+_BYTES, _SPENT_BYTES = 128, 256
 # evidence.sh sends it. A real-time signal, since programs and their libraries use USR1 and USR2.
 _STACKS_SIGNAL = 62
 # The longest time between two reports counts for some thousand reports: an evaluation without a phase of its own comes back.
 _FORGET = 0.9995
+# What a step takes is said as the median of so many: one that was slow by chance makes no straggler.
+_STEPS = 5
+# And it is said of no fewer: programs compile, and warm caches up, in more than the first.
+_LEAST_STEPS = 3
+# These have a limit of their own, by the longest that there was.
+_SLOW = frozenset({"save", "evaluate", "compile"})
 # The monitor's step may start after the ranks: its folder is looked for again, this often.
 _AGAIN_S = 1.0
 
@@ -45,7 +52,12 @@ class Progress:
         self._name = name if name is not None else _name()
         self._step, self._phase = 0, "start"
         self._took, self._every = 0.0, 0
-        self._waited, self._waited_now, self._longest = 0.0, 0.0, 0.0
+        self._waited, self._read, self._longest = 0.0, 0.0, 0.0
+        # Seconds since the last step in the phases communicate and data; of the last steps what each took, waited and read.
+        self._inside = {"communicate": 0.0, "data": 0.0}
+        self._steps = []
+        self._slowest = {}
+        self._recorder = None
         self._stepped = None
         self._handle = None
         self._looked = float("-inf")
@@ -65,12 +77,17 @@ class Progress:
         elif done > self._first:
             self._warm = True
         if self._stepped is not None and done > self._step:
-            self._every = int(done) - self._step
-            self._took = (now - self._stepped) / self._every
-            self._waited = self._waited_now / self._every
-            self._longest = max(now - self._stepped, self._longest * _FORGET)
-        self._stepped, self._waited_now = now, 0.0
+            every, between = int(done) - self._step, now - self._stepped
+            self._steps.append([part / every for part in (between, *self._inside.values())])
+            del self._steps[:-_STEPS]
+            if len(self._steps) >= _LEAST_STEPS:
+                self._every = every
+            self._took, self._waited, self._read = (sorted(of)[len(of) // 2] for of in zip(*self._steps))  # noqa: B905 - of Python 3.10
+            self._longest = max(between, self._longest * _FORGET)
+        self._stepped, self._inside = now, {"communicate": 0.0, "data": 0.0}
         self._step, self._phase = int(done), "compute"
+        if self._recorder is None and "torch.distributed" in sys.modules and self._handle is not None:
+            self._recorder = _recorder(f"{self._folder}/recorder.{self._name.replace('@', '.')}")
         self._tell()
 
     @contextmanager
@@ -87,11 +104,13 @@ class Progress:
             self._count()
             self._phase = before
             spent = time.monotonic() - began
-            if name == "communicate":
-                self._waited_now += spent
-            # What is slow by nature is no part of a step's time.
-            elif self._stepped is not None and name in {"save", "evaluate", "compile"}:
-                self._stepped += spent
+            if name in self._inside:
+                self._inside[name] += spent
+            elif name in _SLOW:
+                self._slowest[name] = max(spent, self._slowest.get(name, 0.0))
+                # What is slow by nature is no part of a step's time.
+                if self._stepped is not None:
+                    self._stepped += spent
             self._tell()
 
     def _count(self, instead=None):
@@ -115,7 +134,7 @@ class Progress:
             return
         line = (
             f"{self._step} {self._phase} {time.time():.3f} {self._took:.6f} {self._every}"
-            f" {self._longest:.3f} {self._waited:.6f}"
+            f" {self._longest:.3f} {self._waited:.6f} {self._read:.6f} {self._slowest.get(self._phase, 0.0):.3f}"
         )
         first = -1 if self._first is None else self._first
         more = f"{_ATTEMPT} {self._began:.3f} {_WORKER} {self._ended:.3f} {first} " + " ".join(
@@ -174,6 +193,16 @@ def _show_stacks_on_request(path):
     faulthandler.register(_STACKS_SIGNAL, file=os.open(path, flags, 0o600), all_threads=True)
 
 
+def _recorder(path):
+    """kit_recorder, once torch.distributed has a group; False where there is none that it can read."""
+    try:
+        import kit_recorder  # noqa: PLC0415 - a program without torch.distributed never loads it
+
+        return kit_recorder.answer_at(path)
+    except Exception:  # noqa: BLE001 - a report is never worth a rank
+        return False
+
+
 def _folder():
     # A process that multiprocessing has spawned is no rank, though it imports the rank's program, by this name.
     if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":
@@ -188,6 +217,7 @@ def _name():
 
 # When this node's task began, by worker.sh.
 _WORKER = os.environ.get("KIT_WORKER_BEGAN") or "0"
-_ATTEMPT = os.environ.get("KIT_RESTART_COUNT") or "0"
+# Of the whole job, by the batch script. A role of several counts its own starts in KIT_RESTART_COUNT.
+_ATTEMPT = os.environ.get("KIT_ATTEMPT") or os.environ.get("KIT_RESTART_COUNT") or "0"
 
 progress = Progress()

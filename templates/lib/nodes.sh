@@ -6,7 +6,7 @@ nodes_bad=()
 nodes_ports_taken=()
 # What Slurm calls each node's address, and the nodes that the job had at the last look.
 declare -A nodes_known_as=()
-nodes_held="" nodes_looked_at=0
+nodes_held="" nodes_looked_at=0 nodes_first=""
 
 nodes::resolve() {
     mapfile -t nodes_all < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
@@ -34,13 +34,37 @@ nodes::choose() {
         return 1
     fi
     chosen=("${chosen[@]:0:KIT_NODES}")
-    address="$(nodes::address "${chosen[0]}")"
+    nodes::place_ranks "${chosen[@]}" || return 1
+    address="$(nodes::address "${nodes_first}")"
     if [[ -z "${address}" ]]; then
-        log::error "${chosen[0]} has no IPv4 address that this node can resolve; add it to /etc/hosts or the DNS"
+        log::error "${nodes_first} has no IPv4 address that this node can resolve; add it to /etc/hosts or the DNS"
         return 1
     fi
     export KIT_MASTER_ADDR="${address}"
     export KIT_NODE_NAMES="${chosen[*]}"
+}
+
+# nodes::place_ranks NAME…: sets nodes_first, where rank 0 is. The first ranks are on the first node, unless `kit rerun --rotate` has
+# moved them: node-order names the nodes in the order of the ranks. KIT_NODE_RANKS has, for each node as srun numbers them, its place there.
+nodes::place_ranks() {
+    local -r file="${KIT_RUN_DIR}/node-order"
+    local -a order=() ranks=()
+    local name index
+    nodes_first="$1"
+    unset KIT_NODE_RANKS
+    [[ -r "${file}" ]] || return 0
+    mapfile -t order <"${file}"
+    for name in "$@"; do
+        for index in "${!order[@]}"; do
+            [[ "${order[index]}" != "${name}" ]] || ranks+=("${index}")
+        done
+    done
+    if ((${#ranks[@]} != $# || ${#order[@]} != $#)); then
+        log::error "the ranks are to be on ${order[*]}, and the job has $*"
+        return 1
+    fi
+    nodes_first="${order[0]}"
+    export KIT_NODE_RANKS="${ranks[*]}"
 }
 
 # Of all nodes, in one call: `scontrol show node X` fetches the tables of all nodes and partitions, whatever X is.

@@ -2,10 +2,10 @@
 # What the ranks of this node report (kit_rank.py), collected: one line a look for all of them, in one file a node, whatever their number;
 # and how many seconds each process of a rank has spent on what, in a file that is written anew.
 
-# Seconds between looks. What does not change is written for a minute all the same, since it may be a stall; then this often, so that a
-# reader can tell a quiet node from a dead collector.
+# Seconds between looks, and between lines. Where a rank has reported nothing for eight seconds every look is written: a stall is near. What
+# does not change is written for a minute all the same; then this often, so that a reader can tell a quiet node from a dead collector.
 # The seconds spent are written once every so often, and when the monitor ends.
-readonly rank_progress_every=5 rank_progress_soon=60 rank_progress_quiet=30 rank_progress_spent_every=30
+readonly rank_progress_every=2 rank_progress_lines=6 rank_progress_late=8 rank_progress_soon=60 rank_progress_quiet=30 rank_progress_spent_every=30
 # Where no rank reports anything, its processes are looked at this often, and not before: each look reads some files of /proc for each
 # process of the node.
 readonly rank_progress_signs_every=30
@@ -33,7 +33,7 @@ rank_progress::loop() {
     local -i wrote=0 spent=0 changed=0 looked=EPOCHSECONDS moved=0
     local signs=""
     # The last look is at reports alone: the end of a job does not wait for a look at all processes.
-    trap 'looked=EPOCHSECONDS; rank_progress::look; rank_progress::spent; rank_progress::end; exit 0' TERM HUP INT
+    trap 'looked=EPOCHSECONDS; wrote=0; rank_progress::look; rank_progress::spent; rank_progress::end; exit 0' TERM HUP INT
     while kill -0 "$$" 2>/dev/null; do
         rank_progress::look
         if ((EPOCHSECONDS - spent >= rank_progress_spent_every)); then
@@ -47,10 +47,11 @@ rank_progress::loop() {
     rank_progress::end
 }
 
-# Of each rank `ROLE@RANK STEP PHASE SINCE TOOK EVERY LONGEST WAITED`, behind tabs; `@quiet SECONDS` where none reports anything. The caller's:
+# Of each rank `ROLE@RANK STEP PHASE SINCE TOOK EVERY LONGEST WAITED READ SLOWEST`, behind tabs; `@quiet SECONDS` where none reports anything. The caller's:
 # file, line, last, wrote, changed, looked, moved, signs.
 rank_progress::look() {
-    local path text
+    local path text since
+    local -i late=0
     line=""
     for path in "${rank_progress_folder}"/*@*; do
         # Behind a ~ is what a process left that is gone.
@@ -58,9 +59,13 @@ rank_progress::look() {
         IFS= read -r text <"${path}" 2>/dev/null || continue
         read -r text <<<"${text}"
         line+=$'\t'"${path##*/} ${text}"
+        read -r _ _ since _ <<<"${text}"
+        ((EPOCHSECONDS - ${since%.*} < rank_progress_late)) || late=1
     done
     if [[ -z "${line}" ]]; then
         rank_progress::look_for_signs
+    elif ((!late && EPOCHSECONDS - wrote < rank_progress_lines)); then
+        return 0
     elif [[ "${line}" != "${last}" ]]; then
         changed=EPOCHSECONDS
     elif ((EPOCHSECONDS - changed > rank_progress_soon && EPOCHSECONDS - wrote < rank_progress_quiet)); then

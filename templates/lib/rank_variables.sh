@@ -9,36 +9,48 @@ rank_variables::require_slurm() {
         log::error "this script runs as a Slurm task, started by batch.sh"
         exit 2
     fi
+    # Entries of torch's flight recorder, which kit_recorder.py reads at a stall. Gloo has one, too.
+    export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}"
     export MASTER_ADDR="${KIT_MASTER_ADDR}" MASTER_PORT="${KIT_MASTER_PORT}"
 }
 
 rank_variables::from_slurm() {
     export RANK="${SLURM_PROCID}" WORLD_SIZE="${SLURM_NTASKS}"
-    export LOCAL_RANK="${SLURM_LOCALID}" LOCAL_WORLD_SIZE="${KIT_RANKS_PER_NODE}" NODE_RANK="${SLURM_NODEID}"
+    export LOCAL_RANK="${SLURM_LOCALID}" LOCAL_WORLD_SIZE="${KIT_RANKS_PER_NODE}"
+    rank_variables::set_node_rank
+    [[ -z "${KIT_NODE_RANKS:-}" ]] || RANK=$((NODE_RANK * KIT_RANKS_PER_NODE + SLURM_LOCALID))
+}
+
+# Slurm's own number of the node, unless `kit rerun --rotate` has moved the ranks (lib/nodes.sh).
+rank_variables::set_node_rank() {
+    local -a moved
+    read -ra moved <<<"${KIT_NODE_RANKS:-}"
+    export NODE_RANK="${moved[SLURM_NODEID]:-${SLURM_NODEID}}"
 }
 
 rank_variables::node_from_slurm() {
     # torchrun sets the ranks of its children itself; what Pyxis or an outer job left would mislead it.
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK
-    export NODE_RANK="${SLURM_NODEID}"
+    rank_variables::set_node_rank
 }
 
 rank_variables::torchrun_argv() {
+    rank_variables::set_node_rank
     KIT_TORCHRUN_ARGV=(torchrun)
     if ! command -v torchrun >/dev/null; then
         KIT_TORCHRUN_ARGV=("${KIT_PYTHON}" -m torch.distributed.run)
     fi
     KIT_TORCHRUN_ARGV+=(--nnodes="${KIT_NNODES}" --nproc-per-node="${KIT_RANKS_PER_NODE}" --max-restarts="${KIT_MAX_RESTARTS}" "${KIT_TORCHRUN_OPTIONS[@]}")
     case "${KIT_RENDEZVOUS}" in
-        static) # The node rank is Slurm's, so that rank 0 is where MASTER_ADDR points.
-            KIT_TORCHRUN_ARGV+=(--node-rank="${SLURM_NODEID}" --master-addr="${MASTER_ADDR}" --master-port="${MASTER_PORT}")
+        static) # The node rank is given, so that rank 0 is where MASTER_ADDR points.
+            KIT_TORCHRUN_ARGV+=(--node-rank="${NODE_RANK}" --master-addr="${MASTER_ADDR}" --master-port="${MASTER_PORT}")
             ;;
         c10d) # Who holds the store is said: left to itself, torch compares host names, which containers may share.
             KIT_TORCHRUN_ARGV+=(
                 --rdzv-backend=c10d
                 --rdzv-endpoint="${MASTER_ADDR}:${MASTER_PORT}"
                 --rdzv-id="${SLURM_JOB_ID}.${KIT_RESTART_COUNT}"
-                --rdzv-conf="is_host=$((SLURM_NODEID == 0))"
+                --rdzv-conf="is_host=$((NODE_RANK == 0))"
             )
             ;;
     esac

@@ -9,7 +9,7 @@ role_policy::on_end() {
     local -r name="${of[name]}"
     local -i code
     code="$(failures::code_of "${name}-${roles_start[${name}]}" "$2")"
-    if ((code == 0)) && role_policy::lost_a_node "${name}"; then
+    if ! failures::any "${name}-${roles_start[${name}]}" && role_policy::lost_a_node "${name}" "${code}"; then
         code="${role_policy_lost_code}"
     fi
     if ((code)) && [[ -n "${stall_watch_ended[${name}]:-}" ]]; then
@@ -30,13 +30,14 @@ role_policy::on_end() {
     fi
 }
 
-# srun says 0 of ranks that went with their node where the job goes on without it (--no-kill).
+# role_policy::lost_a_node ROLE CODE: of ranks that went with their node where the job goes on without it (--no-kill) srun says 0, and 1 from
+# Slurm 24.11 on.
 role_policy::lost_a_node() {
     local lost
     ((KIT_OUTLIVES)) && nodes::look || return 1
     # shellcheck disable=SC2086 # names of nodes
     lost="$(nodes::lost ${endpoints_nodes[$1]})" || return 1
-    log::error "step $1 ended with 0, and its ranks on ${lost//$'\n'/ } were lost with their node"
+    log::error "step $1 ended with $2, and its ranks on ${lost//$'\n'/ } were lost with their node"
 }
 
 role_policy::on_death() {

@@ -142,11 +142,13 @@ roles::start() {
     shift
     roles::count_start "${name}"
     failures::prepare "${name}-${roles_start[${name}]}"
-    local -a env=("${own[@]}" "KIT_RESTART_COUNT=${roles_start[${name}]}" "KIT_FAILURES=${failures_name}" "$@")
+    # KIT_ATTEMPT is the whole job's: what kit_rank reports is entered there, however often this role alone was started.
+    local -a env=("${own[@]}" "KIT_RESTART_COUNT=${roles_start[${name}]}" "KIT_ATTEMPT=${KIT_RESTART_COUNT}" "KIT_FAILURES=${failures_name}" "$@")
     if [[ -n "${of[folder]}" ]]; then
         local -n variables="KIT_ROLE_${of[variable]}"
         # shellcheck disable=SC2086 # names of nodes
         log::info "role ${name}: start ${roles_start[${name}]} on $(nodes::short ${endpoints_nodes[${name}]})"
+        events::record role role "${name}" start "${roles_start[${name}]}"
         env+=("KIT_ROLE=${name}" "KIT_MASTER_ADDR=${variables[address]}" "KIT_MASTER_PORT=${variables[master]}")
     fi
     steps::set_env "${env[@]}"

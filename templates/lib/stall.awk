@@ -4,12 +4,15 @@
 # Prints `furthest STEP`, the most steps that any rank of any attempt has done, `-` where none reports any, and for a stall
 # `RULE ROLE RANK NODE STEP PHASE IDLE WAITING COUNT OTHERS`: ROLE is `-` in a plain job, COUNT how many stand still, OTHERS further
 # culprits' nodes, with commas, or `-`.
+# Lines `@mtime SECONDS FILE` say when the file's server saw its last line written: by it a node's wrong clock is told and set right.
 # The same rules as kit/health/progress.py, which reads them for a person; tests/unit/test_stall.py holds the two together. Only here a file
 # may be read from another node's NFS cache, up to a minute late: what a rank has done since the line was written is not guessed.
 
 BEGIN {
     FS = "\t"
-    slow_s = 600; least_s = 10; look_s = 5
+    slow_s = 600; least_s = 8; look_s = 2
+    # Seconds by which a node's clock may differ from the file server's.
+    clock_s = 10
     # As long may a collector say nothing, NFS caches among it.
     silent_s = 120
     # A program that reports nothing is quiet for as long, on all nodes.
@@ -17,17 +20,21 @@ BEGIN {
     furthest = 0
 }
 
-/^==> / { node = $0; sub(/\.progress <==$/, "", node); sub(/^.*\/slurm-[0-9]+\./, "", node); next }
+/^@mtime / { written[substr($0, index($0, "/"))] = substr($0, 8) + 0; next }
+/^==> / { file = substr($0, 5); sub(/ <==$/, "", file); node = $0; sub(/\.progress <==$/, "", node); sub(/^.*\/slurm-[0-9]+\./, "", node); next }
 NF < 2 { next }
 
 {
-    looked = $1; collectors++
+    skew = file in written ? $1 - written[file] : 0
+    if (skew < clock_s && skew > -clock_s) skew = 0
+    looked = $1 - skew; collectors++
     for (i = 2; i <= NF; i++) {
         fields = split($i, word, " ")
         if (word[1] == "@quiet") { if (word[2] >= quiet_s && now - looked <= silent_s) { quiet++; if (!quiet_for || word[2] < quiet_for) quiet_for = word[2]; quiet_node = node } continue }
         if (fields < 6) continue
         if (word[2] + 0 > furthest) furthest = word[2] + 0
         reports++
+        word[4] -= skew
         if (word[4] < since) continue
         if (word[3] == "end") { over = word[1]; sub(/@[^@]*$/, "", over); finishes[over] = 1; continue }
         n++
@@ -38,6 +45,7 @@ NF < 2 { next }
         idle[n] = (silent[n] ? now : looked) - word[4]
         between[n] = word[6] > 0 ? word[5] * word[6] : -1
         longest[n] = fields > 6 ? word[7] + 0 : 0
+        slowest[n] = fields > 9 ? word[10] + 0 : 0
         if (!(role[n] in known)) { known[role[n]] = ++roles; named[roles] = role[n] }
     }
 }
@@ -58,9 +66,10 @@ function usual(of,    i, j, k, t, many) {
     return many % 2 ? sorted[(many + 1) / 2] : (sorted[many / 2] + sorted[many / 2 + 1]) / 2
 }
 
-# over: a rank of the role has ended, and the others may write for longer.
-function limit(name, every, peak, over) {
+# over: a rank of the role has ended, and the others may write for longer. before: how long this phase has taken at most.
+function limit(name, every, peak, over, before) {
     if (seconds > 0) return most(seconds, least)
+    if (slow(name) && before > 0 && every >= 0 && !over) return most(most(least_s, 3 * most(every, before)), least) + look_s
     if (slow(name) || every < 0 || over) return most(most(slow_s, 10 * most(every, 0)), least)
     return most(most(least_s, 3 * every), most(2 * peak, least)) + look_s
 }
@@ -88,7 +97,13 @@ END {
         judged = named[r]; every = usual(judged); peak = 0; mine = 0; fresh = 0; gone = 0
         for (i = 1; i <= n; i++) if (role[i] == judged) { mine++; peak = most(peak, longest[i]) }
         split("", still); split("", culprit)
-        for (i = 1; i <= n; i++) if (role[i] == judged && idle[i] > limit(phase[i], every, peak, judged in finishes)) {
+        # Ranks that wait may wait for one that saves, or evaluates, and has the time to.
+        held = 0
+        for (i = 1; i <= n; i++) if (role[i] == judged) {
+            past[i] = idle[i] > limit(phase[i], every, peak, judged in finishes, slowest[i])
+            if (!past[i] && slow(phase[i]) && seconds == 0) held = 1
+        }
+        for (i = 1; i <= n; i++) if (role[i] == judged && past[i] && !(held && waits(phase[i]) && !silent[i])) {
             still[i] = 1
             if (silent[i]) gone++; else fresh++
         }

@@ -6,8 +6,8 @@
 
 # What a run ends with whose ranks stood still: told apart from every code that a program returns by convention, and from the kit's own.
 readonly stall_watch_code=76
-# Seconds between looks, and how many alarms of a run get evidence.
-readonly stall_watch_tick=5 stall_watch_most=5
+# Seconds between looks, where there are few nodes and where there are more than so many; how many alarms of a run get evidence.
+readonly stall_watch_tick=2 stall_watch_tick_wide=5 stall_watch_wide=64 stall_watch_most=5
 # Evidence of one node takes 20 s at most; the step's own start comes to that.
 readonly stall_watch_evidence_s=40
 readonly stall_watch_file="${KIT_RUN_DIR}/state/stalled"
@@ -34,14 +34,14 @@ stall_watch::judge() {
     local -a files
     mapfile -t files < <(compgen -G "${KIT_RUN_DIR}/monitor/slurm-${SLURM_JOB_ID}.*.progress")
     ((${#files[@]})) || return 0
-    tail -v -n 1 -- "${files[@]}" 2>/dev/null \
+    { stat --format='@mtime %Y %n' -- "${files[@]}"; tail -v -n 1 -- "${files[@]}"; } 2>/dev/null \
         | awk -v now="${EPOCHREALTIME/,/.}" -v since="$1" -v seconds="$2" -v least="$3" -f "${KIT_RUN_DIR}/lib/stall.awk"
 }
 
 # stall_watch::loop BATCH SINCE
 stall_watch::loop() {
     local -r batch="$1" since="$2"
-    local -i status begun=0 number=0 least=0 told=0 took
+    local -i status begun=0 number=0 least=0 told=0 took tick=stall_watch_tick
     local seconds=0 said furthest="" before="" rule role rank node step phase idle waiting count others
     trap '' TERM USR1 USR2 INT HUP
     local fd
@@ -49,8 +49,9 @@ stall_watch::loop() {
         [[ -z "${fd}" ]] || exec {fd}>&-
     done
     [[ "${KIT_STALL}" == auto ]] || seconds="${KIT_STALL}"
+    ((KIT_NODES <= stall_watch_wide)) || tick=stall_watch_tick_wide
     while true; do
-        IFS= read -r -t "${stall_watch_tick}" _
+        IFS= read -r -t "${tick}" _
         status=$?
         # read: above 128 is a time-out; anything else is the end of the pipe.
         ((status > 128)) || return 0
@@ -103,6 +104,7 @@ stall_watch::say() {
     log::info "evidence: state/stall-${number}; 'kit why ${KIT_RUN_DIR##*/}' reads it"
     events::record stall number "${number}" rule "${rule}" role "${role#-}" rank "${rank}" node "${node}" step "${step}" phase "${phase}" \
         idle "${idle}" waiting "${waiting}" count "${count}"
+    notices::tell
 }
 
 # stall_watch::collect NUMBER: from every rank, by a step of its own on their nodes. Its failure is no fault of the run.
@@ -118,6 +120,8 @@ stall_watch::collect() {
         --nodelist="$(IFS=,; printf '%s' "${nodes[*]}")" "${environment_share[@]}" "${KIT_EVIDENCE_ARGV[@]:1}" \
         "${KIT_RUN_DIR}/state/stall-$1" </dev/null >/dev/null 2>&1 \
         || log::info "not every node gave its evidence of the stall"
+    # Who has given none by now gives none any more.
+    : >"${KIT_RUN_DIR}/state/stall-$1/complete"
 }
 
 # Called by the batch script at USR2: the steps whose ranks have stood still for too long have to go.

@@ -14,7 +14,8 @@ workspace::prepare() {
     fi
     workspace::copy "${folder}.partial" || return 1
     # A failed point of a sweep that was submitted again, with other code: what its programs wrote stays.
-    [[ ! -d "${folder}" ]] || mv --no-target-directory -- "${folder}" "${folder}.${had:0:12}.${EPOCHSECONDS}"
+    # An empty one was made with the run folder, to be mounted.
+    [[ ! -d "${folder}" ]] || rmdir -- "${folder}" 2>/dev/null || mv --no-target-directory -- "${folder}" "${folder}.${had:0:12}.${EPOCHSECONDS}"
     mv --no-target-directory -- "${folder}.partial" "${folder}"
     printf '%s\n' "${KIT_TREE}" >"${mark}"
 }

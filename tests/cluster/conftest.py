@@ -14,8 +14,7 @@ import pytest
 
 from kit import data_folders, shell
 from kit.errors import KitError
-from kit.images import lock as image_lock
-from kit.images import verify
+from kit.images import check_against_lock, image_lock
 from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, up
 from tests.cluster.lab import Lab
 from tests.support import REPO
@@ -66,7 +65,7 @@ def train_cpu() -> Path:
     """The image that the examples run in, built when it is not there; the folder of its store."""
     store = data_folders.user_data() / "images"
     try:
-        verify.check(image_lock.read(REPO / "containers/train-cpu/image.lock"), store, full=False)
+        check_against_lock.check(image_lock.read(REPO / "containers/train-cpu/image.lock"), store, full=False)
     except KitError:
         done = shell.run([sys.executable, "-m", "kit", "build-image", "train-cpu"], cwd=REPO, check=False, timeout=1200)
         if done.returncode != 0:

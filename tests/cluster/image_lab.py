@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from filelock import FileLock
 
 from kit import shell
 from kit.errors import EngineError
-from kit.images import build, publish
+from kit.images import build, squash_and_lock
 from kit.images.engine import Engine, connect
 from kit.images.progress import Silent
 from tests.support import REPO
@@ -56,15 +56,20 @@ CMD ["default words", "$HOME"]
 """
 
 
-def rootfs(folder: Path) -> Path:
-    """A root filesystem with `PROGRAMS` and the libraries that they need."""
-    for program in PROGRAMS:
+def rootfs(folder: Path, programs: Sequence[str] = PROGRAMS) -> Path:
+    """A root filesystem with programs and the libraries that they need."""
+    for program in programs:
         source = shutil.which(program)
         assert source is not None, program
-        _copy(Path(source), folder / "bin" / program)
-        for library in re.findall(r"(/\S+) \(0x", shell.run(["ldd", source]).stdout):
-            _copy(Path(library), folder / library.lstrip("/"))
+        _copy(Path(source), folder / "bin" / Path(program).name)
+        copy_libraries(Path(source), folder)
     return folder
+
+
+def copy_libraries(program: Path, folder: Path) -> None:
+    """What a program or a library needs."""
+    for library in re.findall(r"(/\S+) \(0x", shell.run(["ldd", str(program)]).stdout):
+        _copy(Path(library), folder / library.lstrip("/"))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -113,7 +118,7 @@ class ImageLab:
         (self.folder / "Dockerfile").write_text(dockerfile)
         (self.folder / "image.toml").write_text(f'[base]\nreference = "{BASE}"\n{toml}')
 
-    def build(self, *, locked: bool = False, fresh: bool = False, store: Path | None = None) -> publish.Outcome:
+    def build(self, *, locked: bool = False, fresh: bool = False, store: Path | None = None) -> squash_and_lock.Outcome:
         """Build tiny in this process."""
         order = build.BuildOrder(
             name="tiny", project=self.project, store=store or self.store, locked=locked, fresh=fresh

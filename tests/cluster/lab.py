@@ -157,9 +157,18 @@ class Lab:
             kept = ["!", "-path", "*/enroot/cache-*", "!", "-name", "enroot", "!", "-name", "pyxis"]
             files = shell.run([*prefix, "find", *places, "-mindepth", "1", *kept], check=False).stdout.splitlines()
             found += [f"{node.name}: {f}" for f in files if not re.search(r"/(enroot|pyxis)/(data-)?\d+$", f)]
-        found += [str(p) for p in Path("/tmp").iterdir() if run.name in p.name or f"slurm-{job_id(run)}" in p.name]
+        found += [str(p) for p in Path("/tmp").iterdir() if run.name in p.name or self._is_of_job(p, job_id(run))]
         found += [str(p) for name in (".secrets", "**/*.new", "**/*.partial", "**/.reserve") for p in run.glob(name)]
         return found + _loop_leftovers()
+
+    def _is_of_job(self, path: Path, number: int | None) -> bool:
+        """Whether a file has the name that Slurm gives to what a job leaves. Another cluster's job may have that number."""
+        if not re.match(rf"slurm-{number}(\D|$)", path.name):
+            return False
+        try:
+            return path.stat().st_mtime >= (self.project / ".git").stat().st_mtime
+        except FileNotFoundError:
+            return False
 
     def inside(self, node: str, *argv: str) -> str:
         """A command inside a node's namespaces, as root."""
@@ -247,7 +256,9 @@ def _loop_leftovers() -> list[str]:
         except OSError:
             continue
     mounted = set()
-    for info in Path("/proc").glob("[0-9]*/mountinfo") if backed else ():
+    # Loop devices are the machine's; in a root of another suite /proc has the processes of that root alone (tests/in_root.sh).
+    seen = Path("/run/machine-proc") if Path("/run/machine-proc").exists() else Path("/proc")
+    for info in seen.glob("[0-9]*/mountinfo") if backed else ():
         try:
             mounted |= set(re.findall(r"/dev/(loop\d+) ", info.read_text()))
         except OSError:

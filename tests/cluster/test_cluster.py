@@ -18,9 +18,9 @@ import pytest
 
 from kit import shell
 from kit.errors import SlurmError
-from kit.slurm import topology
-from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, find, links, status, up
-from kit.slurm.embedded.address import choose_ports
+from kit.slurm import parallel_group_fit
+from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, find, node_links, status, up
+from kit.slurm.embedded.free_addresses import choose_ports
 from kit.slurm.embedded.paths import Layout
 
 pytestmark = pytest.mark.cluster
@@ -138,20 +138,20 @@ def test_every_node_resolves_every_name_both_ways(isolated: EmbeddedCluster) -> 
 
 def test_links_count_what_leaves_a_node_and_can_be_slowed(isolated: EmbeddedCluster) -> None:
     first, second = isolated.nodes[:2]
-    before = links.sent(isolated)
+    before = node_links.sent(isolated)
     code = (
         "import socket; s = socket.socket(type=socket.SOCK_DGRAM)\n"
         f"for _ in range(200): s.sendto(bytes(1000), {(second.address, 9)})"
     )
     shell.run([*isolated.node_exec_argv(first.name), sys.executable, "-c", code])
-    assert links.sent(isolated) - before >= 200 * 1000
+    assert node_links.sent(isolated) - before >= 200 * 1000
     queue = [*isolated.node_exec_argv(first.name), "tc", "qdisc", "show", "dev", "eth0"]
-    links.limit(isolated, "100mbit")
-    links.limit(isolated, "10mbit")
+    node_links.limit(isolated, "100mbit")
+    node_links.limit(isolated, "10mbit")
     try:
         assert "rate 10Mbit" in shell.run(queue).stdout
     finally:
-        links.limit(isolated, None)
+        node_links.limit(isolated, None)
     assert "tbf" not in shell.run(queue).stdout
 
 
@@ -272,7 +272,9 @@ def test_what_a_site_sets_is_set(own_folder: Path, tmp_path: Path) -> None:
     job = slurm(own, "sbatch", "--parsable", "-N2", "-purgent", "-o", "/dev/null", "--wrap=sleep 60")
     wait_until(lambda: len(list(tmp_path.glob("prolog-of-*"))) == 2)
     assert "Comment=seen" in slurm(own, "scontrol", "show", "job", job)
-    assert topology.ask(env={**os.environ, **own.env()}) == topology.Topology(kind="leaf switch", largest=1)
+    assert parallel_group_fit.ask(env={**os.environ, **own.env()}) == parallel_group_fit.Topology(
+        kind="leaf switch", largest=1
+    )
     assert "KillWait                = 12 sec" in slurm(own, "scontrol", "show", "config")
     assert down("own", folder=own_folder)
     assert remains(own_folder) == []
@@ -291,7 +293,7 @@ def test_up_again_changes_nothing_and_another_shape_is_refused(cluster: Embedded
 def test_a_start_that_fails_says_why_and_leaves_nothing(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = choose_ports(1, seed=str(own_folder), in_use=lambda _: False)[0]
     # Another program takes the port between the probe and the start.
-    monkeypatch.setattr("kit.slurm.embedded.address.port_in_use", lambda _: False)
+    monkeypatch.setattr("kit.slurm.embedded.free_addresses.port_in_use", lambda _: False)
     with socket.create_server(("0.0.0.0", port)), pytest.raises(SlurmError, match=r"slurmctld died") as caught:
         up("own", SMALL, folder=own_folder)
     assert "Address already in use" in caught.value.message

@@ -13,8 +13,7 @@ import pytest
 from kit import data_folders, shell
 from kit.checkpoints.convert import lacking
 from kit.errors import KitError
-from kit.images import lock as image_lock
-from kit.images import verify
+from kit.images import check_against_lock, image_lock
 from kit.runtimes.base import Container
 from kit.runtimes.bubblewrap import runtime
 from kit.spec.job import ContainerOptions
@@ -43,7 +42,7 @@ def saved(train_cpu: Path, tmp_path: Path) -> Path:
         Mount(source=str(tmp_path), target="/kit/work"),
     )
     container = Container(
-        image=str(verify.check(lock, train_cpu, full=False)),
+        image=str(check_against_lock.check(lock, train_cpu, full=False)),
         mounts=mounts,
         workdir="/",
         options=ContainerOptions(remap_root=False),
@@ -92,7 +91,7 @@ def test_a_folder_for_transformers(saved: Path) -> None:
     if missing := lacking(lock, "huggingface"):
         pytest.skip(f"frameworks-cpu lacks {', '.join(missing)}: add it to its requirements.in and build it")
     try:
-        verify.check(lock, store, full=False)
+        check_against_lock.check(lock, store, full=False)
     except KitError:
         pytest.skip("image frameworks-cpu is not in the store: kit build-image frameworks-cpu")
     target = saved.parent / "hf"

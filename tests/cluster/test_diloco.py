@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import KitError
-from kit.images import lock as image_lock
-from kit.images import verify
+from kit.images import check_against_lock, image_lock
 from kit.runs import metrics
 from kit.slurm.embedded import ClusterSize, up
 from tests.cluster.conftest import project_on
@@ -30,7 +29,7 @@ _UNDISTURBED: dict[int, Run] = {}
 def frameworks_cpu(train_cpu: Path) -> None:
     """Skips where the image that holds torchft is not in the store."""
     try:
-        verify.check(image_lock.read(REPO / "containers/frameworks-cpu/image.lock"), train_cpu, full=False)
+        check_against_lock.check(image_lock.read(REPO / "containers/frameworks-cpu/image.lock"), train_cpu, full=False)
     except KitError:
         pytest.skip("image frameworks-cpu is not in the store: kit build-image frameworks-cpu")
 

@@ -7,6 +7,7 @@ docs/faults.md says the same in words.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -38,6 +40,7 @@ class Fault:
     """One fault and its defined end.
 
     how, rank: of faulty.py. act: what the test does once all ranks are up.
+    why: rule and verdict of `kit why`.
     code: what the run recorded; None: it could not. state: Slurm's. says: a pattern that the batch log holds.
     saved: ranks that had the time to save. once: the (shape, runtime) in which `make test` shows it.
     by_slurm: it is Slurm that ends the ranks, and with them the FUSE daemons that Pyxis and Enroot mount images by: the ranks die
@@ -45,6 +48,7 @@ class Fault:
     """
 
     once: tuple[str, str]
+    why: tuple[str, str]
     says: str
     code: int | None
     state: str = "FAILED"
@@ -132,18 +136,21 @@ STUCK = 'touch "{marker}"; sleep 600'
 FAULTS = {
     "rank-exits": Fault(
         once=("torchrun", "pyxis"),
+        why=("exit-code", "fix the code"),
         how="exit",
         code=7,
         says="rank 1 on node .* failed first, with exit code 7",
     ),
     "rank-killed": Fault(
         once=("srun", "bubblewrap"),
+        why=("killed", "fix the job"),
         how="kill",
         code=137,
         says="rank 1 on node .* failed first, with exit code 137",
     ),
     "rank-hangs": Fault(
         once=("srun", "bubblewrap"),
+        why=("time-limit-unsaved", "fix the job"),
         how="deaf",
         act=usr1,
         job="[slurm]\nlead = 10\n",
@@ -153,6 +160,7 @@ FAULTS = {
     ),
     "rank-ignores-term": Fault(
         once=("torchrun", "bubblewrap"),
+        why=("cancelled", "nothing to do"),
         how="deaf",
         act=cancel,
         job="[slurm]\ngrace = 5\n",
@@ -161,35 +169,54 @@ FAULTS = {
         saved=3,
         says="the ranks did not end within 5 s after TERM",
     ),
-    "batch-killed": Fault(once=("srun", "pyxis"), act=lambda lab, run: kill(lab.batch(run).pid), code=None, says=""),
+    "batch-killed": Fault(
+        once=("srun", "pyxis"),
+        why=("batch-killed", "bad node"),
+        act=lambda lab, run: kill(lab.batch(run).pid),
+        code=None,
+        says="",
+    ),
     "srun-killed": Fault(
         once=("srun", "bubblewrap"),
+        why=("srun-failed", "try again"),
         act=lambda lab, run: kill(lab.srun(run).pid),
         code=137,
         says="with 137, and no rank recorded why|failed first",
     ),
     "stepd-killed": Fault(
         once=("srun", "pyxis"),
+        why=("stepd-killed", "bad node"),
         act=kill_stepd,
         code=137,
         says="failed first, with exit code 137",
     ),
     "slurmd-and-stepd-killed": Fault(
         once=("srun", "bare"),
+        why=("stepd-killed", "bad node"),
         act=kill_daemon_and_stepd,
         code=137,
         says="failed first, with exit code 137",
     ),
     "batch-stepd-killed": Fault(
         once=("srun", "bare"),
+        why=("stepd-killed", "bad node"),
         act=kill_batch_stepd,
         code=0,
         state="CANCELLED",
         says="the batch script's slurmstepd is gone",
     ),
-    "cancel": Fault(once=("srun", "pyxis"), act=cancel, code=143, state="CANCELLED", saved=4, says="got TERM"),
+    "cancel": Fault(
+        once=("srun", "pyxis"),
+        why=("cancelled", "nothing to do"),
+        act=cancel,
+        code=143,
+        state="CANCELLED",
+        saved=4,
+        says="got TERM",
+    ),
     "scancel": Fault(
         once=("torchrun", "bubblewrap"),
+        why=("cancelled-by-slurm", "nothing to do"),
         act=lambda lab, run: lab.slurm("scancel", lab.job(run)["JobId"]),
         code=143,
         state="CANCELLED",
@@ -199,6 +226,7 @@ FAULTS = {
     ),
     "cancel-in-preflight": Fault(
         once=("srun", "bubblewrap"),
+        why=("cancelled", "nothing to do"),
         act=cancel,
         code=143,
         state="CANCELLED",
@@ -207,10 +235,16 @@ FAULTS = {
         tools={"nvidia-smi": HEALTHY, "dmesg": STUCK},
     ),
     "lead-signal": Fault(
-        once=("torchrun", "bubblewrap"), act=usr1, code=138, saved=4, says="the ranks ended after USR1"
+        once=("torchrun", "bubblewrap"),
+        why=("time-limit-saved", "try again"),
+        act=usr1,
+        code=138,
+        saved=4,
+        says="the ranks ended after USR1",
     ),
     "time-limit": Fault(
         once=("srun", "bare"),
+        why=("time-limit", "fix the job"),
         act=out_of_time,
         job="[slurm]\nlead = 0\n",
         code=143,
@@ -221,6 +255,7 @@ FAULTS = {
     ),
     "monitor-killed": Fault(
         once=("srun", "bare"),
+        why=("completed", "nothing to do"),
         act=kill_monitor,
         tools={"nvidia-smi": DMON},
         code=0,
@@ -229,6 +264,7 @@ FAULTS = {
     ),
     "monitor-never-ends": Fault(
         once=("srun", "bare"),
+        why=("completed", "nothing to do"),
         act=finish,
         tools={"nvidia-smi": DEAF_DMON},
         code=0,
@@ -277,6 +313,14 @@ def test_fault(lab: Lab, runtime_of: RuntimeOf, tmp_path: Path, cell: tuple[str,
     if fault.code is None:
         assert "the batch script was killed" in str(facts["reason"])
     assert fault.ranks_start or not list(run.glob("up-*"))
+    said = why(lab, run)
+    assert (said["rule"], said["verdict"]) == fault.why, said
+
+
+def why(lab: Lab, run: Path) -> dict[str, Any]:
+    """What `kit why` answers."""
+    said: dict[str, Any] = json.loads(lab.kit("why", run.name, "--json").stdout)
+    return said
 
 
 def start(lab: Lab, fault: Fault, options: list[str], tmp_path: Path) -> Path:
@@ -335,6 +379,7 @@ def test_lines_of_once_whose_slurmstepd_is_killed(lab: Lab, runtime: str, runtim
     assert lab.wait_end(run, seconds=60)["ExitCode"] == "137:0", read(run, "batch")
     assert "the lines of [once] ended with exit code 137; no rank was started" in read(run, "batch")
     assert "step kit-once is killed: slurmstepd, by which Slurm runs it, is gone" in read(run, "batch")
+    assert (why(lab, run)["rule"], why(lab, run)["verdict"]) == ("stepd-killed", "bad node")
     assert lab.settled(run) == []
     assert not list(run.glob("up-*"))
 
@@ -431,6 +476,7 @@ def test_node_daemon_killed(spare_lab: Lab, runtime_of: RuntimeOf, cell: Cell) -
         assert job["JobState"] == "NODE_FAIL", read(run, "batch")
         assert lab.status(run)["exit_code"] == 143 or cell[1] in FUSE, read(run, "batch")
         assert lab.status(run)["reason"] == "NodeDown"
+        assert (why(lab, run)["rule"], why(lab, run)["verdict"]) == ("node-lost", "bad node")
     finally:
         lab.restart_slurmd(node)
     assert lab.settled(run) == []
@@ -528,13 +574,15 @@ def test_a_spare_takes_a_lost_nodes_place(spare_lab: Lab) -> None:
 @pytest.mark.parametrize("cell", cells(("srun", "bubblewrap")))
 def test_disk_full_in_the_run_folder(lab: Lab, runtime_of: RuntimeOf, cell: Cell) -> None:
     write(lab, "", how="fill")
-    with shared_disk(lab, lab.project / "small", megabytes=8) as disk, runs_at(lab, disk) as options:
+    # Beside what is kept for all runs: py-spy has 8 MB.
+    with shared_disk(lab, lab.project / "small", megabytes=24) as disk, runs_at(lab, disk) as options:
         run = Path(lab.kit("submit", *options, *options_of(cell, runtime_of)).stdout.splitlines()[0])
         job = lab.wait_end(run)
         facts, log = lab.kit("status", str(run), "--json").stdout, read(run, "batch")
         assert job["JobState"] == "FAILED"
         assert "no space is left where the run folder is" in log
         assert re.search(r'"exit_code": (1|120|137)', facts), facts + log
+        assert json.loads(lab.kit("why", str(run), "--json").stdout)["rule"] == "disk-full"
         assert lab.settled(run) == []
 
 
@@ -555,6 +603,8 @@ def test_image_replaced_under_the_job(
         log = read(run, "batch")
         assert lab.status(run)["exit_code"] == 137, log
         assert "was replaced under the run" in log
+        # The rank that was killed ended the run; the image only kept it from being started again.
+        assert json.loads(lab.kit("why", str(run), "--json").stdout)["rule"] == "killed"
         assert not list(run.glob("up-*-1"))
         assert lab.settled(run) == []
 
@@ -569,6 +619,7 @@ def test_image_replaced_before_the_job(lab: Lab, train_cpu: Path, tmp_path: Path
         lab.wait_end(run)
         assert lab.status(run)["exit_code"] == 72
         assert "has 13 bytes here, and its lock says" in read(run, "batch")
+        assert json.loads(lab.kit("why", str(run), "--json").stdout)["rule"] == "preflight-image"
 
 
 @contextmanager

@@ -35,7 +35,10 @@ def titan(lab: Lab) -> Lab:
     """A project with a checkout and a configuration."""
     package = lab.project / "torchtitan"
     package.mkdir(exist_ok=True)
-    (package / "__init__.py").touch()
+    # By this file the launcher knows v0.2.0.
+    (package / "config").mkdir(exist_ok=True)
+    for name in ("__init__.py", "config/__init__.py", "config/job_config.py"):
+        (package / name).touch()
     (package / "train.py").write_text(TRAIN)
     (lab.project / "llama.toml").write_text("[training]\nsteps = 3\nseed = 11\n")
     return lab

@@ -15,7 +15,7 @@ import pytest
 from kit import shell
 from kit.errors import ImageError
 from kit.images import engine as engines
-from kit.images import importing, publish
+from kit.images import importing, squash_and_lock
 from kit.images.progress import Silent
 from tests.cluster import image_corpus as corpus
 from tests.cluster.image_lab import engine_of_one_module, needs_root
@@ -51,7 +51,7 @@ class Ways:
         self.packed = corpus.oci_layout(work / "packed", layers, config, packed=True)
         self.archive = corpus.docker_archive(work / "archive.tar", layers, config, tag)
 
-    def run(self, source: Path | str, name: str) -> publish.Outcome:
+    def run(self, source: Path | str, name: str) -> squash_and_lock.Outcome:
         """Import in this process."""
         project = self._work / "project"
         project.mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from kit.cli import app
 from kit.errors import ImageError, UsageError
-from kit.images import importing, layer_cache, publish
+from kit.images import importing, layer_cache, squash_and_lock
 from kit.images.progress import Silent
 from tests.cluster import image_corpus as corpus
 from tests.cluster.faulty_registry import Faults, proxy, push, registry
@@ -47,7 +47,7 @@ def faults(real: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield found
 
 
-def take(place: str, work: Path, *, image: str = "four", name: str = "") -> publish.Outcome:
+def take(place: str, work: Path, *, image: str = "four", name: str = "") -> squash_and_lock.Outcome:
     (work / "project").mkdir(exist_ok=True)
     order = importing.ImportOrder(
         uri=f"docker://{place}#team/{image}:1", name=name or image, project=work / "project", store=work / "store"
@@ -139,7 +139,7 @@ def test_what_was_kept_and_is_damaged_is_fetched_anew(faults: tuple[str, Faults]
 def test_two_imports_at_once_fetch_each_layer_once(faults: tuple[str, Faults], tmp_path: Path) -> None:
     place, proxied = faults
     proxied.delay_s = 0.3
-    made: list[publish.Outcome] = []
+    made: list[squash_and_lock.Outcome] = []
     both = [
         threading.Thread(target=lambda name=name: made.append(take(place, tmp_path, name=name))) for name in ("a", "b")
     ]

@@ -18,7 +18,7 @@ import pytest
 from kit import shell
 from kit.errors import ImageError, LockError, UsageError
 from kit.images import engine as engines
-from kit.images import importing, layer_cache, lock, publish
+from kit.images import image_lock, importing, layer_cache, squash_and_lock
 from kit.images.progress import Silent
 from tests.cluster import faulty_registry
 from tests.cluster.image_lab import (
@@ -65,7 +65,7 @@ def lab(engine: engines.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return ImageLab(project=tmp_path / "project", store=tmp_path / "store")
 
 
-def run_import(lab: ImageLab, uri: str, *, name: str = "", locked: bool = False) -> publish.Outcome:
+def run_import(lab: ImageLab, uri: str, *, name: str = "", locked: bool = False) -> squash_and_lock.Outcome:
     order = importing.ImportOrder(uri=uri, name=name, project=lab.project, store=lab.store, locked=locked)
     return importing.run(order, Silent())
 
@@ -211,7 +211,7 @@ def test_a_squashfs_file_is_taken_as_it_is(lab: ImageLab) -> None:
     assert taken.lock.sha256 == made.lock.sha256
     assert taken.lock.config.env == made.lock.config.env
     assert taken.lock.config.workdir == "/app"
-    assert lock.read(lab.project / "containers/second/image.lock").source == str(made.image)
+    assert image_lock.read(lab.project / "containers/second/image.lock").source == str(made.image)
 
 
 def test_a_cut_off_squashfs_file_is_refused(lab: ImageLab, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from kit import data_folders, shell
 from kit.errors import ConfigError, EngineError, ImageError, LockError
-from kit.images import build, importing, lock, store, verify
+from kit.images import build, check_against_lock, image_lock, importing, store
 from kit.images import engine as engines
 from kit.images.progress import Silent
 from tests.cluster.image_lab import (
@@ -56,13 +56,13 @@ def test_a_build_is_locked_and_a_second_one_does_nothing(lab: ImageLab) -> None:
     assert first.built
     assert first.image == store.path(lab.store, first.lock.sha256)
     assert store.digest_of(first.image) == first.lock.sha256
-    assert lock.read(lab.lock_file) == first.lock
+    assert image_lock.read(lab.lock_file) == first.lock
     written = lab.lock_file.stat().st_mtime_ns
     second = lab.build()
     assert not second.built
     assert second.seconds < 0.5
     assert lab.lock_file.stat().st_mtime_ns == written
-    verify.check(first.lock, lab.store, full=True)
+    check_against_lock.check(first.lock, lab.store, full=True)
 
 
 def test_a_build_without_changes_imports_no_docker(lab: ImageLab) -> None:
@@ -378,7 +378,7 @@ def test_a_name_with_shell_characters_is_refused(lab: ImageLab, tmp_path: Path) 
 def test_the_shipped_image_can_be_built_again_from_nothing(engine: engines.Engine) -> None:
     """The acceptance of the whole: other umask, locale and time zone, nothing cached, and the digest of the lock."""
     store_dir = data_folders.image_store()
-    if not store.path(store_dir, lock.read(REPO / "containers/train-cpu/image.lock").sha256).is_file():
+    if not store.path(store_dir, image_lock.read(REPO / "containers/train-cpu/image.lock").sha256).is_file():
         pytest.skip("train-cpu has not been built here: kit build-image train-cpu")
     done = subprocess.run(
         [sys.executable, "-m", "kit", "verify-image", "train-cpu", "--rebuild"],

@@ -13,8 +13,7 @@ import pytest
 
 from kit import shell
 from kit.errors import KitError
-from kit.images import lock as image_lock
-from kit.images import verify
+from kit.images import check_against_lock, image_lock
 from tests.cluster.lab import TIMEOUT_S, Lab, job_id
 from tests.support import REPO
 
@@ -50,7 +49,7 @@ def put(lab: Lab, name: str) -> None:
     image = next(line for line in text.splitlines() if line.startswith("image = ")).split('"')[1]
     store = (lab.project / "clusters" / f"{lab.cluster.name}.toml").read_text().split('store = "')[1].split('"')[0]
     try:
-        verify.check(image_lock.read(REPO / "containers" / image / "image.lock"), Path(store), full=False)
+        check_against_lock.check(image_lock.read(REPO / "containers" / image / "image.lock"), Path(store), full=False)
     except KitError:
         pytest.skip(f"image {image} is not in the store: kit build-image {image}")
 

@@ -229,3 +229,34 @@ def test_excluded_node(spare_lab: Lab) -> None:
         lab.inside(bad, "umount", str(data))
         lab.kit("nodes", "--cluster", lab.cluster.name, "--forget", bad, check=False)
     assert lab.settled(run) == []
+
+
+@pytest.mark.cluster
+@pytest.mark.faults
+def test_a4_two_bad_nodes_are_left_one_after_the_other(wide_lab: Lab) -> None:
+    """Of three nodes that the user allows: the third start is on the good one, and what the user excluded stays excluded."""
+    lab = wide_lab
+    first, second, good, excluded = (node.name for node in lab.cluster.nodes)
+    data = lab.project / "on-good-nodes"
+    (data / "here").mkdir(parents=True)
+    lab.write(
+        f'script = "program.py"\nshape = "srun"\nmounts = [{{ source = "{data}/here", target = "/data" }}]\n'
+        f'[resources]\nnodes = 1\ngpus_per_node = 1\n[slurm]\nexclude = "{excluded}"\n'
+        '[preflight]\non_failure = "exclude"\n',
+        "print('trained')\n",
+    )
+    for bad in (first, second):
+        lab.inside(bad, "mount", "-t", "tmpfs", "tmpfs", str(data))
+    try:
+        run = lab.submit()
+        job = lab.wait_end(run)
+        kept_off = lab.slurm("scontrol", "show", "hostnames", job["ExcNodeList"]).split()
+        assert (job["JobState"], job["Restarts"], job["NodeList"]) == ("COMPLETED", "2", good), (
+            run / "logs/batch.log"
+        ).read_text()
+        assert set(kept_off) == {first, second, excluded}
+    finally:
+        for bad in (first, second):
+            lab.inside(bad, "umount", str(data))
+            lab.kit("nodes", "--cluster", lab.cluster.name, "--forget", bad, check=False)
+    assert lab.settled(run) == []

@@ -13,8 +13,7 @@ import pytest
 
 from kit import shell
 from kit.errors import KitError
-from kit.images import lock as image_lock
-from kit.images import verify
+from kit.images import check_against_lock, image_lock
 from tests.cluster.lab import Lab, Run
 from tests.support import REPO
 
@@ -37,7 +36,7 @@ def of_example(lab: Lab, name: str, image: str) -> Lab:
     store = (lab.project / "clusters" / f"{lab.cluster.name}.toml").read_text().split('store = "')[1].split('"')[0]
     lock = image_lock.read(REPO / "containers" / image / "image.lock")
     try:
-        verify.check(lock, Path(store), full=False)
+        check_against_lock.check(lock, Path(store), full=False)
     except KitError:
         pytest.skip(f"image {image} is not in the store: kit build-image {image}")
     if name == "rl" and "aiohttp" not in lock.packages.pip:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 
@@ -59,13 +58,14 @@ def main(what, *rest):
         time.sleep(1)
     elif what == "loader":
         import multiprocessing
+        name = f"{role}-{rank}" if role else rank
         worker = multiprocessing.get_context(rest[0]).Process(target=time.sleep, args=(600,), daemon=True)
         worker.start()
         def stop(number, frame):
-            (run / f"saved-{role or rank}").write_text(str(worker.is_alive()))
+            (run / f"saved-{name}").write_text(str(worker.is_alive()))
             sys.exit(128 + number)
         signal.signal(signal.SIGTERM, stop)
-        (run / f"up-{role or rank}").touch()
+        (run / f"up-{name}").write_text(f"{start} {os.uname().nodename}")
         time.sleep(600)
     elif what == "save":
         def save(number, frame):
@@ -217,50 +217,7 @@ def test_each_role_gets_its_own_gpus(lab: Lab) -> None:
     assert [(run.folder / f"gpus-replica-{i}").read_text() for i in range(2)] == ["0", "1"]
 
 
-# ---- findings: nodes that are lost, programs with workers ----
-
-
-def two(policy: str) -> str:
-    """Two roles of a node each, and a spare node for them."""
-    of = f'script = "program.py"\nargs = ["loader", "fork"]\npolicy = "{policy}"\n'
-    return f"{HEAD}[retry]\nspares = 1\n[roles.a]\n{of}[roles.b]\n{of}"
-
-
-# The node comes back by itself (ReturnToService), or is told to.
-def lose_the_node_of_b(lab: Lab) -> tuple[Path, str]:
-    """The run, once both are up and Slurm has given up on the second node; the node's name."""
-    run = lab.submit()
-    lab.wait(lambda: (run / "up-a").exists() and (run / "up-b").exists(), run)
-    (node,) = json.loads((run / "state" / "roles.json").read_text())["b"]["nodes"]
-    lab.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
-    return run, node
-
-
-@pytest.mark.faults
-def test_a1_a_main_role_whose_node_is_lost_never_ends_the_run_well(spare_lab: Lab) -> None:
-    """srun --no-kill says 0 of ranks that are lost with their node."""
-    spare_lab.write(two("main"), PROGRAM, launcher="roles")
-    run, node = lose_the_node_of_b(spare_lab)
-    try:
-        spare_lab.wait_end(run)
-        assert spare_lab.status(run)["exit_code"] == 137, (run / "logs/batch.log").read_text()
-        assert "were lost with their node" in (run / "logs/batch.log").read_text()
-    finally:
-        spare_lab.slurm("scontrol", "update", f"nodename={node}", "state=resume", check=False)
-        spare_lab.wait_nodes()
-
-
-@pytest.mark.faults
-def test_a2_the_survivor_of_a_lost_node_saves_on_a_cancel(spare_lab: Lab) -> None:
-    spare_lab.write(two("replica"), PROGRAM, launcher="roles")
-    run, node = lose_the_node_of_b(spare_lab)
-    try:
-        spare_lab.kit("cancel", run.name)
-        spare_lab.wait_end(run)
-        assert (run / "saved-a").exists(), (run / "logs/batch.log").read_text()
-    finally:
-        spare_lab.slurm("scontrol", "update", f"nodename={node}", "state=resume", check=False)
-        spare_lab.wait_nodes()
+# ---- findings: programs with workers ----
 
 
 @pytest.mark.parametrize(

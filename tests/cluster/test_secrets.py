@@ -49,7 +49,9 @@ def submit(lab: Lab, *options: str, debug: bool = False) -> Path:
 
 
 def wait_up(lab: Lab, run: Path) -> None:
-    lab.wait(lambda: len(list(run.glob("right-*"))) == 4 or '"end"' in events(run), run, seconds=90)
+    lab.wait(
+        lambda: sum(p.stat().st_size > 0 for p in run.glob("right-*")) == 4 or '"end"' in events(run), run, seconds=90
+    )
 
 
 def events(run: Path) -> str:
@@ -60,7 +62,15 @@ def events(run: Path) -> str:
 def holding(*folders: Path) -> list[str]:
     """Files that hold the canary, whole or in part."""
     files = [p for folder in folders for p in folder.rglob("*") if p.is_file() and not p.is_symlink()]
-    return [str(p) for p in files if any(part in p.read_bytes() for part in PARTS)]
+    return [str(p) for p in files if any(part in bytes_of(p) for part in PARTS)]
+
+
+def bytes_of(path: Path) -> bytes:
+    """Of a live run's file, which may be gone meanwhile."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def command_lines() -> list[bytes]:

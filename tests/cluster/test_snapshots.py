@@ -35,7 +35,7 @@ python = "python3"
 nodes = 1
 gpus_per_node = 1
 [slurm]
-extra = ["--hold"]
+extra = ["--begin=now+1hour"]
 [retry]
 requeue = 1
 [preflight]
@@ -57,6 +57,13 @@ def folder(lab: Lab) -> Path:
     return place
 
 
+def begin(lab: Lab, run: Path) -> None:
+    """Its hour has come."""
+    job_id = json.loads((run / "manifest.json").read_text())["job_id"]
+    assert lab.status(run)["state"] == "PENDING"
+    lab.slurm("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+
+
 def said(run: Path, start: int) -> dict[str, object]:
     found: dict[str, object] = json.loads((run / f"said-{start}.json").read_text())
     return found
@@ -69,7 +76,7 @@ def test_what_was_submitted_runs_after_edits_and_after_a_requeue(lab: Lab, runti
     (folder / "program.py").write_text("raise SystemExit(3)\n")
     (folder / "helper.py").unlink()
     (folder / "added.py").write_text("")
-    lab.slurm("scontrol", "release", str(json.loads((run / "manifest.json").read_text())["job_id"]))
+    begin(lab, run)
     assert lab.wait_end(run)["JobState"] == "COMPLETED"
     first, second = said(run, 0), said(run, 1)
     assert (first["helper"], first["files"]) == ("submitted", KEPT)
@@ -89,7 +96,7 @@ def test_what_was_submitted_runs_after_edits_and_after_a_requeue(lab: Lab, runti
 def test_a_live_folder_is_the_folder_itself(lab: Lab, folder: Path) -> None:
     run = lab.submit(str(folder / "job.toml"), "--no-container", "--set", "snapshot=false")
     (folder / "helper.py").write_text('SAID = "edited"\n')
-    lab.slurm("scontrol", "release", str(json.loads((run / "manifest.json").read_text())["job_id"]))
+    begin(lab, run)
     assert lab.wait_end(run)["JobState"] == "COMPLETED"
     assert said(run, 0)["helper"] == "edited"
     assert (folder / "outputs/0.txt").exists()

@@ -119,14 +119,15 @@ def test_the_table_is_true_of_a_rank_of_root(
 
 
 def test_the_table_is_true_of_an_ordinary_user_in_bubblewrap(train_cpu: Path, tmp_path: Path) -> None:
-    from kit.images import lock as image_lock
-    from kit.images import verify
+    from kit.images import check_against_lock, image_lock
 
     if shell.which("bwrap") is None or shell.which("squashfuse") is None:
         pytest.skip("bubblewrap or squashfuse is not installed: make setup")
     place = Path(shell.run(["mktemp", "-d", "/tmp/kit-probe-XXXXXX"]).stdout.strip())
     try:
-        image = verify.check(image_lock.read(REPO / "containers/train-cpu/image.lock"), train_cpu, full=False)
+        image = check_against_lock.check(
+            image_lock.read(REPO / "containers/train-cpu/image.lock"), train_cpu, full=False
+        )
         for name in ("work", "bin", "lib"):
             (place / name).mkdir()
         shell.run(["cp", "-r", str(REPO / "templates/bin"), str(REPO / "templates/lib"), str(place)])

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.images import lock as image_lock
-from kit.images import verify
+from kit.images import check_against_lock, image_lock
 from kit.shell import Completed
 from tests.cluster.conftest import lab_on, short_folder
 from tests.cluster.lab import TIMEOUT_S, Lab
@@ -279,7 +278,7 @@ def contained(shared_lab: Lab, train_cpu: Path) -> Lab:
     if shell.which("bwrap") is None or shell.which("squashfuse") is None:
         pytest.skip("bubblewrap or squashfuse is not installed: make setup")
     lab = shared_lab
-    found = verify.check(image_lock.read(REPO / "containers/train-cpu/image.lock"), train_cpu, full=False)
+    found = check_against_lock.check(image_lock.read(REPO / "containers/train-cpu/image.lock"), train_cpu, full=False)
     placed = lab.project / "store" / found.relative_to(train_cpu)
     placed.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(found, placed)

@@ -164,7 +164,7 @@ def test_the_culprit_of_a_stall_is_named(lab: Lab, name: str) -> None:
         assert len(list(run.glob("state/stall-1/node-*.txt"))) == 2
         now = json.loads(lab.kit("stacks", run.name, "--rank", "0", "--json").stdout)
         assert list(now) == ["rank-0.txt"]
-        assert "in meet\n" in now["rank-0.txt"]
+        assert re.search(r"in meet\n|    meet \(", now["rank-0.txt"]), "faulthandler's line, or py-spy's"
         assert len(json.loads(lab.kit("stacks", run.name, "--json").stdout)) == 6
         assert not list(run.glob("state/stacks-*")), "what kit stacks gathered is gone"
     finally:
@@ -244,7 +244,7 @@ OF_TORCH = {
     "order": (
         "dist.broadcast(ones, 0)",
         "stall-order",
-        r"rank 3 .*-2\) is in broadcast, and 3 ranks are in all_reduce",
+        r"rank 3 .*-2\) is in broadcast.*, and 3 ranks are in all_reduce",
     ),
 }
 

@@ -5,18 +5,25 @@ Nor do the files that it leaves in its run folder, but for the logs of the ranks
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.conftest import lab_on
-from tests.cluster.lab import Lab
-from tests.cluster.width import counts, measured
+from tests.cluster.lab import Lab, job_id
+from tests.cluster.width import SLURMS_OWN, counts, measured
 
 pytestmark = pytest.mark.cluster
 
-# A step is asked for again while slurmctld is busy; that is one more, not one more for each node.
-SLACK = 1
+# Where the machine is busy a step is asked for again, by srun and, when it takes more than two seconds to end, by the kit: a few
+# more, whatever the number of nodes, not one more for each.
+SLACK = 4
+WAITS = """\
+import os, pathlib, time
+(pathlib.Path(os.environ["KIT_RUN_DIR"]) / f"up-{os.environ['KIT_ROLE']}-{os.environ['RANK']}").touch()
+time.sleep(600)
+"""
 
 
 def check(lab: Lab, narrow: int, wide: int) -> None:
@@ -47,6 +54,30 @@ def test_rpcs_and_files_do_not_grow_up_to_256_nodes(tmp_path_factory: pytest.Tem
     project = tmp_path_factory.mktemp("width")
     with lab_on("w", 256, project / "store", project) as lab:
         check(lab, 4, 256)
+
+
+@pytest.mark.slow
+def test_a_running_job_asks_twice_a_minute(broad_lab: Lab) -> None:
+    """Whatever it has of roles, spares and replicas; in two minutes of sdiag, while the test asks nothing."""
+    lab = broad_lab
+    replicas = "".join(
+        f'[roles.{name}]\nscript = "program.py"\npolicy = "replica"\nrestart = 2\nnodes = 4\nranks_per_node = 1\n'
+        for name in ("a", "b", "c")
+    )
+    lab.write(f"[resources]\ngpus_per_node = 1\n[retry]\nspares = 2\n{replicas}", WAITS, launcher="roles")
+    run = lab.submit("--no-container")
+    try:
+        lab.wait(lambda: len(list(run.glob("up-*"))) == 12, run)
+        time.sleep(5)
+        lab.slurm("sdiag", "--reset")
+        time.sleep(120)
+        asked = counts(lab.slurm("sdiag"))
+    finally:
+        lab.slurm("scancel", str(job_id(run)))
+    lab.wait_end(run)
+    often = {kind: count for kind, count in asked.items() if kind not in SLURMS_OWN and count > 4 + 1}
+    assert not often, asked
+    assert any(kind not in SLURMS_OWN for kind in asked), "the job looks at its nodes"
 
 
 def test_sdiags_table_is_read() -> None:

@@ -14,7 +14,7 @@ from kit.planning.placement import RolePlacement
 from kit.planning.plan import Plan
 from kit.runs import manifest
 from kit.runs.status import of
-from kit.spec.world_sizes import PLAIN, world_text
+from kit.spec.world_size_text import PLAIN, world_text
 from tests.golden.cases import CASES, SINGLES, Case, Single, planned, planned_single
 
 EVERY = [pytest.param(case, id=case.name) for case in (*CASES, *SINGLES)]

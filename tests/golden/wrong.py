@@ -25,8 +25,8 @@ from pydantic import BaseModel
 from kit import config
 from kit.errors import ConfigError, Fault
 from kit.spec import models
-from kit.spec.form import Form, Invalid
 from kit.spec.image import ImageLock
+from kit.spec.wrong_value_messages import Form, Invalid
 from tests.golden.wrong_rules import Rule, rules
 from tests.golden.wrong_values import VALUES
 from tests.support import REPO

@@ -11,7 +11,7 @@ from kit import config
 from kit.errors import ConfigError
 from kit.frameworks import torchtitan
 from kit.planning.plan import plan
-from kit.planning.site import Site
+from kit.planning.plan_inputs import Site
 from kit.runs import chain, secret
 from kit.sweeps.prepare import prepare as prepare_sweep
 from kit.validation import toml
@@ -81,6 +81,8 @@ def _frameworks() -> list[Rule]:
         {"training": {"global_batch_size": 12}},
     ]
     return [
+        _job("python", 'command = ["./digits"]', nodes=2, gpus=1),
+        _job("python", 'script = "train.py"\n[resources]\nnodes = 1\nranks_per_node = 2', nodes=0),
         _job("ddp", "[megatron]\nnum_layers = 2\nhidden_size = 64\nnum_attention_heads = 2"),
         *_all("ddp", ('args = ["--batch-size", "30"]', 'args = ["--batch-size", "many"]')),
         *_all("ddp", ('args = ["--epoks", "3"]', 'script = "/kit/run/code/trainn.py"')),
@@ -372,6 +374,8 @@ def _workflow() -> list[Rule]:
         stages('[stages.train]\nafter = ["test"]\n[stages.test]\nafter = ["train"]'),
         stages('[stages.train]\n[stages.test]\nargs = ["{stages.train}"]'),
         _job("ddp", '[chain]\ntimes = 3\n[secrets]\nenv = ["TOKEN"]'),
+        _job("ddp", '[chain]\ntimes = 3\n[notify]\non = ["end"]\nto = ["TEAM_SLACK"]\nby = "batch"'),
+        kept('[notify]\non = ["end"]\nto = ["TEAM_SLACK"]\nby = "batch"'),
         kept('[secrets]\nenv = ["TOKEN"]'),
         kept('[secrets]\nfile = "keys.toml"\n[env]\nTOKEN = "x"', **{"keys.toml": 'TOKEN = "y"\n'}),
         kept('[secrets]\nfile = "keys.toml"', **{"keys.toml": "TOKEN = 3\n"}),

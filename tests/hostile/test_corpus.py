@@ -15,8 +15,8 @@ import pytest
 from kit import config
 from kit.errors import KitError
 from kit.images import oci
-from kit.runs import facts, status
-from kit.spec.paths import RunPaths
+from kit.runs import run_facts, status
+from kit.spec.run_paths import RunPaths
 
 
 def tar(members: dict[str, object]) -> bytes:
@@ -145,7 +145,7 @@ def test_a_run_folder_is_unreadable_with_its_reason(tmp_path: Path, name: str) -
     RunPaths(run).state.mkdir(parents=True)
     make(RunPaths(run).manifest)
     (one,) = status.of([run], queue=lambda _: {})
-    assert one.state == facts.UNREADABLE
+    assert one.state == run_facts.UNREADABLE
     assert said in one.reason
     assert "\n" not in one.reason
     assert "\x1b" not in one.reason

@@ -28,9 +28,9 @@ from hypothesis import strategies as st
 from kit import config
 from kit.errors import KitError
 from kit.images import oci
-from kit.runs import facts, logs, status
+from kit.runs import logs, run_facts, status
 from kit.runs.logs import Wanted
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 from kit.sweeps.expressions import ExpressionError, checked, evaluate
 
 _KINDS = 6
@@ -134,6 +134,7 @@ _line = st.one_of(
 @hostile
 @given(lines=st.lists(_line, max_size=12), whole=st.booleans())
 def test_job_files(lines: list[str], whole: bool) -> None:
+    """Any error but a KitError fails the test."""
     with folder() as place:
         (place / ".git").mkdir()
         head = 'name = "x"\nlauncher = "ddp"\n' if whole else ""
@@ -220,7 +221,7 @@ def test_run_folders(manifest: bytes, events: list[bytes], known: dict[str, Any]
         ]
         paths.events.write_bytes(b"\n".join(lines))
         (one,) = status.of([place], queue=lambda _: {})
-        assert one.state == facts.UNREADABLE
+        assert one.state == run_facts.UNREADABLE
         assert "\n" not in one.reason
 
 
@@ -269,6 +270,7 @@ _ARCHIVE = _archive(
     head=st.sampled_from([b"", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"BZh9", b"\xfd7zXZ\0"]),
 )
 def test_archives(cut: int, flips: list[tuple[int, int]], head: bytes) -> None:
+    """Any error but a KitError fails the test."""
     content = bytearray(_ARCHIVE)
     for at, value in flips:
         content[at] = value
@@ -287,6 +289,7 @@ def test_archives(cut: int, flips: list[tuple[int, int]], head: bytes) -> None:
     names=st.lists(st.sampled_from(["manifests", "config", "layers", "digest"])),
 )
 def test_oci_layouts(index: object, manifest: object, config_: object, names: list[str]) -> None:
+    """Any error but a KitError fails the test."""
     with folder() as place:
         wrapped: Any = index
         for name in names:

@@ -33,6 +33,13 @@ def test_a1_an_end_with_0_of_ranks_that_were_lost_with_their_node_does_not_count
     assert any("step b ended with 0, and its ranks on n2 were lost with their node" in line for line in said)
 
 
+def test_a1_what_srun_says_of_a_lost_node_from_24_11_on_is_no_code_of_the_program(lab: BatchLab) -> None:
+    """It says 1, which no retry follows and no requeue."""
+    lab.nodes("n1,n3,n4")
+    said = lab.bash(BEGUN + 'failures::prepare b-0; role_policy::on_end 1 1; echo "$roles_code"')
+    assert said[-1] == "137"
+
+
 def test_a1_an_end_with_0_counts_where_all_nodes_are_there(lab: BatchLab) -> None:
     said = lab.bash(BEGUN + 'role_policy::on_end 1 0; echo "${roles_state[b]} over=$roles_over"')
     assert said[-1] == "ended over="

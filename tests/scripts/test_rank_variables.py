@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,12 @@ def test_outside_of_a_task_it_ends_with_2(missing: str) -> None:
     del env[missing]
     said = bash("(rank_variables::require_slurm) || echo code $?", **env)
     assert said == ["error: this script runs as a Slurm task, started by batch.sh", "code 2"]
+
+
+def test_a_rank_is_told_when_its_container_was_there() -> None:
+    """Seconds since 1970, with a point in any locale."""
+    (began,) = bash("rank_variables::require_slurm; bash -c 'echo \"${KIT_WORKER_BEGAN}\"'", **SLURM, **KIT)
+    assert abs(float(began) - time.time()) < 60
 
 
 def test_a_rank_has_slurms_numbers() -> None:
@@ -78,3 +86,28 @@ def test_torchruns_words(rendezvous: str, node: str, last: list[str]) -> None:
 def test_a_role_sees_its_own_gpus_of_those_that_slurm_gave(wanted: str, given: str, visible: str) -> None:
     script = f"rank_variables::choose_gpus '{wanted}'\nbash -c 'echo \"<${{CUDA_VISIBLE_DEVICES:-}}>\"'"
     assert bash(script, CUDA_VISIBLE_DEVICES=given) == [f"<{visible}>"]
+
+
+def test_ranks_that_are_moved_are_on_the_node_that_they_were_moved_to() -> None:
+    """`kit rerun --rotate`: node 2 of Slurm's has the ranks of the first node."""
+    moved = {"KIT_NODE_RANKS": "1 2 0"}
+    script = "rank_variables::from_slurm\necho ${RANK} ${LOCAL_RANK} ${NODE_RANK}"
+    assert bash(script, **SLURM, **KIT, **moved) == ["1 1 0"]
+    torchrun = (
+        "rank_variables::node_from_slurm\nKIT_RENDEZVOUS=static KIT_MAX_RESTARTS=0 MASTER_ADDR=n1 MASTER_PORT=1\n"
+    )
+    torchrun += "declare -a KIT_TORCHRUN_OPTIONS=()\nrank_variables::torchrun_argv\n"
+    said = bash(f"{torchrun}printf '%s\\n' \"${{KIT_TORCHRUN_ARGV[@]}}\"", **SLURM, **KIT, **moved)
+    assert "--node-rank=0" in said
+
+
+def test_the_order_of_nodes_is_the_files(tmp_path: Path) -> None:
+    """Nodes as srun numbers them, and the place of each among the ranks; a node that the job has not is said."""
+    nodes = REPO / "templates/lib/nodes.sh"
+    look = 'echo "${nodes_first}|${KIT_NODE_RANKS:-}"'
+    script = f"source {nodes}\nKIT_RUN_DIR={tmp_path}\nnodes::place_ranks n1 n2 n3 2>&1 || echo refused\n{look}"
+    assert bash(script) == ["n1|"]
+    (tmp_path / "node-order").write_text("n3\nn1\nn2\n")
+    assert bash(script) == ["n3|1 2 0"]
+    (tmp_path / "node-order").write_text("n3\nn1\nn9\n")
+    assert bash(script)[:2] == ["error: the ranks are to be on n3 n1 n9, and the job has n1 n2 n3", "refused"]

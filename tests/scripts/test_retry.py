@@ -15,7 +15,7 @@ LIB = REPO / "templates" / "lib" / "retry.sh"
 
 def bash(folder: Path, script: str, *, capped: bool, requeue: int, restarts: int, own: int | None = None) -> list[str]:
     """What Slurm is told, a command a line, and then what the script says."""
-    (folder / "state").mkdir()
+    (folder / "state").mkdir(parents=True)
     if own is not None:
         (folder / "state" / "requeues").write_text(f"{own}\n")
     (folder / "scontrol").write_text('#!/bin/sh\necho "$@"\n')
@@ -297,3 +297,74 @@ def test_the_last_steps_may_come_late(tmp_path: Path) -> None:
     script = 'retry::furthest() { cat "${KIT_RUN_DIR}/now"; }; sleep() { echo 8 >"${KIT_RUN_DIR}/now"; }\n'
     script += 'echo "7 5 2" >"${retry_progress_file}"; echo 5 >"${KIT_RUN_DIR}/now"; retry::gets_nowhere; echo "$?"'
     assert bash(tmp_path, script, capped=True, requeue=9, restarts=0) == ["1"]
+
+
+def test_it_waits_for_late_steps_only_where_they_would_decide(tmp_path: Path) -> None:
+    script = "retry::furthest() { printf 5; }; sleep() { echo waited; }; log::error() { :; }\n"
+    script += 'for start in 1 2 3 4; do echo "start ${start}"; retry::gets_nowhere && echo nowhere; done; :'
+    said = bash(tmp_path, script, capped=True, requeue=9, restarts=0)
+    assert said == ["start 1", "start 2", "start 3", "start 4", "waited", "nowhere"]
+    script = "retry::furthest() { printf 5; }; sleep() { echo waited; }\n"
+    script += 'echo "7 4 2" >"${retry_progress_file}"; retry::gets_nowhere || echo on'
+    assert bash(tmp_path / "other", script, capped=True, requeue=9, restarts=0) == ["on"]
+
+
+def test_starts_that_get_nowhere_are_no_restart_here(tmp_path: Path) -> None:
+    script = "retry::gets_nowhere() { true; }\nretry::again 137 && echo yes || echo no"
+    assert script_of(tmp_path, script) == ["nodes::choose", "node_checks::image", "no"]
+
+
+@pytest.mark.parametrize(("on_stall", "again"), [("restart", True), ("end", False)])
+def test_after_a_standstill_the_job_says_whether_it_starts_again(tmp_path: Path, on_stall: str, again: bool) -> None:
+    """Whatever retry.codes has."""
+    script = (
+        'KIT_RETRY_CODES+=("${stall_watch_code}")\nretry::is_retryable "${stall_watch_code}" && echo yes || echo no'
+    )
+    assert script_of(tmp_path, script, KIT_ON_STALL=on_stall) == ["yes" if again else "no"]
+
+
+@pytest.mark.parametrize(("said", "requeued"), [("Restarts=1", True), ("Restarts=0", False), ("nothing", False)])
+def test_a_job_that_was_never_queued_again_has_no_count(tmp_path: Path, said: str, requeued: bool) -> None:
+    commands = {"scontrol": f"echo 'JobId=7 {said} BatchFlag=1'"}
+    script = "unset SLURM_RESTART_COUNT\nretry::slurm_requeued && echo yes || echo no"
+    assert script_of(tmp_path, script, commands=commands, signals_got="TERM") == ["yes" if requeued else "no"]
+
+
+def test_without_a_count_slurm_is_not_told_to_stop(tmp_path: Path) -> None:
+    variables = {"KIT_REQUEUE_CAPPED": "1", "KIT_RETRY_REQUEUE": "1"}
+    script = 'unset SLURM_RESTART_COUNT\nretry::cap_slurm; echo "code $?"'
+    assert script_of(tmp_path, script, commands={"scontrol": "echo told"}, **variables) == ["code 0"]
+    script = 'SLURM_RESTART_COUNT=1\nretry::cap_slurm; echo "code $?"'
+    assert script_of(tmp_path, script, commands={"scontrol": "return 1"}, **variables) == ["code 0"]
+
+
+def test_going_back_to_the_queue_is_told_and_may_fail(tmp_path: Path) -> None:
+    variables = {"SLURM_JOB_ID": "7", "KIT_AVOID_DIR": str(tmp_path / "avoid")}
+    told = "exit code 137; back to the queue (0 times so far)"
+    said = script_of(tmp_path, 'retry::requeue 137; echo "code $?"', commands={"scontrol": 'echo "$*"'}, **variables)
+    assert said == [told, "event requeue exit_code 137", "requeue 7", "code 0"]
+    refused = {"scontrol": '[[ "$1" != requeue ]] && echo "$*"'}
+    said = script_of(tmp_path, 'retry_without=n2\nretry::requeue 137; echo "code $?"', commands=refused, **variables)
+    assert said[-1] == "code 1"
+    assert not any(line.startswith("update") for line in said), "the job is not queued: it is kept off no node"
+    refused = {"scontrol": '[[ "$1" == requeue ]]'}
+    said = script_of(tmp_path, 'retry_without=n2\nretry::requeue 137; echo "code $?"', commands=refused, **variables)
+    assert said[-1] == "code 0", "queued all the same"
+
+
+def test_a_script_knows_whether_who_started_it_is_there(tmp_path: Path) -> None:
+    """Also one whose name would mislead who reads /proc/PID/stat by columns."""
+    child = tmp_path / "a ) b"
+    child.write_text(
+        f"#!/bin/bash\nsource {LIB}\nretry::has_slurmstepd && echo parent || echo none\n"
+        '[[ -z "${1:-}" ]] || while kill -0 "$1" 2>/dev/null; do sleep 0.02; done\n'
+        "retry::has_slurmstepd && echo parent || echo none\n"
+    )
+    child.chmod(0o755)
+    env = {"PATH": os.environ["PATH"], "KIT_RUN_DIR": str(tmp_path)}
+    done = shell.run(["bash", "-c", '"$0"; true', str(child)], env=env)
+    assert done.stdout.splitlines() == ["parent", "parent"]
+    waited = 'for i in {1..100}; do sleep 0.05; [[ $(wc -l <"$1") != 2 ]] || break; done'
+    left = f'bash -c \'"$0" $$ >"$1" & sleep 0.3\' "$0" "$1"; {waited}'
+    shell.run(["bash", "-c", left, str(child), str(tmp_path / "said")], env=env)
+    assert (tmp_path / "said").read_text().split() == ["parent", "none"]

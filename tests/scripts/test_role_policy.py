@@ -109,6 +109,12 @@ def test_an_end_with_0_of_a_lost_node_is_a_failure(head: str, last: str) -> None
     assert any("its ranks on a-b were lost with their node" in line for line in said) == (last == "fail a 137")
 
 
+@pytest.mark.parametrize(("failed", "last"), [("", "fail a 137"), ("a-0", "fail a 1")])
+def test_sruns_own_code_of_a_lost_node_is_no_code_of_a_rank(failed: str, last: str) -> None:
+    """From Slurm 24.11 on srun says 1: without a record of a rank that is no end that the program chose."""
+    assert bash(f"KIT_OUTLIVES=1; gone=a-b; failed='{failed}'\nrole a main\nrole_policy::on_end 0 1")[-1] == last
+
+
 # ---- restarts ----
 
 
@@ -165,9 +171,17 @@ def test_replicas_go_on_while_there_are_enough(least: int, goes_on: bool) -> Non
         assert said[1:] == ["state a lost", f"log::error 2 replicas are left; the job wants {least}", "fail a 6"]
 
 
+def test_lost_replicas_do_not_count_as_left() -> None:
+    said = bash("least=3; role a replica; role b replica; role c replica; role d replica\nrole_policy::on_end 0 6")
+    assert said[-2] == "log::error role a is given up; 3 others go on"
+    said = bash("least=2; role a replica; role b replica; role c replica lost\nrole_policy::on_end 0 6; echo code $?")
+    assert said[-3:] == ["log::error 1 replicas are left; the job wants 2", "fail a 6", "code 0"]
+
+
 @pytest.mark.parametrize(
     ("roles", "over"),
     [
+        ("role b service up; role a main up", False),
         ("role a main ended; role b service up", True),
         ("role a main up; role b service up", False),
         ("role a main starting", False),
@@ -202,6 +216,13 @@ def test_a_step_whose_rank_failed_or_whose_node_is_lost_has_to_go(head: str, doo
     said = bash(f"{head}\nrole a main\n{pid}\nrole_policy::doom")
     expected = "steps::doom a a rank has failed or a node is lost, and the other ranks wait for it"
     assert said == ([expected] if doomed else [])
+
+
+@pytest.mark.parametrize(("ended", "doomed"), [("a", "b"), ("b", "a")])
+def test_a_role_that_has_ended_hides_no_other(ended: str, doomed: str) -> None:
+    """Whichever bash comes to first."""
+    said = bash(f"failed='a-0 b-0'; role a main; role b main\nsteps_pid[{doomed}]=5\nrole_policy::doom")
+    assert [line.split()[:2] for line in said] == [["steps::doom", doomed]]
 
 
 @pytest.mark.parametrize(("outlives", "looked"), [(0, False), (1, True)])

@@ -46,8 +46,12 @@ def private(uid: int, folder: Path) -> str:
 
 
 def digest(uid: int, file: Path, memory: Path) -> str:
+    return digested(uid, file, memory).stdout
+
+
+def digested(uid: int, file: Path, memory: Path, first: str = "") -> shell.Completed:
     text = (REPO / "templates/lib/trust.sh").read_text()
-    return as_user(uid, "bash", "-uc", f'{text}\ntrust::digest "$1" "$2"', "-", file, memory).stdout
+    return as_user(uid, "bash", "-uc", f'{text}\n{first}\ntrust::digest "$1" "$2"', "-", file, memory)
 
 
 def aged(file: Path) -> None:
@@ -76,6 +80,37 @@ def test_links_and_lax_modes(shared: Path) -> None:
     assert "has mode 777: others could have put files there" in private(DAEMON, shared / "open")
     shared.chmod(0o777)
     assert "may be written by everybody (mode 777), and has no sticky bit" in private(DAEMON, shared / "own")
+    assert "may be written by everybody" in private(DAEMON, shared / "new" / "below" / "that")
+    assert not (shared / "new").exists(), "nothing is made where it could be exchanged"
+
+
+def test_a_digest_that_cannot_be_kept_is_printed_all_the_same(tmp_path: Path) -> None:
+    """Of a file that changed just now; beside a memory that others may write; where no memory can be made. It is no failure."""
+    file, memory, me = tmp_path / "image", tmp_path / "verified", os.geteuid()
+    file.write_bytes(b"new")
+    right = hashlib.sha256(b"new").hexdigest()
+    done = digested(me, file, memory)
+    assert (done.returncode, done.stdout.strip(), memory.exists()) == (0, right, False)
+    aged(file)
+    memory.touch(0o666)
+    memory.chmod(0o666)
+    done = digested(me, file, memory)
+    assert (done.returncode, done.stdout.strip(), memory.read_text()) == (0, right, "")
+    done = digested(me, file, tmp_path / "none" / "verified")
+    assert (done.returncode, done.stdout.strip()) == (0, right)
+    memory.chmod(0o600)
+    twice = [digested(me, file, memory) for _ in range(2)]
+    assert [(one.returncode, one.stdout.strip()) for one in twice] == [(0, right)] * 2
+    assert memory.read_text().split()[-1] == right
+    assert digested(me, tmp_path / "missing", memory).returncode != 0
+    # It changes while it is read: what was read is told, and forgotten.
+    changes = 'sha256sum() { command sha256sum; printf x >>"${file}"; }'
+    before = memory.read_text()
+    file.write_bytes(b"other")
+    aged(file)
+    done = digested(me, file, memory, changes)
+    assert (done.returncode, done.stdout.strip()) == (0, hashlib.sha256(b"other").hexdigest())
+    assert memory.read_text() == before
 
 
 def test_a_digest_is_computed_once_and_after_every_change(tmp_path: Path) -> None:

@@ -60,6 +60,14 @@ def test_the_copy_is_what_was_submitted_and_may_be_written(taken: Taken) -> None
     assert not (tree / "files/wandb").exists()
 
 
+def test_the_empty_folder_of_the_submit_becomes_the_copy(taken: Taken) -> None:
+    """It was left beside the copy in every run."""
+    tree = taken.put()
+    taken.copy.mkdir()
+    taken.prepare(tree)
+    assert [path.name for path in taken.copy.parent.glob("workspace*")] == ["workspace"]
+
+
 def test_a_later_start_goes_on_with_what_the_programs_wrote_and_says_what_they_changed(taken: Taken) -> None:
     tree = taken.put()
     taken.prepare(tree)

@@ -198,6 +198,39 @@ def test_blocks_are_compiled_one_by_one_and_keep_their_names() -> None:
         ("Tesla V100-SXM2-16GB", "fp16", 125e12),
         ("Tesla V100-SXM2-16GB", "bf16", None),
         ("Tesla V100-SXM2-16GB", "tf32", 15.7e12),
+        ("Tesla V100-SXM3-32GB", "fp16", 125e12),
+        ("Tesla V100-PCIE-32GB", "fp16", 112e12),
+        ("Tesla V100-PCIE-32GB", "fp32", 14e12),
+        ("Tesla V100S-PCIE-32GB", "fp16", 130e12),
+        ("Tesla T4", "fp16", 65e12),
+        ("NVIDIA A100 80GB PCIe", "bf16", 312e12),
+        ("NVIDIA A100-PCIE-40GB", "bf16", 312e12),
+        ("NVIDIA A40", "bf16", 149.7e12),
+        ("NVIDIA A30", "bf16", 165e12),
+        ("NVIDIA L40", "bf16", 181e12),
+        ("NVIDIA H200 NVL", "bf16", 835e12),
+        ("NVIDIA H200 NVL", "fp32", 60e12),
+        # Others, whose names are like those of the table.
+        ("Tesla V100-FHHL-16GB", "fp16", None),
+        ("NVIDIA A100-SXM-64GB", "bf16", None),
+        ("NVIDIA H100 64GB HBM2", "bf16", None),
+        ("NVIDIA A100X", "bf16", None),
+        ("NVIDIA A800-SXM4-80GB", "bf16", None),
+        ("NVIDIA H800", "bf16", None),
+        ("NVIDIA RTX A4000", "bf16", None),
+        ("NVIDIA L20", "bf16", None),
+        ("NVIDIA L40G", "bf16", None),
+        ("NVIDIA T4G", "fp16", None),
+        ("NVIDIA B300 SXM6 AC", "bf16", None),
+        ("NVIDIA GB300", "bf16", None),
+        ("Quadro GV100", "fp16", None),
+        # Parts of a card.
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "bf16", None),
+        ("GRID A100-40C", "bf16", None),
+        ("NVIDIA A100-4-20C", "bf16", None),
+        ("NVIDIA L40S-48Q", "bf16", None),
+        ("NVIDIA A10-24A", "bf16", None),
         ("NVIDIA RTX 1", "bf16", None),
         ("", "bf16", None),
     ],
@@ -206,6 +239,24 @@ def test_a_gpu_has_the_peak_of_its_own_card_and_precision(name: str, precision: 
     from lib import peaks
 
     assert peaks.peak_flops(name, precision) == peak
+
+
+def test_the_rows_of_the_peaks_agree_with_each_other() -> None:
+    """No row is hidden by one before it; the matrix units double with each halving of a number, as far as data sheets round."""
+    from lib import peaks
+
+    rows = list(peaks.PEAKS.items())
+    for number, (words, peak) in enumerate(rows):
+        name = " ".join(("NVIDIA", *words))
+        assert peaks.peak_flops(name, "fp16") == peak.half * 1e12, words
+        assert not any(set(before) <= set(words) for before, _ in rows[:number]), words
+        assert peak.fp32 < 1.01 * (peak.tf32 or peak.half), words
+        if peak.tf32:
+            assert peak.half / peak.tf32 == pytest.approx(2, rel=0.02), words
+        if peak.fp8:
+            assert peak.fp8 / peak.half == pytest.approx(2, rel=0.03), words
+    with pytest.raises(KeyError):
+        peaks.peak_flops("NVIDIA A100-SXM4-80GB", "int3")
 
 
 @pytest.mark.parametrize(("matmul", "mfu"), [("high", 1e12 / 494.5e12 / 2), ("highest", 1e12 / 67e12 / 2)])
@@ -229,6 +280,18 @@ def test_the_mfu_of_a_run_in_fp32_is_of_what_is_multiplied(
     for _ in range(10):
         speed.step()
     assert speed.values() == {"tokens_per_second": 1000.0, "memory_bytes": 1 << 30, "mfu": pytest.approx(mfu)}
+
+
+def test_the_memory_of_a_program_is_its_own_and_not_its_parents() -> None:
+    """getrusage(2) keeps, over fork and exec, the most that the starter had: a rank of a large process was told as large."""
+    child = "import sys; sys.path[:0] = [sys.argv[1]]; from lib import metrics; print(metrics.most_resident())"
+    parent = (
+        "import subprocess, sys; held = b'1' * (1200 << 20);"
+        "subprocess.run([sys.executable, '-c', *sys.argv[1:]], check=True); assert held"
+    )
+    argv = [sys.executable, "-c", parent, child, str(LAUNCHERS)]
+    said = int(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+    assert 20 << 20 < said < 1100 << 20
 
 
 def test_the_process_group_is_told_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,11 @@ def ascii(prompt, completion, problem):
 
 def faulty(prompt, completion, problem):
     return problem["worth"]
+
+
+def hangs(prompt, completion, problem):
+    import re
+    re.match("(a+)+b", 60 * "a")  # holds the interpreter's lock, for years
 """
 
 
@@ -245,8 +250,110 @@ def test_a_fault_of_the_users_reward_ends_the_run_with_its_line(start: Callable[
     words = own(run.training.folder, "faulty", messages=False)
     trainer = run.train("--max-steps", 8, *words, "--test-rollouts", 1)
     assert trainer.wait() == [1]
-    assert f"{run.training.folder}/reward.py, line 8: KeyError: 'worth'\n  the problem: " in trainer.output()
+    folder = re.escape(str(run.training.folder))
+    said = rf"{folder}/reward\.py, line 8: KeyError: 'worth'\n  the problem: {folder}/problems\.jsonl, line \d+: {{"
+    assert re.search(said, trainer.output()), trainer.output()
     assert "Traceback" not in trainer.output()
+
+
+def test_a_reward_that_hangs_ends_the_run_at_its_limit(start: Callable[..., Run]) -> None:
+    """With file, function, problem and limit; nothing of it is left."""
+    run = start()
+    folder = run.training.folder
+    words = (*own(folder, "hangs", messages=False), "--reward-timeout", 1)
+    trainer = run.train("--max-steps", 8, *words, "--test-rollouts", 1)
+    assert trainer.wait() == [1]
+    late = f"{folder}/reward.py: hangs: no answer within 1 s, the limit (--reward-timeout)\n  the problem: "
+    assert re.search(rf"{re.escape(late + str(folder))}/problems\.jsonl, line \d+: {{", trainer.output()), (
+        trainer.output()
+    )
+    assert "Traceback" not in trainer.output()
+    assert not processes_with(str(folder / "reward.py"))
+
+
+@pytest.mark.smoke
+def test_the_orchestrator_ends_at_a_reward_that_hangs(tmp_path: Path) -> None:
+    """While its other work goes on: the function does not hold the program's own lock."""
+    sys.path[:0] = [str(LAUNCHERS / "rl"), str(LAUNCHERS)]
+    import orchestrator
+    from lib import tasks
+
+    words = own(tmp_path, "hangs", messages=False)
+    task = tasks.opened(orchestrator.parser.parse_args([*map(str, words), "--reward-timeout", "1"]))
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.05)
+            ticks += 1
+
+    async def both() -> None:
+        beside = asyncio.create_task(tick())
+        await orchestrator.add_rewards(task, [{"problem": task.training[0], "tokens": [65]}])
+        beside.cancel()
+
+    with pytest.raises(SystemExit, match="hangs: no answer within 1 s") as ended:
+        asyncio.run(both())
+    number = int(task.training[0]["prompt"].split()[1]) + 1
+    assert f"problems.jsonl, line {number}: " in str(ended.value)
+    assert ticks > 5
+
+
+def processes_with(word: str) -> list[str]:
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    return [line.decode() for line in lines if word.encode() in line and b"reward_process" in line]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("while True: pass", "no answer within 0.5 s"),
+        ("__import__('re').match('(a+)+b', 60 * 'a')", "no answer within 0.5 s"),
+        ("__import__('os')._exit(3)", "its process ended with exit code 3"),
+        ("__import__('sys').exit(0)", "its process ended with exit code 0"),
+        ("__import__('os').abort()", "its process ended by signal 6"),
+        ("return float('nan')", "returned nan, which is not finite"),
+        ("return 'good'", "returned 'good', which is no number"),
+        ("return True", "returned True, which is no number"),
+        ("1/0", "line 2: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_a_reward_may_do_instead(body: str, said: str, tmp_path: Path) -> None:
+    rewards, faults = lib("rewards"), lib("faults")
+    path = tmp_path / "mine.py"
+    path.write_text(f"def reward(prompt, completion, problem):\n    {body}\n")
+    function = rewards.opened(f"{path}:reward", timeout=0.5)
+    with pytest.raises(faults.Refused) as refused:
+        function("1+1=", "2", {"answer": "2"})
+    assert said in refused.value.message and str(path) in refused.value.message
+
+
+@pytest.mark.smoke
+def test_a_reward_keeps_its_state_and_reads_what_lies_beside_it(tmp_path: Path) -> None:
+    """Ten thousand letters, half a surrogate pair, and a file whose reading hangs."""
+    rewards, faults = lib("rewards"), lib("faults")
+    (tmp_path / "beside.py").write_text("WORTH = 0.25\n")
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from beside import WORTH\ncalls = []\n"
+        "def reward(prompt, completion, problem):\n"
+        "    calls.append(problem)\n    print('said')\n    return WORTH * len(calls) + len(prompt)\n"
+    )
+    function = rewards.opened(f"{path}:reward")
+    assert [function(n * "a" + "\udc80", "\x00\n", {"n": [n]}) for n in (1, 1_000_000)] == [2.25, 1_000_001.5]
+    path.write_text("import time\ntime.sleep(100)\n")
+    with pytest.raises(faults.Refused, match="the file was not read within"):
+        rewards.opened(f"{path}:reward", timeout=0.5)
+    for wrong, message in (
+        ("x = (", "line 1: not Python"),
+        ("x = 1 / 0", "ZeroDivisionError"),
+        ("", "has no function"),
+    ):
+        path.write_text(wrong + "\n")
+        with pytest.raises(faults.Refused, match=message):
+            rewards.opened(f"{path}:reward")
 
 
 # ---- parts ----

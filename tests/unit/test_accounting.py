@@ -10,7 +10,7 @@ import pytest
 
 from kit import shell
 from kit.errors import ToolError
-from kit.runs import history, status
+from kit.runs import from_accounting, status
 from kit.slurm import accounting
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import JobId
@@ -127,11 +127,11 @@ def test_a_lost_run_is_what_accounting_says(run_dir: Path) -> None:
         return {7: entry()}
 
     (lost,) = status.of([run_dir], queue=lambda cluster: {})
-    (found,) = history.add([lost], ask=ask)
+    (found,) = from_accounting.add([lost], ask=ask)
     assert (lost.state, found.state, found.exit_code) == ("LOST", "NODE_FAIL", 137)
     assert (found.nodes, found.elapsed, found.restarts) == ("n[2-3]", "1:02:03", 1)
     assert asked == [("local", [7])]
-    assert history.facts(found.accounted) == {
+    assert from_accounting.facts(found.accounted) == {
         "max_rss": "1024 MiB",
         "cpu_time": "0:01:00",
         "nodes_by_start": ["n1", "n[2-3]"],
@@ -141,5 +141,5 @@ def test_a_lost_run_is_what_accounting_says(run_dir: Path) -> None:
 def test_another_job_of_the_same_number_is_not_taken(run_dir: Path) -> None:
     (lost,) = status.of([run_dir], queue=lambda cluster: {})
     later = entry(submitted_at=SUBMITTED + timedelta(hours=1))
-    assert history.add([lost], ask=lambda cluster, jobs: {7: later}) == [lost]
-    assert history.add([lost], ask=lambda cluster, jobs: {}) == [lost]
+    assert from_accounting.add([lost], ask=lambda cluster, jobs: {7: later}) == [lost]
+    assert from_accounting.add([lost], ask=lambda cluster, jobs: {}) == [lost]

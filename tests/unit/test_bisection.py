@@ -27,13 +27,13 @@ from kit.bisection.search import Verdict
 from kit.cli import bisect as cli
 from kit.errors import RunError, UsageError
 from kit.health.answer import CODE, NODE, Answer
-from kit.runs import queues, status
-from kit.runs.facts import Facts
+from kit.runs import status, which_slurm
+from kit.runs.run_facts import Facts
 from kit.runs.workspace import Left
 from kit.slurm import client
 from kit.snapshots import scan
-from kit.snapshots.listing import ListedFile
 from kit.snapshots.store import Store
+from kit.snapshots.tree_listing import ListedFile
 from kit.spec.set_by import SetBy
 from tests.unit.test_comparison import Made
 from tests.unit.test_comparison import made as made  # noqa: PLC0414 - a fixture
@@ -334,7 +334,7 @@ def test_a_run_that_slurm_never_got_is_sent_anew(made: Made, monkeypatch: pytest
     (run / "state/events.jsonl").unlink()
     old = time.time() - 60
     os.utime(run / "manifest.json", (old, old))
-    monkeypatch.setattr(queues, "is_up", lambda name: True)
+    monkeypatch.setattr(which_slurm, "is_up", lambda name: True)
     monkeypatch.setattr(client, "queue", lambda **_: {})
     scripts: dict[str, int] = {str(run / "batch.sh"): 12}
     monkeypatch.setattr(client, "scripts", lambda **_: scripts)

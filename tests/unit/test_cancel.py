@@ -12,7 +12,7 @@ import pytest
 from kit.runs import cancel, manifest, status
 from kit.runs.status import Status
 from kit.slurm.client import QueuedJob
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 from tests.support import make_site, plan_of, write_job
 
 Told = list[str]

@@ -8,7 +8,7 @@ from functools import cache
 
 from tests.support import REPO
 
-ROWS = {"S0": 40, "S1": 27, "S2": 40, "S3": 21, "S4": 30, "L": 7, "H": 8, "D": 5, "T": 9}
+ROWS = {"S0": 40, "S1": 27, "S2": 40, "S3": 21, "S4": 30, "L": 10, "H": 13, "W": 2, "D": 6, "T": 10}
 TEXT = (REPO / "docs" / "capabilities.md").read_text(encoding="utf-8")
 TOP = "clusters|containers|docs|examples|kit|launchers|mounts|tables|templates|tests"
 # NAME stands for any name: clusters/NAME.toml.
@@ -17,7 +17,7 @@ PATH = re.compile(rf"(?<![\w/.<])(?:{TOP})/[\w./-]*\w(?:::\w+)?")
 
 def lines() -> list[list[str]]:
     """The cells of each line of the tables."""
-    rows = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if re.match(r"\| (S\d|[LHDT]\.)", line)]
+    rows = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if re.match(r"\| (S\d|[LHDTW]\.)", line)]
     assert all(len(row) == 4 for row in rows), [row for row in rows if len(row) != 4]
     return rows
 

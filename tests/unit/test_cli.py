@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit import data_folders, shell
-from kit.cli.jobs import following
+from kit.cli.render_submit import following
 from tests.support import REPO, plan_of, write_job
 
 

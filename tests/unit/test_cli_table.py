@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.cli.table import Column, lines
+from kit.cli.print_table import Column, lines
 
 COLUMNS = (Column("run"), Column("job", 1), Column("state"), Column("submitted", 3), Column("cluster", 2))
 ROWS = [["digits-of-a-very-long-name-20261122-090000-4cba", 12, "RUNNING", "2026-11-22 09:00", "infiniband"]]

@@ -15,14 +15,14 @@ import pytest
 import typer
 
 from kit import __version__, config, shell
-from kit.cli import GROUPS, app, completion
-from kit.cli.follow import goes_on
+from kit.cli import GROUPS, app, completion_candidates
 from kit.cli.help_lines import HELP_LINES
 from kit.cli.init import init
+from kit.cli.wait_and_follow import goes_on
 from kit.errors import ConfigError, KitError, RunError
 from kit.runs import manifest
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 from kit.sweeps import cancel
 from kit.workflow import dependencies
 from tests.support import make_site, plan_of, write_job
@@ -75,13 +75,13 @@ def test_the_help_imports_no_command(tmp_path: Path) -> None:
     code = "import sys; from kit.cli import app; app(['--help'], standalone_mode=False); print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "kit.cli.help_lines" in done.stdout
-    assert not {"kit.cli.jobs", "kit.cli.runs", "kit.cli.images"} & set(done.stdout.splitlines())
+    assert not {"kit.cli.render_submit", "kit.cli.runs", "kit.cli.images"} & set(done.stdout.splitlines())
 
 
 def test_listing_runs_imports_no_planning(tmp_path: Path) -> None:
     code = "import sys; from kit.cli import app; app(['runs'], standalone_mode=False); print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "kit.runs.registry" in done.stdout
+    assert "kit.runs.find_runs" in done.stdout
     assert [
         name for name in done.stdout.splitlines() if name.startswith(("kit.planning", "kit.spec.job", "jinja2"))
     ] == []
@@ -120,7 +120,7 @@ def test_the_shell_completes(project: Path, words: str, offered: set[str]) -> No
 def test_a_completer_that_meets_a_fault_offers_nothing(project: Path) -> None:
     (project / "clusters").mkdir()
     (project / "clusters" / "broken.toml").write_text("no TOML")
-    assert completion.runs("") == [] or completion.runs("nothing") == []
+    assert completion_candidates.runs("") == [] or completion_candidates.runs("nothing") == []
 
 
 def test_the_default_cluster(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

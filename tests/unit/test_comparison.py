@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.cli.diff import recorded
-from kit.comparison import series, shown
+from kit.comparison import as_text, metric_divergence
 from kit.comparison.compare import compare
 from kit.runs.manifest import Git, Manifest, Workspace
 from kit.slurm import embedded
-from kit.snapshots import listing
-from kit.snapshots.listing import ListedFile
+from kit.snapshots import tree_listing
 from kit.snapshots.store import FOLDER, Store
+from kit.snapshots.tree_listing import ListedFile
 from kit.spec.comparison import Comparison
 from kit.spec.image import Packages
 from kit.spec.set_by import SetBy
@@ -92,7 +92,7 @@ class Made:
             (source / path).parent.mkdir(parents=True, exist_ok=True)
             (source / path).write_bytes(content)
         digests = [ListedFile(p, "file", hashlib.sha256(content).hexdigest()) for p, content in files.items()]
-        tree = listing.made(digests)
+        tree = tree_listing.made(digests)
         self.store.put_folder(tree, source)
         return tree.hash
 
@@ -109,7 +109,7 @@ def diff(a: Path, b: Path) -> Comparison:
 
 
 def text(found: Comparison, *, full: bool = False) -> str:
-    return "\n".join(shown.lines(found, full=full))
+    return "\n".join(as_text.lines(found, full=full))
 
 
 def steps(losses: Sequence[float], **more: Any) -> list[dict[str, Any]]:
@@ -174,13 +174,13 @@ def test_what_has_no_patch_has_a_word(made: Made) -> None:
 def test_modes_and_links(made: Made) -> None:
     before = [ListedFile("run.sh", "file", "1" * 64), ListedFile("data", "link", "old")]
     after = [ListedFile("run.sh", "program", "1" * 64), ListedFile("data", "link", "new")]
-    from kit.comparison import texts
+    from kit.comparison import text_diffs
 
     def no_reading(path: str) -> bytes:
         raise AssertionError(path)
 
-    held = [texts.of_tree(listing.made(entries), no_reading) for entries in (before, after)]
-    data, run = texts.between(*held)
+    held = [text_diffs.of_tree(tree_listing.made(entries), no_reading) for entries in (before, after)]
+    data, run = text_diffs.between(*held)
     assert "-old" in data.patch and "+new" in data.patch
     assert (run.note, run.patch) == ("a file becomes a program", "")
 
@@ -303,7 +303,7 @@ def test_a_long_patch_is_cut_and_full_shows_it(made: Made) -> None:
 def test_steps_that_were_done_twice_count_as_done_last() -> None:
     first = steps([3.0, 2.0, 1.0])
     again = [*steps([3.0, 9.0]), *steps([3.0, 2.0, 1.0])[1:]]
-    assert series.between(first, again).parted == ()
+    assert metric_divergence.between(first, again).parted == ()
 
 
 def test_what_is_no_number_is_no_metric() -> None:
@@ -313,8 +313,10 @@ def test_what_is_no_number_is_no_metric() -> None:
         {"loss": 2.0},
         {"step": 1, "ok": True},
     ]
-    assert series.series(odd) == {}
-    assert series.between([{"step": 1, "loss": float("nan")}], [{"step": 1, "loss": float("nan")}]).parted == ()
+    assert metric_divergence.series(odd) == {}
+    assert (
+        metric_divergence.between([{"step": 1, "loss": float("nan")}], [{"step": 1, "loss": float("nan")}]).parted == ()
+    )
 
 
 @given(
@@ -323,7 +325,7 @@ def test_what_is_no_number_is_no_metric() -> None:
 )
 def test_the_first_step_that_differs(a: dict[int, float], b: dict[int, float]) -> None:
     records = [[{"step": step, "loss": value} for step, value in one.items()] for one in (a, b)]
-    found = series.between(*records).parted
+    found = metric_divergence.between(*records).parted
     common = sorted(a.keys() & b.keys())
     differing = [step for step in common if a[step] != b[step]]
     assert [one.step for one in found] == differing[:1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.slurm.detect import gpus_of, row_name, row_of
+from kit.slurm.detect_cluster import gpus_of, row_name, row_of
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from kit.errors import SlurmError, UsageError
 from kit.slurm.embedded import conf, gpus, pyxis
-from kit.slurm.embedded.address import PORTS, choose_ports, choose_subnet
-from kit.slurm.embedded.model import EmbeddedCluster, Node, ProcessId
+from kit.slurm.embedded.cluster_record import EmbeddedCluster, Node, ProcessId
+from kit.slurm.embedded.free_addresses import PORTS, choose_ports, choose_subnet
 from kit.slurm.embedded.nodes import node_address
 from kit.slurm.embedded.paths import Layout, checked_name, node_names
 from kit.slurm.embedded.process import identify, is_alive

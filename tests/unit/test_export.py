@@ -20,10 +20,10 @@ import pytest
 from kit import shell
 from kit.errors import KitError, LockError, RunError, UsageError
 from kit.images import store as images
-from kit.runs import archive, exporting, facts, importing, registry, rerun, status, submit, workspace
+from kit.runs import archive_format, exporting, find_runs, importing, rerun, run_facts, status, submit, workspace
 from kit.runs.importing import ImportedRun
 from kit.slurm.client import QueuedJob
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 from tests.cluster.image_lab import needs_root, small_disk
 from tests.support import write_job
 from tests.unit.test_rerun import CLUSTER, JOB, project, recorded, run, tree_of, written  # noqa: F401
@@ -124,9 +124,9 @@ def test_no_job_here_is_taken_for_its_own(ended: Path, elsewhere: Path, tmp_path
     theirs = QueuedJob(job_id=7, state="RUNNING", reason="", nodes="n9", elapsed="1:00")
     (one,) = status.of([found.run_dir], queue=lambda _: {7: theirs})
     assert (one.job_id, one.state, one.exit_code) == (None, "COMPLETED", 0)
-    assert facts.read(found.run_dir).job_id is None
+    assert run_facts.read(found.run_dir).job_id is None
     with pytest.raises(RunError, match="no such run"):
-        registry.find_one("7", [elsewhere / "runs"])
+        find_runs.find_one("7", [elsewhere / "runs"])
     (elsewhere / "runs" / ended.name / "state/events.jsonl").unlink()
     (one,) = status.of([found.run_dir], queue=lambda _: {7: theirs})
     assert one.state == "LOST"
@@ -234,7 +234,7 @@ def member(name: str, content: bytes = b"", **facts: Any) -> tuple[tarfile.TarIn
 def with_index(members: Members, change: Callable[[dict[str, Any]], None]) -> Members:
     index = json.loads(members[0][1])
     change(index)
-    return [member(archive.INDEX, json.dumps(index).encode()), *members[1:]]
+    return [member(archive_format.INDEX, json.dumps(index).encode()), *members[1:]]
 
 
 def added(name: str, content: bytes = b"evil", **facts: Any) -> Callable[[Members], Members]:
@@ -304,7 +304,7 @@ def _without(name: str) -> Callable[[Members], Members]:
 
 
 def _deep(members: Members) -> Members:
-    return [member(archive.INDEX, b"[" * 200_000), *members[1:]]
+    return [member(archive_format.INDEX, b"[" * 200_000), *members[1:]]
 
 
 def _long_name(members: Members) -> Members:
@@ -428,7 +428,7 @@ def test_an_import_that_is_killed_is_no_run_and_the_next_one_removes_what_it_lef
     for count in (1, len(done.index.members) // 2, len(done.index.members)):
         argv = [sys.executable, "-c", KILLED, str(tmp_path / "a.tar.gz"), str(elsewhere), str(count)]
         assert shell.run(argv, check=False).returncode == -signal.SIGKILL
-        assert registry.find_all([elsewhere / "runs"]) == []
+        assert find_runs.find_all([elsewhere / "runs"]) == []
         assert len(list((elsewhere / "runs").iterdir())) == 1, "of the one before nothing is left"
     assert left_in(elsewhere) != before
     found = brought(tmp_path / "a.tar.gz", elsewhere)

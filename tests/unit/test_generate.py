@@ -13,7 +13,7 @@ import pytest
 from kit import shell
 from kit.errors import ConfigError, KitError, UsageError
 from kit.frameworks import torchtitan
-from kit.planning.sbatch import header
+from kit.planning.sbatch_header import header
 from kit.runs.generate import Asked, single_file
 from tests.support import REPO
 
@@ -78,6 +78,7 @@ def test_the_configuration_travels_in_the_file() -> None:
     assert "readonly KIT_MARK=@JOB1@" in text, "so does the job's number stand for a word that is in none"
     assert embedded(made("[training]\nseed = 9\n", use_ddp=True), "config.toml") == "[training]\nseed = 9"
     assert "export KIT_SEED=9" in embedded(made("[training]\nseed = 9\n", use_ddp=True), "worker.sh")
+    assert "export KIT_SEED=8" in embedded(made("[debug]\nseed = 8\n", use_ddp=True), "worker.sh"), "since v0.2.1"
 
 
 def test_a_manifest_makes_it_a_run_of_the_kit() -> None:
@@ -193,24 +194,3 @@ def test_without_an_output_file_it_goes_to_stdout(tmp_path: Path) -> None:
     done = shell.run([sys.executable, "-m", "kit", *argv], env={**os.environ, "PYTHONPATH": str(REPO)})
     assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=x\n")
     assert {path.name for path in tmp_path.iterdir()} == {".git", "clusters", "x.toml"}
-
-
-def test_titan_is_told_its_file_its_seed_and_its_group(tmp_path: Path) -> None:
-    """run.py with a package that says what it was started with."""
-    package = tmp_path / "checkout" / "torchtitan"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "train.py").write_text("import sys\nprint(__name__, *sys.argv[1:])\n")
-    run = [sys.executable, str(REPO / "launchers/torchtitan/run.py"), "--training.steps=3"]
-    env = {"PATH": os.environ["PATH"], "TORCHTITAN": str(package.parent), "KIT_RUN_DIR": "/run", "KIT_SEED": "5"}
-    said = shell.run(run, env=env).stdout
-    assert said == "__main__ --job.config_file /run/config.toml --training.seed=5 --training.steps=3"
-    group = {"REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "3"}
-    said = shell.run([*run, "--job.config_file=mine.toml"], env={**env, **group}).stdout
-    assert said == (
-        "__main__ --training.seed=5 --fault_tolerance.enable --fault_tolerance.replica_id=1 "
-        "--fault_tolerance.group_size=3 --training.steps=3 --job.config_file=mine.toml"
-    )
-    lost = shell.run(run, env={**env, "TORCHTITAN": str(tmp_path)}, check=False)
-    assert lost.returncode == 1
-    assert "no torchtitan.train in" in lost.stderr

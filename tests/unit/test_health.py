@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.health import before_ranks, frameworks, pending, programs, progress, stalls
+from kit.health import framework_rules, pending_reasons, program_rules, progress, stall_cause_rules, start_rules
 from kit.health.answer import Answer, Rule
-from kit.health.record import Record
+from kit.health.run_record import Record
 from kit.health.why import explain
-from kit.ledger.read import SPENT
+from kit.ledger.read_run import SPENT
 from kit.runs import status
 from kit.slurm.client import JobId, QueuedJob
 from tests.support import REPO
@@ -31,11 +31,19 @@ def answered(name: str, tmp_path: Path) -> Answer:
     """What is answered of a case, whose folder is copied: reading a run's status may clean it."""
     run = shutil.copytree(FOLDER / name, tmp_path / name)
     for collected in run.glob("monitor/*.progress"):
-        os.utime(collected)  # written a moment ago, whenever the repository was cloned
+        _written_now(collected)
     said = json.loads((run / "slurm.json").read_text(encoding="utf-8"))
     queue: dict[JobId, QueuedJob] = {said["job_id"]: QueuedJob(**said)} if said else {}
     (one,) = status.of([run], queue=lambda cluster: queue)
     return explain(Record(status=one))
+
+
+def _written_now(collected: Path) -> None:
+    """As if the node's collector had written it a moment ago: its times, and the file's own."""
+    lines = collected.read_text(encoding="utf-8").splitlines()
+    later = time.time() - float(lines[-1].split("\t")[0])
+    moved = re.sub(r"\b\d{10}\.\d+", lambda found: f"{float(found[0]) + later:.3f}", lines[-1])
+    collected.write_text(f"{moved}\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -56,6 +64,7 @@ LINES = {
     "preflight": "n1: this node's clock differs by 9 s from that of the run folder's file system; at most 5 are allowed",
     "pending": "SomethingNew",
     "image-replaced": "2026-11-22T13:00:00+0000 n1: error: image /s/a.sqsh was replaced under the run: it has the digest x",
+    "stepd-killed": "2026-11-22T13:00:00+0000 n1: error: the batch script's slurmstepd is gone: it was killed, or out of memory",
     "stage-failed": "2026-11-22T13:00:00+0000 n1: error: the image was not staged on every node; no rank was started",
     "all-reduce": "2026-11-22T13:00:00+0000 n1: error: the all-reduce over 16 ranks did not end within 60 s; see /r/logs",
     "nodes-too-few": "2026-11-22T13:00:00+0000 n1: error: 1 good nodes are left of 2, the plan wants 2",
@@ -64,21 +73,22 @@ LINES = {
 }
 # Rules without a text: what is left when no other fits, by exit code or by nothing at all.
 LEFT = {"terminated", "batch-error", "unknown", "stalled-node", "stalled-silent"}
-# Shown by the evidence of test_stall.py: they need torch, or a file system that stops.
-BY_EVIDENCE = {"stall-order", "stall-kernel"}
+# Shown by test_stall.py and by make sick: they need torch, a file system that stops, a node that is cut off.
+BY_EVIDENCE = {"stall-order", "stall-kernel", "stall-shape", "stall-gil", "stall-unreachable", "clock-wrong"}
 
 
 def tables() -> list[Rule]:
     found = (
-        pending.RULES,
-        before_ranks.PREFLIGHT,
-        before_ranks.BATCH,
-        frameworks.ALL,
-        programs.RULES,
-        programs.BY_CODE,
+        pending_reasons.RULES,
+        start_rules.PREFLIGHT,
+        start_rules.BATCH,
+        framework_rules.ALL,
+        program_rules.RULES,
+        program_rules.BY_CODE,
     )
-    stalled = [*progress.STALLS.values(), progress.STRAGGLES, *(rule for rule, _ in stalls.RULES)]
-    return [*(rule for table in found for rule in table), frameworks.MEGATRON, *stalled]
+    stalled = [*progress.STALLS.values(), progress.STRAGGLES, *(rule for rule, _ in stall_cause_rules.RULES)]
+    stalled += [stall_cause_rules.SHAPE, stall_cause_rules.UNREACHABLE, stall_cause_rules.CLOCK]
+    return [*(rule for table in found for rule in table), framework_rules.MEGATRON, *stalled]
 
 
 def ids() -> set[str]:
@@ -96,7 +106,7 @@ def test_every_rule_has_a_case() -> None:
     assert len(covered) >= 40
     assert ids() - covered == set(LINES) | LEFT | BY_EVIDENCE
     assert covered - ids() == {"exception", "assertion", "retries-exhausted", "no-progress"}, (
-        "what ranks.py and why.py make of another rule"
+        "what blamed_rank.py and why.py make of another rule"
     )
 
 
@@ -204,19 +214,21 @@ def test_what_a_rank_reports(tmp_path: Path) -> None:
     """kit_rank by itself, as in a rank: a line of what it does now, and one of what its seconds went into."""
     script = (
         "import os, sys, time\nfrom kit_rank import Progress\np = Progress(sys.argv[1], '@3')\n"
-        "p.step(4)\ntime.sleep(0.05)\np.step(6)\n"
+        "p.step(4)\nfor step in (6, 8, 10):\n    time.sleep(0.05)\n    p.step(step)\n"
+        "    if step == 8: print(open(sys.argv[1] + '/@3').readline(), end='')\n"
         "with p.phase('save'):\n    print(open(sys.argv[1] + '/@3').read(), end='')\n"
         "try:\n    p.phase('sleeping').__enter__()\nexcept ValueError as error:\n    print(error)\n"
         "print(open(sys.argv[1] + '/@3').read(), end='')\n"
     )
     env = {"PYTHONPATH": str(REPO / "templates" / "lib"), "PATH": os.environ["PATH"]}
     done = shell.run([sys.executable, "-c", script, str(tmp_path)], env=env)
-    saving, _, refused, after, spent = done.stdout.splitlines()
-    assert saving.split()[:2] == ["6", "save"]
+    early, saving, _, refused, after, spent = done.stdout.splitlines()
+    assert early.split()[4] == "0", "programs compile in more than their first step: nothing is learned of two"
+    assert saving.split()[:2] == ["10", "save"]
     assert 0.02 < float(saving.split()[3]) < 5, "seconds of one step of the two"
     assert saving.split()[4] == "2"
     assert "'sleeping' is no phase; there are start rendezvous data compute" in refused
-    assert after.split()[:2] == ["6", "compute"]
+    assert after.split()[:2] == ["10", "compute"]
     attempt, began, worker, ended, first, *seconds = spent.split()
     assert (attempt, worker, float(ended), first) == ("0", "0", 0.0, "4")
     assert 0.04 < float(seconds[SPENT.index("first")]) < 5, "the first step's"

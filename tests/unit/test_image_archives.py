@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from kit.errors import ImageError, KitError, UsageError
-from kit.images import importing, oci, packing, publish
+from kit.images import compressed_tars, importing, oci, squash_and_lock
 from kit.images.progress import Silent
 from tests.cluster import image_corpus as corpus
 
@@ -32,7 +32,7 @@ def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
 
 
-def run_import(source: str | Path, work: Path, *, platform: str = "") -> publish.Outcome:
+def run_import(source: str | Path, work: Path, *, platform: str = "") -> squash_and_lock.Outcome:
     (work / "project").mkdir(exist_ok=True)
     order = importing.ImportOrder(
         uri=str(source), name="x", project=work / "project", store=work / "store", platform=platform
@@ -84,7 +84,7 @@ def test_a_full_disk_is_said_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(packing, "chunks", full)
+    monkeypatch.setattr(compressed_tars, "chunks", full)
     with pytest.raises(ImageError, match="No space left"):
         run_import(layout, tmp_path)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import LockError
-from kit.images import difference, importing, lock, oci, publish
-from kit.images.blob import Blob
+from kit.images import difference, image_lock, importing, oci, squash_and_lock
+from kit.images.layer_bytes import Blob
 from kit.images.progress import Silent
 from tests.cluster import image_corpus as corpus
 
@@ -22,7 +22,7 @@ def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
 
 
-def image(work: Path, name: str, members: list[corpus.Member], config: dict[str, object]) -> publish.Outcome:
+def image(work: Path, name: str, members: list[corpus.Member], config: dict[str, object]) -> squash_and_lock.Outcome:
     layout = corpus.oci_layout(work / f"{name}-layout", [corpus.tar_of(members)], config)
     (work / "project").mkdir(exist_ok=True)
     order = importing.ImportOrder(uri=str(layout), name=name, project=work / "project", store=work / "store")
@@ -96,7 +96,7 @@ def test_other_bytes_from_the_same_inputs_leave_the_lock_and_name_the_files(
         importing.run(order, Silent())
     assert made.lock_file.read_text() == before
     (tmp_path / "aside").rename(made.image)
-    monkeypatch.setattr(publish, "unchanged", lambda target: None)
+    monkeypatch.setattr(squash_and_lock, "unchanged", lambda target: None)
     with pytest.raises(LockError) as caught:
         importing.run(order, Silent())
     assert "~ opt/changes" in caught.value.message
@@ -106,7 +106,7 @@ def test_other_bytes_from_the_same_inputs_leave_the_lock_and_name_the_files(
     relocked = importing.run(
         importing.ImportOrder(uri=order.uri, name="a", project=order.project, store=order.store, relock=True), Silent()
     )
-    assert lock.read(made.lock_file).sha256 == relocked.lock.sha256 != made.lock.sha256
+    assert image_lock.read(made.lock_file).sha256 == relocked.lock.sha256 != made.lock.sha256
 
 
 def test_the_command_ends_with_1_where_images_differ(tmp_path: Path) -> None:

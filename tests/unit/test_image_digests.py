@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import LockError
-from kit.images import digests, store, verify
+from kit.images import check_against_lock, digests, store
 from tests.support import make_lock
 
 
@@ -89,5 +89,5 @@ def test_an_image_of_the_right_size_and_other_bytes(tmp_path: Path, monkeypatch:
     with pytest.raises(
         LockError, match=r"has the digest sha256:[0-9a-f]{64}, and the lock says sha256:c0ffee"
     ) as caught:
-        verify.check(lock, tmp_path, full=False)
+        check_against_lock.check(lock, tmp_path, full=False)
     assert caught.value.exit_code == 5

@@ -14,7 +14,7 @@ import pytest
 
 from kit.config import load_model
 from kit.errors import ConfigError, ImageError, UsageError
-from kit.images import aptsources, base, context, reference, wheels
+from kit.images import base_image, build_context, host_apt_sources, image_reference, wheels
 from kit.images.engine import registry_hint
 from kit.spec.image import Bootstrap, ImageSpec, PythonPackages
 from tests.support import REPO
@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def digest(folder: Path, spec: ImageSpec = SPEC) -> str:
-    return context.digest(spec, context.scan(folder))
+    return build_context.digest(spec, build_context.scan(folder))
 
 
 def test_the_digest_does_not_depend_on_umask_times_or_the_lock(folder: Path) -> None:
@@ -74,13 +74,13 @@ def test_the_bound_on_memory_and_the_description_decide_nothing(folder: Path) ->
 def test_dockerignore_is_heeded(folder: Path) -> None:
     (folder / ".dockerignore").write_text("# a comment\nsub/*\n!sub/keep\n")
     (folder / "sub/keep").write_text("")
-    assert {file.name for file in context.scan(folder)} == {".dockerignore", "Dockerfile", "link", "sub/keep"}
+    assert {file.name for file in build_context.scan(folder)} == {".dockerignore", "Dockerfile", "link", "sub/keep"}
 
 
 def test_the_stream_is_a_tar_of_the_files_and_the_wheels(folder: Path, tmp_path: Path) -> None:
     wheel = tmp_path / "a-1-py3-none-any.whl"
     wheel.write_bytes(b"w" * 1000)
-    content = b"".join(context.stream(context.scan(folder), [wheel]))
+    content = b"".join(build_context.stream(build_context.scan(folder), [wheel]))
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         found = {member.name: (member.mode, member.mtime, member.uid) for member in archive.getmembers()}
         inner = archive.extractfile("wheels/a-1-py3-none-any.whl")
@@ -95,7 +95,7 @@ def test_the_stream_is_a_tar_of_the_files_and_the_wheels(folder: Path, tmp_path:
 def test_a_fifo_in_the_folder_is_refused(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     with pytest.raises(ImageError, match="neither a file nor a link"):
-        context.scan(folder)
+        build_context.scan(folder)
 
 
 def test_apt_sources_of_the_suite_in_both_formats(tmp_path: Path) -> None:
@@ -111,19 +111,19 @@ def test_apt_sources_of_the_suite_in_both_formats(tmp_path: Path) -> None:
         "Enabled: no\nTypes: deb\nURIs: http://d/\nSuites: bookworm\nComponents: main\n"
     )
     (tmp_path / "sources.list.d/old.list.bak").write_text("deb http://e/ bookworm main\n")
-    assert aptsources.lines("bookworm", ["main"], root=tmp_path) == [
+    assert host_apt_sources.lines("bookworm", ["main"], root=tmp_path) == [
         "deb [arch=amd64 signed-by=/k] http://a/ bookworm main",
         "deb http://b/ bookworm main",
         "deb http://b/ bookworm-updates main",
         "deb [signed-by=/keys/c.gpg] http://c/ bookworm-security main",
     ]
-    assert aptsources.lines("noble", ["main"], root=tmp_path) == []
+    assert host_apt_sources.lines("noble", ["main"], root=tmp_path) == []
 
 
 def test_a_bootstrap_is_known_again_by_what_it_is_made_of() -> None:
     one = Bootstrap(suite="bookworm", packages=("bash",))
-    assert base.key(one) == base.key(Bootstrap(suite="bookworm", packages=("bash",)))
-    assert base.key(one) != base.key(Bootstrap(suite="bookworm", packages=("bash", "tar")))
+    assert base_image.key(one) == base_image.key(Bootstrap(suite="bookworm", packages=("bash",)))
+    assert base_image.key(one) != base_image.key(Bootstrap(suite="bookworm", packages=("bash", "tar")))
 
 
 HEX = "0" * 64
@@ -142,7 +142,7 @@ HEX = "0" * 64
     ],
 )
 def test_names_of_images(uri: str, plain: str, enroot: str) -> None:
-    found = reference.parse(uri)
+    found = image_reference.parse(uri)
     assert (found.plain, found.enroot) == (plain, enroot)
 
 
@@ -151,13 +151,13 @@ def test_names_of_images(uri: str, plain: str, enroot: str) -> None:
 )
 def test_what_is_no_name_is_refused(uri: str) -> None:
     with pytest.raises(UsageError):
-        reference.parse(uri)
+        image_reference.parse(uri)
 
 
 @pytest.mark.parametrize("uri", ["dockerd://a b", "dockerd://reg#a", "podman://a@sha256:0", "dockerd://$(id)"])
 def test_what_enroot_would_refuse_of_an_engine_is_refused(uri: str) -> None:
     with pytest.raises(UsageError):
-        reference.local(uri)
+        image_reference.local(uri)
 
 
 def wheel_index(root: Path) -> tuple[Path, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from kit import data_folders
 from kit.errors import ConfigError, ImageError, LockError
-from kit.images import catalogue, lock, store, verify
+from kit.images import check_against_lock, image_lock, store, store_contents
 from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Packages, Squash
 from tests.support import REPO
 
@@ -34,15 +34,15 @@ def make(**changes: object) -> ImageLock:
 def test_what_a_merge_leaves_names_no_image(tmp_path: Path) -> None:
     """Taken for a lock, it would let prune remove the image of one of the two sides."""
     path = tmp_path / "image.lock"
-    lock.write(path, make())
-    assert lock.head(path) == lock.Head(name="tiny", sha256="a" * 64, size=4096)
+    image_lock.write(path, make())
+    assert image_lock.head(path) == image_lock.Head(name="tiny", sha256="a" * 64, size=4096)
     text = path.read_text()
     line = f'sha256 = "{"a" * 64}"'
     path.write_text(text.replace(line, f"<<<<<<< a\n{line}\n=======\n{line.replace('a' * 64, 'd' * 64)}\n>>>>>>> b"))
     with pytest.raises(ConfigError):
-        lock.head(path)
+        image_lock.head(path)
     path.write_text(text.replace(line, f"  {line}  # by hand"))
-    assert lock.head(path).sha256 == "a" * 64
+    assert image_lock.head(path).sha256 == "a" * 64
 
 
 def stored(root: Path, *, used: int = 5000, size: int = 8192) -> ImageLock:
@@ -57,30 +57,30 @@ def stored(root: Path, *, used: int = 5000, size: int = 8192) -> ImageLock:
 
 
 def test_a_lock_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    assert lock.write(tmp_path / "image.lock", make())
-    assert lock.read(tmp_path / "image.lock") == make()
+    assert image_lock.write(tmp_path / "image.lock", make())
+    assert image_lock.read(tmp_path / "image.lock") == make()
     assert "schema = 1\n" in (tmp_path / "image.lock").read_text()
 
 
 def test_ids_that_no_two_builds_share_are_no_reason_to_write(tmp_path: Path) -> None:
     path = tmp_path / "image.lock"
-    lock.write(path, make())
+    image_lock.write(path, make())
     before = path.read_bytes()
     tools = LockedTools(kit="2", mksquashfs="4.5.1", engine="21", image_id="sha256:2")
-    assert not lock.write(path, make(tools=tools))
+    assert image_lock.write(path, make(tools=tools)) is False
     assert path.read_bytes() == before
-    assert lock.write(path, make(inputs="d" * 64))
+    assert image_lock.write(path, make(inputs="d" * 64))
 
 
 def test_differences_are_named_by_key_causes_first() -> None:
     new = make(sha256="d" * 64, packages=Packages(pip={"numpy": "2.2.0", "six": "1"}, apt={}))
-    assert list(lock.differences(make(), new)) == [
+    assert list(image_lock.differences(make(), new)) == [
         "packages.apt.bash: 5.2 -> (nothing)",
         "packages.pip.numpy: 2.1.0 -> 2.2.0",
         "packages.pip.six: (nothing) -> 1",
         f"sha256: {'a' * 64} -> {'d' * 64}",
     ]
-    assert list(lock.differences(make(), make())) == []
+    assert list(image_lock.differences(make(), make())) == []
 
 
 @pytest.mark.parametrize(
@@ -89,24 +89,24 @@ def test_differences_are_named_by_key_causes_first() -> None:
 )
 def test_a_damaged_or_newer_lock_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     path = tmp_path / "image.lock"
-    lock.write(path, make())
+    image_lock.write(path, make())
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ConfigError, match=said):
-        lock.read(path)
+        image_lock.read(path)
 
 
 def test_a_whole_image_is_right(tmp_path: Path) -> None:
     made = stored(tmp_path)
-    assert verify.check(made, tmp_path, full=False) == store.path(tmp_path, made.sha256)
-    assert verify.check(made, tmp_path, full=True) == store.path(tmp_path, made.sha256)
+    assert check_against_lock.check(made, tmp_path, full=False) == store.path(tmp_path, made.sha256)
+    assert check_against_lock.check(made, tmp_path, full=True) == store.path(tmp_path, made.sha256)
 
 
 def test_a_missing_image_names_the_command_that_makes_it(tmp_path: Path) -> None:
     with pytest.raises(LockError) as caught:
-        verify.check(make(), tmp_path, full=False)
+        check_against_lock.check(make(), tmp_path, full=False)
     assert caught.value.hint == f"run 'kit build-image tiny --store {tmp_path}'"
     with pytest.raises(LockError) as caught:
-        verify.check(make(source="docker://reg#a b"), tmp_path, full=False)
+        check_against_lock.check(make(source="docker://reg#a b"), tmp_path, full=False)
     assert caught.value.hint == f"run 'kit import-image 'docker://reg#a b' --name tiny --store {tmp_path}'"
 
 
@@ -114,7 +114,7 @@ def test_a_cut_off_image_is_found_without_reading_it(tmp_path: Path) -> None:
     made = stored(tmp_path)
     os.truncate(store.path(tmp_path, made.sha256), 4096)
     with pytest.raises(LockError, match="cut off: 4096 bytes of 5000"):
-        verify.check(made, tmp_path, full=False)
+        check_against_lock.check(made, tmp_path, full=False)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -125,7 +125,7 @@ def test_a_flipped_bit_is_found(tmp_path: Path, full: bool) -> None:
     content[6000] ^= 1
     path.write_bytes(content)
     with pytest.raises(LockError, match="damaged"):
-        verify.check(made, tmp_path, full=full)
+        check_against_lock.check(made, tmp_path, full=full)
 
 
 def test_a_cheap_check_takes_milliseconds(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_cheap_check_takes_milliseconds(tmp_path: Path) -> None:
     os.truncate(store.path(tmp_path, made.sha256), 10**10)  # a sparse file: the time must not depend on the size
     start = time.perf_counter()
     with pytest.raises(LockError, match="has 10000000000 bytes"):
-        verify.check(made, tmp_path, full=False)
+        check_against_lock.check(made, tmp_path, full=False)
     assert time.perf_counter() - start < 0.02
 
 
@@ -145,7 +145,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _prune(root: Path, project: Path, *, in_use: frozenset[str] = frozenset(), older_than_s: float = 0) -> set[str]:
-    gone = catalogue.prune(root, project, in_use=in_use, older_than_s=older_than_s, dry_run=False)
+    gone = store_contents.prune(root, project, in_use=in_use, older_than_s=older_than_s, dry_run=False)
     return {path.stem for path, _ in gone}
 
 
@@ -153,9 +153,9 @@ def test_prune_keeps_what_a_lock_a_job_or_its_age_protects(tmp_path: Path, proje
     root = tmp_path / "store"
     locked, other, used, loose, young = (stored(root) for _ in range(5))
     (project / "containers/tiny").mkdir()
-    lock.write(project / "containers/tiny/image.lock", locked)
+    image_lock.write(project / "containers/tiny/image.lock", locked)
     elsewhere = tmp_path / "elsewhere/image.lock"
-    lock.write(elsewhere, other)
+    image_lock.write(elsewhere, other)
     store.register(root, elsewhere)
     for made in (locked, other, used, loose):
         os.utime(store.path(root, made.sha256), (0, 0))
@@ -163,7 +163,7 @@ def test_prune_keeps_what_a_lock_a_job_or_its_age_protects(tmp_path: Path, proje
     assert {path.stem for path in (root / "sha256").glob("*.sqsh")} == {
         made.sha256 for made in (locked, other, used, young)
     }
-    rows = {row.sha256: row for row in catalogue.rows(root, project)}
+    rows = {row.sha256: row for row in store_contents.rows(root, project)}
     assert rows[locked.sha256].locks == (project / "containers/tiny/image.lock",)
     assert rows[used.sha256].locks == ()
 
@@ -181,13 +181,13 @@ def test_prune_removes_nothing_while_a_lock_cannot_be_read(tmp_path: Path, proje
 def test_the_head_of_a_lock_names_its_bytes(tmp_path: Path) -> None:
     for name in ("train-cpu", "frameworks-cpu"):
         place = REPO / "containers" / name / "image.lock"
-        whole = lock.read(place)
-        assert lock.head(place) == lock.Head(name=whole.name, sha256=whole.sha256, size=whole.size)
+        whole = image_lock.read(place)
+        assert image_lock.head(place) == image_lock.Head(name=whole.name, sha256=whole.sha256, size=whole.size)
     damaged = tmp_path / "image.lock"
     for text in ("", "schema = 1\n", 'name = "x"\nsize = 1\nsha256 = "0"\n', "name = [\n"):
         damaged.write_text(text)
         with pytest.raises(ConfigError):
-            lock.head(damaged)
+            image_lock.head(damaged)
 
 
 def test_a_lock_is_looked_for_in_the_project_then_the_users_folder_then_the_kits(
@@ -197,28 +197,28 @@ def test_a_lock_is_looked_for_in_the_project_then_the_users_folder_then_the_kits
     project, own = tmp_path / "project", data_folders.user_config()
     assert own.is_relative_to(tmp_path)
     packaged = data_folders.packaged() / "containers" / "train-cpu" / "image.lock"
-    assert lock.find("nothing-of-this-name", project=project) is None
-    assert lock.find("train-cpu", project=project) == packaged.resolve()
+    assert image_lock.find("nothing-of-this-name", project=project) is None
+    assert image_lock.find("train-cpu", project=project) == packaged.resolve()
     for root in (own, project):
         path = root / "containers" / "train-cpu" / "image.lock"
         path.parent.mkdir(parents=True)
         path.touch()
-        assert lock.find("train-cpu", project=project) == path.resolve()
+        assert image_lock.find("train-cpu", project=project) == path.resolve()
 
 
 def test_the_head_of_a_lock_is_all_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "image.lock"
-    lock.write(path, make())
+    image_lock.write(path, make())
 
     def whole(path: Path) -> ImageLock:
         raise AssertionError(path)
 
-    monkeypatch.setattr(lock, "read", whole)
-    assert lock.head(path).size == 4096
+    monkeypatch.setattr(image_lock, "read", whole)
+    assert image_lock.head(path).size == 4096
     # Two names are none, and the lock is read whole to say what is wrong with it.
     path.write_text('name = "other"\n' + path.read_text())
     with pytest.raises(AssertionError):
-        lock.head(path)
+        image_lock.head(path)
 
 
 @pytest.mark.parametrize("writable", [True, False])
@@ -229,15 +229,15 @@ def test_a_lock_is_written_beside_its_image_or_in_the_project(
     entry = data_folders.Entry(name="tiny", path=folder / "image.toml", root=tmp_path / "kit")
     monkeypatch.setattr(os, "access", lambda *_: writable)
     expected = folder if writable else tmp_path / "project" / "containers" / "tiny"
-    assert lock.place(entry, project=tmp_path / "project") == expected / "image.lock"
+    assert image_lock.place(entry, project=tmp_path / "project") == expected / "image.lock"
 
 
 def test_a_lock_makes_its_folder_and_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "containers" / "tiny" / "image.lock"
-    assert lock.write(path, make())
-    assert lock.write(path, make(size=8192))
-    assert lock.read(path).size == 8192
+    assert image_lock.write(path, make())
+    assert image_lock.write(path, make(size=8192))
+    assert image_lock.read(path).size == 8192
 
 
 def test_a_name_and_inputs_are_no_difference_of_bytes() -> None:
-    assert not [*lock.differences(make(), make(name="other", inputs="d" * 64))]
+    assert not [*image_lock.differences(make(), make(name="other", inputs="d" * 64))]

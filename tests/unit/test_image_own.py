@@ -9,7 +9,17 @@ import pytest
 
 from kit import shell
 from kit.errors import ConfigError, ImageError, LockError, UsageError
-from kit.images import buildkit, difference, dockerfile, engineless, importing, pins, publish, scaffold, sqsh_tar
+from kit.images import (
+    build_without_engine,
+    buildkit,
+    difference,
+    dockerfile_needs,
+    first_image,
+    importing,
+    requirements_lock,
+    sqsh_tar,
+    squash_and_lock,
+)
 from kit.images.progress import Silent
 from kit.spec.image import Build, BuildSecret, ImageConfig, ImageSpec, PythonPackages
 from tests.cluster import image_corpus as corpus
@@ -21,9 +31,9 @@ def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
 
 
-def read(work: Path, text: str, target: str | None = None) -> dockerfile.Dockerfile:
+def read(work: Path, text: str, target: str | None = None) -> dockerfile_needs.Dockerfile:
     (work / "Dockerfile").write_text(text)
-    return dockerfile.read(work / "Dockerfile", target=target)
+    return dockerfile_needs.read(work / "Dockerfile", target=target)
 
 
 # Which stage is built decides what else is taken on the way to it, and a here-document ends where its own line says.
@@ -114,10 +124,10 @@ def test_what_can_be_built_without_an_engine(
 ) -> None:
     monkeypatch.setattr(shell, "which", lambda name: f"/usr/bin/{name}")
     steps = read(tmp_path, f"ARG BASE\nFROM ${{BASE}}\n{line}\n").steps
-    why = engineless.why_not(ImageSpec.model_validate({"base": {"image": "x"}}), steps)
+    why = build_without_engine.why_not(ImageSpec.model_validate({"base": {"image": "x"}}), steps)
     assert why.startswith(f"line 3 of the Dockerfile ({word}) needs one") if word else why == ""
     for table in ({"base": {"reference": "x"}}, {"base": {"image": "x"}, "build": {"network": "host"}}):
-        assert engineless.why_not(ImageSpec.model_validate(table), steps)
+        assert build_without_engine.why_not(ImageSpec.model_validate(table), steps)
 
 
 def wheel(folder: Path, name: str, version: str, *needs: str) -> None:
@@ -146,7 +156,7 @@ def test_requirements_become_a_lock_without_what_the_base_holds(
     packages, held, lock = PythonPackages(), {"heavy": "1.0"}, folder / "requirements.lock"
 
     def refresh(*, locked: bool = False) -> bool:
-        return pins.refresh(packages, folder, held, locked=locked, on_line=lambda _: None)
+        return requirements_lock.refresh(packages, folder, held, locked=locked, on_line=lambda _: None)
 
     with pytest.raises(LockError, match="another requirements"):
         refresh(locked=True)
@@ -163,17 +173,17 @@ def test_requirements_become_a_lock_without_what_the_base_holds(
 
 
 def test_a_first_image_is_written(tmp_path: Path) -> None:
-    folder = scaffold.write("mine", base="train-cpu", packages=["lightning"], project=tmp_path)
+    folder = first_image.write("mine", base="train-cpu", packages=["lightning"], project=tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["Dockerfile", "image.toml", "requirements.txt"]
     assert (folder / "requirements.txt").read_text() == "lightning\n"
-    assert dockerfile.read(folder / "Dockerfile", target=None).buildkit is None
+    assert dockerfile_needs.read(folder / "Dockerfile", target=None).buildkit is None
     with pytest.raises(UsageError, match="one already"):
-        scaffold.write("mine", base="train-cpu", packages=[], project=tmp_path)
+        first_image.write("mine", base="train-cpu", packages=[], project=tmp_path)
     with pytest.raises(UsageError, match="not the name"):
-        scaffold.write("Mine!", base="train-cpu", packages=[], project=tmp_path)
+        first_image.write("Mine!", base="train-cpu", packages=[], project=tmp_path)
 
 
-def imported(work: Path, source: Path, name: str) -> publish.Outcome:
+def imported(work: Path, source: Path, name: str) -> squash_and_lock.Outcome:
     (work / "project").mkdir(exist_ok=True)
     return importing.run(
         importing.ImportOrder(uri=str(source), name=name, project=work / "project", store=work / "store"), Silent()

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ImageError
-from kit.images import blob, edits, entries, gzip_tar, layer_tree, oci, tar_headers
-from kit.images.blob import Blob
-from kit.images.gzip_tar import GzipTar
-from kit.images.names import Names
+from kit.images import gzip_layer_reader, layer_bytes, layer_tree, oci, tar_headers, tree_edits, tree_stream
+from kit.images.gzip_layer_reader import GzipTar
+from kit.images.layer_bytes import Blob
+from kit.images.name_set import Names
 from tests.cluster import image_corpus as corpus
 from tests.support import REPO
 
@@ -32,22 +32,22 @@ def stored(work: Path, content: bytes, name: str = "x") -> Blob:
 
 @pytest.fixture
 def small_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gzip_tar, "_BETWEEN_MARKS", 20_000)
-    monkeypatch.setattr(gzip_tar, "_IN", 700)
-    monkeypatch.setattr(gzip_tar, "_OUT", 3000)
-    monkeypatch.setattr(gzip_tar, "_KEPT", 100)
+    monkeypatch.setattr(gzip_layer_reader, "_BETWEEN_MARKS", 20_000)
+    monkeypatch.setattr(gzip_layer_reader, "_IN", 700)
+    monkeypatch.setattr(gzip_layer_reader, "_OUT", 3000)
+    monkeypatch.setattr(gzip_layer_reader, "_KEPT", 100)
 
 
 @pytest.mark.usefixtures("small_marks")
 @pytest.mark.parametrize("limit", [1 << 40, 50_000], ids=["marks", "disk"])
 def test_a_gzip_layer_is_read_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(gzip_tar, "_AGAIN_AT_LEAST", limit)
+    monkeypatch.setattr(gzip_layer_reader, "_AGAIN_AT_LEAST", limit)
     dice = random.Random(7)
     content = b"".join(dice.randbytes(dice.randrange(2000)) + bytes(dice.randrange(2000)) for _ in range(300))
     half = len(content) // 2
     packed = gzip.compress(content[:half]) + gzip.compress(content[half:]) + bytes(900)
     tar = GzipTar(stored(tmp_path, packed), tmp_path)
-    assert b"".join(blob.chunks(tar)) == content
+    assert b"".join(layer_bytes.chunks(tar)) == content
     for _ in range(300):
         place, size = dice.randrange(len(content) + 50), dice.randrange(9000)
         assert tar.read_at(place, size) == content[place : place + size]
@@ -60,7 +60,7 @@ def test_a_gzip_layer_that_is_cut_off_is_damaged(tmp_path: Path, cut: int) -> No
     packed = gzip.compress(os.urandom(60_000))
     tar = GzipTar(stored(tmp_path, packed[:-cut]), tmp_path)
     with pytest.raises(ImageError, match="damaged or cut off gzip data"):
-        list(blob.chunks(tar))
+        list(layer_bytes.chunks(tar))
     tar.close()
 
 
@@ -159,8 +159,8 @@ def test_quick_headers_are_written_as_tarfile_writes_them() -> None:
         for layer in case:
             with tarfile.open(fileobj=io.BytesIO(corpus.tar_of(layer)), errors="surrogateescape") as archive:
                 for member in archive:
-                    edits.normalise(member, member.name)
-                    (*_, header) = (chunk for chunk in entries.encoded(member, None))
+                    tree_edits.normalise(member, member.name)
+                    (*_, header) = (chunk for chunk in tree_stream.encoded(member, None))
                     assert header == member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"), member.name
 
 
@@ -178,14 +178,14 @@ _FILES, _MB = 40_000, 10
 _MEASURED = """
 import resource, sys
 from pathlib import Path
-from kit.images import entries, layer_tree
-from kit.images.edits import Edit
+from kit.images import layer_tree, tree_stream
+from kit.images.tree_edits import Edit
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()
 with layer_tree.merged([Path(sys.argv[1])]) as tree:
     edit = Edit(additions=(), dropped=())
-    headers = (chunk for chunk in entries.edited(tree.entries(), edit, Path(sys.argv[2])) if len(chunk) == 512)
+    headers = (chunk for chunk in tree_stream.edited(tree.entries(), edit, Path(sys.argv[2])) if len(chunk) == 512)
     files = sum(header[156:157] == b"0" for header in headers)
 print(files, peak() - before)
 """
@@ -197,8 +197,8 @@ def test_memory_is_bounded_by_the_number_of_files(tmp_path: Path) -> None:
         for number in range(_FILES):
             folder = f"opt/venv/lib/python3.11/site-packages/package_{number // 1000:04}/module_{number // 10:05}"
             if number % 10 == 0:
-                out.write(b"".join(entries.encoded(_member(folder, tarfile.DIRTYPE), None)))
-            out.write(b"".join(entries.encoded(_member(f"{folder}/file_{number:06}.py", tarfile.REGTYPE), None)))
+                out.write(b"".join(tree_stream.encoded(_member(folder, tarfile.DIRTYPE), None)))
+            out.write(b"".join(tree_stream.encoded(_member(f"{folder}/file_{number:06}.py", tarfile.REGTYPE), None)))
         out.write(bytes(1024))
     argv = [sys.executable, "-c", _MEASURED, str(tmp_path / "many.tar"), str(tmp_path)]
     done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ToolError
-from kit.images import lock, sbom
+from kit.images import image_lock, sbom
 from tests.support import REPO, make_lock
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
-LOCK = lock.read(REPO / "containers/train-cpu/image.lock")
+LOCK = image_lock.read(REPO / "containers/train-cpu/image.lock")
 COUNT = len(LOCK.packages.apt) + len(LOCK.packages.pip)
 
 # The extra `sbom`, which dev.lock holds; an environment from before has it after `make setup`.

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit.errors import ImageError
-from kit.images import edits, entries, layer_tree
-from kit.images.edits import Edit
+from kit.images import layer_tree, tree_edits, tree_stream
+from kit.images.tree_edits import Edit
 from tests.cluster import image_corpus as corpus
 
 # A layer's own tree: name -> content, a folder's content, or a link's target. A folder that is opaque holds the mark.
@@ -82,7 +82,7 @@ def merged(stack: list[Tree]) -> dict[str, bytes | str | None]:
             for member, data in tree_.entries():
                 content = data.read(1 << 20) if data is not None else None
                 found[member.name] = member.linkname if member.issym() else content
-            assert list(found) == sorted(found, key=edits.walk_key)
+            assert list(found) == sorted(found, key=tree_edits.walk_key)
         return found
 
 
@@ -120,6 +120,6 @@ def test_a_damaged_layer_is_read_or_refused(damage: int, value: int) -> None:
         try:
             with layer_tree.merged([file]) as tree:
                 edit = Edit(additions=(), dropped=())
-                assert b"".join(entries.edited(tree.entries(), edit, Path(work)))
+                assert b"".join(tree_stream.edited(tree.entries(), edit, Path(work)))
         except ImageError as error:
             assert "x.tar" in error.message or ":" in error.message

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.images import catalogue, lease, store
-from kit.owner import Owner
+from kit.images import cross_host_lock, store, store_contents
+from kit.owning_process import Owner
 from tests.cluster.image_lab import wait_until
 
 
@@ -42,10 +42,10 @@ def test_the_second_waits_for_the_first(tmp_path: Path) -> None:
     waited: list[str] = []
 
     def second() -> None:
-        with lease.hold(lock, on_wait=waited.append):
+        with cross_host_lock.hold(lock, on_wait=waited.append):
             order.append("second")
 
-    with lease.hold(lock):
+    with cross_host_lock.hold(lock):
         thread = threading.Thread(target=second)
         thread.start()
         time.sleep(0.3)
@@ -60,7 +60,7 @@ def test_a_dead_holder_is_replaced_at_once(tmp_path: Path) -> None:
     lock = tmp_path / "x.lock"
     lock.write_text(f"{_dead()}\n")
     start = time.monotonic()
-    with lease.hold(lock):
+    with cross_host_lock.hold(lock):
         assert Owner.parse(lock.read_text()) == Owner.current()
     assert time.monotonic() - start < 1
 
@@ -73,7 +73,7 @@ def test_a_holder_on_another_host_is_judged_by_its_heartbeat(tmp_path: Path, age
     got = threading.Event()
 
     def take() -> None:
-        with lease.hold(lock):
+        with cross_host_lock.hold(lock):
             got.set()
 
     thread = threading.Thread(target=take, daemon=True)
@@ -85,7 +85,7 @@ def test_a_holder_on_another_host_is_judged_by_its_heartbeat(tmp_path: Path, age
 
 def test_a_lock_that_was_taken_over_is_not_released(tmp_path: Path) -> None:
     lock = tmp_path / "x.lock"
-    with lease.hold(lock):
+    with cross_host_lock.hold(lock):
         lock.unlink()
         lock.write_text("somebody else's")
     assert lock.read_text() == "somebody else's"
@@ -96,14 +96,14 @@ def test_a_file_system_without_links_has_locks_too(tmp_path: Path, monkeypatch: 
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refused)
-    monkeypatch.setattr(lease, "_HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(cross_host_lock, "_HEARTBEAT_S", 0.05)
     lock, order = tmp_path / "x.lock", []
 
     def second() -> None:
-        with lease.hold(lock):
+        with cross_host_lock.hold(lock):
             order.append("second")
 
-    with lease.hold(lock):
+    with cross_host_lock.hold(lock):
         thread = threading.Thread(target=second)
         thread.start()
         os.utime(lock, (0, 0))
@@ -112,7 +112,7 @@ def test_a_file_system_without_links_has_locks_too(tmp_path: Path, monkeypatch: 
     thread.join(timeout=5)
     assert order == ["first", "second"]
     assert list(tmp_path.iterdir()) == []
-    with lease.hold(lock):
+    with cross_host_lock.hold(lock):
         lock.write_text("somebody else's")
     assert lock.read_text() == "somebody else's"
 
@@ -139,10 +139,10 @@ def test_what_a_newer_kit_keeps_in_the_store_is_left_alone(tmp_path: Path) -> No
     store.prepare(place)
     loose = store.path(place, "2" * 64)
     loose.write_bytes(b"x")
-    gone = catalogue.prune(place, tmp_path / "other", in_use=(), older_than_s=0, dry_run=False)
+    gone = store_contents.prune(place, tmp_path / "other", in_use=(), older_than_s=0, dry_run=False)
     assert [path for path, _ in gone] == [loose]
     assert [path for path in (*kept, image, place / "locks/z.lock") if not path.exists()] == []
-    (row,) = [row for row in catalogue.rows(place, tmp_path / "other") if row.sha256 == "1" * 64]
+    (row,) = [row for row in store_contents.rows(place, tmp_path / "other") if row.sha256 == "1" * 64]
     assert (row.name, row.present, row.locks) == ("theirs", True, (lock,))
 
 

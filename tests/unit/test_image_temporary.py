@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.images import base, context, lock, pins, store, temporary, wheels
-from kit.owner import Owner
+from kit.images import base_image, build_context, image_lock, requirements_lock, store, temporary_names, wheels
+from kit.owning_process import Owner
 from kit.spec.image import Bootstrap, ImageLock, PythonPackages
 from tests.support import REPO
 
@@ -30,28 +30,28 @@ def test_only_the_dead_lose_their_names(tmp_path: Path) -> None:
     foreign = tmp_path / f".a.b~{replace(Owner.current(), host='else.where')}~01234567"
     for file in (other, foreign, tmp_path / ".a.b~x~y", tmp_path / "a.b"):
         file.write_text("")
-    with temporary.beside(tmp_path / "a.b") as mine:
+    with temporary_names.beside(tmp_path / "a.b") as mine:
         mine.write_text("")
         names = {path.name for path in tmp_path.iterdir()}
         assert names == {mine.name, other.name, foreign.name, ".a.b~x~y", "a.b"}
-        assert all(temporary.is_temporary(path.name) for path in (mine, other, foreign))
+        assert all(temporary_names.is_temporary(path.name) for path in (mine, other, foreign))
     assert not mine.exists()
-    temporary.sweep(tmp_path)
+    temporary_names.sweep(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {foreign.name, ".a.b~x~y", "a.b"}
-    assert not temporary.is_temporary(".a.b~x~y")
+    assert not temporary_names.is_temporary(".a.b~x~y")
 
 
 def test_what_a_killed_kit_left_in_an_images_folder_changes_no_image(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("")
     left_by_a_dead_one(tmp_path / "image.lock").write_text("half a lock")
-    assert [file.name for file in context.scan(tmp_path)] == ["Dockerfile"]
+    assert [file.name for file in build_context.scan(tmp_path)] == ["Dockerfile"]
 
 
 def test_the_next_lock_and_the_next_note_remove_what_a_killed_one_left(tmp_path: Path) -> None:
-    whole = lock.read(REPO / "containers/train-cpu/image.lock")
+    whole = image_lock.read(REPO / "containers/train-cpu/image.lock")
     left = left_by_a_dead_one(tmp_path / "image.lock")
     left.write_text("half a lock")
-    assert lock.write(tmp_path / "image.lock", ImageLock.model_validate(whole.model_dump()))
+    assert image_lock.write(tmp_path / "image.lock", ImageLock.model_validate(whole.model_dump()))
     assert [path.name for path in tmp_path.iterdir()] == ["image.lock"]
     place = tmp_path / "store"
     store.prepare(place)
@@ -67,7 +67,7 @@ def test_pip_works_where_the_next_one_cleans(tmp_path: Path, monkeypatch: pytest
     cache.mkdir(parents=True)
     (left_by_a_dead_one(cache / "pins")).mkdir()
     (tmp_path / "requirements.txt").write_text("")
-    pins.refresh(PythonPackages(), tmp_path, {}, locked=False, on_line=lambda _: None)
+    requirements_lock.refresh(PythonPackages(), tmp_path, {}, locked=False, on_line=lambda _: None)
     assert list(cache.iterdir()) == []
     said = tmp_path / "tmpdir"
     monkeypatch.setattr(wheels, "pip", lambda: ["sh", "-c", f'echo "$TMPDIR" > {said}; exit 0'])
@@ -86,7 +86,7 @@ def test_apts_own_user_may_enter_where_mmdebstrap_works(tmp_path: Path, monkeypa
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    base._make_tar(Bootstrap(suite="bookworm", mirror="http://x/"), tmp_path / "base.tar", lambda _: None)
+    base_image._make_tar(Bootstrap(suite="bookworm", mirror="http://x/"), tmp_path / "base.tar", lambda _: None)
     mode, place = said.read_text().split()
     assert mode == "711"
     assert Path(place).parent == tmp_path

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kit.images import edits, enroot_layout, entries, layer_tree
+from kit.images import enroot_layout, layer_tree, tree_edits, tree_stream
 from kit.spec.image import ImageConfig
 
 # What execve(2) can carry.
@@ -82,7 +82,7 @@ def test_volumes_become_bind_lines_with_blanks_escaped() -> None:
     ],
 )
 def test_what_a_build_drops(path: str, dropped: bool) -> None:
-    edit = enroot_layout.edit(ImageConfig(), provenance="a test", noise=edits.BUILD_NOISE)
+    edit = enroot_layout.edit(ImageConfig(), provenance="a test", noise=tree_edits.BUILD_NOISE)
     assert edit.drops(path) is dropped
 
 
@@ -104,10 +104,12 @@ def tar_of(*members: tuple[str, bytes | str | None], format_: int = tarfile.PAX_
 
 def edited(tar: bytes, config: ImageConfig, work: Path) -> dict[str, tarfile.TarInfo]:
     chunks = (tar[start : start + 700] for start in range(0, len(tar), 700))
-    out = b"".join(entries.edited(entries.parsed(chunks), enroot_layout.edit(config, provenance="a test"), work))
+    out = b"".join(
+        tree_stream.edited(tree_stream.parsed(chunks), enroot_layout.edit(config, provenance="a test"), work)
+    )
     with tarfile.open(fileobj=io.BytesIO(out)) as archive:
         names = [member.name for member in archive.getmembers()]
-        assert names == sorted(names, key=edits.walk_key)
+        assert names == sorted(names, key=tree_edits.walk_key)
         assert len(names) == len(set(names))
         return {member.name: member for member in archive.getmembers()}
 
@@ -140,7 +142,7 @@ def merged(tmp_path: Path, *tars: bytes) -> dict[str, bytes | str | None]:
     with layer_tree.merged(files) as tree_:
         for member, data in tree_.entries():
             found[member.name] = data.read(1 << 20) if data else member.linkname or None
-    assert list(found) == sorted(found, key=edits.walk_key)
+    assert list(found) == sorted(found, key=tree_edits.walk_key)
     return found
 
 

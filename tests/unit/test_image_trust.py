@@ -13,7 +13,7 @@ from kit import shell
 from kit.cli import images
 from kit.config import validate
 from kit.errors import ConfigError, LockError
-from kit.images import doctor, lock, signature
+from kit.images import image_lock, signature, store_safety
 from kit.runs import submit
 from kit.spec.cluster import Cluster
 from tests.support import make_lock, write_job
@@ -30,8 +30,8 @@ def key(folder: Path, name: str) -> tuple[Path, str]:
 
 @pytest.fixture
 def lock_file(tmp_path: Path) -> Path:
-    path = tmp_path / "containers" / "train-cpu" / lock.FILE
-    lock.write(path, make_lock())
+    path = tmp_path / "containers" / "train-cpu" / image_lock.FILE
+    image_lock.write(path, make_lock())
     return path
 
 
@@ -100,7 +100,7 @@ def test_a_run_starts_from_a_signed_image_and_from_no_other(
     signers = f"[store]\nsigners = ['{ada_entry}']\n"
     (tmp_path / "clusters" / "far.toml").write_text(f"{signers}[node]\ncpus = 8\n[container]\nruntime = 'pyxis'\n")
     job = write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\nimage = "train-cpu"\n')
-    monkeypatch.setattr("kit.images.verify.check", lambda *_, **__: None)
+    monkeypatch.setattr("kit.images.check_against_lock.check", lambda *_, **__: None)
     prepared = submit.prepare(job, cluster="far", overrides=[])
     signature.sign(lock_file, ada)
     submit.require_ready(prepared)
@@ -127,18 +127,18 @@ def test_the_doctor_names_what_others_could_change(tmp_path: Path) -> None:
     image.touch(mode=0o644)
     for folder in (store, store / "sha256"):
         folder.chmod(0o3775)
-    assert [one for one in doctor.problems(store) if str(store) in one] == []
+    assert [one for one in store_safety.problems(store) if str(store) in one] == []
     store.chmod(0o2775)
     image.chmod(0o666)
     (store / "sha256" / "link.sqsh").symlink_to(image)
-    found = [one for one in doctor.problems(store) if str(store) in one]
+    found = [one for one in store_safety.problems(store) if str(store) in one]
     assert [one.partition(": ")[2] for one in found] == [
         f"mode 2775: its group may replace other users' images: 'chmod 3775 {store}'",
         f"mode 666: others may write it: 'chmod go-w {image}'",
         "not a regular file: remove it",
     ]
     tmp_path.chmod(0o777)
-    assert any("everybody may write it, and so exchange the store" in one for one in doctor.problems(store))
+    assert any("everybody may write it, and so exchange the store" in one for one in store_safety.problems(store))
     done = shell.run(
         [sys.executable, "-m", "kit", "images", "--doctor", "--store", str(store)],
         check=False,

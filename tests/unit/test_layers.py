@@ -86,7 +86,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bool, str]
     rounds: dict[str, dict[str, str]] = {
         "nothing": {},
         "docker": {_file(name): "import docker" for name in _packages()},
-        "docker in images": {"kit/images/base.py": "import docker"},
+        "docker in images": {"kit/images/base_image.py": "import docker"},
         "torch": {_file("frameworks"): "import torch"},
         "subprocess": {_file("runs"): "import subprocess"},
         "room": {"kit/unheard_of.py": ""},

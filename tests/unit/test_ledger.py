@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.ledger import ledger, read
-from kit.ledger.accounts import MEANINGS, Account
+from kit.ledger import ledger, read_run
 from kit.ledger.records import Event, Failure, RankProcess, Records, Reported
+from kit.ledger.time_accounts import MEANINGS, Account
 from tests.support import REPO
 
-SPENT = dict.fromkeys(read.SPENT, 0.0)
+SPENT = dict.fromkeys(read_run.SPENT, 0.0)
 
 
 def event(at: float, kind: str, attempt: int = 0, job: int = 7, /, **values: str) -> Event:
@@ -106,10 +106,29 @@ def test_a_death_costs_the_restart_and_the_steps_since_the_checkpoint() -> None:
     )
     failed = Failure(role="", rank=1, attempt=0, at=130.0)
     found = accounts(run(*START, *again, processes=(*first, *second), failures=(failed,)))
-    made = 9.0 / 10
+    made = 9.0 / 9  # the first of the ten is apart
     assert found[Account.LOST] == pytest.approx(2 * 4 * made)
     assert found[Account.RESTART] == 2 * 5.0
     assert found[Account.PRODUCTIVE] == pytest.approx(36.0 - 2 * 4 * made)
+
+
+def test_a_group_that_comes_back_alone_ends_no_attempt() -> None:
+    """Replica group 1 dies at 124 and is started again; the other one waits for it, and makes its steps."""
+    world = {"replica-0": 1, "replica-1": 1}
+    on = process(0, role="replica-0", spent={"compute": 4.0, "communicate": 5.0})
+    spent = {"compute": 3.0, "communicate": 0.0}
+    died = process(0, role="replica-1", node="n2", ended=0.0, step=4, since=124.0, looked=124.0, spent=spent)
+    again = {"start": 1.0, "rendezvous": 0.0, "first": 1.0, "compute": 2.0}
+    back = process(0, role="replica-1", node="n2", began=126.0, step=10, first=2, spent=again)
+    failed = Failure(role="replica-1", rank=0, attempt=0, at=124.0, alone=True)
+    over = (event(130.0, "phase", name="teardown"), event(130.0, "end"))
+    roles = tuple(event(111.0, "role", role=role) for role in world)
+    records = run(*START, *roles, *over, world=world, processes=(on, died, back), failures=(failed,))
+    found = accounts(records)
+    assert found[Account.RESTART] == 2.0
+    assert found[Account.STRAGGLERS] == 5.0
+    assert found[Account.LOST] == 2 * 1.0
+    assert found[Account.RENDEZVOUS] == 2 * 1.0 + 1.0 + 1.0
 
 
 def test_a_requeue_is_held() -> None:
@@ -125,6 +144,13 @@ def test_a_lost_node_leaves_no_end() -> None:
     both = tuple(process(rank, ended=0.0) for rank in range(2))
     found = accounts(run(*START, event(190.0, "start", 1), event(200.0, "end", 1), processes=both))
     assert found[Account.HELD] == 2 * 60.0
+
+
+def test_an_attempt_after_the_jobs_end_is_in_no_second_account() -> None:
+    """Two clocks that disagree: the attempt is recorded behind the requeue, and the next start is 400 s later."""
+    first = (event(100.0, "start"), event(100.0, "requeue"), event(100.0, "attempt"))
+    records = run(*first, event(501.0, "start", 1, allocated="500"), event(502.0, "end", 1))
+    assert sum(accounts(records).values()) == pytest.approx(2 * 402.0)
 
 
 def test_a_stall_is_no_step() -> None:
@@ -254,11 +280,11 @@ def test_the_accounts_sum_to_wall_times_ranks(records: Records) -> None:
 
 
 def test_a_line_of_the_monitor_is_read_and_a_cut_one_is_not(tmp_path: Path) -> None:
-    spent = " ".join(["1.000"] * len(read.SPENT))
+    spent = " ".join(["1.000"] * len(read_run.SPENT))
     line = f"130.5\t@3 10 compute 130.000 1.000000 2\t1 114.000 112.000 0.000 6 {spent}\n"
     (tmp_path / "monitor").mkdir()
     (tmp_path / "monitor" / "slurm-7.n1.example.0.spent").write_text(line + line[:60] + "\n\nx\n", encoding="utf-8")
-    (one,) = read.processes(tmp_path)
+    (one,) = read_run.processes(tmp_path)
     assert (one.rank, one.node, one.attempt, one.step, one.first, one.usual) == (3, "n1.example", 1, 10, 6, 2.0)
     assert one.spent["end"] == 1.0
 
@@ -269,7 +295,7 @@ def test_the_order_is_that_of_kit_rank() -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.SPENT == read.SPENT
+    assert module.SPENT == read_run.SPENT
 
 
 def test_every_account_says_what_it_is() -> None:

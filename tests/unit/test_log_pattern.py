@@ -9,8 +9,8 @@ import pytest
 
 from kit.errors import ConfigError, RunError
 from kit.planning.plan import Plan
-from kit.planning.sbatch import header
-from kit.runs import outputs
+from kit.planning.sbatch_header import header
+from kit.runs import output_folders
 from kit.runs.submit import prepare
 from kit.sweeps import prepare as sweeps
 from tests.support import plan_of, write_job
@@ -97,7 +97,9 @@ def test_extra_leads_to_the_key_of_its_own(tmp_path: Path) -> None:
 
 
 def test_folders_are_made_and_kept(tmp_path: Path) -> None:
-    with outputs.folders([script(tmp_path / "a/%u/%x/%j.out"), script(f"{tmp_path}/arrays/0/%a/logs/batch.log")]):
+    with output_folders.folders(
+        [script(tmp_path / "a/%u/%x/%j.out"), script(f"{tmp_path}/arrays/0/%a/logs/batch.log")]
+    ):
         pass
     assert (tmp_path / "a" / getpass.getuser() / "digits").is_dir()
     assert not (tmp_path / "arrays").exists(), "a task's run folder is somebody else's"
@@ -105,7 +107,7 @@ def test_folders_are_made_and_kept(tmp_path: Path) -> None:
 
 def test_new_folders_go_when_the_submit_fails(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
-    with pytest.raises(ZeroDivisionError), outputs.folders([script(tmp_path / "old/new/newer/%j.out")]):
+    with pytest.raises(ZeroDivisionError), output_folders.folders([script(tmp_path / "old/new/newer/%j.out")]):
         assert (tmp_path / "old/new/newer").is_dir()
         raise ZeroDivisionError
     assert list((tmp_path / "old").iterdir()) == []
@@ -115,6 +117,6 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(RunError, match=r"file/logs: cannot be made: Not a directory"),
-        outputs.folders([script(tmp_path / "file/logs/%j.out")]),
+        output_folders.folders([script(tmp_path / "file/logs/%j.out")]),
     ):
         pass

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kit import shell, text
+from kit import safe_text, shell
 from kit.errors import UsageError
 from kit.runs import logs
 from kit.runs.logs import Wanted
@@ -138,7 +138,7 @@ def test_logs_of_a_run_without_a_manifest(tmp_path: Path) -> None:
 
 def test_clean_of_bytes_is_clean_of_text() -> None:
     every = "".join(map(chr, [*range(0x300), *range(0x2000, 0x2080)])).replace("\n", "")
-    assert text.clean_lines(every.encode()).decode() == text.clean(every)
+    assert safe_text.clean_lines(every.encode()).decode() == safe_text.clean(every)
     assert time.strftime("%Y")
 
 
@@ -167,6 +167,6 @@ def test_every_byte_that_a_terminal_obeys_is_escaped() -> None:
         letter = chr(code)
         for line in (letter, f"loss ✓ é — {letter} "):
             if letter not in "\n\t" and not 0xD800 <= code < 0xE000:
-                assert text.clean_lines(line.encode()).decode() == text.clean(line)
+                assert safe_text.clean_lines(line.encode()).decode() == safe_text.clean(line)
     for bad in (b"\xff", b"\xc2", b"\xed\xa0\x80", b"\xe2\x80", b"\x1b[\x1b[0m0m", b"\xc2\x1b[0m\x9b"):
-        assert re.fullmatch(rb"[\x20-\x7e]*", text.clean_lines(bad))
+        assert re.fullmatch(rb"[\x20-\x7e]*", safe_text.clean_lines(bad))

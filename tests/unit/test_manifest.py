@@ -18,7 +18,7 @@ from kit.spec.cluster import Cluster
 from kit.spec.image import ImageLock
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 from kit.sweeps import prepare as sweeps
 from tests.support import plan_of, write_job
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -69,5 +70,33 @@ def test_what_runs_in_the_root_ends_with_the_one_who_started_it(
         return subprocess.CompletedProcess(argv, 0)
 
     monkeypatch.setattr(subprocess, "run", recorded)
-    assert matrix.run(tmp_path, []) == 0
+    assert matrix.run(tmp_path, ["tool", "word"]) == 0
     assert ran[0][:3] == ["setpriv", "--pdeathsig=KILL", "unshare"]
+    assert ran[0][-3:] == ["--", "tool", "word"]
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "absent"),
+    [
+        ([], ["tests/cluster", "--numprocesses", *matrix.IMAGES], matrix.SHORT),
+        (["--short", "--workers", "0"], matrix.SHORT, ["tests/cluster", "--numprocesses"]),
+        (["--short", "tests/unit/test_x.py", "-x"], ["tests/unit/test_x.py", "-x"], [*matrix.SHORT, *matrix.IMAGES]),
+        (["--soak", "7", "--seed", "1"], ["tests.soak", "7", "--seed"], ["pytest", *matrix.IMAGES]),
+    ],
+    ids=["whole", "short", "named", "soak"],
+)
+def test_what_runs_in_the_root(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], there: Sequence[str], absent: Sequence[str]
+) -> None:
+    ran: list[str] = []
+
+    def recorded(_: Path, argv: list[str]) -> int:
+        ran.extend(argv)
+        return 3
+
+    monkeypatch.setattr(matrix, "made", Path)
+    monkeypatch.setattr(matrix, "run", recorded)
+    monkeypatch.setattr(sys, "argv", ["matrix", "trixie", *words])
+    assert matrix.main() == 3, "the command's own code"
+    assert set(there) <= set(ran)
+    assert not set(absent) & set(ran)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from kit.runs import metrics
 from kit.spec.metrics import MetricsRecord
-from kit.sweeps.results import metrics_of
+from kit.sweeps.run_metrics_cache import metrics_of
 
 
 def outer(step: int, second: int, **more: Any) -> dict[str, Any]:

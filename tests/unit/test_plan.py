@@ -11,7 +11,7 @@ from kit.allocation import minutes
 from kit.errors import ConfigError
 from kit.planning.plan import Plan
 from kit.runtimes.pyxis import image_uri
-from tests.support import make_site, plan_of, write_job
+from tests.support import REPO, make_site, plan_of, write_job
 
 JOB = 'name = "digits"\nlauncher = "ddp"\n[resources]\nnodes = 2\ngpus_per_node = 2\n'
 
@@ -61,6 +61,16 @@ def test_what_the_job_asks_of_slurm_is_in_the_header(tmp_path: Path) -> None:
     assert {"--mem=64G", "--requeue", *(f"--{key.replace('_', '-')}={v}" for key, v in asked.items())} <= set(
         header(made)
     )
+
+
+@pytest.mark.parametrize(("requeue", "asked"), [("2", "--requeue=expedite"), ("0", "--no-requeue")])
+def test_a_job_that_is_queued_again_starts_at_once_where_the_site_has_that(
+    tmp_path: Path, requeue: str, asked: str
+) -> None:
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "new.toml").write_text("expedited_requeue = true\n[node]\ncpus = 8\ngpus = 4\n")
+    made = plan_of(write_job(tmp_path, JOB), cluster="new", overrides=(f"retry.requeue={requeue}",))
+    assert [one for one in header(made) if "requeue" in one] == [asked]
 
 
 def test_more_nodes_are_all_it_takes(tmp_path: Path) -> None:
@@ -316,6 +326,17 @@ def test_the_lead_is_shorter_than_the_time_limit(tmp_path: Path) -> None:
         ConfigError, match=r"slurm.lead: 180 s before the end of resources.time = 00:03:00 the job has not"
     ):
         plan_of(job, overrides=("resources.time=00:03:00", "slurm.lead=180"))
+
+
+def test_without_a_time_limit_the_lead_is_what_it_is(tmp_path: Path) -> None:
+    """Of a cluster that gives jobs none."""
+    job = write_job(tmp_path, JOB)
+    (tmp_path / "clusters").mkdir()
+    local = (REPO / "clusters" / "local.toml").read_text()
+    (tmp_path / "clusters" / "local.toml").write_text(local.replace('time = "00:30:00"\n', ""))
+    made = plan_of(job)
+    assert not any(option.startswith(("--time", "--signal")) for option in header(made))
+    assert "readonly KIT_LEAD=120\n" in made.text_of("batch.sh")
 
 
 def test_a_shell_comes_after_the_checks_of_a_batch_job(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError
-from kit.frameworks import own_options
+from kit.frameworks import launcher_program_options
 from kit.runs import submit
 from kit.sweeps import prepare as sweeps
 from tests.support import REPO, write_job
@@ -71,10 +71,12 @@ def test_every_program_of_the_kit_declares_its_options() -> None:
     programs = [path for path in REPO.glob("launchers/*/*.py") if "= options.parse(" in path.read_text()]
     assert len(programs) > 5
     for program in programs:
-        assert {"--seed", "--checkpoint-dir", "--no-checkpoint-async"} <= set(own_options.declared(program)), program
+        assert {"--seed", "--checkpoint-dir", "--no-checkpoint-async"} <= set(
+            launcher_program_options.declared(program)
+        ), program
 
 
 @pytest.mark.parametrize("program", ["ddp/train_gpt.py", "fsdp/train.py", "deepspeed/train.py", "diloco/train.py"])
 def test_options_of_a_function_that_the_librarys_own_functions_call(program: str) -> None:
     """add_gpt takes --lr and --warmup from add_pace."""
-    assert {"--layers", "--lr", "--warmup"} <= set(own_options.declared(REPO / "launchers" / program))
+    assert {"--layers", "--lr", "--warmup"} <= set(launcher_program_options.declared(REPO / "launchers" / program))

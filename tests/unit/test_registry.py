@@ -13,10 +13,10 @@ import pytest
 
 from kit import shell
 from kit.errors import RunError
-from kit.owner import Owner
-from kit.runs import atomic, folder, index, manifest, registry, status
+from kit.owning_process import Owner
+from kit.runs import atomic_write, find_runs, folder, index, manifest, status
 from kit.runs.manifest import Manifest
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 from tests.support import make_site, plan_of, write_job
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -57,7 +57,7 @@ def event(name: str, **facts: object) -> str:
 
 
 def states(runs: Path) -> dict[str, str]:
-    found = status.of_facts(registry.find_all([runs]), queue=lambda _: {})
+    found = status.of_facts(find_runs.find_all([runs]), queue=lambda _: {})
     return {one.run_dir.name: one.state for one in found}
 
 
@@ -100,21 +100,21 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(
     states(runs)
     damage(runs / "d-2")
     for _ in range(2):
-        found = {one.run_dir.name: one for one in status.of_facts(registry.find_all([runs]), queue=lambda _: {})}
+        found = {one.run_dir.name: one for one in status.of_facts(find_runs.find_all([runs]), queue=lambda _: {})}
         assert found.pop("d-2").state == "UNREADABLE"
         assert {one.state for one in found.values()} == {"COMPLETED"}
         assert len(found) == 3
-    (one,) = status.of([registry.find_one("d-2", [runs])], queue=lambda _: {})
+    (one,) = status.of([find_runs.find_one("d-2", [runs])], queue=lambda _: {})
     assert reason in one.reason
     assert "\n" not in one.reason
-    assert registry.find_one(None, [runs]).name == "d-4"
+    assert find_runs.find_one(None, [runs]).name == "d-4"
 
 
 def test_its_image_stays_in_the_store(runs: Path) -> None:
     """What a half-deleted run would start from is known by its batch script."""
     RunPaths(runs / "d-1").manifest.unlink()
     RunPaths(runs / "d-1").batch.write_text(f"readonly KIT_IMAGES=(/s/sha256/{'ab' * 32}.sqsh)\n")
-    facts = dict(registry.find_all([runs]))[runs / "d-1"]
+    facts = dict(find_runs.find_all([runs]))[runs / "d-1"]
     assert facts.image_digest == f"sha256:{'ab' * 32}"
 
 
@@ -142,10 +142,10 @@ def test_the_index_follows_what_changes(runs: Path, cache: Path, record: Manifes
 
 
 def test_an_index_is_used(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = registry.find_all([runs])
-    monkeypatch.setattr("kit.runs.facts.read", lambda _: pytest.fail("read again"))
-    assert registry.find_all([runs]) == before
-    assert registry.find_one("3", [runs]).name == "d-3"
+    before = find_runs.find_all([runs])
+    monkeypatch.setattr("kit.runs.run_facts.read", lambda _: pytest.fail("read again"))
+    assert find_runs.find_all([runs]) == before
+    assert find_runs.find_one("3", [runs]).name == "d-3"
 
 
 def test_an_index_that_cannot_be_written_is_done_without(runs: Path, cache: Path) -> None:
@@ -156,17 +156,17 @@ def test_an_index_that_cannot_be_written_is_done_without(runs: Path, cache: Path
 def test_a_shell_is_never_the_default(runs: Path, record: Manifest) -> None:
     """`kit status` and `kit cancel` took a shell that had ended for the newest run for ever."""
     make_run(runs / "d-9", record, 9, interactive=True, job_id=None)
-    assert registry.find_one(None, [runs]).name == "d-4"
-    assert registry.find_one("d-9", [runs]).name == "d-9"
+    assert find_runs.find_one(None, [runs]).name == "d-4"
+    assert find_runs.find_one("d-9", [runs]).name == "d-9"
 
 
 def test_points_of_sweeps_are_runs_and_sweeps_are_none(runs: Path, record: Manifest) -> None:
     make_run(runs / "s" / index.POINTS / "s.0", record, 7)
     (runs / "s" / "sweep.json").write_text("{}")
     assert list(states(runs)) == ["d-1", "d-2", "d-3", "d-4", "s.0"]
-    assert registry.find_one("s.0", [runs]) == runs / "s" / index.POINTS / "s.0"
+    assert find_runs.find_one("s.0", [runs]) == runs / "s" / index.POINTS / "s.0"
     with pytest.raises(RunError, match="4 runs start with it"):
-        registry.find_one("d-", [runs])
+        find_runs.find_one("d-", [runs])
 
 
 def test_a_submit_elsewhere_keeps_its_partial_folder(tmp_path: Path) -> None:
@@ -197,9 +197,9 @@ def test_a_submit_elsewhere_keeps_its_partial_folder(tmp_path: Path) -> None:
 def test_modes_are_set_whatever_the_umask(tmp_path: Path, record: Manifest) -> None:
     before = os.umask(0)
     try:
-        atomic.write(tmp_path / "open", "x")
+        atomic_write.write(tmp_path / "open", "x")
         os.umask(0o077)
-        atomic.write(tmp_path / "closed", "x")
+        atomic_write.write(tmp_path / "closed", "x")
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("[oc]*e*")} == {0o644}
@@ -230,7 +230,7 @@ def test_a_run_that_its_owner_closed_to_others_is_listed_with_the_reason(runs: P
             os.chdir(runs)
             os.setgid(65534)
             os.setuid(65534)
-            found = {path.name: one.problem for path, one in registry.find_all([Path()])}
+            found = {path.name: one.problem for path, one in find_runs.find_all([Path()])}
             code = 0 if "ermission denied" in found["d-2"] and not found["d-1"] and len(found) == 4 else 2
         finally:
             os._exit(code)

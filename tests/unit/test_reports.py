@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.ledger import read
-from kit.reports import charts, collect, gpu_samples, page, step_times
-from kit.reports import make as make_report
+from kit.ledger import read_run
+from kit.reports import charts, collect, gpu_samples, make_report, page, step_times
 from kit.spec.sweep import Value
 from tests.unit.test_sweep_results import write_sweep
 
@@ -81,7 +80,7 @@ def make(run: Path, ranks: int, *, minutes: int = 30) -> Path:
             # Twenty seconds of start and seven phases of a second; the rest is work, and rank 3 waits for nobody.
             waits = 1 if r == 3 else 400
             seconds = {"start": 20, "communicate": waits, "compute": minutes * 60 - 97 - waits}
-            spent = " ".join(f"{seconds.get(name, 1)}.000" for name in read.SPENT)
+            spent = " ".join(f"{seconds.get(name, 1)}.000" for name in read_run.SPENT)
             life = f"1 {BEGAN + 70:.3f} {BEGAN + 66:.3f} 0.000 0"
             reports.append(f"{end:.3f}\t@{r} 1000 compute {end:.3f} 1.0 1\t{life} {spent}\n")
         (run / "monitor" / f"slurm-7.n{node}.0.spent").write_text("".join(reports))
@@ -219,8 +218,27 @@ def test_in_a_real_browser(tmp_path: Path, width: int, several: bool) -> None:
     assert [line for line in done.stderr.splitlines() if ":CONSOLE" in line] == []
 
 
+def test_many_nodes_are_a_heat_map() -> None:
+    """Lines of more nodes than colours can be told apart would say nothing; each value is in the cell of its time."""
+    few = charts.of_nodes({f"n{n}": [[0.0, n], [100.0, n]] for n in range(24)}, "use, %")
+    assert few["mark"]["type"] == "line"
+    many = charts.of_nodes({f"n{n}": [[0.0, n], [100.0, None], [100.0, n + 1]] for n in range(25)}, "use, %")
+    assert many["mark"]["type"] == "rect"
+    row = many["data"]["values"][3]
+    assert (row["rank"], row["v"][0], row["v"][100]) == ("n3", 3.0, 4.0)
+
+
+def test_two_runs_say_why_they_differ(tmp_path: Path) -> None:
+    for name in ("gpt-1", "gpt-2"):
+        make(tmp_path / "runs" / name, 8)
+    (tmp_path / "runs" / "gpt-2" / "job.toml").write_text("[resources]\nnodes = 1\ngpus_per_node = 4\n")
+    found = make_report.report(["gpt-1", "gpt-2"], [tmp_path / "runs"], queue=lambda _: {}, now=BEGAN)
+    assert any("gpus_per_node" in line for line in found["diff"])
+    assert "Why they differ" in page.html(found, "")
+
+
 def test_every_account_has_a_colour() -> None:
-    from kit.ledger.accounts import Account
+    from kit.ledger.time_accounts import Account
     from kit.reports.charts import COLOURS
 
     assert set(COLOURS) == set(Account)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from kit import config, data_folders, files, shell
+from kit import config, data_folders, shell, untrusted_files
 from kit.errors import ConfigError, KitError, LockError, RunError
 from kit.planning.plan import Plan
 from kit.runs import checkpoint_steps, folder, manifest, rerun, submit, workspace
 from kit.runs.manifest import Manifest
 from kit.runs.submit import Prepared
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 from kit.sweeps import prepare as sweeps
 from tests.support import make_lock, write_job
 
@@ -69,10 +69,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put_lock(place: Path, sha256: str) -> None:
-    from kit.images import lock
+    from kit.images import image_lock
 
     (place / "containers/train-cpu").mkdir(parents=True, exist_ok=True)
-    lock.write(place / "containers/train-cpu/image.lock", make_lock().model_copy(update={"sha256": sha256}))
+    image_lock.write(place / "containers/train-cpu/image.lock", make_lock().model_copy(update={"sha256": sha256}))
 
 
 @pytest.fixture
@@ -126,6 +126,15 @@ def test_all_is_as_it_was_whatever_the_project_has_become(project: Path, run: Pa
         then.workspace,
     )
     assert list(rerun.differences(made)) == []
+
+
+@pytest.mark.parametrize("program", ["", 'module = "package.main"\n', 'command = ["./simulate"]\n'])
+def test_a_launchers_program_and_one_of_the_users_without_a_script(project: Path, program: str) -> None:
+    """The launcher's own programs are in the run folder, beside launcher.toml; without them it stands alone."""
+    write_job(project, JOB.replace('script = "train.py"\nqos = "short"\nargs = ["a"]\n', f'{program}qos = "short"\n'))
+    run = written(submit.prepare(project / "job.toml", cluster="here", overrides=[]))
+    assert (run / "code/train.py").is_file() is (program == "")
+    assert rerun.prepare(run).plan.text_of("program.sh") == (run / "program.sh").read_text()
 
 
 def test_a_batch_template_is_the_one_of_the_snapshot(project: Path) -> None:
@@ -342,7 +351,7 @@ def test_a_copy_that_shares_blocks_is_a_copy(tmp_path: Path) -> None:
     source = tmp_path / "a"
     source.write_bytes(os.urandom(3 << 20))
     source.chmod(0o640)
-    files.copy_sharing_blocks(source, tmp_path / "b")
+    untrusted_files.copy_sharing_blocks(source, tmp_path / "b")
     with (tmp_path / "b").open("r+b") as copy:
         copy.write(b"changed")
     assert source.read_bytes()[7:] == (tmp_path / "b").read_bytes()[7:]

@@ -12,11 +12,11 @@ from kit import config
 from kit.errors import ConfigError, Fault
 from kit.frameworks import rl
 from kit.planning.plan import Plan, plan
+from kit.spec.checkpoint_and_tracking import Checkpoint
 from kit.spec.image import Packages
 from kit.spec.launcher import Launcher
-from kit.spec.programs import Programs
-from kit.spec.rl import Rl
-from kit.spec.training import Checkpoint
+from kit.spec.rl_and_sft import Rl
+from kit.spec.role_programs import Programs
 from tests.support import REPO, make_lock, make_site, write_job
 
 

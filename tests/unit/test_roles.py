@@ -95,6 +95,28 @@ def test_a_rank_has_a_cpu_though_there_are_more_ranks(tmp_path: Path) -> None:
     assert (role.ranks_per_node, role.cpus_per_rank) == (2, 1)
 
 
+def test_a_task_has_a_cpu_though_there_are_more_tasks(tmp_path: Path) -> None:
+    text = f'{TRAINER.replace("after", "#")}shape = "srun"\nranks_per_node = 3\n'
+    text += "[resources]\ncpus_per_node = 2\nranks_per_node = 1\n"
+    (role,) = plan_roles(tmp_path, text).roles
+    assert (role.tasks_per_node, role.cpus_per_task, role.cpus_per_rank) == (3, 1, 1)
+
+
+def test_torchrun_without_gpus_starts_one_rank_on_a_node(tmp_path: Path) -> None:
+    text = f'{TRAINER.replace("after", "#")}shape = "torchrun"\n[resources]\ngpus_per_node = 0\nnodes = 2\n'
+    (role,) = plan_roles(tmp_path, text.replace("[resources]", "nodes = 2\n[resources]")).roles
+    assert (role.ranks_per_node, role.tasks_per_node, role.world_size) == (1, 1, 2)
+
+
+def test_rank_args_are_for_a_role_without_a_program_of_its_own(tmp_path: Path) -> None:
+    args, own = '[rank_args]\n--rank = "RANK"\n', '[roles.one]\ncommand = ["x"]\n[roles.two]\nscript = "y.py"\n'
+    with pytest.raises(ConfigError, match="rank_args: each role has a program of its own"):
+        plan_roles(tmp_path, args + own)
+    with pytest.raises(ConfigError) as error:
+        plan_roles(tmp_path, args + own + "[roles.three]\ngpus = [0, 9]\n")
+    assert [fault.key for fault in error.value.faults] == ["roles.three.gpus"], "and no word of rank_args"
+
+
 def test_a_role_may_share_some_nodes_of_another(tmp_path: Path) -> None:
     made = plan_roles(tmp_path, TRAINER + "nodes = 3\n" + SERVER + 'shares = "trainer"\nnodes = 1\n')
     assert [(r.name, r.first, r.nodes, r.shared) for r in made.roles] == [

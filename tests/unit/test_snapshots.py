@@ -15,13 +15,13 @@ from typing import BinaryIO
 
 import pytest
 
-from kit import files
+from kit import untrusted_files
 from kit.errors import ConfigError, RunError
 from kit.runs import submit, workspace
-from kit.snapshots import chosen, listing, patch, scan
-from kit.snapshots.listing import ListedFile
+from kit.snapshots import chosen_files, patch, scan, tree_listing
 from kit.snapshots.scan import Scan
 from kit.snapshots.store import Store
+from kit.snapshots.tree_listing import ListedFile
 from kit.sweeps import prepare as sweeps
 from tests.support import write_job
 
@@ -157,27 +157,85 @@ def test_large_files_and_sums_are_refused_by_name(repo: Path, monkeypatch: pytes
             file.truncate(49_000_000)
     with pytest.raises(ConfigError, match=r"has 539 MB, and a run takes 500 MB with it at most; the largest: part-9"):
         taken(repo)
-    monkeypatch.setattr(chosen, "MOST_FILES", 10)
+    monkeypatch.setattr(chosen_files, "MOST_FILES", 10)
     with pytest.raises(ConfigError, match="more than 10 files"):
         taken(repo)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_that_may_not_be_read_is_named(repo: Path) -> None:
+def said_to_an_ordinary_user(folder: Path) -> str:
+    """What a scan says to a user who owns the folder and may not read all of it; root becomes one, in another process."""
+    if os.geteuid() != 0:
+        with pytest.raises(ConfigError) as caught:
+            taken(folder)
+        return str(caught.value)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    for path in folder.parents[:-2]:
+        path.chmod(path.stat().st_mode | 0o011)
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        with os.fdopen(writer, "w") as sink:
+            try:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                os.environ["HOME"] = "/nonexistent"
+                taken(folder)
+            except BaseException as error:  # noqa: BLE001 - the test reads it
+                sink.write(f"{error}")
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as source:
+        said = source.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.parametrize("by_git", [True, False])
+def test_a_file_that_may_not_be_read_is_named(repo: Path, tmp_path: Path, *, by_git: bool) -> None:
+    if not by_git:
+        (repo / ".git").rename(tmp_path / "git")
     (repo / "train.py").chmod(0)
-    with pytest.raises(ConfigError, match=r"train.py cannot be read: Permission denied"):
-        taken(repo)
+    said = said_to_an_ordinary_user(repo)
+    assert "job.toml: snapshot: train.py cannot be read: Permission denied" in said
+    assert "chmod u+r train.py" in said
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+@pytest.mark.parametrize("by_git", [True, False])
+def test_a_folder_that_may_not_be_read_is_named(repo: Path, tmp_path: Path, *, by_git: bool, tracked: bool) -> None:
+    """git passes over it with a warning, and the run would have lacked its files."""
+    if not by_git:
+        (repo / ".git").rename(tmp_path / "git")
+    name = "lib" if tracked else "new"
+    write(repo, {"new/b.py": "b\n"})
+    (repo / name).chmod(0)
+    said = said_to_an_ordinary_user(repo)
+    (repo / name).chmod(0o755)
+    assert f"job.toml: snapshot: the folder {name} cannot be read: Permission denied" in said
+    assert f"chmod u+rx {name}" in said
+
+
+def test_a_fifo_beside_the_files_of_a_repository_is_said(repo: Path) -> None:
+    """git lists none."""
+    for name in ("lib/fifo", "noise.log", "left-out"):
+        os.mkfifo(repo / name)
+    write(repo, {".kitignore": "left-out\n"})
+    done = taken(repo)
+    assert done.by_git
+    assert done.passed == ("lib/fifo",)
+    assert "lib/fifo" not in done.tree.by_path
 
 
 def test_a_file_that_cannot_be_read_is_named(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = files.open_regular
+    whole = untrusted_files.open_regular
 
     def refuse(path: Path) -> object:
         if path.name == ".kitignore":
             return whole(path)
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("kit.files.open_regular", refuse)
+    monkeypatch.setattr("kit.untrusted_files.open_regular", refuse)
     with pytest.raises(ConfigError) as caught:
         taken(repo)
     assert [fault.problem for fault in caught.value.faults][-1] == "train.py cannot be read: Permission denied"
@@ -209,13 +267,13 @@ def test_what_was_read_before_is_not_read_again(repo: Path, monkeypatch: pytest.
     monkeypatch.setattr(scan, "_COARSEST_NS", -(10**12))  # as if the files were old
     first = put(repo, kept)
     read: list[Path] = []
-    whole = files.open_regular
+    whole = untrusted_files.open_regular
 
     def noted(path: Path) -> BinaryIO:
         read.append(path)
         return whole(path)
 
-    monkeypatch.setattr("kit.files.open_regular", noted)
+    monkeypatch.setattr("kit.untrusted_files.open_regular", noted)
     assert put(repo, kept) == first
     assert {path.name for path in read if path.is_relative_to(repo)} == {".kitignore"}
     read.clear()
@@ -250,7 +308,7 @@ def test_the_hash_names_everything_and_the_listing_is_read_back(tmp_path: Path) 
     (folder / "link\n").symlink_to("a b")
     (folder / "a b").chmod(0o755)
     done = taken(folder)
-    assert listing.parse(done.tree.text, name="x") == done.tree
+    assert tree_listing.parse(done.tree.text, name="x") == done.tree
     into = Store(tmp_path / "s")
     tree = into.put(done)
     check = subprocess.run(["sha256sum", "--check", "--quiet", "../listing"], cwd=tree / "files", check=False)
@@ -279,7 +337,7 @@ def test_the_hash_names_everything_and_the_listing_is_read_back(tmp_path: Path) 
 def test_a_hostile_listing_is_refused(line: str) -> None:
     text = f"# kit workspace, form 1\n{line}\n".encode()
     with pytest.raises(RunError, match="x: no listing of a workspace, or a damaged one"):
-        listing.parse(text, name="x")
+        tree_listing.parse(text, name="x")
 
 
 def test_the_patch_makes_the_workspace_of_the_commit(repo: Path, tmp_path: Path) -> None:

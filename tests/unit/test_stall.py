@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from kit import shell
 from kit.health import progress
-from kit.health.record import Record
+from kit.health.run_record import Record
 from kit.health.why import explain
 from kit.runs import status
 from tests.support import REPO
@@ -51,6 +52,7 @@ REPORT = st.tuples(
     st.sampled_from([0.1, 1.0, 12.0]),
     st.sampled_from([0, 1, 10]),
     st.sampled_from([0.1, 30.0]),
+    st.sampled_from([0, 0.5, 30.0]),
 )
 
 
@@ -58,9 +60,9 @@ REPORT = st.tuples(
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b"]), REPORT), min_size=1, max_size=8))
 def test_the_nodes_and_the_commands_judge_alike(tmp_path: Path, given: list[tuple[str, tuple[object, ...]]]) -> None:
     reports: dict[str, list[str]] = {"n1": [], "n2": []}
-    for rank, (role, (step, phase, idle, took, every, longest)) in enumerate(given):
+    for rank, (role, (step, phase, idle, took, every, longest, slowest)) in enumerate(given):
         assert isinstance(idle, int)
-        line = f"{role}@{rank} {step} {phase} {NOW - idle} {took} {every} {longest} 0"
+        line = f"{role}@{rank} {step} {phase} {NOW - idle} {took} {every} {longest} 0 0 {slowest}"
         reports["n1" if rank % 2 else "n2"].append(line)
     run = looks(tmp_path, **{node: "\t".join(lines) for node, lines in reports.items() if lines})
     ranks = progress.read(run, 7, now=NOW)
@@ -140,7 +142,14 @@ def test_a_straggler_is_told_from_a_stall(tmp_path: Path, waited: tuple[float, .
 
 
 def rank_file(
-    run: Path, rank: int, frames: str, *, state: str = "S", wchan: str = "futex_do_wait", opened: str = ""
+    run: Path,
+    rank: int,
+    frames: str,
+    *,
+    state: str = "S",
+    wchan: str = "futex_do_wait",
+    opened: str = "",
+    role: str = "",
 ) -> None:
     """A rank's evidence, in the form of evidence.sh and faulthandler."""
     folder = run / "state" / "stall-1"
@@ -148,11 +157,9 @@ def rank_file(
     stack = "".join(
         f'  File "{file}", line 12 in {function}\n' for function, file in (f.split("@") for f in frames.split())
     )
-    text = (
-        f"== rank\nrank {rank}\nrole \nnode n{rank // 2}\nreport -\n== processes\n7 {state} 0 {wchan} python train.py\n"
-    )
+    text = f"== rank\nrank {rank}\nrole {role}\nnode n{rank // 2}\nreport -\n== processes\n7 {state} 0 {wchan} python train.py\n"
     text += f'== files\n{opened}== stacks\nProcess 7\nThread 0x1 (most recent call first):\n  File "x.py", line 1 in other\n'
-    (folder / f"rank-{rank}.txt").write_text(
+    (folder / f"rank-{rank}{role}.txt").write_text(
         f"{text}\nCurrent thread 0x2 (most recent call first):\n{stack}", encoding="utf-8"
     )
 
@@ -170,7 +177,7 @@ WHY = REPO / "tests" / "why" / "stall-ended"
     [
         ({"frames": BROADCAST}, "stall-order", r"rank 5 \(n2\) is in broadcast, and 7 ranks are in all_reduce"),
         (
-            {"frames": SUM, "state": "D", "wchan": "fuse_wait_answer", "opened": "7 /data/x.bin\n7 /lib/libc.so.6\n"},
+            {"frames": "read@/w/train.py", "state": "D", "wchan": "fuse_wait_answer", "opened": "7 /data/x.bin\n7 /lib/c.so.6\n"},
             "stall-kernel",
             r"rank 5 \(n2\) waits in the kernel \(fuse_wait_answer\) with /data/x.bin open; 7 ranks wait for it in all_reduce",
         ),
@@ -204,3 +211,64 @@ def test_evidence_that_was_cut_off_is_no_traceback(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:90] + b"\xff\x00")
     (one,) = status.of([run], queue=lambda cluster: {})
     assert explain(Record(status=one)).rule.startswith("stall")
+
+
+def test_what_all_ranks_of_a_role_wait_for_may_be_another_role(tmp_path: Path) -> None:
+    """Groups whose lighthouse is stopped."""
+    run = shutil.copytree(WHY, tmp_path / "stall-ended")
+    shutil.rmtree(run / "state" / "stall-1")
+    for rank in range(4):
+        rank_file(run, rank, "should_commit@/w/quorum.py")
+    rank_file(run, 0, "", state="T", wchan="do_signal_stop", role="lighthouse")
+    (one,) = status.of([run], queue=lambda cluster: {})
+    found = explain(Record(status=one))
+    assert found.rule == "stall-stopped", found
+    assert "role lighthouse: rank 0 (n0) is stopped" in found.line
+
+
+def test_a_node_without_evidence_is_the_culprit_once_all_had_their_time(tmp_path: Path) -> None:
+    run = shutil.copytree(WHY, tmp_path / "stall-ended")
+    shutil.rmtree(run / "state" / "stall-1")
+    job = int(next(run.glob("monitor/*.progress")).name.split(".")[0].removeprefix("slurm-"))
+    for old in run.glob("monitor/*.progress"):
+        old.unlink()
+    now = time.time() + 60
+    for node in range(2):
+        lines = "\t".join(f"@{2 * node + n} 5 communicate {now} 1.0 1 1.0 0.9 0 0" for n in range(2))
+        (run / "monitor" / f"slurm-{job}.n{node}.progress").write_text(f"{now}\t{lines}\n", encoding="utf-8")
+    for rank in range(2):
+        rank_file(run, rank, SUM)
+    (one,) = status.of([run], queue=lambda cluster: {})
+    assert explain(Record(status=one)).rule != "stall-unreachable", "the other node may still answer"
+    (run / "state" / "stall-1" / "complete").touch()
+    found = explain(Record(status=one))
+    assert found.rule == "stall-unreachable", found
+    assert "rank 2 on n1: its node n1 did not answer" in found.line
+
+
+def test_a_rank_that_waits_for_one_that_saves_is_no_stall(tmp_path: Path) -> None:
+    """Rank 0 saves alone, and has done so for as long before; the limit of a save that never took long is a step's."""
+    waits = "\t".join(f"@{rank} 9 communicate {NOW - 40} 1.0 1 1.0 0.5 0 0" for rank in range(1, 4))
+    for before, rule in (("0", None), ("30", None), ("0.5", "stalled-phase")):
+        run = looks(tmp_path, n1=f"@0 9 save {NOW - 40} 1.0 1 1.0 0.5 0 {before}\t{waits}")
+        found = progress.stall(progress.read(run, 7, now=NOW))
+        assert (found.rule.id if found else None) == rule, before
+        assert [line[0] for line in judged(run)[1:]] == ([rule] if rule else [])
+
+
+def test_a_clock_that_is_wrong_makes_no_stall(tmp_path: Path) -> None:
+    """The file server saw the line written now; the node says it is five minutes later."""
+    run = looks(tmp_path, n1=f"@0 9 compute {NOW - 1} 1.0 1 1.0 0.5 0 0")
+    ahead = NOW + 300
+    path = run / "monitor" / "slurm-7.n2.progress"
+    path.write_text(f"{ahead}\t@1 9 compute {ahead - 1} 1.0 1 1.0 0.5 0 0\n", encoding="utf-8")
+    os.utime(path, (NOW, NOW))
+    ranks = progress.read(run, 7, now=NOW)
+    assert [progress.clock_is_wrong(one) for one in ranks] == [False, True]
+    assert progress.stall(ranks) is None
+    files = [str(one) for one in sorted((run / "monitor").iterdir())]
+    said = "".join(f"@mtime {NOW:.0f} {name}\n" for name in files) + shell.run(["tail", "-v", "-n", "1", *files]).stdout
+    argv = ["awk", "-v", f"now={NOW + 200}", "-v", "since=0", "-v", "seconds=0", "-v", "least=0", "-f", str(AWK)]
+    assert shell.run(argv, input=said).stdout.split() == ["furthest", "9"], (
+        "nor when the line is old by the wrong clock"
+    )

@@ -11,7 +11,7 @@ import pytest
 
 from kit.runs import manifest, status
 from kit.slurm.client import QueuedJob
-from kit.spec.paths import RunPaths
+from kit.spec.run_paths import RunPaths
 from tests.support import make_site, plan_of, write_job
 
 SUBMITTED = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -81,7 +81,7 @@ def test_a_program_that_is_a_module(tmp_path: Path) -> None:
     assert words(made(tmp_path, 'module = "package.main"\nargs = ["--lr"]\n'), "KIT_PROGRAM", "program.sh") == [
         *("python3", "-m", "package.main", "--lr")
     ]
-    with pytest.raises(ConfigError, match="a script or a module, not both"):
+    with pytest.raises(ConfigError, match="and this one has script and module"):
         made(tmp_path, 'module = "package.main"\nscript = "train.py"\n')
 
 

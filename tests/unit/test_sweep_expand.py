@@ -13,8 +13,8 @@ from kit.errors import ConfigError
 from kit.spec.sweep import Sweep
 from kit.sweeps.expand import Expansion, expand
 from kit.sweeps.expressions import ExpressionError, checked, evaluate
-from kit.sweeps.options import read_option, with_option
-from kit.sweeps.tables import Tables
+from kit.sweeps.program_options import read_option, with_option
+from kit.sweeps.table_lookup import Tables
 
 BASE = {"args": ["--epochs", "12", "--width=8"], "resources": {"nodes": 2}, "name": "digits"}
 
@@ -213,7 +213,7 @@ def test_a_lookup_without_a_value_says_what_the_table_has(tmp_path: Path, text: 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "one of grid, zip, points and random is needed"),
+        ("", "one of grid, zip, points, random and search is needed"),
         ("grid.seed = []", "the list is empty"),
         ("zip.seed = [1, 2]\nzip.resources.nodes = [1]", "seed has 2, resources.nodes has 1"),
         ("grid.seed = [1]\nset.seed = 2", "seed is in grid and in set"),

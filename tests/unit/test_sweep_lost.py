@@ -8,8 +8,8 @@ import pytest
 
 from kit.runs import manifest
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.paths import RunPaths
-from kit.sweeps import find, lost
+from kit.spec.run_paths import RunPaths
+from kit.sweeps import find, lost_arrays
 from kit.sweeps.record import SweepPaths, read
 from tests.unit.test_sweep_results import write_sweep
 
@@ -28,8 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(3):
         path = RunPaths(paths.point(number)).manifest
         manifest.read(path).model_copy(update={"job_id": None, "array_task": None}).write(path)
-    monkeypatch.setattr("kit.runs.queues.is_up", lambda _: True)
-    monkeypatch.setattr("kit.runs.queues.env_of", lambda _: {})
+    monkeypatch.setattr("kit.runs.which_slurm.is_up", lambda _: True)
+    monkeypatch.setattr("kit.runs.which_slurm.env_of", lambda _: {})
     return made
 
 
@@ -52,14 +52,14 @@ def test_points_of_an_array_that_slurm_has(folder: Path, monkeypatch: pytest.Mon
     assert states(folder) == ["PENDING", find.MISSING, "PENDING"]
     assert [one.job_id for one in find.active(folder, queue=queue)] == ["41_1", "41_0"]
     assert [(one.number, one.job_id, one.members) for one in read(folder).arrays] == [(0, 41, (2, 0))]
-    assert lost.arrays(SweepPaths(folder), read(folder)) == [1]
+    assert lost_arrays.arrays(SweepPaths(folder), read(folder)) == [1]
 
 
 def test_without_a_slurm_nothing_is_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = SweepPaths(folder).record.read_bytes()
     monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {})
     assert states(folder) == [find.MISSING] * 3
-    monkeypatch.setattr("kit.runs.queues.is_up", lambda _: False)
+    monkeypatch.setattr("kit.runs.which_slurm.is_up", lambda _: False)
     assert states(folder) == [find.MISSING] * 3
     assert SweepPaths(folder).record.read_bytes() == before
 
@@ -69,6 +69,6 @@ def test_listing_runs_finds_them_too(folder: Path, monkeypatch: pytest.MonkeyPat
     script = SweepPaths(folder).arrays / "0" / "batch.sh"
     monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {str(script): 41})
     points = [SweepPaths(folder).point(number) for number in range(3)]
-    assert lost.noted([*points, folder.parent / "points" / "stray"])
+    assert lost_arrays.noted([*points, folder.parent / "points" / "stray"])
     assert manifest.read(RunPaths(points[0]).manifest).slurm_id == "41_1"
-    assert not lost.noted(points), "the other array is not in Slurm"
+    assert not lost_arrays.noted(points), "the other array is not in Slurm"

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError, RunError, ToolError, UsageError
+from kit.runs import metrics
 from kit.runs.manifest import Manifest
 from kit.spec.sweep import Value
-from kit.sweeps import plot, result_files
+from kit.sweeps import plot, result_files, run_metrics_cache
 from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
-from kit.sweeps.results import Results, gather, metrics_of
+from kit.sweeps.results import Results, gather
+from kit.sweeps.run_metrics_cache import metrics_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -214,3 +216,32 @@ def test_without_the_extra_the_command_that_installs_it_is_named(
     with pytest.raises(ToolError) as caught:
         result_files.write(gathered(folder), tmp_path / "a.parquet")
     assert "slurm-kit[parquet]" in caught.value.hint
+
+
+def test_what_was_read_once_is_kept_until_the_run_writes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged cache is read past."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "points" / "a.0" / "metrics.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"loss": 3.0}\n{"loss": NaN}\n{"loss": 2.0}\n{"lo')
+    read: list[Path] = []
+    real = metrics.records
+
+    def records(path: Path) -> list[metrics.Record]:
+        read.append(path)
+        return real(path)
+
+    monkeypatch.setattr(metrics, "records", records)
+
+    def ask(reduce: run_metrics_cache.Reduce) -> dict[str, float]:
+        return run_metrics_cache.of(tmp_path / "points", ["a.0", "a.1"], reduce=reduce)["a.0"]
+
+    assert (ask("last"), ask("max"), ask("min")) == ({"loss": 2.0}, {"loss": 3.0}, {"loss": 2.0})
+    assert read.count(file.parent) == 1
+    with file.open("a") as more:
+        more.write('\n{"loss": 1.0}\n')
+    assert ask("last") == {"loss": 1.0}
+    (kept,) = (tmp_path / "cache").rglob("results-*.json")
+    for damaged in ("", "[]", '{"form": 1, "runs": {"a.0": [1]}}', kept.read_text()[:40]):
+        kept.write_text(damaged)
+        assert ask("last") == {"loss": 1.0}

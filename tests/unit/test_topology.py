@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.slurm import topology
-from kit.slurm.topology import ParallelGroup, Topology
+from kit.slurm import parallel_group_fit
+from kit.slurm.parallel_group_fit import ParallelGroup, Topology
 from tests.support import make_site, plan_of, write_job
 
 TREE = """\
@@ -41,7 +41,7 @@ gpus_per_node = 4
     ],
 )
 def test_the_largest_block_or_leaf_switch(text: str, expected: Topology | None) -> None:
-    assert topology.parse(text) == expected
+    assert parallel_group_fit.parse(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_largest_block_or_leaf_switch(text: str, expected: Topology | None) 
     [("a", 1), ("a,b", 2), ("a[1-2,05],b", 4), ("rack[1-3]n[01-16]", 48), ("a[008-011],b[1,3],c-d", 7)],
 )
 def test_hosts_are_counted(hosts: str, number: int) -> None:
-    assert topology.count(hosts) == number
+    assert parallel_group_fit.count(hosts) == number
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_hosts_are_counted(hosts: str, number: int) -> None:
 )  # fmt: skip
 def test_the_group_that_options_ask_for(words: str, expected: tuple[str, int] | None) -> None:
     group = ParallelGroup(option=expected[0], ranks=expected[1]) if expected else None
-    assert topology.largest_group(words.split()) == group
+    assert parallel_group_fit.largest_group(words.split()) == group
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_group_that_options_ask_for(words: str, expected: tuple[str, int] | 
 )
 def test_a_group_has_to_fit(kind: str, ranks: int, nodes: int, segment: int | None, says: str | None) -> None:
     group, found = ParallelGroup(option="--tp", ranks=ranks), Topology(kind=kind, largest=2)
-    said = [str(one) for one in topology.broken(group, found, nodes=nodes, ranks_per_node=4, segment=segment)]
+    said = [str(one) for one in parallel_group_fit.broken(group, found, nodes=nodes, ranks_per_node=4, segment=segment)]
     assert (not said) if says is None else (len(said) == 1 and says in said[0])
 
 
@@ -105,7 +105,7 @@ def answering(folder: Path, text: str) -> dict[str, str]:
 def test_a_job_is_warned_of_with_its_file_and_key(tmp_path: Path) -> None:
     job = write_job(tmp_path, JOB.format(tp=16, nodes=4))
     made = plan_of(job, site=make_site(containers=False))
-    (one,) = topology.warnings(made, env=answering(tmp_path, BLOCK))
+    (one,) = parallel_group_fit.warnings(made, env=answering(tmp_path, BLOCK))
     assert str(one) == (
         f"{tmp_path}/job.toml: args: --tp makes groups of 16 ranks on 4 nodes, and the largest block of the cluster has 2\n"
         "  try: at most 8 ranks in a group"
@@ -114,10 +114,10 @@ def test_a_job_is_warned_of_with_its_file_and_key(tmp_path: Path) -> None:
 
 def test_slurm_is_not_asked_for_groups_within_a_node(tmp_path: Path) -> None:
     made = plan_of(write_job(tmp_path, JOB.format(tp=4, nodes=4)), site=make_site(containers=False))
-    assert topology.warnings(made, env=answering(tmp_path, BLOCK)) == []
+    assert parallel_group_fit.warnings(made, env=answering(tmp_path, BLOCK)) == []
     assert not (tmp_path / "asked").exists()
 
 
 def test_without_scontrol_nothing_is_said(tmp_path: Path) -> None:
     made = plan_of(write_job(tmp_path, JOB.format(tp=16, nodes=4)), site=make_site(containers=False))
-    assert topology.warnings(made, env={"PATH": str(tmp_path)}) == []
+    assert parallel_group_fit.warnings(made, env={"PATH": str(tmp_path)}) == []

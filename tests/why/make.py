@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from kit import data_folders
-from kit.images import lock as image_lock
+from kit.images import image_lock
 from kit.slurm import client
 from tests.cluster.conftest import lab_on
 from tests.cluster.lab import Lab

@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kit.slurm.embedded.model import ClusterSize, EmbeddedCluster, Node
-from kit.slurm.embedded.recorded import default_folder, find
+from kit.slurm.embedded.cluster_record import ClusterSize, EmbeddedCluster, Node
+from kit.slurm.embedded.find_cluster import default_folder, find
 
 if TYPE_CHECKING:
     from kit.slurm.embedded.lifecycle import ClusterStatus, down, status, up

@@ -14,7 +14,7 @@ from pathlib import Path
 from kit import shell
 from kit.errors import SlurmError
 from kit.slurm.embedded import daemons, process
-from kit.slurm.embedded.model import Accounting, EmbeddedCluster, ProcessId
+from kit.slurm.embedded.cluster_record import Accounting, EmbeddedCluster, ProcessId
 from kit.slurm.embedded.paths import Layout
 
 ACCOUNT = "research"
@@ -101,7 +101,7 @@ JobAcctGatherFrequency=task=1
 
 
 def _start_database(layout: Layout, ports: Accounting, password: str, env: Mapping[str, str]) -> ProcessId:
-    """A MariaDB with nothing in it but slurmdbd's user."""
+    """A MariaDB with nothing in it but slurmdbd's user and database, which is empty."""
     data = layout.folder / "database"
     data.mkdir(mode=0o700)
     as_root = ["--user=root"] if os.geteuid() == 0 else []
@@ -114,6 +114,8 @@ def _start_database(layout: Layout, ports: Accounting, password: str, env: Mappi
     argv += ["--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900", "--skip-name-resolve", "--skip-log-bin"]
     started = daemons.start(layout, "mariadbd", argv, env)
     _wait("mariadbd", started, layout, socket.exists)
+    # slurmdbd would make it after a first connection that fails; from libmariadb 11.8.9 the same handle then takes no results.
+    _sql(socket, f"CREATE DATABASE {_DATABASE}", env)
     _sql(socket, f"CREATE USER '{_USER}'@'127.0.0.1' IDENTIFIED BY '{password}'", env)
     _sql(socket, f"GRANT ALL ON {_DATABASE}.* TO '{_USER}'@'127.0.0.1'", env)
     return started

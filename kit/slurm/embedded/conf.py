@@ -9,7 +9,7 @@ import re
 
 from kit.errors import SlurmError
 from kit.slurm.embedded import accounting, settings
-from kit.slurm.embedded.model import EmbeddedCluster, Node
+from kit.slurm.embedded.cluster_record import EmbeddedCluster, Node
 
 Version = tuple[int, int]
 
@@ -56,6 +56,8 @@ AuthType=auth/munge
 AuthInfo=socket={layout.munge_socket},cred_expire={_CREDENTIAL_S}
 StateSaveLocation={layout.controller_state}
 SlurmdSpoolDir={layout.spool}/%n
+# PMIx makes a folder of the step's number here on every node, and the nodes share /tmp.
+TmpFS={layout.spool}/%n
 SlurmctldPidFile={layout.folder}/slurmctld.pid
 SlurmdPidFile={layout.folder}/slurmd-%n.pid
 SlurmctldLogFile={layout.log("slurmctld")}

@@ -12,7 +12,7 @@ from pathlib import Path
 from kit import shell
 from kit.errors import SlurmError
 from kit.slurm.embedded import process
-from kit.slurm.embedded.model import EmbeddedCluster, Node, ProcessId
+from kit.slurm.embedded.cluster_record import EmbeddedCluster, Node, ProcessId
 from kit.slurm.embedded.paths import Layout
 
 # Carried by every process that the kit starts for a cluster and by nothing else: users' shells may have SLURM_CONF too.

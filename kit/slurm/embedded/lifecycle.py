@@ -13,11 +13,18 @@ from typing import Literal
 
 from kit import shell
 from kit.errors import SlurmError, ToolError
-from kit.slurm.embedded import accounting, address, cgroups, conf, daemons, gpus, lock, nodes, settings, teardown
-from kit.slurm.embedded.model import Accounting, ClusterSize, EmbeddedCluster, Node, machine_memory_mb, this_boot
+from kit.slurm.embedded import accounting, cgroups, conf, daemons, free_addresses, gpus, lock, nodes, settings, teardown
+from kit.slurm.embedded.cluster_record import (
+    Accounting,
+    ClusterSize,
+    EmbeddedCluster,
+    Node,
+    machine_memory_mb,
+    this_boot,
+)
+from kit.slurm.embedded.find_cluster import layout_of
 from kit.slurm.embedded.paths import Layout, node_names
 from kit.slurm.embedded.pyxis import PyxisPlugin, choose, plugstack_conf
-from kit.slurm.embedded.recorded import layout_of
 
 Say = Callable[[str], None]
 
@@ -147,9 +154,9 @@ def _design(
         devices = (gpus.placeholders(layout.gpus, count),) * shape.nodes
     # Isolated nodes have an address each and can share a port; the others share an address.
     slurmds, databases = 1 if isolated else shape.nodes, 2 if shape.accounting else 0
-    first, *ports = address.choose_ports(1 + slurmds + databases, seed=seed, in_use=address.port_in_use)
-    routed = address.routed_networks() if isolated else []
-    subnet = address.choose_subnet(seed=seed, taken=routed, nodes=shape.nodes) if isolated else None
+    first, *ports = free_addresses.choose_ports(1 + slurmds + databases, seed=seed, in_use=free_addresses.port_in_use)
+    routed = free_addresses.routed_networks() if isolated else []
+    subnet = free_addresses.choose_subnet(seed=seed, taken=routed, nodes=shape.nodes) if isolated else None
     return EmbeddedCluster(
         name=name,
         folder=layout.folder,

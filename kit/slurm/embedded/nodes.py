@@ -22,7 +22,7 @@ from pathlib import Path
 from kit import shell
 from kit.errors import SlurmError, ToolError
 from kit.slurm.embedded import process
-from kit.slurm.embedded.model import EmbeddedCluster, Node, ProcessId
+from kit.slurm.embedded.cluster_record import EmbeddedCluster, Node, ProcessId
 from kit.slurm.embedded.paths import Layout
 from kit.slurm.embedded.pyxis import PyxisPlugin, enroot_wrapper
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.slurm.embedded.model import ProcessId
+from kit.slurm.embedded.cluster_record import ProcessId
 
 _PROC = Path("/proc")
 _POLL_S = 0.05

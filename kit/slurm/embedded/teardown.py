@@ -10,8 +10,8 @@ import time
 from kit import shell
 from kit.errors import SlurmError, ToolError
 from kit.slurm.embedded import cgroups, nodes, process
+from kit.slurm.embedded.cluster_record import EmbeddedCluster
 from kit.slurm.embedded.daemons import MARK
-from kit.slurm.embedded.model import EmbeddedCluster
 from kit.slurm.embedded.paths import Layout
 
 # How long jobs in progress may take to end after TERM, in seconds; what is left gets KILL with its node.

@@ -253,6 +253,7 @@ source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/notices.sh"
 source "${KIT_RUN_DIR}/lib/workspace.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
 source "${KIT_RUN_DIR}/lib/container_names.sh"
@@ -298,7 +299,10 @@ finish() {
             log::info "exit code ${code}; Slurm has put the job back into the queue"
             events::record requeue exit_code "${code}"
             ;;
-        end) retry::end "${code}" ;;
+        end)
+            retry::end "${code}"
+            notices::tell_last
+            ;;
     esac
     # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
     if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
@@ -337,6 +341,7 @@ main() {
     nodes::resolve || exit 1
     nodes::banner
     events::record start nodes "${SLURM_JOB_NODELIST}"
+    notices::tell
     failures::reserve_space
     workspace::prepare || exit 1
     node_checks::image || exit "${node_checks_failed_code}"
@@ -525,6 +530,7 @@ seed = 7
 snapshot = true
 setup = []
 debug = false
+when = []
 
 [rank_args]
 
@@ -614,6 +620,11 @@ container = true
 [secrets]
 env = []
 
+[notify]
+on = []
+to = []
+by = "watch"
+
 [checkpoint]
 
 [profile]
@@ -635,6 +646,7 @@ default_qos = "normal"
 mounts = "infiniband"
 setup = []
 max_array = 1001
+expedited_requeue = false
 
 [node]
 cpus = 96
@@ -800,11 +812,15 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/kit_rank.py <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/kit_recorder.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/log.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/node_checks.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/nodes.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/notices.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/once.sh <<'KIT_FILE'
 KIT_FILE
@@ -813,6 +829,8 @@ KIT_FILE
     unpack 644 lib/output_links.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/placeholders.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/rank_numbers.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/rank_progress.sh <<'KIT_FILE'
 KIT_FILE

@@ -353,6 +353,7 @@ source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/notices.sh"
 source "${KIT_RUN_DIR}/lib/workspace.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
 source "${KIT_RUN_DIR}/lib/container_names.sh"
@@ -398,7 +399,10 @@ finish() {
             log::info "exit code ${code}; Slurm has put the job back into the queue"
             events::record requeue exit_code "${code}"
             ;;
-        end) retry::end "${code}" ;;
+        end)
+            retry::end "${code}"
+            notices::tell_last
+            ;;
     esac
     # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
     if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
@@ -437,6 +441,7 @@ main() {
     nodes::resolve || exit 1
     nodes::banner
     events::record start nodes "${SLURM_JOB_NODELIST}"
+    notices::tell
     failures::reserve_space
     workspace::prepare || exit 1
     node_checks::image || exit "${node_checks_failed_code}"
@@ -748,6 +753,7 @@ seed = 7
 snapshot = true
 setup = []
 debug = false
+when = []
 
 [rank_args]
 
@@ -830,6 +836,11 @@ container = true
 [secrets]
 env = []
 
+[notify]
+on = []
+to = []
+by = "watch"
+
 [checkpoint]
 
 [profile]
@@ -855,6 +866,7 @@ embedded = false
 mounts = "pod"
 setup = []
 max_array = 1001
+expedited_requeue = false
 
 [node]
 cpus = 128
@@ -1005,11 +1017,15 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/kit_rank.py <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/kit_recorder.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/log.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/node_checks.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/nodes.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/notices.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/once.sh <<'KIT_FILE'
 KIT_FILE
@@ -1018,6 +1034,8 @@ KIT_FILE
     unpack 644 lib/output_links.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/placeholders.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/rank_numbers.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/rank_progress.sh <<'KIT_FILE'
 KIT_FILE

@@ -317,6 +317,7 @@ source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/notices.sh"
 source "${KIT_RUN_DIR}/lib/workspace.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
 source "${KIT_RUN_DIR}/lib/container_names.sh"
@@ -362,7 +363,10 @@ finish() {
             log::info "exit code ${code}; Slurm has put the job back into the queue"
             events::record requeue exit_code "${code}"
             ;;
-        end) retry::end "${code}" ;;
+        end)
+            retry::end "${code}"
+            notices::tell_last
+            ;;
     esac
     # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
     if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
@@ -401,6 +405,7 @@ main() {
     nodes::resolve || exit 1
     nodes::banner
     events::record start nodes "${SLURM_JOB_NODELIST}"
+    notices::tell
     failures::reserve_space
     workspace::prepare || exit 1
     node_checks::image || exit "${node_checks_failed_code}"

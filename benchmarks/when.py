@@ -1,0 +1,187 @@
+"""`kit when` against the truth: 500 jobs in the shape of a public workload trace, on two embedded clusters with backfill.
+
+    python -m benchmarks when [--jobs 500] [--nodes 32] [--seed 20] [--json FILE]
+
+Both clusters get the same jobs at the same times. On one each job is submitted as its user wrote it. On the other its user would
+also take a quarter, half or twice the nodes, with the limit that goes with them, and gets the size that `kit when` expects to end
+first. Before each submit the start is estimated, by the kit and by `sbatch --test-only`; Slurm's own record says when it was.
+
+The jobs sleep. On n times the nodes they sleep n ** 0.9 times shorter: parallel work has a cost. Needs Slurm; about 20 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from tempfile import TemporaryDirectory
+
+from benchmarks._common import Goal, report
+from benchmarks._workload import TraceJob, jobs
+from kit import shell
+from kit.forecast.backfill import NodeRequest
+from kit.forecast.starts import Queue
+from kit.slurm import client, embedded, queue_snapshot
+from kit.slurm.queue_snapshot import Amount
+
+_CPUS = 4
+_SCALE, _LOAD = 240.0, 1.0
+_OTHER_SIZES = (0.25, 0.5, 2.0)
+_SPEED_UP = 0.9
+# A minute of the trace's hours is a quarter of a second here: what Slurm rounds and waits for is scaled, too.
+_BACKFILL = "batch_sched_delay=0,sched_interval=2,bf_interval=2,bf_resolution=1,bf_continue"
+# Shorter waits than Slurm's own turn-round are no waits.
+_WAITED_S = 5.0
+
+
+@dataclass(kw_only=True)
+class Sent:
+    """A job as it was submitted. Times are seconds since the epoch, estimates those before the submit."""
+
+    job_id: int
+    nodes: int
+    submitted: float
+    by_limits: float | None
+    likely: float | None
+    slurms: float | None
+    started: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def wait(self) -> float:
+        """Seconds. Slurm records whole ones: a start within the second of the submit may seem to be before it."""
+        return max(0.0, self.started - self.submitted)
+
+
+def main(options: Sequence[str]) -> int:
+    """1 when the mean wait is not beaten by 30 %."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--jobs", type=int, default=500)
+    parser.add_argument("--nodes", type=int, default=32)
+    parser.add_argument("--scale", type=float, default=_SCALE, help="seconds of the trace for each of here")
+    parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="write every job of both clusters here")
+    asked = parser.parse_args(options)
+    trace = jobs(asked.jobs, nodes=asked.nodes, load=_LOAD, scale=asked.scale, seed=asked.seed)
+    print(
+        f"{len(trace)} jobs over {trace[-1].at / 60:.0f} min on {asked.nodes} nodes, seed {asked.seed}", file=sys.stderr
+    )
+    with ThreadPoolExecutor(2) as both:
+        arms = [both.submit(run, name, trace, asked.nodes, chosen=name == "chosen") for name in ("fixed", "chosen")]
+        fixed, chosen = (arm.result() for arm in arms)
+    if asked.json:
+        asked.json.write_text(json.dumps({"fixed": [*map(asdict, fixed)], "chosen": [*map(asdict, chosen)]}))
+    return report(goals(fixed, chosen))
+
+
+def goals(fixed: Sequence[Sent], chosen: Sequence[Sent]) -> list[Goal]:
+    """The figures, in seconds."""
+    waits = [fmean(one.wait for one in arm) for arm in (fixed, chosen)]
+    spans = [fmean(one.ended - one.submitted for one in arm) for arm in (fixed, chosen)]
+    found = [
+        Goal(name="mean wait, as written", value=waits[0], unit="s"),
+        Goal(name="mean wait, chosen by kit when", value=waits[1], unit="s"),
+        Goal(name="wait saved", value=1 - waits[1] / waits[0], bound=0.3, at_least=True),
+        Goal(name="submit to end, as written", value=spans[0], unit="s"),
+        Goal(name="submit to end, chosen", value=spans[1], unit="s"),
+    ]
+    for name, arm in (("as written", fixed), ("chosen", chosen)):
+        waited = [one for one in arm if one.wait > _WAITED_S]
+        found.append(Goal(name=f"jobs that waited over {_WAITED_S:.0f} s, {name}", value=len(waited)))
+        if not waited:
+            continue
+        found.append(Goal(name=f"median of their waits, {name}", value=median(one.wait for one in waited), unit="s"))
+        for guess in ("likely", "by_limits", "slurms"):
+            for whose, some in (("of those", waited), ("all jobs", arm)):
+                missed = [abs(at - one.started) for one in some if (at := getattr(one, guess)) is not None]
+                if missed:
+                    found.append(Goal(name=f"median error of {guess}, {name}, {whose}", value=median(missed), unit="s"))
+    return found
+
+
+def run(name: str, trace: Sequence[TraceJob], nodes: int, *, chosen: bool) -> list[Sent]:
+    """All jobs on a cluster of their own, each with its times by Slurm's record."""
+    size = embedded.ClusterSize(
+        nodes=nodes,
+        gpus_per_node=0,
+        cpus_per_node=_CPUS,
+        conf={"SchedulerParameters": _BACKFILL, "MaxJobCount": "20000"},
+    )
+    with TemporaryDirectory(prefix="kit-when-") as folder:
+        cluster = embedded.up(f"when-{name}", size, folder=Path(folder) / "cluster", pyxis="none", say=lambda _: None)
+        try:
+            env = client.environment(cluster.env())
+            began = time.time()
+            sent = []
+            for job in trace:
+                time.sleep(max(0.0, began + job.at - time.time()))
+                sent.append(_submit(job, nodes, env, chosen=chosen))
+            return _ended(sent, env)
+        finally:
+            embedded.down(f"when-{name}", folder=Path(folder) / "cluster")
+
+
+def _sizes(job: TraceJob, most: int) -> list[TraceJob]:
+    """The job as written, then at the other sizes."""
+    found = [job]
+    for factor in _OTHER_SIZES:
+        nodes = int(job.nodes * factor)
+        if 1 <= nodes <= most:
+            longer = (job.nodes / nodes) ** _SPEED_UP
+            limit = max(1, math.ceil(job.limit * longer))
+            found.append(TraceJob(at=job.at, nodes=nodes, run=job.run * longer, limit=limit))
+    return found
+
+
+def _submit(job: TraceJob, most: int, env: Mapping[str, str], *, chosen: bool) -> Sent:
+    queue = Queue(queue_snapshot.read(env=env))
+    sizes = [(one, queue.start(_request(one))) for one in (_sizes(job, most) if chosen else [job])]
+    best, start = min(sizes, key=lambda one: one[1].rank)
+    options = ["--exclusive", f"--nodes={best.nodes}", f"--time={best.limit}", "--output=/dev/null"]
+    script = f"#!/bin/sh\nsleep {best.run:.3f}\n"
+    submitted = time.time()
+    told = client.test_only(script, env=env, options=options)
+    with TemporaryDirectory(prefix="kit-when-") as folder:
+        path = Path(folder) / "job.sh"
+        path.write_text(script)
+        job_id = client.submit(["sbatch", "--parsable", *options, str(path)], env=env)
+    return Sent(
+        job_id=job_id,
+        nodes=best.nodes,
+        submitted=submitted,
+        by_limits=start.by_limits,
+        likely=start.likely,
+        slurms=told.time if told else None,
+    )
+
+
+def _request(job: TraceJob) -> NodeRequest:
+    return NodeRequest(nodes=job.nodes, each=Amount(cpus=1), limit=60.0 * job.limit, whole_nodes=True)
+
+
+def _ended(sent: list[Sent], env: Mapping[str, str]) -> list[Sent]:
+    """The jobs with their times, once all have ended."""
+    argv = ["squeue", "--noheader", "--states=all", "--Format=JobID:|,StateCompact:|,StartTime:|,EndTime:|"]
+    while True:
+        text = shell.run(argv, env={**env, "SLURM_TIME_FORMAT": "%s"}, timeout=60).stdout
+        rows = {int(number): rest for number, *rest in (line.split("|") for line in text.splitlines())}
+        # On a busy machine a job whose run time is its whole limit may come to it.
+        if all(rows[one.job_id][0] in {"CD", "TO"} for one in sent):
+            break
+        if bad := {rows[one.job_id][0] for one in sent} - {"CD", "TO", "R", "PD", "CG", "CF"}:
+            raise SystemExit(f"jobs ended as {', '.join(sorted(bad))}")
+        time.sleep(2)
+    for one in sent:
+        one.started, one.ended = float(rows[one.job_id][1]), float(rows[one.job_id][2])
+    return sent
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

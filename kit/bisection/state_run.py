@@ -1,0 +1,208 @@
+"""Run of a state: the good run with the first changes made, and nothing else of the bad one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from kit.bisection import changes, commits, intermediate_images
+from kit.bisection.changes import KINDS, Change, Kind
+from kit.bisection.commits import Workspaces
+from kit.errors import RunError
+from kit.runs import submit, workspace
+from kit.runs.manifest import Git, Workspace
+from kit.runs.recorded_inputs import Earlier
+from kit.runs.submit import Prepared
+from kit.snapshots.store import Store
+from kit.snapshots.tree_listing import Listing
+from kit.spec.image import ImageLock
+from kit.spec.run_paths import is_launchers
+from kit.spec.set_by import SetBy
+
+_TREE, _PROGRAMS = "tree:", "programs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mixed(Earlier):
+    """A run to repeat, in the images of another one. built: instead of the job's own image."""
+
+    images: Earlier
+    built: ImageLock | None = None
+
+    def lock(self, name: str | None) -> ImageLock | None:
+        if self.built is not None and self.built.name == name:
+            return self.built
+        return self.images.lock(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two runs, with the nodes that they ran on."""
+
+    good: Earlier
+    bad: Earlier
+    good_nodes: tuple[str, ...]
+    bad_nodes: tuple[str, ...]
+
+    def changes(self, over: Sequence[Kind] = KINDS) -> tuple[list[Change], list[str]]:
+        """What differs, in order, and in words what differs and cannot be tried. over: the kinds that are wanted."""
+        found: dict[Kind, list[Change]] = {
+            "code": [*self._code(), *self._programs()],
+            "image": intermediate_images.changes(self.good, self.bad),
+            "nodes": changes.of_nodes(self.good_nodes, self.bad_nodes),
+        }
+        found["keys"] = changes.of_keys(
+            self.good.job, self.bad.job, self._set_by, fixed={"image"} if found["image"] else ()
+        )
+        wanted = [one for kind in KINDS if kind in over for one in found[kind]]
+        others = [
+            f"the {kind} ({len(found[kind])} changes): --over {kind}"
+            for kind in KINDS
+            if kind not in over and found[kind]
+        ]
+        return wanted, [*others, *self._not_tried()]
+
+    def prepare(self, made: Sequence[Change], every: Sequence[Change], *, run_id: str, place: Path) -> Prepared:
+        """The plan of the state with the changes `made`, of all there are; its image is built. place: a folder for what that needs.
+
+        ConfigError, ImageError and RunError where there can be none.
+        """
+        names = {kind: [one.name for one in made if one.kind == kind] for kind in KINDS}
+        all_keys = len(names["keys"]) == sum(one.kind == "keys" for one in every)
+        table = changes.job_with(
+            self.good.job,
+            self.bad.job,
+            [*names["keys"], *(["image"] if intermediate_images.is_whole(names["image"]) else [])],
+            every=all_keys,
+            without=changes.derived(self.good.job, self.bad.job, self._set_by),
+        )
+        if any(one.kind == "nodes" for one in every):
+            nodes = changes.nodes_with(self.good_nodes, names["nodes"])
+            table = {**table, "slurm": {**table.get("slurm", {}), "nodelist": ",".join(nodes)}}
+            table["slurm"].pop("exclude", None)
+        tree, store, git = self._workspace_of([name for name in names["code"] if name != _PROGRAMS])
+        was = self.good.manifest
+        base = self.bad if _PROGRAMS in names["code"] else self.good
+        recorded = Workspace(folder=str(self._folder), tree=tree.hash, files=len(tree.entries))
+        mixed = _Mixed(
+            run_dir=base.run_dir,
+            manifest=was.model_copy(update={"workspace": recorded, "git": git}),
+            job=table,
+            code=(tree, store),
+            images=self.bad if intermediate_images.is_whole(names["image"]) else self.good,
+        )
+        planned = _planned(mixed, run_id)
+        if not names["image"] or intermediate_images.is_whole(names["image"]):
+            return planned
+        images_in = Path(planned.plan.decisions.paths.store)
+        built = intermediate_images.built(self.good, self.bad, names["image"], place=place, store=images_in)
+        return _planned(replace(mixed, built=built), run_id)
+
+    @property
+    def _set_by(self) -> tuple[Sequence[SetBy], Sequence[SetBy]]:
+        return self.good.manifest.set_by, self.bad.manifest.set_by
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.good.manifest.job_file).parent
+
+    def _trees(self) -> tuple[Listing, Store, Listing, Store]:
+        if self.good.code is None or self.bad.code is None:
+            raise RunError("a run without a snapshot cannot be bisected")
+        return *self.good.code, *self.bad.code
+
+    @cached_property
+    def _workspaces(self) -> Workspaces:
+        """Of the commits of the job's folder; with the untracked files that both runs had."""
+        good, store, bad, _ = self._trees()
+        sources = self.good.sources(cluster=None, overrides=[])
+        left = workspace.left(self.good.resolve(sources), store.root.parent)
+        plain = Workspaces(folder=self._folder, store=store, left=left)
+        tracked: set[str] = set()
+        for one in (self.good, self.bad):
+            if one.manifest.git is not None:
+                tracked |= plain.at(one.manifest.git.commit, bare=True).by_path.keys()
+        extra = tuple(
+            entry for path, entry in good.by_path.items() if path not in tracked and bad.by_path.get(path) == entry
+        )
+        return replace(plain, extra=extra, source=store.files_of(good.hash))
+
+    def _code(self) -> list[Change]:
+        """The commits between, with what the runs had beside them before and after; else all that differs as one change."""
+        good, _, bad, _ = self._trees()
+        if good.hash == bad.hash:
+            return []
+        whole = Change(kind="code", name=f"{_TREE}{bad.hash}", text="the code, which is one change")
+        git = self.good.manifest.git, self.bad.manifest.git
+        if git[0] is None or git[1] is None or self.good.manifest.job_file != self.bad.manifest.job_file:
+            return [whole]
+        found = commits.between(self._folder, git[0].commit, git[1].commit)
+        if not found:
+            return [whole]
+        try:
+            made = self._workspaces
+            ends = [made.at(one.commit).hash for one in git if one is not None]
+        except RunError:
+            return [whole]
+        before, after = [], []
+        if ends[0] != good.hash:
+            text = f"taking back what the good run had beside its commit {git[0].commit[:10]}"
+            before = [Change(kind="code", name=f"{git[0].commit}", text=text)]
+        if ends[1] != bad.hash:
+            text = f"what the bad run had beside its commit {git[1].commit[:10]}"
+            after = [Change(kind="code", name=f"{_TREE}{bad.hash}", text=text)]
+        return [*before, *(Change(kind="code", name=one.name, text=one.text) for one in found), *after]
+
+    def _workspace_of(self, names: Sequence[str]) -> tuple[Listing, Store, Git | None]:
+        """The code of a state, kept among the snapshots: as the last of its changes left it."""
+        good, store, _, bad_store = self._trees()
+        if not names:
+            return good, store, self.good.manifest.git
+        last = names[-1]
+        if last.startswith(_TREE):
+            return bad_store.read(last.removeprefix(_TREE)), bad_store, self.bad.manifest.git
+        tree = self._workspaces.at(last)
+        branch = self.good.manifest.git.branch if self.good.manifest.git else ""
+        return tree, store, Git(commit=last, branch=branch, dirty=False)
+
+    def _programs(self) -> list[Change]:
+        """The launcher's own programs, where the job runs them."""
+        if not is_launchers(self.good.job) or _contents(self.good) == _contents(self.bad):
+            return []
+        return [Change(kind="code", name=_PROGRAMS, text="the launcher's programs")]
+
+    def _not_tried(self) -> list[str]:
+        good, bad = self.good.manifest, self.bad.manifest
+        found = []
+        if good.versions.get("kit") != bad.versions.get("kit"):
+            found.append(
+                f"the kit ({good.versions.get('kit')} -> {bad.versions.get('kit')}): every state is run by this one"
+            )
+        if good.data != bad.data:
+            found.append("the prepared data: every state reads what is there now")
+        if len(self.good_nodes) != len(self.bad_nodes):
+            found.append(f"the nodes ({len(self.good_nodes)} -> {len(self.bad_nodes)} of them): Slurm chooses")
+        if not good.set_by or not bad.set_by:
+            found.append(
+                "which keys follow from others: an older kit did not record who set each, so that all that differ are tried"
+            )
+        return found
+
+
+def _planned(mixed: _Mixed, run_id: str) -> Prepared:
+    sources = mixed.sources(cluster=None, overrides=[])
+    containers = mixed.job.get("container", {}).get("runtime") != "bare"
+    return submit.prepare_resolved(
+        mixed.resolve(sources), sources.job_file, containers=containers, earlier=mixed, run_id=run_id
+    )
+
+
+def _contents(one: Earlier) -> dict[str, bytes]:
+    code = one.paths.code
+    return {
+        str(path.relative_to(code)): path.read_bytes()
+        for path in sorted(code.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }

@@ -1,0 +1,87 @@
+"""kit export, kit import."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kit.cli import completion_candidates
+
+
+def export(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Run folder, id, start of an id, or Slurm job id.",
+            autocompletion=completion_candidates.runs,
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="A file .tar.zst or .tar.gz.", show_default="RUN.tar.zst"),
+    ] = None,
+    with_image: Annotated[
+        bool, typer.Option("--with-image", help="The .sqsh of its images, too; else their locks alone.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print file, bytes, and what is in it as JSON.")] = False,
+) -> None:
+    """Write a run that has ended to one file: code, job, locks, manifest, logs, metrics. Secrets are never in it."""
+    from kit.cli.runs import folders
+    from kit.cli.wait_and_follow import queue
+    from kit.errors import RunError
+    from kit.runs import exporting, find_runs, remote_clusters
+    from kit.runs import status as of
+
+    run_dir = find_runs.find_one(run, folders(None, run))
+    remote_clusters.require_here(run_dir, "'kit export'")
+    (one,) = of.of([run_dir], queue=queue())
+    if one.active:
+        raise RunError(f"run {run_dir.name} is {one.state}: it has not ended", hint=f"kit cancel {run_dir.name}")
+    done = exporting.export(run_dir, output or Path(f"{run_dir.name}.tar.zst"), with_image=with_image)
+    size, count = done.file.stat().st_size, len(done.index.members)
+    if as_json:
+        facts = {"file": str(done.file), "bytes": size, "left_out": done.left_out, **done.index.model_dump(mode="json")}
+        print(json.dumps(facts, indent=2))
+        return
+    print(done.file)
+    print(f"{count} files, {size / 1e6:.1f} MB; not in it: {', '.join(done.left_out) or 'nothing'}", file=sys.stderr)
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'kit export' wrote.")],
+    runs_dir: Annotated[
+        Path | None,
+        typer.Option("--runs", help="Folder of runs.", show_default="that of the run's cluster, if it is known here"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Bring in a run that 'kit export' wrote, every file checked by its digest: for status, logs and rerun here."""
+    from kit import config, data_folders
+    from kit.runs import find_runs, importing, manifest
+    from kit.spec.cluster import Cluster
+    from kit.spec.run_paths import RunPaths
+
+    project = data_folders.project()
+    named = importing.read_index(file).cluster
+    known = named in data_folders.names("clusters", project_dir=project)
+    place = config.load_model(config.cluster_entry(named if known else None, project).path, Cluster)
+    found = importing.bring_in(
+        file,
+        runs_dir=(runs_dir or find_runs.folder_of(place, project)).absolute(),
+        image_store=find_runs.store_of(place, project),
+    )
+    for link in found.outward:
+        print(f"kit: warning: {link} leads out of its code: what is there here is another", file=sys.stderr)
+    said = "was brought in" if found.new else "is here already: nothing was changed"
+    print(f"run {found.run_dir.name} {said}", file=sys.stderr)
+    if not known:
+        print(f"cluster {named!r} is not known here: 'kit rerun {found.run_dir.name} --cluster C'", file=sys.stderr)
+    if as_json:
+        print(manifest.read(RunPaths(found.run_dir).manifest).model_dump_json(indent=2))
+    else:
+        print(found.run_dir)

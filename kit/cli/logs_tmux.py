@@ -1,0 +1,117 @@
+"""kit logs, kit tmux."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from kit.cli.runs import RunName, RunsDir, find_dir, folders
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def logs(
+    run: RunName = None,
+    role: Annotated[
+        str | None,
+        typer.Argument(metavar="[ROLE]", help="One role only, of a run that has several.", show_default=False),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run ends.")] = False,
+    rank: Annotated[
+        list[int] | None, typer.Option("--rank", "-r", min=0, help="These ranks only; repeat the option for several.")
+    ] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, help="The last N lines of each log.", metavar="N")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", help="Leave out lines that their own time stamps date before: 90s, 10m, 2h, 1d, or a time."
+        ),
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option("--grep", "-g", metavar="PATTERN", help="Lines that match a regular expression.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="The bytes as they are, without sources.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line: source, line.")] = False,
+) -> None:
+    """Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out."""
+    from kit.cli.wait_and_follow import follow_run, show, widen_pipe
+    from kit.runs import logs as reading
+
+    run_dir = find_dir(run, runs_dir)
+    reading.require_role(run_dir, role)
+    for one in rank or ():
+        reading.require_rank(run_dir, one)
+    wanted = reading.Wanted(
+        ranks=frozenset(rank or ()),
+        role=role,
+        tail=tail,
+        since=_time_of(since) if since is not None else None,
+        grep=_pattern(grep) if grep is not None else None,
+    )
+    if follow:
+        follow_run(run_dir, wanted, raw=raw, as_json=as_json, fail=False)
+        return
+    empty = True
+    widen_pipe()
+    for source, chunk in reading.follow(run_dir, wanted, ended=lambda: True, once=True):
+        show(source, chunk, raw=raw, as_json=as_json)
+        empty = False
+    if empty:
+        print(f"{run_dir.name}: nothing is logged yet; 'kit status {run_dir.name}' shows its state", file=sys.stderr)
+
+
+def _time_of(given: str) -> float:
+    """Seconds since the epoch; UsageError, with the forms that are read."""
+    from kit.errors import UsageError
+
+    found = re.fullmatch(r"(\d{1,9})([smhd])", given)
+    if found:
+        return time.time() - int(found[1]) * _SECONDS[found[2]]
+    try:
+        return datetime.fromisoformat(given).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(f"--since {given!r}: no time", hint="--since 10m, or --since 2026-11-22T09:00:00") from None
+
+
+def _pattern(given: str) -> re.Pattern[bytes]:
+    from kit.errors import UsageError
+
+    try:
+        return re.compile(given.encode(errors="surrogateescape"))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"--grep {given!r}: {error}", hint="--grep 'loss [0-9.]+'") from None
+
+
+def tmux(
+    run: RunName = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Make the session, print its name, do not show it.")
+    ] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Open a tmux session for a run: a shell, and its logs with a pane for each role. Goes back to one that is there."""
+    from kit import data_folders
+    from kit.runs import find_runs
+    from kit.runs import tmux as sessions
+
+    run_dir = find_runs.find_one(run, folders(runs_dir))
+    session = sessions.session_of(run_dir)
+
+    def following(role: str | None) -> list[str]:
+        # This very kit, whatever the session's shell has in its PATH.
+        return [sys.executable, "-m", "kit", "logs", str(run_dir), *([role] if role else []), "--follow"]
+
+    if not sessions.exists(session):
+        sessions.make(session, run_dir, cwd=data_folders.project(), following=following)
+    if detach:
+        print(session)
+    elif code := sessions.attach(session):
+        raise typer.Exit(code)

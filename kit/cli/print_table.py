@@ -1,0 +1,59 @@
+"""Tables of the command line: where the terminal is too narrow, whole columns are left out, and no cell is ever cut."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from kit.safe_text import clean
+
+_GAP = "  "
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, and how readily it is left out. 0 stays at any width; the highest number goes first."""
+
+    heading: str
+    drop: int = 0
+
+
+# The rows of a table. They are gone through twice, so that 100,000 of them need not be in memory.
+Rows = Collection[Sequence[object]]
+
+
+def show(columns: Sequence[Column], rows: Rows, *, stream: TextIO | None = None) -> None:
+    """Print a table. Only a terminal has a width: a file or a pipe gets all columns."""
+    out = stream or sys.stdout
+    width = shutil.get_terminal_size().columns if out.isatty() else None
+    out.writelines(f"{line}\n" for line in lines(columns, rows, width=width))
+
+
+def lines(columns: Sequence[Column], rows: Rows, *, width: int | None) -> Iterator[str]:
+    """The table's lines. width: of the terminal in characters; None for no limit."""
+    headings = [column.heading for column in columns]
+    widths = [len(heading) for heading in headings]
+    for row in rows:
+        widths = [max(width, len(_text(cell))) for width, cell in zip(widths, row, strict=True)]
+    kept = _kept([column.drop for column in columns], widths, width)
+    for row in itertools.chain([headings], rows):
+        yield _GAP.join(_text(row[n]).ljust(widths[n]) for n in kept).rstrip()
+
+
+def _kept(drops: Sequence[int], widths: Sequence[int], width: int | None) -> list[int]:
+    """The columns that fit; of those that go equally readily, the rightmost goes first."""
+    kept = list(range(len(widths)))
+    while width is not None and sum(widths[n] for n in kept) + len(_GAP) * (len(kept) - 1) > width:
+        goes = max(kept, key=lambda n: (drops[n], n))
+        if drops[goes] == 0:
+            break
+        kept.remove(goes)
+    return kept
+
+
+def _text(cell: object) -> str:
+    return "" if cell is None else clean(str(cell))

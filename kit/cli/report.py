@@ -1,0 +1,46 @@
+"""kit report."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kit.cli import completion_candidates
+from kit.cli.runs import RunsDir, fetched
+
+
+def report(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN|SWEEP]...",
+            help="One run or sweep, or several runs to compare; default: the newest run.",
+            autocompletion=completion_candidates.runs_and_sweeps,
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page; the data goes beside it, as .json.")] = Path(
+        "report.html"
+    ),
+    runs_dir: RunsDir = None,
+) -> None:
+    """Write one HTML file that shows a run, a sweep, or several runs side by side; it needs no network and no server."""
+    from kit.cli.wait_and_follow import queue
+    from kit.errors import UsageError
+    from kit.reports import make_report, page, vega_library
+    from kit.runs import atomic_write
+
+    if output.suffix != ".html":
+        raise UsageError(f"{output}: the page is an .html file", hint=f"-o {output.with_suffix('.html')}")
+    # Before the runs are read: without it nothing can be drawn.
+    script = vega_library.script()
+    made = make_report.report(list(names or []), fetched(runs_dir, names or [None]), queue=queue(), now=time.time())
+    data = output.with_suffix(".json")
+    atomic_write.write(data, json.dumps(made, separators=(",", ":"), allow_nan=False) + "\n", durable=False)
+    atomic_write.write(output, page.html(made, script), durable=False)
+    print(f"wrote {output} and {data}", file=sys.stderr)
+    print(output)

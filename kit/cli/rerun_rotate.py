@@ -1,0 +1,108 @@
+"""kit rerun --rotate."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from kit.safe_text import clean
+
+if TYPE_CHECKING:
+    from kit.health.rotate_ranks import Rotated, Rotation
+
+
+def rotate(run: str, *, from_step: int | None, overrides: list[str], avoid: bool, dry_run: bool, as_json: bool) -> None:
+    """Run the last steps of a run three times with its ranks on other nodes, and say which node the deviation follows."""
+    from kit.cli.render_submit import show_warnings
+    from kit.cli.runs import folders
+    from kit.health import rotate_ranks
+    from kit.runs import find_runs, remote_clusters
+
+    run_dir = find_runs.find_one(run, folders(None, run))
+    remote_clusters.require_here(run_dir, "'kit rerun --rotate'")
+    made = rotate_ranks.prepare(run_dir, from_step=from_step, overrides=overrides)
+    show_warnings(made.runs[:1])
+    where = "its beginning" if made.from_step is None else f"step {made.from_step}"
+    _say(f"{made.run_dir.name} from {where}, three times:")
+    if dry_run:
+        for order in made.orders:
+            _say(f"  ranks on {' '.join(order)}")
+        return
+    try:
+        done = rotate_ranks.run(made, _say)
+    except KeyboardInterrupt:
+        _say("the runs continue: kit runs lists them, kit cancel ends them")
+        raise
+    if as_json:
+        print(json.dumps(_facts(made, done), indent=2))
+    else:
+        print(clean(conclusion(done)))
+        for one in done.placements:
+            print(clean(f"  {one.run_id}: ranks on {' '.join(one.order)}"))
+    _offer(made, done, avoid=avoid, ask=not as_json and sys.stdin.isatty())
+
+
+def conclusion(done: Rotated) -> str:
+    """One sentence."""
+    found = done.found
+    if not found.compared:
+        return (
+            "no rank reported what it computes: a program of torch does by itself, another writes records with `rank` and `step` "
+            "to metrics.jsonl"
+        )
+    if not found.parted:
+        return (
+            f"no node counts wrong: {found.compared} numbers of each rank are equal to the last bit in all three runs"
+        )
+    if found.node is None:
+        return (
+            "the runs part, and the deviation follows no node: the program does not repeat to the bit, or its sums depend on "
+            "where its ranks are"
+        )
+    first = min(found.suspects, key=lambda one: (one.run, one.rank))
+    runs = len({one.run for one in found.suspects})
+    had = sum(found.node in one.order for one in done.placements)
+    return (
+        f"node {found.node} counts wrong: in {runs} of the {had} runs that had it, the ranks on it part first from those on other "
+        f"nodes (rank {first.rank}, {first.name}, at step {first.step} of {done.placements[first.run].run_id})"
+    )
+
+
+def _offer(made: Rotation, done: Rotated, *, avoid: bool, ask: bool) -> None:
+    from kit.runs import avoided_nodes
+
+    node = done.found.node
+    if node is None:
+        return
+    if avoid or (ask and typer.confirm(f"Keep new jobs off {node} for a day?", err=True)):
+        reason = f"counts wrong: kit rerun {made.run_dir.name} --rotate"
+        avoided_nodes.add(made.runs[0].site.runs_dir, node, reason)
+        _say(f"new jobs are kept off {node} for a day: kit nodes, kit nodes --forget {node}")
+    else:
+        _say(f"try: kit nodes --avoid {node} keeps new jobs off it for a day; tell who runs the cluster")
+
+
+def _facts(made: Rotation, done: Rotated) -> dict[str, object]:
+    return {
+        "run": str(made.run_dir),
+        "from_step": made.from_step,
+        "runs": [
+            {"run_dir": str(place), "nodes": one.order}
+            for place, one in zip(done.run_dirs, done.placements, strict=True)
+        ],
+        "compared": done.found.compared,
+        "parted": done.found.parted,
+        "node": done.found.node,
+        "suspects": [
+            {"rank": s.rank, "step": s.step, "number": s.name, "run_id": done.placements[s.run].run_id, "node": s.node}
+            for s in done.found.suspects
+        ],
+        "conclusion": conclusion(done),
+    }
+
+
+def _say(line: str) -> None:
+    print(clean(line), file=sys.stderr, flush=True)

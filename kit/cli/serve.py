@@ -1,0 +1,59 @@
+"""kit serve."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kit.cli.runs import RunsDir, folders
+
+
+def serve(
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of 127.0.0.1; 0: any that is free.")] = 0,
+    path: Annotated[
+        Path | None, typer.Option("--socket", help="A Unix socket instead of a port.", show_default=False)
+    ] = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="Let readers cancel and resume runs; else they only read.")
+    ] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Serve the pages of all runs, as they change, to a browser on this machine. Only the URL's token lets in."""
+    from kit.errors import ToolError, UsageError
+    from kit.reports import vega_library
+    from kit.runs import which_slurm
+
+    if port and path:
+        raise UsageError("--port and --socket", hint="use one of them")
+    try:
+        import prometheus_client  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        hint = "pip install 'slurm-kit[serve]'"
+        raise ToolError(f"kit serve needs {error.name}, which is not installed", hint=hint) from None
+    from kit.serve import listen
+    from kit.serve.access import new_token
+    from kit.serve.app import app
+    from kit.serve.current_runs import Board
+
+    token = new_token()
+    board = Board(lambda: folders(runs_dir), which_slurm.queue())
+    served, hub = app(board, token=token, script=vega_library.script(), may_control=control)
+    with listen.on_path(path) if path else listen.on_port(port) as opened, contextlib.suppress(KeyboardInterrupt):
+        _say(opened, token)
+        listen.serve(served, hub, opened)
+
+
+def _say(opened: socket.socket, token: str) -> None:
+    """The URL to stdout; how to reach it from elsewhere to stderr."""
+    name = opened.getsockname()
+    host = socket.gethostname()
+    number, far = (8000, name) if isinstance(name, str) else (name[1], f"127.0.0.1:{name[1]}")
+    print(f"from your own machine: ssh -N -L {number}:{far} {host}; Ctrl-C here ends it", file=sys.stderr)
+    print(f"http://127.0.0.1:{number}/{token}/", flush=True)

@@ -1,0 +1,132 @@
+"""Waiting for runs and showing their logs as they come: what `--wait` and `--follow` of several commands share."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kit.runs.logs import Wanted
+    from kit.runs.status import Queue, Status
+
+
+# As much as an ordinary user's pipe may hold: /proc/sys/fs/pipe-max-size, pipe(7).
+_PIPE = 1 << 20
+
+
+def widen_pipe() -> None:
+    """Let a pipe at stdout hold several chunks of a log, so that this process and its reader take turns less often."""
+    # A terminal or a file is no pipe, and a site may allow less.
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(sys.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
+
+
+def wait_run(run_dir: Path) -> None:
+    """Wait for a run; RunFailed with its own exit code when it is not 0."""
+    from kit.runs import remote_clusters
+    from kit.runs import status as of
+
+    seen: list[str] = []
+
+    def on_poll(one: Status) -> None:
+        if one.state not in seen[-1:]:
+            seen.append(one.state)
+            print(f"job {one.job_id}: {one.state}{f' ({one.reason})' if one.reason else ''}", file=sys.stderr)
+
+    with goes_on(run_dir.name):
+        last = of.wait(run_dir, queue=_patient(), on_poll=on_poll)
+        remote_clusters.fetch(run_dir)
+        require_success(last)
+
+
+def follow_run(
+    run_dir: Path, wanted: Wanted | None = None, *, fail: bool = True, raw: bool = False, as_json: bool = False
+) -> None:
+    """Print the logs until the run has ended; then, with `fail`, RunFailed when its code is not 0."""
+    from kit.runs import logs as reading
+    from kit.runs import remote_following
+    from kit.runs import status as of
+
+    ended = threading.Event()
+    last: list[Status] = []
+    problems: list[BaseException] = []
+
+    def watch(fetch: Callable[[], None]) -> None:
+        try:
+            last.append(of.wait(run_dir, queue=_patient(), on_poll=lambda _: None))
+            fetch()
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that prints, which raises it
+            problems.append(error)
+        finally:
+            ended.set()
+
+    with goes_on(run_dir.name), remote_following.fetching(run_dir, say=_say) as fetch:
+        threading.Thread(target=watch, args=(fetch,), daemon=True).start()
+        for source, chunk in reading.follow(run_dir, wanted or reading.Wanted(), ended=ended.is_set):
+            show(source, chunk, raw=raw, as_json=as_json)
+            sys.stdout.flush()
+    if problems:
+        raise problems[0]
+    if fail:
+        require_success(last[0])
+
+
+def show(source: str, chunk: bytes, *, raw: bool = False, as_json: bool = False) -> None:
+    """Print a chunk of a log: each line with its source, or as an object; raw: its bytes."""
+    from kit.runs import logs as reading
+
+    if as_json:
+        lines = chunk.decode(errors="replace").split("\n")[:-1]
+        sys.stdout.write("".join(f"{json.dumps({'source': source, 'line': line})}\n" for line in lines))
+    else:
+        sys.stdout.buffer.write(reading.shown(source, chunk, raw=raw))
+
+
+@contextlib.contextmanager
+def goes_on(name: str, *, noun: str = "run") -> Iterator[None]:
+    """A Ctrl-C ends the command alone; it says how to come back to the run, or to end it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        follow = f"kit logs -f {name}" if noun == "run" else f"kit results {name}"
+        print(f"the {noun} goes on: '{follow}' shows it, 'kit cancel {name}' ends it", file=sys.stderr)
+        raise
+
+
+def queue() -> Queue:
+    """Asks Slurm once per cluster; a cluster that is not up has no jobs."""
+    from kit.runs import which_slurm
+
+    return which_slurm.queue()
+
+
+def _patient() -> Queue:
+    """The same, which waits for the line to a cluster over ssh to come back."""
+    from kit.runs import remote_following
+
+    return remote_following.patient(queue(), say=_say)
+
+
+def _say(line: str) -> None:
+    print(f"kit: {line}", file=sys.stderr)
+
+
+def require_success(one: Status) -> None:
+    """RunFailed with the run's own exit code, unless it ended with 0."""
+    from kit.cli.why import first_line
+    from kit.errors import RunFailed
+
+    if one.state == "COMPLETED" and not one.exit_code:
+        return
+    code = one.exit_code if one.exit_code is not None else "unknown"
+    raise RunFailed(
+        f"run {one.run_dir.name}: {one.state}, exit code {code}\n  {first_line(one)}",
+        exit_code=one.exit_code or 1,
+        hint=f"kit why {one.run_dir.name}",
+    )

@@ -1,0 +1,43 @@
+"""kit watch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from kit.cli import completion_candidates
+from kit.cli.runs import RunsDir, folders
+
+
+def watch(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Runs to watch until they have ended; default: all of the project, those to come too, until Ctrl-C.",
+            autocompletion=completion_candidates.runs,
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Look once, tell what is to be told, and end.")] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Tell whom a job's [notify] names what happens to its runs: by mail, Slack, Teams, a webhook, ntfy. Each event once."""
+    from kit.errors import UsageError
+    from kit.notices import send
+    from kit.notices.watch import Watcher, lately, whom
+    from kit.notices.watch import watch as look
+    from kit.runs import find_runs, which_slurm
+    from kit.safe_text import clean
+
+    send.require_apprise()
+    queue = which_slurm.queue()
+    named = [find_runs.find_one(name, folders(runs_dir)) for name in names or []]
+    for run_dir in named:
+        # Here and now, and not when there is something to tell.
+        if whom(run_dir) is None:
+            hint = '[notify]\n       on = ["end"]\n       to = ["TEAM_SLACK"]'
+            raise UsageError(f"{run_dir.name}: its job tells nobody: it has no [notify]", hint=hint)
+    watcher = Watcher(say=lambda line: print(clean(line), file=sys.stderr, flush=True), queue=queue)
+    look(watcher, lambda: named or lately(folders(runs_dir), queue), stay=not named, once=once)

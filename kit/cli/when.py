@@ -1,0 +1,93 @@
+"""kit when."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kit.cli import completion_candidates
+from kit.cli.render_submit import Containers, JobFile, Overrides
+from kit.safe_text import clean
+
+if TYPE_CHECKING:
+    from kit.forecast.answers import WhenAnswer
+    from kit.spec.alternative_sizes import JobSize
+
+# Keys whose values are text, also where TOML would read a number.
+_WORDS = frozenset({"time", "qos", "partition"})
+
+
+def when(
+    job: JobFile = Path("job.toml"),
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cluster",
+            "-c",
+            help="A name of clusters/; repeatable.",
+            show_default="as kit submit",
+            autocompletion=completion_candidates.clusters,
+        ),
+    ] = None,
+    everywhere: Annotated[bool, typer.Option("--everywhere", help="On every cluster that answers from here.")] = False,
+    or_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--or",
+            metavar="KEY=VALUE,…",
+            help="Another size that would do, such as nodes=4,time=2:00:00; beside the job's [[when]] tables.",
+        ),
+    ] = None,
+    containers: Containers = True,
+    set_: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show when a job would start, at each size and place that would do, what ends first before the rest. Nothing is submitted."""
+    from kit.errors import UsageError
+    from kit.forecast import answers
+
+    if everywhere and cluster:
+        raise UsageError("--everywhere and --cluster contradict each other", hint="leave one out")
+    found = answers.ask(
+        job,
+        clusters=answers.every_cluster() if everywhere else cluster or [None],
+        overrides=list(set_ or []),
+        containers=containers,
+        more=tuple(map(_choice, or_ or ())),
+        say=lambda line: print(f"kit: {clean(line)}", file=sys.stderr),
+    )
+    if as_json:
+        print(json.dumps([one.as_dict() for one in found], indent=2))
+    else:
+        print(*map(clean, _lines(found)), sep="\n")
+
+
+def _choice(text: str) -> JobSize:
+    """`nodes=4,time=2:00:00` as a [[when]] table. ConfigError where it is none."""
+    from kit import config
+    from kit.config import parse_overrides
+    from kit.spec.alternative_sizes import JobSize
+
+    given = {key: value for part in text.split(",") for key, value in parse_overrides([part]).items()}
+    values = {key: str(value) if key in _WORDS else value for key, value in given.items()}
+    return config.validate(values, JobSize, file=f"--or {text}")
+
+
+def _lines(found: list[WhenAnswer]) -> list[str]:
+    from kit.forecast.answers import line
+    from kit.forecast.time_wording import span
+
+    several = len({one.cluster for one in found}) > 1
+    shown = []
+    for one in found:
+        shown.append(line(one, several=several))
+        if one.start and one.gap and one.start.by_limits and one.start.by_limits - one.now > 60 and one.gap >= 60:
+            shown.append(f"  a time limit of {span(one.gap // 60 * 60)} or less would start now")
+    best = next((one for one in found if one.start is not None and one.pieces == 1), None)
+    if best is not None and len(found) > 1:
+        shown.append(best.command)
+    return shown

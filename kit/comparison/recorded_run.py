@@ -1,0 +1,192 @@
+"""Record of a run as a comparison sees it, read once. What is missing, damaged or gone is said in words, and is never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit import config, untrusted_files
+from kit.comparison import images
+from kit.comparison.metric_divergence import start_facts
+from kit.comparison.text_diffs import Files, of_contents, of_tree
+from kit.errors import KitError, RunError
+from kit.images import image_lock, installed_packages, sqshfile
+from kit.runs import metrics, which_slurm
+from kit.runs.index import POINTS
+from kit.runs.manifest import Manifest
+from kit.slurm import client
+from kit.snapshots.store import FOLDER, Store
+from kit.spec.comparison import ComparedRun
+from kit.spec.run_paths import RunPaths
+
+if TYPE_CHECKING:
+    from kit.health.answer import Answer
+    from kit.runs.status import Status
+
+# What the kit writes into a run folder; the rest is the run's own output.
+_SCRIPTS = (
+    "*.sh",
+    "layout.txt",
+    "*/worker.sh",
+    "*/program.sh",
+    *(f"{name}/**/*" for name in ("configs", "bin", "lib", "code")),
+)
+_UNNAMED = "no container"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One run. unknown: what is not known of it, in words.
+
+    job: its keys as resolved, None where they cannot be read; cluster, launcher: their files at submit, None of an older kit.
+    code: of its snapshot; None where that is gone. scripts: without the run's own name in them.
+    """
+
+    run: ComparedRun
+    manifest: Manifest
+    job: Mapping[str, Any] | None
+    cluster: Mapping[str, Any] | None
+    launcher: Mapping[str, Any] | None
+    records: list[dict[str, Any]]
+    code: Files | None
+    image: str
+    image_held: images.ImageContent | None
+    scripts: Files
+    nodes: tuple[str, ...]
+    unknown: tuple[str, ...] = field(default=())
+
+
+def read(status: Status, answer: Answer) -> Recorded:
+    """Read a run's folder. RunError where its manifest cannot be read: then nothing of it can be compared."""
+    made, paths, unknown = status.manifest, RunPaths(status.run_dir), list[str]()
+    tables = [_table(path, made, unknown) for path in (paths.job, paths.cluster, paths.launcher)]
+    reported = metrics.records(status.run_dir)
+    steps = [step for one in reported if isinstance(step := one.get("step"), int) and not isinstance(step, bool)]
+    if not made.set_by:
+        unknown.append("which layer set its keys is not recorded")
+    if not status.nodes:
+        unknown.append("its nodes are not recorded")
+    run = ComparedRun(
+        run=status.run_dir.name,
+        run_dir=str(status.run_dir),
+        job_id=status.job_id,
+        state=status.state,
+        exit_code=status.exit_code,
+        verdict=answer.verdict,
+        rule=answer.rule,
+        why=answer.line,
+        submitted_at=made.submitted_at.isoformat(timespec="seconds"),
+        step=max(steps, default=None),
+    )
+    return Recorded(
+        run=run,
+        manifest=made,
+        job=tables[0],
+        cluster=tables[1],
+        launcher=tables[2],
+        records=reported,
+        code=_code(status.run_dir, made, unknown),
+        image=_image_name(made),
+        image_held=_image(made, paths, unknown),
+        scripts=_scripts(status.run_dir, made),
+        nodes=client.hostnames(status.nodes, env=which_slurm.env_of(made.cluster)),
+        unknown=tuple(unknown),
+    )
+
+
+def tree_of(run_dir: Path, tree: str) -> Store:
+    """The store that holds a run's snapshot. RunError where none does that this user may read."""
+    above = run_dir.parent.parent.parent if run_dir.parent.name == POINTS else run_dir.parent
+    closed = False
+    for root in sorted(above.glob(f"{FOLDER}-*")):
+        try:
+            if Store(root).holds(tree):
+                return Store(root)
+        except PermissionError:
+            closed = True
+    reason = "is another user's, or pruned" if closed else "is not there any more: it was pruned"
+    raise RunError(f"its snapshot {tree[:12]} {reason}")
+
+
+def _table(path: Path, made: Manifest, unknown: list[str]) -> Mapping[str, Any] | None:
+    try:
+        return config.load_toml(path)
+    except KitError as error:
+        if path.exists():
+            unknown.append(f"its {path.name} cannot be read: {error.message}")
+        else:
+            unknown.append(
+                f"its {path.name} is not recorded" if path.name not in made.records else f"its {path.name} is gone"
+            )
+        return None
+
+
+def _code(run_dir: Path, made: Manifest, unknown: list[str]) -> Files | None:
+    if made.workspace is None or made.workspace.tree is None:
+        dirty = " with changes" if made.git and made.git.dirty else ""
+        known = f": its commit was {made.git.commit[:12]}{dirty}" if made.git else ""
+        unknown.append(f"its code is not recorded, since it ran in the live folder{known}")
+        return None
+    tree = made.workspace.tree
+    try:
+        store = tree_of(run_dir, tree)
+        return of_tree(store.read(tree), lambda path: untrusted_files.read_bytes(store.files_of(tree) / path))
+    except (RunError, OSError) as error:
+        unknown.append(
+            error.message if isinstance(error, RunError) else f"its snapshot cannot be read: {error.strerror}"
+        )
+        return None
+
+
+def _image_name(made: Manifest) -> str:
+    if not _contained(made):
+        return _UNNAMED
+    return f"{made.image_name or made.image} {made.image_digest}".strip()
+
+
+def _contained(made: Manifest) -> bool:
+    return made.runtime != "bare" and bool(made.image or made.image_name)
+
+
+def _image(made: Manifest, paths: RunPaths, unknown: list[str]) -> images.ImageContent | None:
+    """By the lock of then, else by the file itself, which its digest names."""
+    if not _contained(made):
+        return None
+    own = paths.locks / f"{made.image_name}.lock"
+    try:
+        if own.is_file():
+            return images.of_lock(image_lock.read(own))
+        image = Path(made.image)
+        if image.is_absolute() and image.is_file():
+            return images.ImageContent(packages=installed_packages.packages(image), config=sqshfile.config(image))
+    except KitError as error:
+        unknown.append(f"its image cannot be read: {error.message}")
+        return None
+    unknown.append(f"what is in its image {made.image_digest[:19] or made.image} is not recorded, and the file is gone")
+    return None
+
+
+def _scripts(run_dir: Path, made: Manifest) -> Files:
+    tree = made.workspace.tree if made.workspace else None
+    own = {str(run_dir): "RUN_DIR", made.run_id: "RUN_ID", **({tree: "TREE"} if tree else {})}
+    contents = {}
+    for path in dict.fromkeys(path for pattern in _SCRIPTS for path in run_dir.glob(pattern)):
+        if "__pycache__" in path.parts or not path.is_file():
+            continue
+        try:
+            content = untrusted_files.read_bytes(path)
+        except OSError:
+            continue
+        for text, word in own.items():
+            content = content.replace(text.encode(), word.encode())
+        contents[path.relative_to(run_dir).as_posix()] = content
+    return of_contents(contents)
+
+
+def facts(one: Recorded) -> Iterator[tuple[str, str]]:
+    """Versions beside the kit's, and what the program said of itself when it last started."""
+    yield from ((name, value) for name, value in one.manifest.versions.items() if name != "kit")
+    yield from ((f"data {name}", value) for name, value in one.manifest.data.items())
+    yield from start_facts(one.records).items()

@@ -1,0 +1,225 @@
+"""What `kit when` answers: each choice with its start, by the plan of the queue where one can be made, else by Slurm's estimate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kit import data_folders
+from kit.errors import KitError, SlurmError
+from kit.forecast import size_and_place_choices, time_wording
+from kit.forecast.size_and_place_choices import Planned, can_plan, request_of
+from kit.forecast.starts import Queue, StartEstimate
+from kit.planning.plan import Plan
+from kit.runs import which_slurm
+from kit.runs.submit import Prepared
+from kit.slurm import client, embedded, queue_snapshot
+from kit.slurm.queue_snapshot import UNLIMITED
+from kit.spec.alternative_sizes import JobSize
+
+By = Literal["plan", "slurm"]
+
+# Slurm says a start some seconds ahead even where nothing waits.
+_WAITS_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhenAnswer:
+    """One choice. start: None where it is refused. slurms: Slurm's own estimate of the start. gap: for how many seconds from now
+    so many nodes are free, where the job does not start at once.
+
+    by: where the start comes from. command: what submits this size.
+    """
+
+    cluster: str
+    job: str
+    nodes: int
+    limit: float
+    pieces: int
+    qos: str | None
+    partition: str | None
+    now: float
+    start: StartEstimate | None
+    slurms: float | None = None
+    gap: float = 0.0
+    by: By = "plan"
+    refused: str = ""
+    command: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json. Times are in UTC, as ISO 8601 has them."""
+        start = self.start
+        return {
+            "cluster": self.cluster,
+            "nodes": self.nodes,
+            "limit_s": None if self.limit == UNLIMITED else self.limit,
+            "pieces": self.pieces,
+            "qos": self.qos,
+            "partition": self.partition,
+            "refused": self.refused or None,
+            "by": self.by,
+            "start": time_wording.iso(start.by_limits) if start else None,
+            "last_start": time_wording.iso(start.last) if start else None,
+            "likely_start": time_wording.iso(start.likely) if start else None,
+            "ends_by": time_wording.iso(start.ends_by) if start else None,
+            "likely_end": time_wording.iso(start.likely_end) if start else None,
+            "slurms_start": time_wording.iso(self.slurms),
+            "free_now_s": None if self.gap == UNLIMITED else self.gap,
+            "command": self.command or None,
+        }
+
+
+def ask(
+    job_file: Path,
+    *,
+    clusters: Sequence[str | None],
+    overrides: list[str],
+    containers: bool = True,
+    more: tuple[JobSize, ...] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> list[WhenAnswer]:
+    """The answers of all clusters, what ends first before the rest; refused choices last.
+
+    say: hears which cluster could not be asked, where there are several; the error of a single one is raised.
+    """
+    found: list[WhenAnswer] = []
+    for cluster in clusters:
+        try:
+            planned = size_and_place_choices.of_job(
+                job_file, cluster=cluster, overrides=overrides, containers=containers, more=more
+            )
+            found += _of_cluster(planned, job_file)
+        except KitError as error:
+            if len(clusters) == 1:
+                raise
+            say(f"{cluster}: {error.message.splitlines()[0]}")
+    return sorted(found, key=lambda one: (one.start is None, one.start.rank if one.start else ()))
+
+
+def every_cluster() -> list[str]:
+    """The clusters of project, user and kit that can be asked from here."""
+    return [
+        name for name in data_folders.names("clusters", project_dir=data_folders.project()) if which_slurm.is_up(name)
+    ]
+
+
+def _of_cluster(planned: Sequence[Planned], job_file: Path) -> list[WhenAnswer]:
+    first = planned[0].prepared
+    assert first is not None
+    if first.resolved.cluster.embedded and embedded.find(first.resolved.cluster_name) is None:
+        name = first.resolved.cluster_name
+        raise SlurmError(
+            f"cluster {name!r} is not up", hint="kit cluster up" + ("" if name == "local" else f" --name {name}")
+        )
+    queue = Queue(queue_snapshot.read(env=first.env))
+    return [_answer(one, first.plan, queue, first.env, job_file) for one in planned]
+
+
+def _answer(one: Planned, own: Plan, queue: Queue, env: Mapping[str, str], job_file: Path) -> WhenAnswer:
+    made = one.prepared.plan if one.prepared else None
+    job, wanted = (made or own).job, request_of(made or own)
+    choice = one.choice
+    told: dict[str, Any] = {
+        "cluster": own.cluster,
+        "job": job.name,
+        "nodes": made.decisions.every_node if made else (choice and choice.nodes) or wanted.nodes,
+        "limit": wanted.limit,
+        "pieces": one.pieces,
+        "qos": job.qos if made else choice and choice.qos,
+        "partition": job.slurm.partition if made else choice and choice.partition,
+        "now": queue.seen.now,
+    }
+    if made is None:
+        return WhenAnswer(**told, start=None, refused=one.refused)
+    try:
+        slurms = client.test_only(made.text_of("batch.sh"), env=env, options=made.argv[2:-1])
+    except SlurmError as error:
+        return WhenAnswer(**told, start=None, refused=" ".join(error.message.split()))
+    planned = start_of(queue, made, slurms, pieces=one.pieces)
+    return WhenAnswer(
+        **told,
+        start=planned[0],
+        by=planned[1],
+        slurms=slurms.time if slurms else None,
+        gap=queue.gap(wanted) if planned[1] == "plan" else 0.0,
+        command=" ".join(
+            ["kit submit", str(job_file), f"--cluster {own.cluster}", *(f"--set {s}" for s in one.settings)]
+        ),
+    )
+
+
+def start_of(
+    queue: Queue, made: Plan, slurms: client.ExpectedStart | None, *, pieces: int = 1
+) -> tuple[StartEstimate, By]:
+    """The start of a plan's job, and where it comes from."""
+    wanted = request_of(made)
+    if can_plan(made) and not queue.seen.hidden:
+        found = queue.start(wanted, pieces=pieces)
+        if found.by_limits is not None:
+            return found, "plan"
+    at = max(slurms.time, queue.seen.now) if slurms else None
+    return StartEstimate(by_limits=at, last=at, ends_by=at + wanted.limit if at else None), "slurm"
+
+
+def at_submit(prepared: Prepared, slurms: client.ExpectedStart | None) -> WhenAnswer | None:
+    """The start of a job that is about to be submitted. The queue is read only where Slurm says that the job will wait."""
+    made, wanted = prepared.plan, request_of(prepared.plan)
+    now = time.time()
+    if slurms is None:
+        return None
+    by: By = "plan"
+    start = StartEstimate(by_limits=now, last=now, ends_by=now + wanted.limit)
+    if slurms.time > now + _WAITS_S:
+        try:
+            start, by = start_of(Queue(queue_snapshot.read(env=prepared.env)), made, slurms)
+        except SlurmError:
+            return None
+    return WhenAnswer(
+        cluster=made.cluster,
+        job=made.job.name,
+        nodes=made.decisions.every_node,
+        limit=wanted.limit,
+        pieces=1,
+        qos=made.job.qos,
+        partition=made.job.slurm.partition,
+        now=now,
+        start=start,
+        slurms=slurms.time,
+        by=by,
+    )
+
+
+def line(one: WhenAnswer, *, several: bool = False) -> str:
+    """An answer as a sentence. several: name its cluster."""
+    size = time_wording.counted(one.nodes, "node") + (
+        f" for {time_wording.span(one.limit)}" if one.limit != UNLIMITED else ", no time limit"
+    )
+    size = f"{one.pieces} pieces of {size}" if one.pieces > 1 else size
+    place = [f"on {one.cluster}"] if several else []
+    place += [f"QOS {one.qos}"] if one.qos else [f"partition {one.partition}"] if one.partition else []
+    size = ", ".join([size, *place])
+    start = one.start
+    if start is None:
+        return f"{size}: refused: {one.refused}"
+    if start.by_limits is None:
+        return f"{size}: no start is known"
+    begins = time_wording.moment(start.by_limits, one.now)
+    if one.pieces > 1:
+        if start.last is None:
+            return f"{size}: the first starts {begins}, the last at no known time"
+        together = start.last - start.by_limits < 60
+        begins = (
+            f"all at once, {begins}"
+            if together
+            else f"the first {begins}, the last {time_wording.moment(start.last, one.now)}"
+        )
+        return f"{size}: {begins}"
+    text = f"{size}: starts {begins}"
+    if start.likely is not None and start.by_limits - start.likely > 60:
+        text += f" at the latest, likely {time_wording.moment(start.likely, one.now)}"
+    if start.ends_by is not None and start.ends_by != UNLIMITED:
+        text += f"; ends by {time_wording.moment(start.ends_by, one.now).removeprefix('at ')}"
+    return text + (" (Slurm's own estimate)" if one.by == "slurm" else "")

@@ -1,0 +1,86 @@
+"""Free space and quota of the folder that checkpoints go to."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import shell
+from kit.errors import ToolError
+
+# A submit does not wait for a file server that does not answer.
+_TIMEOUT_S = 2.0
+_KIB = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Bytes that this user can still write. by: what limits them, for people."""
+
+    free: int
+    by: str
+
+
+def under(folder: Path, *, env: Mapping[str, str]) -> Room | None:
+    """The room where `folder` is, or will be; None where it cannot be known."""
+    place = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
+    if place is None:
+        return None
+    try:
+        found = os.statvfs(place)
+    except OSError:
+        return None
+    rooms = [Room(free=found.f_bavail * found.f_frsize, by="free"), *_quotas(place, env)]
+    return min(rooms, key=lambda one: one.free)
+
+
+def _quotas(place: Path, env: Mapping[str, str]) -> list[Room]:
+    """What the user's quota leaves, on the file system of `place`: of disk quotas, NFS's among them, and of Lustre."""
+    kind, mount = _mounted(place)
+    if kind == "lustre" and shutil.which("lfs"):
+        said = _asked(["lfs", "quota", "-q", "-u", str(os.getuid()), str(place)], env)
+    elif shutil.which("quota") and kind not in {"tmpfs", "overlay", ""}:
+        said = _asked(["quota", "--no-wrap", "--raw-grace", "--show-mntpoint", "--user", "--no-mixed-pathnames"], env)
+    else:
+        return []
+    return [Room(free=left, by="left of the quota") for left in left_of(said, mount)]
+
+
+def left_of(said: str, mount: str) -> list[int]:
+    """Bytes that `quota` or `lfs quota` say are left at a mount point: its line has used, soft and hard limit in KiB."""
+    found = []
+    for line in said.splitlines():
+        if mount not in line.split():
+            continue
+        numbers = re.findall(r"(?<=\s)(\d+)\*?(?=\s|$)", line[line.index(mount) + len(mount) :])
+        if len(numbers) >= 3:
+            used, soft, hard = map(int, numbers[:3])
+            if limit := hard or soft:
+                found.append(max(0, limit - used) * _KIB)
+    return found
+
+
+def _asked(argv: list[str], env: Mapping[str, str]) -> str:
+    try:
+        # `quota` ends with 1 where the user is over a limit.
+        return shell.run(argv, env={**env, "LC_ALL": "C"}, timeout=_TIMEOUT_S, check=False).stdout
+    except ToolError:
+        return ""
+
+
+def _mounted(place: Path) -> tuple[str, str]:
+    """Kind and mount point of the file system that holds a folder."""
+    path, best = str(place.resolve()), ("", "")
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return best
+    for line in lines:
+        _, point, kind, *_ = line.split()
+        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best[1]):
+            best = (kind, point)
+    return best

@@ -1,0 +1,137 @@
+"""What the options of the kit's own GPT programs say of the model that they train, without starting them.
+
+Their options and defaults are those of launchers/lib/options.py. Nothing is said where an option decides it elsewhere: a model of
+Hugging Face, a --config file, data whose vocabulary is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal
+
+from kit.errors import UsageError
+from kit.model_size import Shape
+from kit.planning.plan import Plan
+
+Kind = Literal["ddp", "fsdp"]
+# Launcher -> its GPT program.
+_PROGRAMS: Mapping[str, tuple[str, Kind]] = {"ddp": ("train_gpt.py", "ddp"), "fsdp": ("train.py", "fsdp")}
+_DEFAULTS = {
+    "layers": 4, "heads": 4, "dim": 128, "context": 128, "steps": 200, "batch-size": 32, "accumulate": 1, "replicate": 1,
+    "eval-every": 0,
+}  # fmt: skip
+# Options that put the model, or its tokens, somewhere that is not read here; --compile makes another program of it.
+_UNKNOWN = frozenset({"config", "init-from", "data", "tokenizer", "vocabulary", "attend", "compile"})
+_FLAGS = frozenset({"recompute", "cpu-offload", "keep-gathered", "checkpoint-async"})
+# Bytes are the tokens of the text that they train on by default.
+_BYTES = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class GptTraining:
+    """A training: the model, and a rank's part of each step.
+
+    tokens: of a micro-batch of one rank. accumulate: micro-batches in a step. copies: of a sharded model. every: steps between
+    checkpoints, 0: at the end alone.
+    """
+
+    kind: Kind
+    shape: Shape
+    ranks: int
+    tokens: int
+    accumulate: int
+    steps: int
+    every: int
+    eval_every: int
+    precision: str
+    copies: int = 1
+    recompute: bool = False
+    offload: bool = False
+    on_gpu: bool = False
+
+    @property
+    def shards(self) -> int:
+        """Among how many ranks the model is dealt out."""
+        return self.ranks // self.copies if self.kind == "fsdp" else 1
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of a rank in a step: 6 N + 12 L D T a token (PaLM, arXiv 2204.02311, appendix B)."""
+        weights = self.shape.parameters - self.shape.embedding
+        each = 6 * weights + 12 * self.shape.layers * self.shape.dim * self.shape.context
+        return float(each * self.tokens * self.accumulate)
+
+
+def of_plan(made: Plan) -> GptTraining | None:
+    """The program of a plan; None for any other program, and where the options do not give the model's shape."""
+    job = made.job
+    if made.roles and not made.roles[0].plain:
+        return None
+    script = job.script or made.decisions.resolved.launcher.script
+    if not job.is_launchers:
+        return None
+    gpus = made.allocation.gpus_per_node > 0
+    every = job.checkpoint.every or 0
+    return read(
+        job.launcher,
+        str(script),
+        (*job.args, *made.decisions.extra.args),
+        ranks=made.allocation.world_size,
+        every=every,
+        gpus=gpus,
+    )
+
+
+def read(launcher: str, script: str, args: Sequence[str], *, ranks: int, every: int, gpus: bool) -> GptTraining | None:
+    """The program of a launcher with these options. every: checkpoint.every of the job. gpus: whether its nodes have them."""
+    name, kind = _PROGRAMS.get(launcher, ("", "ddp"))
+    options = _options(args)
+    if PurePath(script).name != name or options is None or _UNKNOWN & options.keys():
+        return None
+    try:
+        number = {key: int(options.get(key, default)) for key, default in _DEFAULTS.items()}
+        every = int(options.get("checkpoint-every", every))
+        shape = Shape(
+            layers=number["layers"],
+            dim=number["dim"],
+            heads=number["heads"],
+            vocab=_BYTES,
+            context=number["context"],
+        )
+    except (ValueError, UsageError):
+        return None  # the program says it better
+    share = ranks * number["accumulate"]
+    if share <= 0 or number["batch-size"] % share or ranks % number["replicate"]:
+        return None
+    return GptTraining(
+        kind=kind,
+        shape=shape,
+        ranks=ranks,
+        tokens=number["batch-size"] // share * number["context"],
+        accumulate=number["accumulate"],
+        steps=number["steps"],
+        every=every,
+        eval_every=number["eval-every"],
+        precision=options.get("precision", "fp32"),
+        copies=number["replicate"],
+        recompute="recompute" in options,
+        offload="cpu-offload" in options,
+        on_gpu=gpus and options.get("device", "auto") != "cpu",
+    )
+
+
+def _options(args: Sequence[str]) -> dict[str, str] | None:
+    """Option -> its value, the last one counts; None for words that are no options."""
+    found: dict[str, Any] = {}
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--"):
+            return None
+        if not equals and name not in _FLAGS and words and not words[0].startswith("--"):
+            value = words.pop(0)
+        found[name] = value
+    return found

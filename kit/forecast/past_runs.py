@@ -1,0 +1,178 @@
+"""What earlier runs of the same job took: seconds of a step, of a start, of a save; memory of a rank.
+
+Runs of the same name on the same cluster are looked at, the newest first, few of them: a submit does not wait for this. What they
+report is read from their metrics and their events; nothing else is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kit import untrusted_files
+from kit.errors import RunError
+from kit.forecast import gpt_program_options
+from kit.forecast.gpt_program_options import GptTraining
+from kit.planning.plan import Plan
+from kit.runs import manifest, metrics, run_facts
+from kit.runs.manifest import Manifest
+from kit.spec.run_paths import RunPaths, is_launchers
+
+_MOST_RUNS = 8
+# Above this, a run's metrics are not read whole: the first records, and the last.
+_MOST_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastRun:
+    """One run. Seconds and bytes, None where it reported none.
+
+    same: the new job has its program, its options and its ranks. begins: from the start of the batch script to the first step.
+    step: of one step, the median. save, evaluate: of one. ends: after the last step. whole: of a run that ended well, all of it.
+    """
+
+    run_id: str
+    same: bool
+    program: GptTraining | None
+    begins: float | None
+    step: float | None
+    save: float | None
+    evaluate: float | None
+    ends: float | None
+    whole: float | None
+    memory: int | None
+    checkpoint: int | None
+
+
+def newest(made: Plan) -> list[PastRun]:
+    """Runs of this job's name, the newest first; those whose folders say nothing are left out."""
+    runs_dir = made.decisions.site.runs_dir
+    prefix = f"{made.job.name}-"
+    try:
+        with os.scandir(runs_dir) as entries:
+            names = [one.name for one in entries if one.name.startswith(prefix) and one.name != made.run_id]
+    except OSError:
+        return []
+    # A run's name ends in the time of its submit.
+    names = sorted(names, key=lambda name: name[len(prefix) :], reverse=True)[:_MOST_RUNS]
+    return [one for name in names if (one := _read(runs_dir / name, made)) is not None]
+
+
+def _read(run_dir: Path, made: Plan) -> PastRun | None:
+    paths = RunPaths(run_dir)
+    try:
+        record = manifest.read(paths.manifest)
+        job = tomllib.loads(untrusted_files.read_bytes(paths.job).decode())
+    except (RunError, OSError, ValueError):
+        return None
+    if record.job_name != made.job.name or record.cluster != made.cluster or record.launcher != made.job.launcher:
+        return None
+    told = _records(run_dir)
+    steps = [one for one in told if one.get("kind") == "step"]
+    began, ended, code = _lived(run_dir)
+    started = next((one for one in told if one.get("kind") == "start"), None)
+    final = next((one for one in reversed(told) if one.get("kind") == "final"), None)
+    return PastRun(
+        run_id=record.run_id,
+        same=_same(job, record, made),
+        program=_program(job, record, made),
+        begins=_between(began, _time(started)),
+        step=_step(started, steps),
+        save=_seconds(told, "saved"),
+        evaluate=_seconds(told, "eval"),
+        ends=_between(_time(steps[-1] if steps else None), ended) if final else None,
+        whole=ended - began if began is not None and ended is not None and code == 0 else None,
+        memory=max((int(one["memory_bytes"]) for one in steps if _is_number(one.get("memory_bytes"))), default=None),
+        checkpoint=_checkpoint(paths.checkpoints),
+    )
+
+
+def _records(run_dir: Path) -> Sequence[Mapping[str, Any]]:
+    found = metrics.files(run_dir)
+    try:
+        if len(found) != 1 or found[0].stat().st_size > _MOST_BYTES:
+            return []
+    except OSError:
+        return []
+    return metrics.records(run_dir)
+
+
+def _same(job: Mapping[str, Any], record: Manifest, made: Plan) -> bool:
+    args = tuple(job.get("args", ()))
+    program = all(job.get(key) == getattr(made.job, key) for key in ("script", "module"))
+    command = tuple(job.get("command") or ()) == tuple(made.job.command or ())
+    return program and command and args == made.job.args and record.world_sizes == made.world_sizes
+
+
+def _program(job: Mapping[str, Any], record: Manifest, made: Plan) -> GptTraining | None:
+    if not is_launchers(job):
+        return None
+    ranks = next(iter(record.world_sizes.values()), 0) if len(record.world_sizes) == 1 else 0
+    script = job.get("script") or made.decisions.resolved.launcher.script
+    every = job.get("checkpoint", {}).get("every") or 0
+    gpus = made.allocation.gpus_per_node > 0
+    return gpt_program_options.read(
+        record.launcher, str(script), job.get("args", ()), ranks=ranks, every=every, gpus=gpus
+    )
+
+
+def _lived(run_dir: Path) -> tuple[float | None, float | None, int | None]:
+    """When its batch script began and ended, in seconds since the epoch, and its code; of a run that began once."""
+    events = run_facts.events(run_dir)
+    begun = [one for one in events if one["event"] == "start"]
+    ended = [one for one in events if one["event"] == "end"]
+    if len(begun) != 1:
+        return None, None, None
+    last = ended[-1] if ended else None
+    code = int(str(last.get("exit_code", 1))) if last else None
+    return _time(begun[0]), _time(last), code
+
+
+def _step(started: Mapping[str, Any] | None, steps: Sequence[Mapping[str, Any]]) -> float | None:
+    """Seconds of a step, the median of what was logged: the first one, which warms up, counts once."""
+    tokens = (started or {}).get("tokens_per_step")
+    rates = [one["tokens_per_second"] for one in steps if _is_number(one.get("tokens_per_second"))]
+    if not _is_number(tokens) or not rates or min(rates) <= 0:
+        return None
+    return float(median(tokens / rate for rate in (rates[1:] or rates)))
+
+
+def _seconds(told: Sequence[Mapping[str, Any]], kind: str) -> float | None:
+    found = [one["seconds"] for one in told if one.get("kind") == kind and _is_number(one.get("seconds"))]
+    return median(found) if found else None
+
+
+def _checkpoint(folder: Path) -> int | None:
+    """Bytes of its newest checkpoint, whatever program made it; None without one."""
+    try:
+        inside = [one for one in folder.iterdir() if one.is_dir() and not one.name.startswith(".")]
+        newest = max(inside, key=lambda one: one.stat().st_mtime, default=None)
+        return sum(_sizes(newest)) if newest is not None else None
+    except OSError:
+        return None
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    for place, _, names in os.walk(folder):
+        yield from (os.lstat(f"{place}/{name}").st_size for name in names)
+
+
+def _time(record: Mapping[str, Any] | None) -> float | None:
+    try:
+        return datetime.fromisoformat(str((record or {}).get("time"))).timestamp()
+    except ValueError:
+        return None
+
+
+def _between(first: float | None, last: float | None) -> float | None:
+    return None if first is None or last is None else max(0.0, last - first)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

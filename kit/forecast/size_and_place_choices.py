@@ -1,0 +1,153 @@
+"""The sizes and places at which a job may run, each planned: as written, its [[when]] tables, and the cluster's other rows.
+
+A size that the cluster or the launcher refuses is kept with the reason; a row of the cluster that does not take the job is
+left out.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit import config
+from kit.allocation import kilobytes, minutes
+from kit.config import Sources
+from kit.errors import ConfigError, KitError, UsageError
+from kit.forecast.backfill import NodeRequest
+from kit.planning.plan import Plan
+from kit.runs import submit
+from kit.runs.submit import Prepared
+from kit.slurm.queue_snapshot import UNLIMITED, Amount, hosts
+from kit.spec.alternative_sizes import JobSize
+
+_KEYS = {"nodes": "resources.nodes", "time": "resources.time", "qos": "qos", "partition": "slurm.partition"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A size at one place. prepared: its plan; None where it is refused, and why. pieces: so many of it. own: as written."""
+
+    choice: JobSize | None
+    pieces: int
+    prepared: Prepared | None
+    refused: str = ""
+
+    @property
+    def request(self) -> NodeRequest:
+        """What the scheduler sees of it."""
+        assert self.prepared is not None
+        return request_of(self.prepared.plan)
+
+    @property
+    def settings(self) -> list[str]:
+        """The `--set` options that make a submit of this size."""
+        return [
+            f"{_KEYS[key]}={shlex.quote(str(value))}"
+            for key, value in (_values(self.choice).items() if self.choice else ())
+        ]
+
+
+def of_job(
+    job_file: Path,
+    *,
+    cluster: str | None,
+    overrides: list[str],
+    containers: bool = True,
+    more: tuple[JobSize, ...] = (),
+) -> list[Planned]:
+    """All choices on one cluster, the job as written first. more: beside those of the job. ConfigError where that one is wrong."""
+    sources = config.read_job(config.job_path(job_file), cluster=cluster, overrides=overrides)
+    written = sources.merged()
+    if written.get("stages"):
+        raise UsageError(f"{job_file}: it has [stages]", hint="a job file of one stage alone can be asked about")
+    if written.get("sweep"):
+        return [_points(sources, containers=containers)]
+    own = submit.prepare_sources(sources, containers=containers)
+    found = [Planned(choice=None, pieces=1, prepared=own)]
+    asked = (*more, *own.plan.job.when)
+    for choice in (*asked, *_places(own, asked)):
+        planned = _planned(sources, choice, containers=containers)
+        if choice in asked or planned.prepared is not None:
+            found.append(planned)
+    return found
+
+
+def _points(sources: Sources, *, containers: bool) -> Planned:
+    """A sweep: as many pieces as it has points, of the first one's size."""
+    from kit.sweeps import prepare
+
+    made = prepare.prepare_sources(sources, containers=containers)
+    return Planned(choice=None, pieces=len(made.points), prepared=made.first)
+
+
+def _places(own: Prepared, asked: tuple[JobSize, ...]) -> Iterator[JobSize]:
+    """The cluster's other QOS rows, for the job as written and for each size that names none."""
+    rows = own.resolved.cluster.qos
+    mine = own.plan.job.qos or own.resolved.cluster.default_qos
+    for row in rows:
+        if row != mine and own.plan.job.slurm.reservation is None:
+            yield JobSize(qos=row)
+            yield from (
+                one.model_copy(update={"qos": row}) for one in asked if one.qos is None and one.partition is None
+            )
+
+
+def _planned(sources: Sources, choice: JobSize, *, containers: bool) -> Planned:
+    point: dict[str, Any] = {}
+    for key, value in _values(choice).items():
+        *tables, name = _KEYS[key].split(".")
+        inner = point
+        for table in tables:
+            inner = inner.setdefault(table, {})
+        inner[name] = value
+    pieces = choice.pieces or 1
+    try:
+        prepared = submit.prepare_resolved(
+            sources.resolve(point, label="[[when]]"), sources.job_file, containers=containers
+        )
+    except ConfigError as error:
+        return Planned(choice=choice, pieces=pieces, prepared=None, refused=_short(error))
+    return Planned(choice=choice, pieces=pieces, prepared=prepared)
+
+
+def _values(choice: JobSize) -> Mapping[str, Any]:
+    return {key: value for key in _KEYS if (value := getattr(choice, key)) is not None}
+
+
+def _short(error: KitError) -> str:
+    faults = error.faults if isinstance(error, ConfigError) else ()
+    return "; ".join(f"{fault.key}: {fault.problem}" for fault in faults) or error.message.splitlines()[0]
+
+
+def request_of(made: Plan) -> NodeRequest:
+    """A plan's job as the scheduler sees it. Constraints that are no plain words are Slurm's to read, and left out here."""
+    job, allocation = made.job, made.allocation
+    slurm = job.slurm
+    avoided = {*made.decisions.site.avoid, *hosts(slurm.exclude or "")}
+    limit = 60 * minutes(job.resources.time) if job.resources.time else 0
+    return NodeRequest(
+        nodes=made.decisions.every_node,
+        each=Amount(
+            cpus=allocation.cpus_per_node,
+            memory=kilobytes(allocation.memory) / 1024 if allocation.memory else 0,
+            gpus=0 if made.decisions.node.gres == "none" else allocation.gpus_per_node,
+        ),
+        limit=limit or UNLIMITED,
+        partitions=tuple(slurm.partition.split(",")) if slurm.partition else (),
+        whole_nodes=slurm.exclusive,
+        only=frozenset(hosts(slurm.nodelist or "")),
+        never=frozenset(avoided),
+        features=frozenset(
+            {slurm.constraint} if slurm.constraint and slurm.constraint.replace("_", "").isalnum() else ()
+        ),
+    )
+
+
+def can_plan(made: Plan) -> bool:
+    """Whether nothing but nodes decides when it starts, as far as the job says."""
+    slurm, resources = made.job.slurm, made.job.resources
+    simple = slurm.constraint is None or slurm.constraint.replace("_", "").isalnum()
+    return simple and not (slurm.reservation or slurm.licenses or resources.switches or resources.segment)

@@ -1,0 +1,252 @@
+"""All that a submit can say before it happens: whether the job fits, its first checkpoint, the room for more, its end.
+
+What is not known is left out: nothing here guesses. Slurm is not asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kit import model_size
+from kit.allocation import kilobytes, minutes
+from kit.errors import ConfigError, Fault
+from kit.forecast import free_space, gpt_program_options, past_runs, rank_memory
+from kit.forecast.free_space import Room
+from kit.forecast.gpt_program_options import GptTraining
+from kit.forecast.past_runs import PastRun
+from kit.planning.plan import Plan
+from kit.runs.submit import Prepared
+from kit.slurm import embedded
+
+# Nearer to the limit than this, what the arithmetic leaves out decides.
+_CLOSE = 0.95
+# The rate of a run of another size says little of one with many times its work.
+_SIZES_APART = 4.0
+# What is kept unless the job says otherwise (launchers/lib/options.py).
+_KEEP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Memory of a rank and of those of a node, or of a GPU, in bytes. held: what they cannot do without. limit: what there is."""
+
+    rank: int
+    ranks: int
+    held: int
+    limit: int | None
+    on_gpu: bool
+
+    @property
+    def whole(self) -> int:
+        """What has to fit into the limit."""
+        return self.rank if self.on_gpu else self.rank * self.ranks
+
+    @property
+    def where(self) -> str:
+        """What holds them."""
+        return "a GPU" if self.on_gpu else "a node"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration:
+    """Seconds from the start to the end, and to the first checkpoint. steps: with their seconds each, where they are known.
+
+    basis: the run that they come from. exact: it was the same training but for its number of steps.
+    """
+
+    whole: float
+    first_checkpoint: float | None
+    steps: int | None
+    step: float | None
+    basis: str
+    exact: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What is known of a job. checkpoint: bytes of one. limit: seconds, None for none."""
+
+    file: str
+    fit: Fit | None
+    checkpoint: int | None
+    keep: int
+    room: Room | None
+    duration: Duration | None
+    limit: float | None
+    goes_on: bool
+
+
+def look(prepared: Prepared) -> Outlook:
+    """The outlook of a planned job."""
+    made = prepared.plan
+    program = gpt_program_options.of_plan(made)
+    # Runs of a cluster that is reached over ssh are on its own disks.
+    earlier = [] if prepared.remote else past_runs.newest(made)
+    size = _checkpoint(program, earlier)
+    folder = made.run_dir / "checkpoints"
+    limit = made.job.resources.time
+    return Outlook(
+        file=made.decisions.resolved.job_file,
+        fit=_fit(prepared, program, earlier) if program else None,
+        checkpoint=size,
+        keep=made.job.checkpoint.keep or _KEEP,
+        room=free_space.under(folder, env=prepared.env) if size and not prepared.remote else None,
+        duration=_duration(program, earlier),
+        limit=60 * minutes(limit) or None if limit else None,
+        goes_on=bool(made.job.chain or made.job.retry.requeue or made.job.slurm.requeue),
+    )
+
+
+def refuse(found: Outlook) -> None:
+    """ConfigError for a job that cannot fit, whatever the arithmetic leaves out."""
+    fit = found.fit
+    if fit is None or fit.limit is None:
+        return
+    held = fit.held if fit.on_gpu else fit.held * fit.ranks
+    if held > fit.limit:
+        who = "a rank" if fit.on_gpu or fit.ranks == 1 else f"{fit.ranks} ranks"
+        verb = "holds" if who == "a rank" else "hold"
+        needed = f"{gigabytes(held)} of weights, gradients and moments"
+        problem = f"{who} {verb} {needed}, and the job has {gigabytes(fit.limit)} of {fit.where}"
+        hint = "launcher fsdp on more nodes, fewer ranks on a node, or a smaller model"
+        raise ConfigError.of(Fault(key="args", problem=problem, hint=hint), file=found.file)
+
+
+def warnings(found: Outlook) -> list[Fault]:
+    """What may go wrong."""
+    said = []
+    fit, took, room_ = found.fit, found.duration, found.room
+    if fit and fit.limit and fit.whole > _CLOSE * fit.limit:
+        problem = f"about {gigabytes(fit.whole)} of memory, and the job has {gigabytes(fit.limit)} of {fit.where}: it may not fit"
+        said.append(Fault(key="args", problem=problem, hint="a smaller batch, --accumulate, or fewer ranks on a node"))
+    if took and found.limit and took.whole > found.limit and not found.goes_on:
+        problem = f"about {minutes_of(took.whole)}, by {took.basis}, and the limit is {minutes_of(found.limit)}"
+        said.append(Fault(key="resources.time", problem=problem, hint="[chain] times = 2, or a longer limit"))
+    if room_ and found.checkpoint and _fitting(found) <= found.keep:
+        space = f"{gigabytes(room_.free)} {room_.by}"
+        problem = f"room for {_fitting(found)} checkpoints ({space}), and {found.keep + 1} exist at one time"
+        hint = "keep = 1, or paths.runs of the cluster on a larger disk"
+        said.append(Fault(key="checkpoint.keep", problem=problem, hint=hint))
+    return [replace(one, file=found.file) for one in said]
+
+
+def sentences(found: Outlook, *, start: float | None = None) -> list[str]:
+    """What to tell the user, a line each. start: of the job, in seconds since the epoch."""
+    from kit.forecast import time_wording
+
+    lines = []
+    if fit := found.fit:
+        about = f"about {gigabytes(fit.rank)} of memory a rank"
+        of = f", {gigabytes(fit.whole)} of {gigabytes(fit.limit)} on {fit.where}" if fit.limit else ""
+        lines.append(about + of)
+    took = found.duration
+    if found.checkpoint:
+        after = (
+            f" after about {minutes_of(took.first_checkpoint)}" if took and took.first_checkpoint is not None else ""
+        )
+        line = f"first checkpoint {gigabytes(found.checkpoint)}{after}"
+        if found.room:
+            line += f"; {gigabytes(found.room.free)} {found.room.by}: room for {_fitting(found):,}"
+        lines.append(line)
+    if took:
+        steps = f"{took.steps:,} steps at {took.step:.3g} s, " if took.steps and took.step else ""
+        exact = "as" if took.exact else "scaled from"
+        end = (
+            f"ends about {time_wording.moment(start + took.whole, start)}, "
+            if start is not None and took.whole >= 60
+            else ""
+        )
+        lines.append(f"{end}{minutes_of(took.whole)} after its start ({steps}{exact} {took.basis})")
+    return lines
+
+
+def _fitting(found: Outlook) -> int:
+    assert found.room is not None
+    return found.room.free // max(1, found.checkpoint or 1)
+
+
+def _fit(prepared: Prepared, program: GptTraining, earlier: Sequence[PastRun]) -> Fit:
+    made = prepared.plan
+    limit = _gpu_limit(made) if program.on_gpu else _host_limit(prepared)
+    rank = rank_memory.of_rank(program)
+    measured = next((one for one in earlier if one.memory and one.program and _alike(one.program, program)), None)
+    if measured and measured.memory:
+        rank = measured.memory
+    held = 0 if program.offload and program.on_gpu else rank_memory.held(program)
+    return Fit(rank=rank, ranks=made.allocation.ranks_per_node, held=held, limit=limit, on_gpu=program.on_gpu)
+
+
+def _gpu_limit(made: Plan) -> int | None:
+    """Bytes of a GPU; None where the cluster's file does not say."""
+    each = made.decisions.node.gpu_memory
+    return 1024 * kilobytes(each) if each else None
+
+
+def _host_limit(prepared: Prepared) -> int | None:
+    """Bytes that the job may have of a node: what it asks for, else what the node has."""
+    made = prepared.plan
+    asked = made.allocation.memory or made.decisions.node.memory
+    if asked and kilobytes(asked):
+        return 1024 * kilobytes(asked)
+    running = embedded.find(made.cluster) if prepared.resolved.cluster.embedded else None
+    return running.memory_mb << 20 if running else None
+
+
+def _checkpoint(program: GptTraining | None, earlier: Sequence[PastRun]) -> int | None:
+    if program is not None:
+        return model_size.checkpoint_bytes(program.shape.parameters, "fp32", "adam").total
+    return next((one.checkpoint for one in earlier if one.same and one.checkpoint), None)
+
+
+def _duration(program: GptTraining | None, earlier: Sequence[PastRun]) -> Duration | None:
+    if program is not None:
+        timed = [(one, one.program) for one in earlier if one.program and one.step and one.begins is not None]
+        timed.sort(key=lambda pair: (not _alike(pair[1], program), _apart(pair[1], program)))
+        if timed and (_alike(timed[0][1], program) or _apart(timed[0][1], program) <= _SIZES_APART):
+            return _of_steps(program, timed[0][0], timed[0][1])
+    done = next((one for one in earlier if one.same and one.whole), None)
+    if done is None or done.whole is None:
+        return None
+    return Duration(whole=done.whole, first_checkpoint=None, steps=None, step=None, basis=done.run_id, exact=True)
+
+
+def _of_steps(program: GptTraining, like: PastRun, its: GptTraining) -> Duration:
+    assert like.step is not None
+    assert like.begins is not None
+    step = like.step * program.flops / its.flops
+    save, test = like.save or 0.0, like.evaluate or 0.0
+    saves = (program.steps - 1) // program.every if program.every else 0
+    tests = program.steps // program.eval_every if program.eval_every else 0
+    whole = like.begins + program.steps * step + saves * save + tests * test + (like.ends or save)
+    first = like.begins + program.every * step + save if 0 < program.every < program.steps else whole
+    return Duration(
+        whole=whole,
+        first_checkpoint=first,
+        steps=program.steps,
+        step=step,
+        basis=like.run_id,
+        exact=_alike(its, program),
+    )
+
+
+def _alike(one: GptTraining, other: GptTraining) -> bool:
+    """Whether two trainings differ in nothing but how long they go on, and what they do in between."""
+    return replace(one, steps=0, every=0, eval_every=0) == replace(other, steps=0, every=0, eval_every=0)
+
+
+def _apart(one: GptTraining, other: GptTraining) -> float:
+    ratio = one.flops / other.flops
+    return max(ratio, 1 / ratio) if (one.kind, one.on_gpu) == (other.kind, other.on_gpu) else float("inf")
+
+
+def gigabytes(count: int) -> str:
+    """`1.2 GB`, `340 MB`."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
+
+
+def minutes_of(seconds: float) -> str:
+    """`45 s`, `2 h 10 min`."""
+    from kit.forecast.time_wording import span
+
+    return span(seconds)

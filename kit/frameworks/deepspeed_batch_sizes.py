@@ -1,0 +1,94 @@
+"""DeepSpeed's three batch sizes: batch = size per GPU x accumulation steps x data parallel ranks.
+
+The names and the arithmetic are those of DeepSpeed's documentation ("DeepSpeed Configuration JSON", batch size parameters). The
+data parallel ranks are all ranks, but where a program splits its model over several (tensor, pipeline, sequence parallel).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+from kit.errors import Fault
+from kit.frameworks.nearest_multiple_or_divisor import multiple
+from kit.spec.wrong_value_messages import shown
+
+TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+# Options by which Megatron-DeepSpeed's programs, and those written after them, split a model.
+_SPLITTING = (
+    ("--tensor-model-parallel-size", "--tp"),
+    ("--pipeline-model-parallel-size", "--pp"),
+    ("--context-parallel-size", "--cp"),
+    ("--ds-sequence-parallel-size",),
+)
+
+
+def given(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch sizes that the table says."""
+    return {name: table[name] for name in (TOTAL, MICRO, STEPS) if table.get(name, "auto") != "auto"}
+
+
+def not_numbers(table: Mapping[str, Any]) -> Iterator[Fault]:
+    """Sizes that are no whole number of 1 or more."""
+    for name, value in given(table).items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            problem = f"{shown(value)} is not a whole number of 1 or more"
+            yield Fault(key=f"deepspeed.{name}", problem=problem, hint=f"{name} = 1")
+
+
+def completed(known: Mapping[str, int], copies: int) -> dict[str, int]:
+    """The three sizes; those left out follow from the others, as DeepSpeed works them out. copies: data parallel ranks."""
+    total, micro, steps = known.get(TOTAL), known.get(MICRO), known.get(STEPS)
+    if micro is None and total is not None:
+        micro = total // ((steps or 1) * copies)
+    micro = micro or 1
+    if steps is None:
+        steps = total // (micro * copies) if total is not None else 1
+    return {TOTAL: total if total is not None else micro * steps * copies, MICRO: micro, STEPS: steps}
+
+
+def uneven(table: Mapping[str, Any], copies: int, ranks: str = "ranks") -> Iterator[Fault]:
+    """The total batch size that is not the product, or no multiple, of what else was given. ranks: what the copies are called."""
+    known = given(table)
+    if any(not_numbers(table)):
+        return
+    made = completed(known, copies)
+    if made[MICRO] * made[STEPS] * copies == made[TOTAL]:
+        return
+    micro, steps = known.get(MICRO), known.get(STEPS)
+    parts = [f"{micro} per GPU"] if micro else []
+    parts += [f"{steps} accumulation steps"] if steps else []
+    product, text = (micro or 1) * (steps or 1) * copies, " x ".join([*parts, f"{copies} {ranks}"])
+    if micro and steps:
+        problem = f"{known[TOTAL]} is not {text} = {product}"
+        hint = f"{TOTAL} = {product}, or remove one of the three"
+    else:
+        problem = f"{known[TOTAL]} is not a multiple of {text} = {product}"
+        hint = f"{TOTAL} = {multiple(known[TOTAL], product)}"
+    yield Fault(key=f"deepspeed.{TOTAL}", problem=problem, hint=hint)
+
+
+def split(args: Iterable[str], table: Mapping[str, Any]) -> int:
+    """Over how many ranks a program of the user's own splits its model, as its options or the table's AutoTP say; 1 if neither."""
+    words = [*args]
+    pairs = dict(pairwise(words)) | dict(word.split("=", 1) for word in words if "=" in word)
+    sizes = [next((int(pairs[n]) for n in names if pairs.get(n, "").isdecimal()), 1) for names in _SPLITTING]
+    tensor = table.get("tensor_parallel")
+    auto = tensor.get("autotp_size") if isinstance(tensor, Mapping) else None
+    if sizes[0] == 1 and isinstance(auto, int):
+        sizes[0] = auto
+    return prod(max(size, 1) for size in sizes)
+
+
+def doubtful(table: Mapping[str, Any], world_size: int, parts: int) -> Iterator[Fault]:
+    """Warnings for a program of the user's own, whose model is split over `parts` ranks as far as its options say."""
+    if world_size % parts:
+        problem = f"models split over {parts} ranks do not divide {world_size} ranks"
+        yield Fault(key="resources.nodes", problem=problem, hint=f"nodes = {parts}")
+        return
+    ranks = "ranks" if parts == 1 else f"data parallel ranks ({world_size} ranks, {parts} a model)"
+    for fault in uneven(table, world_size // parts, ranks):
+        problem = f"{fault.problem}; right only where the program splits its model over more ranks than its options say"
+        yield Fault(key=fault.key, problem=problem, hint=fault.hint)

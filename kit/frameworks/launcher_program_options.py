@@ -1,0 +1,105 @@
+"""The options of the launchers' own programs, read from their text: nothing is imported, and a login node needs no torch.
+
+A program declares them with argparse's `add_argument`, itself or by the functions of launchers/lib/options.py that it calls.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from kit.config import Resolved
+from kit.errors import ConfigError, Fault, nearest
+from kit.spec.run_paths import CONTAINER_RUN
+
+
+def faults_of(resolved: Resolved) -> Iterator[Fault]:
+    """What is wrong with the choice of a launcher's own program: it is missing, or does not have an option of the job."""
+    script, folder = resolved.job.script, resolved.launcher_dir
+    name = resolved.launcher.script if script is None else script.partition("/code/")[2]
+    # A job whose roles have commands of their own starts no such program.
+    if name is None:
+        return
+    program = folder / name
+    if program.is_file():
+        yield from faults(program, resolved.job.args)
+        return
+    there = sorted(path.name for path in folder.glob("*.py"))
+    near = nearest(name, there) or next(iter(there), "train.py")
+    problem = f"launcher {resolved.job.launcher!r} has no program {name!r}; it has {', '.join(there) or 'none'}"
+    yield Fault(key="script", problem=problem, hint=f'script = "{CONTAINER_RUN}/code/{near}"')
+
+
+def faults(program: Path, args: Iterable[str]) -> Iterator[Fault]:
+    """Each argument that looks like an option and that the program does not have. A program that declares none is not checked."""
+    known = declared(program)
+    for place, word in enumerate(args if known else ()):
+        name = word.partition("=")[0]
+        # argparse takes the beginning of a name for the name.
+        if not name.startswith("--") or " " in name or any(one.startswith(name) for one in known):
+            continue
+        near = nearest(name, known) or "--help"
+        hint = f"{near} in args; python3 {program.name} --help lists them"
+        yield Fault(key=f"args[{place}]", problem=f"{name} is not an option of {program.name}", hint=hint)
+
+
+@cache
+def declared(program: Path) -> tuple[str, ...]:
+    """The program's options with their dashes, sorted; none where it leaves them to something other than lib/options.py."""
+    tree = _parsed(program)
+    library = program.parent.parent / "lib" / "options.py"
+    called = {_library_function(call) for call in _calls(tree)}
+    if "parse" not in called or not library.is_file():
+        return ()
+    functions = {node.name: node for node in _parsed(library).body if isinstance(node, ast.FunctionDef)}
+    shared = [functions[name] for name in _with_their_own(called, functions)]
+    return tuple(sorted({"--help", *(name for node in (tree, *shared) for name in _names(node))}))
+
+
+def _with_their_own(called: Iterable[str], functions: Mapping[str, ast.FunctionDef]) -> set[str]:
+    """Functions of the library that are called, and those that they call in turn."""
+    found: set[str] = set()
+    waiting = [name for name in called if name in functions]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            calls = (call.func for call in _calls(functions[name]))
+            waiting += [func.id for func in calls if isinstance(func, ast.Name) and func.id in functions]
+    return found
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        name = f"{path.parent.name}/{path.name}"
+        problem = f"line {getattr(error, 'lineno', 1)} is not Python"
+        hint = f"python3 -m py_compile launchers/{name}"
+        raise ConfigError.of(Fault(file="launchers", key=name, problem=problem, hint=hint)) from None
+
+
+def _calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def _library_function(call: ast.Call) -> str:
+    """Which function of lib/options.py is called; empty for any other."""
+    match call.func:
+        case ast.Attribute(value=ast.Name(id="options"), attr=name):
+            return name
+    return ""
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """The options that the calls of add_argument in a text declare; BooleanOptionalAction has each a second time with `no-`."""
+    for call in _calls(tree):
+        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
+            continue
+        for word in call.args:
+            if isinstance(word, ast.Constant) and isinstance(word.value, str) and word.value.startswith("--"):
+                yield word.value
+                if any("BooleanOptionalAction" in ast.unparse(keyword.value) for keyword in call.keywords):
+                    yield f"--no-{word.value[2:]}"

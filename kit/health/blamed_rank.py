@@ -1,0 +1,205 @@
+"""Which rank is to blame, and by which rule.
+
+The first rank that recorded an end is mostly the culprit. One that only lost its connection to another, or waited for it, is its
+victim: then the others' logs are read for what happened first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from kit.errors import RunError
+from kit.health import collectives, framework_rules, program_rules
+from kit.health.answer import Answer, Evidence, Rule, filled
+from kit.health.log_endings import Ending, ending
+from kit.health.run_record import MOST_RANKS, Failed, Log, Record
+from kit.spec.run_paths import CONTAINER_RUN, CONTAINER_WORKSPACE
+
+_RULES = (*framework_rules.ALL, *program_rules.RULES)
+# 128 + SIGABRT, and what C and C++ say before.
+_ABORTED = 134
+_SAYS = re.compile(r"^ *what\(\): |Assertion .* failed")
+_FAILED_SOME = "it ended with exit code {code}"
+_EXCEPTION = Rule(
+    id="exception",
+    verdict="fix the code",
+    pattern="",
+    says="{exception}",
+    advice="the traceback in its log shows how it came there",
+)
+_ASSERTION = replace(
+    _EXCEPTION, id="assertion", advice="the program's own check failed: its message says what it wants"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a rank's end says. values: fill the rule's sentences.
+
+    certain: an exception or a message says it, not the exit code alone.
+    """
+
+    failed: Failed
+    rule: Rule
+    ending: Ending
+    values: dict[str, object]
+    log: Log
+    certain: bool
+
+    def line(self) -> str:
+        """What happened, with the place in the user's code."""
+        place = f" at {self.ending.place}" if self.ending.place and self.certain else ""
+        return filled(self.rule.says, self.values).strip() + place
+
+
+def answer(record: Record) -> Answer | None:
+    """Why the ranks of the last start failed; None when none recorded an end."""
+    found = [judge(record, one) for one in record.failed[:MOST_RANKS]]
+    if not found:
+        return None
+    first = found[0]
+    if mismatch := next((one for one in found if one.rule.id == "collective-mismatch"), None):
+        return _mismatched(record, mismatch)
+    culprit = next((one for one in found if not one.rule.victim and one.certain), None)
+    if first.rule.victim or not first.certain:
+        culprit = (culprit if first.rule.victim else None) or _among_the_rest(record, first)
+    if culprit is None or culprit.failed == first.failed:
+        return _answered(record, first, f"{_named(first)} failed first: {first.line()}", first)
+    tail = f"; {_named(first)}, the first to end: {first.line()}" if first.rule.victim else ""
+    return _answered(record, culprit, f"{_named(culprit)} failed: {culprit.line()}{tail}", culprit, first)
+
+
+def _mismatched(record: Record, found: Found) -> Answer:
+    """By what each rank's recorder said as it ended: gloo's message comes from the rank that received, whoever is to blame."""
+    said_by = next((at for at, line in enumerate(found.log.lines) if found.rule.search(line)), None)
+    if said_by is not None:
+        quoted = found.log.lines[said_by].strip()
+        found = replace(found, ending=replace(found.ending, line=found.log.number(said_by), quoted=quoted))
+    places = [(role, rank) for role, rank in record.ranks() if role == found.failed.role]
+    logs = [record.rank_log(rank, role) for role, rank in places]
+    said = [collectives.parse(enumerate(log.lines)) for log in logs]
+    odd = collectives.odd(said)
+    here = next((n for n, (_, rank) in enumerate(places) if rank == found.failed.rank), -1)
+    others = next((calls[-1] for calls in said if calls), None)
+    if odd is None and others and here >= 0 and not said[here] and _expects_less(found, others.sizes, len(places)):
+        # It was ended by gloo itself, and said nothing; the others agree.
+        line = (
+            f"{_named(found)} called a collective with other tensors than the other ranks: their last is {others.what}"
+        )
+        return _answered(record, found, line, found)
+    if odd is None or odd.how == "behind":
+        return _answered(record, found, f"{_named(found)} failed first: {found.line()}", found)
+    rank, log = places[odd.places[0]][1], logs[odd.places[0]]
+    blamed = judge(
+        record, Failed(rank=rank, code=found.failed.code, node=record.host_of(log), role=found.failed.role, at=0)
+    )
+    blamed = replace(blamed, rule=found.rule, values={**found.values, "rank": rank, "node": blamed.failed.node})
+    line = f"{_named(blamed)} called {odd.own.what}, and {len(said) - len(odd.places)} ranks called {odd.others.what}"
+    shows = replace(
+        blamed, ending=replace(blamed.ending, line=log.number(odd.own.line), quoted=log.lines[odd.own.line])
+    )
+    return _answered(record, blamed, line, shows, found)
+
+
+def _expects_less(found: Found, sizes: str, world: int) -> bool:
+    """Whether gloo's message speaks of a rank whose own tensor is smaller: what came is the usual part of the others' tensors."""
+    received, expected = float(str(found.values["received"] or 0)), float(str(found.values["expected"] or 0))
+    usual = 4.0 * math.prod(int(n) for n in re.findall(r"\d+", sizes)) / (2 * world)
+    return abs(received - usual) < abs(expected - usual)
+
+
+def judge(record: Record, failed: Failed) -> Found:
+    """One rank by its log and its exit code."""
+    log = record.rank_log(failed.rank, failed.role)
+    end = ending(log, _roots(record))
+    rule, values = _matched(end if failed.code != _ABORTED else replace(end, text=_last_words(log, end)), failed)
+    known = {
+        "rank": failed.rank,
+        "node": failed.node,
+        "code": failed.code,
+        "last": end.quoted,
+        "exception": end.says,
+        **values,
+    }
+    certain = bool(end.type) or rule in _RULES or rule.id in {"exit-code", "setup-line"}
+    return Found(failed=failed, rule=rule, ending=end, values=known, log=log, certain=certain)
+
+
+def _last_words(log: Log, end: Ending) -> str:
+    """Of a program that aborted: faulthandler's stacks stand behind what it said."""
+    return "\n".join([*(line for line in log.lines if _SAYS.search(line)), end.text])
+
+
+def _matched(end: Ending, failed: Failed) -> tuple[Rule, dict[str, object]]:
+    if (
+        end.type
+        and PurePosixPath(end.place.partition(":")[0]).match("*megatron/training/arguments.py")
+        and (found := framework_rules.MEGATRON.search(end.text))
+    ):
+        return framework_rules.MEGATRON, _groups(found.groupdict())
+    for rule in _RULES:
+        if (rule.code is None or rule.code == failed.code) and (found := rule.search(end.text)):
+            return rule, _groups(found.groupdict())
+    if end.type:
+        return (_ASSERTION if end.type == "AssertionError" else _EXCEPTION), {}
+    for rule in program_rules.BY_CODE:
+        if rule.code in {None, failed.code} and (found := rule.search(end.text)):
+            return rule, _groups(found.groupdict())
+    raise AssertionError("the last rule takes any end")
+
+
+def _groups(found: dict[str, str | None]) -> dict[str, object]:
+    return {name: value.strip() if value else "" for name, value in found.items()}
+
+
+def _among_the_rest(record: Record, first: Found) -> Found | None:
+    """A rank that raised an exception of its own, and was ended before it could record that."""
+    known = {one.rank for one in record.failed if one.role == first.failed.role}
+    for role, rank in record.ranks():
+        if rank in known or role != first.failed.role:
+            continue
+        log = record.rank_log(rank, role)
+        one = Failed(rank=rank, code=0, node=record.host_of(log), role=role, at=0.0)
+        found = judge(record, one)
+        if found.ending.type and not found.rule.victim:
+            return found
+    return None
+
+
+def _roots(record: Record) -> list[tuple[str, str]]:
+    """Folders of the user's code and of the kit's copy of it, and what they are called in an answer."""
+    try:
+        job_folder = str(PurePosixPath(record.status.manifest.job_file).parent)
+    except RunError:
+        job_folder = ""
+    run = str(record.run_dir)
+    return [
+        (CONTAINER_WORKSPACE, ""),
+        (f"{run}/workspace", ""),
+        (f"{CONTAINER_RUN}/code", "code/"),
+        (f"{run}/code", "code/"),
+        (CONTAINER_RUN, ""),
+        (job_folder, ""),
+    ]
+
+
+def _named(one: Found) -> str:
+    role = f"role {one.failed.role}: " if one.failed.role else ""
+    return f"{role}rank {one.failed.rank}" + (f" on {one.failed.node}" if one.failed.node else "")
+
+
+def _answered(record: Record, culprit: Found, line: str, *cited: Found) -> Answer:
+    values = {**record.values, "run_dir": record.run_dir, **culprit.values}
+    return Answer(
+        rule=culprit.rule.id,
+        verdict=culprit.rule.verdict,
+        line=line,
+        advice=filled(culprit.rule.advice, values),
+        next=filled(culprit.rule.next, values),
+        evidence=tuple(
+            Evidence(file=one.log.name, line=one.ending.line, text=one.ending.quoted) for one in cited if one.log.lines
+        ),
+    )

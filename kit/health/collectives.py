@@ -1,0 +1,101 @@
+"""The last collectives of each rank, by torch's flight recorder (kit_recorder.py), and which rank's are not the others'."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+_LINE = re.compile(
+    r"^kit: collective (?P<group>\S+) #(?P<number>\d+) (?P<name>\S+) of (?P<kind>\S+) (?P<sizes>\S+)(?P<waits> waits)?$"
+)
+# Collectives whose tensors have one shape on all ranks.
+_ALIKE = frozenset({"all_reduce", "allreduce", "reduce", "broadcast", "all_gather", "allgather", "reduce_scatter"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """One entry. number: counts in its process group. sizes: of the tensors, as JSON. line: its number in the file."""
+
+    group: str
+    number: int
+    name: str
+    kind: str
+    sizes: str
+    waits: bool
+    line: int
+
+    @property
+    def what(self) -> str:
+        """As a sentence has it."""
+        return f"{self.name} #{self.number} of {self.kind} {self.sizes}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd:
+    """Ranks (by their place) that are not where the others are. how: order, shape or behind. own, others: what both called."""
+
+    how: str
+    places: tuple[int, ...]
+    own: Collective
+    others: Collective
+
+
+def parse(lines: Iterable[tuple[int, str]]) -> list[Collective]:
+    """Of numbered lines those that say a collective, in their order."""
+    found = []
+    for number, text in lines:
+        if one := _LINE.match(text.strip()):
+            found.append(
+                Collective(
+                    group=one["group"], number=int(one["number"]), name=one["name"], kind=one["kind"],
+                    sizes=one["sizes"], waits=bool(one["waits"]), line=number,
+                )
+            )  # fmt: skip
+    return found
+
+
+def odd(ranks: Sequence[Sequence[Collective]]) -> Odd | None:
+    """Which ranks called another collective than the rest, or one of another shape, at the first number where they differ; else
+    which have not come as far. None where fewer than two ranks say anything, or none is apart."""
+    for group in dict.fromkeys(one.group for rank in ranks for one in rank):
+        said = {
+            place: {c.number: c for c in rank if c.group == group}
+            for place, rank in enumerate(ranks)
+            if any(c.group == group for c in rank)
+        }
+        if len(said) >= 2 and (found := _apart(said) or _behind(said)):
+            return found
+    return None
+
+
+def _apart(said: Mapping[int, Mapping[int, Collective]]) -> Odd | None:
+    for number in sorted(set.intersection(*(set(calls) for calls in said.values()))):
+        calls = {place: of[number] for place, of in said.items()}
+        if found := _minority("order", calls, {place: c.name for place, c in calls.items()}):
+            return found
+        if all(c.name in _ALIKE for c in calls.values()) and (
+            found := _minority("shape", calls, {place: f"{c.kind} {c.sizes}" for place, c in calls.items()})
+        ):
+            return found
+    return None
+
+
+def _minority(how: str, calls: Mapping[int, Collective], words: Mapping[int, str]) -> Odd | None:
+    counted = Counter(words.values()).most_common()
+    if len(counted) < 2 or counted[0][1] * 2 <= len(words):
+        return None
+    few = tuple(place for place, word in words.items() if word != counted[0][0])
+    most = next(place for place, word in words.items() if word == counted[0][0])
+    return Odd(how=how, places=few, own=calls[few[0]], others=calls[most])
+
+
+def _behind(said: Mapping[int, Mapping[int, Collective]]) -> Odd | None:
+    last = {place: max(calls) for place, calls in said.items()}
+    furthest = max(last.values())
+    few = tuple(place for place, number in last.items() if number < furthest)
+    if not few:
+        return None
+    ahead = next(place for place, number in last.items() if number == furthest)
+    return Odd(how="behind", places=few, own=said[few[0]][last[few[0]]], others=said[ahead][furthest])

@@ -1,0 +1,90 @@
+"""Which nodes fail more runs than others: the record of a day, by what `kit why` says of each run that ended badly."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kit.health.answer import ADMIN, AGAIN, NODE
+from kit.health.run_record import Record
+from kit.health.why import explain
+from kit.runs.run_facts import events
+from kit.runs.status import Status
+
+DAY_S = 24 * 3600.0
+# A node is put before the user from so many failed runs on, and when its share of failed runs is so many times that of the others.
+_LEAST, _TIMES = 2, 2.0
+# Ends that are mostly the program's or the job's, and that a bad node makes, too.
+_SUSPECT = frozenset(
+    {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "nccl-timeout", "stall-elsewhere"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRun:
+    """A run that a node failed. rule, line: what `kit why` says of it."""
+
+    run: str
+    rule: str
+    line: str
+
+
+@dataclass(kw_only=True)
+class NodeRecord:
+    """One node's day. runs: those that had it. failures: those of them that it failed."""
+
+    node: str
+    runs: int = 0
+    failures: list[FailedRun] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """Of its runs those that it failed, from 0 to 1."""
+        return len(self.failures) / self.runs if self.runs else 0.0
+
+
+def read(runs: Iterable[Status], *, now: float) -> list[NodeRecord]:
+    """The nodes of runs that ended within the last day, by name. now: seconds since the epoch."""
+    found: dict[str, NodeRecord] = {}
+    for one in runs:
+        recorded = events(one.run_dir)
+        if one.active or not recorded or now - _epoch(recorded[-1]) > DAY_S:
+            continue
+        nodes = {
+            node for e in recorded if e["event"] == "attempt" for node in str(e.get("nodes", "")).split(",") if node
+        }
+        for node in nodes:
+            found.setdefault(node, NodeRecord(node=node)).runs += 1
+        if one.state != "COMPLETED" and (blamed := _blamed(one)) is not None and blamed[0] in nodes:
+            found[blamed[0]].failures.append(blamed[1])
+    return [found[node] for node in sorted(found)]
+
+
+def suspects(records: Sequence[NodeRecord]) -> list[NodeRecord]:
+    """Those that fail twice as many of their runs as the other nodes do of theirs, the worst first."""
+    found = []
+    for one in records:
+        others = [other.share for other in records if other is not one]
+        if len(one.failures) >= _LEAST and others and one.share >= _TIMES * statistics.mean(others):
+            found.append(one)
+    return sorted(found, key=lambda one: -one.share)
+
+
+def _blamed(one: Status) -> tuple[str, FailedRun] | None:
+    """The node that failed a run; None where the program or the job did, or nobody knows."""
+    record = Record(status=one)
+    answer = explain(record)
+    if answer.verdict not in {AGAIN, NODE, ADMIN} and answer.rule not in _SUSPECT:
+        return None
+    stalls = [event for event in record.events if event["event"] == "stall"]
+    node = str(stalls[-1].get("node", "")) if stalls and answer.rule.startswith("stall") else ""
+    node = node or next((failed.node for failed in record.failed), "")
+    return (node, FailedRun(run=one.run_dir.name, rule=answer.rule, line=answer.line)) if node else None
+
+
+def _epoch(event: dict[str, object]) -> float:
+    try:
+        return float(str(event.get("epoch", 0)))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,140 @@
+"""How a program's log ends: the exception that ended it and its place in the user's code, or its last lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from kit.health.run_record import START, Log, shown
+
+# torch prefixes a traceback with the rank, torchrun a line with the role's name.
+_PREFIX = re.compile(r"^(?:\[(?:rank|default|[a-z_]+)\d+\]:\s?)+")
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+# faulthandler's: the innermost frame first.
+_FATAL = re.compile(r"^Fatal Python error: (?P<what>.+)$")
+_FATAL_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
+_RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_OF_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
+_IGNORED = "Exception ignored in"
+# A log's own lines, a C++ stack or an empty line end a message.
+_STOP = re.compile(
+    r"^$|^\d{4}-\d\d-\d\d[T ]|^Exception raised from|^(?:During handling|The above exception)|^srun: |^slurmstepd"
+)
+_MOST_LINES = 30
+# Lines after an exception that it is still the end of the program with: what is said while Python and torch end.
+_AFTER = 60
+_LAST = 40
+# What ends last is not always what says why.
+_NOISE = re.compile(r"^\s*$|^Terminated$|^Killed$|^\[W\d|^\*+$|^-+$|^=+$|\(core dumped\)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """The end of a log. type: the exception's, without its module; empty where there is none.
+
+    text: the exception with its message, else the last lines. place: `file.py:12 in function`. line: its number in the file.
+    quoted: that line.
+    """
+
+    type: str
+    message: str
+    text: str
+    place: str
+    line: int
+    quoted: str
+
+    @property
+    def says(self) -> str:
+        """The exception on one line."""
+        first = shown(self.message.split("\n")[0])
+        return f"{self.type}: {first}" if first else self.type
+
+
+def ending(log: Log, roots: Sequence[tuple[str, str]]) -> Ending:
+    """The end of a rank's log. roots: folders that names of files are shown relative to, each with what takes its place."""
+    lines = [_PREFIX.sub("", line) for line in log.lines]
+    found = _exception(log, lines, roots) or _fatal(log, lines, roots)
+    if found is not None:
+        return found
+    said = [place for place, line in enumerate(lines) if not _NOISE.search(line) and not START.search(line)]
+    last = said[-1] if said else 0
+    return Ending(
+        type="",
+        message="",
+        text="\n".join(lines[place] for place in said[-_LAST:]),
+        place="",
+        line=log.number(last),
+        quoted=shown(lines[last]) if said else "",
+    )
+
+
+def _exception(log: Log, lines: list[str], roots: Sequence[tuple[str, str]]) -> Ending | None:
+    frames = [place for place, line in enumerate(lines) if _FRAME.match(line)]
+    while frames:
+        last = frames.pop()
+        at = next((n for n in range(last + 1, len(lines)) if lines[n][:1] not in {" ", "\t"}), None)
+        if at is None or len(lines) - at > _AFTER:
+            return None
+        raised = _RAISED.match(lines[at])
+        if raised and not _is_ignored(lines, last):
+            end = next((n for n in range(at + 1, len(lines)) if _STOP.search(lines[n])), len(lines))
+            text = "\n".join(lines[at : min(end, at + _MOST_LINES)])
+            block = [match for line in lines[_header(lines, last) : at] if (match := _FRAME.match(line))]
+            return Ending(
+                type=raised["type"].rpartition(".")[2],
+                message=text.partition(": ")[2],
+                text=text,
+                place=_place(block[::-1], roots),
+                line=log.number(at),
+                quoted=shown(lines[at]),
+            )
+    return None
+
+
+def _fatal(log: Log, lines: list[str], roots: Sequence[tuple[str, str]]) -> Ending | None:
+    for at in range(len(lines) - 1, -1, -1):
+        if fatal := _FATAL.match(lines[at]):
+            block = [match for line in lines[at:] if (match := _FATAL_FRAME.match(line))]
+            return Ending(
+                type="",
+                message="",
+                text=fatal[0],
+                place=_place(block, roots),
+                line=log.number(at),
+                quoted=shown(lines[at]),
+            )
+    return None
+
+
+def _header(lines: list[str], last: int) -> int:
+    """Where the traceback that holds a frame begins."""
+    place = last
+    while place > 0 and not lines[place].startswith("Traceback") and "Traceback (most recent" not in lines[place]:
+        place -= 1
+    return place
+
+
+def _is_ignored(lines: list[str], last: int) -> bool:
+    """Whether Python only reported it: an exception in a destructor ends nothing."""
+    header = _header(lines, last)
+    return header > 0 and lines[header - 1].startswith(_IGNORED)
+
+
+def _place(frames: Sequence[re.Match[str]], roots: Sequence[tuple[str, str]]) -> str:
+    """The innermost frame of the user's own code, else the innermost of all. frames: the innermost first."""
+    own = [frame for frame in frames if not any(part in frame["file"] for part in _OF_OTHERS)]
+    chosen = next(iter(own or frames), None)
+    if chosen is None:
+        return ""
+    name = _relative(chosen["file"], roots)
+    function = chosen["function"]
+    return f"{name}:{chosen['line']}" + (f" in {function}" if function and function != "<module>" else "")
+
+
+def _relative(file: str, roots: Sequence[tuple[str, str]]) -> str:
+    for root, prefix in roots:
+        if root and PurePosixPath(file).is_relative_to(root):
+            return f"{prefix}{PurePosixPath(file).relative_to(root)}"
+    return file

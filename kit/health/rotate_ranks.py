@@ -1,0 +1,130 @@
+"""`kit rerun --rotate`: the last steps of a run three times, the ranks one node further each time: which node counts wrong?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from kit.config import Table
+from kit.errors import RunError
+from kit.health import miscomputing_nodes
+from kit.health.miscomputing_nodes import Deviation, Placement
+from kit.runs import checkpoint_steps, metrics, rerun, status, submit, which_slurm
+from kit.runs import recorded_inputs as reading
+from kit.runs.recorded_inputs import Earlier
+from kit.runs.submit import Prepared
+from kit.slurm import client
+from kit.spec.world_size_text import PLAIN
+
+# One more than two: of two that differ nobody knows which is right.
+TIMES = 3
+# The ranks stay where they are put: no other node takes over, and no start is done twice.
+_FIXED = {"rendezvous": "static"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotation:
+    """What is to be run. from_step: the checkpoint; None from the beginning. runs: with the ranks in place, then moved."""
+
+    run_dir: Path
+    from_step: int | None
+    orders: tuple[tuple[str, ...], ...]
+    runs: tuple[Prepared, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotated:
+    """What came of it. run_dirs: of the runs, in the order of the placements."""
+
+    run_dirs: tuple[Path, ...]
+    placements: tuple[Placement, ...]
+    found: Deviation
+
+
+def prepare(
+    run_dir: Path, *, from_step: int | None = None, overrides: Sequence[str] = (), now: datetime | None = None
+) -> Rotation:
+    """Plan the three runs; nothing is written.
+
+    from_step: the checkpoint to begin at; None for the newest one before the last step that the run reported, and for its beginning
+    where there is none. RunError for what cannot be rotated: a job of roles, a cluster with fewer than three nodes.
+    """
+    first = reading.read(run_dir)
+    if set(first.manifest.world_sizes) != {PLAIN}:
+        raise RunError(
+            f"run {run_dir.name} is of roles ({', '.join(first.manifest.world_sizes)}), and --rotate moves the ranks of a job "
+            "without roles",
+            hint=f"kit rerun {run_dir.name}, and kit diff",
+        )
+    orders = _orders(first)
+    step = _last_checkpoint(run_dir) if from_step is None else from_step
+    runs = []
+    for order in orders:
+        earlier = reading.read(run_dir, from_step=step)
+        earlier = replace(earlier, node_order=order, job=_placed(earlier.job, order))
+        runs.append(rerun.prepare_earlier(earlier, overrides=overrides, now=now))
+    return Rotation(run_dir=run_dir, from_step=step, orders=orders, runs=tuple(runs))
+
+
+def run(made: Rotation, say: Callable[[str], None]) -> Rotated:
+    """Submit all three, wait for them, and compare. RunError where one of them does not end well."""
+    for order, one in zip(made.orders, made.runs, strict=True):
+        sent = submit.submit(one)
+        say(f"job {sent.job_id}, run {sent.run_id}: ranks on {' '.join(order)}")
+    placements = []
+    for order, one in zip(made.orders, made.runs, strict=True):
+        ended = status.wait(one.plan.run_dir, queue=which_slurm.queue(), on_poll=lambda _: None)
+        if ended.state != "COMPLETED" or ended.exit_code:
+            raise RunError(
+                f"run {one.plan.run_id} ended {ended.state}: what it computed is not compared",
+                hint=f"kit why {one.plan.run_id}",
+            )
+        placements.append(
+            Placement(
+                run_id=one.plan.run_id,
+                order=order,
+                ranks_per_node=one.plan.decisions.main.ranks_per_node,
+                numbers=miscomputing_nodes.read(one.plan.run_dir),
+            )
+        )
+    return Rotated(
+        run_dirs=tuple(one.plan.run_dir for one in made.runs),
+        placements=tuple(placements),
+        found=miscomputing_nodes.find(placements),
+    )
+
+
+def _placed(job: Table, order: Sequence[str]) -> Table:
+    slurm = {**job.get("slurm", {}), "nodelist": ",".join(sorted(order)), "requeue": False}
+    slurm.pop("exclude", None)
+    retry = {**job.get("retry", {}), "in_allocation": 0, "requeue": 0, "spares": 0}
+    return {**job, **_FIXED, "slurm": slurm, "retry": retry}
+
+
+def _orders(first: Earlier) -> tuple[tuple[str, ...], ...]:
+    """The run's nodes, and the same shifted by one and by two in a ring of three nodes at least."""
+    name = first.run_dir.name
+    (one,) = status.of([first.run_dir], queue=which_slurm.queue())
+    env = which_slurm.env_of(one.facts.cluster)
+    # Behind the nodes of the ranks are spares.
+    mine = client.hostnames(one.nodes, env=env)[: first.job["resources"]["nodes"]]
+    if not mine:
+        raise RunError(f"run {name}: nothing says which nodes it had", hint=f"kit rerun {name}")
+    there = client.nodes_in_service(env=env, partition=first.job.get("slurm", {}).get("partition"))
+    others = [node for node in there if node not in mine]
+    ring = [*mine, *others[: max(0, TIMES - len(mine))]]
+    if len(ring) < TIMES:
+        raise RunError(
+            f"run {name} had {' '.join(mine)}, and there are {len(ring)} nodes to move its ranks over: of two nodes that "
+            "differ nobody knows which is right",
+            hint=f"kit rerun {name} --cluster C, on a cluster with three nodes",
+        )
+    return tuple(tuple(ring[(place + shift) % len(ring)] for place in range(len(mine))) for shift in range(TIMES))
+
+
+def _last_checkpoint(run_dir: Path) -> int | None:
+    reported = metrics.latest(run_dir)
+    last = reported.step if reported else None
+    return max((step for step in checkpoint_steps.steps(run_dir) if last is None or step < last), default=None)

@@ -1,0 +1,191 @@
+"""What `kit why` reads of a run: its status, its events, the ends of its logs. Memory is bounded whatever the sizes of the logs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from kit import safe_text, untrusted_files
+from kit.errors import RunError
+from kit.runs import run_facts
+from kit.runs.status import Status
+from kit.spec.run_paths import RunPaths
+
+# Of each log the end: a traceback with its frames has some tens of KiB.
+_TAIL_BYTES = 256 << 10
+_CHUNK = 1 << 20
+_LINE = 400
+# A job of thousands of ranks has as many logs: the end of this many is looked at.
+MOST_RANKS = 1024
+START = re.compile(r": (?:\S+: )?rank (?P<rank>\d+) of \d+: node rank \d+, local rank \d+, restart \d+$")
+_HOST = re.compile(r"^\S+ (?P<host>\S+): ")
+
+
+@dataclass(frozen=True)
+class Log:
+    """The end of a log. name: relative to the run folder. first: the number of its first line here."""
+
+    name: str
+    lines: tuple[str, ...]
+    first: int
+
+    def since(self, pattern: re.Pattern[str]) -> Log:
+        """From the last line that matches; all of it where none does."""
+        for place in range(len(self.lines) - 1, -1, -1):
+            if pattern.search(self.lines[place]):
+                return Log(self.name, self.lines[place:], self.first + place)
+        return self
+
+    def number(self, place: int) -> int:
+        """The number of a line in its file."""
+        return self.first + place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A rank that recorded its own end. at: seconds since the epoch."""
+
+    rank: int
+    code: int
+    node: str
+    role: str
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One run. expected_start: when Slurm expects to start a job that waits; empty when it does not say."""
+
+    status: Status
+    expected_start: str = ""
+
+    @property
+    def run_dir(self) -> Path:
+        """Its folder."""
+        return self.status.run_dir
+
+    @cached_property
+    def events(self) -> list[dict[str, object]]:
+        """Of the run's newest job, oldest first."""
+        every = run_facts.events(self.run_dir)
+        last = every[-1].get("job_id") if every else None
+        return [event for event in every if event.get("job_id") == last]
+
+    @cached_property
+    def batch(self) -> Log:
+        """The batch log since the last start of the batch script."""
+        return self.log(RunPaths(self.run_dir).batch_log).since(re.compile(r": job \d+ \(.*\), queued again \d+ times"))
+
+    @cached_property
+    def values(self) -> Mapping[str, object]:
+        """What sentences and commands are filled with."""
+        one = self.status
+        try:
+            job_file: str | None = one.manifest.job_file
+        except RunError:
+            job_file = None
+        return {
+            "run": self.run_dir.name,
+            "job_id": one.job_id,
+            "job_file": job_file,
+            "nodes": one.nodes,
+            "elapsed": one.elapsed,
+        }
+
+    def has_event(self, event: str, **values: str) -> bool:
+        """Whether the newest job recorded it."""
+        return any(e["event"] == event and all(e.get(k) == v for k, v in values.items()) for e in self.events)
+
+    def starts(self) -> int:
+        """How often the ranks of the newest job were started."""
+        return sum(event["event"] == "attempt" for event in self.events)
+
+    def log(self, path: Path, most: int = _TAIL_BYTES) -> Log:
+        """The end of a file; empty where there is none."""
+        name = path.relative_to(self.run_dir).as_posix()
+        try:
+            end = untrusted_files.tail(path, most)
+            before = max(0, path.stat().st_size - len(end))
+            first = 1 + (_newlines(path, before) if before else 0)
+        except OSError:
+            return Log(name, (), 1)
+        lines = end.decode(errors="replace").split("\n")
+        return Log(name, tuple(lines[:-1] if lines[-1] == "" else lines), first)
+
+    def rank_log(self, rank: int, role: str) -> Log:
+        """A rank's log since its last start; what the launcher said where ranks have none of their own."""
+        folder = RunPaths(self.run_dir).logs / role
+        own = folder / f"rank-{rank}.log"
+        if own.exists():
+            return self.log(own).since(START)
+        tasks = sorted(folder.glob("task-*.log"))[:MOST_RANKS]
+        return next(
+            (log for log in map(self.log, tasks) if log.lines), Log(own.relative_to(self.run_dir).as_posix(), (), 1)
+        )
+
+    def ranks(self) -> Iterable[tuple[str, int]]:
+        """Role and rank of each rank that has a log, at most MOST_RANKS."""
+        logs = RunPaths(self.run_dir).logs
+        found = [
+            (path.parent.relative_to(logs).as_posix(), int(path.stem[5:]))
+            for path in logs.glob("**/rank-*.log")
+            if path.stem[5:].isdecimal()
+        ]
+        return [("" if role == "." else role, rank) for role, rank in sorted(found)[:MOST_RANKS]]
+
+    @cached_property
+    def failed(self) -> list[Failed]:
+        """The ranks of the last start that recorded an end other than 0, the earliest first."""
+        state = RunPaths(self.run_dir).state
+        attempts = sorted((int(p.name[9:]) for p in state.glob("failures-*") if p.name[9:].isdecimal()), reverse=True)
+        if not attempts:
+            return []
+        found = [_failed(path) for path in state.glob(f"failures-{attempts[0]}/*/rank-*")]
+        return sorted((one for one in found if one is not None), key=lambda one: one.at)
+
+    def host_of(self, log: Log) -> str:
+        """The node of a rank without a record: the first line of its log says it."""
+        found = _HOST.match(log.lines[0]) if log.lines and START.search(log.lines[0]) else None
+        return found["host"] if found else ""
+
+
+def shown(line: str) -> str:
+    """A line of a log as it is quoted: what a progress bar left on it, nothing that a terminal would obey, not endless."""
+    last = line.rstrip("\r").rpartition("\r")[2]
+    return safe_text.clean_lines(last.encode(errors="replace"))[:_LINE].decode(errors="replace").strip()
+
+
+def _failed(path: Path) -> Failed | None:
+    """A record of failures.sh. On a full disk it is empty, and its name and time say what it would."""
+    rank, _, code = path.name.removeprefix("rank-").partition(".")
+    if not (rank.isdecimal() and code.isdecimal() and len(rank) < 10 and len(code) < 10):
+        return None
+    try:
+        words = untrusted_files.read_text(path, most=4096).split()
+        at = float(words[0]) if words else path.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    node, role = (words + [""] * 5)[3:5]
+    return Failed(rank=int(rank), code=int(code), node=node, role=role, at=at)
+
+
+def _newlines(path: Path, before: int) -> int:
+    """Ends of lines in the first `before` bytes."""
+    count = 0
+    with untrusted_files.open_regular(path) as source:
+        while before > 0 and (chunk := source.read(min(_CHUNK, before))):
+            count += chunk.count(b"\n")
+            before -= len(chunk)
+    return count
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 where there is none."""
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - follows a link to where the job wants its log
+    except OSError:
+        return 0

@@ -1,0 +1,303 @@
+"""How Slurm or the user ended a run, and runs that have not ended: rules on Slurm's state, the events and the batch log."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kit import untrusted_files
+from kit.health import pending_reasons, stall_rules
+from kit.health.answer import (
+    AGAIN,
+    JOB,
+    LOGS,
+    NODE,
+    NOTHING,
+    RESUME,
+    STATUS,
+    SUBMIT,
+    WAIT,
+    WITHOUT_NODE,
+    Answer,
+    Evidence,
+    Verdict,
+    filled,
+)
+from kit.health.run_record import Record, shown
+from kit.runs.run_facts import UNREADABLE
+from kit.spec.run_paths import RunPaths
+
+_EVENTS = "state/events.jsonl"
+# What Slurm writes into a job's output when it ends it.
+_SLURM_ENDED = r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+( DUE TO (?P<why>[A-Z ]+?))?(?:,| \*\*\*)"
+
+
+def answer(
+    record: Record,
+    rule: str,
+    verdict: Verdict,
+    line: str,
+    *,
+    advice: str = "",
+    then: str = "",
+    evidence: tuple[Evidence, ...] = (),
+) -> Answer:
+    """An answer whose sentences are filled with what is known of the run."""
+    known = record.values
+    return Answer(
+        rule=rule,
+        verdict=verdict,
+        line=filled(line, known),
+        advice=filled(advice, known),
+        next=filled(then, known),
+        evidence=evidence,
+    )
+
+
+def cite(record: Record, pattern: str) -> tuple[Evidence, ...]:
+    """The last line of the batch log that matches."""
+    for place in range(len(record.batch.lines) - 1, -1, -1):
+        line = record.batch.lines[place]
+        if re.search(pattern, line):
+            return (Evidence(file=record.batch.name, line=record.batch.number(place), text=shown(line)),)
+    return ()
+
+
+def unfinished(record: Record) -> Answer | None:
+    """A run that waits, runs, or never got anywhere; None when it has ended."""
+    one = record.status
+    if one.state == UNREADABLE:
+        advice = "restore the file, or remove the folder; the logs are still there"
+        evidence = (Evidence(file="manifest.json", line=0, text=shown(one.reason)),)
+        return answer(
+            record,
+            "unreadable",
+            JOB,
+            "its manifest cannot be read: the file is damaged, or of a newer kit",
+            advice=advice,
+            then=LOGS,
+            evidence=evidence,
+        )
+    if one.state == "SUBMITTED":
+        advice = "the submit was cut off before sbatch answered"
+        return answer(
+            record, "never-submitted", AGAIN, "it never reached Slurm: it has no job number", advice=advice, then=SUBMIT
+        )
+    if one.state == "PENDING" or one.state.startswith("REQUEUE"):
+        return _waiting(record)
+    if one.active:
+        stalled = stall_rules.live(record) if one.state == "RUNNING" else None
+        return stalled or answer(
+            record,
+            "running",
+            WAIT,
+            "it runs on {nodes}, for {elapsed}",
+            advice="nothing is wrong as far as Slurm and the logs say",
+            then="kit logs {run} --follow",
+            evidence=_newest_line(record),
+        )
+    return None
+
+
+def _waiting(record: Record) -> Answer:
+    one = record.status
+    start = f"; Slurm expects to start it at {record.expected_start}" if record.expected_start else ""
+    reason = one.reason.partition(": the batch script")[0]
+    if record.events and record.events[-1]["event"] == "requeue":
+        code = record.events[-1].get("exit_code")
+        line = f"it is back in the queue after exit code {code}, and goes on from its newest checkpoint{start}"
+        evidence = (Evidence(file=_EVENTS, line=0, text=f"requeue, exit_code {code}"),)
+        return answer(
+            record,
+            "requeued",
+            WAIT,
+            line,
+            advice="Slurm holds a requeued job for about two minutes",
+            then=STATUS,
+            evidence=evidence,
+        )
+    for rule in pending_reasons.RULES:
+        if found := rule.search(reason):
+            line = filled(rule.says, found.groupdict()) + start
+            evidence = (Evidence(file="squeue", line=0, text=reason),)
+            return answer(record, rule.id, rule.verdict, line, advice=rule.advice, then=rule.next, evidence=evidence)
+    raise AssertionError("the last rule takes any reason")
+
+
+def _newest_line(record: Record) -> tuple[Evidence, ...]:
+    """The last line of the log that was written last."""
+    logs = [path for path in RunPaths(record.run_dir).logs.glob("**/rank-*.log") if path.is_file()]
+    if not logs:
+        return ()
+    log = record.log(max(logs, key=lambda path: path.stat().st_mtime), most=64 << 10)
+    return (
+        (Evidence(file=log.name, line=log.number(len(log.lines) - 1), text=shown(log.lines[-1])),) if log.lines else ()
+    )
+
+
+def outside(record: Record) -> Answer | None:
+    """An end that came from outside the program: a cancel, a limit, a preemption, a lost node."""
+    one = record.status
+    ended = _slurms_word(record)
+    why = ended[1]
+    evidence = ended[0]
+    if one.state == "TIMEOUT" or why == "TIME LIMIT":
+        advice = (
+            "save before the limit: leave slurm.lead as it is and set retry.requeue, or ask for more resources.time"
+        )
+        return answer(
+            record,
+            "time-limit",
+            JOB,
+            "it ran into its time limit and was ended by Slurm after {elapsed}",
+            advice=advice,
+            then=RESUME,
+            evidence=evidence,
+        )
+    if one.state == "PREEMPTED" or why == "PREEMPTION":
+        advice = "set retry.requeue, and a preempted job goes back to the queue by itself"
+        return answer(
+            record,
+            "preempted",
+            AGAIN,
+            "it was preempted: a job of higher priority took its nodes",
+            advice=advice,
+            then=RESUME,
+            evidence=evidence,
+        )
+    if one.state == "CANCELLED" and one.reason.startswith("DependencyNeverSatisfied"):
+        advice = "look why the job that it depends on failed, and submit both again"
+        return answer(
+            record,
+            "dependency-failed",
+            JOB,
+            "Slurm dropped it: the job that it depends on ended the wrong way",
+            advice=advice,
+            then=SUBMIT,
+            evidence=(Evidence(file="squeue", line=0, text=one.reason),),
+        )
+    if one.state in {"NODE_FAIL", "BOOT_FAIL"} or why == "NODE FAILURE" or "NodeDown" in one.reason:
+        node = one.nodes or one.facts.nodes
+        advice = "leave the node out, and tell the administrator; retry.requeue or retry.spares do so by themselves"
+        return answer(
+            record,
+            "node-lost",
+            NODE,
+            f"a node of it was lost (it had {node})",
+            advice=advice,
+            then=WITHOUT_NODE.replace("{node}", node),
+            evidence=evidence,
+        )
+    return _asked_to_end(record, evidence)
+
+
+def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | None:
+    one = record.status
+    lead = record.has_event("signal", name="USR1") and one.exit_code is not None
+    if lead and (late := cite(record, r"the ranks did not end within \d+ s after USR1")):
+        advice = "save at USR1, or give it more time: slurm.lead"
+        return answer(
+            record,
+            "time-limit-unsaved",
+            JOB,
+            "its time limit came, and the ranks did not end in the lead time",
+            advice=advice,
+            then=LOGS,
+            evidence=late,
+        )
+    if lead:
+        advice = "go on from the checkpoint; with retry.requeue the kit does so by itself"
+        return answer(
+            record,
+            "time-limit-saved",
+            AGAIN,
+            "its time limit came, and the ranks ended after the lead signal and saved",
+            advice=advice,
+            then=RESUME,
+            evidence=cite(record, "after USR1|got USR1"),
+        )
+    if one.state != "CANCELLED" and not (record.has_event("signal", name="TERM") and one.exit_code == 143):
+        return None
+    waited = not record.events
+    if _noted(record) or not evidence:
+        line = f"it was cancelled by {_who(record)}" + (" before it began" if waited else "")
+        return answer(
+            record,
+            "cancelled",
+            NOTHING,
+            line,
+            advice="it goes on from its newest checkpoint when it is resumed",
+            then=RESUME,
+            evidence=cite(record, "got TERM"),
+        )
+    advice = "kit cancel lets ranks save; scancel ends all processes at once"
+    return answer(
+        record,
+        "cancelled-by-slurm",
+        NOTHING,
+        f"it was cancelled with scancel, by {_who(record)}",
+        advice=advice,
+        then=RESUME,
+        evidence=evidence,
+    )
+
+
+def _who(record: Record) -> str:
+    """Who cancelled it: what `kit cancel` noted, or Slurm's accounting knows."""
+    accounted = record.status.accounted
+    return (
+        _noted(record)
+        or (accounted.cancelled_by if accounted and accounted.cancelled_by else "")
+        or "a user that Slurm does not name"
+    )
+
+
+def _noted(record: Record) -> str:
+    """Who cancelled the run since it was last submitted; empty where `kit cancel` did not."""
+    path = RunPaths(record.run_dir).cancelled_by
+    try:
+        if path.stat().st_mtime < record.status.facts.submitted_at:
+            return ""
+        return shown(untrusted_files.read_text(path, most=4096).strip()) or "kit cancel"
+    except OSError:
+        return ""
+
+
+def _slurms_word(record: Record) -> tuple[tuple[Evidence, ...], str]:
+    """Slurm's own line in the logs of batch script and launchers, and why it ended the job."""
+    logs = RunPaths(record.run_dir).logs
+    tasks: list[Path] = sorted(logs.glob("**/task-*.log"))[:8]
+    job = ()
+    for log in [record.batch, *map(record.log, tasks)]:
+        for place, line in enumerate(log.lines):
+            if (found := re.search(_SLURM_ENDED, line)) and ("JOB" in found[0] or found["why"]):
+                return (Evidence(file=log.name, line=log.number(place), text=shown(line)),), found["why"] or ""
+    return job, ""
+
+
+def silent(record: Record) -> Answer | None:
+    """A run whose batch script has no last word."""
+    one = record.status
+    if one.state == "LOST":
+        advice = "Slurm may have been set up anew, or lost its state; nothing runs any more"
+        return answer(
+            record,
+            "lost",
+            AGAIN,
+            "it recorded no end, and Slurm does not know its job any more",
+            advice=advice,
+            then=RESUME,
+            evidence=_last_event(record),
+        )
+    if one.exit_code is None and record.events:
+        advice = "submit again; if it comes back, tell the administrator of node {nodes}"
+        line = "the batch script was killed, or its node was lost: it recorded no end"
+        return answer(record, "batch-killed", NODE, line, advice=advice, then=RESUME, evidence=_last_event(record))
+    return None
+
+
+def _last_event(record: Record) -> tuple[Evidence, ...]:
+    if not record.events:
+        return ()
+    last = record.events[-1]
+    return (Evidence(file=_EVENTS, line=0, text=f"{last['event']} at {last.get('time', '')}"),)

@@ -1,0 +1,205 @@
+"""Evidence of a stall: what bin/evidence.sh has gathered of each rank, read for the rules of stall_rules.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from kit import untrusted_files
+from kit.health import collectives
+from kit.health.collectives import Collective
+
+_MOST_BYTES = 128 << 10
+_MOST_RANKS = 1024
+_SECTION = re.compile(r"^== (?P<name>[a-z ]+)$")
+# faulthandler's line, and py-spy's.
+_FRAMES = (
+    re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$'),
+    re.compile(r"^    (?P<function>.+) \((?P<file>.+):(?P<line>\d+)\)$"),
+)
+_PROCESS = re.compile(r"^Process (?P<pid>\d+)")
+# The thread that a signal reaches is the main one; py-spy gives threads their names only once the program has imported threading.
+_MAIN = re.compile(r'^(?:Current thread |Thread .*"MainThread")')
+_THREAD = re.compile(r"^Thread (?P<number>\S+)")
+# py-spy's word for the thread that has the interpreter; kit_recorder's thread gives no answer while another one does.
+_HAS_INTERPRETER = re.compile(r'^Thread [^"]*\+gil\)')
+_NO_ANSWER = re.compile(r"^no answer within ")
+_COLLECTIVES = re.compile(
+    r"^(?:all_?reduce|all_?gather\w*|reduce\w*|broadcast\w*|(?:monitored_)?barrier|all_?to_?all\w*|gather\w*|scatter\w*|i?send|i?recv|wait)$"
+)
+# Files of every Python program and of the kit, which say nothing about what a rank does.
+_DULL = re.compile(
+    r"\.(?:so[.\d]*|py|pyc|log|whl)$|/site-packages/|/logs/|^/(?:proc|sys|usr|run)/|/(?:state|monitor)/| \(deleted\)$|^/memfd:"
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A Python frame. at: its line in the evidence's file."""
+
+    function: str
+    file: str
+    line: int
+    at: int
+
+    @property
+    def place(self) -> str:
+        """Function, file and line, as an answer has them."""
+        return f"{self.function} ({PurePosixPath(self.file).name}:{self.line})"
+
+    @property
+    def collective(self) -> bool:
+        """Whether it waits for other ranks in torch.distributed."""
+        return "torch/distributed/" in self.file and _COLLECTIVES.match(self.function) is not None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a rank. state: proc(5)'s letter. cpu: percent of one CPU over a second. at: its line in the evidence's file."""
+
+    pid: int
+    state: str
+    cpu: int
+    wchan: str
+    command: str
+    at: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEvidence:
+    """What one rank did. file: of the evidence, relative to the run folder."""
+
+    file: str
+    lines: tuple[str, ...]
+
+    @cached_property
+    def sections(self) -> dict[str, list[tuple[int, str]]]:
+        """Lines with their numbers, by section."""
+        found: dict[str, list[tuple[int, str]]] = {}
+        name = ""
+        for number, line in enumerate(self.lines, start=1):
+            if section := _SECTION.match(line):
+                name = section["name"]
+            else:
+                found.setdefault(name, []).append((number, line))
+        return found
+
+    def _fact(self, name: str) -> str:
+        return next(
+            (line.partition(" ")[2] for _, line in self.sections.get("rank", ()) if line.partition(" ")[0] == name), ""
+        )
+
+    @property
+    def role(self) -> str:
+        """Empty in a plain job."""
+        return self._fact("role")
+
+    @property
+    def rank(self) -> int:
+        """Its number; -1 where the file was cut off."""
+        number = self._fact("rank")
+        return int(number) if number.isdecimal() else -1
+
+    @property
+    def node(self) -> str:
+        """Where it runs."""
+        return self._fact("node")
+
+    @property
+    def phase(self) -> str:
+        """As it reported last; empty where it reports nothing."""
+        words = self._fact("report").split(" ")
+        return words[1] if len(words) > 1 else ""
+
+    @cached_property
+    def processes(self) -> list[Process]:
+        """Its own first."""
+        found = []
+        for number, line in self.sections.get("processes", ()):
+            words = line.split(" ", 4)
+            if len(words) >= 4 and words[0].isdecimal() and words[2].lstrip("-").isdecimal():
+                found.append(Process(int(words[0]), words[1], int(words[2]), words[3], "".join(words[4:]), number))
+        return found
+
+    @cached_property
+    def stack(self) -> list[Frame]:
+        """Of the main thread of the rank's own process, the innermost frame first."""
+        process, inside, frames = "", False, list[Frame]()
+        for number, line in self.sections.get("stacks", ()):
+            if found := _PROCESS.match(line):
+                if process and frames:
+                    break
+                process = found["pid"]
+            elif _is_main(line, process):
+                inside = True
+            elif _THREAD.match(line):
+                inside = False
+            elif inside and (frame := _frame(line, number)):
+                frames.append(frame)
+        return frames
+
+    @cached_property
+    def calls(self) -> list[Collective]:
+        """Its last collectives, by torch's flight recorder."""
+        return collectives.parse(self.sections.get("recorder", ()))
+
+    @property
+    def holds(self) -> int:
+        """The line that says that a thread of it keeps the interpreter from the others; 0 where none does."""
+        silent = (number for number, line in self.sections.get("recorder", ()) if _NO_ANSWER.match(line))
+        return next(silent, 0) or self._main_has_interpreter()
+
+    def _main_has_interpreter(self) -> int:
+        process = ""
+        for number, line in self.sections.get("stacks", ()):
+            if found := _PROCESS.match(line):
+                process = found["pid"]
+            elif _NO_ANSWER.match(line) or (_HAS_INTERPRETER.match(line) and _is_main(line, process)):
+                return number
+        return 0
+
+    @property
+    def collective(self) -> Frame | None:
+        """The call in which it waits for other ranks."""
+        return next((frame for frame in self.stack if frame.collective), None)
+
+    @property
+    def own(self) -> Frame | None:
+        """The innermost frame that is the user's."""
+        outside = [f for f in self.stack if "site-packages" not in f.file and not re.search(r"/lib/python3|^<", f.file)]
+        return outside[0] if outside else (self.stack[0] if self.stack else None)
+
+    def opened(self) -> Iterator[tuple[int, str]]:
+        """Files that a process of it has open and that may be what it reads or writes, with the line that names each."""
+        for number, line in self.sections.get("files", ()):
+            path = line.partition(" ")[2]
+            if path.startswith("/") and not _DULL.search(path):
+                yield number, path
+
+
+def _is_main(line: str, process: str) -> bool:
+    """Whether a line of a stack begins the main thread, whose number is its process's."""
+    found = _THREAD.match(line)
+    return bool(_MAIN.match(line)) or bool(found and process and found["number"] == process)
+
+
+def _frame(line: str, at: int) -> Frame | None:
+    for pattern in _FRAMES:
+        if found := pattern.match(line):
+            return Frame(found["function"], found["file"], int(found["line"]), at)
+    return None
+
+
+def read(run_dir: Path, folder: Path) -> list[RankEvidence]:
+    """All ranks that gave evidence, by role and rank; at most 1024."""
+    found = []
+    for path in sorted(folder.glob("**/rank-*.txt"))[:_MOST_RANKS]:
+        try:
+            text = untrusted_files.read_bytes(path, most=2 * _MOST_BYTES).decode(errors="replace")
+        except OSError:
+            continue
+        found.append(RankEvidence(file=path.relative_to(run_dir).as_posix(), lines=tuple(text.split("\n"))))
+    return sorted((one for one in found if one.rank >= 0), key=lambda one: (one.role, one.rank))

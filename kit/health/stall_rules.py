@@ -1,0 +1,220 @@
+"""Ranks that stand still: which rank the others wait for, and why, by their reports and by the evidence that was gathered.
+
+The reports (progress.py) say which rank is behind. The evidence (stall_evidence.py) says where each rank is: the culprit is the one
+that is not where the others are. What keeps it, stall_cause_rules.py says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kit.health import collectives, progress, stall_evidence
+from kit.health.answer import RESUME, Answer, Evidence, Rule, filled
+from kit.health.run_record import Record, shown
+from kit.health.stall_cause_rules import CLOCK, ORDER, RULES, SHAPE, UNREACHABLE, Cited, in_kernel, stopped
+from kit.health.stall_evidence import RankEvidence
+from kit.spec.run_paths import RunPaths
+
+# stall_watch.sh: the ranks were ended since they stood still.
+ENDED_CODE = 76
+_CITED = 8
+
+
+def live(record: Record) -> Answer | None:
+    """Ranks of a running job that stand still now, or one that the others wait for at every step."""
+    ranks = _reported(record)
+    event, found = _last_stall(record), progress.stall(ranks)
+    if event and (by_evidence := _by_evidence(record, event)):
+        return by_evidence
+    if found is None:
+        return _by_event(record, event) if event else _straggles(record, ranks) or _clock(record, ranks)
+    known = {**record.values, **progress.values(found, ranks)}
+    cited = tuple(
+        Evidence(file="monitor", line=0, text=f"{one.name}: step {one.step}, {one.phase}, for {one.idle:.0f} s")
+        for one in (*found.culprits, *[r for r in found.stalled if r not in found.culprits])[:_CITED]
+    )
+    return _filled(found.rule, known, cited)
+
+
+def ended(record: Record) -> Answer | None:
+    """A run that was ended since its ranks stood still."""
+    event = _last_stall(record)
+    if record.status.exit_code != ENDED_CODE or event is None:
+        return None
+    found = _by_evidence(record, event) or _by_event(record, event)
+    line = f"its ranks stood still, and it was ended: {found.line}"
+    return replace(found, line=line, next=filled(RESUME, record.values))
+
+
+def _reported(record: Record) -> list[progress.Rank]:
+    """The reports of the ranks that were started last."""
+    return progress.read(record.run_dir, record.status.job_id, since=progress.begun(record.events))
+
+
+def _by_event(record: Record, event: dict[str, object]) -> Answer:
+    """By what the batch script recorded of the alarm."""
+    role, where = event.get("role"), f"rank {event.get('rank')} on {event.get('node')}"
+    known = {
+        **record.values,
+        **event,
+        "culprit": f"{f'role {role}: ' if role else ''}{where}",
+        "age": event.get("idle"),
+    }
+    text = f"{where}: step {event.get('step')}, {event.get('phase')}, for {event.get('idle')} s"
+    cited = Evidence(file="state/events.jsonl", line=0, text=text)
+    return _filled(progress.STALLS[str(event["rule"])], known, (cited,))
+
+
+def _last_stall(record: Record) -> dict[str, object] | None:
+    """The newest alarm, unless the ranks went on after it or were started again."""
+    for event in reversed(record.events):
+        if event["event"] in {"progress", "attempt", "start"}:
+            return None
+        if event["event"] == "stall" and event.get("rule") in progress.STALLS:
+            return event
+    return None
+
+
+def _by_evidence(record: Record, event: dict[str, object]) -> Answer | None:
+    """By where each rank was at the alarm; None where that tells nothing."""
+    role, rank = str(event.get("role", "")), str(event.get("rank", ""))
+    folder = RunPaths(record.run_dir).state / f"stall-{event.get('number')}"
+    every = stall_evidence.read(record.run_dir, folder)
+    ranks = [one for one in every if one.role == role]
+    if found := _unreachable(record, role, ranks, folder):
+        return found
+    if not any(stopped(one) or in_kernel(one) for one in ranks) and (found := _by_recorder(record, ranks)):
+        return found
+    nobody = event["rule"] in {"stalled-together", "stalled-silent"}
+    culprits = _culprits(ranks, [] if nobody else [one for one in ranks if str(one.rank) == rank])
+    if not any(_sick(one) for one in culprits):
+        # What all of them wait for may be another role: a lighthouse, an inference server.
+        culprits = [one for one in every if one.role != role and _sick(one)] or culprits
+    waiting = [one for one in ranks if one not in culprits]
+    for rule, look in RULES:
+        for one in culprits:
+            if cited := look(one):
+                known, shows = _story(one, cited, len(culprits), waiting)
+                return _filled(rule, {**record.values, **known}, shows)
+    return None
+
+
+def _unreachable(record: Record, role: str, ranks: Sequence[RankEvidence], folder: Path) -> Answer | None:
+    """A node of which nothing came, while others of the role gave evidence."""
+    if not ranks or not (folder / "complete").exists():
+        return None
+    reported = [o for o in _reported(record) if o.role == role]
+    answered = {one.node for one in ranks}
+    gone = [one for one in reported if one.node not in answered]
+    if not gone:
+        return None
+    nodes = {one.node for one in gone}
+    known = {**record.values, "culprit": gone[0].name, "rank": gone[0].rank, "node": ", ".join(sorted(nodes))}
+    cited = [
+        Evidence(
+            file="monitor", line=0, text=f"{one.name}: step {one.step}, {one.phase}; no evidence came from {one.node}"
+        )
+        for one in gone
+    ]
+    return _filled(UNREACHABLE, {**known, "others": len(ranks)}, tuple(cited[:_CITED]))
+
+
+def _by_recorder(record: Record, ranks: Sequence[RankEvidence]) -> Answer | None:
+    """Ranks that called another collective than the others, or one of another shape."""
+    found = collectives.odd([one.calls for one in ranks])
+    if found is None or found.how == "behind":
+        return None
+    one = ranks[found.places[0]]
+    other = next(r for place, r in enumerate(ranks) if place not in found.places and found.others in r.calls)
+    known, _ = _story(one, Cited((), {}), len(found.places), [r for n, r in enumerate(ranks) if n not in found.places])
+    known |= {"own": found.own.what, "where": found.others.what}
+    shows = tuple(
+        Evidence(file=r.file, line=c.line, text=shown(r.lines[c.line - 1].strip()))
+        for r, c in ((one, found.own), (other, found.others))
+    )
+    return _filled(SHAPE if found.how == "shape" else ORDER, {**record.values, **known}, shows)
+
+
+def _culprits(ranks: Sequence[RankEvidence], named: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Those that are not where most of the others are; of them, where there are some, those that the reports name, too."""
+    sick = [one for one in ranks if _sick(one)]
+    outside = [one for one in ranks if not _waits(one)]
+    waits = Counter(one.collective.function for one in ranks if one.collective)
+    if 0 < len(outside) < len(ranks):
+        odd = outside
+    elif (calls := collectives.odd([one.calls for one in ranks])) is not None:
+        odd = [ranks[place] for place in calls.places]
+    elif len(waits) > 1:
+        odd = [one for one in ranks if one.collective and one.collective.function != waits.most_common(1)[0][0]]
+    else:
+        places = Counter(one.own.place for one in ranks if one.own)
+        most = places.most_common(1)
+        odd = [o for o in ranks if o.own and o.own.place != most[0][0]] if most and most[0][1] * 2 > len(ranks) else []
+    both = [one for one in odd if one in named]
+    return sick or both or odd or list(named)
+
+
+def _sick(one: RankEvidence) -> bool:
+    return stopped(one) is not None or (in_kernel(one) is not None and not _waits(one))
+
+
+def _waits(one: RankEvidence) -> bool:
+    return one.collective is not None or one.phase == "communicate"
+
+
+def _story(
+    one: RankEvidence, cited: Cited, culprits: int, waiting: Sequence[RankEvidence]
+) -> tuple[dict[str, object], tuple[Evidence, ...]]:
+    """What a rule's sentences are filled with, and the lines that show it: the culprit's, and those of two that wait."""
+    where = Counter(r.collective.function for r in waiting if r.collective).most_common(1)
+    collective = f" in {where[0][0]}" if where else ""
+    others = f"{len(waiting)} {'rank waits' if len(waiting) == 1 else 'ranks wait'}"
+    more = f" and {culprits - 1} more" if culprits > 1 else ""
+    role = f"role {one.role}: " if one.role else ""
+    known = {
+        "culprit": f"{role}rank {one.rank} ({one.node}){more}",
+        "rank": one.rank,
+        "node": one.node,
+        "waiting": f"; {others} for it{collective}" if waiting else "",
+        "others": len(waiting),
+        "where": where[0][0] if where else "others",
+        **cited.values,
+    }
+    lines = [(one, at) for at in cited.lines] + [(r, r.collective.at) for r in waiting if r.collective][:2]
+    return known, tuple(Evidence(file=r.file, line=at, text=shown(r.lines[at - 1].strip())) for r, at in lines)
+
+
+def _straggles(record: Record, ranks: Sequence[progress.Rank]) -> Answer | None:
+    found = progress.straggler(ranks)
+    if found is None:
+        return None
+    one, share = found
+    values = {**record.values, "culprit": one.name, "node": one.node, "rank": one.rank}
+    own = one.took - one.waited
+    values |= {"share": round(100 * share), "own": f"{own:.3g}", "took": f"{one.took:.3g}"}
+    values["reads"] = f"; {one.read:.3g} s of them it reads data" if one.read > own / 2 else ""
+    text = f"{one.name}: {one.took - one.waited:.3g} s of each step's {one.took:.3g} s outside communicate"
+    return _filled(progress.STRAGGLES, values, (Evidence(file="monitor", line=0, text=text),))
+
+
+def _clock(record: Record, ranks: Sequence[progress.Rank]) -> Answer | None:
+    one = next((r for r in ranks if progress.clock_is_wrong(r)), None)
+    if one is None:
+        return None
+    seconds, way = f"{abs(one.skew):.0f}", "ahead of" if one.skew > 0 else "behind"
+    cited = Evidence(file="monitor", line=0, text=f"{one.node}: a line of {one.skew:+.0f} s")
+    return _filled(CLOCK, {**record.values, "node": one.node, "seconds": seconds, "way": way}, (cited,))
+
+
+def _filled(rule: Rule, known: dict[str, object], cited: tuple[Evidence, ...]) -> Answer:
+    return Answer(
+        rule=rule.id,
+        verdict=rule.verdict,
+        line=filled(rule.says, known),
+        advice=filled(rule.advice, known),
+        next=filled(rule.next, known),
+        evidence=cited,
+    )

@@ -1,0 +1,174 @@
+"""What keeps ranks from starting, or ends them from outside: rules on the batch script's log and on the preflight's reports."""
+
+from __future__ import annotations
+
+from kit.health.answer import ADMIN, AGAIN, JOB, LOGS, NODE, SUBMIT, WITHOUT_NODE, Rule
+
+# Reports of nodes: `NODE: FAULT`.
+_AT = r"^(?P<node>[\w.-]+): "
+_CHECK = "sinfo --Node --nodes={node} --long"
+
+PREFLIGHT = (
+    Rule(
+        id="preflight-image",
+        verdict=JOB,
+        next="kit verify-image",
+        pattern=_AT + r"(?P<what>image .* (?:its lock says|is not readable here).*)",
+        says="{node}: {what}",
+        advice="build or import the image again, then submit; every node has to see the image store",
+    ),
+    Rule(
+        id="preflight-disk",
+        verdict=NODE,
+        pattern=_AT + r"(?P<what>\S+ has \d+ KB free, \d+ are wanted).*",
+        says="{node}: {what}",
+        advice="leave the node out, or ask for less: preflight.free_disk_gb",
+        next=WITHOUT_NODE,
+    ),
+    Rule(
+        id="preflight-shm",
+        verdict=ADMIN,
+        pattern=_AT + r"(?P<what>/dev/shm has .*)",
+        says="{node}: {what}",
+        next=_CHECK,
+        advice="/dev/shm is sized when a node boots; ask for it, or lower preflight.shm_gb",
+    ),
+    Rule(
+        id="preflight-limits",
+        verdict=ADMIN,
+        pattern=_AT + r"(?P<what>ulimit -.*)",
+        says="{node}: {what}",
+        next=_CHECK,
+        advice="limits are those of slurmd's service file; ask for them, or lower preflight's figures",
+    ),
+    Rule(
+        id="preflight-mount",
+        verdict=JOB,
+        pattern=_AT + r"mount source (?P<what>.* does not exist) here",
+        says="{node}: {what}",
+        advice="mend the path in [mounts] or mounts/, or copy the data to where every node sees it",
+        next="kit render {job_file}",
+    ),
+    Rule(
+        id="preflight-interface",
+        verdict=JOB,
+        pattern=_AT + r"(?P<what>no network interface .* here); (?P<there>.*)",
+        says="{node}: {what}; {there}",
+        advice="unset NCCL_SOCKET_IFNAME, or name an interface that every node has",
+        next="kit render {job_file}",
+    ),
+    Rule(
+        id="preflight-gpu",
+        verdict=NODE,
+        pattern=_AT + r"(?P<what>(?:nvidia-smi|GPU \d+|\d+ GPUs have).*)",
+        says="{node}: {what}",
+        advice="leave the node out, and tell the administrator",
+        next=WITHOUT_NODE,
+    ),
+    Rule(
+        id="preflight",
+        verdict=NODE,
+        pattern=_AT + r"(?P<what>.+)",
+        says="{node}: {what}",
+        advice="do what the report says, or leave the node out",
+        next=WITHOUT_NODE,
+    ),
+)
+
+BATCH = (
+    Rule(
+        id="disk-full",
+        verdict=JOB,
+        pattern=r"error: no space is left where the run folder is: (?P<what>.*)",
+        says="no space is left: {what}",
+        advice="make space there, or set paths.runs of the cluster",
+        next=SUBMIT,
+    ),
+    Rule(
+        id="image-replaced",
+        verdict=JOB,
+        pattern=r"error: image (?P<image>\S+) was replaced under the run.*",
+        says="image {image} was replaced while the run went on",
+        advice="submit a new run with the new image",
+        next=SUBMIT,
+    ),
+    Rule(
+        id="image-refused",
+        verdict=JOB,
+        next="kit logs {run} --grep pyxis",
+        pattern=(
+            r"pyxis: (?P<what>(?:failed to import docker image|couldn't start container|container start "
+            r"failed|.*401 Unauthorized).*)"
+        ),
+        says="the container did not start: {what}",
+        advice="look at the image's name and your registry credentials",
+    ),
+    Rule(
+        id="stage-failed",
+        verdict=NODE,
+        pattern=r"error: (?P<what>the image was not staged on every node).*",
+        says="{what}",
+        advice="look at the free space of the nodes' disks: logs/stage.log",
+        next=LOGS,
+    ),
+    Rule(
+        id="stepd-killed",
+        verdict=NODE,
+        pattern=r"(?:the batch script's slurmstepd|step \S+ is killed: slurmstepd, by which Slurm runs it,) is gone",
+        next=LOGS,
+        says="a slurmstepd of it was killed, by which Slurm runs and ends the processes of a node",
+        advice="mostly the node was out of memory: look at its kernel log; nothing of the program is wrong",
+    ),
+    Rule(
+        id="once-failed",
+        verdict=JOB,
+        pattern=r"error: the lines of \[once\] ended with exit code (?P<code>\d+)",
+        says="the lines of [once] ended with exit code {code}",
+        advice="mend the line that once.log shows",
+        next="kit logs {run} --grep .",
+    ),
+    Rule(
+        id="all-reduce",
+        verdict=NODE,
+        pattern=r"error: (?P<what>the all-reduce over \d+ ranks .*?)(?:;|$)",
+        says="{what}",
+        advice="look at the network: submit again with --debug for NCCL's own words",
+        next="kit submit {job_file} --debug",
+    ),
+    Rule(
+        id="nodes-too-few",
+        verdict=AGAIN,
+        pattern=r"error: (?P<what>\d+ good nodes are left of .*)",
+        says="{what}",
+        advice="submit again, or ask for spares: retry.spares",
+        next=SUBMIT,
+    ),
+    Rule(
+        id="oom-killed",
+        verdict=JOB,
+        pattern=r"(?P<what>oom[-_ ]kill|Out Of Memory|OOM Killed)",
+        says="a node ran out of memory, and Slurm or the kernel killed ranks",
+        advice="ask for more memory (resources.memory), or use less: smaller batches, fewer data workers",
+    ),
+    Rule(
+        id="role-silent",
+        verdict=JOB,
+        pattern=r"error: (?P<what>role \S+ was not ready within .*)",
+        says="{what}",
+        advice="look at the role's own log; a bigger ready_timeout helps a slow start",
+        next=LOGS,
+    ),
+    Rule(
+        id="srun-failed",
+        verdict=AGAIN,
+        pattern=(
+            r"(?:error: (?P<gone>srun is gone and step \S+ is not)|srun: error: (?P<what>Unable to create "
+            r"step.*|Cannot communicate with node.*"
+            r"|task launch failed.*|.*Communication connection "
+            r"failure.*))"
+        ),
+        says="srun could not reach the ranks, or was killed: {gone}{what}",
+        advice="submit again; if it comes back, look at the node",
+        next=SUBMIT,
+    ),
+)

@@ -1,0 +1,110 @@
+"""What a build is made from: the files of the image's folder, in a form that does not depend on the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import stat
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit.errors import ImageError
+from kit.images import temporary_names
+from kit.spec.image import ImageSpec, Squash
+
+# Raised when the kit itself writes other bytes from the same inputs (`kit.images.enroot_layout`, `kit.images.squash`).
+RECIPE = 2
+
+# image.toml counts by its meaning, not by its bytes; a comment in it rebuilds nothing.
+_NOT_CONTEXT = frozenset({"image.toml", "image.lock"})
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextFile:
+    """One entry of the context. mode: 0o755 or 0o644 by the owner's x bit, whatever the umask. target: of a symbolic link."""
+
+    name: str
+    path: Path
+    mode: int
+    target: str | None
+
+
+def scan(folder: Path) -> tuple[ContextFile, ...]:
+    """All files of the image's folder in byte order, less what .dockerignore names; ImageError for a socket or a device."""
+    ignored = _dockerignore(folder)
+    found = []
+    for path in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).as_posix().encode()):
+        name = path.relative_to(folder).as_posix()
+        mode = path.lstat().st_mode
+        left_out = name in _NOT_CONTEXT or temporary_names.is_temporary(path.name) or "__pycache__" in path.parts
+        if left_out or stat.S_ISDIR(mode) or ignored(name):
+            continue
+        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            raise ImageError(f"{path}: neither a file nor a link", hint="move it out of the image's folder")
+        target = str(path.readlink()) if stat.S_ISLNK(mode) else None
+        found.append(ContextFile(name=name, path=path, mode=0o755 if mode & stat.S_IXUSR else 0o644, target=target))
+    return tuple(found)
+
+
+def digest(spec: ImageSpec, files: Iterable[ContextFile], *, base: str = "") -> str:
+    """sha256 (hex) of all in the folder that decides the image's bytes. base: the locked digest of another image."""
+    listed = [[file.name, file.mode, file.target or _sha256(file.path)] for file in files]
+    # The bound on memory changes how long squashing takes, not what it writes. Without defaults: a key that a later kit adds
+    # makes no lock stale.
+    squash = spec.squash.model_copy(update={"memory": Squash().memory})
+    decisive = spec.model_copy(update={"squash": squash, "description": ""})
+    meaning = decisive.model_dump(mode="json", exclude_defaults=True)
+    inputs = {"recipe": RECIPE, "spec": meaning, "files": listed, **({"base": base} if base else {})}
+    text = json.dumps(inputs, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_wheels(files: Iterable[ContextFile], wheels: Iterable[Path]) -> tuple[ContextFile, ...]:
+    """The files of the folder, and the packages below `wheels/`."""
+    extra = (ContextFile(name=f"wheels/{wheel.name}", path=wheel, mode=0o644, target=None) for wheel in wheels)
+    return (*files, *extra)
+
+
+def stream(files: Iterable[ContextFile], wheels: Iterable[Path]) -> Iterator[bytes]:
+    """The context as a tar for the engine, `wheels/` included; read as it is sent, never copied on the disk."""
+    for file in with_wheels(files, wheels):
+        member = tarfile.TarInfo(file.name)
+        member.mode = file.mode
+        if file.target is not None:
+            member.type, member.linkname = tarfile.SYMTYPE, file.target
+        else:
+            member.size = file.path.stat().st_size
+        yield member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+        if file.target is None:
+            with file.path.open("rb") as content:
+                yield from _exactly(content, member.size, file.path)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _exactly(content: io.BufferedReader, size: int, path: Path) -> Iterator[bytes]:
+    left = size
+    while left:
+        chunk = content.read(min(left, _CHUNK))
+        if not chunk:
+            raise ImageError(f"{path}: became shorter while it was read", hint="build again")
+        left -= len(chunk)
+        yield chunk
+    yield bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _dockerignore(folder: Path) -> Callable[[str], bool]:
+    file = folder / ".dockerignore"
+    if not file.is_file():
+        return lambda _: False
+    from kit.images.engine import ignored_by
+
+    return ignored_by(folder, file.read_text(encoding="utf-8").splitlines())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

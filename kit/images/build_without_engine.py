@@ -1,0 +1,281 @@
+"""A build without an engine: another image's tree, unpacked into the workspace, and the steps of a plain Dockerfile run in it.
+
+It is for what `kit init --image` writes: packages on another image of the kit. bubblewrap runs each step as root of a user
+namespace, without a network; an ordinary user may do it where the machine allows user namespaces. The bytes are those of an
+engine's build. What it does not know is refused with its line: an engine does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from kit import shell, untrusted_files
+from kit.errors import ImageError, ToolError
+from kit.images import folder_tree, sqshfile, temporary_names, tree_edits
+from kit.images.build_context import ContextFile
+from kit.images.dockerfile_needs import Instruction
+from kit.images.squash import Stream, Tree
+from kit.images.squash_and_lock import Way
+from kit.spec.image import ImageConfig, ImageSpec
+
+# What an engine gives an image that has none, at its FROM.
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# The rights of a step in an engine (Docker's default), less those about the network, of which there is none.
+_CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "SETGID", "SETUID", "SETFCAP", "SETPCAP", "SYS_CHROOT", "KILL",
+    "AUDIT_WRITE",
+)  # fmt: skip
+_MOST_LINKS = 40  # the kernel's own bound
+
+
+@dataclass(kw_only=True)
+class _State:
+    """Where the steps have come to."""
+
+    root: Path
+    files: Mapping[str, ContextFile]
+    on_line: Callable[[str], None]
+    env: dict[str, str] = field(default_factory=dict)
+    workdir: str = "/"
+    cmd: tuple[str, ...] = ()
+
+
+def why_not(spec: ImageSpec, steps: Iterable[Instruction]) -> str:
+    """Why this image needs an engine, with the Dockerfile's line; empty when it does not."""
+    if spec.base.image is None:
+        return "only an image that stands on another one ([base] image) can be built without an engine"
+    build = spec.build
+    if build.args or build.secrets or build.target or build.platform or build.network != "none":
+        return "[build] args, secrets, target, platform and network need an engine"
+    if shell.which("bwrap") is None:
+        return "bubblewrap builds a plain image without one: apt-get install bubblewrap"
+    for one in steps:
+        if not _known(one):
+            forms = "without one there are RUN, COPY, ENV, WORKDIR and CMD, with neither flags nor variables"
+            return f"line {one.line} of the Dockerfile ({one.word}) needs one: {forms}"
+    return ""
+
+
+def _known(one: Instruction) -> bool:
+    """Whether the instruction is of a form whose meaning needs no engine: no variables, no flags, no globs."""
+    rest = one.rest
+    plain = {
+        "ARG": rest == "BASE",
+        "FROM": rest in ("${BASE}", "$BASE"),
+        "RUN": not rest.startswith(("[", "--")),
+        "COPY": not rest.startswith("--") and not set(rest) & set("[]*?$\"'\\") and len(rest.split()) > 1,
+        "ENV": not set(rest) & set("$\"'\\") and all("=" in word for word in rest.split()),
+        "WORKDIR": rest.startswith("/") and not set(rest) & set("$\"'\\"),
+        "CMD": _is_words(rest),
+    }
+    return not one.heredoc and plain.get(one.word, False)
+
+
+def _is_words(text: str) -> bool:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(found, list) and all(isinstance(word, str) for word in found)
+
+
+@contextlib.contextmanager
+def built(
+    base: Path,
+    config: ImageConfig,
+    steps: Iterable[Instruction],
+    given: Iterable[ContextFile],
+    work: Path,
+    *,
+    on_line: Callable[[str], None],
+) -> Iterator[tuple[Path, ImageConfig]]:
+    """The tree after all steps, and its configuration, for the length of the block.
+
+    base: the .sqsh to stand on. given: what COPY finds. work: a private folder. ImageError when a step fails, or where no
+    namespace can be made.
+    """
+    root = work / "root"
+    if sqshfile.has_xattrs(base):
+        raise ImageError(f"{base}: it has file capabilities, which an image that stands on it would lose")
+    _unpack(base, root)
+    state = _State(
+        root=root,
+        files={file.name: file for file in given},
+        on_line=on_line,
+        env=dict(config.env),
+        workdir=config.workdir,
+        cmd=config.cmd,
+    )
+    state.env.setdefault("PATH", _PATH)
+    try:
+        for number, one in enumerate(steps, start=1):
+            on_line(f"Step {number} : {one.word} {one.rest}")
+            _do(one, state)
+        temporary_names.open_all(root)
+        yield root, config.model_copy(update={"env": state.env, "workdir": state.workdir, "cmd": state.cmd})
+    finally:
+        temporary_names.remove(root)
+
+
+def ways(root: Path) -> tuple[Way, ...]:
+    """How to squash the tree, fastest first."""
+
+    @contextlib.contextmanager
+    def mounted() -> Iterator[Tree]:
+        yield Tree(layers=(root,))
+
+    @contextlib.contextmanager
+    def walked() -> Iterator[Stream]:
+        look = folder_tree.looker(root)
+        members = folder_tree.entries(root)
+        yield Stream(members=members, method="walking the folder", settle=lambda edit: tree_edits.settled(edit, look))
+
+    return (mounted, walked) if os.geteuid() == 0 else (walked,)
+
+
+def _unpack(base: Path, root: Path) -> None:
+    unsquashfs = shell.require("unsquashfs", hint="apt-get install squashfs-tools")
+    # As root of a namespace: for others unsquashfs drops setuid and sticky bits.
+    argv = [
+        *_sandbox(Path("/"), cwd="/"),
+        unsquashfs,
+        "-quiet",
+        "-no-progress",
+        "-no-xattrs",
+        "-dest",
+        str(root),
+        str(base),
+    ]
+    try:
+        shell.run(argv)
+    except ToolError as error:
+        hint = "where this machine allows no user namespaces, an engine is needed"
+        raise ImageError(f"{base.name} could not be unpacked: {error.message}", hint=hint) from None
+
+
+def _sandbox(root: Path, *, cwd: str) -> list[str]:
+    bwrap = shell.require("bwrap", hint="apt-get install bubblewrap")
+    namespaces = [
+        "--unshare-pid",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-net",
+        "--die-with-parent",
+        "--new-session",
+    ]
+    user = [] if os.geteuid() == 0 else ["--unshare-user", "--uid", "0", "--gid", "0"]
+    rights = [word for name in _CAPABILITIES for word in ("--cap-add", f"CAP_{name}")]
+    return [
+        bwrap,
+        *user,
+        *namespaces,
+        *rights,
+        "--bind",
+        str(root),
+        "/",
+        "--dev",
+        "/dev",
+        "--proc",
+        "/proc",
+        "--chdir",
+        cwd,
+    ]
+
+
+def _do(one: Instruction, state: _State) -> None:
+    if one.word == "RUN":
+        _run(one, state)
+    elif one.word == "COPY":
+        _copy(one, state)
+    elif one.word == "ENV":
+        state.env |= dict(word.split("=", 1) for word in one.rest.split())
+    elif one.word == "WORKDIR":
+        state.workdir = str(PurePosixPath(one.rest))
+        _folder(_inside(state.root, state.workdir))
+    elif one.word == "CMD":
+        state.cmd = tuple(json.loads(one.rest))
+
+
+def _run(one: Instruction, state: _State) -> None:
+    env = [
+        word for name, value in ({"HOME": _home(state.root)} | state.env).items() for word in ("--setenv", name, value)
+    ]
+    # The umask of an engine, whatever the user's.
+    argv = [*_sandbox(state.root, cwd=state.workdir), "--clearenv", *env]
+    argv += ["/bin/sh", "-c", 'umask 022; exec /bin/sh -c "$0"', one.rest]
+    try:
+        for line in shell.lines(argv):
+            state.on_line(line)
+    except ToolError as error:
+        said = f"the build failed at line {one.line} of the Dockerfile: RUN {one.rest}\n{error.message}"
+        raise ImageError(said, hint="mend the Dockerfile at that line") from None
+
+
+def _home(root: Path) -> str:
+    """The home of root as an engine looks it up: in the image's own list of users."""
+    try:
+        lines = untrusted_files.read_text(_inside(root, "/etc/passwd")).splitlines()
+    except OSError:
+        return "/"
+    fields = [line.split(":") for line in lines]
+    return next((one[5] for one in fields if len(one) > 5 and one[2] == "0" and one[5]), "/")
+
+
+def _copy(one: Instruction, state: _State) -> None:
+    *sources, target = one.rest.split()
+    into = target.endswith("/") or len(sources) > 1
+    for source in sources:
+        name = PurePosixPath(source).as_posix().strip("/")
+        if name in state.files:
+            place = PurePosixPath(target) / PurePosixPath(name).name if into else PurePosixPath(target)
+            _put(state.files[name], _inside(state.root, str(PurePosixPath(state.workdir) / place)))
+            continue
+        below = {inner: file for inner, file in state.files.items() if name == "." or inner.startswith(f"{name}/")}
+        if not below:
+            raise ImageError(f"line {one.line} of the Dockerfile: COPY {source}: no such file in the image's folder")
+        for inner, file in below.items():
+            place = PurePosixPath(state.workdir) / target / PurePosixPath(inner).relative_to(name)
+            _put(file, _inside(state.root, str(place)))
+
+
+def _put(file: ContextFile, place: Path) -> None:
+    _folder(place.parent)
+    place.unlink(missing_ok=True)
+    if file.target is not None:
+        place.symlink_to(file.target)
+    else:
+        shutil.copyfile(file.path, place)
+        place.chmod(file.mode)
+
+
+def _folder(place: Path) -> None:
+    """Make a folder and those above it, mode 755 whatever the umask."""
+    missing = [one for one in (place, *place.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir()
+        one.chmod(0o755)
+
+
+def _inside(root: Path, path: str) -> Path:
+    """Where a path of the image is on this machine; links are followed within the image, but for the last part's own."""
+    left, found, followed = list(PurePosixPath(path).parts[1:]), root, 0
+    while left:
+        part = left.pop(0)
+        if part == "..":
+            found = root if found == root else found.parent
+            continue
+        found /= part
+        if found.is_symlink() and left:
+            followed += 1
+            if followed > _MOST_LINKS:
+                raise ImageError(f"{path}: too many links in the image")
+            target = PurePosixPath(found.readlink())
+            found = root if target.is_absolute() else found.parent
+            left = [part for part in target.parts if part != "/"] + left
+    return found

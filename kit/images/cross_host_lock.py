@@ -1,0 +1,135 @@
+"""A lock that holds across hosts on a shared filesystem.
+
+flock is local to a host on some mounts (NFS without a lock daemon, Lustre without `-o flock`), so the lock is a file that
+link(2) creates: that is atomic on all of them. Where a file system has no links (exFAT, some FUSE mounts) open(2) creates it with
+O_EXCL. It names its owner; a dead owner's lock is taken over, at once on the same
+host and after `_STALE_S` without a heartbeat on another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from kit.errors import ImageError
+from kit.images import repeating_thread
+from kit.owning_process import Owner
+
+_HEARTBEAT_S = 10.0
+_STALE_S = 120.0
+_POLL_S = 0.1
+# What file systems without hard links answer: exFAT and FAT, FUSE mounts, others.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
+
+
+@contextlib.contextmanager
+def hold(path: Path, *, on_wait: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Hold the lock `path` for the block; wait for as long as a living process holds it.
+
+    on_wait hears the holder's name once, when there is one. ImageError when the folder cannot be written.
+    """
+    claim = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    try:
+        claim.write_text(f"{Owner.current()}\n", encoding="utf-8")
+    except OSError as error:
+        raise ImageError(
+            f"{path.parent}: cannot be written: {error.strerror}", hint="name another store with --store"
+        ) from None
+    try:
+        _take(path, claim, on_wait)
+        with repeating_thread.every(_HEARTBEAT_S, partial(_beat, path, claim), name="lease"):
+            yield
+    finally:
+        # A lock that somebody took over in the meantime is not ours to remove.
+        with contextlib.suppress(FileNotFoundError):
+            if _same(path, claim):
+                path.unlink()
+        claim.unlink(missing_ok=True)
+
+
+def _same(path: Path, claim: Path) -> bool:
+    """Whether the lock is this claim's: one inode, or, without links, one text."""
+    return path.samefile(claim) or path.read_bytes() == claim.read_bytes()
+
+
+def sweep(folder: Path) -> None:
+    """Remove the locks and claims of processes that are gone from a folder of locks."""
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            owner = Owner.parse(path.read_text(encoding="utf-8"))
+            if owner is not None and owner.alive() is False:
+                _break(path)
+
+
+def _take(path: Path, claim: Path, on_wait: Callable[[str], None]) -> None:
+    told = False
+    while True:
+        with contextlib.suppress(FileExistsError):
+            _put(claim, path)
+            return
+        if _stale(path, claim):
+            _break(path)
+            continue
+        if not told:
+            on_wait(_holder(path))
+            told = True
+        time.sleep(_POLL_S)
+
+
+def _put(claim: Path, path: Path) -> None:
+    """Make the lock, whole and at once; FileExistsError when there is one."""
+    try:
+        os.link(claim, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # For a moment it names nobody, and is then taken for a living one's.
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        with os.fdopen(handle, "wb") as out:
+            out.write(claim.read_bytes())
+
+
+def _stale(path: Path, claim: Path) -> bool:
+    try:
+        owner = Owner.parse(path.read_text(encoding="utf-8"))
+        age = _now(claim) - path.stat().st_mtime
+    except FileNotFoundError:
+        return False
+    alive = owner.alive() if owner else None
+    return age > _STALE_S if alive is None else not alive
+
+
+def _break(path: Path) -> None:
+    # Two waiters may come here at once. Each renames what it finds; the loser may carry off the winner's fresh lock, and
+    # then two builders work at the same time. That costs time and nothing else: the store is addressed by content.
+    grave = path.with_name(f".{path.name}.{secrets.token_hex(6)}.stale")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(grave)
+        grave.unlink()
+
+
+def _holder(path: Path) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        owner = Owner.parse(path.read_text(encoding="utf-8"))
+        if owner:
+            return f"process {owner.pid} on {owner.host}"
+    return "another process"
+
+
+def _now(claim: Path) -> float:
+    # The file server's clock, not this host's: ages are compared with times that the server wrote.
+    os.utime(claim)
+    return claim.stat().st_mtime
+
+
+def _beat(path: Path, claim: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(claim)
+        if not path.samefile(claim) and _same(path, claim):
+            os.utime(path)

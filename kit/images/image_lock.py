@@ -1,0 +1,123 @@
+"""image.lock: read, written, compared. Users commit it, so it changes only when something in it does."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from kit import data_folders, untrusted_files
+from kit.config import load_model
+from kit.errors import ImageError
+from kit.images import temporary_names
+from kit.spec.image import ImageLock
+
+FILE = "image.lock"
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# The lines of a lock that name its bytes, as `write` spells them.
+_HEAD_LINE = re.compile(
+    r'(?P<key>name|sha256|size) = (?:"(?P<text>[a-z0-9._-]+)"|(?P<number>[0-9]+))'
+    r"|(?!name|sha256|size )[a-z_]+ = .*|#.*|"
+)
+_HEAD_BYTES = 4096
+
+_HEADER = "# Written by the kit; commit it. A run of this image gets these bytes and no others.\n"
+
+
+def find(name: str, *, project: Path) -> Path | None:
+    """The lock of the image `name`: the project's first, then the user's, then the kit's own; None when there is none."""
+    for root in data_folders.roots(project):
+        path = root / "containers" / name / FILE
+        if path.is_file():
+            return path
+    return None
+
+
+def place(entry: data_folders.Entry, *, project: Path) -> Path:
+    """Where the lock of an entry is written: beside its image.toml, or in the project when the kit's own folder is read-only."""
+    writable = entry.folder if os.access(entry.folder, os.W_OK) else project / "containers" / entry.name
+    return writable / FILE
+
+
+def read(path: Path) -> ImageLock:
+    """The lock in `path`; ConfigError when it is missing or damaged."""
+    return load_model(path, ImageLock)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Which bytes a lock names. size in bytes."""
+
+    name: str
+    sha256: str
+    size: int
+
+
+def head(path: Path) -> Head:
+    """The first lines of a lock, which name its bytes: a store may be named by a thousand locks. ConfigError as `read`.
+
+    The tables come after them. A lock that was edited so that a line is spelt otherwise, or is not there, is read whole.
+    """
+    try:
+        with untrusted_files.open_regular(path) as stream:
+            start = stream.read(_HEAD_BYTES).decode("utf-8", errors="replace").partition("\n[")[0]
+    except OSError:
+        start = ""
+    lines = [_HEAD_LINE.fullmatch(line) for line in start.splitlines()]
+    # Every line is looked at: what Git leaves of a merge names two images, and is no lock.
+    named = [line for line in lines if line and line["key"]]
+    found = {line["key"]: line["text"] or line["number"] for line in named} if all(lines) and len(named) == 3 else {}
+    if found.keys() == {"name", "sha256", "size"} and _SHA256.fullmatch(found["sha256"]) and found["size"].isdecimal():
+        return Head(name=found["name"], sha256=found["sha256"], size=int(found["size"]))
+    whole = read(path)
+    return Head(name=whole.name, sha256=whole.sha256, size=whole.size)
+
+
+def write(path: Path, lock: ImageLock) -> bool:
+    """Write the lock; return whether the file changed.
+
+    The engine's id of the image differs between two builds of the same bytes: alone it is no reason to write.
+    """
+    if path.is_file():
+        old = read(path)
+        if not any(differences(old, lock)) and old.inputs == lock.inputs:
+            return False
+    text = _HEADER + tomli_w.dumps(lock.model_dump(mode="json", by_alias=True, exclude_none=True))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary_names.beside(path) as incoming:
+            incoming.write_text(text, encoding="utf-8")
+            incoming.rename(path)
+    except OSError as error:
+        raise ImageError(f"{path}: cannot be written: {error.strerror}") from None
+    return True
+
+
+def differences(old: ImageLock, new: ImageLock) -> Iterator[str]:
+    """What differs between two locks, causes first, one phrase each: `packages.pip.numpy: 2.1.0 -> 2.2.0`."""
+    before, after = _deciding(old), _deciding(new)
+    changed = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
+    results = {"sha256", "size"}
+    for key in sorted(changed, key=lambda key: key in results):
+        yield f"{key}: {before.get(key, '(nothing)')} -> {after.get(key, '(nothing)')}"
+
+
+def _deciding(lock: ImageLock) -> dict[str, object]:
+    """The lock without what may differ between two builds of the same bytes, and without `inputs`, which explains nothing."""
+    table = lock.model_dump(mode="json", by_alias=True, exclude={"inputs": True, "name": True})
+    table["tools"] = {"mksquashfs": table["tools"]["mksquashfs"]}
+    return _flat(table)
+
+
+def _flat(value: object, prefix: str = "") -> dict[str, object]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, object] = {}
+    for key, inner in value.items():
+        flat |= _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    return flat

@@ -1,0 +1,221 @@
+"""The last part of every way to an image: squash what is ready, check it against the lock, publish, write the lock."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kit import __version__
+from kit.errors import ImageError, LockError
+from kit.images import (
+    check_against_lock,
+    difference,
+    enroot_layout,
+    image_lock,
+    installed_packages,
+    sqshfile,
+    squash,
+    store,
+)
+from kit.images.progress import Report
+from kit.images.squash import Finished, Stream, Tree
+from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Squash
+
+_STALE = (
+    "Python byte code in this image is checked against its source's time, which is 0 here: every rank compiles it again at "
+    "start. End the Dockerfile's RUN with: python3 -m compileall -q -f --invalidation-mode unchecked-hash FOLDER"
+)
+
+# Files that an error names.
+_NAMED = 20
+
+Way = Callable[[], contextlib.AbstractContextManager[Tree | Stream | Finished]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is to come of it.
+
+    source: `build`, or the URI that is imported. inputs: sha256 (hex) of what decides the bytes. locked: fail when the result
+    is not what the lock names, and leave lock and store as they are. relock: write the lock although the same inputs gave other
+    bytes. notes: for the lock; why the bytes may not come again.
+    """
+
+    name: str
+    store: Path
+    lock_file: Path
+    source: str
+    inputs: str
+    squash: Squash
+    locked: bool = False
+    relock: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def current(self) -> ImageLock | None:
+        """The lock as it is now."""
+        return image_lock.read(self.lock_file) if self.lock_file.is_file() else None
+
+    @property
+    def command(self) -> str:
+        """The command that makes it."""
+        return check_against_lock.made_by(self.name, self.source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """An image that is ready to be squashed.
+
+    ways: each gives the tree, tar stream or file for the length of a block, fastest first; all write the same bytes.
+    size: about, in bytes, for progress. kind, reference, digest: what it is based on (see LockedBase); without a digest, the
+    .sqsh's own. provenance: for /etc/rc, the same on every machine. noise: what is left out beside what always is.
+    keep_times: see squash.Options. engine, image_id: for the lock, when an engine took part.
+    """
+
+    ways: tuple[Way, ...]
+    size: int
+    config: ImageConfig
+    kind: Literal["bootstrap", "reference", "image", "import"]
+    reference: str
+    provenance: str = "local"
+    digest: str = ""
+    noise: tuple[str, ...] = ()
+    keep_times: bool = False
+    engine: str = ""
+    image_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """built: False when nothing had changed. changes: what the lock says now that it did not say before. seconds: wall."""
+
+    lock: ImageLock
+    lock_file: Path
+    image: Path
+    built: bool
+    method: str = ""
+    changes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+def unchanged(target: Target) -> Outcome | None:
+    """The image that is there already, when it is made of the same inputs; cheap enough to ask every time."""
+    locked = target.current
+    if locked is None or locked.inputs != target.inputs:
+        return None
+    image = store.path(target.store, locked.sha256)
+    if not image.is_file() or image.stat().st_size != locked.size:
+        return None
+    store.register(target.store, target.lock_file)
+    return Outcome(lock=locked, lock_file=target.lock_file, image=image, built=False)
+
+
+def make(target: Target, content: Content, work: Path, report: Report) -> Outcome:
+    """Squash, compare, publish, lock. work: a workspace of the target's store.
+
+    LockError when the target is locked and the bytes differ, and, unless it is to be locked anew, when the same inputs gave other
+    bytes: the lock stays, and the new image is in the store to be looked at. ImageError when squashing fails.
+    """
+    finished = work / "image.sqsh"
+    method = _squash(target, content, finished, report)
+    report.stage("checking and locking")
+    new = _lock(target, content, finished, method)
+    old = target.current
+    changes = tuple(image_lock.differences(old, new)) if old else ()
+    if target.locked:
+        _must_be_locked(target, old, new, changes)
+    facts = {"name": target.name, "source": target.source, "method": method, "made": time.time()}
+    image = store.publish(target.store, finished, new.sha256, facts)
+    if old is not None and not target.relock and _promised(old, new, content) and old.sha256 != new.sha256:
+        raise _not_reproducible(target, old, new, changes)
+    image_lock.write(target.lock_file, new)
+    store.register(target.store, target.lock_file)
+    for warning in enroot_layout.warnings(content.config):
+        report.warn(warning)
+    if not content.keep_times and installed_packages.has_stale_bytecode(image, work):
+        report.warn(_STALE)
+    return Outcome(lock=new, lock_file=target.lock_file, image=image, built=True, method=method, changes=changes)
+
+
+def _squash(target: Target, content: Content, finished: Path, report: Report) -> str:
+    """Write the .sqsh by the first way that this machine allows; return how."""
+    edit = enroot_layout.edit(content.config, provenance=content.provenance, noise=content.noise)
+    options = squash.Options(squash=target.squash, keep_times=content.keep_times)
+    for way in content.ways:
+        with way() as source, report.counting(f"squashing by {source.method}", content.size) as advance:
+            try:
+                lost = squash.write(source, edit, finished, options, on_bytes=advance)
+            except squash.AnotherWayError as error:
+                report.warn(f"{error.message}; taking a slower way")
+            else:
+                if lost:
+                    report.warn(lost)
+                return source.method
+    raise ImageError(
+        "this image can only be read through a mount, which is not possible here", hint="import it from an engine"
+    )
+
+
+def _lock(target: Target, content: Content, finished: Path, method: str) -> ImageLock:
+    _, version = squash.mksquashfs()
+    sha256 = store.settle(finished)
+    base = LockedBase(kind=content.kind, reference=content.reference, digest=content.digest or f"sha256:{sha256}")
+    return ImageLock(
+        name=target.name,
+        sha256=sha256,
+        size=finished.stat().st_size,
+        source=target.source,
+        inputs=target.inputs,
+        reproducible=not target.notes,
+        notes=target.notes,
+        base=base,
+        squash=sqshfile.options(finished) if method == Finished.method else target.squash,
+        config=content.config,
+        tools=LockedTools(kit=__version__, mksquashfs=version, engine=content.engine, image_id=content.image_id),
+        packages=installed_packages.packages(finished),
+    )
+
+
+def _promised(old: ImageLock, new: ImageLock, content: Content) -> bool:
+    """Whether the inputs are the same and are all that decides the bytes. An imported folder has no digest to be known by."""
+    return old.inputs == new.inputs and old.reproducible and new.reproducible and bool(content.digest)
+
+
+def _not_reproducible(target: Target, old: ImageLock, new: ImageLock, changes: tuple[str, ...]) -> LockError:
+    causes = [f"  {change}" for change in changes if not change.startswith(("sha256:", "size:"))]
+    before = store.path(target.store, old.sha256)
+    if before.is_file():
+        found = difference.files(before, store.path(target.store, new.sha256))
+        causes += [f"  {line}" for line in found[:_NAMED]]
+        causes += [f"  and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    else:
+        causes.append("  the locked image is not in the store: its files cannot be compared")
+    lines = "\n".join(causes)
+    return LockError(
+        f"image {target.name}: the same inputs gave other bytes, so the lock is left as it is; made sha256:{new.sha256}, and the "
+        f"lock says sha256:{old.sha256}; what differs:\n{lines}",
+        hint=f"kit diff-images {target.name} {new.sha256[:12]} shows all of it; '{target.command} --relock' takes the new bytes",
+    )
+
+
+def _must_be_locked(target: Target, old: ImageLock | None, new: ImageLock, changes: tuple[str, ...]) -> None:
+    if old is None:
+        raise LockError(
+            f"image {target.name} has no lock to hold it to", hint=f"run '{target.command}' without --locked"
+        )
+    if old.sha256 == new.sha256:
+        return
+    causes = [change for change in changes if not change.startswith(("sha256:", "size:"))]
+    if old.inputs != new.inputs:
+        causes.insert(0, f"the image's own files: inputs {old.inputs[:12]} -> {new.inputs[:12]}")
+    if not causes:
+        causes = ["no input that the kit knows of: a step of the Dockerfile gives other bytes each time"]
+    lines = "\n".join(f"  {cause}" for cause in causes)
+    raise LockError(
+        f"image {target.name}: made sha256:{new.sha256}, and the lock says sha256:{old.sha256}; what changed:\n{lines}",
+        hint=f"if that is meant, run '{target.command}' without --locked and commit the new lock",
+    )

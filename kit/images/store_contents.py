@@ -1,0 +1,122 @@
+"""What the store holds, which locks name it, and what may go."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import data_folders
+from kit.errors import ConfigError, ImageError
+from kit.images import image_lock, store
+
+_FILE = re.compile(r"^([0-9a-f]{64})\.sqsh$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One image. name: from a lock, or as it was made; locks: the files that name it. made: seconds since the epoch.
+
+    present: the file is in the store, with the size that the lock says.
+    """
+
+    name: str
+    sha256: str
+    size: int
+    made: float
+    present: bool
+    locks: tuple[Path, ...]
+
+
+def rows(store_dir: Path, project: Path) -> list[Row]:
+    """All images of the store and all that a known lock names, by name."""
+    locks = known_locks(store_dir, project)
+    found = [_locked_row(store_dir, sha256, places) for sha256, places in _by_digest(locks).items()]
+    named = {row.sha256 for row in found}
+    found += [_loose_row(store_dir, path, sha256) for sha256, path in _files(store_dir).items() if sha256 not in named]
+    return sorted(found, key=lambda row: (row.name, row.sha256))
+
+
+def known_locks(store_dir: Path, project: Path) -> dict[Path, image_lock.Head]:
+    """The locks of the project, of the user and of the kit, and those of other projects that registered with the store.
+
+    A damaged lock of another project is left out here; `prune` keeps everything while there is one.
+    """
+    found = {}
+    for path in _lock_files(store_dir, project):
+        with contextlib.suppress(ConfigError):
+            found[path] = image_lock.head(path)
+    return found
+
+
+def prune(
+    store_dir: Path, project: Path, *, in_use: Collection[str], older_than_s: float, dry_run: bool
+) -> list[tuple[Path, int]]:
+    """Remove what no lock names, no run uses and is old enough; return what went, with its size in bytes.
+
+    in_use: digests (64 hex digits) of queued and running jobs. dry_run: only say what would go.
+    ImageError when a lock cannot be read: what it names cannot be known then.
+    """
+    locks = known_locks(store_dir, project)
+    unreadable = [path for path in _lock_files(store_dir, project) if path not in locks]
+    if unreadable:
+        raise ImageError(
+            f"{unreadable[0]}: this lock cannot be read, so what it names cannot be kept",
+            hint="mend or remove it first",
+        )
+    kept = {known.sha256 for known in locks.values()} | set(in_use)
+    gone = []
+    for sha256, path in _files(store_dir).items():
+        stat = path.stat()
+        if sha256 in kept or time.time() - stat.st_mtime < older_than_s:
+            continue
+        if not dry_run:
+            path.unlink()
+            path.with_suffix(".json").unlink(missing_ok=True)
+        gone.append((path, stat.st_size))
+    return gone
+
+
+def _lock_files(store_dir: Path, project: Path) -> list[Path]:
+    own = [
+        path
+        for root in data_folders.roots(project)
+        for path in sorted((root / "containers").glob(f"*/{image_lock.FILE}"))
+    ]
+    return list(dict.fromkeys([*own, *store.registered(store_dir)]))
+
+
+def _by_digest(locks: dict[Path, image_lock.Head]) -> dict[str, list[tuple[Path, image_lock.Head]]]:
+    table: dict[str, list[tuple[Path, image_lock.Head]]] = {}
+    for path, known in locks.items():
+        table.setdefault(known.sha256, []).append((path, known))
+    return table
+
+
+def _files(store_dir: Path) -> dict[str, Path]:
+    folder = store_dir / "sha256"
+    if not folder.is_dir():
+        return {}
+    return {found[1]: path for path in sorted(folder.iterdir()) if (found := _FILE.match(path.name))}
+
+
+def _locked_row(store_dir: Path, sha256: str, places: list[tuple[Path, image_lock.Head]]) -> Row:
+    path, known = store.path(store_dir, sha256), places[0][1]
+    present = path.is_file() and path.stat().st_size == known.size
+    return Row(
+        name=known.name,
+        sha256=sha256,
+        size=known.size,
+        made=path.stat().st_mtime if present else 0.0,
+        present=present,
+        locks=tuple(place for place, _ in places),
+    )
+
+
+def _loose_row(store_dir: Path, path: Path, sha256: str) -> Row:
+    name = str(store.facts(store_dir, sha256).get("name", "?"))
+    stat = path.stat()
+    return Row(name=name, sha256=sha256, size=stat.st_size, made=stat.st_mtime, present=True, locks=())

@@ -1,0 +1,287 @@
+"""An image's tree as a stream: tar members in, edited, tar bytes for mksquashfs out. Nothing is unpacked, and no root is needed."""
+
+from __future__ import annotations
+
+import copy
+import io
+import tarfile
+import tempfile
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from kit.errors import ImageError
+from kit.images import tree_edits
+from kit.images.name_set import Names
+from kit.images.tree_edits import Addition, Edit, clean, walk_key
+
+_BLOCK = 1 << 20
+ENCODING, ERRORS = "utf-8", "surrogateescape"
+
+_ORDINARY = frozenset({tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE})
+_OCTAL_END = 8**11  # of the eleven digits of a size and a time (pax(1), "ustar Interchange Format")
+_BLANK_SUM = 8 * ord(" ")  # the checksum's own field counts as blanks
+
+
+class Data(Protocol):
+    """The content of a file, read once from its beginning."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to `size` bytes; none at the end."""
+
+
+Entry = tuple[tarfile.TarInfo, Data | None]
+
+
+def parsed(chunks: Iterable[bytes]) -> Iterator[Entry]:
+    """The members of the tar in `chunks`, each with its data if it has any, to be read before the next is asked for.
+
+    ImageError when the tar is damaged or cut off.
+    """
+    stream = ChunkFile(chunks)
+    try:
+        source = tarfile.open(  # noqa: SIM115 - a stream has no file to close
+            fileobj=stream, mode="r|", bufsize=_BLOCK, encoding=ENCODING, errors=ERRORS
+        )
+        while (member := source.next()) is not None:
+            source.members = []  # type: ignore[attr-defined]  # it remembers every member; a stream has no use for them
+            yield member, source.extractfile(member) if member.isreg() else None
+    except tarfile.TarError as error:
+        raise ImageError(f"the engine's export is no readable tar: {error}", hint="try again") from None
+
+
+@dataclass
+class Lost:
+    """What of an image is dropped and its user should know: files with access control lists."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, path: str) -> None:
+        """One more."""
+        self.first = self.first or path
+        self.count += 1
+
+    @property
+    def warning(self) -> str:
+        """For the user; empty when nothing was lost."""
+        more = f" and {self.count - 1} more" if self.count > 1 else ""
+        return (
+            f"{self.first}{more}: access control lists are not kept, only owner, group and mode" if self.count else ""
+        )
+
+
+def edited(members: Iterable[Entry], edit: Edit, work: Path, lost: Lost | None = None) -> Generator[bytes]:
+    """A tar of the members with `edit` applied; ImageError for a hard link whose target is not there.
+
+    The members come in walk order, as an engine exports them and `layer_tree.merged` yields them. Additions are put where the
+    walk would meet them, so that mksquashfs writes the same bytes from this stream as from the tree itself. work: a folder for
+    the data of dropped files, which another name may still need. lost: hears what is not kept.
+    """
+    with _Spool(work) as spool:
+        yield from _Editing(edit, spool, lost or Lost()).stream(members)
+
+
+class _Spool:
+    """Files that were left out of the stream, for the names that are linked to them and stay."""
+
+    def __init__(self, work: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=work)  # noqa: SIM115 - closed by __exit__
+        self._held: dict[str, tuple[tarfile.TarInfo, int]] = {}
+
+    def __enter__(self) -> _Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def hold(self, name: str, member: tarfile.TarInfo, data: Data | None) -> None:
+        """Keep what may be needed of a member that goes."""
+        self._file.seek(0, io.SEEK_END)
+        self._held[name] = (member, self._file.tell())
+        while data is not None and (chunk := data.read(_BLOCK)):
+            self._file.write(chunk)
+
+    def take(self, name: str) -> Entry | None:
+        """The member that was held under a name, as a new one; None when nothing was."""
+        if name not in self._held:
+            return None
+        member, place = self._held[name]
+        self._file.seek(place)
+        return copy.copy(member), _Part(self._file, member.size) if member.isreg() else None
+
+
+class _Part:
+    """The next `size` bytes of a file."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file, self._left = file, size
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes."""
+        chunk = self._file.read(min(size, self._left))
+        self._left -= len(chunk)
+        return chunk
+
+
+class _Editing:
+    """One pass over a stream."""
+
+    def __init__(self, edit: Edit, spool: _Spool, lost: Lost) -> None:
+        self._edit, self._lost = edit, lost
+        self._spool = spool
+        self._waiting = list(edit.additions)
+        # Whether a path of interest is a folder, as far as the walk has come.
+        self._seen = {path: False for a in edit.additions for path in (*_parents(a.path), a.path)}
+        self._met: set[str] = set()
+        self._moved: dict[str, str] = {}  # first name that was dropped -> first name that stays
+        self._files = Names()
+
+    def stream(self, members: Iterable[Entry]) -> Iterator[bytes]:
+        """See `edited`."""
+        for member, data in members:
+            name = clean(member.name)
+            while self._waiting and self._waiting[0].key < walk_key(name):
+                yield from self._add(self._waiting.pop(0))
+            if not name:
+                continue
+            if self._edit.drops(name) or (name in tree_edits.ENGINE_FOLDERS and not member.isdir()):
+                if not (member.isdir() or member.islnk()):
+                    self._spool.hold(name, member, data)
+                continue
+            yield from self._member(member, name, data)
+        for addition in self._waiting:
+            yield from self._add(addition)
+        yield bytes(2 * tarfile.BLOCKSIZE)
+
+    def _member(self, member: tarfile.TarInfo, name: str, data: Data | None) -> Iterator[bytes]:
+        if member.islnk():
+            member, data = self._linked(member, name)
+        if name in self._seen:
+            self._met.add(name)
+            self._seen[name] = member.isdir()
+        if member.pax_headers and tree_edits.has_acl(member):
+            self._lost.add(name)
+        tree_edits.normalise(member, name)
+        if name in tree_edits.ENGINE_FOLDERS:
+            member.mode = tree_edits.FOLDER_MODE
+        if not member.isdir():
+            self._files.add(name)
+        yield from encoded(member, data)
+
+    def _linked(self, member: tarfile.TarInfo, name: str) -> Entry:
+        """A hard link to a name that stays; or, for the first of a file whose first name went, the file itself."""
+        target = clean(member.linkname)
+        target = self._moved.get(target, target)
+        held = self._spool.take(target)
+        if held is not None:
+            self._moved[target] = name
+            return held[0], held[1]
+        if target not in self._files:
+            raise ImageError(f"{name}: a hard link to {target}, which is not in the image")
+        member.linkname = target
+        return member, None
+
+    def _add(self, addition: Addition) -> Iterator[bytes]:
+        """One addition. A folder only where the image has nothing, and below real folders (/var/run may be a link)."""
+        below_folders = all(self._seen[parent] for parent in _parents(addition.path))
+        there = addition.path in self._met
+        if self._edit.covers(addition.path) or (not addition.replaces and (there or not below_folders)):
+            return
+        if addition.path in tree_edits.ENGINE_FOLDERS and there:
+            return
+        self._met.add(addition.path)
+        member = tarfile.TarInfo(addition.path)
+        member.mode = addition.mode
+        if addition.content is not None:
+            member.size = len(addition.content)
+            yield from encoded(member, io.BytesIO(addition.content))
+            return
+        member.type = tarfile.DIRTYPE if addition.target is None else tarfile.SYMTYPE
+        member.linkname = addition.target or ""
+        self._seen[addition.path] = addition.target is None
+        yield from encoded(member, None)
+
+
+def encoded(member: tarfile.TarInfo, data: Data | None) -> Iterator[bytes]:
+    """A member as tar bytes that mksquashfs 4.5 reads rightly. ImageError when its data end early."""
+    yield from _xattrs(member)
+    # GNU headers: mksquashfs 4.5 loses the leading slash of a link target that is in a PAX header.
+    yield _header(member) or member.tobuf(tarfile.GNU_FORMAT, ENCODING, ERRORS)
+    if data is None:
+        return
+    left = member.size
+    while left and (chunk := data.read(min(_BLOCK, left))):
+        left -= len(chunk)
+        yield chunk
+    if left:
+        raise ImageError(f"{member.name}: its data end {left} bytes early", hint="make or fetch the image again")
+    yield bytes(-member.size % tarfile.BLOCKSIZE)
+
+
+def _header(member: tarfile.TarInfo) -> bytes:
+    """What `tobuf` makes of an ordinary member of root's, in a fifth of its time; empty for any other."""
+    name = member.name.encode(ENCODING, ERRORS) + (b"/" if member.type == tarfile.DIRTYPE else b"")
+    target = member.linkname.encode(ENCODING, ERRORS)
+    ordinary = member.type in _ORDINARY and len(name) <= tarfile.LENGTH_NAME and len(target) <= tarfile.LENGTH_LINK
+    if (
+        not ordinary
+        or not (0 <= member.size < _OCTAL_END and 0 <= member.mtime < _OCTAL_END)
+        or member.uid
+        or member.gid
+    ):
+        return b""
+    numbers = (member.mode & 0o7777, member.size, int(member.mtime))
+    start = b"%b%07o\x000000000\x000000000\x00%011o\x00%011o\x00" % (name.ljust(100, b"\0"), *numbers)
+    rest = b"%b%bustar  \0" % (member.type, target.ljust(100, b"\0"))
+    total = sum(start) + sum(rest) + _BLANK_SUM
+    return (b"%b%06o\0 %b" % (start, total, rest)).ljust(tarfile.BLOCKSIZE, b"\0")
+
+
+def _xattrs(member: tarfile.TarInfo) -> Iterator[bytes]:
+    """A PAX header with nothing but the member's extended attributes, such as file capabilities."""
+    records = b"".join(_pax_record(key, value) for key, value in member.pax_headers.items() if tree_edits.is_kept(key))
+    if records:
+        header = tarfile.TarInfo("xattrs")
+        header.type, header.size = tarfile.XHDTYPE, len(records)
+        yield from encoded(header, io.BytesIO(records))
+
+
+def _pax_record(key: str, value: str) -> bytes:
+    """`<length> <key>=<value>` and a newline, the length counting itself (pax(1), "pax Extended Header")."""
+    body = f" {key}=".encode() + value.encode(errors=ERRORS) + b"\n"
+    length = len(body)
+    while length != len(str(length)) + len(body):
+        length = len(str(length)) + len(body)
+    return str(length).encode() + body
+
+
+def _parents(path: str) -> list[str]:
+    """`a/b/c` -> `["a", "a/b"]`."""
+    parts = path.split("/")
+    return ["/".join(parts[:i]) for i in range(1, len(parts))]
+
+
+class ChunkFile(io.RawIOBase):
+    """A file to read from, over an iterator of chunks."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        super().__init__()
+        self._chunks = iter(chunks)
+        self._rest = memoryview(b"")
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes."""
+        parts: list[memoryview] = []
+        wanted = size
+        while wanted > 0:
+            if not self._rest:
+                chunk = next(self._chunks, b"")
+                if not chunk:
+                    break
+                self._rest = memoryview(chunk)
+            parts.append(self._rest[:wanted])
+            self._rest = self._rest[wanted:]
+            wanted -= len(parts[-1])
+        return b"".join(parts)

@@ -1,0 +1,213 @@
+"""What one rank did in one attempt, from the last report of each of its processes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kit.health import progress
+from kit.ledger.records import RankProcess, Reported
+from kit.ledger.time_accounts import Account
+from kit.ledger.timeline import Window
+
+# kit_rank's phases. What a rank communicates is split when all ranks are known: ledger.py.
+_OF_PHASE = {
+    "start": Account.START,
+    "rendezvous": Account.RENDEZVOUS,
+    "first": Account.FIRST_STEP,
+    "compile": Account.FIRST_STEP,
+    "data": Account.INPUT,
+    "compute": Account.PRODUCTIVE,
+    "communicate": Account.STRAGGLERS,
+    "save": Account.SAVE,
+    "evaluate": Account.EVALUATION,
+    "end": Account.TEARDOWN,
+}
+_LOOPED = ("data", "compute", "communicate")
+Amounts = Mapping[Account, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankAmounts:
+    """A rank's share of a window: its amounts add up to the window's length. stop: when its last process ended; None where unknown.
+
+    made: seconds that a step computes. step, first: of its last and its first process; None where it reported no loop. steps: made
+    by all of its processes.
+    """
+
+    amounts: Amounts
+    stop: float | None
+    made: float
+    step: int | None
+    first: int | None
+    steps: int = 0
+
+
+def filled(amounts: Amounts, length: float, rest: Account) -> dict[Account, float]:
+    """The amounts, scaled down where they are more than `length` seconds, else what is left in `rest`. Their sum is `length`."""
+    summed = sum(amounts.values())
+    if summed > length:
+        return {account: value * length / summed for account, value in amounts.items()}
+    found = _sums(amounts)
+    found[rest] += length - summed
+    return dict(found)
+
+
+def entry(
+    window: Window,
+    processes: Sequence[RankProcess],
+    *,
+    failed: float | None,
+    died: Sequence[float] = (),
+    stepped: float = 0.0,
+    reported: Reported | None = None,
+    lives: bool = False,
+) -> RankAmounts:
+    """A rank's share. processes: its own in this attempt. failed: when the first rank failed whose end was the attempt's.
+
+    died: when this one did. stepped: when its role was started, 0 where that was with the attempt. reported: what rank 0 reported,
+    for a rank without processes. lives: the attempt goes on.
+    """
+    end = window.end if failed is None else min(max(failed, window.start), window.end)
+    after = {window.after: window.end - end}
+    mine = sorted(processes, key=lambda one: one.began)
+    if not any(one.first is not None for one in mine):
+        amounts = _without_steps(window.start, end, mine, reported, stepped=stepped, lives=lives)
+        return RankAmounts(amounts=_summed(amounts, after), stop=None, made=0.0, step=None, first=None)
+    amounts, at, stop = _sums(), window.start, end
+    for place, one in enumerate(mine):
+        following = mine[place + 1] if place + 1 < len(mine) else None
+        began, stop = _lifetime(one, at, following.began if following else end, end, died)
+        _add(amounts, _restarted(began - at) if place else _before(one, at, began, stepped))
+        _add(amounts, moved(_spent(one, began, stop), _made_again(one, following), Account.LOST))
+        at = stop
+    if at < end:
+        _add(amounts, {Account.IDLE_END if failed is None else window.after: end - at})
+    last, first = mine[-1], mine[0]
+    return RankAmounts(
+        amounts=_summed(amounts, after),
+        stop=stop,
+        made=_step_s(last),
+        step=last.step if last.first is not None else None,
+        first=first.first,
+        steps=sum(max(0, one.step - one.first) for one in mine if one.first is not None),
+    )
+
+
+def _step_s(one: RankProcess) -> float:
+    """Seconds that a step of this process computes; 0 where it made none. The first one is in an account of its own."""
+    steps = one.step - (one.first or 0) - (1 if one.spent.get("first", 0.0) > 0 else 0)
+    return one.spent.get("compute", 0.0) / steps if steps > 0 else 0.0
+
+
+def _made_again(one: RankProcess, following: RankProcess | None) -> float:
+    """Seconds of a process's steps that the next one of the same attempt makes once more."""
+    if following is None or following.first is None or one.first is None:
+        return 0.0
+    return max(0, one.step - max(following.first, one.first)) * _step_s(one)
+
+
+def _lifetime(one: RankProcess, at: float, following: float, end: float, died: Sequence[float]) -> tuple[float, float]:
+    """From when until when a process lived, within what is left of the attempt."""
+    began = min(max(one.began, at), end)
+    ends = [end, following, *(when for when in died if when > one.began)]
+    if one.ended:
+        ends.append(one.ended)
+    return began, max(began, min(ends))
+
+
+def _restarted(seconds: float) -> Amounts:
+    """From the end of a process to the next one of the same rank."""
+    return {Account.RESTART: seconds}
+
+
+def _before(one: RankProcess, at: float, began: float, stepped: float) -> Amounts:
+    """From the attempt's start to the process: a role waits for those that it needs, and it is the image until its task began."""
+    waited = min(max(stepped, at), began)
+    worker = min(max(one.worker, waited), began) if one.worker else began
+    return {Account.RENDEZVOUS: waited - at, Account.IMAGE: worker - waited, Account.START: began - worker}
+
+
+def _spent(one: RankProcess, began: float, stop: float) -> Amounts:
+    """The life of a process: what it reported, what it has been doing since, and where that was too long a stall."""
+    length = stop - began
+    amounts = _sums()
+    for name, seconds in one.spent.items():
+        amounts[_OF_PHASE.get(name, Account.UNATTRIBUTED)] += seconds
+    since = one.ended or one.since
+    left = max(0.0, stop - since)
+    if one.ended or not left:
+        return filled(amounts, length, Account.TEARDOWN if one.ended else Account.UNATTRIBUTED)
+    idle = one.looked - one.since
+    if idle > progress.limit(one.phase, one.usual or None):
+        amounts[Account.STALL] += left
+        return filled(amounts, length, Account.UNATTRIBUTED)
+    seen = min(left, max(0.0, idle))
+    amounts[_OF_PHASE.get(one.phase, Account.UNATTRIBUTED)] += seen
+    # Since the monitor's last look it went on as before.
+    loop = {_OF_PHASE[name]: one.spent.get(name, 0.0) for name in (*_LOOPED, "save", "evaluate")}
+    ahead = left - seen
+    if one.first is not None and (summed := sum(loop.values())) > 0:
+        _add(amounts, {account: seconds * ahead / summed for account, seconds in loop.items()})
+    else:
+        amounts[_OF_PHASE.get(one.phase, Account.UNATTRIBUTED)] += ahead
+    return filled(amounts, length, Account.UNATTRIBUTED)
+
+
+def _without_steps(
+    start: float, end: float, mine: Sequence[RankProcess], reported: Reported | None, *, stepped: float, lives: bool
+) -> Amounts:
+    """A rank that reported no loop: rank 0's records where there are some, else its program is one amount."""
+    amounts, at = _sums(), start
+    if mine:
+        began = min(max(mine[0].began, start), end)
+        _add(amounts, _before(mine[0], start, began, stepped))
+        at = began
+    if reported is not None and at < reported.began < end:
+        return _summed(amounts, _by_metrics(at, end, reported, lives=lives))
+    known = _sums()
+    for one in mine:
+        for name in ("rendezvous", "compile", "save", "evaluate"):
+            known[_OF_PHASE[name]] += one.spent.get(name, 0.0)
+    return _summed(amounts, filled(known, end - at, Account.PROGRAM))
+
+
+def _by_metrics(at: float, end: float, reported: Reported, *, lives: bool) -> Amounts:
+    first = min(max(reported.first, reported.began), end)
+    last = end if lives else min(max(reported.last, first), end)
+    stood = {Account.SAVE: reported.save, Account.EVALUATION: reported.evaluation}
+    loop = filled({account: seconds for account, seconds in stood.items() if seconds}, last - first, Account.PRODUCTIVE)
+    before = {Account.START: reported.began - at}
+    return _summed(before, {Account.FIRST_STEP: first - reported.began}, loop, {Account.TEARDOWN: end - last})
+
+
+def ordered(several: Iterable[Amounts]) -> dict[Account, float]:
+    """Their sums, in the order of a run; without what is 0."""
+    found = _sums(*several)
+    return {account: found[account] for account in Account if found[account]}
+
+
+def moved(amounts: Amounts, seconds: float, to: Account) -> Amounts:
+    """The same with up to `seconds` of productive steps in another account. Waits have causes of their own, and stay."""
+    taken = min(max(0.0, seconds), amounts.get(Account.PRODUCTIVE, 0.0))
+    if taken == 0.0:
+        return amounts
+    return _summed(amounts, {Account.PRODUCTIVE: -taken, to: taken})
+
+
+def _sums(*several: Amounts) -> defaultdict[Account, float]:
+    found: defaultdict[Account, float] = defaultdict(float)
+    for amounts in several:
+        _add(found, amounts)
+    return found
+
+
+def _add(into: defaultdict[Account, float], amounts: Amounts) -> None:
+    for account, seconds in amounts.items():
+        into[account] += seconds
+
+
+def _summed(*several: Amounts) -> dict[Account, float]:
+    found = _sums(*several)
+    return {account: seconds for account, seconds in found.items() if seconds}

@@ -1,0 +1,179 @@
+"""Gathers a run's records from its folder, whatever is missing or damaged there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kit import untrusted_files
+from kit.ledger.records import Event, Failure, RankProcess, Records, Reported
+from kit.runs import metrics, run_facts
+from kit.runs.status import Status
+from kit.spec.run_paths import RunPaths
+from kit.spec.world_size_text import PLAIN
+
+# kit_rank.SPENT of templates/lib, in the order in which it is written.
+SPENT = ("start", "rendezvous", "data", "compute", "communicate", "save", "evaluate", "compile", "first", "end")
+_FILE = re.compile(r"slurm-(?P<job>[0-9]+)\.(?P<node>.+)\.[0-9]+\.spent")
+_KNOWN = {"time", "epoch", "event", "job_id", "restart", "attempt"}
+
+
+def records(one: Status, *, now: float) -> Records:
+    """What is known of a run. now: seconds since the epoch, for a run that has not ended."""
+    run_dir = one.run_dir
+    job = _job(run_dir)
+    sizes = one.facts.world_sizes
+    # The one role of a plain job has no name in reports.
+    world = {"": sizes[PLAIN]} if list(sizes) == [PLAIN] else dict(sizes)
+    events = tuple(_events(run_dir))
+    ended = any(event.name == "end" for event in events[-1:])
+    total, nodes = sum(world.values()), _number(job, "nodes", 1)
+    return Records(
+        run_id=run_dir.name,
+        submitted=one.facts.submitted_at,
+        now=now if one.active and not ended else 0.0,
+        ended=_cancelled(run_dir),
+        world=world or {"": 1},
+        ranks_per_node=max(1, total // max(1, nodes)),
+        gpus=_number(job, "gpus_per_node", 0) * nodes,
+        events=events,
+        processes=tuple(processes(run_dir)),
+        failures=tuple(_failures(run_dir)),
+        reported=tuple(_reported(run_dir)),
+    )
+
+
+def _cancelled(run_dir: Path) -> float:
+    """When a job that waited was cancelled; 0 where it was not."""
+    try:
+        return RunPaths(run_dir).cancelled.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _job(run_dir: Path) -> dict[str, Any]:
+    """The table `resources` of the run's own job.toml; empty where it cannot be read."""
+    try:
+        found = tomllib.loads(untrusted_files.read_text(RunPaths(run_dir).job)).get("resources", {})
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _number(table: dict[str, Any], key: str, default: int) -> int:
+    value = table.get(key)
+    return value if isinstance(value, int) else default
+
+
+def _events(run_dir: Path) -> Iterable[Event]:
+    for line in run_facts.events(run_dir):
+        at, job, attempt = (_float(line.get(key)) for key in ("epoch", "job_id", "attempt"))
+        if at:
+            values = {key: str(value) for key, value in line.items() if key not in _KNOWN}
+            yield Event(at=at, name=str(line["event"]), job_id=int(job), attempt=int(attempt), values=values)
+
+
+def processes(run_dir: Path) -> list[RankProcess]:
+    """The last report of each process, of all jobs and starts of the run."""
+    found: dict[tuple[str, int, float], RankProcess] = {}
+    for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.spent")):
+        named = _FILE.fullmatch(path.name)
+        if named is None:
+            continue
+        try:
+            lines = untrusted_files.read_bytes(path).decode(errors="replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            one = _process(line, named["node"])
+            if one is not None:
+                found[one.role, one.rank, one.began] = one
+    return [*found.values()]
+
+
+def _process(line: str, node: str) -> RankProcess | None:
+    """A line of rank_progress::spent; None for one that was cut off."""
+    try:
+        looked, now, more = line.split("\t")
+        name, step, phase, since, took, every = now.split()[:6]
+        attempt, began, worker, ended, first, *spent = more.split()
+        role, _, rank = name.rpartition("@")
+        return RankProcess(
+            role=role,
+            rank=int(rank),
+            node=node,
+            attempt=int(attempt),
+            looked=float(looked),
+            step=int(step),
+            phase=phase,
+            since=float(since),
+            usual=float(took) * int(every),
+            began=float(began),
+            worker=float(worker),
+            ended=float(ended),
+            first=int(first) if int(first) >= 0 else None,
+            spent={key: float(value) for key, value in zip(SPENT, spent, strict=True)},
+        )
+    except ValueError:
+        return None
+
+
+def _failures(run_dir: Path) -> Iterable[Failure]:
+    """The records of lib/failures.sh: state/failures-ATTEMPT/ROLE-START/rank-RANK.CODE; a dot before ROLE: the attempt went on."""
+    for path in RunPaths(run_dir).state.glob("failures-*/*/rank-*"):
+        attempt, rank = path.parts[-3].removeprefix("failures-"), path.name.removeprefix("rank-").partition(".")[0]
+        try:
+            words = untrusted_files.read_text(path, most=4096).split()
+            at = float(words[0]) if words else path.stat().st_mtime
+        except (OSError, ValueError):
+            continue
+        if attempt.isdecimal() and rank.isdecimal():
+            role, alone = words[4] if len(words) > 4 else "", path.parts[-2].startswith(".")
+            yield Failure(role=role, rank=int(rank), attempt=int(attempt), at=at, alone=alone)
+
+
+def _reported(run_dir: Path) -> list[Reported]:
+    """Of each attempt what rank 0 reported; of replica groups the first group's."""
+    attempts: dict[int, dict[str, float]] = {}
+    for record in metrics.records(run_dir):
+        at, attempt = _time(record.get("time")), record.get("restart")
+        if not at or not isinstance(attempt, int):
+            continue
+        one = attempts.setdefault(attempt, {"began": at, "first": 0.0, "last": at, "save": 0.0, "eval": 0.0})
+        one["last"] = max(one["last"], at)
+        kind = record.get("kind")
+        if kind == "start":
+            one["began"] = at
+        elif kind in {"step", "epoch", "outer"} and not one["first"]:
+            one["first"] = at
+        elif kind in {"saved", "eval"}:
+            one["save" if kind == "saved" else "eval"] += _float(record.get("seconds"))
+    return [
+        Reported(
+            attempt=attempt,
+            began=one["began"],
+            first=one["first"] or one["began"],
+            last=one["last"],
+            save=one["save"],
+            evaluation=one["eval"],
+        )
+        for attempt, one in sorted(attempts.items())
+    ]
+
+
+def _time(value: object) -> float:
+    try:
+        return datetime.fromisoformat(str(value)).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _float(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        return 0.0

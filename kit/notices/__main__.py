@@ -1,0 +1,31 @@
+"""`python -m kit.notices RUN-FOLDER`: the batch script calls it (templates/lib/notices.sh). Slurm is not asked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kit.config import load_model
+from kit.errors import KitError
+from kit.notices.tell import tell
+from kit.runs import secret
+from kit.runs import status as of
+from kit.spec.job import Job
+from kit.spec.run_paths import RunPaths
+
+# Less than the batch script gives this program.
+_PATIENCE_S = 10.0
+
+
+def main(run_dir: Path) -> None:
+    """Tell of the run what its record says, to the URLs that `kit submit` has left in its folder."""
+    one = of.of_record(run_dir)
+    job = load_model(RunPaths(run_dir).job, Job)
+    tell(one, job.notify.on, secret.read_urls(run_dir), say=lambda line: print(f"notice: {line}"), patience=_PATIENCE_S)
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except (KitError, OSError) as error:
+        print(f"notice: {error}")

@@ -1,0 +1,83 @@
+"""What of a run's record is worth a notice, and what the notice says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kit.health.run_record import Record
+from kit.health.why import explain
+from kit.runs import run_facts
+from kit.runs.status import Status
+from kit.spec.notify import Event
+
+# A `kit watch` that was down does not tell of yesterday.
+STALE_S = 3600.0
+_LATE = {"LOST", "SUBMITTED"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Happened:
+    """key: of no other event of the run, over requeues too; a run that is resumed has new ones. at: seconds since the epoch."""
+
+    event: Event
+    key: str
+    at: float
+
+
+def happened(one: Status, on: Sequence[Event], *, now: float, gone: bool = False) -> list[Happened]:
+    """What of `on` has happened to a run, oldest first. A failed run is told of once, whether `on` has fail, end, or both.
+
+    gone: a run of which neither Slurm nor its own record knows the end has been so for long enough.
+    """
+    every = run_facts.events(one.run_dir)
+    job = one.facts.slurm_id
+    mine = [event for event in every if job is None or _since(event, one)]
+    found: list[Happened] = []
+    starts = [event for event in mine if event["event"] == "start"]
+    if starts:
+        found.append(Happened(event="start", key=f"start-{job}", at=_at(starts[0], now)))
+    for event in mine:
+        if event["event"] == "stall":
+            number = str(event.get("number", "")) or str(event.get("epoch"))
+            found.append(Happened(event="stall", key=f"stall-{job}-{number}", at=_at(event, now)))
+    if not one.active and (one.state not in _LATE or (gone and one.state == "LOST")):
+        at = _at(mine[-1], now) if one.exit_code is not None and mine else now
+        failed = one.state != "COMPLETED" or bool(one.exit_code)
+        event_of: Event = "fail" if failed and "fail" in on else "end"
+        found.append(Happened(event=event_of, key=f"end-{job}", at=at))
+    return [one for one in found if one.event in on]
+
+
+def _since(event: Mapping[str, object], one: Status) -> bool:
+    """Whether an event is of this submission: an earlier one of the same folder was told of in its time."""
+    if "_" in str(one.facts.slurm_id):
+        # A point of a sweep is submitted once, and its script knows another number of its job.
+        return True
+    return str(event.get("job_id")) in {str(one.facts.slurm_id), str(one.job_id), *map(str, one.facts.links)}
+
+
+def _at(event: Mapping[str, object], now: float) -> float:
+    epoch = event.get("epoch")
+    return float(epoch) if isinstance(epoch, int | float) else now
+
+
+def text(one: Status, event: Event) -> tuple[str, str]:
+    """Title and body."""
+    name = one.run_dir.name
+    facts = f"job {one.job_id} on {one.facts.cluster}, nodes {one.nodes or 'not known'}"
+    if event == "start":
+        return f"{name}: started", facts
+    if event == "stall":
+        return f"{name}: ranks stand still", "\n".join([*_stalled(one), facts, f"kit why {name}"])
+    code = "" if one.exit_code is None else f", exit code {one.exit_code}"
+    answer = explain(Record(status=one))
+    said = [answer.line, answer.advice, facts, answer.next]
+    return f"{name}: {one.state}{code}", "\n".join(filter(None, said))
+
+
+def _stalled(one: Status) -> Iterable[str]:
+    newest = next((e for e in reversed(run_facts.events(one.run_dir)) if e["event"] == "stall"), {})
+    if newest:
+        where = f"rank {newest.get('rank')} on {newest.get('node')}"
+        yield f"{where}, step {newest.get('step')} ({newest.get('phase')}), for {newest.get('idle')} s"

@@ -1,0 +1,88 @@
+"""Sends a notice through apprise (https://github.com/caronc/apprise). A URL is a secret: no error and no log shows one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kit.errors import ConfigError, Fault, ToolError
+from kit.spec.notify import Event
+
+# For all endpoints of one notice together; they are asked at the same time.
+PATIENCE_S = 20.0
+_HIDDEN = "***"
+
+
+def require_apprise() -> Any:
+    """The module; ToolError where it is not installed."""
+    try:
+        import apprise
+    except ImportError:
+        problem = "notices go through apprise, which is not installed"
+        raise ToolError(problem, hint="pip install 'slurm-kit[notify]'") from None
+    # Its messages name hosts and parts of URLs.
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+    return apprise
+
+
+def check(urls: Mapping[str, str], *, file: str) -> None:
+    """ConfigError, which shows no value, for what apprise does not know. urls: by the names of their variables."""
+    faults = [
+        Fault(
+            file=file,
+            key="notify.to",
+            problem=f"the value of {name} is no URL that apprise knows",
+            hint="https://github.com/caronc/apprise/wiki lists them",
+        )
+        for name, url in urls.items()
+        if _endpoint(url) is None
+    ]
+    if faults:
+        raise ConfigError.of(*faults)
+
+
+def _endpoint(url: str) -> Any:
+    apprise = require_apprise()
+    # It keeps nothing on disk, loads no plugins of others, and expands nothing in a text.
+    asset = apprise.AppriseAsset(
+        app_id="kit", app_desc="kit", storage_mode=apprise.PersistentStoreMode.MEMORY, interpret_escapes=False
+    )
+    return apprise.Apprise.instantiate(url, asset=asset, suppress_exceptions=True)
+
+
+def send(
+    urls: Mapping[str, str],
+    event: Event,
+    title: str,
+    body: str,
+    *,
+    hide: Sequence[str] = (),
+    patience: float = PATIENCE_S,
+) -> dict[str, bool]:
+    """Whether each endpoint took it, by the name of its variable. Never raises for an endpoint, and never waits longer.
+
+    hide: values that no text may hold.
+    """
+    for value in sorted([*urls.values(), *hide], key=len, reverse=True):
+        if len(value) > 3:
+            title, body = title.replace(value, _HIDDEN), body.replace(value, _HIDDEN)
+    kind = {"start": "info", "fail": "failure", "stall": "warning", "end": "success"}[event]
+    took = dict.fromkeys(urls, False)
+
+    def tell(name: str, url: str) -> None:
+        # A plugin may raise anything; it is the endpoint's fault then, and not the run's.
+        try:
+            endpoint = _endpoint(url)
+            took[name] = bool(endpoint is not None and endpoint.notify(title=title, body=body, notify_type=kind))
+        except Exception:  # noqa: BLE001
+            took[name] = False
+
+    # An endpoint that answers byte by byte would hold the caller for as long as it likes; a daemon thread it may hold.
+    threads = [threading.Thread(target=tell, args=pair, daemon=True) for pair in urls.items()]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(max(0.0, patience))
+    return dict(took)

@@ -1,0 +1,58 @@
+"""Tells of a run what has not been told. Whoever makes an event's file tells of it, so that it is told at most once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from kit.notices import send
+from kit.notices.happened import STALE_S, happened, text
+from kit.runs import secret
+from kit.runs.status import Status
+from kit.spec.notify import Event
+from kit.spec.run_paths import RunPaths
+
+Say = Callable[[str], None]
+
+
+def tell(
+    one: Status,
+    on: Sequence[Event],
+    urls: Mapping[str, str],
+    *,
+    say: Say,
+    gone: bool = False,
+    patience: float = send.PATIENCE_S,
+) -> None:
+    """Send what of `on` has happened and was not told. say: hears what became of each. urls: by the names of their variables.
+
+    gone: as `happened` has it.
+    """
+    now = time.time()
+    for event in happened(one, on, now=now, gone=gone):
+        if not _mine(one.run_dir, event.key):
+            continue
+        if now - event.at > STALE_S:
+            say(f"{one.run_dir.name}: {event.event} was too long ago to be told")
+            continue
+        title, body = text(one, event.event)
+        took = send.send(
+            urls, event.event, title, body, hide=list(secret.read(one.run_dir).values()), patience=patience
+        )
+        for name, well in took.items():
+            say(f"{one.run_dir.name}: {event.event}: {name} {'was told' if well else 'could not be told'}")
+
+
+def _mine(run_dir: Path, key: str) -> bool:
+    """Whether this process is the first to tell of it. Noted before it is sent: it may be lost, and never comes twice."""
+    folder = RunPaths(run_dir).notices
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    try:
+        os.close(os.open(folder / key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return False
+    return True

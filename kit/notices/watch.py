@@ -1,0 +1,110 @@
+"""`kit watch`: looks at runs until they have ended, and tells of what happens to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kit.config import load_model
+from kit.errors import KitError, SlurmError
+from kit.notices.happened import STALE_S
+from kit.notices.tell import Say, tell
+from kit.runs import find_runs, secret
+from kit.runs import status as of
+from kit.runs.status import Queue, Status
+from kit.spec.job import Job
+from kit.spec.notify import Event
+from kit.spec.run_paths import RunPaths
+
+# Between two questions to Slurm, which answers all of its users.
+LOOK_S = 10.0
+# A run whose end neither Slurm nor its own record knows is lost after so long.
+_GONE_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """Of one run. urls: by the names of their variables."""
+
+    on: tuple[Event, ...]
+    urls: dict[str, str]
+
+
+@dataclass(kw_only=True)
+class Watcher:
+    """say: hears what was told to whom, and never a URL. queue: of Slurm."""
+
+    say: Say
+    queue: Queue
+    _told: dict[Path, Told | None] = field(default_factory=dict)
+    _gone: dict[Path, float] = field(default_factory=dict)
+
+    def look(self, run_dirs: Sequence[Path]) -> list[Status]:
+        """Look once, and tell; the runs that have not ended."""
+        try:
+            found = of.of(run_dirs, queue=self.queue)
+        except SlurmError as error:
+            # A controller that restarts is back soon, and the runs go on without it.
+            self.say(error.message)
+            return of.of(run_dirs, queue=lambda _: {})
+        return [one for one in found if not self._over(one)]
+
+    def _over(self, one: Status) -> bool:
+        told = self._whom(one.run_dir)
+        gone = False
+        if one.state == "LOST":
+            gone = time.monotonic() - self._gone.setdefault(one.run_dir, time.monotonic()) >= _GONE_S
+        else:
+            self._gone.pop(one.run_dir, None)
+        if told is not None:
+            tell(one, told.on, told.urls, say=self.say, gone=gone)
+        return not one.active and (one.state not in {"LOST", "SUBMITTED"} or gone)
+
+    def _whom(self, run_dir: Path) -> Told | None:
+        """Read once a run; what is wrong with it is said once."""
+        if run_dir not in self._told:
+            try:
+                self._told[run_dir] = whom(run_dir)
+            except KitError as error:
+                self.say(f"{run_dir.name}: {error.message}")
+                self._told[run_dir] = None
+        return self._told[run_dir]
+
+
+def whom(run_dir: Path) -> Told | None:
+    """Who is told of a run; None where nobody is to be. ConfigError where a URL is missing, or is none; it shows no value."""
+    from kit.notices import send
+
+    job = load_model(RunPaths(run_dir).job, Job)
+    if not job.notify.on:
+        return None
+    made = of.of_record(run_dir).manifest
+    urls = secret.urls(job, job_dir=Path(made.job_file).parent, job_file=made.job_file)
+    send.check(urls, file=made.job_file)
+    return Told(on=job.notify.on, urls=urls)
+
+
+def lately(folders: list[Path], queue: Queue) -> list[Path]:
+    """The runs that have not ended, or did within the last hour."""
+    found = of.of_facts(find_runs.find_all(folders), queue=queue)
+    return [one.run_dir for one in found if one.active or time.time() - _changed(one.run_dir) < STALE_S]
+
+
+def _changed(run_dir: Path) -> float:
+    try:
+        return RunPaths(run_dir).events.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def watch(
+    watcher: Watcher, wanted: Callable[[], Sequence[Path]], *, stay: bool, once: bool = False, look_s: float = LOOK_S
+) -> None:
+    """Until all runs that are wanted have ended; with `stay` until Ctrl-C, for those that come."""
+    while True:
+        left = watcher.look(wanted())
+        if once or not (left or stay):
+            return
+        time.sleep(look_s)

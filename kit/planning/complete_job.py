@@ -1,0 +1,107 @@
+"""A job is completed: nodes and GPUs that its roles or its framework's table come to, runtime, seed, start shape, lead.
+
+After `completed` no choice of the job is open, and no later step makes another copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from kit import frameworks
+from kit.allocation import minutes
+from kit.config import Resolved
+from kit.errors import ConfigError, Fault
+from kit.planning.plan_inputs import Site
+from kit.spec.job import Job, Resources
+from kit.spec.roles import Role
+
+
+def completed(resolved: Resolved, site: Site) -> Resolved:
+    """The job with every choice made. ConfigError when its launcher cannot start it so, or its [resources] contradict its roles."""
+    job, shapes = resolved.job, resolved.launcher.shapes
+    shape = job.shape or shapes[0]
+    if shape not in shapes:
+        problem = f"launcher {job.launcher!r} cannot start ranks by {shape!r}"
+        fault = Fault(key="shape", problem=problem, allowed=", ".join(shapes), hint=f'shape = "{shapes[0]}"')
+        raise ConfigError.of(fault, file=resolved.job_file)
+    if job.rendezvous != "static" and shape == "srun":
+        problem = f"the start shape 'srun' has no torchrun, so a rendezvous {job.rendezvous!r} has no effect"
+        hint = 'shape = "torchrun"' if "torchrun" in shapes else "remove the line"
+        raise ConfigError.of(Fault(key="rendezvous", problem=problem, hint=hint), file=resolved.job_file)
+    runtime = _runtime(resolved, site)
+    if job.container.capabilities and runtime not in ("bubblewrap", "bare"):
+        problem = f"runtime {runtime} gives a job no capabilities: only bubblewrap can, to root"
+        hint = 'runtime = "bubblewrap", or remove the line'
+        raise ConfigError.of(Fault(key="container.capabilities", problem=problem, hint=hint), file=resolved.job_file)
+    made = {
+        "resources": _resources(resolved),
+        "slurm": job.slurm.model_copy(update={"lead": _lead(resolved)}),
+        "shape": shape,
+        "seed": site.seed if job.seed is None else job.seed,
+        "container": job.container.model_copy(update={"runtime": runtime}),
+    }
+    return replace(resolved, job=job.model_copy(update=made))
+
+
+def _lead(resolved: Resolved) -> int:
+    """Seconds; a quarter of the time limit where a default would not be shorter than it, and the signal come before the ranks."""
+    lead, limit = resolved.job.slurm.lead, resolved.job.resources.time
+    seconds = int(60 * minutes(limit)) if limit else 0
+    # 0 minutes are no limit.
+    if not seconds or lead < seconds:
+        return lead
+    if "lead" in resolved.asked_slurm:
+        problem = f"{lead} s before the end of resources.time = {limit} the job has not begun"
+        raise ConfigError.of(
+            Fault(key="slurm.lead", problem=problem, hint=f"lead = {seconds // 4}"), file=resolved.job_file
+        )
+    return seconds // 4
+
+
+def _runtime(resolved: Resolved, site: Site) -> str:
+    """The runtime by name: job over cluster; 'auto' is pyxis where Slurm has it, else bubblewrap."""
+    if not site.containers:
+        return "bare"
+    for asked in (resolved.job.container.runtime, resolved.cluster.container.runtime):
+        if asked != "auto":
+            return asked
+    return "pyxis" if site.pyxis else "bubblewrap"
+
+
+def _resources(resolved: Resolved) -> Resources:
+    """What the job's roles or its framework's table come to; silently overrides a default of the cluster or the launcher."""
+    job = resolved.job
+    needed = frameworks.resources(resolved.launcher.framework, job)
+    if job.roles and "nodes" not in needed:
+        needed["nodes"] = _nodes(resolved, job.roles)
+    if faults := [*_contradictions(resolved, needed)]:
+        raise ConfigError.of(*faults, file=resolved.job_file)
+    return job.resources.model_copy(update=needed)
+
+
+def _contradictions(resolved: Resolved, needed: Mapping[str, int]) -> Iterator[Fault]:
+    """Figures that the user gave and that are others than those needed."""
+    job: Job = resolved.job
+    for key, value in needed.items():
+        # Under --debug the job's own figure is another one than the user's.
+        if value not in (getattr(job.resources, key), resolved.asked.get(key, value)):
+            said, table = resolved.asked[key], resolved.launcher.framework or "roles"
+            problem = f"{said} contradicts [{table}], which needs {value}"
+            yield Fault(key=f"resources.{key}", problem=problem, hint=f"{key} = {value}, or remove the line")
+
+
+def _nodes(resolved: Resolved, roles: Mapping[str, Role]) -> int:
+    """The sum of the roles', or `resources.nodes` where one takes the rest; ConfigError when there is no rest."""
+    total = resolved.job.resources.nodes
+    own = [role.nodes or 1 for role in roles.values() if role.shares is None]
+    counted = sum(n for n in own if n != "rest")
+    rest = own.count("rest")
+    if rest > 1 or (rest and total <= counted):
+        problem = f"the other roles take {counted} of resources.nodes = {total}: no node is left for nodes = 'rest'"
+        fault = Fault(key="roles", problem=problem, hint=f"[resources] nodes = {counted + 1}")
+        if rest > 1:
+            problem = f"{rest} roles ask for nodes = 'rest', and only one can have what is left"
+            fault = Fault(key="roles", problem=problem, hint="give all but one a number, such as nodes = 1")
+        raise ConfigError.of(fault, file=resolved.job_file)
+    return total if rest else counted

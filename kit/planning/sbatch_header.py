@@ -1,0 +1,112 @@
+"""The head of a batch script: what sbatch and salloc are asked for, what it says for people, and how such a head is read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby, takewhile
+
+from kit.allocation import Allocation
+from kit.planning.decisions import Decisions
+from kit.planning.placement import RolePlacement
+from kit.spec.cluster import NodeShape
+from kit.spec.job import Job
+
+_HEADER = "#SBATCH "
+
+
+def sbatch_options(made: Decisions) -> list[str]:
+    """The header, one option a line, in a fixed order."""
+    job, slurm, error = made.job, made.job.slurm, made.paths.error
+    options = salloc_options(made)
+    options += [f"--output={made.paths.output}", *([f"--error={error}"] if error else []), "--open-mode=append"]
+    # `B:` reaches the batch shell, which passes the signal on; without it Slurm would signal every process of the step.
+    options += [f"--signal=B:USR1@{slurm.lead}"] if slurm.lead and job.resources.time else []
+    options += [f"--{n}={v}" for n, v in (("mail-user", slurm.mail_user), ("mail-type", slurm.mail_type)) if v]
+    again = "--requeue=expedite" if made.resolved.cluster.expedited_requeue else "--requeue"
+    options += [again if goes_back(job) else "--no-requeue"]
+    # With spares, or with replicas, the job outlives a lost node; without, Slurm ends it and, with --requeue, queues it again.
+    options += ["--no-kill"] if made.outlives else []
+    return [*options, *slurm.extra]
+
+
+def salloc_options(made: Decisions) -> list[str]:
+    """The resources alone, for an interactive allocation."""
+    job, slurm, allocation = made.job, made.job.slurm, made.allocation
+    valued: Mapping[str, object | None] = {
+        "job-name": job.name,
+        "account": slurm.account,
+        "partition": slurm.partition,
+        "qos": slurm.qos,
+        "nodes": made.every_node,
+        "ntasks-per-node": allocation.tasks_per_node,
+        "cpus-per-task": allocation.cpus_per_task,
+        "mem": allocation.memory,
+        "time": job.resources.time,
+        "segment": job.resources.segment,
+        "switches": job.resources.switches,
+        "constraint": slurm.constraint,
+        "exclude": ",".join(filter(None, [slurm.exclude, *made.site.avoid])) or None,
+        "nodelist": slurm.nodelist,
+        "reservation": slurm.reservation,
+        "licenses": slurm.licenses,
+    }
+    options = [f"--{name}={value}" for name, value in valued.items() if value is not None]
+    return [*options, *_gpu_options(made.node, allocation), *(["--exclusive"] if slurm.exclusive else [])]
+
+
+def _gpu_options(node: NodeShape, allocation: Allocation) -> list[str]:
+    if not allocation.gpus_per_node or node.gres == "none":
+        return []
+    if node.gres == "gpus-per-node":
+        return [f"--gpus-per-node={allocation.gpus_per_node}"]
+    return [f"--gres={node.gres.removeprefix('gres:')}:{allocation.gpus_per_node}"]
+
+
+def goes_back(job: Job) -> bool:
+    """Whether Slurm may queue the job again."""
+    return job.slurm.requeue or job.retry.requeue > 0 or job.preflight.on_failure == "exclude"
+
+
+def explanation(made: Decisions) -> Iterator[str]:
+    """For a reader of the script: who runs where, the world size of each role, where the number of CPUs comes from."""
+    allocation = made.allocation
+    first = made.roles[0]
+    if first.plain:
+        tasks = f"start shape {made.job.shape}: {_count(allocation.tasks_per_node, 'task')} a node"
+        yield f"{_size(first)}; {tasks}."
+        cpus = f"{allocation.cpus_per_task} per task, {allocation.cpus_per_rank} per rank"
+        yield f"CPUs: {allocation.cpus_reason}; {cpus}."
+    else:
+        yield f"{_count(allocation.nodes, 'node')}, {_count(len(made.roles), 'role')}."
+        # Roles that run the same scripts differ in their place alone.
+        for _, group in groupby(made.roles, key=lambda role: role.scripts):
+            yield _of_roles([*group])
+        yield f"CPUs: {allocation.cpus_reason}."
+    yield from (line.rstrip() for line in made.extra.explained)
+
+
+def _of_roles(alike: list[RolePlacement]) -> str:
+    one, last = alike[0], alike[-1]
+    name = one.name if one is last else f"{one.name} to {last.name}, each"
+    return f"{name}: {_size(one)}; {one.shape}, {_count(one.cpus_per_rank, 'CPU')} a rank."
+
+
+def _size(one: RolePlacement) -> str:
+    size = f"{_count(one.nodes, 'node')} x {_count(one.ranks_per_node, 'rank')}"
+    return f"{size}, a service" if one.role.policy == "service" else f"{size} = world size {one.world_size}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def header(script: str) -> list[str]:
+    """The sbatch options of a batch script."""
+    head = takewhile(lambda line: line.startswith("#"), script.splitlines())
+    return [line.removeprefix(_HEADER) for line in head if line.startswith(_HEADER)]
+
+
+def explained(script: str) -> list[str]:
+    """What the head of a batch script says for people."""
+    head = takewhile(lambda line: line.startswith("#"), script.splitlines())
+    return [line.removeprefix("# ") for line in head if line.startswith("# ") and not line.startswith("# shellcheck")]

@@ -1,0 +1,49 @@
+"""Words of a job that look as if a shell would expand them: none does, since arguments reach the program byte for byte."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import get_args
+
+from kit.errors import Fault
+from kit.spec.job import Job, RankVariable
+from kit.spec.roles import Role
+
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
+_HOME = re.compile(r"(^|=)~(/|$)")
+_RANK = frozenset(get_args(RankVariable))
+
+
+def unexpanded(job: Job, roles: Mapping[str, Role]) -> Iterator[Fault]:
+    """A warning for each word of the job or its roles that holds `$NAME` or begins with `~/`; `setup` is shell anyway."""
+    script = [("script", job.script)] if job.script else []
+    command = _listed("command", job.command or ()) if "-c" not in (job.command or ()) else []
+    yield from _warnings([*script, *command, *_listed("args", job.args), *_named("env", job.env)])
+    for name, role in roles.items():
+        words = _listed(f"roles.{name}.args", role.args)
+        # `bash -c 'echo $X'` is a shell's line.
+        if role.command is not None and "-c" not in role.command:
+            words = [*_listed(f"roles.{name}.command", role.command), *words]
+        yield from _warnings([*words, *_named(f"roles.{name}.env", role.env)])
+
+
+def _listed(key: str, words: Iterable[str]) -> list[tuple[str, str]]:
+    return [(f"{key}[{place}]", word) for place, word in enumerate(words)]
+
+
+def _named(key: str, env: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(f"{key}.{name}", value) for name, value in env.items()]
+
+
+def _warnings(words: Iterable[tuple[str, str]]) -> Iterator[Fault]:
+    for key, word in words:
+        if found := _VARIABLE.search(word):
+            name = found[1]
+            hint = f'inherit = ["{name}"], and let the program read it; or write its value'
+            if name in _RANK:
+                hint = f'rank_args = {{ --{name.lower()} = "{name}" }}'
+            yield Fault(key=key, problem=f"nothing expands {found[0]}: the program gets the text itself", hint=hint)
+        elif _HOME.search(word):
+            problem = "nothing expands ~: the program gets the text itself"
+            yield Fault(key=key, problem=problem, hint="write the path from / on, as the ranks see it")

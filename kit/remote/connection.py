@@ -1,0 +1,267 @@
+"""One connection to a login node by the system's OpenSSH, kept open between commands, and requests over it.
+
+A request is one ssh session: a program for `sh`, its data, and an answer. Program and data go over standard input, so that nothing
+of them is a word of a command line, neither here nor there; ssh itself gets words of the kit's own, and the host, which is checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import re
+import secrets
+import stat
+import tempfile
+import time
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import platformdirs
+
+from kit import shell
+from kit.errors import ToolError
+from kit.remote import shell_program
+from kit.remote.answers import Reply, read
+from kit.shell import Completed
+from kit.spec.cluster import SshRules
+
+# A line that says nothing for so long is broken: three questions of ssh without an answer.
+_ALIVE_S, _ALIVE_TIMES = 5, 3
+# How long a connection that nobody uses stays open.
+_KEEP = "15m"
+_WAIT_S = 0.05
+# sun_path holds 108 bytes; ssh makes the socket under a name that is 17 longer: unix(7), ssh_config(5).
+_MOST_SOCKET_PATH = 88
+_SSH_FAILED = 255
+
+
+# Programs that only look, and so may be asked again at once when the line broke.
+_LOOKING = frozenset({"index", "fetch", "have", "lacking", "digest"})
+_LOOKING_COMMANDS = frozenset({"squeue", "sacct", "sinfo"})
+_LOOKING_WORDS = frozenset({("sbatch", "--test-only"), ("sbatch", "--version"), ("scontrol", "show")})
+_AGAIN_S = (0.5, 2.0)
+# What ssh says when a connection ended that was there.
+_BROKEN = re.compile(r"(?i)closed by|reset by|broken pipe|timeout, server|lost connection|session open refused|^$")
+
+
+class LineError(ToolError):
+    """The cluster cannot be reached, or the line broke before the answer had come. broken: there was a line."""
+
+    def __init__(self, message: str, *, hint: str = "", broken: bool = True) -> None:
+        super().__init__(message, hint=hint)
+        self.broken = broken
+
+
+@dataclass
+class Connection:
+    """A cluster's login node. name: of the cluster. timeout: seconds to connect in.
+
+    known: answers to Slurm's commands that came with another question; each is used once.
+    """
+
+    name: str
+    rules: SshRules
+    timeout: float = 20.0
+    known: dict[tuple[str, ...], Completed] = field(default_factory=dict)
+    uid: str = ""
+
+    @property
+    def host(self) -> str:
+        """As ssh_config has it."""
+        return self.rules.host
+
+    def ask(
+        self,
+        name: str,
+        constants: Mapping[str, object],
+        *,
+        data: Iterable[bytes] = (),
+        environment: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        looking: bool = False,
+    ) -> Reply:
+        """Run templates/remote/<name>.sh there with `constants` set; what it answered.
+
+        data: its standard input. environment: what Slurm's commands get there besides their own. timeout: seconds for it all; None:
+        as long as the line lives. LineError when there is no whole answer: the program may have run nonetheless. One that only
+        looks, as others do with `looking`, is asked again.
+        """
+        looking = looking or name in _LOOKING
+        pieces = [*data] if looking else data
+        for pause in _AGAIN_S if looking else ():
+            try:
+                return self._ask(name, constants, pieces, environment, timeout)
+            except LineError as error:
+                if not error.broken:
+                    raise
+                time.sleep(pause)
+        return self._ask(name, constants, pieces, environment, timeout)
+
+    def _ask(
+        self,
+        name: str,
+        constants: Mapping[str, object],
+        data: Iterable[bytes],
+        environment: Mapping[str, str] | None,
+        timeout: float | None,
+    ) -> Reply:
+        self._connect()
+        mark = f"kit-{secrets.token_hex(16)}"
+        text = shell_program.text(name, constants, mark=mark, path=self.rules.path or "", environment=environment or {})
+        body = text.encode(errors="surrogateescape")
+        # A fixed text: the login shell, whichever it is, sees no word that comes from outside.
+        command = f"exec sh -c 'p=$(head -c {len(body)}) && eval \"$p\"'"
+        argv = [*self._ssh(), "-T", "-o", "ControlMaster=no", "--", self.host, command]
+        done = shell.exchange(argv, _joined(body, data), timeout=timeout)
+        return self._reply(done, mark.encode())
+
+    def run(
+        self, argv: Sequence[str], *, env: Mapping[str, str], text: str | None, timeout: float | None, check: bool
+    ) -> Completed:
+        """One command there. Raises what `shell.run` raises."""
+        words = tuple(argv)
+        done = self.known.pop(words, None)
+        if done is None:
+            content = (text or "").encode()
+            reply = self.ask(
+                "run",
+                {"ARGV": shell_program.Words(words), "INPUT": len(content)},
+                data=[content],
+                environment=env,
+                timeout=timeout and timeout + self.timeout,
+                looking=words[0] in _LOOKING_COMMANDS or words[:2] in _LOOKING_WORDS,
+            )
+            done = reply.completed("run", words)
+        if done.returncode == 127 and f"{words[0]}:" in done.stderr:
+            raise ToolError(
+                f"cluster {self.name}: {words[0]} is not in the PATH of ssh sessions on {self.host}",
+                hint=f'path = "/opt/slurm/bin" under [ssh] of clusters/{self.name}.toml',
+            )
+        if check and done.returncode != 0:
+            raise shell.failed(done)
+        return done
+
+    def interactive(self, command: str) -> list[str]:
+        """The argv of a command with a terminal there. command: quoted for sh."""
+        self._connect()
+        return [
+            *self._ssh(),
+            "-t",
+            "-o",
+            "ControlMaster=no",
+            "--",
+            self.host,
+            f"exec sh -c {shell_program.quoted(command)}",
+        ]
+
+    def login(self) -> int:
+        """Open the connection on the user's own terminal, where ssh may ask for whatever it needs; ssh's exit code."""
+        self.close()
+        argv = ["ssh", *self._config(), *self._options(), "-f", "-N", "-o", f"ControlPersist={_KEEP}", "--", self.host]
+        return shell.call(argv)
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
+        with contextlib.suppress(ToolError):
+            shell.run([*self._ssh(), "-O", "exit", "--", self.host], check=False, timeout=5)
+
+    def is_open(self) -> bool:
+        """Whether a connection is kept. Nothing is sent."""
+        try:
+            return shell.run([*self._ssh(), "-O", "check", "--", self.host], check=False, timeout=5).returncode == 0
+        except ToolError:
+            return False
+
+    def _reply(self, done: shell.Exchanged, mark: bytes) -> Reply:
+        banner, found, packed = done.stdout.partition(b"\n" + mark + b"\n")
+        if not found:
+            said = "\n".join(filter(None, [done.stderr.strip(), banner.decode(errors="replace").strip()]))
+            if done.returncode == _SSH_FAILED:
+                raise self._unreachable(said)
+            problem = (
+                f"cluster {self.name}: {self.host} runs no commands (exit code {done.returncode}){_indented(said)}"
+            )
+            raise ToolError(problem, hint=f"ssh {self.host} true")
+        try:
+            plain = gzip.decompress(packed)
+        except (OSError, EOFError, zlib.error):
+            raise LineError(f"cluster {self.name}: the line to {self.host} broke before the answer had come") from None
+        reply = read(plain, stderr=done.stderr)
+        if not reply.whole:
+            raise LineError(f"cluster {self.name}: {self.host} did not finish its answer{_indented(done.stderr)}")
+        return reply
+
+    def _connect(self) -> None:
+        """Open the connection unless it is there. It outlives this command, and has no terminal that it could ask on."""
+        if self.is_open():
+            return
+        shell.require("ssh", hint="install OpenSSH's client (Debian: openssh-client)")
+        with tempfile.TemporaryDirectory(prefix="kit-ssh-") as folder:
+            log = Path(folder) / "log"
+            options = ["-o", "BatchMode=yes", "-N", "-o", f"ControlPersist={_KEEP}"]
+            argv = ["ssh", *self._config(), *self._options(), *options, "--", self.host]
+            pid = shell.daemon(argv, log=log)
+            until = time.monotonic() + self.timeout
+            while not self.is_open():
+                if shell.ended(pid) and not self.is_open():
+                    raise self._unreachable(log.read_text(encoding="utf-8", errors="replace").strip())
+                if time.monotonic() > until:
+                    shell.end(pid)
+                    raise self._unreachable(f"no connection within {self.timeout:g} s")
+                time.sleep(_WAIT_S)
+
+    def _unreachable(self, said: str) -> LineError:
+        hint = f"'kit cluster login {self.name}' connects on your terminal, where ssh may ask; or see 'ssh {self.host}'"
+        last = (said.strip().splitlines() or [""])[-1]
+        broken = _BROKEN.search(last) is not None
+        return LineError(
+            f"cluster {self.name}: {self.host} cannot be reached{_indented(said)}", hint=hint, broken=broken
+        )
+
+    def _ssh(self) -> list[str]:
+        return ["ssh", *self._config(), *self._options(), "-o", "BatchMode=yes"]
+
+    def _config(self) -> list[str]:
+        return ["-F", str(Path(self.rules.config).expanduser())] if self.rules.config else []
+
+    def _options(self) -> list[str]:
+        # What a user's ssh_config may have for sessions of a terminal, and a session of the kit does not.
+        none = [
+            "-o",
+            "RemoteCommand=none",
+            "-o",
+            "RequestTTY=no",
+            "-o",
+            "ClearAllForwardings=yes",
+            "-o",
+            "PermitLocalCommand=no",
+        ]
+        alive = ["-o", f"ServerAliveInterval={_ALIVE_S}", "-o", f"ServerAliveCountMax={_ALIVE_TIMES}"]
+        connect = ["-o", f"ConnectTimeout={max(1, round(self.timeout))}"]
+        return [*none, *alive, *connect, "-o", "ControlMaster=auto", "-o", f"ControlPath={_sockets()}/%C"]
+
+
+def _joined(body: bytes, data: Iterable[bytes]) -> Iterable[bytes]:
+    yield body
+    yield from data
+
+
+def _indented(said: str) -> str:
+    return "".join(f"\n  {line}" for line in said.splitlines()[-8:] if line.strip())
+
+
+def _sockets() -> Path:
+    """The folder of the kept connections, for others closed: who may use a socket in it is logged in."""
+    own = platformdirs.user_cache_path("kit") / "ssh"
+    folder = own if len(os.fsencode(own)) + 41 <= _MOST_SOCKET_PATH else Path(f"/tmp/kit-ssh-{os.geteuid()}")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        seen = folder.lstat()
+    except OSError as error:
+        raise ToolError(f"{folder}: no place for ssh's sockets: {error.strerror}") from None
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+        raise ToolError(f"{folder}: ssh's sockets need a folder that is yours, with mode 0700", hint=f"rm -r {folder}")
+    return folder

@@ -1,0 +1,145 @@
+"""Makes the report of a run, of a sweep, or of several runs: report.json's content, from names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kit import __version__
+from kit.comparison import as_text, recorded_run
+from kit.comparison.compare import compare
+from kit.errors import UsageError
+from kit.health.run_record import Record
+from kit.health.why import explain
+from kit.ledger import find
+from kit.ledger.as_json import as_dict
+from kit.ledger.find import FoundLedgers
+from kit.ledger.ledger import Ledger, together
+from kit.reports import collect
+from kit.runs.status import Queue, Status
+from kit.safe_text import clean
+from kit.sweeps.key_names import short_names, shown
+from kit.sweeps.results import Results, gather
+
+# Curves of more runs than this hide each other, and do not fit into the page.
+MOST_RUNS = 200
+_DIFF_LINES = 400
+
+
+def report(names: Sequence[str], folders: list[Path], *, queue: Queue, now: float) -> dict[str, Any]:
+    """The report. names: none for the newest run, one run or sweep, or several runs. now: seconds since the epoch.
+
+    RunError for a name that is none; UsageError where sweeps and runs are mixed.
+    """
+    made_at = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
+    head = {"schema": collect.SCHEMA, "kit": __version__, "made_at": made_at}
+    wanted: Sequence[str | None] = names or [None]
+    found = [find.ledgers(name, folders, queue=queue, now=now) for name in wanted]
+    if len(found) == 1:
+        one = found[0]
+        if one.sweep is None:
+            run = collect.run(one.runs[0], one.ledgers[0], one.price)
+            return {**head, "kind": "run", "title": run["id"], "runs": [run]}
+        return {**head, **_of_sweep(one, gather(one.runs[0].run_dir.parent.parent, queue=queue))}
+    if any(one.sweep is not None for one in found):
+        raise UsageError(
+            "a sweep has a report of its own", hint=f"kit report {next(o.sweep for o in found if o.sweep)}"
+        )
+    return {**head, **_of_several(found)}
+
+
+def _of_several(found: Sequence[FoundLedgers]) -> dict[str, Any]:
+    runs = [(one.runs[0], one.ledgers[0], one) for one in found]
+    briefs = [
+        {**collect.brief(status, closed, one.price), "label": status.run_dir.name} for status, closed, one in runs
+    ]
+    whole = together("all runs", [closed for _, closed, _ in runs])
+    columns = ["run", "state", "last loss", "wall, s", "goodput", "image", "commit"]
+    table = [{"id": run["id"], "best": False, "cells": _cells(run)} for run in briefs]
+    title = " and ".join(run["id"] for run in briefs) if len(briefs) == 2 else f"{len(briefs)} runs"
+    return {
+        "kind": "several",
+        "title": title,
+        "columns": columns,
+        "table": table,
+        "runs": briefs,
+        "ledger": as_dict(whole, found[0].price),
+        "diff": _diff(*(status for status, _, _ in runs)) if len(runs) == 2 else [],
+    }
+
+
+def _diff(a: Status, b: Status) -> list[str]:
+    """What `kit diff A B` says, without what accounting alone knows."""
+    made = compare(*(recorded_run.read(one, explain(Record(status=one))) for one in (a, b)))
+    return [clean(line) for line in as_text.lines(made, full=False)][:_DIFF_LINES]
+
+
+def _cells(run: dict[str, Any]) -> list[str]:
+    facts, loss = run["facts"], run["loss"]
+    return [
+        run["id"],
+        facts["state"],
+        f"{loss[-1][1]:.5g}" if loss and loss[-1][1] is not None else "",
+        f"{run['ledger']['wall_s']:,.1f}",
+        f"{run['ledger']['goodput']:.1%}",
+        facts["image"] or "",
+        (facts["commit"] or "")[:12],
+    ]
+
+
+def _of_sweep(found: FoundLedgers, results: Results) -> dict[str, Any]:
+    closed: dict[Path, tuple[Status, Ledger]] = {
+        status.run_dir: (status, one)
+        for status, one in zip([s for s in found.runs if not s.facts.problem], found.ledgers, strict=True)
+    }
+    short = short_names(results.keys)
+    briefs: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
+    for row in results.rows:
+        values = {short[key]: row.values.get(key) for key in results.keys}
+        metric = row.metrics.get(results.metric) if results.metric else None
+        if metric is not None and not math.isfinite(metric):
+            metric = None
+        rows.append(
+            {
+                "point": row.index,
+                "id": row.run_dir.name,
+                **{k: _plain(v) for k, v in values.items()},
+                (results.metric or "metric"): metric,
+            }
+        )
+        label = " ".join(
+            [f"point {row.index}", *(f"{key}={'' if value is None else shown(value)}" for key, value in values.items())]
+        )
+        if row.run_dir.resolve() in closed and len(briefs) < MOST_RUNS:
+            status, one = closed[row.run_dir.resolve()]
+            briefs.append({**collect.brief(status, one, found.price), "label": label})
+        cells = [
+            f"point {row.index}",
+            *(("" if value is None else shown(value)) for value in values.values()),
+            row.state,
+        ]
+        cells.append("" if metric is None else f"{metric:.6g}")
+        is_best = results.best is not None and row.index == results.best.index
+        table.append({"id": row.run_dir.name, "best": is_best, "cells": cells})
+    return {
+        "kind": "sweep",
+        "title": results.sweep_id,
+        "metric": results.metric,
+        "goal": results.goal,
+        "keys": [short[key] for key in results.keys],
+        "columns": ["point", *short.values(), "state", results.metric or "metric"],
+        "rows": rows,
+        "table": table,
+        "runs": briefs,
+        "ledger": as_dict(together(results.sweep_id, found.ledgers), found.price),
+    }
+
+
+def _plain(value: object) -> object:
+    """A swept value that a chart can place: lists and tables by their text."""
+    return value if isinstance(value, int | float | str) else None if value is None else str(value)

@@ -1,0 +1,45 @@
+"""Vega, Vega-Lite and Vega-Embed as one script, from vl-convert: made once, then kept in the user's cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from importlib.metadata import version
+from typing import Any
+
+import platformdirs
+
+from kit import untrusted_files
+from kit.errors import ToolError
+from kit.runs import atomic_write
+
+_VEGA_LITE = "6.1"
+
+
+def script() -> str:
+    """The script; it sets window.vegaEmbed. ToolError where vl-convert is not installed."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise ToolError(
+            "kit report draws with Vega-Lite, and vl-convert-python is not installed",
+            hint="pip install 'slurm-kit[report]'",
+        ) from None
+    folder = platformdirs.user_cache_path("kit")
+    path = folder / f"vega-{_VEGA_LITE}-{version('vl-convert-python')}.js"
+    try:
+        return untrusted_files.read_text(path)
+    except OSError:
+        # Its types want a snippet, which is optional: without one the script sets window.vegaEmbed.
+        bundle: Any = vl_convert.javascript_bundle
+        made = str(bundle(vl_version=_VEGA_LITE))
+    if re.search("</script|<!--", made, re.IGNORECASE):
+        raise ToolError(
+            f"vl-convert-python {version('vl-convert-python')}: its script cannot be put into a page",
+            hint="pip install --upgrade 'slurm-kit[report]'",
+        )
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time and nothing else
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - as the index does
+        atomic_write.write(path, made, durable=False)
+    return made

@@ -1,0 +1,163 @@
+"""A program of launchers/ on this node, in an image or with a Python of the user's: what it needs, the kit itself has not.
+
+The program says its progress, warnings, error and result as lines of JSON; what the kit adds is the container and the bar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from kit import data_folders, shell
+from kit.errors import ImageError, RunError, ToolError, UsageError
+from kit.images import check_against_lock, image_lock
+from kit.images.progress import Report
+from kit.runtimes.base import Container
+from kit.runtimes.bubblewrap import runtime
+from kit.spec.job import ContainerOptions
+from kit.spec.mount import Mount
+from kit.spec.run_paths import CONTAINER_RUN
+
+_LAUNCHERS = "/kit/launchers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A path of the host that the program is given. inside: where the container has it; tail: of what is below it, or empty."""
+
+    host: Path
+    inside: str
+    tail: str = ""
+    writable: bool = False
+
+    def word(self, *, contained: bool) -> str:
+        """As an argument of the program."""
+        return (self.inside if contained else str(self.host)) + self.tail
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeProgram:
+    """script: below launchers/. image: in what, by name; python: without a container, an interpreter that has what it imports.
+
+    needs: packages that the image must hold, and `why`, for the error. store: of images.
+    """
+
+    script: str
+    image: str
+    python: str | None
+    needs: tuple[str, ...]
+    why: str
+    store: Path
+    project: Path
+
+    def run(self, words: Sequence[str | Shown], report: Report) -> dict[str, Any]:
+        """Run it, and return its last word.
+
+        RunError with the program's own error; ImageError and LockError for the image; ToolError when it fails otherwise.
+        """
+        shown = [word for word in words if isinstance(word, Shown)]
+        contained = self.python is None
+        given = [word if isinstance(word, str) else word.word(contained=contained) for word in words]
+        launchers = data_folders.packaged() / "launchers"
+        if self.python is not None:
+            argv = [self.python, str(launchers / self.script), *given]
+            return _run(argv, {**os.environ, "PYTHONPATH": str(launchers)}, {}, report)
+        program = ["python3", f"{_LAUNCHERS}/{self.script}", *given]
+        outside = {one.inside: str(one.host) for one in shown}
+        return _run(self._contained(shown, program), _environment(), outside, report)
+
+    def _contained(self, shown: Sequence[Shown], program: Sequence[str]) -> list[str]:
+        """The argv that runs `program` in the image. It sees only these mounts, and writes only where `shown` allows it."""
+        shell.require("bwrap", hint="install bubblewrap, or use --no-container and --python")
+        image = self._image()
+        packaged = data_folders.packaged()
+        try:
+            mounts = (
+                Mount(source=str(packaged / "templates/bin"), target=f"{CONTAINER_RUN}/bin", flags=("ro",)),
+                Mount(source=str(packaged / "launchers"), target=_LAUNCHERS, flags=("ro",)),
+                *(Mount(source=str(o.host), target=o.inside, flags=() if o.writable else ("ro",)) for o in shown),
+            )
+        except ValidationError as error:
+            raise UsageError(f"a path cannot be mounted: {error.errors()[0]['msg']}") from None
+        container = Container(
+            image=str(image),
+            mounts=mounts,
+            workdir="/",
+            options=ContainerOptions(remap_root=False),
+            bin=packaged / "templates/bin",
+            home=str(Path.home()),
+        )
+        script, *words = runtime.wrap([], program, container)
+        return [script, "--isolated", *words]
+
+    def _image(self) -> Path:
+        """The image's file, which is the locked one and has what the program imports."""
+        path = image_lock.find(self.image, project=self.project)
+        if path is None:
+            data_folders.find("containers", self.image, project_dir=self.project, key="--image")
+            raise ImageError(f"image {self.image} is not built yet", hint=f"run 'kit build-image {self.image}'")
+        lock = image_lock.read(path)
+        if missing := lock.packages.lacking(self.needs):
+            raise ImageError(
+                f"image {self.image} lacks {', '.join(missing)}, which {self.why} needs",
+                hint="name another with --image, or a python that has them with --no-container --python",
+            )
+        return check_against_lock.check(lock, self.store, full=False)
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of the user's own reaches the program but where programs and temporary files are."""
+    kept = {name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR") if name in os.environ}
+    return {**kept, "PYTHONPATH": _LAUNCHERS, "PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"}
+
+
+def _run(argv: Sequence[str], env: dict[str, str], outside: dict[str, str], report: Report) -> dict[str, Any]:
+    """Run, report on the way, and return the last word. outside: paths as the program sees them -> as the user does."""
+    result: dict[str, Any] | None = None
+    refused: RunError | None = None
+    with contextlib.ExitStack() as bar:
+        try:
+            for said in _said(shell.lines(argv, env=env), outside, report):
+                if "error" in said:
+                    refused = RunError(said["error"], hint=said["hint"])
+                elif "stage" in said:
+                    bar.close()
+                    advance, done = bar.enter_context(report.counting(said["stage"], said["total"])), 0
+                elif "done" in said:
+                    advance(said["done"] - done)
+                    done = said["done"]
+                elif "warning" in said:
+                    report.warn(said["warning"])
+                else:
+                    result = said
+        except ToolError:
+            if refused is None:
+                raise
+    if refused is not None:
+        raise refused
+    if result is None:
+        raise ToolError(f"{argv[0]}: the program ended and reported nothing")
+    return result
+
+
+def _said(lines: Iterator[str], outside: dict[str, str], report: Report) -> Iterator[dict[str, Any]]:
+    """The objects among the lines; all else is somebody's own message."""
+    for line in lines:
+        text = line
+        for inside, path in outside.items():
+            text = text.replace(inside, path)
+        try:
+            content = json.loads(text)
+        except ValueError:
+            content = None
+        if isinstance(content, dict):
+            yield content
+        else:
+            report.line(text)

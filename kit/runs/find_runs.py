@@ -1,0 +1,111 @@
+"""Finds runs: every folder that a cluster file names for runs is looked through."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+
+from kit import config, data_folders
+from kit.errors import ConfigError, RunError
+from kit.remote import run_folder_mirror as mirrors
+from kit.runs import index
+from kit.runs.index import POINTS
+from kit.runs.run_facts import Facts
+from kit.spec.cluster import Cluster
+
+
+def folder_of(cluster: Cluster, project: Path) -> Path:
+    """Where runs on `cluster`, one of this machine, are made for this user."""
+    return _filled(cluster.paths.runs, project)
+
+
+def store_of(cluster: Cluster, project: Path) -> Path:
+    """The image store of `cluster` for this user: the one that its file names, else KIT_STORE, else the user's own."""
+    named = cluster.paths.store
+    return data_folders.image_store() if named is None else _filled(named, project)
+
+
+def _filled(text: str, project: Path) -> Path:
+    """A path of a cluster file. Links are kept: other nodes know the path by its name."""
+    known = {
+        "project": str(project),
+        "user": getpass.getuser(),
+        "home": str(Path.home()),
+        "data": str(data_folders.user_data()),
+    }
+    if text == "~" or text.startswith("~/"):
+        text = known["home"] + text[1:]
+    for word, value in known.items():
+        text = text.replace(f"{{{word}}}", value)
+    return Path(os.path.abspath(text))  # noqa: PTH100 - resolve() would follow links
+
+
+def folders(project: Path) -> list[Path]:
+    """The runs folders of all clusters that this project knows; a cluster file that cannot be read is passed over here.
+
+    Of a cluster over ssh that of its mirror, as it is.
+    """
+    found = []
+    for name in data_folders.names("clusters", project_dir=project):
+        try:
+            entry = data_folders.find("clusters", name, project_dir=project)
+            rules = config.load_model(entry.path, Cluster)
+            found.append(mirrors.of(name, rules).runs if rules.ssh else folder_of(rules, project))
+        except ConfigError:
+            continue
+    return list(dict.fromkeys(found))
+
+
+def find_all(folders: list[Path]) -> list[tuple[Path, Facts]]:
+    """All runs, those of sweeps' points too, with what their folders say; oldest first."""
+    found = [one for folder in folders for one in index.runs(folder)]
+    return sorted(found, key=lambda one: (one[1].submitted_at, one[0].name))
+
+
+def find_one(name: str | None, folders: list[Path]) -> Path:
+    """A run by its folder, id, unique start of an id, or Slurm job id; without a name, the newest but for shells. Else RunError."""
+    if name is None:
+        return _newest(folders)
+    if index.is_run(Path(name)):
+        return Path(name).resolve()
+    matching = [folder / name for folder in folders if _is_name(name) and index.is_run(folder / name)]
+    matching = matching or [p for folder in folders for p in index.run_dirs(folder) if p.name.startswith(name)]
+    if not matching and name.replace("_", "").isdigit():
+        # Another cluster, or this one made anew, may have given the same number before: the newest is meant.
+        matching = [path for path, one in find_all(folders) if str(one.job_id) == name][-1:]
+    hint = ""
+    if matching and {p.parent for p in matching} == {matching[0].parent} and matching[0].parent.name == POINTS:
+        hint = f"'kit results {matching[0].parent.parent.name}' shows all points of that sweep"
+    if found := only(name, matching, what="runs", hint=hint):
+        return found
+    raise RunError(f"{name}: no such run under {_listed(folders)}", hint="'kit runs' lists the runs")
+
+
+def only(name: str, matching: list[Path], *, what: str, hint: str = "") -> Path | None:
+    """The one of these that is called `name`, or else the only one there is; None without any. RunError for several.
+
+    what: they are, in the plural. hint: else some of their names.
+    """
+    exact = [path for path in matching if path.name == name]
+    matching = exact or matching
+    if len(matching) > 1:
+        names = ", ".join(sorted(path.name for path in matching)[-3:])
+        raise RunError(f"{name}: {len(matching)} {what} start with it", hint=hint or f"such as {names}")
+    return matching[0] if matching else None
+
+
+def _newest(folders: list[Path]) -> Path:
+    """The newest run that can be read and is no shell: a shell that has ended is nothing to look at, or to cancel."""
+    newest = [path for path, one in find_all(folders) if not one.problem and not one.interactive]
+    if not newest:
+        raise RunError(f"no runs yet under {_listed(folders)}", hint="'kit submit' makes one")
+    return newest[-1]
+
+
+def _is_name(name: str) -> bool:
+    return name not in {"", ".", ".."} and os.sep not in name
+
+
+def _listed(folders: list[Path]) -> str:
+    return ", ".join(str(folder) for folder in folders if folder.is_dir()) or "the folders of this project's clusters"

@@ -1,0 +1,55 @@
+"""Folders for the output of batch scripts: slurmd makes none, and a job without one fails with no message."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from kit.errors import RunError
+from kit.planning.sbatch_header import header
+from kit.spec import slurm_filename_pattern
+
+_FILES = ("output", "error")
+
+
+@contextlib.contextmanager
+def folders(scripts: Iterable[str]) -> Iterator[None]:
+    """Make the folders that these batch scripts' output goes to, outside their run folders.
+
+    Those that are new go away again when the block ends badly. RunError, naming slurm.output, when one cannot be made.
+    """
+    new: list[Path] = []
+    try:
+        for folder in dict.fromkeys(one for script in scripts for one in _folders_of(script)):
+            new += _make(folder)
+        yield
+    except BaseException:
+        for made in reversed(new):
+            with contextlib.suppress(OSError):
+                made.rmdir()
+        raise
+
+
+def _folders_of(script: str) -> list[Path]:
+    """Those that a script's header names; a run folder makes its own, and so those of an array's tasks are not known here."""
+    options = dict(option.removeprefix("--").partition("=")[::2] for option in header(script))
+    files = [options[name] for name in _FILES if name in options]
+    return [
+        slurm_filename_pattern.folder(file, job_name=options["job-name"], user=getpass.getuser())
+        for file in files
+        if "/%a/" not in file
+    ]
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder and what is missing above it; those that are new, the outermost first."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"{folder}: cannot be made: {error.strerror}", hint="set slurm.output and slurm.error to a folder of yours"
+        ) from None
+    return missing[::-1]

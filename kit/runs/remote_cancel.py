@@ -1,0 +1,51 @@
+"""`kit cancel` of runs of a cluster over ssh: one program asks Slurm and leaves the marks, at most once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from kit.errors import SlurmError
+from kit.remote import run_folder_mirror as mirrors
+from kit.remote import shell_program
+from kit.remote.answers import Reply
+from kit.remote.connection import LineError
+from kit.runs.remote_clusters import RemoteCluster
+from kit.runs.status import Status
+
+# Pauses before a broken line is tried again, in seconds.
+_AGAIN_S = (1.0, 3.0, 9.0)
+
+
+def send(cluster: RemoteCluster, at_once: Sequence[Status], gently: Sequence[Status]) -> None:
+    """Have Slurm end some jobs and ask others. SlurmError when Slurm refuses.
+
+    A job that was asked is not asked again: to a batch script a second request is one to end now.
+    """
+    lines = [f"{'waiting' if one.state == 'PENDING' else 'now'} {one.job_id} {_path(cluster, one)}" for one in at_once]
+    lines += [f"gently {one.job_id} {_path(cluster, one)}" for one in gently]
+    nonce = f"cancel-{time.time_ns():x}"
+    constants = {
+        **mirrors.folders(cluster.rules),
+        "NONCE": nonce,
+        "ARGV": shell_program.Words(("printf", "%s\\n", *lines)),
+    }
+    for pause in (*_AGAIN_S, None):
+        try:
+            _require_taken(cluster.connection.ask("cancel", constants))
+        except LineError:
+            if pause is None:
+                raise
+            time.sleep(pause)
+        else:
+            return
+
+
+def _path(cluster: RemoteCluster, one: Status) -> str:
+    return one.run_dir.relative_to(cluster.mirror.runs).as_posix()
+
+
+def _require_taken(reply: Reply) -> None:
+    for name, code in reply.codes.items():
+        if code != 0:
+            raise SlurmError(f"scancel, {name.replace('_', ' ')}: {reply.stderr.strip() or 'refused'}")

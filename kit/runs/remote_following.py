@@ -1,0 +1,86 @@
+"""Waits for runs of clusters over ssh through broken connections: what was read stays, and reading continues there."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from kit.errors import ToolError
+from kit.remote.connection import LineError
+from kit.runs import remote_clusters
+from kit.runs.remote_clusters import RemoteCluster
+from kit.runs.status import Queue
+from kit.slurm.client import JobId, QueuedJob
+
+# Between two looks at a run's logs, in seconds: soon after some came, less and less often while none come.
+_LOOK_S, _LOOK_MOST_S = 1.0, 5.0
+# Between two tries of a broken line.
+_TRY_S, _TRY_MOST_S = 2.0, 30.0
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+def patient(queue: Queue, *, say: Say) -> Queue:
+    """The same queue, asked again and again while its cluster cannot be reached."""
+
+    def ask(name: str) -> Mapping[JobId, QueuedJob] | None:
+        remote = remote_clusters.of(name)
+        if remote is None:
+            return queue(name)
+        return _until_it_answers(remote, lambda: queue(name), say=say, stop=threading.Event())
+
+    return ask
+
+
+@contextlib.contextmanager
+def fetching(run_dir: Path, *, say: Say) -> Iterator[Callable[[], None]]:
+    """Bring a run's files up to date again and again, within the block; nothing for a run of this machine.
+
+    The block gets what does it once more, for the last lines of a run that has ended.
+    """
+    remote = remote_clusters.holding(run_dir)
+    if remote is None:
+        yield lambda: None
+        return
+    stop = threading.Event()
+
+    def once() -> None:
+        _until_it_answers(remote, lambda: remote.fetch(run_dir, accounting_too=False), say=say, stop=stop)
+
+    thread = threading.Thread(target=_fetch, args=(run_dir, once, stop), daemon=True)
+    thread.start()
+    try:
+        yield once
+    finally:
+        stop.set()
+
+
+def _fetch(run_dir: Path, once: Callable[[], None], stop: threading.Event) -> None:
+    pause, before = _LOOK_S, -1
+    while not stop.wait(pause):
+        # What else goes wrong, the thread that asks for the run's state says.
+        with contextlib.suppress(ToolError):
+            once()
+        size = sum(path.stat().st_size for path in (run_dir / "logs").glob("**/*.log"))
+        pause = _LOOK_S if size != before else min(pause * 1.3, _LOOK_MOST_S)
+        before = size
+
+
+def _until_it_answers(remote: RemoteCluster, ask: Callable[[], T], *, say: Say, stop: threading.Event) -> T:
+    pause, said = _TRY_S, False
+    while True:
+        remote.silent = ""
+        try:
+            return ask()
+        except LineError as error:
+            if stop.is_set():
+                raise
+            if not said:
+                say(f"{error.message.splitlines()[0]}; trying again, the job goes on")
+            said = True
+        stop.wait(pause)
+        pause = min(pause * 1.5, _TRY_MOST_S)

@@ -1,0 +1,94 @@
+"""Sends an image by its digest: not at all when it is there, and from where the last try ended when a part of it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from kit import data_folders
+from kit.errors import ImageError, LockError
+from kit.remote import run_folder_mirror as mirrors
+from kit.runs.remote_clusters import RemoteCluster
+
+if TYPE_CHECKING:
+    from kit.spec.image import ImageLock
+
+_CHUNK = 1 << 20
+
+
+def require(cluster: RemoteCluster, lock: ImageLock, there: Sequence[str]) -> None:
+    """Have the locked image in the cluster's store. there: what `have.sh` said of it.
+
+    LockError when it is not here either, or is another one there; ImageError when it cannot be sent.
+    """
+    if there[0] == "there":
+        _check(cluster, lock, there[1:])
+        return
+    cluster.mirror.runs.mkdir(parents=True, exist_ok=True)
+    with FileLock(cluster.mirror.root / f"image-{lock.sha256[:16]}.lock"):
+        _send(cluster, lock, int(there[1]) if there[0] == "part" else 0)
+
+
+def _check(cluster: RemoteCluster, lock: ImageLock, signature: Sequence[str]) -> None:
+    """By its digest: computed there once for each file, and remembered here by inode, size and time."""
+    mend = f"remove it there: the next submit sends it again: ssh {cluster.connection.host}"
+    if int(signature[1]) != lock.size:
+        raise LockError(
+            f"image {lock.name}: the cluster's file has {signature[1]} bytes, the lock says {lock.size}", hint=mend
+        )
+    note = _note(cluster, lock)
+    if _read(note) == list(signature):
+        return
+    reply = cluster.connection.ask("digest", {**mirrors.folders(cluster.rules), "SHA": lock.sha256})
+    found = reply.text("digest").lstrip("\\")[:64]
+    if found != lock.sha256:
+        problem = f"the cluster's file has the digest sha256:{found}, and the lock says sha256:{lock.sha256}"
+        raise LockError(f"image {lock.name}: {problem}: it was damaged or replaced", hint=mend)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(list(signature)), encoding="utf-8")
+
+
+def _send(cluster: RemoteCluster, lock: ImageLock, begun: int) -> None:
+    from kit.images import check_against_lock, progress
+
+    store = data_folders.image_store()
+    path = check_against_lock.check(lock, store, full=False)
+    start = begun if begun <= lock.size else 0
+    with progress.Terminal().counting(f"sending image {lock.name} to {cluster.name}", lock.size - start) as on_bytes:
+        constants = {"SHA": lock.sha256, "SIZE": lock.size, "FROM": start, "BYTES": lock.size - start}
+        reply = cluster.connection.ask(
+            "image", {**mirrors.folders(cluster.rules), **constants}, data=_chunks(path, start, on_bytes)
+        )
+    if reply.codes["result"] != 0:
+        said = "".join(f"\n  {line}" for line in reply.stderr.splitlines()[-5:])
+        raise ImageError(
+            f"image {lock.name}: cluster {cluster.name} did not take it:{said}",
+            hint="submit again: the transfer continues; or set paths.store of the cluster to a folder with space",
+        )
+    note = _note(cluster, lock)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(reply.text("result").split()), encoding="utf-8")
+
+
+def _chunks(path: Path, start: int, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
+    with path.open("rb") as source:
+        source.seek(start)
+        while chunk := source.read(_CHUNK):
+            yield chunk
+            on_bytes(len(chunk))
+
+
+def _note(cluster: RemoteCluster, lock: ImageLock) -> Path:
+    return cluster.mirror.root / "images" / f"{lock.sha256}.json"
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return found if isinstance(found, list) else []

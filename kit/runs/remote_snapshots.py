@@ -1,0 +1,98 @@
+"""Sends a snapshot by content: the files that the cluster lacks, then the tree as links to files that are there by then."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import secrets
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from kit import untrusted_files
+from kit.errors import RunError
+from kit.remote import run_folder_mirror as mirrors
+from kit.runs.remote_clusters import RemoteCluster
+from kit.snapshots.scan import Scan
+from kit.snapshots.tree_listing import ListedFile
+
+_MODES = {"file": 0o444, "program": 0o555}
+
+
+def send(cluster: RemoteCluster, scan: Scan) -> None:
+    """RunError when a file has changed since it was scanned, or the cluster's disk refuses. Two requests."""
+    folders = mirrors.folders(cluster.rules)
+    by_name = {_name(entry): entry for entry in scan.tree.entries if entry.kind != "link"}
+    names = "".join(f"{name}\n" for name in by_name).encode()
+    reply = cluster.connection.ask("lacking", folders, data=[names])
+    lacking = [by_name[name] for name in reply.text("lacking").split() if name in by_name]
+    partial = f".partial-ssh-{secrets.token_hex(8)}"
+    tree = _tree(scan, f"trees/{partial}/made")
+    constants = {"TREE": scan.tree.hash, "PARTIAL": partial, "TREE_BYTES": len(tree)}
+    sums = {"TREE_SUM": hashlib.sha256(tree).hexdigest()}
+    with tempfile.TemporaryFile(prefix="kit-") as objects:
+        size = _write_objects(objects, lacking, scan.folder)
+        data = _pieces(objects, io.BytesIO(tree))
+        done = cluster.connection.ask("snapshot", {**folders, **constants, **sums, "OBJECTS": size}, data=data)
+    if done.codes["result"] != 0:
+        said = "".join(f"\n  {line}" for line in done.stderr.splitlines()[-5:])
+        raise RunError(
+            f"cluster {cluster.name}: the workspace cannot be kept there:{said}",
+            hint="free some space there, then submit again",
+        )
+
+
+def _name(entry: ListedFile) -> str:
+    """As the store names an object."""
+    return entry.content + (".x" if entry.kind == "program" else "")
+
+
+def _write_objects(sink: IO[bytes], entries: Iterable[ListedFile], folder: Path) -> int:
+    """An archive of files by their digests; how many bytes it has. A file at a time is in memory."""
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for entry in entries:
+            path = folder / entry.path
+            try:
+                with untrusted_files.open_regular(path) as source:
+                    content, changed = source.read(), os.fstat(source.fileno()).st_mtime
+            except FileNotFoundError:
+                raise RunError(f"{path} was removed while the job was submitted", hint="submit again") from None
+            if hashlib.sha256(content).hexdigest() != entry.content:
+                raise RunError(f"{path} was changed while the job was submitted", hint="submit again")
+            member = tarfile.TarInfo(_name(entry))
+            member.size, member.mode, member.mtime = len(content), _MODES[entry.kind], int(changed)
+            archive.addfile(member, io.BytesIO(content))
+    size = sink.tell()
+    sink.seek(0)
+    return size
+
+
+def _tree(scan: Scan, root: str) -> bytes:
+    """Its files as hard links to objects, by paths relative to the store, and its listing."""
+    sink = io.BytesIO()
+    with tarfile.open(
+        fileobj=sink, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
+    ) as archive:
+        for name in (root, f"{root}/files", *(f"{root}/files/{one}" for one in sorted(scan.tree.folders))):
+            member = tarfile.TarInfo(name)
+            member.type, member.mode, member.mtime = tarfile.DIRTYPE, 0o755, int(time.time())
+            archive.addfile(member)
+        for entry in scan.tree.entries:
+            member = tarfile.TarInfo(f"{root}/files/{entry.path}")
+            member.type = tarfile.SYMTYPE if entry.kind == "link" else tarfile.LNKTYPE
+            member.linkname = entry.content if entry.kind == "link" else f"objects/{entry.content[:2]}/{_name(entry)}"
+            archive.addfile(member)
+        listing = tarfile.TarInfo(f"{root}/listing")
+        listing.size, listing.mode = len(scan.tree.text), 0o644
+        archive.addfile(listing, io.BytesIO(scan.tree.text))
+    return sink.getvalue()
+
+
+def _pieces(*parts: IO[bytes]) -> Iterator[bytes]:
+    for part in parts:
+        while chunk := part.read(1 << 20):
+            yield chunk

@@ -1,0 +1,162 @@
+"""What a run's folder says of it, whatever is missing or damaged there: one record, small enough to keep for thousands of runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kit import untrusted_files
+from kit.errors import RunError
+from kit.runs import manifest
+from kit.runs.manifest import Manifest
+from kit.slurm.client import JobId
+from kit.spec.run_paths import RunPaths
+
+UNREADABLE = "UNREADABLE"
+
+# An event has about 200 bytes, and a start, a signal and an end each have one.
+_EVENTS_BYTES = 8 << 20
+_DIGEST = re.compile(rb"sha256[:/]([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """One run. problem: why its manifest cannot be read; everything that only the manifest says is empty then.
+
+    slurm_id, links: its jobs. submitted_at: seconds since the epoch. started: the jobs whose batch script began, in order.
+    workspace: where its /workspace comes from; tree: its snapshot's hash. rerun_of: the run that it repeats. nodes: those of the
+    last start. restarts: the most that a start recorded. last_event, exit_code: of the batch script.
+    imported: it ran elsewhere, and has no job here.
+    """
+
+    run_id: str
+    problem: str = ""
+    job_name: str = ""
+    cluster: str = ""
+    image_digest: str = ""
+    image_name: str | None = None
+    launcher: str = ""
+    runtime: str = ""
+    git: str | None = None
+    workspace: str = ""
+    tree: str | None = None
+    rerun_of: str | None = None
+    world_sizes: Mapping[str, int] = field(default_factory=dict)
+    submitted_at: float = 0.0
+    interactive: bool = False
+    imported: bool = False
+    slurm_id: JobId | None = None
+    links: tuple[int, ...] = ()
+    started: tuple[int, ...] = ()
+    nodes: str = ""
+    restarts: int = 0
+    last_event: str = ""
+    exit_code: int | None = None
+
+    @property
+    def job_id(self) -> JobId | None:
+        """The job by the manifest, else the first that began."""
+        return self.slurm_id if self.slurm_id is not None else next(iter(self.started), None)
+
+
+def read(run_dir: Path) -> Facts:
+    """Never raises for what the folder holds: a manifest that cannot be read is said in `problem`."""
+    recorded = events(run_dir)
+    try:
+        made = manifest.read(RunPaths(run_dir).manifest)
+    except RunError as error:
+        return Facts(
+            run_id=run_dir.name,
+            problem=error.message,
+            image_digest=_digest_in(run_dir),
+            submitted_at=_age(run_dir),
+            **_of_events(recorded),
+        )
+    return Facts(
+        run_id=made.run_id,
+        job_name=made.job_name,
+        cluster=made.cluster,
+        image_digest=made.image_digest,
+        image_name=made.image_name,
+        launcher=f"{made.launcher} ({made.shape})",
+        runtime=made.runtime,
+        git=f"{made.git.commit}{' (dirty)' if made.git.dirty else ''}" if made.git else None,
+        workspace=str(made.workspace or ""),
+        tree=made.workspace.tree if made.workspace else None,
+        rerun_of=made.rerun_of,
+        world_sizes=made.world_sizes,
+        submitted_at=made.submitted_at.timestamp(),
+        interactive=made.interactive,
+        **_of_jobs(made, recorded),
+    )
+
+
+def events(run_dir: Path) -> list[dict[str, object]]:
+    """The batch script's own record, oldest first. What is no event (a line that a full disk cut off) is left out."""
+    try:
+        text = untrusted_files.tail(RunPaths(run_dir).events, _EVENTS_BYTES).decode(errors="replace")
+    except OSError:
+        return []
+    kept = []
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and _is_event(event):
+            kept.append(event)
+    return kept
+
+
+def _is_event(event: dict[str, object]) -> bool:
+    """Whether the keys that are read here hold what the batch script writes: numbers, some of them as text."""
+    numbers = {"start": ("job_id", "restart"), "end": ("exit_code",)}.get(str(event.get("event")), ())
+    return isinstance(event.get("event"), str) and all(_number(event.get(key, 0)) is not None for key in numbers)
+
+
+def _of_jobs(made: Manifest, recorded: list[dict[str, object]]) -> dict[str, Any]:
+    """Its jobs; none of an imported run, since the same numbers are other jobs here."""
+    if made.imported is not None:
+        return {**_of_events(recorded), "started": (), "imported": True}
+    return {**_of_events(recorded), "slurm_id": made.slurm_id, "links": made.links}
+
+
+def _of_events(recorded: list[dict[str, object]]) -> dict[str, Any]:
+    starts = [e for e in recorded if e["event"] == "start"]
+    last = recorded[-1] if recorded else {}
+    return {
+        "started": tuple(number for e in starts if (number := _number(e.get("job_id"))) is not None),
+        "nodes": str(starts[-1].get("nodes", "")) if starts else "",
+        "restarts": max((_number(e.get("restart")) or 0 for e in starts), default=0),
+        "last_event": str(last.get("event", "")),
+        "exit_code": _number(last.get("exit_code")) if last.get("event") == "end" else None,
+    }
+
+
+def _number(value: object) -> int | None:
+    text = str(value)
+    return int(text) if len(text) < 19 and text.isdecimal() else None
+
+
+def _digest_in(run_dir: Path) -> str:
+    """The image that a run without a readable manifest was to start from, by what is left of its files: it is not pruned."""
+    paths = RunPaths(run_dir)
+    for path in (paths.manifest, paths.batch):
+        try:
+            found = _DIGEST.search(untrusted_files.read_bytes(path))
+        except OSError:
+            continue
+        if found:
+            return f"sha256:{found[1].decode()}"
+    return ""
+
+
+def _age(run_dir: Path) -> float:
+    try:
+        return run_dir.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,56 @@
+"""Which Slurm to ask about a run: an embedded cluster has its own slurm.conf, and may be down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from kit import config, data_folders
+from kit.errors import ConfigError
+from kit.runs import remote_clusters
+from kit.runs.status import Queue
+from kit.slurm import accounting, client, embedded
+from kit.slurm.accounting import Accounted
+from kit.slurm.client import JobId, QueuedJob
+from kit.spec.cluster import Cluster
+
+
+def queue() -> Queue:
+    """Asks Slurm once per cluster and call; one that is not up has no jobs, one that cannot be reached None."""
+    return _queue
+
+
+def _queue(name: str) -> Mapping[JobId, QueuedJob] | None:
+    remote = remote_clusters.of(name)
+    if remote is not None:
+        return remote_clusters.queue(remote)
+    return client.queue(env=env_of(name)) if is_up(name) else {}
+
+
+def history(*, say: Callable[[str], None]) -> Callable[[str, Sequence[JobId]], dict[JobId, Accounted]]:
+    """Asks a cluster's accounting, once per cluster and call, of jobs. say hears when it does not answer."""
+
+    def ask(name: str, jobs: Sequence[JobId]) -> dict[JobId, Accounted]:
+        remote = remote_clusters.of(name)
+        if remote.silent if remote else not is_up(name):
+            return {}
+        return accounting.history(jobs, env=env_of(name), say=say)
+
+    return ask
+
+
+def env_of(cluster: str) -> dict[str, str]:
+    """The environment of Slurm's commands for a cluster: for one over ssh, with the connection."""
+    remote = remote_clusters.of(cluster)
+    if remote is not None:
+        return remote.env()
+    running = embedded.find(cluster)
+    return client.environment(running.env() if running else {})
+
+
+def is_up(cluster: str) -> bool:
+    """Whether there is a Slurm to ask: an embedded cluster may be down, any other is taken to be there."""
+    try:
+        entry = data_folders.find("clusters", cluster, project_dir=data_folders.project())
+        return not config.load_model(entry.path, Cluster).embedded or embedded.find(cluster) is not None
+    except ConfigError:
+        return embedded.find(cluster) is not None

@@ -1,0 +1,37 @@
+"""What `kit serve --control` lets a reader do: cancel runs and sweeps, resume runs. The same as the commands of these names."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from kit.errors import RunError
+from kit.runs import status as of
+from kit.runs import which_slurm
+from kit.runs.resume import resume
+from kit.serve.current_runs import Board
+from kit.sweeps import cancel
+
+# One at a time: a run that two readers resume is submitted once, since the second finds it in the queue.
+_ONE = threading.Lock()
+
+
+def act(board: Board, kind: str, name: str, action: str) -> str:
+    """Do it, and what became of it in a sentence. RunError where there is nothing of that name; else as the command raises."""
+    found = board.sweep(name) if kind == "sweep" else getattr(board.run(name), "run_dir", None)
+    if found is None or (kind, action) not in {("run", "cancel"), ("run", "resume"), ("sweep", "cancel")}:
+        raise RunError(f"{name}: there is none")
+    with _ONE:
+        try:
+            if action == "cancel":
+                return "; ".join(map(str, cancel.cancel([str(found)], board.folders(), queue=which_slurm.queue())))
+            (one,) = of.of([found], queue=which_slurm.queue())
+            made = resume(one, env=which_slurm.env_of(one.manifest.cluster))
+            return f"job {made.job_id}: {made.run_id} goes on"
+        finally:
+            board.forget()
+
+
+def said(action: str, name: str, outcome: str) -> str:
+    """A line for the terminal of who started the server."""
+    return f"{time.strftime('%H:%M:%S')} {action} {name}: {outcome}"

@@ -1,0 +1,106 @@
+"""The runs of a project as they are now, looked at once for all readers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from kit.errors import SlurmError, ToolError
+from kit.runs import find_runs, metrics
+from kit.runs import status as of
+from kit.runs.index import POINTS
+from kit.runs.status import Queue, Status
+from kit.slurm.client import JobId, QueuedJob
+from kit.spec.run_paths import RunPaths
+
+# A look at the folders, and a question to Slurm, which answers all of its users.
+_LOOK_S, _ASK_S = 2.0, 10.0
+
+
+class Board:
+    """Thread-safe. folders: of runs. ask: Slurm's queue, of a cluster."""
+
+    def __init__(self, folders: Callable[[], list[Path]], ask: Queue) -> None:
+        self._folders, self._ask = folders, ask
+        self._lock = threading.Lock()
+        self._runs: dict[str, Status] = {}
+        self._looked = -_LOOK_S
+        self._queues: dict[str, tuple[float, Mapping[JobId, QueuedJob]]] = {}
+
+    def folders(self) -> list[Path]:
+        """Where the runs are."""
+        return self._folders()
+
+    def runs(self) -> dict[str, Status]:
+        """Every run by its id, oldest first."""
+        with self._lock:
+            if time.monotonic() - self._looked >= _LOOK_S:
+                found = of.of_facts(find_runs.find_all(self._folders()), queue=self.queue)
+                self._runs = {one.run_dir.name: one for one in found}
+                self._looked = time.monotonic()
+            return self._runs
+
+    def run(self, run_id: str) -> Status | None:
+        """The run of exactly this id: a path, or the start of an id, names none."""
+        return self.runs().get(run_id)
+
+    def sweep(self, sweep_id: str) -> Path | None:
+        """The folder of the sweep of exactly this id."""
+        return next((s for s in self.sweeps() if s.name == sweep_id), None)
+
+    def sweeps(self) -> dict[Path, list[Status]]:
+        """The folders of sweeps with their points."""
+        found: dict[Path, list[Status]] = {}
+        for one in self.runs().values():
+            if one.run_dir.parent.name == POINTS:
+                found.setdefault(one.run_dir.parent.parent, []).append(one)
+        return found
+
+    def queue(self, cluster: str) -> Mapping[JobId, QueuedJob]:
+        """What Slurm has of the user's jobs on a cluster, at most ten seconds old. A Slurm that does not answer has what it had."""
+        asked, known = self._queues.get(cluster, (-_ASK_S, {}))
+        if time.monotonic() - asked >= _ASK_S:
+            with contextlib.suppress(SlurmError, ToolError):
+                answered = self._ask(cluster)
+                known = known if answered is None else answered
+            self._queues[cluster] = (time.monotonic(), known)
+        return known
+
+    def forget(self) -> None:
+        """What was asked is out of date: a run was cancelled, or submitted again."""
+        with self._lock:
+            self._queues.clear()
+            self._looked = -_LOOK_S
+
+
+def trace(one: Status) -> tuple[object, ...]:
+    """What changes when a run's page does: its state, and the sizes of what is appended to while it lives."""
+    paths = RunPaths(one.run_dir)
+    return (
+        one.state,
+        one.exit_code,
+        _size(paths.events),
+        *map(_size, metrics.files(one.run_dir)),
+        *_sizes(paths.monitor),
+    )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _sizes(folder: Path) -> tuple[int, int]:
+    """How many files a folder has, and their bytes."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry.stat().st_size for entry in entries]
+    except OSError:
+        found = []
+    return len(found), sum(found)

@@ -1,0 +1,92 @@
+"""A first cluster file from what Slurm says of itself: `sinfo` and `scontrol show` of the cluster that the kit runs on."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kit import shell
+from kit.errors import SlurmError, ToolError
+from kit.slurm import client
+
+_TIMEOUT_S = 30.0
+_UNLIMITED = {"UNLIMITED", "INFINITE", "NONE", "N/A"}
+# RealMemory is 1 MB where nobody configured it.
+_UNSET_MEMORY_MB = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shape:
+    """What Slurm offers of one node. memory_mb: its RealMemory, in MB."""
+
+    cpus: int
+    memory_mb: int
+    gpus: int
+
+
+def detect(*, env: Mapping[str, str]) -> dict[str, Any]:
+    """The tables of a cluster file. SlurmError when no Slurm answers."""
+    try:
+        config = _fields(shell.run(["scontrol", "show", "config"], env=env, timeout=_TIMEOUT_S).stdout)
+        shown = shell.run(["scontrol", "show", "partition", "--oneliner"], env=env, timeout=_TIMEOUT_S).stdout
+        listed = shell.run(
+            ["sinfo", "--noheader", "--Node", "--format=%R|%c|%m|%G"], env=env, timeout=_TIMEOUT_S
+        ).stdout
+    except ToolError as error:
+        raise SlurmError(error.message, hint="run it on a login node, where Slurm's commands answer") from None
+    partitions = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in shown.splitlines() if line]
+    default = next((p for p in partitions if p.get("Default") == "YES"), partitions[0] if partitions else None)
+    if default is None:
+        raise SlurmError("Slurm has no partition", hint="scontrol show partition")
+    node = _commonest(listed, default["PartitionName"])
+    return {
+        "description": f"Slurm cluster {config.get('ClusterName', 'without a name')}",
+        "max_array": int(config.get("MaxArraySize", "1001")),
+        "default_qos": row_name(default["PartitionName"]),
+        "node": {"cpus": node.cpus, "gpus": node.gpus, **_memory(node)},
+        **({"expedited_requeue": True} if "enable_expedited_requeue" in config.get("SlurmctldParameters", "") else {}),
+        "container": {"runtime": "pyxis" if client.has_pyxis(env=env) else "auto"},
+        "qos": {row_name(p["PartitionName"]): row_of(p) for p in partitions},
+    }
+
+
+def _fields(text: str) -> dict[str, str]:
+    """`scontrol show config` as name -> value."""
+    return dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
+
+
+def _commonest(listed: str, partition: str) -> _Shape:
+    """The shape that most nodes of a partition have; GPUs break a tie."""
+    rows = [line.split("|") for line in listed.splitlines()]
+    mine = [row for row in rows if row[0] == partition] or rows
+    if not mine:
+        raise SlurmError("Slurm has no node", hint="sinfo --Node")
+    shapes = Counter(_Shape(cpus=int(c), memory_mb=int(m), gpus=gpus_of(g)) for _, c, m, g in mine)
+    return max(shapes, key=lambda shape: (shapes[shape], shape.gpus))
+
+
+def gpus_of(gres: str) -> int:
+    """`gpu:h100:8(S:0-1),nvme:1` -> 8."""
+    return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,(]+)*?:(\d+)(?=\(|,|$)", gres))
+
+
+def _memory(node: _Shape) -> dict[str, str]:
+    return {"memory": f"{node.memory_mb}M"} if node.memory_mb > _UNSET_MEMORY_MB else {}
+
+
+def row_name(partition: str) -> str:
+    """A partition's name as a name of the kit: lower case, other characters as dashes."""
+    return re.sub(r"[^a-z0-9._-]+", "-", partition.lower()).strip("-._") or "partition"
+
+
+def row_of(partition: Mapping[str, str]) -> dict[str, Any]:
+    """A partition as a row of the QOS table. No QOS is asked for: which one a user may have, Slurm does not say here."""
+    row: dict[str, Any] = {"partition": partition["PartitionName"], "qos": False}
+    if partition.get("MaxTime", "UNLIMITED") not in _UNLIMITED:
+        row["time"] = partition["MaxTime"]
+    if partition.get("MaxNodes", "UNLIMITED") not in _UNLIMITED:
+        row["max_nodes"] = int(partition["MaxNodes"])
+    return row

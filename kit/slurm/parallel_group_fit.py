@@ -1,0 +1,127 @@
+"""Whether a tensor or expert parallel group of a job fits into a block, or a leaf switch, of the cluster. Nothing is refused.
+
+A block is a set of nodes with a faster link among them, such as NVLink. Slurm is asked only when a group needs several nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from math import prod
+
+from kit.errors import Fault, ToolError
+from kit.planning.plan import Plan
+from kit.slurm import run_local_or_ssh
+
+_TIMEOUT_S = 5.0
+# scontrol(1): a line for each block (topology/block) and each leaf switch (topology/tree).
+_LINE = re.compile(r"(?m)^(BlockName=\S+ BlockIndex=\d+|SwitchName=\S+ Level=0 .*?) ?\bNodes=(\S+)")
+# Options of Megatron-LM, of TorchTitan, and of the kit's own programs, with '_' as '-'.
+_TENSOR = ("--tensor-model-parallel-size", "--parallelism.tensor-parallel-degree", "--tp")
+_EXPERT = ("--expert-model-parallel-size", "--parallelism.expert-parallel-degree")
+# Megatron-LM splits each expert too, over as many ranks as the rest of the model unless told.
+_EXPERT_TENSOR = "--expert-tensor-parallel-size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelGroup:
+    """Ranks that exchange data within each layer, and the option that says how many. They are neighbours by number."""
+
+    option: str
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """kind: what holds nodes together. largest: nodes of the largest."""
+
+    kind: str
+    largest: int
+
+
+def warnings(made: Plan, *, env: Mapping[str, str]) -> list[Fault]:
+    """What to tell the user; nothing where Slurm knows no topology, cannot be asked, or the job has roles."""
+    whole = made.roles[0]
+    words = (*made.job.args, *made.decisions.extra.args)
+    group = largest_group(words)
+    if not whole.plain or group is None or group.ranks <= whole.ranks_per_node:
+        return []
+    found = ask(env=env)
+    if found is None:
+        return []
+    segment, file = made.job.resources.segment, made.decisions.resolved.job_file
+    said = list(broken(group, found, nodes=whole.nodes, ranks_per_node=whole.ranks_per_node, segment=segment))
+    table = "args" if largest_group(made.job.args) == group else "megatron"
+    return [replace(one, file=file, key=one.key or table) for one in said]
+
+
+def broken(
+    group: ParallelGroup, found: Topology, *, nodes: int, ranks_per_node: int, segment: int | None
+) -> Iterator[Fault]:
+    """A warning for a group that is too large for the largest block, or that Slurm may put on two.
+
+    Its key is empty where the option itself is meant: the caller knows which table holds it.
+    """
+    wide = -(-group.ranks // ranks_per_node)
+    said = f"{group.option} makes groups of {group.ranks} ranks on {wide} nodes"
+    if wide > found.largest:
+        problem = f"{said}, and the largest {found.kind} of the cluster has {found.largest}"
+        yield Fault(key="", problem=problem, hint=f"at most {found.largest * ranks_per_node} ranks in a group")
+    elif found.kind == "block" and nodes > found.largest and (segment is None or segment % wide):
+        problem = f"{said}, and Slurm may put one on two blocks: {nodes} nodes are more than a block's {found.largest}"
+        yield Fault(key="resources.segment", problem=problem, hint=f"segment = {wide}")
+
+
+def largest_group(words: Sequence[str]) -> ParallelGroup | None:
+    """The largest group that a program's options ask for; None when they ask for none."""
+    values = _values(words)
+    tensor = [ParallelGroup(option=option, ranks=values[option]) for option in _TENSOR if option in values]
+    split = values.get(_EXPERT_TENSOR, tensor[0].ranks if tensor else 1)
+    experts = [
+        ParallelGroup(option=option, ranks=values[option] * (split if option == _EXPERT[0] else 1))
+        for option in _EXPERT
+        if values.get(option, 1) > 1
+    ]
+    return max((*tensor, *experts), key=lambda group: group.ranks, default=None)
+
+
+def ask(*, env: Mapping[str, str]) -> Topology | None:
+    """The cluster's topology; None where there is none, or scontrol does not answer."""
+    try:
+        return parse(
+            run_local_or_ssh.run(["scontrol", "show", "topology"], env=env, timeout=_TIMEOUT_S, check=False).stdout
+        )
+    except ToolError:
+        return None
+
+
+def parse(text: str) -> Topology | None:
+    """What `scontrol show topology` prints. A block of blocks and a switch of switches are not counted."""
+    lines = _LINE.findall(text)
+    if not lines:
+        return None
+    kind = "block" if lines[0][0].startswith("BlockName") else "leaf switch"
+    return Topology(kind=kind, largest=max(count(nodes) for _, nodes in lines))
+
+
+def count(hosts: str) -> int:
+    """How many hosts an expression of Slurm's names: `a[1-2,05],b` are four."""
+    names = re.findall(r"(?:\[[^]]*\]|[^,[])+", hosts)
+    return sum(prod(map(_numbers, re.findall(r"\[([^]]*)\]", name))) for name in names)
+
+
+def _numbers(ranges: str) -> int:
+    bounds = [one.split("-") for one in ranges.split(",")]
+    return sum(int(pair[-1]) - int(pair[0]) + 1 for pair in bounds)
+
+
+def _values(words: Sequence[str]) -> dict[str, int]:
+    """Option -> its whole number, written as `--option 8` or `--option=8`; the last one counts."""
+    found = {}
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        option, _, value = word.partition("=")
+        if option.startswith("--") and (value or following).isdecimal():
+            found[option.replace("_", "-")] = int(value or following)
+    return found

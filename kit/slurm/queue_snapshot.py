@@ -1,0 +1,262 @@
+"""What a scheduler has to go by: nodes, what holds them and until when, and what waits. One sinfo and one squeue."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kit.errors import SlurmError, ToolError
+from kit.slurm import run_local_or_ssh
+from kit.slurm.detect_cluster import gpus_of
+
+_TIMEOUT_S = 20.0
+# sinfo(1), squeue(1): a suffix of its own for each field, since names and lists have any length.
+_NODE = ("NodeHost", "Partition", "StateLong", "CPUsState", "Memory", "Gres", "PriorityTier", "Features")
+_JOB = (
+    "JobArrayID", "StateCompact", "Reason", "PriorityLong", "NumNodes", "TimeLimit", "TimeUsed", "EndTime", "tres-alloc",
+    "tres-per-node", "NodeList", "Partition", "OverSubscribe",
+)  # fmt: skip
+# Of StateLong, without the signs after it: '*' no answer, '$' maintenance.
+_IN_SERVICE = frozenset({"idle", "allocated", "mixed", "completing", "planned", "reserved", "blocked"})
+_OUT = frozenset("*$!%")
+# Reasons for which the scheduler passes a job over: no time will come for it by waiting alone.
+_PASSED_OVER = re.compile(r"Dependency|BeginTime|Held|JobHold|Limit|Resource_Down|Reservation|BadConstraints|Qos|Assoc")
+_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
+UNLIMITED = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """Of one node. memory: MB."""
+
+    cpus: int = 0
+    memory: float = 0.0
+    gpus: int = 0
+
+    def fits(self, into: Amount) -> bool:
+        """Whether a node with `into` free can give so much."""
+        return self.cpus <= into.cpus and self.memory <= into.memory and self.gpus <= into.gpus
+
+    def minus(self, other: Amount) -> Amount:
+        """What is left."""
+        return Amount(cpus=self.cpus - other.cpus, memory=self.memory - other.memory, gpus=self.gpus - other.gpus)
+
+    def plus(self, other: Amount) -> Amount:
+        """Both together."""
+        return Amount(cpus=self.cpus + other.cpus, memory=self.memory + other.memory, gpus=self.gpus + other.gpus)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueNode:
+    """One node. whole: all that it has. taken_cpus: by whatever runs on it, also what may not be seen. features: Slurm's words."""
+
+    name: str
+    whole: Amount
+    taken_cpus: int
+    usable: bool
+    partitions: frozenset[str]
+    features: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningJob:
+    """A job that holds nodes. each: of each node. end: when its limit is over, seconds since the epoch. limit, used: seconds."""
+
+    nodes: tuple[str, ...]
+    each: Amount
+    end: float
+    limit: float
+    used: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingJob:
+    """A job that waits for nodes. each: on each node. limit: seconds. whole_nodes: it shares none. tier: of its partition."""
+
+    nodes: int
+    each: Amount
+    limit: float
+    partitions: tuple[str, ...]
+    whole_nodes: bool
+    tier: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueSnapshot:
+    """The queue at one moment. waiting: in the order in which Slurm looks at it.
+
+    shares: of jobs that ended by themselves a short while ago, the share of their limit that they used. tiers: of partitions, by
+    name; Slurm starts jobs of a higher one first. default: the partition of a job that names none.
+    """
+
+    now: float
+    nodes: tuple[QueueNode, ...]
+    running: tuple[RunningJob, ...]
+    waiting: tuple[WaitingJob, ...]
+    shares: tuple[float, ...] = ()
+    tiers: Mapping[str, int] = field(default_factory=dict)
+    default: str | None = None
+
+    @property
+    def hidden(self) -> bool:
+        """Whether something runs that this user may not see (Slurm's PrivateData): no plan can be made then."""
+        seen: dict[str, int] = {}
+        for job in self.running:
+            for node in job.nodes:
+                seen[node] = seen.get(node, 0) + job.each.cpus
+        return any(node.taken_cpus > seen.get(node.name, 0) for node in self.nodes)
+
+
+def read(*, env: Mapping[str, str]) -> QueueSnapshot:
+    """The queue as it is now. SlurmError when Slurm does not answer."""
+    env = run_local_or_ssh.with_variable(env, "SLURM_TIME_FORMAT", "%s")
+    nodes = ["sinfo", "--noheader", "--Node", "--exact", f"--Format={_columns(_NODE)}"]
+    jobs = ["squeue", "--noheader", "--array", "--states=all", f"--Format={_columns(_JOB)}"]
+    try:
+        told = [run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S).stdout for argv in (nodes, jobs)]
+    except ToolError as error:
+        raise SlurmError(f"the queue could not be read: {error.message}", hint="is the cluster up?") from None
+    return parse(*told, now=time.time())
+
+
+def _columns(names: Sequence[str]) -> str:
+    return ",".join(f"{name}:|" for name in names)
+
+
+def parse(nodes: str, jobs: str, *, now: float) -> QueueSnapshot:
+    """A snapshot from what sinfo and squeue print with the columns of this module."""
+    found, tiers, default = _nodes(nodes)
+    rows = [
+        dict(zip(_JOB, line.split("|"), strict=False)) for line in jobs.splitlines() if line.count("|") >= len(_JOB)
+    ]
+    waits = [row for row in rows if row["StateCompact"] == "PD" and not _PASSED_OVER.search(row["Reason"])]
+    waits.sort(key=lambda row: (-_tier(row, tiers), -int(row["PriorityLong"] or 0), _number(row["JobArrayID"])))
+    return QueueSnapshot(
+        now=now,
+        nodes=tuple(found),
+        running=tuple(_running(row, now) for row in rows if row["StateCompact"] in {"R", "CG", "CF", "S", "SO"}),
+        waiting=tuple(_waiting(row, _tier(row, tiers)) for row in waits),
+        shares=tuple(filter(None, map(_share, rows))),
+        tiers=tiers,
+        default=default,
+    )
+
+
+def _nodes(text: str) -> tuple[list[QueueNode], dict[str, int], str | None]:
+    """All nodes, each once; the tier of each partition; the default one, which sinfo marks."""
+    found: dict[str, QueueNode] = {}
+    tiers: dict[str, int] = {}
+    default = None
+    for line in text.splitlines():
+        row = dict(zip(_NODE, line.split("|"), strict=False))
+        partition = row["Partition"].rstrip("*")
+        default = partition if row["Partition"].endswith("*") else default
+        tiers[partition] = int(row["PriorityTier"]) if row["PriorityTier"].isdecimal() else 1
+        before = found.get(row["NodeHost"])
+        taken, _, _, total = map(int, row["CPUsState"].split("/"))
+        state = row["StateLong"].rstrip("*~#!%$@^-+")
+        found[row["NodeHost"]] = QueueNode(
+            name=row["NodeHost"],
+            whole=Amount(cpus=total, memory=float(row["Memory"] or 0), gpus=gpus_of(row["Gres"])),
+            taken_cpus=taken,
+            usable=state in _IN_SERVICE and not _OUT & set(row["StateLong"][len(state) :]),
+            partitions=frozenset({partition, *(before.partitions if before else ())}),
+            features=frozenset(row["Features"].split(",")) - {"(null)", ""},
+        )
+    return list(found.values()), tiers, default
+
+
+def _running(row: Mapping[str, str], now: float) -> RunningJob:
+    nodes = hosts(row["NodeList"])
+    # What completes is gone in a moment; a job past its limit goes when Slurm next looks.
+    end = float(row["EndTime"]) if row["EndTime"].isdecimal() else UNLIMITED
+    leaves = row["StateCompact"] == "CG"
+    return RunningJob(
+        nodes=nodes,
+        each=_each(row, max(1, len(nodes))),
+        end=now if leaves else max(end, now),
+        limit=seconds(row["TimeLimit"]),
+        used=seconds(row["TimeUsed"]),
+    )
+
+
+def _waiting(row: Mapping[str, str], tier: int) -> WaitingJob:
+    nodes = max(1, int(row["NumNodes"] or 1))
+    return WaitingJob(
+        nodes=nodes,
+        each=_each(row, nodes),
+        limit=seconds(row["TimeLimit"]),
+        partitions=tuple(row["Partition"].split(",")),
+        whole_nodes=row["OverSubscribe"] == "NO",
+        tier=tier,
+    )
+
+
+def _each(row: Mapping[str, str], nodes: int) -> Amount:
+    """A node's part of a job. GPUs are in the TRES only where the site accounts for them."""
+    tres = dict(re.findall(r"([^,=]+)=([^,]*)", row["tres-alloc"]))
+    gpus = tres.get("gres/gpu")
+    per_node = sum(
+        int(count or 1) for count in re.findall(r"gpu(?::[A-Za-z_][^:,]*)?(?::(\d+))?", row["tres-per-node"])
+    )
+    return Amount(
+        cpus=-(-int(tres.get("cpu", "1")) // nodes),
+        memory=megabytes(tres.get("mem", "0")) / nodes,
+        gpus=-(-int(gpus) // nodes) if gpus else per_node,
+    )
+
+
+def _share(row: Mapping[str, str]) -> float | None:
+    limit = seconds(row["TimeLimit"])
+    if row["StateCompact"] not in {"CD", "F", "TO"} or not 0 < limit < UNLIMITED:
+        return None
+    return min(1.0, max(seconds(row["TimeUsed"]), 1.0) / limit)
+
+
+def _tier(row: Mapping[str, str], tiers: Mapping[str, int]) -> int:
+    return max((tiers.get(name, 1) for name in row["Partition"].split(",")), default=1)
+
+
+def _number(job_id: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", job_id)))
+
+
+def seconds(text: str) -> float:
+    """Slurm's [days-]hours:minutes:seconds; infinite where there is no limit, 0 for what is no time."""
+    if text == "UNLIMITED":
+        return UNLIMITED
+    days, _, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdecimal() for part in (*parts, days or "0")):
+        return 0.0
+    found = 0.0
+    for part in parts:
+        found = found * 60 + int(part)
+    return found + 86400 * int(days or 0)
+
+
+def megabytes(text: str) -> float:
+    """`18078M`, `1.5G` -> MB; a bare number is MB."""
+    found = re.fullmatch(r"([\d.]+)([KMGT]?)", text)
+    return float(found[1]) * _UNITS[found[2]] if found else 0.0
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """The hosts of Slurm's short form: `a[1-2,05],b` are a1, a2, a05, b."""
+    return tuple(name for one in re.findall(r"(?:\[[^]]*\]|[^,[])+", text) for name in _spread(one))
+
+
+def _spread(name: str) -> list[str]:
+    head, bracket, rest = name.partition("[")
+    if not bracket:
+        return [name]
+    ranges, _, tail = rest.partition("]")
+    found = []
+    for one in ranges.split(","):
+        first, _, last = one.partition("-")
+        found += [
+            f"{head}{n:0{len(first)}}{end}" for n in range(int(first), int(last or first) + 1) for end in _spread(tail)
+        ]
+    return found

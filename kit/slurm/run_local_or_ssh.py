@@ -1,0 +1,47 @@
+"""Runs Slurm's commands: on this machine, or on a login node that is reached over ssh. The environment says which.
+
+All of kit/slurm goes through here, so that what asks Slurm need not know where it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from kit import shell
+from kit.remote.connection import Connection
+from kit.shell import Completed
+
+
+class OverSsh(dict[str, str]):
+    """The environment of Slurm's commands on a cluster that is reached over ssh: what they get besides their login's own."""
+
+    def __init__(self, connection: Connection, inherited: Mapping[str, str] | None = None) -> None:
+        super().__init__(inherited or {})
+        self.connection = connection
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    input: str | None = None,  # noqa: A002 - as shell.run has it
+    timeout: float | None = None,
+    check: bool = True,
+) -> Completed:
+    """As `shell.run`, wherever the cluster is."""
+    if isinstance(env, OverSsh):
+        return env.connection.run(argv, env=env, text=input, timeout=timeout, check=check)
+    return shell.run(argv, env=env, input=input, timeout=timeout, check=check)
+
+
+def with_variable(env: Mapping[str, str], name: str, value: str) -> Mapping[str, str]:
+    """The same environment with one more variable."""
+    if isinstance(env, OverSsh):
+        return OverSsh(env.connection, {**env, name: value})
+    return {**env, name: value}
+
+
+def uid(env: Mapping[str, str]) -> str:
+    """The user's number where Slurm is."""
+    return env.connection.uid if isinstance(env, OverSsh) else str(os.getuid())

@@ -1,0 +1,206 @@
+"""Which files of a folder are its workspace: those that git does not ignore, else all; never what `.kitignore` names."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+
+from kit import shell, untrusted_files
+from kit.errors import ConfigError, Fault, ToolError
+
+IGNORE_FILE = ".kitignore"
+# Nobody's code, where no git says it.
+_NEVER = (".git/", "__pycache__/", ".venv/")
+_GIT_S = 120.0
+# git-ls-files(1) goes on after it (dir.c, read_directory_recursive).
+_CLOSED = re.compile(r"warning: could not open directory '(?P<path>.*)': (?P<why>.*)")
+# A folder with more files is somebody's home, or data.
+MOST_FILES = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Relative paths with what lstat(2) says of each. added: those that git does not track. passed: FIFOs, sockets and devices.
+
+    without: what the caller left out, relative. by_git: whether git chose them.
+    """
+
+    files: dict[str, os.stat_result]
+    added: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    by_git: bool = False
+
+
+def choose(folder: Path, *, without: Collection[Path] = (), rules: Sequence[str] = (), asked_by: str) -> Chosen:
+    """The workspace's files in `folder`. without: folders and files in it that are not: the runs, what is mounted, secrets.
+
+    rules: of files that are not, as .gitignore has them. asked_by: the job file, for ConfigError where git refuses, and where there
+    are more than MOST_FILES.
+    """
+    try:
+        listed = _of_git(folder, asked_by)
+    except _ClosedFolder as closed:
+        raise _closed(closed.path, closed.why, asked_by) from None
+    # What lies in the folder alone counts, under the name that it has there.
+    out = tuple(os.path.relpath(path, folder) for path in without if path.is_relative_to(folder))
+    if listed:
+        ignore = _ignored(folder, rules, (IGNORE_FILE,))
+    else:
+        ignore = _ignored(folder, (*_NEVER, *rules), (".gitignore", IGNORE_FILE) if listed is None else (IGNORE_FILE,))
+    found: dict[str, os.stat_result] = {}
+    added, passed = [], []
+    for path, tracked in listed or _walk(folder, ignore, out, asked_by):
+        if (out and _within(path, out)) or (ignore and ignore.match_file(path)):
+            continue
+        try:
+            seen = os.lstat(f"{folder}/{path}")
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # deleted, and git still tracks it
+        except PermissionError as error:
+            raise _closed(os.path.dirname(path), error, asked_by) from None  # noqa: PTH120 - relative
+        if stat.S_ISDIR(seen.st_mode):
+            continue
+        if not (stat.S_ISREG(seen.st_mode) or stat.S_ISLNK(seen.st_mode)):
+            passed.append(path)
+            continue
+        found[path] = seen
+        if not tracked:
+            added.append(path)
+        if len(found) > MOST_FILES:
+            raise _too_many(folder, asked_by)
+    by_git = bool(listed)
+    if by_git:
+        beside = [
+            path for path in _beside(folder, found) if not (_within(path, out) or (ignore and ignore.match_file(path)))
+        ]
+        passed += _not_ignored(folder, beside)
+    return Chosen(files=found, added=tuple(added) if by_git else (), passed=tuple(passed), without=out, by_git=by_git)
+
+
+def _beside(folder: Path, found: Iterable[str]) -> Iterator[str]:
+    """FIFOs, sockets and devices in the folders of these files: git does not list them."""
+    for below in sorted({"", *(path.rpartition("/")[0] for path in found)}):
+        with contextlib.suppress(OSError), os.scandir(f"{folder}/{below}") as entries:
+            for one in entries:
+                if not (one.is_symlink() or one.is_dir(follow_symlinks=False) or one.is_file(follow_symlinks=False)):
+                    yield f"{below}/{one.name}".lstrip("/")
+
+
+def _not_ignored(folder: Path, paths: Sequence[str]) -> list[str]:
+    """Those that git does not ignore."""
+    if not paths:
+        return []
+    done = shell.run(
+        ["git", "-C", str(folder), "-c", "core.quotePath=false", "check-ignore", "--", *paths],
+        check=False,
+        timeout=_GIT_S,
+    )
+    return [path for path in paths if path not in done.stdout.splitlines()]
+
+
+def _within(path: str, folders: Iterable[str]) -> bool:
+    return any(path == one or path.startswith(f"{one}/") for one in folders)
+
+
+def _too_many(folder: Path, asked_by: str) -> ConfigError:
+    problem = f"{folder} has more than {MOST_FILES:,} files, which the run would take with it"
+    hint = f"a job file in a folder of its own; or name what is not code in {folder / IGNORE_FILE}; or snapshot = false"
+    return ConfigError.of(Fault(file=asked_by, key="snapshot", problem=problem, hint=hint))
+
+
+def _closed(path: str, why: str | OSError, asked_by: str) -> ConfigError:
+    said = why.strerror if isinstance(why, OSError) else why
+    problem = f"the folder {path or '.'} cannot be read: {said}"
+    hint = f"chmod u+rx {path or '.'}, or name it in {IGNORE_FILE}; or snapshot = false"
+    return ConfigError.of(Fault(file=asked_by, key="snapshot", problem=problem, hint=hint))
+
+
+def _ignored(folder: Path, rules: Iterable[str], names: Iterable[str]) -> GitIgnoreSpec | None:
+    """These rules and those of the files of these names, as git reads its own; None without any."""
+    lines = [*rules]
+    for name in names:
+        try:
+            lines += untrusted_files.read_text(folder / name).splitlines()
+        except FileNotFoundError:
+            continue
+    return GitIgnoreSpec.from_lines(lines) if lines else None
+
+
+def _walk(folder: Path, ignore: GitIgnoreSpec | None, out: Sequence[str], asked_by: str) -> Iterator[tuple[str, bool]]:
+    """Everything under a folder but what is ignored, as `_listed` has it; links are not followed."""
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        try:
+            entries = os.scandir(f"{folder}/{below}")
+        except PermissionError as error:
+            raise _closed(below.rstrip("/"), error, asked_by) from None
+        with entries as found:
+            for one in found:
+                path = f"{below}{one.name}"
+                if not one.is_dir(follow_symlinks=False):
+                    yield path, True
+                elif path not in out and not (ignore and ignore.match_file(f"{path}/")):
+                    waiting.append(f"{path}/")
+
+
+def _of_git(folder: Path, asked_by: str) -> list[tuple[str, bool]] | None:
+    """What `_listed` has. Empty where git has no say; None without git."""
+    if not any((above / ".git").exists() for above in (folder, *folder.parents)):
+        return []
+    if shell.which("git") is None:
+        return None
+    try:
+        return [*_listed(folder)]
+    except _NoRepository:
+        return []
+    except ToolError as error:
+        said = error.message.strip().splitlines()[0]
+        problem = f"git does not say which files of {folder} are the job's: {said}"
+        hint = f"git -C {folder} status, and what it says; or snapshot = false"
+        raise ConfigError.of(Fault(file=asked_by, key="snapshot", problem=problem, hint=hint)) from None
+
+
+class _ClosedFolder(Exception):  # noqa: N818
+    """git may not look into a folder, which it passes over with a warning."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path)
+        self.path, self.why = path, why
+
+
+class _NoRepository(Exception):  # noqa: N818
+    """git says that the folder is in none."""
+
+
+def _listed(folder: Path, below: str = "") -> Iterator[tuple[str, bool]]:
+    """Each path with whether git tracks it. A submodule's files, and those of a repository inside this one, are among them."""
+    options = ["-z", "-t", "--cached", "--others", "--exclude-standard", "--deduplicate"]
+    argv = ["git", "-C", f"{folder}/{below}", "ls-files", *options]
+    done = shell.run(argv, check=False, timeout=_GIT_S, errors="surrogateescape", env={**os.environ, "LC_ALL": "C"})
+    if closed := _CLOSED.search(done.stderr):
+        raise _ClosedFolder(f"{below}{closed['path']}".rstrip("/"), closed["why"])
+    if done.returncode:
+        if "not a git repository" in done.stderr:
+            raise _NoRepository
+        raise ToolError(done.stderr or f"git ls-files ended with {done.returncode}")
+    for word in done.stdout.split("\0"):
+        path = f"{below}{word[2:]}"
+        if word.endswith("/") or (word and _is_repository(f"{folder}/{path}")):
+            # git lists its folder alone; one that was never fetched is empty.
+            if _is_repository(f"{folder}/{path}"):
+                yield from _listed(folder, f"{path.rstrip('/')}/")
+        elif word:
+            yield path, not word.startswith("?")
+
+
+def _is_repository(path: str) -> bool:
+    return os.path.lexists(f"{path}/.git")

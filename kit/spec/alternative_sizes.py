@@ -1,0 +1,29 @@
+"""JobSize: another size at which a job may run. The `[[when]]` tables of job.toml, read by `kit when`."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from kit.spec.schema_base import Model, Name, SbatchWord, TimeLimit
+from kit.spec.wrong_value_messages import Invalid
+
+
+class JobSize(Model):
+    """What its user would take as well. A key that is not there is as in the rest of the job."""
+
+    nodes: int | None = Field(default=None, ge=1, description="Number of nodes.")
+    time: TimeLimit | None = Field(default=None, description="Wall-clock limit.")
+    qos: Name | None = Field(default=None, description="A row of the cluster's QOS table.")
+    partition: SbatchWord | None = None
+    pieces: int | None = Field(
+        default=None,
+        ge=2,
+        le=1000,
+        description="So many jobs of this size instead of one, beside each other, as the tasks of an array.",
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> JobSize:
+        if not self.model_fields_set:
+            raise Invalid("a choice that says nothing is the job itself", hint='nodes = 4, time = "2:00:00"')
+        return self

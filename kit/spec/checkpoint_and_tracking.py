@@ -1,0 +1,139 @@
+"""What a job says of its training that the kit hands on: checkpoints, traces, trackers, and the frameworks' own tables."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from kit.spec.schema_base import ContainerPath, Model, Text
+from kit.spec.wrong_value_messages import Form, Invalid, shown
+
+Steps = Annotated[
+    str,
+    Form(
+        pattern=r"[0-9]+(-[0-9]+)?",
+        what="a step or a span of steps",
+        how="a number, or two with - between them",
+        example="10-12",
+        nearest=lambda text: "-".join(text.replace(":", "-").replace("..", "-").split()),
+    ),
+]
+
+
+class Checkpoint(Model):
+    """Reaches every program as KIT_CHECKPOINT_*; the reference programs all read them."""
+
+    every: int | None = Field(
+        default=None, ge=0, description="Steps between checkpoints; 0: at the end of an epoch or the run."
+    )
+    keep: int | None = Field(default=None, ge=1, description="Checkpoints to keep; older ones are removed.")
+    async_: bool | None = Field(default=None, alias="async", description="Write in the background.")
+    dir: ContainerPath | None = Field(
+        default=None,
+        description="Folder as the ranks see it; default: the run's checkpoints/.",
+    )
+
+    def env(self) -> dict[str, str]:
+        """The variables that the programs read it from."""
+        flags = {None: None, True: "1", False: "0"}
+        asked = {
+            "KIT_CHECKPOINT_EVERY": self.every,
+            "KIT_CHECKPOINT_KEEP": self.keep,
+            "KIT_CHECKPOINT_ASYNC": flags[self.async_],
+            "KIT_CHECKPOINT_DIR": self.dir,
+        }
+        return {name: str(value) for name, value in asked.items() if value is not None}
+
+
+class Profile(Model):
+    """A torch profiler trace of some steps on some ranks, in the run folder."""
+
+    steps: Steps | None = Field(default=None, description="Steps to trace, such as '10-12'.")
+    ranks: tuple[int, ...] = Field(default=(0,), description="Ranks that write a trace.")
+
+    def env(self) -> dict[str, str]:
+        """The variables that the programs read it from."""
+        if self.steps is None:
+            return {}
+        return {"KIT_PROFILE_STEPS": self.steps, "KIT_PROFILE_RANKS": ",".join(map(str, self.ranks))}
+
+
+class WandB(Model):
+    """A run at Weights & Biases. Its key is a secret: name WANDB_API_KEY under `[secrets]`."""
+
+    project: Text = Field(description="The project there.")
+    entity: Text | None = Field(default=None, description="The user or team that the project is of.")
+    mode: Literal["online", "offline"] = Field(
+        default="online", description="offline: files in the run folder, for `wandb sync` later."
+    )
+
+
+class Metrics(Model):
+    """Where metrics.jsonl is drawn beside. What TensorBoard and Weights & Biases show is one run over all starts of a run."""
+
+    tensorboard: bool = Field(default=False, description="Event files in the run folder's tensorboard/.")
+    wandb: WandB | None = Field(default=None, description="A run at Weights & Biases, its id the run's.")
+
+    def env(self, *, run_id: str, run_dir: str) -> dict[str, str]:
+        """The variables that the kit's programs, and a program's own wandb.init(), read. run_dir: as the ranks see it."""
+        env = {"KIT_TENSORBOARD": "1"} if self.tensorboard else {}
+        if self.wandb is None:
+            return env
+        entity = {"WANDB_ENTITY": self.wandb.entity} if self.wandb.entity else {}
+        return {
+            **env,
+            "KIT_WANDB": "1",
+            "WANDB_PROJECT": self.wandb.project,
+            **entity,
+            "WANDB_MODE": self.wandb.mode,
+            "WANDB_DIR": run_dir,
+            "WANDB_RUN_ID": run_id,
+            "WANDB_RESUME": "allow",
+        }
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The Python packages that the kit's own programs draw with."""
+        return (*(["tensorboard"] if self.tensorboard else []), *(["wandb"] if self.wandb else []))
+
+
+class MegatronArguments(Model):
+    """Megatron's options. Those named here are checked against each other; the others by their names and kinds of value.
+
+    A key becomes an option of pretrain_gpt.py: `num_layers = 24` is `--num-layers 24`, true is the bare option, a list its values.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    num_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    ffn_hidden_size: int | None = Field(default=None, ge=1)
+    num_query_groups: int | None = Field(default=None, ge=1)
+    seq_length: int = Field(default=1024, ge=1)
+    max_position_embeddings: int | None = Field(default=None, ge=1)
+    tensor_model_parallel_size: int = Field(default=1, ge=1)
+    pipeline_model_parallel_size: int = Field(default=1, ge=1)
+    context_parallel_size: int = Field(default=1, ge=1)
+    expert_model_parallel_size: int = Field(default=1, ge=1)
+    num_experts: int | None = Field(default=None, ge=1)
+    sequence_parallel: bool = False
+    micro_batch_size: int = Field(default=1, ge=1)
+    global_batch_size: int = Field(default=8, ge=1)
+
+    @model_validator(mode="after")
+    def _plain_values(self) -> MegatronArguments:
+        for key, value in (self.model_extra or {}).items():
+            items = value if isinstance(value, list) else [value]
+            if not all(isinstance(item, str | int | float | bool) for item in items):
+                problem = (
+                    f"{shown(value)} cannot be an option: it takes text, a number, true or false, or a list of them"
+                )
+                raise Invalid(problem, key=(key,), hint=f'{key} = "value"')
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """All options that were given or have a value, the checked ones first."""
+        named = {k: v for k, v in self.model_dump(exclude_none=True).items() if k in type(self).model_fields}
+        return {**named, **(self.model_extra or {})}

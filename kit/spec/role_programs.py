@@ -1,0 +1,36 @@
+"""Programs: who plays the roles of `[rl]` and `[sft]`, as `[programs.<name>]` of launcher.toml says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from kit.spec.roles import Role, RoleName
+from kit.spec.schema_base import Model
+
+
+class Program(Role):
+    """A role as the launcher sets it up.
+
+    Besides what any command may name, {python}, {code} and {config} in its words are replaced by the interpreter, the launcher's
+    folder and the role's resolved options; a shared key, such as {weight_broadcast}, by its value.
+    """
+
+    options: tuple[str, ...] | None = Field(
+        default=None,
+        description="Every option that it knows, dotted; default: not known here, the program itself refuses others.",
+    )
+
+
+class Programs(Model):
+    """A set of programs, and where their options are."""
+
+    requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
+    defaults: dict[str, Any] = Field(
+        default={}, description="Shared keys where the job is silent; {run} in a text is the run folder."
+    )
+    keys: dict[str, tuple[str, ...]] = Field(
+        default={}, description="Shared key -> the roles' options that take it, such as 'trainer.model.seq_len'."
+    )
+    roles: dict[RoleName, Program]

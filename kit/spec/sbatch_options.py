@@ -1,0 +1,74 @@
+"""sbatch's options that have a key of the job: through slurm.extra they would bypass what the key checks."""
+
+from __future__ import annotations
+
+import re
+
+from kit.spec.wrong_value_messages import Invalid, shown
+
+# Keys of [slurm] that have the option's own name.
+_SAME = """
+    account constraint error exclude exclusive licenses mail-type mail-user nodelist output partition qos requeue reservation
+"""
+# The option without its dashes -> the key that sets it.
+KEYS = {
+    **{name: f"slurm.{name.replace('-', '_')}" for name in _SAME.split()},
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), "resources.gpus_per_node"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-gpu"), "resources.ranks_per_node"),
+    **dict.fromkeys(("cpus-per-task", "cpus-per-gpu"), "resources.cpus_per_node"),
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu"), "resources.memory"),
+    "nodes": "resources.nodes",
+    "segment": "resources.segment",
+    "switches": "resources.switches",
+    "mpi": "step.mpi",
+    "time": "resources.time",
+    "job-name": "name",
+    "no-requeue": "slurm.requeue",
+    "signal": "slurm.lead",
+    "no-kill": "retry.spares",
+}
+_REFUSED = ("array", "export", "open-mode", "wait", "wrap")
+# Options whose value the key takes as it is, as people write them in TOML.
+SAME_VALUE = {
+    name.replace("-", "_"): KEYS[name]
+    for name in (*_SAME.split(), "gpus-per-node", "ntasks-per-node", "mem", "nodes", "time", "job-name")
+}
+_FORM = re.compile(r"--([a-z][a-z-]*)(=[A-Za-z0-9_.,:@/+=\[\]&|*()%-]+)?")
+_EXAMPLE = "--nice=100"
+
+
+def _value_of(key: str, given: str) -> object:
+    """What the key would be for an option's value."""
+    if key in {"slurm.lead", "retry.spares"}:
+        return int(given.rpartition("@")[2]) if given.rpartition("@")[2].isdigit() else 1
+    if key in {"slurm.requeue", "slurm.exclusive"}:
+        return True
+    given = given.rpartition(":")[2] if key == "resources.gpus_per_node" else given
+    number = given.isdigit() and key not in {"resources.time", "resources.memory"}
+    return int(given) if number else given or "value"
+
+
+def further(option: str) -> str:
+    """`--nice=100`, when no key of the job sets it; Invalid otherwise. To sbatch the start of an option's name is the option."""
+    found = _FORM.fullmatch(option)
+    if not found:
+        near = "=".join(option.split(None, 1))
+        raise Invalid(
+            f"{shown(option)} is not written as --option or --option=value, without blanks",
+            write=near if _FORM.fullmatch(near) else _EXAMPLE,
+        )
+    name, value = found[1], found[2] or ""
+    if name == "gres" and "gpu" in value:
+        name = "gpus-per-node"
+    for own, key in KEYS.items():
+        if own.startswith(name):
+            raise Invalid(
+                f"--{found[1]} has a key of the job, which is checked against the cluster's rules: {key}",
+                at=tuple(key.split(".")),
+                write=_value_of(key, value[1:]),
+            )
+    if name.startswith("container"):
+        raise Invalid(f"--{name} would put the batch script itself into a container", hint='image = "train-cpu"')
+    if any(own.startswith(name) for own in _REFUSED):
+        raise Invalid(f"--{name} is set by the kit", hint="remove the line")
+    return option

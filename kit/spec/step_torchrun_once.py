@@ -1,0 +1,117 @@
+"""Options of the steps that start ranks: srun's, and torchrun's."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from kit.spec.schema_base import Memory, Model, SbatchWord, Text
+from kit.spec.wrong_value_messages import Invalid, shown
+
+_FORM = re.compile(r"--([a-z][a-z-]*)(=\S+)?")
+# srun's option without its dashes -> the key of the job that sets it.
+_KEYS = {
+    **{
+        name: f"step.{name.replace('-', '_')}"
+        for name in ("mpi", "cpu-bind", "gpu-bind", "gpus-per-task", "mem-per-gpu", "label")
+    },
+    **dict.fromkeys(("nodes", "nodelist"), "resources.nodes"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node"), "resources.ranks_per_node"),
+    "cpus-per-task": "resources.cpus_per_node",
+    "mem": "resources.memory",
+    "exclude": "slurm.exclude",
+}
+_OWN = (
+    "job-name",
+    "export",
+    "kill-on-bad-exit",
+    "no-kill",
+    "overlap",
+    "output",
+    "error",
+    "open-mode",
+    "input",
+    "pty",
+    "multi-prog",
+)
+
+
+def further(option: str) -> str:
+    """`--hint=nomultithread`, when neither a key of the job nor the kit sets it; Invalid otherwise."""
+    found = _FORM.fullmatch(option)
+    if not found:
+        raise Invalid(
+            f"{shown(option)} is not written as --option or --option=value, without blanks",
+            write="--hint=nomultithread",
+        )
+    name = found[1]
+    for own, key in _KEYS.items():
+        if own.startswith(name):
+            raise Invalid(f"--{name} has a key of the job: {key}", hint=f"set {key}, and remove the option")
+    if name.startswith("container") or any(own.startswith(name) for own in _OWN):
+        raise Invalid(f"--{name} is set by the kit", hint="remove the line")
+    return option
+
+
+class Step(Model):
+    """srun's options of the steps that start ranks. A cluster sets them for all its jobs by [defaults.step]."""
+
+    mpi: SbatchWord = Field(default="none", description="srun --mpi, such as 'pmix': for programs that start by MPI.")
+    cpu_bind: SbatchWord | None = Field(default=None, description="srun --cpu-bind, such as 'cores'.")
+    gpu_bind: SbatchWord | None = Field(
+        default=None,
+        description="srun --gpu-bind, such as 'none' or 'closest'; default: every rank sees its node's GPUs.",
+    )
+    gpus_per_task: int | None = Field(
+        default=None, ge=1, description="srun --gpus-per-task: each task sees these GPUs alone."
+    )
+    mem_per_gpu: Memory | None = Field(default=None, description="srun --mem-per-gpu.")
+    label: bool = Field(default=False, description="srun --label: each line of a task's output begins with its number.")
+    extra: tuple[Annotated[str, AfterValidator(further)], ...] = Field(
+        default=(), description="Further srun options, each as one string, such as '--hint=nomultithread'."
+    )
+
+    def options(self) -> list[str]:
+        """As words of srun, but for --mpi."""
+        valued = {
+            "cpu-bind": self.cpu_bind,
+            "gpu-bind": self.gpu_bind,
+            "gpus-per-task": self.gpus_per_task,
+            "mem-per-gpu": self.mem_per_gpu,
+        }
+        words = [f"--{name}={value}" for name, value in valued.items() if value is not None]
+        return [*words, *(["--label"] if self.label else []), *self.extra]
+
+
+class Torchrun(Model):
+    """torchrun's own options, in the start shapes that have one."""
+
+    max_restarts: int = Field(
+        default=0, ge=0, description="Restarts by torchrun itself; [retry] knows which ends are worth one."
+    )
+    local_ranks_filter: tuple[int, ...] = Field(
+        default=(), description="Ranks of a node whose output is shown in the task's log; default: all."
+    )
+    tee: SbatchWord | None = Field(
+        default=None, description="torchrun --tee, such as '3': show output and write it to files."
+    )
+    log_dir: Text | None = Field(
+        default=None, description="torchrun --log-dir, as the ranks see it; default: the kit's own rank logs."
+    )
+
+    def options(self) -> list[str]:
+        """As words of torchrun, but for --max-restarts."""
+        words = (
+            [f"--local-ranks-filter={','.join(map(str, self.local_ranks_filter))}"] if self.local_ranks_filter else []
+        )
+        words += [f"--tee={self.tee}"] if self.tee else []
+        return [*words, *([f"--log-dir={self.log_dir}"] if self.log_dir else [])]
+
+
+class Once(Model):
+    """Lines that run once per job, before any rank, on the first node. One that fails ends the job with its code."""
+
+    lines: tuple[Text, ...] = Field(default=(), description="Shell lines, such as 'python prepare.py'.")
+    container: bool = Field(default=True, description="In the job's container; false: on the node itself.")

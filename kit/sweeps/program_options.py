@@ -1,0 +1,75 @@
+"""Options of the program inside the job's `args`: `args.--lr = 0.1` reads and replaces them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from kit.spec.sweep import Scalar, Value
+from kit.sweeps.key_names import identifier
+
+_NUMBER = re.compile(r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
+
+
+def with_option(args: Sequence[str], option: str, value: Value) -> list[str]:
+    """`args` with `option` set: where it was, or at the end. True leaves the bare option, False takes it out.
+
+    Several values follow the option as several words. An option that occurs more than once is given once.
+    """
+    kept: list[str] = []
+    place: int | None = None
+    words = list(args)
+    joined = False
+    while words:
+        word = words.pop(0)
+        if word != option and not word.startswith(f"{option}="):
+            kept.append(word)
+            continue
+        place = len(kept) if place is None else place
+        joined = word != option
+        if not joined and not isinstance(value, bool) and words and _is_value(words[0]):
+            words.pop(0)
+    place = len(kept) if place is None else place
+    return kept[:place] + _words(option, value, joined) + kept[place:]
+
+
+def read_option(args: Sequence[str], name: str) -> Scalar | None:
+    """The last value of what expressions call `args.<name>`; a number where it reads as one; None when it is not there."""
+    found: Scalar | None = None
+    for at, word in enumerate(args):
+        option, equals, value = word.partition("=")
+        if not option.startswith("-") or identifier(f"args.{option}") != f"args.{name}":
+            continue
+        following = args[at + 1 : at + 2]
+        if not equals:
+            value = following[0] if following and _is_value(following[0]) else ""
+        found = _number(value) if equals or value else True
+    return found
+
+
+def option_names(args: Sequence[str]) -> list[str]:
+    """What expressions call the options in `args`: `args.batch_size` for `--batch-size`."""
+    return [identifier(f"args.{word.partition('=')[0]}") for word in args if not _is_value(word)]
+
+
+def text(value: Scalar) -> str:
+    """A value as a program reads it: floats by the shortest text that gives the same number back."""
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+def _words(option: str, value: Value, joined: bool) -> list[str]:
+    if isinstance(value, bool):
+        return [option] if value else []
+    if isinstance(value, tuple):
+        return [option, *map(text, value)]
+    return [f"{option}={text(value)}"] if joined else [option, text(value)]
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or bool(_NUMBER.match(word))
+
+
+def _number(word: str) -> Scalar:
+    if not _NUMBER.match(word):
+        return word
+    return int(word) if re.fullmatch(r"-?\d+", word) else float(word)

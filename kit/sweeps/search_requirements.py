@@ -1,0 +1,74 @@
+"""What a search needs at submit: Optuna where the nodes will ask, and keys whose every value can be planned."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from typing import Protocol
+
+from kit import frameworks
+from kit.config import Resolved
+from kit.errors import Fault, UsageError
+from kit.spec.sweep import Search
+from kit.sweeps.expand import Point, Values
+from kit.sweeps.point_faults import Gathered
+
+_ARGS = "args."
+
+
+class Planner(Protocol):
+    """Plans a point, or says what is wrong with it by a ConfigError."""
+
+    @property
+    def file(self) -> str: ...
+
+    def resolved(self, point: Point) -> Resolved: ...
+
+    def planned(self, point: Point) -> object: ...
+
+
+def argv() -> tuple[str, ...]:
+    """What a task asks by: this very interpreter, by its path, which the nodes have as they have the run folder.
+
+    UsageError where Optuna is not installed.
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise UsageError(
+            "[sweep.search] needs Optuna, and this Python has none", hint="pip install 'slurm-kit[search]'"
+        )
+    return (sys.executable, "-m", "kit.sweeps.on_node")
+
+
+def check(search: Search, planner: Planner, first: Point, faults: Gathered) -> None:
+    """Note what is wrong with values that no point was planned with.
+
+    What the plan itself reads, such as the batch size that has to fit the ranks, is planned for each of its values, which have to
+    be listed; other options are the program's own. Where any option may be read, the ends of an interval are planned.
+    """
+    resolved = planner.resolved(first)
+    if resolved.job.shape == "roles" or resolved.job.roles:
+        problem = "a job of several roles cannot be searched: nothing says whose option it is"
+        hint = "[sweep.grid] for a job of roles"
+        faults.add(first, [Fault(file=planner.file, key="sweep.search", problem=problem, hint=hint)])
+        return
+    read = frameworks.options_read(resolved)
+    for key, how in search.keys.items():
+        if not key.startswith(_ARGS) or (read is not None and key.removeprefix(_ARGS) not in read):
+            continue
+        span = how.uniform or how.log_uniform
+        if how.choice is None and read is not None:
+            problem = "the plan reads this option, so each of its values is checked at submit: they have to be listed"
+            faults.add(
+                first,
+                [
+                    Fault(
+                        file=planner.file, key=f"sweep.search.keys.{key}", problem=problem, hint="choice = [16, 32, 64]"
+                    )
+                ],
+            )
+            continue
+        for value in how.choice or (tuple(map(round, span)) if span and how.integer else span) or ():
+            point = replace(first, values=Values({**first.values, key: value}))
+            with faults.of(point):
+                planner.planned(point)

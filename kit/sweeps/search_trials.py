@@ -1,0 +1,101 @@
+"""What the points of a search were given and what they came to, read from their run folders: there is no other record to lose.
+
+`state/suggestion.json` has a point's values, from the moment in which they are chosen; its metrics and events say the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from kit import untrusted_files
+from kit.runs import atomic_write, metrics, run_facts
+from kit.spec.run_paths import RunPaths
+from kit.spec.sweep import Value
+
+# Waiting, with values and without an end, with a number for each objective, stopped early or diverged, ended without a number.
+State = Literal["waiting", "running", "complete", "pruned", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchTrial:
+    """One point.
+
+    values: what was chosen for it. reached: its objectives, where it is complete. steps: metric by step, of a pruned one.
+    """
+
+    index: int
+    state: State
+    values: Mapping[str, Value]
+    reached: tuple[float, ...] = ()
+    steps: Mapping[int, float] = field(default_factory=dict)
+
+
+def suggestion_file(run_dir: Path) -> Path:
+    """Where the values of a point are, once they are chosen."""
+    return RunPaths(run_dir).state / "suggestion.json"
+
+
+def stopped_file(run_dir: Path) -> Path:
+    """Where it says that a point was stopped early, at which step and why."""
+    return RunPaths(run_dir).state / "stopped-early.json"
+
+
+def suggestion(run_dir: Path) -> dict[str, Value] | None:
+    """The values that were chosen for a point; None where none were, or where the file is damaged."""
+    try:
+        found = json.loads(untrusted_files.read_bytes(suggestion_file(run_dir)))["values"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+
+
+def suggest(run_dir: Path, values: Mapping[str, Value]) -> None:
+    """Note the values, whole and on the disk before anything is changed by them. OSError where the disk refuses."""
+    RunPaths(run_dir).state.mkdir(exist_ok=True)
+    atomic_write.write(suggestion_file(run_dir), json.dumps({"values": values}) + "\n")
+
+
+def of(run_dir: Path, index: int, objectives: Sequence[str]) -> SearchTrial:
+    """One point. objectives: the metrics that the search is for."""
+    values = suggestion(run_dir)
+    if values is None:
+        return SearchTrial(index=index, state="waiting", values={})
+    if stopped_file(run_dir).is_file():
+        return SearchTrial(index=index, state="pruned", values=values, steps=reports(run_dir, objectives[0]))
+    last = next(reversed(run_facts.events(run_dir)), {})
+    if last.get("event") != "end":
+        return SearchTrial(index=index, state="running", values=values)
+    reached = _reached(run_dir, objectives)
+    if len(reached) < len(objectives):
+        return SearchTrial(index=index, state="failed", values=values)
+    # What diverged says that its values are bad.
+    state: State = "complete" if all(map(math.isfinite, reached)) else "pruned"
+    return SearchTrial(index=index, state=state, values=values, reached=reached)
+
+
+def reports(run_dir: Path, metric: str) -> dict[int, float]:
+    """A metric by the step that it was reported with."""
+    return {
+        record["step"]: float(record[metric])
+        for record in metrics.records(run_dir)
+        if _is_number(record.get(metric)) and isinstance(record.get("step"), int)
+    }
+
+
+def _reached(run_dir: Path, objectives: Sequence[str]) -> tuple[float, ...]:
+    """The last value of each; fewer than there are objectives where one was never reported."""
+    last: dict[str, float] = {}
+    for record in metrics.records(run_dir):
+        last |= {name: float(record[name]) for name in objectives if _is_number(record.get(name))}
+    return tuple(last[name] for name in objectives if name in last)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,75 @@
+"""What torch's flight recorder says of this rank: its last collectives, with their numbers and shapes.
+
+kit_rank loads it with the first step after torch.distributed is there. A thread waits at a pipe: evidence.sh writes a byte, and the
+thread answers with a file beside it. A rank that ends by an exception says the same in its log. Gloo has the recorder, too.
+"""
+
+import json
+import os
+import sys
+import threading
+
+# Of each process group the last so many.
+_LAST = 8
+MARK = "kit: collective"
+
+
+def answer_at(path):
+    """Answer at the pipe `path`.ask, by the file `path`. None while torch has no process group, False where it has no recorder."""
+    import torch.distributed  # noqa: PLC0415
+
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    from torch._C import _distributed_c10d  # noqa: PLC0415
+
+    if not hasattr(_distributed_c10d, "_dump_fr_trace_json"):
+        return False
+    if os.path.lexists(f"{path}.ask"):
+        os.unlink(f"{path}.ask")  # noqa: PTH108
+    os.mkfifo(f"{path}.ask", 0o600)
+    # Open for both: the pipe never ends, and a read waits without a processor.
+    pipe = os.open(f"{path}.ask", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    threading.Thread(target=_answer, args=(pipe, path), name="kit-recorder", daemon=True).start()
+    before = sys.excepthook
+
+    def say(kind, error, trace):
+        before(kind, error, trace)
+        for line in lines():
+            print(line, file=sys.stderr, flush=True)
+
+    sys.excepthook = say
+    return True
+
+
+def lines():
+    """`kit: collective GROUP #NUMBER NAME of TYPE SIZES`, `waits` behind those that have not ended; the newest last."""
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # noqa: PLC0415
+
+    try:
+        entries = json.loads(_dump_fr_trace_json(includeCollectives=True, onlyActive=False)).get("entries", [])
+    except (RuntimeError, ValueError):
+        return []
+    last = {}
+    for entry in entries:
+        if not entry.get("is_p2p"):
+            last.setdefault(entry["process_group"][0], []).append(entry)
+    return [_line(group, entry) for group, found in last.items() for entry in found[-_LAST:]]
+
+
+def _line(group, entry):
+    name = entry["profiling_name"].rpartition(":")[2]
+    sizes = json.dumps(entry.get("input_sizes"), separators=(",", ":"))[:80]
+    kinds = ",".join(entry.get("input_dtypes") or ["-"])[:40]
+    waits = "" if entry.get("retired") else " waits"
+    return f"{MARK} {group} #{entry['collective_seq_id']} {name} of {kinds} {sizes}{waits}"
+
+
+def _answer(pipe, path):
+    while True:
+        try:
+            os.read(pipe, 1)
+            with open(f"{path}.new", "w", encoding="utf-8") as file:  # noqa: PTH123
+                file.write("".join(f"{line}\n" for line in lines()))
+            os.replace(f"{path}.new", path)  # noqa: PTH105
+        except OSError:
+            return

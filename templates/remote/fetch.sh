@@ -1,0 +1,28 @@
+# shellcheck shell=sh
+# The files of one run that commands read: RUN, relative to RUNS; never its checkpoints, its workspace or its secrets.
+main() {
+    kit_environment
+    [ "$JOBS" = "" ] || answer accounted sacct_of
+    [ "$QUEUE" = "" ] || answer queue squeue --noheader --array --states=all "--user=$KIT_UID" '--format=%F|%K|%T|%r|%N|%M'
+    if cd -- "$RUNS" 2>/dev/null && [ -d "./$RUN" ]; then
+        send_changes "$(changes files)"
+    else
+        head -c "$KNOWN" >/dev/null
+        section changes 0 ''
+        printf 'end\n'
+    fi
+}
+
+sacct_of() {
+    SLURM_TIME_FORMAT=%s
+    export SLURM_TIME_FORMAT
+    kit_argv
+}
+
+# Logs may be links to where the job wants them. Anything else that is large is the program's own.
+files() {
+    find -L "./$RUN" -mindepth 1 -maxdepth 7 \
+        \( -name '.*' -o -name '*
+*' -o -path "./$RUN/checkpoints" -o -path "./$RUN/workspace*" -o -path "./$RUN/code" -o -path "./$RUN/bin" -o -name 'latest_*' \) -prune \
+        -o -type f \( -path "./$RUN/logs/*" -o -name '*.jsonl' -o -size -4096k \) -printf "%i %s %T@ %p\n" 2>/dev/null | sed 's|^\([0-9]* [0-9]* [0-9.]* \)\./|\1|'
+}

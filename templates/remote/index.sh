@@ -1,0 +1,36 @@
+# shellcheck shell=sh
+# What a command begins with: who and where we are, the user's jobs, and the record of each run that has changed since it was last asked for.
+main() {
+    kit_environment
+    answer facts facts
+    if [ "$PLAN" = 1 ]; then
+        answer version sbatch --version
+        answer pyxis srun --help
+        answer avoid avoided
+    fi
+    answer queue squeue --noheader --array --states=all "--user=$KIT_UID" '--format=%F|%K|%T|%r|%N|%M'
+    answer keys squeue --noheader --states=all "--user=$KIT_UID" '--format=%F|%o'
+    if cd -- "$RUNS" 2>/dev/null; then
+        send_changes "$(changes records)"
+    else
+        head -c "$KNOWN" >/dev/null
+        section changes 0 "$([ ! -e "$RUNS" ] || echo closed)"
+        printf 'end\n'
+    fi
+}
+
+# Below RUNS: of runs and of sweeps' points, the files that `kit runs` reads.
+records() {
+    find . -mindepth 1 -maxdepth 5 \
+        \( -name '.*' -o -name '*
+*' -o -name checkpoints -o -name workspace -o -name code -o -name logs -o -name monitor -o -name bin -o -name configs \) -prune \
+        -o -type f \( -name manifest.json -o -name sweep.json -o -path '*/state/events.jsonl' -o -path '*/state/cancelled' \) \
+        -printf '%i %s %T@ %P\n'
+}
+
+# Nodes that failed a preflight: `NAME MTIME REASON`, of the last day.
+avoided() {
+    [ -d "$RUNS/$AVOID" ] || return 0
+    cd -- "$RUNS/$AVOID" || return 0
+    find . -mindepth 1 -maxdepth 1 -type f ! -name '*[!A-Za-z0-9._-]*' -mmin -1440 -printf '%f %T@ ' -exec head -n 1 -- {} \;
+}

@@ -1,0 +1,84 @@
+# shellcheck shell=sh
+# What every program has that runs on a login node: POSIX sh, whichever shell that is there, with coreutils, find, awk, gzip and tar.
+# A program defines `main`; its answer has the form that kit/remote/answers.py reads.
+
+LC_ALL=C
+export LC_ALL
+umask 022
+# A line that breaks ends no program in the middle: each comes to an end of its own.
+trap '' HUP PIPE
+KIT_USER=$(id -un)
+KIT_UID=$(id -u)
+KIT_DATA=${XDG_DATA_HOME:-$HOME/.local/share}/kit
+
+# What Slurm's commands, and so jobs, get of this session's environment: the list of kit/slurm/client.py.
+kit_environment() {
+    for kit_name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
+        case $kit_name in
+            PATH | HOME | USER | LOGNAME | SHELL | LANG | LC_ALL | TZ | TMPDIR | SLURM_CONF | PWD | OLDPWD | _ | SHLVL) ;;
+            *) unset "$kit_name" ;;
+        esac
+    done
+    kit_inherited
+}
+
+# answer NAME COMMAND...: what it prints, and its exit code.
+answer() {
+    kit_name=$1
+    shift
+    kit_out=$("$@" </dev/null)
+    kit_code=$?
+    section "$kit_name" "$kit_code" "$kit_out"
+}
+
+# section NAME CODE TEXT
+section() {
+    printf 'answer %s %d %d\n%s\n' "$1" "$2" "${#3}" "$3"
+}
+
+# facts: who and where we are. RUNS and STORE are the cluster's folders for this user.
+facts() {
+    printf 'user %s\nuid %s\nhome %s\ndata %s\nruns %s\nstore %s\nnow %s\n' \
+        "$KIT_USER" "$KIT_UID" "$HOME" "$KIT_DATA" "$RUNS" "$STORE" "$(date +%s)"
+}
+
+# changes LISTER: the program's input has KNOWN bytes of lines `INODE SIZE MTIME PATH`, as LISTER prints them now.
+# Prints what is different: `new LINE`, `grown OLDSIZE LINE` of a file that is only appended to, and `gone LINE`.
+changes() {
+    {
+        head -c "$KNOWN" | sed 's/^/k /'
+        "$1" </dev/null | sed 's/^/n /'
+    } | awk '
+        { line = substr($0, 3); split(line, f, " "); path = substr(line, length(f[1] f[2] f[3]) + 4) }
+        $1 == "k" { known[path] = line; inode[path] = f[1]; size[path] = f[2]; next }
+        !(path in known) { print "new " line; next }
+        known[path] == line { delete known[path]; next }
+        {
+            appended = path ~ /\/logs\/|\.jsonl$/ && inode[path] == f[1] && size[path] <= f[2]
+            print (appended ? "grown " size[path] " " : "new ") line
+            delete known[path]
+        }
+        END { for (path in known) print "gone " known[path] }'
+}
+
+# send_changes TEXT: what `changes` printed, and then the bytes: ends of files that grew, and an archive of the others.
+send_changes() {
+    section changes 0 "$1"
+    # shellcheck disable=SC2034 # words that are passed over
+    printf '%s\n' "$1" | sed -n 's/^grown //p' | while read -r kit_old kit_inode kit_size kit_time kit_path; do
+        kit_length=$((kit_size - kit_old))
+        printf 'grown %d %d %s\n' "$kit_old" "$kit_length" "$kit_path"
+        tail -c "+$((kit_old + 1))" -- "$kit_path" | head -c "$kit_length"
+        printf '\n'
+    done
+    printf 'end\n'
+    printf '%s\n' "$1" | sed -n 's/^new [0-9]* [0-9]* [0-9.]* //p' \
+        | tar --create --file=- --dereference --hard-dereference --no-recursion --ignore-failed-read --format=gnu \
+            --no-unquote --verbatim-files-from --files-from=- 2>/dev/null
+}
+
+# Nothing of what a login shell has printed so far is part of the answer.
+kit_answer_all() {
+    printf '\n%s\n' "$KIT_MARK"
+    main | gzip -1
+}

@@ -1,0 +1,42 @@
+# shellcheck shell=sh
+# Takes a snapshot: OBJECTS bytes of an archive of files by their digests, then TREE_BYTES of an archive of links to them, which is the tree TREE.
+# Whatever has its name here is whole: each file is checked before it gets it.
+main() {
+    mkdir -p -- "$RUNS" || { failed; return; }
+    # Runs are open to others, a user's snapshots are not.
+    umask 077
+    store="$RUNS/.snapshots-$KIT_UID"
+    # shellcheck disable=SC2153 # a constant of the caller's
+    partial="./trees/$PARTIAL"
+    mkdir -p -- "$store/objects" "$store/trees" "$store/index" || { failed; return; }
+    cd -- "$store" || { failed; return; }
+    find . -mindepth 1 -maxdepth 2 -name '.partial-ssh-*' -mmin +60 -exec rm -rf -- {} + 2>/dev/null
+    mkdir -- "$partial" || { failed; return; }
+    if take; then code=0; else code=1; fi
+    rm -rf -- "$partial"
+    section result "$code" ''
+    printf 'end\n'
+}
+
+failed() {
+    section result 1 ''
+    printf 'end\n'
+}
+
+take() {
+    head -c "$OBJECTS" | tar --extract --file=- --no-same-owner -C "$partial" || return 1
+    find "$partial" -mindepth 1 -maxdepth 1 -type f ! -name '.*' -printf '%f\n' | sort >"$partial/.names"
+    sed 's/^\([0-9a-f]*\)\(.*\)$/\1  \1\2/' "$partial/.names" >"$partial/.sums"
+    [ ! -s "$partial/.sums" ] || (cd -- "$partial" && sha256sum --check --quiet -- .sums >&2) || return 1
+    while read -r name; do
+        folder="objects/${name%"${name#??}"}"
+        mkdir -p -- "$folder" && mv -f -- "$partial/$name" "$folder/$name" || return 1
+    done <"$partial/.names"
+    head -c "$TREE_BYTES" >"$partial/.tree" && [ "$(sha256sum <"$partial/.tree")" = "$TREE_SUM  -" ] || return 1
+    mkdir -- "$partial/made" || return 1
+    # Its links name objects from here on.
+    tar --extract --file="$partial/.tree" --no-same-owner || return 1
+    [ "$(sha256sum <"$partial/made/listing")" = "$TREE  -" ] || return 1
+    [ ! -e "trees/$TREE" ] || [ -f "trees/$TREE/listing" ] || rm -rf -- "trees/$TREE"
+    mv -T -- "$partial/made" "trees/$TREE" 2>/dev/null || [ -f "trees/$TREE/listing" ]
+}

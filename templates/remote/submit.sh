@@ -1,0 +1,91 @@
+# shellcheck shell=sh
+# Takes a run folder, SIZE bytes of an archive, and submits it: kit_argv is its sbatch. Without an archive it finds out what became of a submit whose
+# line broke. However often it runs, and whatever of it is cut off, the run gets one job or none.
+main() {
+    kit_environment
+    mkdir -p -- "$RUNS" || { result failed; return; }
+    cd -- "$RUNS" || { result failed; return; }
+    find . -mindepth 1 -maxdepth 1 -name '.partial-ssh-*' -mmin +60 -exec rm -rf -- {} + 2>/dev/null
+    if [ "$SIZE" -gt 0 ]; then
+        partial=$(mktemp -d ./.partial-ssh-XXXXXX) || { result failed; return; }
+        taken=$(take)
+        rm -rf -- "$partial"
+        [ -z "$taken" ] || { result "$taken"; return; }
+    fi
+    [ -d "./$RUN" ] || { result nothing; return; }
+    send
+}
+
+# result WORD [TEXT]: how it ended, and the job's number or sbatch's words.
+result() {
+    section result 0 "$1"
+    section said 0 "${2:-}"
+    printf 'end\n'
+}
+
+# Prints why not.
+take() {
+    # The whole archive, or a line that broke: nothing is made of a part.
+    head -c "$SIZE" >"$partial/sent" || { echo failed; return; }
+    [ "$(sha256sum <"$partial/sent")" = "$SHA  -" ] || { echo cut; return; }
+    [ ! -e "./$RUN" ] || return 0
+    mkdir -- "$partial/run" || { echo failed; return; }
+    tar --extract --file="$partial/sent" --same-permissions --no-same-owner -C "$partial/run" || { echo failed; return; }
+    chmod 755 -- "$partial/run"
+    # Another try of the same submit may have been first.
+    mv -T -- "$partial/run" "./$RUN" 2>/dev/null || [ -d "./$RUN" ] || echo failed
+}
+
+send() {
+    number=$(noted)
+    [ -n "$number" ] || number=$(in_queue)
+    [ -z "$number" ] || { note; return; }
+    # The right to submit is taken once and never given back.
+    if mkdir -- "./$RUN/state/submitting" 2>/dev/null; then
+        said=$(kit_argv 2>&1 </dev/null)
+        code=$?
+        number=$(printf '%s\n' "$said" | sed -n 's/^\([0-9][0-9]*\).*/\1/p' | tail -n 1)
+        if [ "$code" -eq 0 ] && [ -n "$number" ]; then note; return; fi
+        # A controller that was too slow to answer may have taken it.
+        tries=1
+        ! slow "$said" || tries=10
+    else
+        tries=20
+        said='another submit of this run is under way, or was cut off'
+        code=0
+    fi
+    while [ "$tries" -gt 0 ]; do
+        number=$(noted)
+        [ -n "$number" ] || number=$(in_queue) || tries=0
+        [ -z "$number" ] || { note; return; }
+        tries=$((tries - 1))
+        [ "$tries" -le 0 ] || sleep 1
+    done
+    if [ "$code" -eq 0 ] || slow "$said"; then
+        result unknown "$said"
+    else
+        rm -rf -- "./$RUN"
+        result refused "$said"
+    fi
+}
+
+# Whether sbatch's words are those of a controller that did not answer in time, rather than of one that refused.
+slow() {
+    printf '%s\n' "$1" | grep -q -i -e 'timed out' -e 'to contact' -e 'communication'
+}
+
+noted() {
+    sed -n 's/^  "job_id": \([0-9][0-9]*\),*$/\1/p' "./$RUN/manifest.json"
+}
+
+# By the key in its comment, or by its script, which no site's rules rewrite.
+in_queue() {
+    jobs=$(squeue --noheader --states=all "--user=$KIT_UID" '--format=%F|%o|%k' 2>/dev/null) || return 1
+    printf '%s\n' "$jobs" | awk -F '|' -v "key=$KEY" -v "script=$RUNS/$RUN/batch.sh" '$2 == script || $3 == key { print $1; exit }'
+}
+
+note() {
+    sed 's/^  "job_id": null\(,*\)$/  "job_id": '"$number"'\1/' "./$RUN/manifest.json" >"./$RUN/.manifest.$$" \
+        && mv -f -- "./$RUN/.manifest.$$" "./$RUN/manifest.json"
+    result submitted "$number"
+}

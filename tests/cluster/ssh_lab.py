@@ -1,0 +1,215 @@
+"""A login node of the test cluster behind a real sshd, and a laptop: a project with an ssh_config, a cache and a key of its own.
+
+The user over there is an ordinary one. Every ssh that the kit starts is noted, so that requests are counted and not timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kit import shell
+from kit.shell import Completed
+from kit.slurm.embedded import EmbeddedCluster
+from tests.cluster.lab import TIMEOUT_S
+
+USER = "kit-far"
+JOB = """
+name = "far"
+launcher = "ddp"
+shape = "srun"
+script = "program.py"
+[resources]
+nodes = 1
+ranks_per_node = 2
+cpus_per_node = 2
+time = "00:05:00"
+"""
+PROGRAM = """
+import os, time
+for step in range(int(os.environ.get("STEPS", "1"))):
+    print("step", step, flush=True)
+    time.sleep(float(os.environ.get("PAUSE", "0")))
+raise SystemExit(int(os.environ.get("CODE", "0")))
+"""
+
+
+@dataclass(frozen=True)
+class Far:
+    """The laptop. name: of the cluster's file here. home: of the user over there."""
+
+    project: Path
+    cluster: EmbeddedCluster
+    home: Path
+    port: int
+    sshd: int
+    name: str = "pod-far"
+
+    @property
+    def folder(self) -> Path:
+        """What the laptop has besides its project."""
+        return self.project.parent
+
+    @property
+    def runs(self) -> Path:
+        """Run folders over there."""
+        return self.home / "kit" / "runs"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The laptop's: no Slurm is configured here."""
+        keep = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "KIT_"))}
+        own = {"XDG_CACHE_HOME": str(self.folder / "cache"), "XDG_DATA_HOME": str(self.folder / "data")}
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        return {**keep, **own, "PATH": path, "SLURM_CONF": "/nonexistent", "KIT_TRACEBACK": "0"}
+
+    def kit(self, *argv: str, check: bool = True, env: dict[str, str] | None = None) -> Completed:
+        """`kit` on the laptop."""
+        words = [sys.executable, "-m", "kit", *argv]
+        return shell.run(words, cwd=self.project, env={**self.env, **(env or {})}, timeout=TIMEOUT_S, check=check)
+
+    def submit(self, *options: str) -> str:
+        """Submit the job; its run's id."""
+        done = self.kit("submit", "--cluster", self.name, "--no-container", *options)
+        return Path(done.stdout.splitlines()[0]).name
+
+    def requests(self) -> int:
+        """How many sessions of ssh there were since this was last asked; opening the connection is none."""
+        noted = self.folder / "ssh.calls"
+        lines = noted.read_text().splitlines() if noted.exists() else []
+        noted.write_text("")
+        return sum("exec sh -c" in line for line in lines)
+
+    def slurm(self, *argv: str) -> str:
+        """One of Slurm's commands, by root."""
+        return shell.run(argv, env={**os.environ, **self.cluster.env()}, timeout=60).stdout
+
+    def jobs(self) -> dict[int, str]:
+        """All jobs of the user that Slurm remembers: number -> run's id, by the batch script."""
+        lines = self.slurm("squeue", "--noheader", "--states=all", f"--user={USER}", "--format=%A|%o").splitlines()
+        return {int(number): Path(script).parent.name for number, script in (line.split("|") for line in lines)}
+
+    def listed(self) -> dict[str, dict[str, object]]:
+        """What `kit runs` says, by run."""
+        return {str(one["run"]): one for one in json.loads(self.kit("runs", "--json").stdout)}
+
+    def wait(self, run: str, *states: str) -> dict[str, object]:
+        """Until `kit runs` shows one of these states."""
+        end = time.monotonic() + TIMEOUT_S
+        while (one := self.listed().get(run, {})).get("state") not in states:
+            assert time.monotonic() < end, one
+            time.sleep(0.3)
+        return one
+
+    def sessions(self) -> list[int]:
+        """The processes of sshd that serve connections, without the daemon."""
+        found = []
+        for proc in Path("/proc").iterdir():
+            try:
+                parent = int((proc / "stat").read_text().rpartition(")")[2].split()[1]) if proc.name.isdigit() else 0
+            except OSError:
+                continue
+            if parent == self.sshd:
+                found.append(int(proc.name))
+        return found
+
+    def close(self) -> None:
+        """End the laptop's kept connection."""
+        self.kit("cluster", "login", self.name, "--off", check=False)
+
+
+@contextmanager
+def far_lab(cluster: EmbeddedCluster, folder: Path) -> Iterator[Far]:
+    """The lab in `folder`, which others may enter; sshd, user and connection are gone at the end."""
+    if os.geteuid() != 0 or shell.which("sshd") is None or shell.which("useradd") is None:
+        pytest.skip("needs root, sshd and useradd: make setup")
+    if USER not in {entry.pw_name for entry in pwd.getpwall()}:
+        shell.run(["useradd", "--create-home", "--shell", "/bin/bash", USER])
+    # paths.cache of clusters/local.toml: what an earlier user of this name has left is another number's.
+    cache = Path(f"/tmp/kit-{USER}")
+    shutil.rmtree(cache, ignore_errors=True)
+    user, far = pwd.getpwnam(USER), None
+    try:
+        # No password, and not locked: sshd lets no locked user in.
+        shell.run(["usermod", "--password", "*", USER])
+        pid, port = _sshd(folder, cluster, user)
+        try:
+            far = _laptop(folder, cluster, user, port=port, sshd=pid)
+            yield far
+        finally:
+            if far is not None:
+                far.slurm("scancel", f"--user={USER}")
+                far.close()
+            shell.end(pid)
+    finally:
+        end = time.monotonic() + 30
+        while shell.run(["userdel", "--remove", USER], check=False).returncode == 8 and time.monotonic() < end:
+            time.sleep(0.5)  # its last processes are on their way out
+        shutil.rmtree(cache, ignore_errors=True)
+
+
+def _sshd(folder: Path, cluster: EmbeddedCluster, user: pwd.struct_passwd) -> tuple[int, int]:
+    for name in ("host_key", "id"):
+        shell.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)])
+    keys = Path(user.pw_dir) / ".ssh"
+    keys.mkdir(mode=0o700)
+    shutil.copy(folder / "id.pub", keys / "authorized_keys")
+    for path in (keys, keys / "authorized_keys"):
+        shutil.chown(path, user.pw_uid, user.pw_gid)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    conf = folder / "sshd_config"
+    conf.write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
+        f"PasswordAuthentication no\nMaxSessions 100\nSetEnv SLURM_CONF={cluster.slurm_conf}\n"
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)
+    sshd = shell.require("sshd", hint="apt-get install openssh-server")
+    pid = shell.daemon([sshd, "-D", "-f", str(conf)], log=folder / "sshd.log")
+    end = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return pid, port
+        except OSError:
+            assert time.monotonic() < end, (folder / "sshd.log").read_text()
+            time.sleep(0.1)
+
+
+def _laptop(folder: Path, cluster: EmbeddedCluster, user: pwd.struct_passwd, *, port: int, sshd: int) -> Far:
+    project = folder / "project"
+    (project / ".git").mkdir(parents=True)
+    (project / "clusters").mkdir()
+    config = folder / "ssh_config"
+    config.write_text(
+        f"Host login.pod\n  HostName 127.0.0.1\n  Port {port}\n  User {USER}\n  IdentityFile {folder}/id\n  IdentitiesOnly yes\n"
+        f"  UserKnownHostsFile {folder}/known_hosts\n  StrictHostKeyChecking accept-new\n"
+    )
+    (folder / "bin").mkdir()
+    noting = folder / "bin" / "ssh"
+    noting.write_text(f'#!/bin/sh\necho "$*" >>{folder}/ssh.calls\nexec {shell.which("ssh")} "$@"\n')
+    noting.chmod(0o755)
+    far = Far(project, cluster, Path(user.pw_dir), port, sshd)
+    write_cluster(far, far.name)
+    (project / "job.toml").write_text(JOB)
+    (project / "program.py").write_text(PROGRAM)
+    return far
+
+
+def write_cluster(far: Far, name: str, *, host: str = "login.pod", more: str = "", paths: str = "") -> None:
+    """A cluster's file that leads to the login node."""
+    (far.project / "clusters" / f"{name}.toml").write_text(
+        f'[ssh]\nhost = "{host}"\nconfig = "{far.folder}/ssh_config"\n{more}\n[node]\ncpus = 8\n'
+        f'[container]\nruntime = "bubblewrap"\n[paths]\n{paths}\n'
+    )

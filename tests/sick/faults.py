@@ -1,0 +1,59 @@
+"""What a rank, a node or a disk falls ill of, and what `kit why` has to say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SICK_RANK = 5
+# Of eight ranks on four nodes.
+SICK_NODE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sick:
+    """One fault. name: of program.py. rule: of `kit why`; says: a pattern of its first line, NODE being the sick one.
+
+    found: by the `alarm` that the job records, by `why` while it goes on, or by the `end` of the run. act: what is done to the
+    node, once the ranks are there. silent: how many ranks can give no evidence.
+    """
+
+    name: str
+    title: str
+    rule: str
+    says: str
+    found: str = "alarm"
+    act: str = ""
+    silent: int = 0
+
+
+BLAMED = rf"rank {SICK_RANK} \(NODE\) "
+WAIT = r".*7 ranks wait for it"
+FAULTS = {
+    one.name: one
+    for one in (
+        Sick(name="sleep", title="sleeps before a collective", rule="stall-elsewhere",
+             says=BLAMED + r"is in compute \(program\.py:\d+\)" + WAIT),
+        Sick(name="stop", title="SIGSTOP", rule="stall-stopped", says=BLAMED + "is stopped" + WAIT),
+        Sick(name="gil", title="native code holds the GIL", rule="stall-gil",
+             says=BLAMED + r"holds the interpreter in hold_the_interpreter \(program\.py:\d+\)" + WAIT),
+        Sick(name="loader", title="data loader stuck", rule="stall-data", says=BLAMED + "is in its data loader" + WAIT),
+        Sick(name="fuse", title="read from a FUSE mount that stops", rule="stall-kernel", act="stop_disk",
+             says=BLAMED + r"waits in the kernel \(\w+\) with /data/train\.bin open" + WAIT),
+        Sick(name="shape", title="a tensor of another shape", rule="collective-mismatch", found="end",
+             says=rf"rank {SICK_RANK} on NODE called "),
+        Sick(name="order", title="another order of collectives", rule="stall-order",
+             says=BLAMED + r"is in broadcast.*, and 7 ranks are in all_?reduce"),
+        Sick(name="link", title="a node's network cut", rule="stall-unreachable", act="cut_link", silent=2,
+             says=r"rank 4 on NODE: its node NODE did not answer"),
+        Sick(name="disk", title="slow disk", rule="straggler", found="why", act="slow_disk",
+             says=rf"rank {SICK_RANK} on NODE costs every rank \d+ % .*; [\d.]+ s of them it reads data"),
+        Sick(name="loop", title="endless loop", rule="stall-loop",
+             says=BLAMED + r"runs in compute \(program\.py:\d+\)" + WAIT),
+        Sick(name="save", title="deadlock in save", rule="stall-save",
+             says=BLAMED + r"is saving, at save \(program\.py:\d+\)" + WAIT),
+        Sick(name="slow", title="a rank at a tenth of the speed", rule="straggler", found="why",
+             says=rf"rank {SICK_RANK} on NODE costs every rank \d+ % of a step"),
+        Sick(name="clock", title="a node's clock five minutes ahead", rule="clock-wrong", found="why", act="wrong_clock",
+             says=r"the clock of NODE is (?:29\d|30\d) s ahead"),
+    )
+}  # fmt: skip
