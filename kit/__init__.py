@@ -1,7 +1,7 @@
 """A containerized launcher kit for Slurm clusters with Enroot and Pyxis.
 
-`from kit import Job, plan, submit` is the Python API (kit/api.py, docs/python.md). It is imported when one of its names is first
-used, so that `import kit` stays light.
+`from kit import Job, plan, submit` is the Python API (kit/api.py, docs/guides/python.md). It is imported when one of its names
+is first used, so that `import kit` stays light.
 """
 
 from __future__ import annotations

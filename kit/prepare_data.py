@@ -65,7 +65,7 @@ def prepare(order: Preparation, report: Report) -> dict[str, Any]:
 
 
 def _package(tokenizer: str) -> tuple[str, ...]:
-    """The package that reads a tokenizer; docs/data.md lists what the files themselves need."""
+    """The package that reads a tokenizer; docs/guides/data.md lists what the files themselves need."""
     if tokenizer == BYTES:
         return ()
     return ("tiktoken",) if tokenizer.endswith(".tiktoken") else ("tokenizers",)

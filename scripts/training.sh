@@ -1,7 +1,7 @@
 #!/bin/bash
 # training.sh [--only-venv] [PYTEST-OPTION...]: tests/training with the frameworks that the training programs import.
 #   They are installed into .train-venv, in the versions of containers/frameworks-cpu/requirements.lock, once for each state of the lock.
-#   PyTorch's CPU build is on an index of its own: where pip does not know it, add it to pip's configuration (docs/training.md).
+#   PyTorch's CPU build is on an index of its own: where pip does not know it, add it to pip's configuration (docs/guides/training.md).
 # Exit code: pytest's; 69 where .train-venv cannot be made.
 set -euo pipefail
 
@@ -50,7 +50,7 @@ if ! make_venv; then
 fi
 [[ "${1:-}" != --only-venv ]] || exit 0
 export OMP_NUM_THREADS=1
-# Where whole tests/training or its smoke subset runs, its outcomes count for docs/capabilities.md (tests/rows.py).
+# Where whole tests/training or its smoke subset runs, its outcomes count for tests/capabilities.md (tests/rows.py).
 case "$*" in
     "-m smoke" | "-q -m smoke" | "-m smoke or not smoke") export KIT_OUTCOMES=training ;;
 esac

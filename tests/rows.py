@@ -1,4 +1,4 @@
-"""Whether the last run of the tests shows every row of docs/capabilities.md: a row whose tests were all skipped fails it.
+"""Whether the last run of the tests shows every row of tests/capabilities.md: a row whose tests were all skipped fails it.
 
     python -m tests.rows
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.outcomes import read
 
-PAGE = Path(__file__).parents[1] / "docs" / "capabilities.md"
+PAGE = Path(__file__).with_name("capabilities.md")
 TEST = re.compile(r"tests/[\w/]+\.py(?:::\w+)?")
 # What a machine may lack -> the words of a skip for want of it.
 PARTS: Mapping[str, re.Pattern[str]] = {
@@ -87,7 +87,7 @@ def main() -> int:
     found = {row: judged(tests, outcomes, has) for row, tests in rows(PAGE.read_text(encoding="utf-8")).items()}
     for row, verdict in found.items():
         if verdict:
-            print(f"rows: {row} of docs/capabilities.md is shown by no test of this run ({verdict[0]}): {verdict[1]}")
+            print(f"rows: {row} of tests/capabilities.md is shown by no test of this run ({verdict[0]}): {verdict[1]}")
     failed = [row for row, verdict in found.items() if verdict and verdict[0] == "failed"]
     missing = sum(verdict is not None for verdict in found.values()) - len(failed)
     print(

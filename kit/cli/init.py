@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from kit.data_folders import Entry
 
 _OWN = "the launcher's example"
-_HEAD = (
-    "# `kit render` shows what this becomes, `kit submit --follow` runs it. All keys: `kit schema job`, docs/jobs.md.\n"
-)
+_HEAD = "# `kit render` shows what this becomes, `kit submit --follow` runs it. All keys: `kit schema job`, docs/guides/jobs.md.\n"
 
 
 def init(

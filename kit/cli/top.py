@@ -92,7 +92,8 @@ def _show(one: Status) -> None:
     rows = _rows(one)
     if not rows:
         print(
-            f"{one.run_dir.name}: {one.state}; no rank has reported anything: docs/health.md says how", file=sys.stderr
+            f"{one.run_dir.name}: {one.state}; no rank has reported anything: docs/guides/health.md says how",
+            file=sys.stderr,
         )
         return
     named = (("rank", 0), ("node", 2), ("step", 0), ("phase", 1), ("step time", 3), ("for", 1), ("", 0))

@@ -112,7 +112,7 @@ STALLS = {
             verdict=AGAIN,
             pattern="",
             says="nothing of the ranks has moved for {idle} s: no CPU time, no output, no GPU",
-            advice="they may wait for each other; a program that reports its steps is watched more closely (docs/health.md)",
+            advice="they may wait for each other; a program that reports its steps is watched more closely (docs/guides/health.md)",
             next="kit stacks {run}",
         ),
     )

@@ -288,7 +288,7 @@ def _notes(records: Records, details: Sequence[str]) -> tuple[str, ...]:
         notes.append("attempts without reports of phases are split by rank 0's metrics.jsonl, and for all ranks alike")
     if EVENTS in details and any(event.name == "attempt" for event in records.events):
         notes.append(
-            "attempts without any report are one amount: `from kit_rank import progress` splits them (docs/time.md)"
+            "attempts without any report are one amount: `from kit_rank import progress` splits them (docs/guides/time.md)"
         )
     starts = [event for event in records.events if event.name == "start"]
     if starts and not any(event.values.get("allocated") for event in starts):

@@ -1,7 +1,7 @@
 """The batch script from a template: the kit's own, or the one that `[slurm] template` names.
 
-A user's template sees the variables of the kit's own and the names of STABLE, which docs/templates.md documents and no version of
-the kit takes away. It is rendered in Jinja's sandbox, and a name that it does not know is a fault, as any unknown key is.
+A user's template sees the variables of the kit's own and the names of STABLE, which docs/guides/templates.md documents and
+no version of the kit takes away. Jinja renders it in its sandbox and refuses an unknown name, as the kit refuses an unknown key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schema of `kit diff --json`: how two runs differ. `kit schema comparison` prints the schema; docs/diff.md is its page."""
+"""Schema of `kit diff --json`: how two runs differ. `kit schema comparison` prints the schema; docs/guides/diff.md is its page."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _LAYOUT = {"replicas_per_node", "nodes_per_replica", "restarts"}
 class DiLoCo(Model):
     """Replica groups. With neither layout key each node is a group. What is left out is the program's own default.
 
-    sync_every = 30 reaches the program as `--sync-every 30`, and so on: docs/diloco.md says what each does.
+    sync_every = 30 reaches the program as `--sync-every 30`, and so on: docs/guides/diloco.md says what each does.
     """
 
     replicas_per_node: int | None = Field(

@@ -1,6 +1,6 @@
 """What a line of metrics.jsonl holds: schema 1, one form for all of the kit's programs. Your own may write more, or less.
 
-`kit schema metrics` prints it; docs/metrics.md is its page. Rates and counts are over all ranks; a replica group of DiLoCo
+`kit schema metrics` prints it; docs/guides/metrics.md is its page. Rates and counts are over all ranks; a replica group of DiLoCo
 reports for itself.
 """
 
@@ -122,7 +122,7 @@ class Final(_OfStep):
 
 
 class Outer(_OfStep):
-    """An average over replica groups (docs/diloco.md)."""
+    """An average over replica groups (docs/guides/diloco.md)."""
 
     kind: Literal["outer"]
     outer_step: int = Field(ge=0)

@@ -148,7 +148,7 @@ def _draw(how: Distribution, stream: random.Random) -> Value:
 
 
 _LONGEST = 200
-_HINT = "docs/sweeps.md lists what an expression may use"
+_HINT = "docs/guides/sweeps.md lists what an expression may use"
 
 
 class _NoValues(Exception):  # noqa: N818 - internal: carries a point's faults to the loop that gathers them

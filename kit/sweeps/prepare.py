@@ -116,7 +116,8 @@ def prepare_sources(
     sweep = base.job.sweep
     if sweep is None:
         raise UsageError(
-            f"{base.job_file}: it has no [sweep]", hint="'kit submit' runs a single job; docs/sweeps.md shows the table"
+            f"{base.job_file}: it has no [sweep]",
+            hint="'kit submit' runs a single job; docs/guides/sweeps.md shows the table",
         )
     file = base.job_file
     expansion = expand(sweep, base=sources.merged(), tables=Tables(base.project), file=file)

@@ -5,7 +5,7 @@
 
 Reads the distributed checkpoints of torch (.metadata, *.distcp) and of megatron (and common.pt, metadata.json), and what
 launchers/ddp, sft, rl and diloco write, with torch alone.
-Writes a line of JSON to stdout at the end. Exit code 7: the checkpoint, or what was asked, cannot be. See docs/checkpoints.md.
+Writes a line of JSON to stdout at the end. Exit code 7: the checkpoint or the request is refused. See docs/guides/checkpoints.md.
 """
 
 import argparse

@@ -13,7 +13,7 @@ or as a single process: python train.py. `lib` lies beside this file in a run fo
 PYTHONPATH=launchers.
 
 Without --data it trains on the digits that scikit-learn ships. Started again with the same checkpoint folder it goes
-on where it stopped. docs/training.md says what it reads and writes, lib/stop.py what TERM and USR1 do.
+on where it stopped. docs/guides/training.md says what it reads and writes, lib/stop.py what TERM and USR1 do.
 """
 
 import contextlib

@@ -4,7 +4,7 @@
     srun --ntasks-per-node=4 worker.sh python train_gpt.py --data prepared/ --precision bf16 --compile
     python train_gpt.py
 
-Started again with the same checkpoint folder it continues where it stopped. `lib`, options and files: docs/training.md.
+Started again with the same checkpoint folder it continues where it stopped. `lib`, options and files: docs/guides/training.md.
 """
 
 import contextlib

@@ -6,7 +6,8 @@
 
 One process for each GPU, RANK, LOCAL_RANK, WORLD_SIZE and MASTER_* set by whoever starts it: no ssh, no mpi4py, no deepspeed
 launcher. Batch sizes, precision, clipping, ZeRO and offload are in the configuration; without an "optimizer" there, it is
-torch's AdamW with --lr and --weight-decay, and the schedule of the other programs. `lib`, options and files: docs/training.md.
+torch's AdamW with --lr and --weight-decay, and the schedule of the other programs.
+`lib`, options and files: docs/guides/training.md.
 """
 
 import json

@@ -6,7 +6,7 @@
     python train.py                                           one group, no lighthouse needed
 
 Any group may die and come back: it takes the state of a live one. Started again as a whole, the job goes on from the
-newest checkpoint, with any number of groups. How it works, options and files: docs/diloco.md.
+newest checkpoint, with any number of groups. How it works, options and files: docs/guides/diloco.md.
 """
 
 import contextlib

@@ -5,7 +5,7 @@
     srun --ntasks-per-node=4 worker.sh python train.py --cpu-offload --recompute
 
 Checkpoints are torch's distributed ones: each rank writes its shards (in the background with --checkpoint-async), and any
-number of ranks reads them back. `lib`, options and files: docs/training.md.
+number of ranks reads them back. `lib`, options and files: docs/guides/training.md.
 """
 
 from pathlib import Path

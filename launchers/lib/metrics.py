@@ -1,6 +1,6 @@
 """What a run reports: a line on standard output, a JSON line in <run folder>/metrics.jsonl, and to the trackers, by rank 0.
 
-The records are schema 1: docs/metrics.md and docs/schema/metrics.schema.json say what each kind of them holds, the same for all
+The records are schema 1: docs/guides/metrics.md and docs/schema/metrics.schema.json describe each kind, the same for all
 programs. kit/runs/metrics.py reads them.
 """
 

@@ -6,7 +6,7 @@
 
 The ranks that remain after tp x pp x cp are data parallel. Checkpoints are megatron's distributed ones (.distcp files, common.pt,
 metadata.json); any layout reads them back. Needs megatron-core (pip install megatron-core==0.16.1) and no Megatron-LM. `lib`,
-options and files: docs/training.md.
+options and files: docs/guides/training.md.
 """
 
 import contextlib

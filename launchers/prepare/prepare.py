@@ -2,7 +2,7 @@
 
     python prepare.py books/ web.jsonl.zst --to prepared/ --tokenizer llama/ --processes 16
 
-`kit prepare-data` runs this in an image on this node, and launcher = "prepare" as a job. Options: docs/data.md.
+`kit prepare-data` runs this in an image on this node, and launcher = "prepare" as a job. Options: docs/guides/data.md.
 """
 
 import sys

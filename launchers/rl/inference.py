@@ -11,7 +11,7 @@
 
 Each worker is a thread with the policy on a device of its own: a GPU of this node, or the CPU. It takes what waits, as many
 requests as fit a batch, so that many small requests cost one forward pass a token. A batch is sampled with one version.
-There is one server on each node of the role; TERM ends it. docs/rl.md says how the three programs work together.
+There is one server on each node of the role; TERM ends it. docs/guides/rl.md says how the three programs work together.
 """
 
 import argparse

@@ -10,7 +10,7 @@ rewards alone. --model is a checkpoint of this program or of launchers/sft, or a
 Step n takes <run>/rollouts/<start>/step-<n>.json, makes --updates optimizer steps of it, and hands out the weights as version n
 (broadcast.py). With --dp-replicate copies of the model, each copy lies in shards over world size / copies ranks (FSDP2); as many
 copies as ranks is plain data parallelism (DDP). Its end is the end of the run. Started again with the same checkpoint folder it
-continues where it stopped; the other two programs notice. `lib`, options and files: docs/training.md and docs/rl.md.
+continues where it stopped; the other two programs notice. `lib`, options and files: docs/guides/training.md and docs/guides/rl.md.
 """
 
 import json

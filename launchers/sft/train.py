@@ -7,7 +7,7 @@
 --data has a chat in each line (lib/chats.py); the loss counts the assistant's tokens only. Without it the program learns the sums
 of launchers/rl (lib/arithmetic.py), each with its right answer. --model is a checkpoint of this program or of launchers/rl, and
 launchers/rl starts from one of this; or a folder of Hugging Face's. Started again with the same checkpoint folder it continues
-where it stopped. `lib`, options and files: docs/training.md, docs/data.md and docs/rl.md.
+where it stopped. `lib`, options and files: docs/guides/training.md, docs/guides/data.md and docs/guides/rl.md.
 """
 
 import random

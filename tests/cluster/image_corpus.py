@@ -80,7 +80,7 @@ def sparse(name: str, size: int, data: bytes, at: int) -> Member:
 Layers = Sequence[Sequence[Member]]
 
 LONG = "n" * 120
-# engine: Docker 20.10 unpacks it, too. like_umoci: the tree is umoci's; docs/images.md says why where it is not.
+# engine: Docker 20.10 unpacks it, too. like_umoci: the tree is umoci's; docs/guides/images.md says why where it is not.
 BATCH: dict[str, Layers] = {
     "plain": [[d("a"), f("a/b", "1")]],
     "no-parents": [[f("a/b/c", "1"), f("a/d", "2")]],

@@ -162,7 +162,7 @@ def test_one_commit_of_32(lab: Lab, tmp_path: Path) -> None:
         f"commit {planted[:10]} (change 21) made it bad: with it test_loss 2, without it test_loss 1"
     )
     assert (found["good"]["state"], found["bad"]["state"]) == (20, 21)
-    assert (found["rounds"], found["runs"]) == (5, 7), "as docs/bisect.md says; six rounds at most"
+    assert (found["rounds"], found["runs"]) == (5, 7), "as docs/guides/bisect.md says; six rounds at most"
     tree = Path(found["bad"]["run_dir"]) / "workspace"
     assert "NUMBER = 21" in (tree / "part.py").read_text()
     assert (tree / "notes.txt").read_text() == "beside the code"
@@ -191,7 +191,7 @@ def test_one_key_of_12_through_kills(lab: Lab, tmp_path: Path) -> None:
     found = bisect(lab, good, bad, *METRIC)
     said = 'the key env.OPTION_7 ("a" -> "b") made it bad: with it test_loss 2, without it test_loss 1'
     assert found["conclusion"] == said
-    assert (found["rounds"], found["runs"]) == (3, 5), "as docs/bisect.md says; five rounds at most"
+    assert (found["rounds"], found["runs"]) == (3, 5), "as docs/guides/bisect.md says; five rounds at most"
     name = Path(found["good"]["run_dir"]).name.rpartition("-")[0]
     runs = [one for one in Path(found["good"]["run_dir"]).parent.iterdir() if one.name.startswith(name)]
     assert len(runs) == found["runs"]
@@ -237,7 +237,7 @@ def test_one_node_of_four(eight: Lab, tmp_path: Path) -> None:
     found = bisect(eight, good, bad, "--check", str(check), "--points", "2")
     said = f"node {names[6]} instead of {names[2]} made it bad: with it check.sh ended with 1, "
     assert found["conclusion"] == f"{said}without it check.sh ended with 0"
-    assert (found["rounds"], found["runs"]) == (2, 5), "as docs/bisect.md says; three rounds at most"
+    assert (found["rounds"], found["runs"]) == (2, 5), "as docs/guides/bisect.md says; three rounds at most"
     text = eight.kit("diff", good, bad).stdout
     assert "test_loss parts at step 1 on rank 2: 1 -> 0.875" in text
 
@@ -330,7 +330,7 @@ def test_one_wheel_of_an_image_lock(lab: Lab, train_cpu: Path, tmp_path: Path) -
     said = "the package part6 (1.0 -> 2.0) made it bad: with it test_loss 2, without it test_loss 1"
     assert found["conclusion"] == said
     # Nine changes: the packages, and the rest of the image.
-    assert (found["rounds"], found["runs"]) == (3, 5), "as docs/bisect.md says; five rounds at most"
+    assert (found["rounds"], found["runs"]) == (3, 5), "as docs/guides/bisect.md says; five rounds at most"
     assert found["left_out"] == []
     before, after = (json.loads((Path(found[end]["run_dir"]) / "manifest.json").read_text()) for end in ("good", "bad"))
     assert before["image_digest"] != after["image_digest"]

@@ -1,7 +1,7 @@
 """The fault matrix: what goes wrong, and for each fault the exit code, the job's state, the named cause, and that nothing is left.
 
 `make faults` runs every fault in every start shape and container runtime that this machine has; `make test` each fault once.
-docs/faults.md says the same in words.
+docs/concepts/faults.md says the same in words.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def test_the_tree_is_umocis(work: Path, tmp_path: Path) -> None:
 
 
 def _tree(root: Path) -> dict[str, tuple[object, ...]]:
-    """Path -> all that is to be equal, by the rules of docs/images.md."""
+    """Path -> all that is to be equal, by the rules of docs/guides/images.md."""
     inodes: dict[tuple[int, int], str] = {}
     found: dict[str, tuple[object, ...]] = {}
     for folder, folders, files in os.walk(os.fsencode(root)):

@@ -398,7 +398,7 @@ def test_the_shipped_image_can_be_built_again_from_nothing(engine: engines.Engin
 @needs_root
 @pytest.mark.skipif(shell.which("enroot") is None, reason="enroot is not installed")
 def test_the_tree_is_that_of_enroot_import(lab: ImageLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every difference to `enroot import dockerd://` of the same image is one of the table in docs/images.md."""
+    """Every difference to `enroot import dockerd://` of the same image is one of the table in docs/guides/images.md."""
     lab.build()
     (tmp_path / "temp").mkdir()
     env = os.environ | {

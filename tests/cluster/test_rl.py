@@ -60,7 +60,7 @@ def test_one_train_and_one_inference_node_learn(example: Lab, tmp_path: Path) ->
     (final,) = records(run.folder, "final")
     assert final["reward"] > final["reward_before"] + 0.1, final
     assert example.settled(run.folder) == []  # the services were stopped, nothing is left
-    # Where docs/rl.md says.
+    # Where docs/guides/rl.md says.
     trainer = tomllib.loads((run.folder / "configs" / "trainer.toml").read_text())
     assert (trainer["max_steps"], trainer["checkpoint"]["every"]) == (25, 10)
     assert {p.name for p in (run.folder / "configs").iterdir()} == {

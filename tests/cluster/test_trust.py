@@ -53,7 +53,7 @@ found = {
 }
 pathlib.Path(out).write_text(json.dumps(found))
 """
-# A cell of the table in docs/trust.md, and what the probe finds where it is true; None where the node's own permissions decide.
+# A cell of the table in docs/concepts/trust.md, and what the probe finds where it holds; None where the node's permissions decide.
 MEANS: dict[str, bool | None] = {
     "what is mounted": False,
     "all that you can": True,
@@ -77,9 +77,9 @@ ROWS = {
 
 
 def table() -> dict[str, dict[str, str]]:
-    """The table of docs/trust.md: column -> row -> cell."""
+    """The table of docs/concepts/trust.md: column -> row -> cell."""
     text = (
-        (REPO / "docs/trust.md")
+        (REPO / "docs/concepts/trust.md")
         .read_text()
         .partition("## What a process in a container can reach")[2]
         .partition("\n## ")[0]

@@ -45,7 +45,7 @@ class Cell:
     wrong: tuple[str, ...]
 
     def row(self) -> str:
-        """Of the table in docs/health.md."""
+        """Of the table in docs/guides/health.md."""
         verdict = "; ".join(self.wrong) or "right"
         words = (
             self.fault.title,

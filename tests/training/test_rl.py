@@ -77,7 +77,7 @@ def lib(name: str) -> Any:
 
 
 def test_reward_rises(start: Callable[..., Run], tools: Any) -> None:
-    """A short run, with checkpoints and the files that docs/rl.md names."""
+    """A short run, with checkpoints and the files that docs/guides/rl.md names."""
     run = start()
     run.orchestrate("--max-steps", 25, "--eval-every", 10)
     run.end(run.train("--max-steps", 25, "--checkpoint-every", 10))
@@ -99,7 +99,7 @@ def test_reward_rises(start: Callable[..., Run], tools: Any) -> None:
 
 @pytest.mark.slow
 def test_the_stated_figure(start: Callable[..., Run], tools: Any) -> None:
-    """The defaults: what docs/rl.md says of them."""
+    """The defaults: what docs/guides/rl.md says of them."""
     run = start()
     run.orchestrate()
     trainer = run.training.start("rl/trainer.py", run.name, ranks=1)

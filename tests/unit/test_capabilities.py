@@ -1,4 +1,4 @@
-"""docs/capabilities.md has every row, once, and what it names is there."""
+"""tests/capabilities.md has every row, once, and what it names is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from tests.support import REPO
 
 ROWS = {"S0": 40, "S1": 27, "S2": 40, "S3": 21, "S4": 30, "L": 10, "H": 13, "W": 2, "D": 6, "T": 10}
-TEXT = (REPO / "docs" / "capabilities.md").read_text(encoding="utf-8")
+TEXT = (REPO / "tests" / "capabilities.md").read_text(encoding="utf-8")
 TOP = "clusters|containers|docs|examples|kit|launchers|mounts|tables|templates|tests"
 # NAME stands for any name: clusters/NAME.toml.
 PATH = re.compile(rf"(?<![\w/.<])(?:{TOP})/[\w./-]*\w(?:::\w+)?")

@@ -1,4 +1,4 @@
-"""A row of docs/capabilities.md that only skipped tests show fails the run, except for want of a part that the machine may lack."""
+"""A row of tests/capabilities.md that only skipped tests show fails the run, unless the machine lacks a part."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_file_that_is_named_whole_or_skipped_whole() -> None:
 
 
 def test_the_rows_of_the_page_are_read_with_their_tests() -> None:
-    found = rows.rows((REPO / "docs" / "capabilities.md").read_text(encoding="utf-8"))
+    found = rows.rows((REPO / "tests" / "capabilities.md").read_text(encoding="utf-8"))
     assert found["S2.34"][0] == "tests/training/test_gpt.py::test_megatron_goes_on_in_another_layout"
     assert len(found) > 140
 

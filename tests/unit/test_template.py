@@ -114,5 +114,5 @@ def test_a_template_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_documentation_lists_every_stable_variable() -> None:
-    text = (REPO / "docs" / "templates.md").read_text(encoding="utf-8")
+    text = (REPO / "docs" / "guides" / "templates.md").read_text(encoding="utf-8")
     assert tuple(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)) == STABLE
