@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test training gpu-check own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema lock bench bench-when bench-forecast submit clean
+.PHONY: help setup demo test training gpu-check own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs lock bench bench-when bench-forecast submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -100,6 +100,12 @@ golden: ## rewrite tests/golden from the code as it is; read the diff before you
 
 schema: ## rewrite docs/schema from the models
 	@$(KIT) schema all --output docs/schema
+
+reference: ## rewrite docs/reference and the man pages from the code
+	@$(PY) scripts/reference.py
+
+docs: ## the site of the pages in site/, for any browser, without a network
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 
 lock: ## rewrite requirements/dev.lock
 	@.venv/bin/pip-compile --quiet --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \

@@ -64,7 +64,7 @@ class Fault:
 
 
 class ConfigError(KitError):
-    """All faults found in one reading of the input; `faults` is never empty when the input was parsed."""
+    """A file of the job, cluster, mounts, launcher or image, or --set, is wrong. `faults` holds all faults of one reading."""
 
     exit_code = 3
 

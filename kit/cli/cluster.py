@@ -24,7 +24,7 @@ Folder = Annotated[
 
 @app.command()
 def login(
-    name: Annotated[str, typer.Argument(metavar="CLUSTER", help="A cluster whose file has [ssh].")],
+    name: Annotated[str, typer.Argument(metavar="CLUSTER", help="A cluster whose file has an ssh table.")],
     off: Annotated[bool, typer.Option("--off", help="End the connection instead.")] = False,
 ) -> None:
     """Open the ssh connection to a cluster on this terminal, where ssh may ask for a password or a code; it is kept."""

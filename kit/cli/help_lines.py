@@ -23,7 +23,7 @@ HELP_LINES = {
     "status": "Show one run: state, nodes, exit code, image, files, last reported step; of replica groups the last quorum.",
     "time": "Show where the time of a run, or of a sweep, went: every rank-second in one account, goodput, and what it cost.",
     "report": "Write one HTML file that shows a run, a sweep, or several runs side by side; it needs no network and no server.",
-    "watch": "Tell whom a job's [notify] names what happens to its runs: by mail, Slack, Teams, a webhook, ntfy. Each event once.",
+    "watch": "Send notices of runs as the job's notify table says: by mail, Slack, Teams, a webhook, ntfy. Each event once.",
     "serve": "Serve the pages of all runs, as they change, to a browser on this machine. Only the URL's token lets in.",
     "logs": "Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out.",
     "why": "Explain how a run ended, or why it waits, and what to do next.",

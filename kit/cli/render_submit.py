@@ -56,7 +56,7 @@ After = Annotated[
     typer.Option(
         "--after",
         metavar="RUN[:ok|any|notok]",
-        help="StartEstimate after another run, chain or sweep ends with the given status.",
+        help="Start after another run, chain or sweep ends with the given status.",
         autocompletion=completion_candidates.runs_and_sweeps,
     ),
 ]

@@ -25,10 +25,10 @@ def results(
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option("--metric", "-m", help="Sort by this metric. [default: the sweep's]", show_default=False),
+        typer.Option("--metric", "-m", help="Sort by this metric; default: the sweep's.", show_default=False),
     ] = None,
     goal: Annotated[
-        Literal["min", "max"] | None, typer.Option("--goal", help="Which is better. [default: the sweep's]")
+        Literal["min", "max"] | None, typer.Option("--goal", help="Which is better; default: the sweep's.")
     ] = None,
     reduce: Annotated[
         Literal["last", "min", "max"], typer.Option("--value", help="Which of a run's values of a metric counts.")
@@ -40,7 +40,7 @@ def results(
         list[Path] | None, typer.Option("--plot", help="Draw .png, .svg or .html; may be repeated.")
     ] = None,
     x: Annotated[
-        str | None, typer.Option("--x", help="Swept key of the plot. [default: the first with several numbers]")
+        str | None, typer.Option("--x", help="Swept key of the plot; default: the first with several numbers.")
     ] = None,
     runs_dir: Annotated[
         Path | None, typer.Option("--runs", help="Folder of runs; default: those of all clusters.", show_default=False)

@@ -25,7 +25,7 @@ def shell(
             autocompletion=completion_candidates.runs,
         ),
     ] = None,
-    node: Annotated[str | None, typer.Option("--node", help="With --attach: which node. [default: the first]")] = None,
+    node: Annotated[str | None, typer.Option("--node", help="With --attach: which node; default: the first.")] = None,
 ) -> None:
     """Open a shell in the job's container, with its mounts and its environment."""
     from kit import config

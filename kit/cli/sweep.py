@@ -42,7 +42,7 @@ def sweep(
         typer.Option(
             "--of",
             metavar="SWEEP",
-            help="With --retry: which sweep. [default: the job file's newest]",
+            help="With --retry: which sweep; default: the job file's newest.",
             autocompletion=completion_candidates.sweeps,
         ),
     ] = None,

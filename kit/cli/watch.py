@@ -23,7 +23,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Look once, tell what is to be told, and end.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Tell whom a job's [notify] names what happens to its runs: by mail, Slack, Teams, a webhook, ntfy. Each event once."""
+    """Send notices of runs as the job's notify table says: by mail, Slack, Teams, a webhook, ntfy. Each event once."""
     from kit.errors import UsageError
     from kit.notices import send
     from kit.notices.watch import Watcher, lately, whom

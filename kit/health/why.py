@@ -10,12 +10,9 @@ from dataclasses import replace
 from kit.health import blamed_rank, slurm_state_rules, stall_rules, start_rules
 from kit.health.answer import AGAIN, CODE, LOGS, NOTHING, Answer, Evidence, Rule, filled
 from kit.health.run_record import Log, Record, shown
+from kit.spec.run_exit_codes import RunExitCode
 from kit.spec.run_paths import RunPaths
 
-# node_checks.sh: no rank was started.
-_PREFLIGHT_CODE = 72
-# retry.sh: starts in a row without a step.
-_NOWHERE_CODE = 77
 _FATAL = r"^\S+ \S+: error: (?P<what>.+)"
 _MOST_REPORTS = 64
 
@@ -54,7 +51,7 @@ def _completed(record: Record) -> Answer | None:
 
 def _before_ranks(record: Record) -> Answer | None:
     """What kept the ranks from starting: the preflight's reports on nodes, then the batch log."""
-    if record.status.exit_code == _PREFLIGHT_CODE:
+    if record.status.exit_code == RunExitCode.PREFLIGHT:
         folder = RunPaths(record.run_dir).state / "preflight"
         reports = sorted(folder.glob("*.failed"))[:_MOST_REPORTS]
         for rule in start_rules.PREFLIGHT:
@@ -113,7 +110,7 @@ def _ranks(record: Record) -> Answer | None:
     ):
         return replace(killed, evidence=(*killed.evidence, *found.evidence))
     starts = record.starts()
-    if record.status.exit_code == _NOWHERE_CODE:
+    if record.status.exit_code == RunExitCode.NO_PROGRESS:
         line = f"it gets nowhere: its last starts did no step beyond those before; the last: {found.line}"
         return replace(found, rule="no-progress", line=line)
     if starts > 1:

@@ -14,7 +14,7 @@ class JobSize(Model):
     nodes: int | None = Field(default=None, ge=1, description="Number of nodes.")
     time: TimeLimit | None = Field(default=None, description="Wall-clock limit.")
     qos: Name | None = Field(default=None, description="A row of the cluster's QOS table.")
-    partition: SbatchWord | None = None
+    partition: SbatchWord | None = Field(default=None, description="Slurm's partition.")
     pieces: int | None = Field(
         default=None,
         ge=2,

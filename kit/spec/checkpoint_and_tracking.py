@@ -106,21 +106,23 @@ class MegatronArguments(Model):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    num_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    ffn_hidden_size: int | None = Field(default=None, ge=1)
-    num_query_groups: int | None = Field(default=None, ge=1)
-    seq_length: int = Field(default=1024, ge=1)
-    max_position_embeddings: int | None = Field(default=None, ge=1)
-    tensor_model_parallel_size: int = Field(default=1, ge=1)
-    pipeline_model_parallel_size: int = Field(default=1, ge=1)
-    context_parallel_size: int = Field(default=1, ge=1)
-    expert_model_parallel_size: int = Field(default=1, ge=1)
-    num_experts: int | None = Field(default=None, ge=1)
-    sequence_parallel: bool = False
-    micro_batch_size: int = Field(default=1, ge=1)
-    global_batch_size: int = Field(default=8, ge=1)
+    num_layers: int = Field(ge=1, description="Layers.")
+    hidden_size: int = Field(ge=1, description="Width of the model.")
+    num_attention_heads: int = Field(ge=1, description="Attention heads.")
+    ffn_hidden_size: int | None = Field(default=None, ge=1, description="Feed-forward width; default: 4 x hidden_size.")
+    num_query_groups: int | None = Field(
+        default=None, ge=1, description="Groups of grouped-query attention: key-value heads."
+    )
+    seq_length: int = Field(default=1024, ge=1, description="Tokens of a sequence.")
+    max_position_embeddings: int | None = Field(default=None, ge=1, description="Positions; default: seq_length.")
+    tensor_model_parallel_size: int = Field(default=1, ge=1, description="Tensor parallel ranks.")
+    pipeline_model_parallel_size: int = Field(default=1, ge=1, description="Pipeline stages.")
+    context_parallel_size: int = Field(default=1, ge=1, description="Context parallel ranks.")
+    expert_model_parallel_size: int = Field(default=1, ge=1, description="Expert parallel ranks.")
+    num_experts: int | None = Field(default=None, ge=1, description="Experts of a layer.")
+    sequence_parallel: bool = Field(default=False, description="Sequence parallelism; needs tensor parallel ranks.")
+    micro_batch_size: int = Field(default=1, ge=1, description="Sequences of a forward pass.")
+    global_batch_size: int = Field(default=8, ge=1, description="Sequences of an optimizer step, over all ranks.")
 
     @model_validator(mode="after")
     def _plain_values(self) -> MegatronArguments:

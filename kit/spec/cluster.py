@@ -39,13 +39,13 @@ class NodeShape(Model):
 class QosRow(Model):
     """One row of the QOS table: what a job gets, and may ask for, under this name."""
 
-    account: SbatchWord | None = None
-    partition: SbatchWord | None = None
+    account: SbatchWord | None = Field(default=None, description="Account that jobs are charged to (sbatch --account).")
+    partition: SbatchWord | None = Field(default=None, description="Slurm's partition (sbatch --partition).")
     qos: SbatchWord | Literal[False] | None = Field(
         default=None, description="Slurm's QOS; default: the row's own name. false: none is asked for."
     )
-    memory: Memory | None = None
-    cpus_per_node: int | None = Field(default=None, ge=1)
+    memory: Memory | None = Field(default=None, description="Most memory of a node; also the default.")
+    cpus_per_node: int | None = Field(default=None, ge=1, description="Most CPUs of a node; also the default.")
     time: TimeLimit | None = Field(default=None, description="Longest time limit; also the default.")
     max_nodes: int | None = Field(default=None, ge=1, description="Most nodes of one job.")
     max_gpus_per_node: int | None = Field(default=None, ge=0, description="Most GPUs of one job on a node.")
@@ -128,12 +128,12 @@ class Price(Model):
 class Cluster(Model):
     """One cluster file."""
 
-    description: str = ""
+    description: str = Field(default="", description="One line for people.")
     embedded: bool = Field(default=False, description="The Slurm that `kit cluster up` starts on this machine.")
     node: NodeShape
     container: ContainerRules = Field(default_factory=ContainerRules)
-    qos: dict[Name, QosRow] = Field(default_factory=dict)
-    default_qos: Name | None = None
+    qos: dict[Name, QosRow] = Field(default_factory=dict, description="Rows that jobs name by their key qos.")
+    default_qos: Name | None = Field(default=None, description="Row of jobs that name none.")
     mounts: Name | None = Field(default=None, description="The cluster's mount set: a file of mounts/.")
     paths: Paths = Field(default_factory=Paths)
     store: StoreRules = Field(default_factory=StoreRules)

@@ -188,7 +188,9 @@ class Build(Model):
 class Squash(Model):
     """How the image becomes a .sqsh. The defaults write and start fastest (performance-notes, "Squashing R")."""
 
-    compressor: Literal["zstd", "gzip", "lz4", "lzo", "xz", "none"] = "zstd"
+    compressor: Literal["zstd", "gzip", "lz4", "lzo", "xz", "none"] = Field(
+        default="zstd", description="mksquashfs -comp."
+    )
     level: Annotated[int, Field(ge=1, le=22)] | None = Field(
         default=None, description="Compression level; unset: 1 for zstd, the tool's own for gzip."
     )

@@ -178,16 +178,22 @@ class Resources(Model):
 class SlurmOptions(Model):
     """Options that go into the sbatch header as they are."""
 
-    account: SbatchWord | None = None
-    partition: SbatchWord | None = None
-    qos: SbatchWord | None = None
-    constraint: SbatchWord | None = None
-    exclude: SbatchWord | None = None
-    nodelist: SbatchWord | None = None
-    reservation: SbatchWord | None = None
-    licenses: SbatchWord | None = None
-    mail_user: SbatchWord | None = None
-    mail_type: SbatchWord | None = None
+    account: SbatchWord | None = Field(
+        default=None, description="Account that the job is charged to (sbatch --account)."
+    )
+    partition: SbatchWord | None = Field(default=None, description="Slurm's partition (sbatch --partition).")
+    qos: SbatchWord | None = Field(default=None, description="Slurm's QOS; default: that of the row (sbatch --qos).")
+    constraint: SbatchWord | None = Field(
+        default=None, description="Features that nodes must have (sbatch --constraint)."
+    )
+    exclude: SbatchWord | None = Field(
+        default=None, description="Nodes to leave out, as a node list (sbatch --exclude)."
+    )
+    nodelist: SbatchWord | None = Field(default=None, description="Nodes to use, as a node list (sbatch --nodelist).")
+    reservation: SbatchWord | None = Field(default=None, description="Slurm's reservation (sbatch --reservation).")
+    licenses: SbatchWord | None = Field(default=None, description="Licenses that the job needs (sbatch --licenses).")
+    mail_user: SbatchWord | None = Field(default=None, description="Address of Slurm's own mail (sbatch --mail-user).")
+    mail_type: SbatchWord | None = Field(default=None, description="Events to mail: 'END,FAIL' (sbatch --mail-type).")
     output: LogPattern | None = Field(
         default=None,
         description="File of the batch script's output, with Slurm's patterns, such as 'logs/%x-%j.out'; relative to the job "
@@ -196,7 +202,7 @@ class SlurmOptions(Model):
     error: LogPattern | None = Field(
         default=None, description="The same for its errors, which otherwise go to the same file."
     )
-    exclusive: bool = False
+    exclusive: bool = Field(default=False, description="Share the nodes with no other job (sbatch --exclusive).")
     requeue: bool = Field(
         default=False,
         description="Let Slurm start the job again after a node failure or preemption, as often as it happens.",

@@ -18,7 +18,7 @@ FrameworkName = Literal["deepspeed", "diloco", "megatron", "rl", "sft", "torchti
 class Launcher(Model):
     """One launcher file; its folder holds the reference training program."""
 
-    description: str = ""
+    description: str = Field(default="", description="One line for people.")
     shapes: tuple[Shape, ...] = Field(
         min_length=1, description="Start shapes that the framework supports; the first is the default."
     )

@@ -32,7 +32,7 @@ _DmonOptions = Annotated[
 class Monitor(Model):
     """The GPU monitor, one `nvidia-smi` on each node, and time stamps in the batch log."""
 
-    enabled: bool = True
+    enabled: bool = Field(default=True, description="Run the monitor.")
     select: _MetricGroups = Field(default="pumt", description="dmon -s: metric groups.")
     options: _DmonOptions = Field(default="DT", description="dmon -o: D date, T time.")
     delay: int = Field(default=15, ge=1, description="Seconds between lines, of dmon and of the query.")
@@ -77,7 +77,7 @@ class Watch(Model):
 class Preflight(Model):
     """Checks of every node before ranks start. Figures are what a node must have at least."""
 
-    enabled: bool = True
+    enabled: bool = Field(default=True, description="Check the nodes.")
     free_disk_gb: float = Field(default=1.0, ge=0, description="Free space where caches and the run folder are, in GB.")
     shm_gb: float = Field(
         default=0.0, ge=0, description="Size of /dev/shm, in GB; DataLoader workers share tensors there."

@@ -14,13 +14,13 @@ _SUB_TABLE = "Options of this program; they win over the shared ones."
 class Wandb(Model):
     """Weights & Biases. Each role logs as a run of its own."""
 
-    project: Text | None = None
-    entity: Text | None = None
-    group: Text | None = None
+    project: Text | None = Field(default=None, description="The project there.")
+    entity: Text | None = Field(default=None, description="The user or team that owns the project.")
+    group: Text | None = Field(default=None, description="The group of the runs.")
     name: Text | None = Field(
         default=None, description="Each role adds its own name to it: 'digits' is 'digits-trainer'."
     )
-    offline: bool | None = None
+    offline: bool | None = Field(default=None, description="Log into the run folder, without a network.")
 
 
 class Parallel(Model):
@@ -60,7 +60,9 @@ class Sft(Model):
     seq_len: int | None = Field(default=None, ge=1, description="Longest sequence, in tokens.")
     max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps, or batches.")
     output_dir: Text | None = Field(default=None, description="Where the programs write; default: the run folder.")
-    log_level: Text | None = None
+    log_level: Text | None = Field(
+        default=None, description="How much the programs log: their own option of this name."
+    )
     wandb: Wandb | None = None
     hub_offline: bool = Field(default=False, description="Keep the Hugging Face libraries off the network.")
     trainer: dict[str, Any] = Field(default={}, description=_SUB_TABLE)

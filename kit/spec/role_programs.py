@@ -33,4 +33,4 @@ class Programs(Model):
     keys: dict[str, tuple[str, ...]] = Field(
         default={}, description="Shared key -> the roles' options that take it, such as 'trainer.model.seq_len'."
     )
-    roles: dict[RoleName, Program]
+    roles: dict[RoleName, Program] = Field(description="The program of each role, by the role's name.")

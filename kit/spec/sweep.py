@@ -106,8 +106,10 @@ class Random(Model):
     """Points drawn at random. The same seed draws the same points; a key's draws do not depend on the other keys."""
 
     count: int = Field(ge=1, le=100_000, description="How many draws.")
-    seed: int = Field(default=0, ge=0)
-    keys: Annotated[dict[Key, Distribution], BeforeValidator(_flat)] = Field(min_length=1)
+    seed: int = Field(default=0, ge=0, description="Seed of the draws.")
+    keys: Annotated[dict[Key, Distribution], BeforeValidator(_flat)] = Field(
+        min_length=1, description="Key -> distribution of its values."
+    )
 
 
 class Halving(Model):
@@ -125,9 +127,11 @@ class Search(Model):
     """Points whose values are chosen when their turn comes, by what the points before them came to."""
 
     count: int = Field(ge=1, le=10_000, description="How many points.")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, description="Seed of the draws.")
     startup: int = Field(default=10, ge=1, description="So many points are drawn at random first.")
-    keys: Annotated[dict[Key, Distribution], BeforeValidator(_flat)] = Field(min_length=1)
+    keys: Annotated[dict[Key, Distribution], BeforeValidator(_flat)] = Field(
+        min_length=1, description="Key -> distribution of its values."
+    )
     objectives: dict[Annotated[str, METRIC], Literal["min", "max"]] = Field(
         default={}, description="Several metrics with their goals, instead of the sweep's `metric`."
     )

@@ -1,0 +1,36 @@
+"""Events of a run: the lines of state/events.jsonl, which templates/lib/events.sh appends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# Every line has these.
+COMMON: Mapping[str, str] = {
+    "time": "local time with its offset",
+    "epoch": "seconds since 1970, with microseconds",
+    "event": "name of the event",
+    "job_id": "Slurm's number of the job",
+    "restart": "how often Slurm has queued the job again",
+    "attempt": "KIT_RESTART_COUNT: how often the ranks have been started before",
+}
+# Name -> what happened, and further keys.
+EVENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "start": (
+        "the batch script began; Slurm 23.02 and later tell when the nodes were allocated",
+        ("nodes", "allocated"),
+    ),
+    "phase": ("a part of the run began: image, preflight, once, teardown", ("name",)),
+    "attempt": ("the ranks are about to start", ("nodes", "master", "spare")),
+    "role": ("a role was started", ("role", "start")),
+    "ready": ("a role answered its ready check", ("role",)),
+    "restart": ("a role ended and was started again", ("role", "exit_code")),
+    "lost": ("a role ended and is not started again; the others continue", ("role", "exit_code")),
+    "stall": (
+        "ranks stand still",
+        ("number", "rule", "role", "rank", "node", "step", "phase", "idle", "waiting", "count"),
+    ),
+    "progress": ("the ranks continue after a stall", ("number", "step")),
+    "signal": ("the batch script got a signal", ("name",)),
+    "requeue": ("the job goes back to the queue", ("exit_code",)),
+    "end": ("the batch script ends", ("exit_code",)),
+}

@@ -1,0 +1,24 @@
+"""Exit codes that a run gives itself, beside those of its program. The batch script's libraries return them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class RunExitCode(IntEnum):
+    """A reason why the batch script ended the run. `meaning` is a sentence for the reference."""
+
+    PREFLIGHT = 72, "the preflight failed; no rank was started"
+    SETUP_LINE = 73, "a line of `setup` failed"
+    NOT_READY = 74, "a role was not ready in time"
+    STALLED = 76, "ranks stood still longer than `watch.patience`"
+    NO_PROGRESS = 77, "`retry.no_progress` starts in a row did no new step"
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> RunExitCode:
+        """A member whose value is the code."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member

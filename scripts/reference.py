@@ -1,0 +1,374 @@
+#!/usr/bin/env python3
+"""Writes docs/reference and docs/man from the code: commands, keys of TOML files, exit codes, variables, events, rules.
+
+    python scripts/reference.py            # make reference
+    python scripts/reference.py --check    # exit code 1, and the names of the pages that are out of date
+
+tests/unit/test_reference.py fails when a page differs from what this makes of the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.cli import get_docs_for_click
+
+from kit import __version__, errors
+from kit.cli import GROUPS, app
+from kit.health import framework_rules, pending_reasons, program_rules, progress, stall_cause_rules, start_rules
+from kit.health.answer import Rule
+from kit.spec import models, rank_variables, run_events
+from kit.spec.run_exit_codes import RunExitCode
+
+REPO = Path(__file__).parents[1]
+sys.path.insert(0, str(REPO))
+
+from tests.unit.test_health import answered  # noqa: E402
+from tests.why.cases import CASES  # noqa: E402
+
+MADE = "<!-- Made by scripts/reference.py: run `make reference`. -->\n\n"
+# What a TOML file is for, and where it lies.
+FILES = {
+    "job": ("The job file", "`job.toml`: what to run."),
+    "cluster": ("A cluster's file", "`clusters/NAME.toml`: where to run."),
+    "image": ("An image's file", "`containers/NAME/image.toml`: what an image is built from."),
+    "launcher": ("A launcher's file", "`launchers/NAME/launcher.toml`: how ranks start."),
+    "mounts": ("A mount set", "`mounts/NAME.toml`: folders of a cluster by logical names."),
+    "table": ("A lookup table", "`tables/NAME.toml`: values of a sweep by name."),
+}
+
+
+def pages() -> dict[str, str]:
+    """Path below docs/ -> text, of all that is made here."""
+    made = {f"reference/{noun}.md": _keys(noun) for noun in FILES}
+    made |= {
+        "reference/commands.md": _commands(),
+        "reference/exit-codes.md": _exit_codes(),
+        "reference/variables.md": _variables(),
+        "reference/events.md": _events(),
+        "reference/rules.md": _rules(),
+    }
+    made = {name: MADE + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n" for name, text in made.items()}
+    return made | {f"man/{name}": text for name, text in _man_pages()}
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in lines
+    )
+
+
+# Commands
+
+
+def _context(name: str, command: Any, parent: Any = None) -> Any:
+    return typer._click.core.Context(command, info_name=name, parent=parent)
+
+
+def _commands() -> str:
+    group: Any = typer.main.get_command(app)
+    text = get_docs_for_click(obj=group, ctx=_context("kit", group), name="kit")
+    # Its list of commands cuts the lines off; the groups below have them whole.
+    head, _, rest = text.partition("## `kit init`")
+    rest = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+", "", f"## `kit init`{rest}")
+    head = head.partition("**Commands**")[0].replace("# `kit`", "# Commands")
+    # The usage lines are no blocks to run.
+    text = re.sub(r"```console\n\$ (.*)\n```", r"    \1", head + _by_group(group) + rest)
+    return re.sub(r"^(\* `[^`]+`: )(.*)$", lambda m: m[1] + m[2].replace("<", "&lt;"), text, flags=re.MULTILINE)
+
+
+def _by_group(group: Any) -> str:
+    parts = []
+    for title, names in GROUPS.items():
+        rows = [
+            (f"[`{name}`](#kit-{name})", (group.get_command(None, name).help or "").split("\n\n")[0].replace("\n", " "))
+            for name in names
+        ]
+        parts.append(f"**{title}**\n\n{_table(('command', 'does'), rows)}\n")
+    return "\n".join(parts) + "\n"
+
+
+def _man_pages() -> Iterator[tuple[str, str]]:
+    group: Any = typer.main.get_command(app)
+    above = _context("kit", group)
+    lines = [(name, (group.get_command(None, name).help or "").split("\n\n")[0]) for name in group.list_commands(None)]
+    yield "kit.1", _man_page("kit", group, above, lines)
+    for name, _ in lines:
+        command = group.get_command(None, name)
+        context = _context(name, command, above)
+        inner = getattr(command, "commands", {})
+        yield f"kit-{name}.1", _man_page(f"kit {name}", command, context, [(n, c.help or "") for n, c in inner.items()])
+        for n, c in inner.items():
+            yield f"kit-{name}-{n}.1", _man_page(f"kit {name} {n}", c, _context(n, c, context), [])
+
+
+def _man_page(name: str, command: Any, context: Any, commands: list[tuple[str, str]]) -> str:
+    """man(7)'s form."""
+    text = re.sub(r"\s*\n\s*", " ", (command.help or "").replace("\n\n", "\x00")).replace("\x00", "\n.PP\n")
+    title = name.replace(" ", "-")
+    lines = [f'.TH "{title.upper()}" "1" "" "kit {__version__}" "slurm-kit"', ".SH NAME"]
+    lines += [f"{_roff(title)} \\- {_roff(text.split('.')[0])}", ".SH SYNOPSIS", f".B {_roff(name)}"]
+    lines += [_roff(" ".join(command.collect_usage_pieces(context))), ".SH DESCRIPTION", _roff(text)]
+    records = [record for one in command.get_params(context) if (record := one.get_help_record(context))]
+    if records:
+        lines.append(".SH OPTIONS")
+        lines += [line for flags, said in records for line in (".TP", f"\\fB{_roff(flags)}\\fR", _roff(said))]
+    if commands:
+        lines.append(".SH COMMANDS")
+        lines += [line for one, said in commands for line in (".TP", f"\\fB{_roff(one)}\\fR", _roff(said))]
+    lines += [".SH EXIT STATUS"]
+    lines += [line for code, said in _codes_of_kit() for line in (".TP", code, _roff(said))]
+    return "\n".join(lines) + "\n"
+
+
+def _roff(text: str) -> str:
+    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("\n.PP\n", "\x00")
+    return re.sub(r"^([.'])", r"\\&\1", escaped, flags=re.MULTILINE).replace("\x00", "\n.PP\n")
+
+
+# Keys
+
+
+def _keys(noun: str) -> str:
+    title, where = FILES[noun]
+    schema = models()[noun].model_json_schema()
+    parts = [f"# {title}", where, f"`kit schema {noun}` prints the same as a JSON Schema, for editors."]
+    parts += list(_tables(schema, schema, "", noun, set()))
+    for name, place in _inner(schema, schema):
+        parts += _tables(schema, schema["$defs"][name], place.removeprefix("."), noun, {name})
+    return "\n\n".join(parts)
+
+
+def _tables(schema: Mapping[str, Any], table: Mapping[str, Any], path: str, noun: str, seen: set[str]) -> Iterator[str]:
+    """The table at `path`, and then those inside it. A table that stands in several places is printed once."""
+    rows, inside = [], []
+    for key, value in table.get("properties", {}).items():
+        place = f"{path}.{key}" if path else key
+        rows.append((f"`{key}`", _type(schema, value), _default(key, value, table), _meaning(schema, value)))
+        inside += [(inner, place + suffix) for inner, suffix in _inner(schema, value)]
+    if path:
+        yield f"## `[{path}]`"
+        yield table.get("description", "").split("\n\n")[0].replace("\n", " ")
+    if rows:
+        yield _table(("key", "type", "default", "meaning"), rows)
+    if table.get("additionalProperties") is True:
+        yield "Any other key is allowed, too."
+    for name, place in inside:
+        if name not in seen:
+            seen.add(name)
+            yield from _tables(schema, schema["$defs"][name], place, noun, seen)
+
+
+def _branches(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [one for one in value.get("anyOf", value.get("oneOf", [value])) if one.get("type") != "null"]
+
+
+def _inner(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The tables that a value may be, with what their header has behind the key's name."""
+    for one in _branches(value):
+        if "$ref" in one:
+            name = one["$ref"].rpartition("/")[2]
+            inner = schema["$defs"][name]
+            if "properties" in inner:
+                yield name, ""
+            else:
+                yield from _inner(schema, inner)
+        for items in [one["items"]] if isinstance(one.get("items"), dict) else []:
+            yield from ((name, f"[]{suffix}") for name, suffix in _inner(schema, items))
+        named = [*one.get("patternProperties", {}).values(), one.get("additionalProperties")]
+        for items in (item for item in named if isinstance(item, dict)):
+            yield from ((name, f".NAME{suffix}") for name, suffix in _inner(schema, items))
+
+
+def _type(schema: Mapping[str, Any], value: Mapping[str, Any]) -> str:
+    names = []
+    for one in _branches(value):
+        if "$ref" in one:
+            inner = schema["$defs"][one["$ref"].rpartition("/")[2]]
+            names.append("table" if "properties" in inner else _type(schema, inner))
+        elif "enum" in one:
+            names.append(", ".join(f"`{_shown(item)}`" for item in one["enum"]))
+        elif "const" in one:
+            names.append(f"`{_shown(one['const'])}`")
+        elif one.get("type") == "array":
+            items = one.get("items")
+            names.append(f"list of {_type(schema, items)}" if isinstance(items, dict) else "list")
+        elif one.get("type") == "object":
+            names.append("table")
+        else:
+            names.append(_scalar(one))
+    return " or ".join(dict.fromkeys(names))
+
+
+def _scalar(value: Mapping[str, Any]) -> str:
+    word = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
+    name = word.get(value.get("type", ""), "any")
+    least, most = value.get("minimum"), value.get("maximum")
+    above, below = value.get("exclusiveMinimum"), value.get("exclusiveMaximum")
+    name += f", at least {least}" if least is not None else f", above {above}" if above is not None else ""
+    return name + (f", at most {most}" if most is not None else f", below {below}" if below is not None else "")
+
+
+def _default(key: str, value: Mapping[str, Any], table: Mapping[str, Any]) -> str:
+    if key in table.get("required", ()):
+        return "required"
+    default = value.get("default")
+    return "" if default is None or default in ([], {}) or isinstance(default, dict) else f"`{_shown(default)}`"
+
+
+def _shown(value: object) -> str:
+    """As TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _meaning(schema: Mapping[str, Any], value: Mapping[str, Any]) -> str:
+    said = str(value.get("description", ""))
+    if not said:
+        refs = [one["$ref"].rpartition("/")[2] for one in _branches(value) if "$ref" in one]
+        said = " ".join(schema["$defs"][name].get("description", "").split("\n\n")[0] for name in refs)
+    examples = next((one["examples"] for one in _branches(value) if one.get("examples")), value.get("examples"))
+    example = f" Example: `{_shown(examples[0])}`." if examples and value.get("description") else ""
+    return said.replace("<", "&lt;") + example
+
+
+# Exit codes, variables, events, rules
+
+
+def _codes_of_kit() -> list[tuple[str, str]]:
+    """Exit code -> when, from the classes of kit.errors."""
+    found = [("0", "The command did what was asked.")]
+    by_code: dict[int, str] = {}
+    for one in vars(errors).values():
+        if inspect.isclass(one) and issubclass(one, errors.KitError) and one is not errors.RunFailed:
+            by_code.setdefault(one.exit_code, (one.__doc__ or "").split("\n\n")[0])
+    by_code[1] = "A fault that has no code of its own."
+    found += [(str(code), said) for code, said in sorted(by_code.items())]
+    found += [("130, 143", "Ctrl-C, TERM.")]
+    return [*found, ("the run's own", "With `--wait` or `--follow`: the exit code of the run.")]
+
+
+def _exit_codes() -> str:
+    of_runs = [(str(int(one)), one.meaning) for one in RunExitCode]
+    return "\n\n".join(
+        [
+            "# Exit codes",
+            "## Of `kit`",
+            _table(("code", "when"), _codes_of_kit()),
+            "## Of a run",
+            "A run ends with the exit code of the first rank that failed, and with 0 when no rank failed. "
+            "These codes are the batch script's own:",
+            _table(("code", "when"), of_runs),
+            "A code above 128 is a signal: 128 + its number. 137 is KILL, 139 a segmentation fault, 143 TERM.",
+        ]
+    )
+
+
+def _variables() -> str:
+    parts = ["# Variables that a rank sees", "All are set before the program starts, in the container and without one."]
+    for title, names in (
+        ("The rank", rank_variables.OF_THE_RANK),
+        ("The run", rank_variables.OF_THE_RUN),
+        ("Libraries", rank_variables.OF_LIBRARIES),
+    ):
+        rows = [(f"`{name}`", said) for name, said in names.items()]
+        parts += [f"## {title}", _table(("variable", "meaning"), rows)]
+    return "\n\n".join([*parts, "Slurm's own variables of the task (`SLURM_*`) are there, too."])
+
+
+def _events() -> str:
+    rows = [
+        (f"`{name}`", said, ", ".join(f"`{key}`" for key in keys)) for name, (said, keys) in run_events.EVENTS.items()
+    ]
+    common = [(f"`{key}`", said) for key, said in run_events.COMMON.items()]
+    return "\n\n".join(
+        [
+            "# Events of a run",
+            "`state/events.jsonl` of a run folder has one JSON object a line. Every line has these keys:",
+            _table(("key", "meaning"), common),
+            "Each event adds its own; their values are text:",
+            _table(("event", "what happened", "further keys"), rows),
+        ]
+    )
+
+
+def _rules() -> str:
+    shelves = {
+        "Waiting in the queue": pending_reasons.RULES,
+        "Before the ranks": (*start_rules.PREFLIGHT, *start_rules.BATCH),
+        "Ranks that stand still, or are slow": (
+            *progress.STALLS.values(),
+            progress.STRAGGLES,
+            *(rule for rule, _ in stall_cause_rules.RULES),
+            stall_cause_rules.SHAPE,
+            stall_cause_rules.UNREACHABLE,
+            stall_cause_rules.CLOCK,
+        ),
+        "Frameworks": (*framework_rules.ALL, framework_rules.MEGATRON),
+        "Programs": (*program_rules.RULES, *program_rules.BY_CODE),
+    }
+    parts = [
+        "# Rules of `kit why`",
+        "`kit why` tries its rules in a fixed order, the surest first, and answers by the first that fits. "
+        "`{name}` stands for a part of the message that decided.",
+    ]
+    for title, rules in shelves.items():
+        rows = [(f"`{one.id}`", one.verdict, _said(one), one.advice) for one in dict.fromkeys(rules)]
+        parts += [f"## {title}", _table(("rule", "verdict", "says", "advice"), rows)]
+    known = {one.id for rules in shelves.values() for one in rules}
+    parts += [
+        "## The whole run",
+        "Rules that no single message decides, each with an answer to a run that really ended so (tests/why):",
+        _table(("rule", "verdict", "an answer", "advice"), list(_answers(known))),
+    ]
+    return "\n\n".join(parts)
+
+
+def _answers(known: set[str]) -> Iterator[tuple[str, ...]]:
+    """Answers to recorded runs, of the rules that functions decide: the first case of each."""
+    for name in CASES:
+        if CASES[name].rule not in known:
+            known.add(CASES[name].rule)
+            with tempfile.TemporaryDirectory() as folder:
+                found = answered(name, Path(folder))
+            line = re.sub(r"\b\d+:\d\d\b", "H:MM", found.line).replace("<", "&lt;")
+            yield f"`{found.rule}`", found.verdict, line, found.advice
+
+
+def _said(rule: Rule) -> str:
+    return rule.says.replace("<", "&lt;")
+
+
+def main() -> int:
+    """The exit code."""
+    docs, stale = REPO / "docs", []
+    made = pages()
+    there = {str(path.relative_to(docs)) for folder in ("reference", "man") for path in (docs / folder).rglob("*.*")}
+    for name in sorted(there - made.keys()):
+        stale.append(name)
+        if "--check" not in sys.argv:
+            (docs / name).unlink()
+    for name, text in made.items():
+        path = docs / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            stale.append(name)
+            if "--check" not in sys.argv:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+    print(*(f"{'out of date' if '--check' in sys.argv else 'written'}: docs/{name}" for name in stale), sep="\n")
+    return int("--check" in sys.argv and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
