@@ -23,11 +23,18 @@ rank::link() {
     fi
 }
 
+# The file of /proc that says whether this task's slurmstepd lives, open in rank_stepd. It is read once the program has ended: Slurm may
+# have ended the FUSE daemons of the container by then, and no path, /dev/null neither, leads anywhere.
+rank::hold_slurmstepd() {
+    rank_stepd=""
+    [[ -z "${KIT_SLURMSTEPD:-}" ]] || { exec {rank_stepd}<"/proc/${KIT_SLURMSTEPD}/stat"; } 2>/dev/null || rank_stepd=""
+}
+
 # Whether the slurmstepd that started this task is gone; lib/orphans.sh looks for it while the program runs.
 rank::is_orphan() {
     local line=""
     [[ -n "${KIT_SLURMSTEPD:-}" ]] || return 1
-    { read -r line <"/proc/${KIT_SLURMSTEPD}/stat"; } 2>/dev/null
+    [[ -z "${rank_stepd}" ]] || { read -r line <&"${rank_stepd}"; } 2>&-
     [[ "${line}" != *"(slurmstepd) "[!ZX]* ]]
 }
 
@@ -80,8 +87,10 @@ main() {
     umask "${KIT_UMASK:-$(umask)}"
     # The pipe of lib/orphans.sh: what outlives this shell must not hold it.
     local pipe="${KIT_TASK_FD:-}"
+    rank::hold_slurmstepd
     (
         [[ -z "${pipe}" ]] || exec {pipe}>&-
+        [[ -z "${rank_stepd}" ]] || exec {rank_stepd}<&-
         exec env -u KIT_TASK_FD -- "${KIT_PROGRAM_ENV[@]}" "${KIT_PROGRAM[@]}"
     ) || code=$?
     umask g-w,o-w
@@ -92,7 +101,7 @@ main() {
         log::error "slurmstepd, by which Slurm runs the ranks of a node, is gone: killed, or out of memory; the program died of it, with ${code}"
         code=137
     fi
-    [[ -z "${pipe}" ]] || { printf 'ended\n' >&"${pipe}"; } 2>/dev/null || true
+    [[ -z "${pipe}" ]] || { printf 'ended\n' >&"${pipe}"; } 2>&- || true
     if ((code)) && failures::record "${RANK}" "${code}" && [[ -n "${signalled}" ]]; then
         # Told to end, it ended: srun and torchrun would kill the ranks that still save for a code other than 0. The batch script reads
         # the recorded one.

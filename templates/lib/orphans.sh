@@ -24,7 +24,7 @@ orphans::watch() {
 
 # Tells the watch that the task has ended by itself.
 orphans::ended() {
-    [[ -z "${KIT_TASK_FD:-}" ]] || { printf 'ended\n' >&"${KIT_TASK_FD}"; } 2>/dev/null || true
+    [[ -z "${KIT_TASK_FD:-}" ]] || { printf 'ended\n' >&"${KIT_TASK_FD}"; } 2>&- || true
 }
 
 # The nearest slurmstepd above this shell, past the container runtime's processes; 1 where there is none to be seen: in a PID namespace, or
@@ -47,10 +47,11 @@ orphans::read_parent() {
     read -r _ orphans_parent _ <<<"${line##*) }"
 }
 
-# Whether it is one and lives; a dead one may be there until its parent has taken note.
+# Whether it is one and lives; a dead one may be there until its parent has taken note. Here and below messages go nowhere by a closed
+# stderr: where Slurm has ended the FUSE daemons of a container, /dev/null cannot be opened, and bash would not read at all.
 orphans::is_slurmstepd() {
     local line=""
-    { read -r line <"/proc/$1/stat"; } 2>/dev/null
+    { read -r line <"/proc/$1/stat"; } 2>&-
     [[ "${line}" == *"(slurmstepd) "[!ZX]* ]]
 }
 
@@ -106,7 +107,7 @@ orphans::loop() {
     orphans::say "${rank}"
     failures::record "${rank}" "${orphans_code}"
     orphans::collect
-    kill -KILL "${orphans_pids[@]}" 2>/dev/null
+    { kill -KILL "${orphans_pids[@]}"; } 2>&-
 }
 
 orphans::say() {
@@ -125,12 +126,12 @@ orphans::collect() {
     orphans_pids=() orphans_rank_left=""
     for path in /proc/[0-9]*; do
         [[ "${path#/proc/}" != "${BASHPID}" ]] || continue
-        { mapfile -d '' -t words <"${path}/environ"; } 2>/dev/null || continue
+        { mapfile -d '' -t words <"${path}/environ"; } 2>&- || continue
         all=$'\n'"${words[*]}"$'\n'
         if [[ "${all}" == *$'\n'"SLURM_JOB_ID=${SLURM_JOB_ID}"$'\n'* && "${all}" == *$'\n'"SLURM_STEP_ID=${SLURM_STEP_ID}"$'\n'* \
             && "${all}" == *$'\n'"SLURM_PROCID=${SLURM_PROCID}"$'\n'* ]]; then
             orphans_pids+=("${path#/proc/}")
-            { mapfile -d '' -t words <"${path}/cmdline"; } 2>/dev/null
+            { mapfile -d '' -t words <"${path}/cmdline"; } 2>&-
             [[ "${words[*]}" != */bin/rank.sh* ]] || orphans_rank_left=1
         fi
     done

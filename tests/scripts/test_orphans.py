@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.image_lab import needs_root
 from tests.scripts.test_worker import JOB, TASK, run_folder
 
 SLEEPS = "import os, subprocess, sys, time\nsubprocess.Popen(['sleep', '600'])\nopen('{up}', 'w').write('1')\ntime.sleep({s})\n"
@@ -23,10 +24,12 @@ def folder(tmp_path: Path) -> Path:
     return run
 
 
-def start(run: Path, seconds: int, name: str = "slurmstepd") -> tuple[subprocess.Popen[bytes], list[int]]:
+def start(
+    run: Path, seconds: int, name: str = "slurmstepd", *, program: str = SLEEPS, inside: tuple[str, ...] = ()
+) -> tuple[subprocess.Popen[bytes], list[int]]:
     """A process of this name whose task is worker.sh; the numbers of the task's processes, once its program is up."""
     up = run / "up"
-    (run.parent / "job" / "look.py").write_text(SLEEPS.format(up=up, s=seconds))
+    (run.parent / "job" / "look.py").write_text(program.format(up=up, s=seconds))
     stepd = run / name
     stepd.write_text(f"#!/bin/bash\n{run}/worker.sh &\nwait\n")
     stepd.chmod(0o755)
@@ -34,7 +37,7 @@ def start(run: Path, seconds: int, name: str = "slurmstepd") -> tuple[subprocess
     env = {
         "PATH": os.environ["PATH"], **TASK, "SLURM_STEP_ID": "0", "KIT_FAILURES": "failures", "MARK": mark,
     }  # fmt: skip
-    process = subprocess.Popen([str(stepd)], env=env, start_new_session=True)
+    process = subprocess.Popen([*inside, str(stepd)], env=env, start_new_session=True)
     end = time.monotonic() + 60
     while not up.exists():
         assert time.monotonic() < end
@@ -96,6 +99,43 @@ def test_a_task_that_is_killed_with_its_slurmstepd_is_on_record(folder: Path) ->
         for pid in alive(pids):
             os.kill(pid, signal.SIGKILL)
     assert (folder / "state" / "failures" / "rank-2.137").exists()
+
+
+# What Slurm leaves of a container whose FUSE daemons it has ended: no path below /dev and /proc leads anywhere.
+LOSES_ITS_FILES = """\
+import os, subprocess, time
+open('{up}', 'w').write('1')
+while not os.path.exists('{up}-lose'):
+    time.sleep(0.1)
+for folder in ('/dev', '/proc'):
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'ro', 'none', folder], check=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("killed", [False, True], ids=["lives", "is-gone"])
+def test_a_rank_that_loses_its_files_knows_of_its_slurmstepd(folder: Path, killed: bool) -> None:
+    """It took every such end for one of its slurmstepd: the redirection to /dev/null failed, and nothing was read."""
+    inside = ("unshare", "--mount", "--propagation=private")
+    process, pids = start(folder, 0, program=LOSES_ITS_FILES, inside=inside)
+    (rank,) = (pid for pid in pids if "/bin/rank.sh" in Path(f"/proc/{pid}/cmdline").read_text())
+    if killed:
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+    (folder / "up-lose").touch()
+    end = time.monotonic() + 30
+    try:
+        while alive([rank]):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+    finally:
+        for pid in alive(pids):
+            os.kill(pid, signal.SIGKILL)
+        process.wait(10)
+    assert (folder / "state" / "failures" / "rank-2.137").exists()
+    log = (folder / "logs" / "rank-2.log").read_text()
+    assert ("slurmstepd, by which Slurm runs the ranks of a node, is gone" in log) is killed, log
 
 
 def test_the_watch_ends_with_its_task_and_holds_nothing(folder: Path) -> None:
