@@ -8,7 +8,7 @@ cache_folders::point_at() {
         mkdir -p -- "${dir}" 2>/dev/null || true
     fi
     # What lies in a cache runs. A folder that somebody else made is left alone, and the name of another one cannot be guessed.
-    if [[ ! -w "${dir}" || ! -O "${dir}" || -L "${dir}" ]]; then
+    if [[ ! -d "${dir}" || ! -w "${dir}" || ! -O "${dir}" || -L "${dir}" ]]; then
         dir="$(mktemp --directory --tmpdir kit-cache-XXXXXXXX)"
     fi
     export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-${dir}/triton}"
