@@ -18,11 +18,11 @@ from tests.support import REPO
 LIB = REPO / "templates" / "lib"
 
 
-def bash(script: str, *libraries: str, check: bool = True, **env: str) -> list[str]:
+def bash(script: str, *libraries: str, **env: str) -> list[str]:
     """What a script says that has sourced these libraries, on both streams."""
     sources = "".join(f"source {LIB}/{name}.sh\n" for name in libraries)
     text = f"exec 2>&1\nset -uo pipefail\n{sources}{script}\n"
-    done = shell.run(["bash", "-c", text], env={"PATH": os.environ["PATH"], **env}, check=check, timeout=60)
+    done = shell.run(["bash", "-c", text], env={"PATH": os.environ["PATH"], **env}, check=False, timeout=60)
     return done.stdout.splitlines()
 
 
@@ -212,7 +212,7 @@ def link(tmp_path: Path, last: str) -> tuple[int, list[str], list[str]]:
     (tmp_path / "state/links").write_text("1\n2\n3\n")
     script = 'scancel() { echo "cancel $1"; }\nlog::info() { echo "$*"; }\nlog::error() { echo "$*"; }\n'
     script += "trap 'echo \"code $?\"' EXIT\nchain::require_more; echo on"
-    said = bash(script, "log", "chain", check=False, KIT_RUN_DIR=str(tmp_path), SLURM_JOB_ID="2")
+    said = bash(script, "log", "chain", KIT_RUN_DIR=str(tmp_path), SLURM_JOB_ID="2")
     words = [line for line in said if not line.startswith(("cancel ", "code "))]
     return int(said[-1].removeprefix("code ")), words, [line for line in said if line.startswith("cancel ")]
 
