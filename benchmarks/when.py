@@ -1,10 +1,14 @@
 """`kit when` against the truth: 500 jobs in the shape of a public workload trace, on two embedded clusters with backfill.
 
-    python -m benchmarks when [--jobs 500] [--nodes 32] [--seed 20] [--json FILE]
+    python -m benchmarks when [--jobs 500] [--nodes 32] [--seed 20] [--share 1.0] [--json FILE]
+    python -m benchmarks when --simulated [--seeds 5]
 
 Both clusters get the same jobs at the same times. On one each job is submitted as its user wrote it. On the other its user would
-also take a quarter, half or twice the nodes, with the limit that goes with them, and gets the size that `kit when` expects to end
-first. Before each submit the start is estimated, by the kit and by `sbatch --test-only`; Slurm's own record says when it was.
+also take a quarter, half or twice the nodes, with the limit that goes with them, and gets the size that `kit when` names first.
+Before each submit the start is estimated, by the kit and by `sbatch --test-only`; Slurm's own record says when it was.
+
+`--simulated` plays the same jobs without Slurm, in minutes, for several seeds. With `--share 0.2` a fifth of the users choose, and
+the figures are of their jobs.
 
 The jobs sleep. On n times the nodes they sleep n ** 0.9 times shorter: parallel work has a cost. Needs Slurm; about 20 minutes.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,12 +29,13 @@ from statistics import fmean, median
 from tempfile import TemporaryDirectory
 
 from benchmarks._common import Goal, report
+from benchmarks._simulated_queue import SimulatedCluster, SimulatedJob
 from benchmarks._workload import TraceJob, jobs
 from kit import shell
 from kit.forecast.backfill import NodeRequest
 from kit.forecast.starts import Queue
 from kit.slurm import client, embedded, queue_snapshot
-from kit.slurm.queue_snapshot import Amount
+from kit.slurm.queue_snapshot import Amount, QueueSnapshot
 
 _CPUS = 4
 _SCALE, _LOAD = 240.0, 1.0
@@ -43,10 +49,14 @@ _WAITED_S = 5.0
 
 @dataclass(kw_only=True)
 class Sent:
-    """A job as it was submitted. Times are seconds since the epoch, estimates those before the submit."""
+    """A job as it was submitted. Times are seconds since the epoch, estimates those before the submit.
+
+    late: seconds by which this machine submitted it after its time in the trace.
+    """
 
     job_id: int
     nodes: int
+    late: float
     submitted: float
     by_limits: float | None
     likely: float | None
@@ -67,15 +77,25 @@ def main(options: Sequence[str]) -> int:
     parser.add_argument("--nodes", type=int, default=32)
     parser.add_argument("--scale", type=float, default=_SCALE, help="seconds of the trace for each of here")
     parser.add_argument("--seed", type=int, default=20)
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="so many of the users choose; the figures are of these"
+    )
+    parser.add_argument("--simulated", action="store_true", help="without Slurm and without its clock")
+    parser.add_argument("--seeds", type=int, default=5, help="so many, from --seed on, where it is simulated")
     parser.add_argument("--json", type=Path, help="write every job of both clusters here")
     asked = parser.parse_args(options)
-    trace = jobs(asked.jobs, nodes=asked.nodes, load=_LOAD, scale=asked.scale, seed=asked.seed)
+    if asked.simulated:
+        return _simulated(asked)
+    trace, choosing = _trace(asked, asked.seed)
     print(
         f"{len(trace)} jobs over {trace[-1].at / 60:.0f} min on {asked.nodes} nodes, seed {asked.seed}", file=sys.stderr
     )
     with ThreadPoolExecutor(2) as both:
-        arms = [both.submit(run, name, trace, asked.nodes, chosen=name == "chosen") for name in ("fixed", "chosen")]
-        fixed, chosen = (arm.result() for arm in arms)
+        arms = [
+            both.submit(run, name, trace, asked.nodes, choosing if name == "chosen" else frozenset())
+            for name in ("fixed", "chosen")
+        ]
+        fixed, chosen = ([arm.result()[number] for number in sorted(choosing)] for arm in arms)
     if asked.json:
         asked.json.write_text(json.dumps({"fixed": [*map(asdict, fixed)], "chosen": [*map(asdict, chosen)]}))
     return report(goals(fixed, chosen))
@@ -93,6 +113,9 @@ def goals(fixed: Sequence[Sent], chosen: Sequence[Sent]) -> list[Goal]:
         Goal(name="submit to end, chosen", value=spans[1], unit="s"),
     ]
     for name, arm in (("as written", fixed), ("chosen", chosen)):
+        found.append(
+            Goal(name=f"submitted after its time, mean, {name}", value=fmean(one.late for one in arm), unit="s")
+        )
         waited = [one for one in arm if one.wait > _WAITED_S]
         found.append(Goal(name=f"jobs that waited over {_WAITED_S:.0f} s, {name}", value=len(waited)))
         if not waited:
@@ -106,8 +129,58 @@ def goals(fixed: Sequence[Sent], chosen: Sequence[Sent]) -> list[Goal]:
     return found
 
 
-def run(name: str, trace: Sequence[TraceJob], nodes: int, *, chosen: bool) -> list[Sent]:
-    """All jobs on a cluster of their own, each with its times by Slurm's record."""
+def _trace(asked: argparse.Namespace, seed: int) -> tuple[list[TraceJob], frozenset[int]]:
+    """The jobs, and the places of those whose users choose."""
+    draw = random.Random(seed)
+    choosing = frozenset(number for number in range(asked.jobs) if draw.random() < asked.share)
+    return jobs(asked.jobs, nodes=asked.nodes, load=_LOAD, scale=asked.scale, seed=seed), choosing
+
+
+def _simulated(asked: argparse.Namespace) -> int:
+    found = []
+    for seed in range(asked.seed, asked.seed + asked.seeds):
+        trace, choosing = _trace(asked, seed)
+        arms = [_play(trace, asked.nodes, some) for some in (frozenset[int](), choosing)]
+        waits, spans = (
+            [fmean(getattr(arm[number], what) for number in choosing) for arm in arms] for what in ("wait", "span")
+        )
+        found.append((*waits, *spans))
+        words = (
+            f"{what} {was:.1f} s as written, {now:.1f} s chosen"
+            for what, was, now in (("wait", *waits), ("submit to end", *spans))
+        )
+        print(f"seed {seed}: {'; '.join(words)}", file=sys.stderr, flush=True)
+    wait, chosen_wait, span, chosen_span = (fmean(column) for column in zip(*found, strict=True))
+    return report(
+        [
+            Goal(name=f"mean wait, as written, {asked.seeds} seeds", value=wait, unit="s"),
+            Goal(name="mean wait, chosen by kit when", value=chosen_wait, unit="s"),
+            Goal(name="wait saved", value=1 - chosen_wait / wait, bound=0.3, at_least=True),
+            Goal(name="wait saved, the worst seed", value=min(1 - now / was for was, now, *_ in found)),
+            Goal(name="submit to end, as written", value=span, unit="s"),
+            Goal(name="submit to end, chosen", value=chosen_span, unit="s"),
+            Goal(name="submit to end saved, the worst seed", value=min(1 - now / was for *_, was, now in found)),
+        ]
+    )
+
+
+def _play(trace: Sequence[TraceJob], nodes: int, choosing: frozenset[int]) -> list[SimulatedJob]:
+    """All jobs, in the order of the trace, at the end of a simulation."""
+    chooses = {id(job): number in choosing for number, job in enumerate(trace)}
+
+    def choose(job: TraceJob, seen: QueueSnapshot) -> TraceJob:
+        if not chooses[id(job)]:
+            return job
+        queue = Queue(seen)
+        return min(_sizes(job, nodes), key=lambda one: queue.start(_request(one)).rank)
+
+    cluster = SimulatedCluster(nodes, cpus=_CPUS)
+    cluster.play(trace, choose)
+    return sorted(cluster.done, key=lambda one: one.submitted)
+
+
+def run(name: str, trace: Sequence[TraceJob], nodes: int, choosing: frozenset[int]) -> list[Sent]:
+    """All jobs on a cluster of their own, each with its times by Slurm's record. choosing: those whose users choose."""
     size = embedded.ClusterSize(
         nodes=nodes,
         gpus_per_node=0,
@@ -120,9 +193,9 @@ def run(name: str, trace: Sequence[TraceJob], nodes: int, *, chosen: bool) -> li
             env = client.environment(cluster.env())
             began = time.time()
             sent = []
-            for job in trace:
+            for number, job in enumerate(trace):
                 time.sleep(max(0.0, began + job.at - time.time()))
-                sent.append(_submit(job, nodes, env, chosen=chosen))
+                sent.append(_submit(job, nodes, env, due=began + job.at, chosen=number in choosing))
             return _ended(sent, env)
         finally:
             embedded.down(f"when-{name}", folder=Path(folder) / "cluster")
@@ -140,10 +213,11 @@ def _sizes(job: TraceJob, most: int) -> list[TraceJob]:
     return found
 
 
-def _submit(job: TraceJob, most: int, env: Mapping[str, str], *, chosen: bool) -> Sent:
+def _submit(job: TraceJob, most: int, env: Mapping[str, str], *, due: float, chosen: bool) -> Sent:
     queue = Queue(queue_snapshot.read(env=env))
-    sizes = [(one, queue.start(_request(one))) for one in (_sizes(job, most) if chosen else [job])]
-    best, start = min(sizes, key=lambda one: one[1].rank)
+    # All sizes on both clusters: to plan takes time, and the jobs of both are to come at the same times.
+    sizes = [(one, queue.start(_request(one))) for one in _sizes(job, most)]
+    best, start = min(sizes, key=lambda one: one[1].rank) if chosen else sizes[0]
     options = ["--exclusive", f"--nodes={best.nodes}", f"--time={best.limit}", "--output=/dev/null"]
     script = f"#!/bin/sh\nsleep {best.run:.3f}\n"
     submitted = time.time()
@@ -155,6 +229,7 @@ def _submit(job: TraceJob, most: int, env: Mapping[str, str], *, chosen: bool) -
     return Sent(
         job_id=job_id,
         nodes=best.nodes,
+        late=submitted - due,
         submitted=submitted,
         by_limits=start.by_limits,
         likely=start.likely,

@@ -14,10 +14,7 @@ HELP_LINES = {
     "render": "Show what a submit would write and run. Nothing is submitted.",
     "submit": "Write the run folder and submit it.",
     "sweep": "Submit all points of a job's sweep table, those of one shape as one Slurm array.",
-    "when": (
-        "Show when a job would start, at each size and place that would do, what ends first before the rest. "
-        "Nothing is submitted."
-    ),
+    "when": "Show when a job would start, at each size and place that would do, the earliest first. Nothing is submitted.",
     "shell": "Open a shell in the job's container, with its mounts and its environment.",
     "runs": "List the runs of this project, with one question to Slurm for all of them.",
     "status": "Show one run: state, nodes, exit code, image, files, last reported step; of replica groups the last quorum.",

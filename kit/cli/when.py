@@ -46,7 +46,7 @@ def when(
     set_: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show when a job would start, at each size and place that would do, what ends first before the rest. Nothing is submitted."""
+    """Show when a job would start, at each size and place that would do, the earliest first. Nothing is submitted."""
     from kit.errors import UsageError
     from kit.forecast import answers
 

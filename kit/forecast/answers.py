@@ -81,7 +81,7 @@ def ask(
     more: tuple[JobSize, ...] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> list[WhenAnswer]:
-    """The answers of all clusters, what ends first before the rest; refused choices last.
+    """The answers of all clusters, what starts first before the rest, unless it then runs for much longer; refused choices last.
 
     say: hears which cluster could not be asked, where there are several; the error of a single one is raised.
     """

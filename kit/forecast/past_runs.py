@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,7 +35,8 @@ class PastRun:
     """One run. Seconds and bytes, None where it reported none.
 
     same: the new job has its program, its options and its ranks. begins: from the start of the batch script to the first step.
-    step: of one step, the median. save, evaluate: of one. ends: after the last step. whole: of a run that ended well, all of it.
+    step: of one step, the median. quarters: the same of each quarter of the run. save, evaluate: of one. ends: after the last step.
+    whole: of a run that ended well, all of it.
     """
 
     run_id: str
@@ -42,6 +44,7 @@ class PastRun:
     program: GptTraining | None
     begins: float | None
     step: float | None
+    quarters: tuple[float, ...]
     save: float | None
     evaluate: float | None
     ends: float | None
@@ -78,12 +81,14 @@ def _read(run_dir: Path, made: Plan) -> PastRun | None:
     began, ended, code = _lived(run_dir)
     started = next((one for one in told if one.get("kind") == "start"), None)
     final = next((one for one in reversed(told) if one.get("kind") == "final"), None)
+    took = _steps(started, steps)
     return PastRun(
         run_id=record.run_id,
         same=_same(job, record, made),
         program=_program(job, record, made),
         begins=_between(began, _time(started)),
-        step=_step(started, steps),
+        step=median(took) if took else None,
+        quarters=_quarters(took),
         save=_seconds(told, "saved"),
         evaluate=_seconds(told, "eval"),
         ends=_between(_time(steps[-1] if steps else None), ended) if final else None,
@@ -134,13 +139,20 @@ def _lived(run_dir: Path) -> tuple[float | None, float | None, int | None]:
     return _time(begun[0]), _time(last), code
 
 
-def _step(started: Mapping[str, Any] | None, steps: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds of a step, the median of what was logged: the first one, which warms up, counts once."""
+def _steps(started: Mapping[str, Any] | None, steps: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Seconds of each step that was logged. The first one, which warms up, counts where there is no other."""
     tokens = (started or {}).get("tokens_per_step")
     rates = [one["tokens_per_second"] for one in steps if _is_number(one.get("tokens_per_second"))]
     if not _is_number(tokens) or not rates or min(rates) <= 0:
-        return None
-    return float(median(tokens / rate for rate in (rates[1:] or rates)))
+        return []
+    assert tokens is not None
+    return [float(tokens / rate) for rate in (rates[1:] or rates)]
+
+
+def _quarters(took: Sequence[float]) -> tuple[float, ...]:
+    """The median of each quarter. One slow step says nothing of a whole run; a slow quarter says that others used the node."""
+    cuts = [len(took) * place // 4 for place in range(5)]
+    return tuple(median(part) for a, b in pairwise(cuts) if (part := took[a:b]))
 
 
 def _seconds(told: Sequence[Mapping[str, Any]], kind: str) -> float | None:

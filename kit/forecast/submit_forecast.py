@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from kit import model_size
 from kit.allocation import kilobytes, minutes
@@ -21,6 +22,8 @@ from kit.slurm import embedded
 
 # Nearer to the limit than this, what the arithmetic leaves out decides.
 _CLOSE = 0.95
+# Of a time, to both sides: what differs by more is no figure, and a span is said.
+_STEADY = 0.1
 # The rate of a run of another size says little of one with many times its work.
 _SIZES_APART = 4.0
 # What is kept unless the job says otherwise (launchers/lib/options.py).
@@ -52,7 +55,8 @@ class Fit:
 class Duration:
     """Seconds from the start to the end, and to the first checkpoint. steps: with their seconds each, where they are known.
 
-    basis: the run that they come from. exact: it was the same training but for its number of steps.
+    basis: the run that they come from. exact: it was the same training but for its number of steps. least, most: by the fastest and
+    the slowest that its steps, and those of other runs of the same training, were for a quarter of a run.
     """
 
     whole: float
@@ -61,6 +65,15 @@ class Duration:
     step: float | None
     basis: str
     exact: bool
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def between(self) -> tuple[float, float] | None:
+        """The least and the most, where they are too far apart for one figure."""
+        if self.least is None or self.most is None or self.most - self.least <= 2 * _STEADY * self.whole:
+            return None
+        return self.least, self.most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,12 +165,12 @@ def sentences(found: Outlook, *, start: float | None = None) -> list[str]:
     if took:
         steps = f"{took.steps:,} steps at {took.step:.3g} s, " if took.steps and took.step else ""
         exact = "as" if took.exact else "scaled from"
-        end = (
-            f"ends about {time_wording.moment(start + took.whole, start)}, "
-            if start is not None and took.whole >= 60
-            else ""
-        )
-        lines.append(f"{end}{minutes_of(took.whole)} after its start ({steps}{exact} {took.basis})")
+        ends = [start + whole for whole in took.between or (took.whole,)] if start is not None else []
+        words = " to ".join(time_wording.moment(end, start or 0.0) for end in ends)
+        end = f"ends about {words}, " if ends and took.whole >= 60 else ""
+        whole = " to ".join(minutes_of(one) for one in took.between or (took.whole,))
+        unsteady = "; its steps were not steady" if took.between else ""
+        lines.append(f"{end}{whole} after its start ({steps}{exact} {took.basis}{unsteady})")
     return lines
 
 
@@ -202,31 +215,43 @@ def _checkpoint(program: GptTraining | None, earlier: Sequence[PastRun]) -> int 
 def _duration(program: GptTraining | None, earlier: Sequence[PastRun]) -> Duration | None:
     if program is not None:
         timed = [(one, one.program) for one in earlier if one.program and one.step and one.begins is not None]
-        timed.sort(key=lambda pair: (not _alike(pair[1], program), _apart(pair[1], program)))
-        if timed and (_alike(timed[0][1], program) or _apart(timed[0][1], program) <= _SIZES_APART):
-            return _of_steps(program, timed[0][0], timed[0][1])
+        if same := [one for one, its in timed if _alike(its, program)]:
+            return _of_steps(program, same, 1.0)
+        near = min(timed, key=lambda pair: _apart(pair[1], program), default=None)
+        if near and _apart(near[1], program) <= _SIZES_APART:
+            return _of_steps(program, [near[0]], program.flops / near[1].flops, exact=False)
     done = next((one for one in earlier if one.same and one.whole), None)
     if done is None or done.whole is None:
         return None
     return Duration(whole=done.whole, first_checkpoint=None, steps=None, step=None, basis=done.run_id, exact=True)
 
 
-def _of_steps(program: GptTraining, like: PastRun, its: GptTraining) -> Duration:
-    assert like.step is not None
-    assert like.begins is not None
-    step = like.step * program.flops / its.flops
-    save, test = like.save or 0.0, like.evaluate or 0.0
+def _of_steps(program: GptTraining, like: Sequence[PastRun], work: float, *, exact: bool = True) -> Duration:
+    """From runs of the same training, the newest first, or from one whose steps are `work` times as much here."""
+    steps = [one.step for one in like if one.step]
+    begins = [one.begins for one in like if one.begins is not None]
+    quarters = [one for run in like for one in run.quarters] or steps
+    save = median([one.save for one in like if one.save is not None] or [0.0])
+    test = median([one.evaluate for one in like if one.evaluate is not None] or [0.0])
+    ends = median([one.ends for one in like if one.ends is not None] or [save])
     saves = (program.steps - 1) // program.every if program.every else 0
     tests = program.steps // program.eval_every if program.eval_every else 0
-    whole = like.begins + program.steps * step + saves * save + tests * test + (like.ends or save)
-    first = like.begins + program.every * step + save if 0 < program.every < program.steps else whole
+
+    def whole(begin: float, step: float) -> float:
+        return begin + program.steps * step * work + saves * save + tests * test + ends
+
+    step = median(steps)
+    took = whole(median(begins), step)
+    first = median(begins) + program.every * step * work + save if 0 < program.every < program.steps else took
     return Duration(
-        whole=whole,
+        whole=took,
         first_checkpoint=first,
         steps=program.steps,
-        step=step,
-        basis=like.run_id,
-        exact=_alike(its, program),
+        step=step * work,
+        basis=like[0].run_id,
+        exact=exact,
+        least=whole(min(begins), min(quarters)),
+        most=whole(max(begins), max(quarters)),
     )
 
 

@@ -24,6 +24,7 @@ Reduce = Literal["last", "min", "max"]
 _PLACES: dict[Reduce, int] = {"last": 0, "min": 1, "max": 2}
 # Keys of a metrics record that say when it was written, and nothing about the training.
 _NOT_METRICS = {"restart"}
+_NUMBERS = {int, float}
 # Of the file's own form: another number, and all is read anew.
 _FORM = 1
 
@@ -54,22 +55,16 @@ def metrics_of(run_dir: Path, *, reduce: Reduce = "last") -> dict[str, float]:
 
 def _summary(run_dir: Path) -> dict[str, list[float]]:
     """Of each metric its last, least and greatest value, as min() and max() have them."""
-    found: dict[str, list[float]] = {}
-    for record in metrics.records(run_dir):
-        if record.get("kind") == "start":  # what the run is, not what it came to
-            continue
-        for name, value in record.items():
-            if type(value) not in {int, float} or name in _NOT_METRICS:
-                continue
-            so_far = found.get(name)
-            if so_far is None:
-                found[name] = [value, value, value]
-                continue
-            so_far[0] = value
-            if value < so_far[1]:
-                so_far[1] = value
-            elif value > so_far[2]:
-                so_far[2] = value
+    # What a run is, is not what it came to.
+    kept = [record for record in metrics.records(run_dir) if record.get("kind") != "start"]
+    names = metrics.Record()
+    for record in kept:
+        names |= record
+    found = {}
+    for name in names:
+        values: list[float] = [value for record in kept if type(value := record.get(name)) in _NUMBERS]  # type: ignore[misc]
+        if values and name not in _NOT_METRICS:
+            found[name] = [values[-1], min(values), max(values)]
     return found
 
 

@@ -73,6 +73,15 @@ def train_cpu() -> Path:
     return store
 
 
+@pytest.fixture
+def frameworks_cpu(train_cpu: Path) -> None:
+    """Skips where the image that holds torchft is not in the store."""
+    try:
+        check_against_lock.check(image_lock.read(REPO / "containers/frameworks-cpu/image.lock"), train_cpu, full=False)
+    except KitError:
+        pytest.skip("image frameworks-cpu is not in the store: kit build-image frameworks-cpu")
+
+
 @pytest.fixture(scope="session")
 def lab(cluster: EmbeddedCluster, train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """A project folder whose `--cluster <name>` is the test cluster."""

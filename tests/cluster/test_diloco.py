@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kit.errors import KitError
-from kit.images import check_against_lock, image_lock
 from kit.runs import metrics
 from kit.slurm.embedded import ClusterSize, up
 from tests.cluster.conftest import project_on
@@ -23,15 +21,6 @@ SMALL = ["--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--b
 GROUPS = 4
 
 _UNDISTURBED: dict[int, Run] = {}
-
-
-@pytest.fixture
-def frameworks_cpu(train_cpu: Path) -> None:
-    """Skips where the image that holds torchft is not in the store."""
-    try:
-        check_against_lock.check(image_lock.read(REPO / "containers/frameworks-cpu/image.lock"), train_cpu, full=False)
-    except KitError:
-        pytest.skip("image frameworks-cpu is not in the store: kit build-image frameworks-cpu")
 
 
 def prepare(lab: Lab, example: str = "diloco") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -136,6 +137,10 @@ def test_what_is_known_is_said_and_no_more() -> None:
         "first checkpoint 2.0 GB after about 10 min; 100.0 GB free: room for 50",
         "1 h 7 min after its start (100 steps at 39 s, as run-1)",
     ]
+    steady = replace(took, least=3700.0, most=4300.0)
+    assert submit_forecast.sentences(_outlook(duration=steady)) == said[2:]
+    (unsteady,) = submit_forecast.sentences(_outlook(duration=replace(took, least=3000.0, most=5400.0)))
+    assert unsteady == "50 min to 1 h 30 min after its start (100 steps at 39 s, as run-1; its steps were not steady)"
 
 
 QUOTA = """\
@@ -209,10 +214,39 @@ def test_what_an_earlier_run_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     newest, older = past_runs.newest(cast(Any, plan))
     assert newest.same
     assert (newest.begins, newest.step, newest.save, newest.whole) == (10.0, 2.0, 3.0, 110.0)
+    assert newest.quarters == (2.5, 2.0, 1.0)
     assert (newest.memory, newest.checkpoint) == (10**9 + 4, 100)
     assert newest.ends == pytest.approx(86.0)
     assert older.step is None
     assert older.whole == 110.0
+
+
+def test_a_time_is_a_span_where_steps_were_not_steady() -> None:
+    """By the slowest and the fastest quarter of all runs of the same training, and by their starts."""
+    program = gpt_program_options.read(
+        "ddp", "train_gpt.py", ("--steps", "100", "--eval-every", "0"), ranks=1, every=0, gpus=False
+    )
+    assert program
+    quiet = _run("gpt-2", replace(program, steps=20), begins=10.0, step=1.0, quarters=(1.0, 1.02, 0.99, 1.0))
+    took = submit_forecast._duration(program, [quiet])
+    assert took
+    assert took.whole == pytest.approx(112.0)
+    assert took.exact
+    assert took.between is None
+    busy = _run("gpt-1", replace(program, steps=50), begins=30.0, step=1.4, quarters=(1.0, 1.2, 1.6, 2.0))
+    took = submit_forecast._duration(program, [quiet, busy])
+    assert took
+    assert took.whole == pytest.approx(142.0)
+    assert took.basis == "gpt-2"
+    assert took.between is not None
+    assert list(took.between) == pytest.approx([111.0, 232.0])
+
+
+def _run(name: str, program: Any, *, begins: float, step: float, quarters: tuple[float, ...]) -> past_runs.PastRun:
+    return past_runs.PastRun(
+        run_id=name, same=False, program=program, begins=begins, step=step, quarters=quarters, save=None, evaluate=None,
+        ends=2.0, whole=None, memory=None, checkpoint=None,
+    )  # fmt: skip
 
 
 def _missing() -> Any:

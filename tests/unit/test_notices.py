@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from email import message_from_bytes
 from email.header import decode_header, make_header
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from kit.runs import secret
 from kit.runs import status as of
 from kit.spec.job import Job
 from kit.spec.notify import Event
+from tests.endpoints import Hook, mailbox, webhook
 from tests.support import REPO
 
 pytest.importorskip("apprise", reason="notices: pip install 'slurm-kit[notify]'")
@@ -36,53 +36,17 @@ ON: tuple[Event, ...] = ("start", "fail", "stall", "end")
 TOKEN = "T0ken-that-nobody-may-see"
 
 
-class Hook(ThreadingHTTPServer):
-    """A webhook that keeps what it gets."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.got: list[dict[str, Any]] = []
-        self.paths: list[str] = []
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        assert isinstance(self.server, Hook)
-        self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.server.paths.append(self.path)
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Nothing on the terminal."""
-
-
 @pytest.fixture
 def hook() -> Iterator[Hook]:
-    with Hook() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with webhook() as server:
         yield server
-        server.shutdown()
 
 
 @pytest.fixture
 def mail() -> Iterator[tuple[int, list[Any]]]:
     """Port of a real SMTP server, and what it got."""
-    controller = pytest.importorskip("aiosmtpd.controller", reason="pip install aiosmtpd")
-    got: list[Any] = []
-
-    class Keep:
-        async def handle_DATA(self, server: object, session: object, envelope: Any) -> str:  # noqa: N802 - aiosmtpd's name
-            got.append(envelope)
-            return "250 OK"
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = controller.Controller(Keep(), hostname="127.0.0.1", port=port)
-    running.start()
-    yield port, got
-    running.stop()
+    with mailbox() as box:
+        yield box
 
 
 def make(run: Path, *, on: tuple[Event, ...] = ON, by: str = "watch", to: tuple[str, ...] = ("HOOK",)) -> Path:

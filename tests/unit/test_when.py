@@ -126,6 +126,16 @@ def test_what_fits_into_no_gap_by_limits_does_not_start_there_though_jobs_end_ea
     assert _minutes(queue.start(_asks(2, 11)).likely) == pytest.approx(5 + 10, abs=0.1)
 
 
+def test_what_starts_first_comes_first_unless_it_then_runs_for_much_longer() -> None:
+    queue = Queue(BUSY)
+    short, longer, later = (queue.start(_asks(*size)) for size in ((2, 5), (2, 10), (3, 5)))
+    assert [_minutes(one.by_limits) for one in (short, longer, later)] == [0, 0, 30]
+    assert sorted((later, longer, short), key=lambda one: one.rank) == [short, longer, later]
+    much_longer = replace(longer, ends_by=NOW + 60 * 200)
+    assert later.rank < much_longer.rank
+    assert queue.start(_asks(9, 5)).rank > much_longer.rank
+
+
 def test_few_ended_jobs_say_nothing() -> None:
     assert Queue(replace(BUSY, shares=(0.1,) * 9)).start(_asks(1, 5)).likely is None
 

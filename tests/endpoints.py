@@ -1,0 +1,62 @@
+"""Real servers that notices are sent to: a webhook and a mail server, each of which keeps what it gets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+
+class Hook(ThreadingHTTPServer):
+    """A webhook that keeps what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.got: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Hook)
+        self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.server.paths.append(self.path)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the terminal."""
+
+
+@contextmanager
+def webhook() -> Iterator[Hook]:
+    with Hook() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@contextmanager
+def mailbox() -> Iterator[tuple[int, list[Any]]]:
+    """Port of a real SMTP server, and what it got."""
+    controller = pytest.importorskip("aiosmtpd.controller", reason="pip install aiosmtpd")
+    got: list[Any] = []
+
+    class Keep:
+        async def handle_DATA(self, server: object, session: object, envelope: Any) -> str:  # noqa: N802 - aiosmtpd's name
+            got.append(envelope)
+            return "250 OK"
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = controller.Controller(Keep(), hostname="127.0.0.1", port=port)
+    running.start()
+    yield port, got
+    running.stop()
