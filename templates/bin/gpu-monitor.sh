@@ -14,18 +14,11 @@ source "${BASH_SOURCE[0]%/*}/../lib/orphans.sh"
 
 main() {
     local -r folder="$1" select="$2" options="$3" delay="$4" query="${5:-}"
+    local dmon=""
     local -r name="${folder}/slurm-${SLURM_JOB_ID}.${SLURMD_NODENAME:-$(uname -n)}"
     local -r progress="${name}.progress"
     if orphans::find_slurmstepd; then
         orphans::end_without "${KIT_SLURMSTEPD}" &
-    fi
-    if ! rank_progress::begin; then
-        log::info "no folder for the ranks' reports: ${rank_progress_folder} is somebody else's"
-    elif ! command -v nvidia-smi >/dev/null; then
-        log::info "no nvidia-smi on this node: no GPU monitor"
-        rank_progress::loop "${progress}"
-    else
-        rank_progress::loop "${progress}" &
     fi
     if command -v nvidia-smi >/dev/null; then
         local -a arguments=(dmon -s "${select}" -d "${delay}")
@@ -35,7 +28,18 @@ main() {
         if [[ -n "${query}" ]]; then
             nvidia-smi --query-gpu="timestamp,index,${query}" --format=csv --loop="${delay}" >>"${name}.csv" &
         fi
-        exec nvidia-smi "${arguments[@]}" >>"${name}.gutil"
+        nvidia-smi "${arguments[@]}" >>"${name}.gutil" &
+        dmon=$!
+    else
+        log::info "no nvidia-smi on this node: no GPU monitor"
+    fi
+    # The collector is this task's own process: Slurm kills what is left of a task once that has ended, and the collector has a last look to
+    # take and a folder to remove.
+    if rank_progress::begin; then
+        rank_progress::loop "${progress}"
+    else
+        log::info "no folder for the ranks' reports: ${rank_progress_folder} is somebody else's"
+        [[ -z "${dmon}" ]] || wait "${dmon}"
     fi
 }
 

@@ -14,19 +14,28 @@ rank_progress_folder=""
 # rank_progress::begin: the folder that ranks write to. They write nothing where there is none.
 rank_progress::begin() {
     rank_progress_folder="/dev/shm/kit-${EUID}-${SLURM_JOB_ID}"
-    # What a collector that was killed has left, of jobs that are long over.
-    find /dev/shm -maxdepth 1 -user "${EUID}" -name "kit-${EUID}-*" -mtime +1 -exec rm -rf -- {} + 2>/dev/null
+    rank_progress::sweep
     mkdir -m 0700 -- "${rank_progress_folder}" 2>/dev/null || [[ -O "${rank_progress_folder}" && ! -L "${rank_progress_folder}" ]] || return 1
     # Held while a collector lives: where Slurm killed it with a lost node, the ranks that end find the lock free and remove the folder.
     exec {rank_progress_fd}<"${rank_progress_folder}"
     flock --nonblock "${rank_progress_fd}" || true
 }
 
+# What killed collectors have left: a folder of some minutes whose lock nobody holds.
+rank_progress::sweep() {
+    local folder fd
+    while IFS= read -r -d '' folder; do
+        { exec {fd}<"${folder}"; } 2>/dev/null || continue
+        ! flock --nonblock "${fd}" || rm -rf -- "${folder}"
+        exec {fd}<&-
+    done < <(find /dev/shm -maxdepth 1 -type d -user "${EUID}" -name "kit-${EUID}-*" -mmin +10 -print0 2>/dev/null)
+}
+
 rank_progress::end() {
     [[ -z "${rank_progress_folder}" ]] || rm -rf -- "${rank_progress_folder}"
 }
 
-# rank_progress::loop FILE: until it is told to end, which is its last look, or the monitor that started it is gone.
+# rank_progress::loop FILE: until it is told to end, which is its last look.
 rank_progress::loop() {
     local -r file="$1"
     local line last=""
@@ -34,7 +43,7 @@ rank_progress::loop() {
     local signs=""
     # The last look is at reports alone: the end of a job does not wait for a look at all processes.
     trap 'looked=EPOCHSECONDS; wrote=0; rank_progress::look; rank_progress::spent; rank_progress::end; exit 0' TERM HUP INT
-    while kill -0 "$$" 2>/dev/null; do
+    while true; do
         rank_progress::look
         if ((EPOCHSECONDS - spent >= rank_progress_spent_every)); then
             rank_progress::spent
@@ -44,7 +53,6 @@ rank_progress::loop() {
         sleep "${rank_progress_every}" {rank_progress_fd}<&- &
         wait "$!"
     done
-    rank_progress::end
 }
 
 # Of each rank `ROLE@RANK STEP PHASE SINCE TOOK EVERY LONGEST WAITED READ SLOWEST`, behind tabs; `@quiet SECONDS` where none reports anything. The caller's:

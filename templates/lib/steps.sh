@@ -52,6 +52,11 @@ steps::become() {
     for pair in "${steps_env[@]}"; do
         export "${pair?}"
     done
+    # Out of reach of a terminal's Ctrl-C, which is the script's own to pass on: srun waits for it even where it is ignored, and a second one
+    # within a second interrupts its tasks. Without a terminal there is none, and Slurm finds the steps by their process group.
+    if { : </dev/tty; } 2>/dev/null && command -v setsid >/dev/null; then
+        exec setsid "$@" </dev/null
+    fi
     exec "$@" </dev/null
 }
 

@@ -210,13 +210,33 @@ class Lab:
             time.sleep(0.5)
 
     def settled(self, run: Path, *, seconds: float = SETTLE_S) -> list[str]:
-        """What is left of a run once what was on its way out is out."""
+        """What is left of a run once what was on its way out is out. Reports that stay are removed: each test fails for itself."""
         end = time.monotonic() + seconds
         while left := self.leftovers(run):
             if time.monotonic() > end:
+                self._remove_reports()
                 return left
             time.sleep(0.2)
         return []
+
+    def _remove_reports(self) -> None:
+        if self.cluster.isolated:
+            for node in self.cluster.nodes:
+                argv = [
+                    "find",
+                    "/dev/shm",
+                    "-mindepth",
+                    "1",
+                    "-name",
+                    "kit-*",
+                    "-prune",
+                    "-exec",
+                    "rm",
+                    "-r",
+                    "{}",
+                    "+",
+                ]
+                shell.run([*self.cluster.node_exec_argv(node.name), *argv], check=False)
 
 
 def job_id(run: Path) -> int | None:

@@ -69,6 +69,11 @@ class BatchLab:
 
     def bash(self, script: str, **env: str) -> list[str]:
         """What a script says that has the functions, on both streams."""
+        argv, given = self.script(script, **env)
+        return shell.run(argv, env=given, check=False, timeout=60).stdout.splitlines()
+
+    def script(self, script: str, **env: str) -> tuple[list[str], dict[str, str]]:
+        """Words and environment that run a script which has the functions; both streams are one."""
         constants = "\n".join(
             (
                 "set -uo pipefail",
@@ -93,6 +98,4 @@ class BatchLab:
         }
         file = self.run_dir.parent / "script.sh"
         file.write_text(f"exec 2>&1\n{constants}\n{script}\n")
-        return shell.run(
-            ["env", "--default-signal=HUP,INT,QUIT", "bash", str(file)], env=given, check=False, timeout=60
-        ).stdout.splitlines()
+        return ["env", "--default-signal=HUP,INT,QUIT", "bash", str(file)], given

@@ -16,6 +16,7 @@ import pytest
 
 from kit import shell
 from tests.scripts.batch_lab import BIN, LIB, BatchLab
+from tests.terminal import terminal
 
 # A program with a child of its own, as a DataLoader's worker is one: it saves on TERM, and dies when its child was told to.
 PROGRAM = """
@@ -94,6 +95,43 @@ def until(path: Path) -> str:
         assert time.monotonic() < end, f"{path.name} did not come"
         time.sleep(0.02)
     return path.read_text()
+
+
+INTERRUPTED = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+# As srun does it: a SIGINT that its shell ignores, it waits for all the same.
+signal.signal(signal.SIGINT, lambda *_: (folder / "interrupted").touch())
+(folder / "up").touch()
+while not (folder / "finish").exists():
+    time.sleep(0.05)
+(folder / "ended").touch()
+"""
+
+
+def test_ctrl_c_of_a_terminal_is_the_scripts_and_not_that_of_srun(lab: BatchLab) -> None:
+    """srun takes a second Ctrl-C within a second for its own: it interrupts the ranks, and the collectors of their reports."""
+    folder = lab.run_dir
+    program = folder / "interrupted.py"
+    program.write_text(INTERRUPTED)
+    argv, env = lab.script(
+        f"""
+        trap 'echo got INT' INT
+        steps::start kit-1 srun {sys.executable} {program} {folder}
+        until [[ -e {folder}/ended ]]; do sleep 0.1; done
+        """
+    )
+    with terminal(argv, cwd=folder, env=env) as screen:
+        end = time.monotonic() + 60
+        while not (folder / "up").exists():
+            assert time.monotonic() < end, screen.seen
+            time.sleep(0.05)
+        for _ in range(2):
+            screen.type("\x03")
+            screen.expect("got INT")
+        (folder / "finish").touch()
+        assert screen.code() == 0
+    assert not (folder / "interrupted").exists()
 
 
 @pytest.mark.parametrize("name", ["TERM", "USR1"])
