@@ -19,6 +19,7 @@ from typing import IO
 from kit.errors import KitError, ToolError
 
 Argv = Sequence[str]
+Process = subprocess.Popen[bytes]
 
 # What a child gets between TERM and KILL when the kit ends it.
 _GRACE_S = 5.0
@@ -324,6 +325,18 @@ def daemon(argv: Argv, *, log: Path, env: Mapping[str, str] | None = None, cwd: 
             ).pid
     except FileNotFoundError:
         raise ToolError(f"{argv[0]}: no such program") from None
+
+
+def connected(
+    argv: Argv, *, stdin: int, stdout: int, env: Mapping[str, str] | None = None, said: bool = False
+) -> Process:
+    """Start a program on open files, such as both ways of a socket; said: its errors go there, too. The caller ends it."""
+    stderr = subprocess.STDOUT if said else subprocess.DEVNULL
+    try:
+        # In a session of its own: a Ctrl-C is the caller's, who ends it.
+        return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True)
+    except OSError as error:
+        raise ToolError(f"{argv[0]}: {error.strerror}") from None
 
 
 def failed(done: Completed) -> ToolError:

@@ -56,6 +56,9 @@ GROUPS = {
         "export": "export_import.export",
         "import": "export_import.import_",
         "tmux": "logs_tmux.tmux",
+        "port": "port_notebook.port",
+        "notebook": "port_notebook.notebook",
+        "code": "port_notebook.code",
         "prune-snapshots": "snapshots.prune_snapshots",
     },
     "Images": {

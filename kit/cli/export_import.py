@@ -38,10 +38,10 @@ def export(
     from kit.runs import status as of
 
     run_dir = find_runs.find_one(run, folders(None, run))
-    remote_clusters.require_here(run_dir, "'kit export'")
     (one,) = of.of([run_dir], queue=queue())
     if one.active:
         raise RunError(f"run {run_dir.name} is {one.state}: it has not ended", hint=f"kit cancel {run_dir.name}")
+    remote_clusters.fetch_whole(run_dir)
     done = exporting.export(run_dir, output or Path(f"{run_dir.name}.tar.zst"), with_image=with_image)
     size, count = done.file.stat().st_size, len(done.index.members)
     if as_json:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli import completion_candidates
+from kit.cli import completion_candidates, image_outcome
 
 if TYPE_CHECKING:
-    from kit.images.squash_and_lock import Outcome
     from kit.images.store_contents import Row
     from kit.runs.status import Status
     from kit.spec.cluster import Cluster
@@ -77,7 +76,7 @@ def build_image(
         fresh=no_cache,
         relock=relock,
     )
-    _print(build.build(order, Terminal()), as_json=as_json)
+    image_outcome.done(build.build(order, Terminal()), store, cluster, as_json=as_json)
 
 
 def import_image(
@@ -119,7 +118,7 @@ def import_image(
         relock=relock,
         platform=platform,
     )
-    _print(importing.run(order, Terminal()), as_json=as_json)
+    image_outcome.done(importing.run(order, Terminal()), store, cluster, as_json=as_json)
 
 
 def images(
@@ -343,7 +342,11 @@ def store_of(given: Path | None, cluster: str | None = None) -> Path:
     from kit import data_folders
     from kit.runs import find_runs
 
-    return given.absolute() if given else find_runs.store_of(_cluster(cluster), data_folders.project())
+    if given:
+        return given.absolute()
+    rules = _cluster(cluster)
+    # What a cluster over ssh gets is made here first.
+    return data_folders.image_store() if rules.ssh else find_runs.store_of(rules, data_folders.project())
 
 
 def _cluster(name: str | None) -> Cluster:
@@ -373,26 +376,3 @@ def _needs_image(run: Status) -> bool:
 def _age(made: float) -> str:
     days = (time.time() - made) / _DAY_S
     return f"{days:.0f} d" if days >= 1 else f"{days * 24:.1f} h"
-
-
-def _print(outcome: Outcome, *, as_json: bool) -> None:
-    lock = outcome.lock
-    if as_json:
-        facts = {
-            "name": lock.name,
-            "digest": lock.digest,
-            "size": lock.size,
-            "path": str(outcome.image),
-            "lock": str(outcome.lock_file),
-            "built": outcome.built,
-            "method": outcome.method,
-            "changes": list(outcome.changes),
-            "seconds": round(outcome.seconds, 3),
-        }
-        typer.echo(json.dumps(facts))
-        return
-    for change in outcome.changes:
-        typer.echo(f"lock: {change}", err=True)
-    how = f"made in {outcome.seconds:.1f} s by {outcome.method}" if outcome.built else "nothing has changed"
-    typer.echo(f"{lock.name}  {lock.digest}  {lock.size / 1e6:.0f} MB  {how}")
-    typer.echo(str(outcome.image))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kit.cli import completion_candidates
+from kit.cli import choose_cluster, completion_candidates
 from kit.safe_text import clean
 
 if TYPE_CHECKING:
@@ -42,6 +42,16 @@ ClusterName = Annotated[
         autocompletion=completion_candidates.clusters,
     ),
 ]
+ClusterChoice = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        help="A name of clusters/; 'any', or several with commas: where the job starts first.",
+        show_default="KIT_CLUSTER, the user's, the only one of the project; or local",
+        autocompletion=completion_candidates.clusters,
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,7 +77,7 @@ Containers = Annotated[
 
 def render(
     job: JobFile = Path("job.toml"),
-    cluster: ClusterName = None,
+    cluster: ClusterChoice = None,
     containers: Containers = True,
     set_: Overrides = None,
     output: Annotated[
@@ -78,6 +88,7 @@ def render(
     """Show what a submit would write and run. Nothing is submitted."""
     from kit.workflow import stages
 
+    cluster = choose_cluster.chosen(job, cluster, overrides=list(set_ or []), containers=containers)
     found = stages.prepare_job(job, cluster=cluster, overrides=list(set_ or []), containers=containers)
     show_warnings(_jobs(found))
     _render(found, output, as_json=as_json)
@@ -85,7 +96,7 @@ def render(
 
 def submit(
     job: JobFile = Path("job.toml"),
-    cluster: ClusterName = None,
+    cluster: ClusterChoice = None,
     containers: Containers = True,
     set_: Overrides = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the run's own code.")] = False,
@@ -114,6 +125,7 @@ def submit(
             "--json and --follow both write to stdout", hint="'kit submit --json --wait' waits for the end"
         )
     overrides = [*(set_ or []), *(["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])]
+    cluster = choose_cluster.chosen(job, cluster, overrides=overrides, containers=containers)
     ready = stages.prepare_job(job, cluster=cluster, overrides=overrides, containers=containers, debug=debug)
     show_warnings(_jobs(ready))
     if dry_run:

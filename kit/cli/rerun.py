@@ -77,7 +77,9 @@ def rerun(
     if as_json and follow:
         raise UsageError("--json and --follow both write to stdout", hint="'kit rerun --json --wait' waits for the end")
     run_dir = find_runs.find_one(run, folders(None, run))
-    remote_clusters.require_here(run_dir, "'kit rerun'")
+    if from_step is not None:
+        remote_clusters.require_here(run_dir, "'kit rerun --from-step', whose checkpoints are there,")
+    remote_clusters.fetch_whole(run_dir)
     made = prepare(run_dir, cluster=cluster, overrides=list(set_ or []), from_step=from_step, live=live)
     show_warnings([made])
     for one in differences(made):

@@ -48,15 +48,16 @@ def results(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Gather the metrics of a sweep's points into one table, the best first."""
-    from kit import data_folders
+    from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
-    from kit.runs import find_runs
+    from kit.runs import remote_clusters
     from kit.sweeps import find, result_files
     from kit.sweeps import plot as drawing
     from kit.sweeps.results import gather
 
-    folders = [runs_dir] if runs_dir else find_runs.folders(data_folders.project())
-    found = gather(find.find_one(sweep, folders), queue=queue(), metric=metric, goal=goal, reduce=reduce)
+    folder = find.find_one(sweep, folders(runs_dir))
+    remote_clusters.fetch_sweep(folder)
+    found = gather(folder, queue=queue(), metric=metric, goal=goal, reduce=reduce)
     if as_json:
         print(result_files.as_json(found))
     else:

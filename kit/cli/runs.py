@@ -226,6 +226,9 @@ def fetched(runs_dir: Path | None, names: Sequence[str | None]) -> list[Path]:
 
     found = folders(runs_dir, *names)
     for name in names:
-        for run_dir in named.sweep_points(name, found) or [find_runs.find_one(name, found)]:
-            remote_clusters.fetch(run_dir)
+        points = named.sweep_points(name, found)
+        if points:
+            remote_clusters.fetch_sweep(points[0].parent.parent)
+        else:
+            remote_clusters.fetch(find_runs.find_one(name, found))
     return found

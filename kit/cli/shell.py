@@ -28,24 +28,15 @@ def shell(
     node: Annotated[str | None, typer.Option("--node", help="With --attach: which node; default: the first.")] = None,
 ) -> None:
     """Open a shell in the job's container, with its mounts and its environment."""
-    from kit import config
+    from kit import config, data_folders
     from kit.cli import runs
     from kit.runs import interactive, remote_clusters, which_slurm
     from kit.runs.submit import prepare
 
-    if attach is None:
-        remote_clusters.require_cluster_here(cluster, "'kit shell'")
-    else:
+    if attach is not None:
         one = runs.find(attach)
         raise typer.Exit(interactive.attach(one, node=node, env=which_slurm.env_of(one.manifest.cluster)))
-    raise typer.Exit(
-        interactive.allocate(
-            # In the job's folder itself: a shell is where one edits.
-            prepare(
-                config.job_path(job),
-                cluster=cluster,
-                overrides=[*(set_ or []), "snapshot=false"],
-                containers=containers,
-            )
-        )
-    )
+    # In the job's folder itself: a shell is where one edits. A cluster over ssh has none, and gets a copy.
+    live = [] if remote_clusters.of(config.cluster_entry(cluster, data_folders.project()).name) else ["snapshot=false"]
+    ready = prepare(config.job_path(job), cluster=cluster, overrides=[*(set_ or []), *live], containers=containers)
+    raise typer.Exit(interactive.allocate(ready))

@@ -18,13 +18,12 @@ def stacks(
 ) -> None:
     """Show where the ranks of a running job are, now: Python stacks, processes, open files. Nothing is stopped."""
     from kit.cli.wait_and_follow import queue
-    from kit.runs import find_runs, remote_clusters, which_slurm
+    from kit.runs import find_runs, which_slurm
     from kit.runs import stacks as of_ranks
     from kit.runs import status as of
     from kit.safe_text import clean
 
     run_dir = find_runs.find_one(run, folders(runs_dir, run))
-    remote_clusters.require_here(run_dir, "'kit stacks'")
     (one,) = of.of([run_dir], queue=queue())
     found = of_ranks.gather(one, rank=rank, env=which_slurm.env_of(one.facts.cluster))
     if as_json:

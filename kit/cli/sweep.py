@@ -83,9 +83,11 @@ def sweep(
     if as_json:
         print(json.dumps(_facts(made, todo, arrays, None if dry_run else record), indent=2))
     elif not dry_run:
-        print(made.folder)
+        print(made.at)
     if wait and record and not dry_run:
-        wait_sweep(made.folder)
+        if made.first.remote:
+            made.first.remote.refresh()
+        wait_sweep(made.at)
 
 
 def wait_sweep(folder: Path) -> None:
@@ -135,9 +137,13 @@ def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path, env: Map
 
 def _folders(job_file: Path) -> list[Path]:
     from kit import data_folders
-    from kit.runs import find_runs
+    from kit.cli.runs import warn
+    from kit.runs import find_runs, remote_clusters
 
-    return find_runs.folders(data_folders.project(job_file.resolve().parent))
+    project = data_folders.project(job_file.resolve().parent)
+    for problem in remote_clusters.refresh(project).values():
+        warn(problem)
+    return find_runs.folders(project)
 
 
 def _recorded(job_file: Path, name: str | None) -> SweepRecord:
@@ -152,7 +158,7 @@ def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
     from kit.sweeps import find
     from kit.sweeps.key_names import ranges
 
-    again = find.to_retry(find.states(made.folder, into, queue=queue()))
+    again = find.to_retry(find.states(made.at, into, queue=queue()))
     known = {point.index for point in into.points}
     here = [point.index for point in made.points]
     gone = sorted({*again}.difference(here))
@@ -228,10 +234,10 @@ def _facts(
     from kit.sweeps.record import SweepPaths
 
     sent = {array.number: array.job_id for array in record.arrays} if record else {}
-    wanted, paths = set(todo), SweepPaths(made.folder)
+    wanted, paths = set(todo), SweepPaths(made.at)
     return {
         "sweep": made.folder.name,
-        "folder": str(made.folder),
+        "folder": str(made.at),
         "points": [
             {"index": p.index, "name": p.name, "values": dict(p.values), "run_dir": str(paths.point(p.index))}
             for p in made.points

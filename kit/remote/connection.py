@@ -39,7 +39,7 @@ _SSH_FAILED = 255
 
 
 # Programs that only look, and so may be asked again at once when the line broke.
-_LOOKING = frozenset({"index", "fetch", "have", "lacking", "digest"})
+_LOOKING = frozenset({"index", "fetch", "have", "lacking", "digest", "tree"})
 _LOOKING_COMMANDS = frozenset({"squeue", "sacct", "sinfo"})
 _LOOKING_WORDS = frozenset({("sbatch", "--test-only"), ("sbatch", "--version"), ("scontrol", "show")})
 _AGAIN_S = (0.5, 2.0)
@@ -144,18 +144,24 @@ class Connection:
             raise shell.failed(done)
         return done
 
-    def interactive(self, command: str) -> list[str]:
-        """The argv of a command with a terminal there. command: quoted for sh."""
+    def terminal(self, argv: Sequence[str], *, env: Mapping[str, str]) -> list[str]:
+        """The argv of a command with this terminal there; its words, and what it gets in its environment, are no secrets."""
         self._connect()
+        text = shell_program.alone(argv, path=self.rules.path or "", environment=env)
         return [
             *self._ssh(),
-            "-t",
+            "-tt",
             "-o",
             "ControlMaster=no",
             "--",
             self.host,
-            f"exec sh -c {shell_program.quoted(command)}",
+            f"exec sh -c {shell_program.quoted(text)}",
         ]
+
+    def piped(self, argv: Sequence[str], *, env: Mapping[str, str]) -> list[str]:
+        """The same with this process's pipes instead of a terminal."""
+        words = self.terminal(argv, env=env)
+        return ["-T" if word == "-tt" else word for word in words]
 
     def login(self) -> int:
         """Open the connection on the user's own terminal, where ssh may ask for whatever it needs; ssh's exit code."""

@@ -92,12 +92,16 @@ class Mirror:
         """The cluster's name."""
         return str(json.loads((self.root / _NOTE).read_text(encoding="utf-8"))["cluster"])
 
+    def name_of(self, run_dir: Path) -> str:
+        """The run folder relative to the folder of runs."""
+        return run_dir.relative_to(self.runs).as_posix()
+
     def path_there(self, run_dir: Path) -> str:
         """The same run folder over there."""
         known = self.there()
         if known is None:
             raise RunError(f"{run_dir}: nothing is known of its cluster yet", hint="kit runs")
-        return f"{known.runs}/{run_dir.relative_to(self.runs).as_posix()}"
+        return f"{known.runs}/{self.name_of(run_dir)}"
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
@@ -134,18 +138,30 @@ class Mirror:
         return ClusterAnswer(there, _keys(reply), _avoided(reply) if plan else ())
 
     def fetch(
-        self, connection: Connection, cluster: Cluster, run_dir: Path, *, sacct: Sequence[str] = (), queue: bool = False
+        self,
+        connection: Connection,
+        cluster: Cluster,
+        run_dir: Path,
+        *,
+        sacct: Sequence[str] = (),
+        queue: bool = False,
+        whole: bool = False,
     ) -> None:
         """Bring the files of a run up to date: logs by what they have grown, the others whole. One request.
 
         sacct: a question to accounting that goes with it. queue: Slurm's queue as well; both answers are known to `connection`.
+        whole: with the programs that the kit put there.
         """
-        name = run_dir.relative_to(self.runs).as_posix()
+        name = self.name_of(run_dir)
         state = self.root / "files" / name.replace("/", "~")
         with self.changing():
             known = _read(state)
             constants = {**folders(cluster), "RUN": name, "KNOWN": len(known), "JOBS": int(bool(sacct)) or ""}
-            words = {"ARGV": shell_program.Words(sacct or ("true",)), "QUEUE": int(queue) or ""}
+            words = {
+                "ARGV": shell_program.Words(sacct or ("true",)),
+                "QUEUE": int(queue) or "",
+                "WHOLE": int(whole) or "",
+            }
             reply = connection.ask("fetch", {**constants, **words}, data=[known])
             self._put(reply, state, known)
         there = self.there()

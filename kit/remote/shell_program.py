@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kit import data_folders
 
@@ -41,6 +41,13 @@ def text(
         else:
             lines.append(f"{key}={value if isinstance(value, Unquoted) else quoted(str(value))}")
     return "\n".join([*lines, _plain(name), "kit_answer_all", ""])
+
+
+def alone(argv: Sequence[str], *, path: str = "", environment: Mapping[str, str]) -> str:
+    """A command as sh's own text: the shell becomes it."""
+    folders = [f"PATH={quoted(path)}:$PATH; export PATH; "] if path else []
+    exports = [f"export {key}={quoted(value)}; " for key, value in environment.items()]
+    return "".join([*folders, *exports, "exec ", " ".join(map(quoted, argv))])
 
 
 def _plain(name: str) -> str:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kit import __version__, config, shell, untrusted_files
+from kit import __version__, config, data_folders, shell, untrusted_files
 from kit.errors import ConfigError, RunError, ToolError, UsageError
 from kit.images import check_against_lock, temporary_names
+from kit.remote import run_folder_mirror as mirrors
 from kit.runs import archive_format, recorded_inputs, secret
 from kit.runs.archive_format import Index, Member
 from kit.runs.manifest import Manifest
@@ -144,10 +145,12 @@ def _snapshot(run_dir: Path, record: Manifest) -> dict[str, Path]:
 def _images(run_dir: Path, record: Manifest) -> dict[str, Path]:
     from kit.images import image_lock
 
+    # Of a run over ssh the image is here, where it was built, or it is not.
+    store = data_folders.image_store() if mirrors.holding(run_dir) else Path(record.image).parent.parent
     found = {}
     for path in sorted(RunPaths(run_dir).locks.glob("*.lock")):
         lock = image_lock.read(path)
-        file = check_against_lock.check(lock, Path(record.image).parent.parent, full=False)
+        file = check_against_lock.check(lock, store, full=False)
         found[f"{archive_format.IMAGE}{lock.sha256}.sqsh"] = file
     return found
 

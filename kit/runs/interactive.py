@@ -9,12 +9,17 @@ from pathlib import Path
 from kit import shell
 from kit.errors import RunError
 from kit.planning.plan import Plan
+from kit.remote import run_folder_mirror as mirrors
 from kit.runs import folder, manifest, remote_clusters, secret, workspace
+from kit.runs.remote_clusters import RemoteCluster
 from kit.runs.run_facts import events
 from kit.runs.status import Status
-from kit.runs.submit import Prepared, require_on_this_machine, require_ready, secrets_of
+from kit.runs.submit import Prepared, require_ready, secrets_of
 from kit.slurm import client
 from kit.spec.run_paths import RunPaths
+
+# A hang-up ends the command, which sh waits for; what it was given as $0 is the run folder.
+_AND_REMOVE = 'trap : HUP INT TERM; "$@"; code=$?; rm -f -- "$0/.secrets"; exit "$code"'
 
 
 def allocate(prepared: Prepared) -> int:
@@ -22,9 +27,12 @@ def allocate(prepared: Prepared) -> int:
 
     Before it the nodes are checked as a batch job's are; 72 when one refuses.
     """
-    require_on_this_machine(prepared, "'kit shell'")
     require_ready(prepared)
-    made = prepared.plan
+    made, remote = prepared.plan, prepared.remote
+    if remote:
+        from kit.runs import remote_submit
+
+        remote_submit.send_what_it_lacks(prepared, remote)
     record = manifest.of(
         made,
         job_file=prepared.job_file,
@@ -34,11 +42,25 @@ def allocate(prepared: Prepared) -> int:
         workspace=workspace.record(prepared.scan, prepared.resolved, patch=False),
     )
     record = record.model_copy(update={"interactive": True})
+    argv = [*made.salloc_argv, *_checked(made)]
+    if remote:
+        remote_submit.place(prepared, remote, record, patch="", submitted=False)
+        return _over_ssh(argv, prepared, remote)
     folder.create(made, record, secrets=secrets_of(prepared))
     try:
-        return shell.call([*made.salloc_argv, *_checked(made)], env=_with_terminal(prepared.env))
+        return shell.call(argv, env=_with_terminal(prepared.env))
     finally:
         secret.remove(made.run_dir)
+
+
+def _over_ssh(argv: list[str], prepared: Prepared, remote: RemoteCluster) -> int:
+    """In a copy of the job's folder over there. Its secrets go when the shell ends, or with the line."""
+    made, snapshot = prepared.plan, prepared.site.snapshot
+    constants = {**mirrors.folders(remote.rules), "RUN": made.run_id, "TREE": str(snapshot.folder) if snapshot else ""}
+    remote.connection.ask("opened", constants).text("opened")
+    return shell.call(
+        remote.connection.terminal(["sh", "-c", _AND_REMOVE, str(made.run_dir), *argv], env=dict(prepared.env))
+    )
 
 
 def _checked(made: Plan) -> list[str]:
@@ -49,7 +71,6 @@ def _checked(made: Plan) -> list[str]:
 
 def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
     """A shell beside a running job, in the same container, mounts and environment; return its exit code."""
-    remote_clusters.require_here(status.run_dir, "'kit shell --attach'")
     if status.state != "RUNNING":
         raise RunError(f"run {status.run_dir.name} is {status.state}: only a running job has nodes to go to")
     step = list(status.manifest.shell_argv)
@@ -57,9 +78,13 @@ def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
     # srun takes a job's own number only; a task of an array has one, which its batch script has recorded.
     started = [one["job_id"] for one in events(status.run_dir) if one["event"] == "start"]
     number = started[-1] if started else status.job_id
-    return shell.call(
-        [step[0], f"--jobid={number}", *where, *_container(status.run_dir, step), *step[1:]], env=_with_terminal(env)
-    )
+    remote = remote_clusters.holding(status.run_dir)
+    if remote:
+        remote.fetch(status.run_dir, accounting_too=False)
+    argv = [step[0], f"--jobid={number}", *where, *_container(status.run_dir, step), *step[1:]]
+    if remote:
+        return shell.call(remote.connection.terminal(argv, env={}))
+    return shell.call(argv, env=_with_terminal(env))
 
 
 def _container(run_dir: Path, step: list[str]) -> list[str]:

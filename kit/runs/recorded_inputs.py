@@ -165,12 +165,12 @@ class Earlier:
             return made
         return f"cp {shlex.quote(str(kept))} containers/{lock.name}/image.lock && {made}"
 
-    def snapshot(self, runs_dir: Path) -> Snapshot | None:
-        """What a plan in `runs_dir` has to know of its code."""
+    def snapshot(self, runs_dir: Path, *, uid: str | None = None) -> Snapshot | None:
+        """What a plan in `runs_dir` has to know of its code. uid: as `workspace.store_of` has it."""
         if self.code is None:
             return None
         tree, _ = self.code
-        return Snapshot(tree=tree.hash, folder=workspace.store_of(runs_dir).tree(tree.hash))
+        return Snapshot(tree=tree.hash, folder=workspace.store_of(runs_dir, uid=uid).tree(tree.hash))
 
     @property
     def folder(self) -> Path | None:

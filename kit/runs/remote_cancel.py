@@ -42,7 +42,7 @@ def send(cluster: RemoteCluster, at_once: Sequence[Status], gently: Sequence[Sta
 
 
 def _path(cluster: RemoteCluster, one: Status) -> str:
-    return one.run_dir.relative_to(cluster.mirror.runs).as_posix()
+    return cluster.mirror.name_of(one.run_dir)
 
 
 def _require_taken(reply: Reply) -> None:

@@ -54,15 +54,33 @@ class RemoteCluster:
         sacct = accounting.question([job_id]) if job_id is not None else ()
         self.mirror.fetch(self.connection, self.rules, run_dir, sacct=sacct)
 
+    def fetch_whole(self, run_dir: Path) -> None:
+        """The same with all that a repetition or an export needs: its programs and its snapshot. At most two requests."""
+        from kit.runs import remote_snapshots
+
+        self.mirror.fetch(self.connection, self.rules, run_dir, whole=True)
+        if tree := run_facts.read(run_dir).tree:
+            remote_snapshots.fetch(self, tree)
+
+    def fetch_sweep(self, folder: Path) -> None:
+        """Bring the files of all points of a sweep up to date: one request."""
+        self.mirror.fetch(self.connection, self.rules, folder)
+
     def _settle(self, asked: ClusterAnswer) -> None:
         """A run whose submit was cut off after Slurm had taken it gets its job's number, found by its batch script."""
-        for run_dir, one in index.runs(self.mirror.runs):
-            job_id = asked.keys.get(f"{asked.there.runs}/{run_dir.name}/batch.sh")
-            if job_id is not None and one.slurm_id is None and not one.problem:
-                from kit.runs.remote_submit import settle
+        from kit.runs.remote_submit import settle
 
-                settle(self, run_dir.name)
-                self.mirror.refresh(self.connection, self.rules)
+        unknown = [path for path, one in index.runs(self.mirror.runs) if one.slurm_id is None and not one.problem]
+        cut = {path.name for path in unknown if f"{asked.there.runs}/{path.name}/batch.sh" in asked.keys}
+        sweeps = {path.parent.parent.name for path in unknown if path.parent.name == index.POINTS}
+        for script in asked.keys if sweeps else ():
+            folder, _, name = script.removeprefix(f"{asked.there.runs}/").partition("/arrays/")
+            if folder in sweeps and name.partition("/")[0].isdecimal():
+                cut.add(f"{folder}/{name.partition('/')[0]}")
+        for name in sorted(cut):
+            settle(self, name)
+        if cut:
+            self.mirror.refresh(self.connection, self.rules)
 
 
 _known: dict[str, RemoteCluster | None] = {}
@@ -144,6 +162,20 @@ def fetch(run_dir: Path) -> None:
     found = holding(run_dir)
     if found is not None and not found.silent:
         found.fetch(run_dir)
+
+
+def fetch_whole(run_dir: Path) -> None:
+    """The same with a run's programs and its snapshot."""
+    found = holding(run_dir)
+    if found is not None:
+        found.fetch_whole(run_dir)
+
+
+def fetch_sweep(folder: Path) -> None:
+    """The same for all points of a sweep: one request."""
+    found = holding(folder)
+    if found is not None and not found.silent:
+        found.fetch_sweep(folder)
 
 
 def queue(one: RemoteCluster) -> Mapping[JobId, QueuedJob] | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +14,34 @@ from filelock import FileLock
 from kit import data_folders
 from kit.errors import ImageError, LockError
 from kit.remote import run_folder_mirror as mirrors
+from kit.remote.answers import Reply
+from kit.remote.connection import LineError
+from kit.remote.shell_program import Words
 from kit.runs.remote_clusters import RemoteCluster
 
 if TYPE_CHECKING:
     from kit.spec.image import ImageLock
 
 _CHUNK = 1 << 20
+# Pauses before a broken line is tried again, in seconds.
+_AGAIN_S = (1.0, 3.0, 9.0)
+
+
+def wanted(locks: Sequence[ImageLock]) -> Words:
+    """The command that names them to `have.sh`."""
+    return Words(("printf", "%s\\n", *(lock.sha256 for lock in locks)) if locks else ("true",))
+
+
+def require_all(cluster: RemoteCluster, locks: Sequence[ImageLock], answer: Reply | None = None) -> None:
+    """Have all of them in the cluster's store. answer: of `have.sh`, where it was asked already."""
+    if answer is None:
+        if not locks:
+            return
+        constants = {**mirrors.folders(cluster.rules), "TREE": "", "ARGV": wanted(locks)}
+        answer = cluster.connection.ask("have", constants)
+    there = {line.split()[0]: line.split()[1:] for line in answer.text("images").splitlines()}
+    for lock in locks:
+        require(cluster, lock, there.get(lock.sha256, ["none"]))
 
 
 def require(cluster: RemoteCluster, lock: ImageLock, there: Sequence[str]) -> None:
@@ -53,11 +77,35 @@ def _check(cluster: RemoteCluster, lock: ImageLock, signature: Sequence[str]) ->
 
 
 def _send(cluster: RemoteCluster, lock: ImageLock, begun: int) -> None:
-    from kit.images import check_against_lock, progress
+    """After a broken line from where it broke; LineError when it does not come back."""
+    from kit.images import check_against_lock
 
-    store = data_folders.image_store()
-    path = check_against_lock.check(lock, store, full=False)
-    start = begun if begun <= lock.size else 0
+    path = check_against_lock.check(lock, data_folders.image_store(), full=False)
+    for pause in (*_AGAIN_S, None):
+        try:
+            _send_from(cluster, lock, path, begun if begun <= lock.size else 0)
+        except LineError as error:
+            if pause is None or not error.broken:
+                raise
+            print(f"kit: the line to {cluster.connection.host} broke; the transfer goes on from there", file=sys.stderr)
+            time.sleep(pause)
+            there = _there(cluster, lock)
+            if there[0] == "there":
+                _check(cluster, lock, there[1:])
+                return
+            begun = int(there[1]) if there[0] == "part" else 0
+        else:
+            return
+
+
+def _there(cluster: RemoteCluster, lock: ImageLock) -> list[str]:
+    constants = {**mirrors.folders(cluster.rules), "TREE": "", "ARGV": wanted([lock])}
+    return cluster.connection.ask("have", constants).text("images").split()[1:]
+
+
+def _send_from(cluster: RemoteCluster, lock: ImageLock, path: Path, start: int) -> None:
+    from kit.images import progress
+
     with progress.Terminal().counting(f"sending image {lock.name} to {cluster.name}", lock.size - start) as on_bytes:
         constants = {"SHA": lock.sha256, "SIZE": lock.size, "FROM": start, "BYTES": lock.size - start}
         reply = cluster.connection.ask(

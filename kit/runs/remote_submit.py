@@ -6,40 +6,25 @@ the next question tells which: by the run folder, and by the key that the job ca
 
 from __future__ import annotations
 
-import hashlib
-import io
-import sys
-import tarfile
 import tempfile
-import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit.errors import ConfigError, Fault, JobRefusedError, RunError, SlurmError
+from kit.errors import ConfigError, Fault
 from kit.remote import run_folder_mirror as mirrors
-from kit.remote import shell_program
-from kit.remote.answers import Reply
-from kit.remote.connection import LineError
-from kit.runs import folder, remote_images, remote_snapshots, workspace
+from kit.runs import folder, remote_images, remote_send, remote_snapshots, workspace
 from kit.runs.manifest import Manifest
 from kit.runs.remote_clusters import RemoteCluster, refuse
+from kit.runs.remote_send import Errand
 from kit.spec.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from kit.config import Resolved
-    from kit.planning.plan import Plan
     from kit.runs.submit import Prepared
-
-# Pauses before a broken line is tried again, in seconds.
-_AGAIN_S = (1.0, 3.0, 9.0)
-
-
-@dataclass(frozen=True)
-class _Packed:
-    content: bytes
-    sha256: str
+    from kit.spec.image import ImageLock
 
 
 def require_portable(resolved: Resolved) -> None:
@@ -72,26 +57,17 @@ def require_portable(resolved: Resolved) -> None:
 
 def submit(prepared: Prepared, cluster: RemoteCluster, *, now: datetime | None = None) -> Manifest:
     """Send a planned run and submit it. JobRefusedError when sbatch does not take it: nothing of it is left then."""
-    from kit.runs.submit import ask_slurm, record_of, secrets_of
+    from kit.runs.submit import ask_slurm, record_of
 
-    made = prepared.plan
-    _send_what_it_lacks(prepared, cluster)
+    earlier = prepared.earlier
+    send_what_it_lacks(prepared, cluster)
     ask_slurm(prepared)
-    patch = workspace.patch(prepared.scan)
+    patch = workspace.patch(prepared.scan) or (earlier.patch() if earlier else "")
     record = record_of(prepared, patch=patch, now=now)
-    with tempfile.TemporaryDirectory(prefix="kit-run-") as place:
-        folder.fill(Path(place), made, record, secrets=secrets_of(prepared), durable=False, patch=patch)
-        packed = _packed(Path(place))
-    job_id = _until_known(cluster, made, packed, env=dict(prepared.env))
-    record = record.model_copy(update={"job_id": job_id})
-    with cluster.mirror.changing():
-        # So that a command that follows at once knows the run.
-        here = cluster.mirror.runs / made.run_id
-        here.mkdir(exist_ok=True)
-        record.write(RunPaths(here).manifest, durable=False)
-    # What Slurm said before it had the job is no answer any more.
-    cluster.asked = None
-    return record
+    if earlier:
+        record = earlier.told(record)
+    job_id = place(prepared, cluster, record, patch=patch, submitted=True)
+    return record.model_copy(update={"job_id": job_id})
 
 
 def settle(cluster: RemoteCluster, run_id: str) -> int | None:
@@ -99,106 +75,67 @@ def settle(cluster: RemoteCluster, run_id: str) -> int | None:
     known = cluster.mirror.there()
     if known is None:
         return None
-    script = f"{known.runs}/{run_id}/batch.sh"
-    constants = _constants(cluster, run_id, _sbatch(("sbatch", "--parsable", script), run_id))
-    reply = cluster.connection.ask("submit", {**constants, "SIZE": 0, "SHA": ""})
-    return _number(reply) if reply.text("result") == "submitted" else None
+    folder, _, array = run_id.partition("/")
+    if array:
+        return remote_send.ask(cluster, array_errand(known.runs, folder, int(array)))
+    return remote_send.ask(cluster, _errand(run_id, ("sbatch", "--parsable", f"{known.runs}/{run_id}/batch.sh")))
 
 
-def _until_known(cluster: RemoteCluster, made: Plan, packed: _Packed, *, env: dict[str, str]) -> int:
-    """Submit; after a broken line ask what became of it, and go on from there."""
-    constants = _constants(cluster, made.run_id, _sbatch(made.argv, made.run_id, made.text_of("batch.sh")))
-    pauses, send = iter(_AGAIN_S), True
-    while True:
-        size, data = (len(packed.content), [packed.content]) if send else (0, [])
-        try:
-            reply = cluster.connection.ask(
-                "submit", {**constants, "SIZE": size, "SHA": packed.sha256}, data=data, environment=env
-            )
-        except LineError as error:
-            pause = next(pauses, None)
-            if pause is None:
-                problem = f"{error.message}\n  whether run {made.run_id} was submitted is not known yet"
-                raise LineError(
-                    problem, hint=f"kit status {made.run_id}, once the line is back: never two jobs come of it"
-                ) from None
-            print(
-                f"kit: the line to {cluster.connection.host} broke; asking what became of the submit", file=sys.stderr
-            )
-            time.sleep(pause)
-            send = False
-            continue
-        said = reply.text("result")
-        if said in {"nothing", "cut"}:
-            if not send or next(pauses, None) is not None:
-                send = True
-                continue
-            raise LineError(f"cluster {cluster.name}: the run folder does not arrive whole", hint="submit again")
-        return _job_of(reply, said, cluster, made)
-
-
-def _job_of(reply: Reply, said: str, cluster: RemoteCluster, made: Plan) -> int:
-    words = reply.texts.get("said", "")
-    lines = "\n".join(f"  {line}" for line in (words or reply.stderr).splitlines()[-5:])
-    if said == "submitted":
-        return _number(reply)
-    if said == "refused":
-        raise JobRefusedError(
-            f"sbatch refused the job:\n{lines}", hint="nothing was submitted; 'kit render' shows its header"
-        )
-    if said == "unknown":
-        problem = f"cluster {cluster.name}: whether Slurm has taken run {made.run_id} is not known yet:\n{lines}"
-        raise SlurmError(problem, hint=f"kit status {made.run_id} tells, once Slurm answers; never two jobs come of it")
-    place = f"{cluster.connection.host}:{made.run_dir}"
-    raise RunError(
-        f"{place}: cannot be written:\n{lines}", hint="free some space there, or set paths.runs of the cluster"
+def array_errand(runs: str, sweep: str, number: int, options: Sequence[str] = ()) -> Errand:
+    """To submit one array of a sweep, whose folder is there. runs: the folder of runs there. options: further ones of sbatch."""
+    script = f"arrays/{number}/batch.sh"
+    made = Errand(
+        folder=sweep,
+        kind="array",
+        argv=("sbatch", "--parsable", *options, f"{runs}/{sweep}/{script}"),
+        script=script,
+        right=f"arrays/{number}/submitting",
+        again=str(number),
     )
+    return replace(made, argv=remote_send.with_key(made, ""))
 
 
-def _number(reply: Reply) -> int:
-    return int(reply.texts["said"].split()[0])
+def _errand(run_id: str, argv: tuple[str, ...], text: str = "") -> Errand:
+    made = Errand(folder=run_id, kind="run", argv=argv)
+    return replace(made, argv=remote_send.with_key(made, text))
 
 
-def _constants(cluster: RemoteCluster, run_id: str, argv: tuple[str, ...]) -> dict[str, object]:
-    return {**mirrors.folders(cluster.rules), "RUN": run_id, "KEY": _key(run_id), "ARGV": shell_program.Words(argv)}
+def place(prepared: Prepared, cluster: RemoteCluster, record: Manifest, *, patch: str, submitted: bool) -> int:
+    """Make the run folder over there, and submit it, unless only the folder is wanted; its job's number."""
+    from kit.runs.submit import secrets_of
+
+    made = prepared.plan
+    with tempfile.TemporaryDirectory(prefix="kit-run-") as folder_here:
+        folder.fill(Path(folder_here), made, record, secrets=secrets_of(prepared), durable=False, patch=patch)
+        content = remote_send.packed(Path(folder_here))
+    errand = _errand(made.run_id, made.argv, made.text_of("batch.sh"))
+    if not submitted:
+        errand = Errand(folder=made.run_id, kind="place")
+    job_id = remote_send.until_known(cluster, errand, content, env=dict(prepared.env))
+    with cluster.mirror.changing():
+        # So that a command that follows at once knows the run.
+        here = cluster.mirror.runs / made.run_id
+        here.mkdir(exist_ok=True)
+        record.model_copy(update={"job_id": job_id or None}).write(RunPaths(here).manifest, durable=False)
+    # What Slurm said before it had the job is no answer any more.
+    cluster.asked = None
+    return job_id
 
 
-def _key(run_id: str) -> str:
-    """What the job's comment says, so that it is found again."""
-    return f"kit:{run_id}"
-
-
-def _sbatch(argv: tuple[str, ...], run_id: str, script: str = "") -> tuple[str, ...]:
-    """With the key, unless the job has a comment of its own: its batch script's path is as good."""
-    return argv if "--comment" in script else (*argv[:-1], f"--comment={_key(run_id)}", argv[-1])
-
-
-def _packed(place: Path) -> _Packed:
-    """A run folder as an archive. Secrets keep their mode from their first byte on."""
-    sink = io.BytesIO()
-
-    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
-        member.uid = member.gid = 0
-        member.uname = member.gname = ""
-        return member
-
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for path in sorted(place.iterdir()):
-            archive.add(path, arcname=path.name, filter=plain)
-    content = sink.getvalue()
-    return _Packed(content, hashlib.sha256(content).hexdigest())
-
-
-def _send_what_it_lacks(prepared: Prepared, cluster: RemoteCluster) -> None:
+def send_what_it_lacks(prepared: Prepared, cluster: RemoteCluster) -> None:
     """The snapshot and the images; one request when all of it is there."""
-    made, scan = prepared.plan, prepared.scan
-    locks = [pin.lock for pin in made.decisions.pins.distinct if pin.lock is not None]
-    wanted = ("printf", "%s\\n", *(lock.sha256 for lock in locks)) if locks else ("true",)
-    tree = scan.tree.hash if scan else ""
-    ask = {**mirrors.folders(cluster.rules), "TREE": tree, "ARGV": shell_program.Words(wanted)}
-    reply = cluster.connection.ask("have", ask)
-    if scan and not reply.text("tree").strip():
-        remote_snapshots.send(cluster, scan)
-    there = {line.split()[0]: line.split()[1:] for line in reply.text("images").splitlines()}
-    for lock in locks:
-        remote_images.require(cluster, lock, there.get(lock.sha256, ["none"]))
+    locks = [pin.lock for pin in prepared.plan.decisions.pins.distinct if pin.lock is not None]
+    send_inputs(prepared, cluster, locks)
+
+
+def send_inputs(prepared: Prepared, cluster: RemoteCluster, locks: Sequence[ImageLock]) -> None:
+    """The snapshot of a run, and these images."""
+    scan, earlier = prepared.scan, prepared.earlier
+    tree = scan.tree if scan else earlier.code[0] if earlier and earlier.code else None
+    words = {"TREE": tree.hash if tree else "", "ARGV": remote_images.wanted(locks)}
+    reply = cluster.connection.ask("have", {**mirrors.folders(cluster.rules), **words})
+    if tree and not reply.text("tree").strip():
+        source = scan.folder if scan else earlier.folder if earlier else None
+        assert source is not None
+        remote_snapshots.send(cluster, tree, source)
+    remote_images.require_all(cluster, locks, reply)

@@ -22,7 +22,6 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
     RunError for a run that Slurm still has, or that is a point of an array; LockError when its image is gone or cut off.
     """
     paths, record = RunPaths(status.run_dir), status.manifest
-    remote_clusters.require_here(status.run_dir, "'kit resume'")
     if status.active:
         raise RunError(
             f"run {record.run_id} is {status.state}: it has not ended", hint=f"'kit cancel {record.run_id}' ends it"
@@ -34,12 +33,13 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
         raise RunError(
             f"run {record.run_id} is a point of a sweep", hint="'kit sweep --retry' runs failed points again"
         )
+    remote = remote_clusters.holding(status.run_dir)
+    if remote:
+        from kit.runs import remote_resume
+
+        return remote_resume.resume(status, record, remote, inherited=client.environment({}))
     if record.image.startswith("/"):
-        store = shlex.quote(str(Path(record.image).parent.parent))
-        mend = f"run 'kit build-image {record.image_name} --store {store}'"
-        sqshfile.check(Path(record.image), hint=mend)
-        sha256 = record.image_digest.removeprefix("sha256:")
-        check_against_lock.require_digest(Path(record.image), sha256, what=f"image {record.image_name}", mend=mend)
+        _require_image(record)
     job = load_model(paths.job, Job)
     origin = Path(record.job_file)
     secret.remove(status.run_dir)
@@ -54,3 +54,11 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
     record = record.model_copy(update={"job_id": job_id, "earlier_job_ids": earlier})
     record.write(paths.manifest)
     return record
+
+
+def _require_image(record: Manifest) -> None:
+    store = shlex.quote(str(Path(record.image).parent.parent))
+    mend = f"run 'kit build-image {record.image_name} --store {store}'"
+    sqshfile.check(Path(record.image), hint=mend)
+    sha256 = record.image_digest.removeprefix("sha256:")
+    check_against_lock.require_digest(Path(record.image), sha256, what=f"image {record.image_name}", mend=mend)

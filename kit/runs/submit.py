@@ -132,9 +132,9 @@ def prepare_resolved(
     site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers, run_id=run_id)
     if remote:
         site = _over_there(site, remote)
-    kept = earlier.snapshot(site.runs_dir) if earlier else None
-    scan = None if kept else workspace.read(resolved, remote.mirror.runs if remote else site.runs_dir)
     uid = remote.connection.uid if remote else None
+    kept = earlier.snapshot(site.runs_dir, uid=uid) if earlier else None
+    scan = None if kept else workspace.read(resolved, remote.mirror.runs if remote else site.runs_dir)
     site = replace(site, snapshot=kept or workspace.snapshot(scan, site.runs_dir, uid=uid))
     made = plan(resolved, locks[0], site, role_locks=locks[1])
     if earlier:
@@ -162,8 +162,8 @@ def _remote(resolved: Resolved, earlier: Earlier | None) -> RemoteCluster | None
     from kit.runs.remote_submit import require_portable
 
     require_portable(resolved)
-    if earlier:
-        remote_clusters.refuse(resolved.cluster_name, "'kit rerun'")
+    if earlier and (earlier.from_step is not None or earlier.node_order):
+        remote_clusters.refuse(resolved.cluster_name, "a rerun from a checkpoint")
     remote.refresh(plan=True)
     return remote
 
@@ -303,12 +303,6 @@ def _for_debugging(job: Job) -> Job:
     shorter = minutes(asked.time) > minutes(_DEBUG_TIME) if asked.time else True
     changed = {"nodes": min(asked.nodes, _DEBUG_NODES), "time": _DEBUG_TIME if shorter else asked.time}
     return job.model_copy(update={"debug": True, "resources": asked.model_copy(update=changed)})
-
-
-def require_on_this_machine(prepared: Prepared, command: str) -> None:
-    """UsageError for a cluster over ssh, where a command does not work there yet."""
-    if prepared.remote:
-        remote_clusters.refuse(prepared.resolved.cluster_name, command)
 
 
 def _up_hint(cluster: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit.errors import RunError
+from kit.remote import run_folder_mirror as mirrors
 from kit.runs import find_runs, index, status
 from kit.runs.status import Queue, Status
 from kit.spec.run_paths import RunPaths
@@ -60,6 +61,10 @@ def active(folder: Path, *, queue: Queue) -> list[Status]:
 def states(folder: Path, record: SweepRecord, *, queue: Queue) -> dict[int, Status | None]:
     """The state of each point, by number; None for one without a run. Slurm is asked once."""
     paths = SweepPaths(folder)
+    if mirrors.holding(folder):
+        # With the answer of a cluster over ssh its runs' records come, too.
+        answer = queue(record.cluster)
+        queue = lambda name: answer  # noqa: E731 - of this cluster alone
     if lost_arrays.arrays(paths, record):
         record = lost_arrays.recovered(folder, record)
     # By the run index: of 10,000 points only those are read anew whose files have changed.

@@ -49,6 +49,12 @@ class PreparedSweep:
     folder: Path
 
     @property
+    def at(self) -> Path:
+        """The sweep's folder as commands here see it: of a cluster over ssh, its mirror."""
+        remote = self.first.remote
+        return remote.mirror.runs / self.folder.name if remote else self.folder
+
+    @property
     def points(self) -> tuple[Point, ...]:
         """The points, numbered as their run folders are."""
         return self.expansion.points

@@ -29,14 +29,18 @@ def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime
     after = after or {}
     now = now or datetime.now(UTC)
     arrays = prepared.arrays()
-    _require_ready(prepared)
-    _ask(arrays, prepared.first.env, after)
+    require_ready(prepared)
+    if prepared.first.remote:
+        from kit.sweeps import submit_over_ssh
+
+        return submit_over_ssh.submit(prepared, prepared.first.remote, arrays, after=after, now=now)
+    ask(arrays, prepared.first.env, after)
     with folder.whole(prepared.folder) as partial:
         at = SweepPaths(partial)
         at.points.mkdir()
-        _write_runs(prepared, prepared.points, partial, now=now)
-        _write_arrays(arrays, prepared.folder, partial)
-        unsent = _record(prepared, now=now)
+        write_runs(prepared, prepared.points, partial, now=now)
+        write_arrays(arrays, prepared.folder, partial)
+        unsent = unsent_record(prepared, now=now)
         unsent.write(at)
     try:
         sent = _send(arrays, prepared.first.env, after)
@@ -57,39 +61,52 @@ def resubmit(
     arrays = prepared.arrays(points, first=max((a.number for a in record.arrays), default=-1) + 1)
     again = set(points)
     wanted = [p for p in prepared.points if p.index in again]
-    _require_ready(prepared)
-    _ask(arrays, prepared.first.env, {})
+    require_ready(prepared)
+    if prepared.first.remote:
+        from kit.sweeps import submit_over_ssh
+
+        return submit_over_ssh.resubmit(prepared, prepared.first.remote, record, arrays, wanted, now=now)
+    ask(arrays, prepared.first.env, {})
     known = {p.index for p in record.points}
     new = [p for p in wanted if p.index not in known]
     try:
-        _write_runs(prepared, wanted, prepared.folder, now=now)
-        _write_arrays(arrays, prepared.folder, prepared.folder)
+        write_runs(prepared, wanted, prepared.folder, now=now)
+        write_arrays(arrays, prepared.folder, prepared.folder)
         sent = _send(arrays, prepared.first.env, {})
     except BaseException:
         for leftover in [*(a.folder for a in arrays), *(paths.point(p.index) for p in new)]:
             folder.remove(leftover)
         raise
-    points_now = (*record.points, *map(_recorded, sorted(new, key=lambda p: p.index)))
+    points_now = (*record.points, *map(recorded, sorted(new, key=lambda p: p.index)))
     record = record.model_copy(update={"points": points_now, "arrays": (*record.arrays, *sent)})
     note(record, sent, prepared.folder)
     return record
 
 
-def _require_ready(prepared: PreparedSweep) -> None:
+def require_ready(prepared: PreparedSweep) -> None:
     """Once for each image; the cluster is the same for all."""
-    one_run.require_on_this_machine(prepared.first, "'kit sweep'")
     for place in {kind.image: place for place, kind in enumerate(prepared.kinds)}.values():
         one_run.require_ready(prepared.runs[place])
 
 
-def _ask(arrays: Iterable[Array], env: dict[str, str], after: After) -> None:
+def ask(arrays: Iterable[Array], env: dict[str, str], after: After) -> None:
     """Ask Slurm about every array before anything is written."""
     for array in arrays:
         client.test_only(array.text, env=env, options=after.get(array.number, ()))
 
 
-def _write_runs(prepared: PreparedSweep, points: Sequence[Point], root: Path, *, now: datetime) -> None:
-    """The points' run folders under `root`, which is the sweep's folder or what will become it."""
+def write_runs(
+    prepared: PreparedSweep,
+    points: Sequence[Point],
+    root: Path,
+    *,
+    now: datetime,
+    facts: Mapping[int, Mapping[str, object]] | None = None,
+) -> None:
+    """The points' run folders under `root`, which is the sweep's folder or what will become it.
+
+    facts: what the manifest of a point says besides, by its number; they are given where the folder goes elsewhere.
+    """
     first = prepared.planned(points[0])
     secrets = secret.gather(first.resolved.job, job_dir=first.resolved.job_dir, job_file=first.resolved.job_file)
     version = client.version(env=first.env)
@@ -101,21 +118,25 @@ def _write_runs(prepared: PreparedSweep, points: Sequence[Point], root: Path, *,
         slurm_version=version,
         workspace=workspace.record(first.scan, first.resolved, patch=bool(patch)),
     )
-    workspace.keep(first.scan, first.plan)
+    if facts is None:
+        workspace.keep(first.scan, first.plan)
     like: Like | None = None
     for point in points:
         run = prepared.planned(point)
         final = run.plan.run_dir
         into = root / final.relative_to(prepared.folder)
-        into.mkdir(exist_ok=True)
+        into.mkdir(parents=True, exist_ok=True)
         secret.remove(into)
-        record = manifest.of_plan(run.plan, origin).model_copy(update={"point": dict(point.values)})
+        record = manifest.of_plan(run.plan, origin).model_copy(
+            update={"point": dict(point.values), **(facts or {}).get(point.index, {})}
+        )
         folder.fill(into, run.plan, record, secrets=secrets, like=like, durable=False, patch=patch)
-        link_py_spy.link(into, prepared.folder.parent)
+        if facts is None:
+            link_py_spy.link(into, prepared.folder.parent)
         like = like or Like(run.plan, into)
 
 
-def _write_arrays(arrays: Sequence[Array], final: Path, root: Path) -> None:
+def write_arrays(arrays: Sequence[Array], final: Path, root: Path) -> None:
     """Each array's script, and the link from each of its tasks to the point that it runs."""
     for array in arrays:
         into = root / array.folder.relative_to(final)
@@ -156,7 +177,7 @@ def note(record: SweepRecord, sent: Iterable[SentArray], root: Path) -> None:
             made.write(path, durable=False)
 
 
-def _record(prepared: PreparedSweep, *, now: datetime) -> SweepRecord:
+def unsent_record(prepared: PreparedSweep, *, now: datetime) -> SweepRecord:
     return SweepRecord(
         sweep_id=prepared.folder.name,
         job_name=prepared.job_name,
@@ -166,11 +187,11 @@ def _record(prepared: PreparedSweep, *, now: datetime) -> SweepRecord:
         submitted_at=now,
         metric=prepared.sweep.metric,
         goal=prepared.sweep.goal,
-        points=tuple(map(_recorded, prepared.points)),
+        points=tuple(map(recorded, prepared.points)),
         arrays=(),
         search=prepared.sweep if prepared.sweep.search else None,
     )
 
 
-def _recorded(point: Point) -> RecordedPoint:
+def recorded(point: Point) -> RecordedPoint:
     return RecordedPoint(index=point.index, name=point.name, values=dict(point.values))

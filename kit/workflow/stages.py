@@ -88,8 +88,6 @@ def submit_all(stages: tuple[PreparedStage, ...], *, say: Callable[[str, Manifes
     say: hears each stage's name and manifest as it is submitted.
     """
     for stage in stages:
-        submit.require_on_this_machine(stage.prepared, "a job with stages")
-    for stage in stages:
         client.test_only(stage.prepared.plan.text_of("batch.sh"), env=stage.prepared.env)
     sent: dict[str, Manifest] = {}
     try:
@@ -103,7 +101,7 @@ def submit_all(stages: tuple[PreparedStage, ...], *, say: Callable[[str, Manifes
                 with contextlib.suppress(SlurmError):
                     chain.cancel(_jobs(sent[stage.name]), env=stage.prepared.env)
         raise
-    return [stage.prepared.plan.run_dir for stage in stages]
+    return [stage.prepared.folder for stage in stages]
 
 
 def _jobs(made: Manifest) -> tuple[int, ...]:

@@ -1,13 +1,20 @@
 #!/bin/bash
 # shellcheck source-path=SCRIPTDIR/..
-# shell.sh FOLDER ROLE-FOLDER: an interactive shell there, with what a rank would find: the image's environment, the caches, the job's variables, its secrets.
+# shell.sh [--tool NAME PORT] FOLDER ROLE-FOLDER: an interactive shell there, with what a rank would find: the image's environment, the caches, the job's variables, its secrets.
+# With --tool, one of lib/tools.sh instead of the shell.
 set -uo pipefail
 
+tool=()
+if [[ "$1" == --tool ]]; then
+    tool=("$2" "$3")
+    shift 3
+fi
 KIT_RUN_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly KIT_RUN_DIR
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/cache_folders.sh"
 source "${KIT_RUN_DIR}/lib/setup_lines.sh"
+source "${KIT_RUN_DIR}/lib/tools.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${2:+$2/}image-env.sh"
 # shellcheck source=/dev/null
@@ -24,6 +31,10 @@ if [[ -s "${KIT_RUN_DIR}/setup.sh" ]] && ! setup_lines::run "${KIT_RUN_DIR}/setu
     log::error "set-up ${setup_lines_said}"
 fi
 cd -- "$1" || exit
+if ((${#tool[@]})); then
+    tools::serve "${tool[@]}"
+    exit
+fi
 log::info "shell in the job's container; the program would be: ${KIT_PROGRAM[*]@Q}"
 env -- "${KIT_PROGRAM_ENV[@]}" bash --norc -i
 code=$?

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# The files of one run that commands read: RUN, relative to RUNS; never its checkpoints, its workspace or its secrets.
+# The files of one run, or of all points of a sweep, that commands read: RUN, relative to RUNS; never its checkpoints, its workspace or its secrets.
 main() {
     kit_environment
     [ "$JOBS" = "" ] || answer accounted sacct_of
@@ -19,10 +19,14 @@ sacct_of() {
     kit_argv
 }
 
-# Logs may be links to where the job wants them. Anything else that is large is the program's own.
+# Logs may be links to where the job wants them. Anything else that is large is the program's own. WHOLE: with the run's programs.
 files() {
+    programs='./*/bin|./*/code'
+    [ "$WHOLE" = "" ] || programs=''
     find -L "./$RUN" -mindepth 1 -maxdepth 7 \
         \( -name '.*' -o -name '*
-*' -o -path "./$RUN/checkpoints" -o -path "./$RUN/workspace*" -o -path "./$RUN/code" -o -path "./$RUN/bin" -o -name 'latest_*' \) -prune \
-        -o -type f \( -path "./$RUN/logs/*" -o -name '*.jsonl' -o -size -4096k \) -printf "%i %s %T@ %p\n" 2>/dev/null | sed 's|^\([0-9]* [0-9]* [0-9.]* \)\./|\1|'
+*' -o -path "./$RUN/checkpoints" -o -path "./$RUN/workspace*" -o -path "./$RUN/points/*/checkpoints" -o -path "./$RUN/points/*/workspace*" \
+        -o -path "./$RUN/arrays" -o -path "${programs%|*}" -o -path "${programs#*|}" -o -name 'latest_*' \) -prune \
+        -o -type f \( -path "./$RUN/logs/*" -o -path "./$RUN/points/*/logs/*" -o -name '*.jsonl' -o -size -4096k \) -printf "%i %s %T@ %p\n" 2>/dev/null \
+        | sed 's|^\([0-9]* [0-9]* [0-9.]* \)\./|\1|'
 }

@@ -1,6 +1,9 @@
 # shellcheck shell=sh
-# Takes a run folder, SIZE bytes of an archive, and submits it: kit_argv is its sbatch. Without an archive it finds out what became of a submit whose
-# line broke. However often it runs, and whatever of it is cut off, the run gets one job or none.
+# Takes a folder, SIZE bytes of an archive, and submits what is in it: kit_argv is its sbatch. Without an archive it finds out what became of a submit whose
+# line broke. However often it runs, and whatever of it is cut off, one job or none comes of it.
+# KIND: run: RUN is a new run folder; again: one that has ended, in which AGAIN, relative to it, has the new manifest; array: of the sweep RUN, its array
+# number AGAIN; place: the folder alone, nothing is submitted; over: the same into a folder that is there.
+# SCRIPT: what sbatch gets, relative to RUN. RIGHT: a folder in RUN; who makes it may submit. OLD: the job before this one, or 0.
 main() {
     kit_environment
     mkdir -p -- "$RUNS" || { result failed; return; }
@@ -13,7 +16,11 @@ main() {
         [ -z "$taken" ] || { result "$taken"; return; }
     fi
     [ -d "./$RUN" ] || { result nothing; return; }
-    send
+    case $KIND in
+        place | over) result placed ;;
+        again) if [ "$SIZE" -gt 0 ] || [ -e "./$RUN/$AGAIN" ] || [ -n "$(noted)" ]; then send; else result nothing; fi ;;
+        *) send ;;
+    esac
 }
 
 # result WORD [TEXT]: how it ended, and the job's number or sbatch's words.
@@ -28,6 +35,7 @@ take() {
     # The whole archive, or a line that broke: nothing is made of a part.
     head -c "$SIZE" >"$partial/sent" || { echo failed; return; }
     [ "$(sha256sum <"$partial/sent")" = "$SHA  -" ] || { echo cut; return; }
+    case $KIND in again | over) over; return ;; esac
     [ ! -e "./$RUN" ] || return 0
     mkdir -- "$partial/run" || { echo failed; return; }
     tar --extract --file="$partial/sent" --same-permissions --no-same-owner -C "$partial/run" || { echo failed; return; }
@@ -36,12 +44,19 @@ take() {
     mv -T -- "$partial/run" "./$RUN" 2>/dev/null || [ -d "./$RUN" ] || echo failed
 }
 
+# Into a folder that is there. What was submitted already is left alone.
+over() {
+    [ -d "./$RUN" ] || { echo nothing; return; }
+    [ "$KIND" = over ] || [ ! -e "./$RUN/$RIGHT" ] || return 0
+    tar --extract --file="$partial/sent" --same-permissions --no-same-owner -C "./$RUN" || echo failed
+}
+
 send() {
     number=$(noted)
     [ -n "$number" ] || number=$(in_queue)
     [ -z "$number" ] || { note; return; }
     # The right to submit is taken once and never given back.
-    if mkdir -- "./$RUN/state/submitting" 2>/dev/null; then
+    if mkdir -- "./$RUN/$RIGHT" 2>/dev/null; then
         said=$(kit_argv 2>&1 </dev/null)
         code=$?
         number=$(printf '%s\n' "$said" | sed -n 's/^\([0-9][0-9]*\).*/\1/p' | tail -n 1)
@@ -64,7 +79,7 @@ send() {
     if [ "$code" -eq 0 ] || slow "$said"; then
         result unknown "$said"
     else
-        rm -rf -- "./$RUN"
+        forget
         result refused "$said"
     fi
 }
@@ -74,18 +89,46 @@ slow() {
     printf '%s\n' "$1" | grep -q -i -e 'timed out' -e 'to contact' -e 'communication'
 }
 
+# What Slurm refused is as if it had never been.
+forget() {
+    case $KIND in
+        run) rm -rf -- "./$RUN" ;;
+        again) rm -rf -- "./$RUN/.secrets" "./$RUN/$AGAIN" "./$RUN/$RIGHT" ;;
+        array) rm -rf -- "./$RUN/arrays/$AGAIN" ;;
+    esac
+}
+
 noted() {
-    sed -n 's/^  "job_id": \([0-9][0-9]*\),*$/\1/p' "./$RUN/manifest.json"
+    case $KIND in
+        array) sed -n '/^   "number": '"$AGAIN"',$/{n;s/^   "job_id": \([1-9][0-9]*\),*$/\1/p;}' "./$RUN/sweep.json" ;;
+        *) sed -n 's/^  "job_id": \([0-9][0-9]*\),*$/\1/p' "./$RUN/manifest.json" | grep -v -x -e "$OLD" ;;
+    esac
 }
 
 # By the key in its comment, or by its script, which no site's rules rewrite.
 in_queue() {
     jobs=$(squeue --noheader --states=all "--user=$KIT_UID" '--format=%F|%o|%k' 2>/dev/null) || return 1
-    printf '%s\n' "$jobs" | awk -F '|' -v "key=$KEY" -v "script=$RUNS/$RUN/batch.sh" '$2 == script || $3 == key { print $1; exit }'
+    printf '%s\n' "$jobs" | awk -F '|' -v "old=$OLD" -v "key=$KEY" -v "script=$RUNS/$RUN/$SCRIPT" \
+        '$1 + 0 > old + 0 && ($2 == script || $3 == key) { print $1; exit }'
 }
 
 note() {
-    sed 's/^  "job_id": null\(,*\)$/  "job_id": '"$number"'\1/' "./$RUN/manifest.json" >"./$RUN/.manifest.$$" \
-        && mv -f -- "./$RUN/.manifest.$$" "./$RUN/manifest.json"
+    case $KIND in
+        array) note_array ;;
+        *)
+            from="./$RUN/manifest.json"
+            [ "$KIND" != again ] || [ ! -f "./$RUN/$AGAIN" ] || from="./$RUN/$AGAIN"
+            sed 's/^  "job_id": null\(,*\)$/  "job_id": '"$number"'\1/' "$from" >"./$RUN/.manifest.$$" \
+                && mv -f -- "./$RUN/.manifest.$$" "./$RUN/manifest.json"
+            [ "$KIND" != again ] || rm -f -- "./$RUN/$AGAIN"
+            ;;
+    esac
     result submitted "$number"
+}
+
+# In the record of each point, then in the sweep's: each file is replaced as a whole.
+note_array() {
+    find -L "./$RUN/arrays/$AGAIN" -mindepth 2 -maxdepth 2 -name manifest.json \
+        -exec sed -i 's/^  "job_id": null\(,*\)$/  "job_id": '"$number"'\1/' {} +
+    sed -i '/^   "number": '"$AGAIN"',$/{n;s/^   "job_id": 0\(,*\)$/   "job_id": '"$number"'\1/;}' "./$RUN/sweep.json"
 }

@@ -5,10 +5,12 @@ The user over there is an ordinary one. Every ssh that the kit starts is noted, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -24,7 +26,8 @@ from kit.shell import Completed
 from kit.slurm.embedded import EmbeddedCluster
 from tests.cluster.lab import TIMEOUT_S
 
-USER = "kit-far"
+# One for each worker of pytest, whose labs may stand side by side.
+USER = f"kit-far{os.environ.get('PYTEST_XDIST_WORKER', '')}"
 JOB = """
 name = "far"
 launcher = "ddp"
@@ -84,6 +87,17 @@ class Far:
         done = self.kit("submit", "--cluster", self.name, "--no-container", *options)
         return Path(done.stdout.splitlines()[0]).name
 
+    def submit_with(self, env: dict[str, str], *options: str) -> str:
+        """The same with more of an environment here."""
+        done = self.kit("submit", "--cluster", self.name, "--no-container", *options, env=env)
+        return Path(done.stdout.splitlines()[0]).name
+
+    def typed(self, argv: list[str], text: str, *, env: dict[str, str] | None = None) -> Completed:
+        """`kit` with these lines at its standard input."""
+        words = [sys.executable, "-m", "kit", *argv]
+        env = {**self.env, **(env or {})}
+        return shell.run(words, cwd=self.project, env=env, input=text, timeout=TIMEOUT_S, check=False)
+
     def requests(self) -> int:
         """How many sessions of ssh there were since this was last asked; opening the connection is none."""
         noted = self.folder / "ssh.calls"
@@ -107,22 +121,36 @@ class Far:
     def wait(self, run: str, *states: str) -> dict[str, object]:
         """Until `kit runs` shows one of these states."""
         end = time.monotonic() + TIMEOUT_S
+        ended = 0
         while (one := self.listed().get(run, {})).get("state") not in states:
-            assert time.monotonic() < end, one
+            ended += one.get("state") in {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"}
+            assert time.monotonic() < end and ended < 20, one
             time.sleep(0.3)
         return one
 
     def sessions(self) -> list[int]:
-        """The processes of sshd that serve connections, without the daemon."""
-        found = []
+        """The processes of sshd that serve connections, without the daemon and without what they have started.
+
+        The connection itself is held by the child of the one that the daemon has started.
+        """
+        parents = {}
         for proc in Path("/proc").iterdir():
             try:
-                parent = int((proc / "stat").read_text().rpartition(")")[2].split()[1]) if proc.name.isdigit() else 0
+                name, rest = (
+                    (proc / "stat").read_text().split("(", 1)[1].rsplit(")", 1) if proc.name.isdigit() else ("", "")
+                )
             except OSError:
                 continue
-            if parent == self.sshd:
-                found.append(int(proc.name))
-        return found
+            if name.startswith("sshd"):
+                parents[int(proc.name)] = int(rest.split()[1])
+        first = [pid for pid, parent in parents.items() if parent == self.sshd]
+        return first + [pid for pid, parent in parents.items() if parent in first]
+
+    def cut(self) -> None:
+        """Break all lines, now."""
+        for pid in self.sessions():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the laptop's kept connection."""

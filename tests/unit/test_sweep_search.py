@@ -18,7 +18,7 @@ from kit.sweeps import apply_chosen_values, halving, on_node, search_trials, sug
 from kit.sweeps.prepare import PreparedSweep, prepare
 from kit.sweeps.record import SweepPaths, SweepRecord
 from kit.sweeps.search_trials import SearchTrial
-from kit.sweeps.submit import _record, _write_runs
+from kit.sweeps.submit import unsent_record, write_runs
 from tests.support import write_job
 
 pytest.importorskip("optuna")
@@ -95,8 +95,8 @@ def submitted(tmp_path: Path, text: str = SEARCH) -> tuple[SweepPaths, SweepReco
     made, now = prepared(tmp_path, text), datetime.now(UTC)
     with folder.whole(made.folder) as partial:
         SweepPaths(partial).points.mkdir()
-        _write_runs(made, made.points, partial, now=now)
-        record = _record(made, now=now)
+        write_runs(made, made.points, partial, now=now)
+        record = unsent_record(made, now=now)
         record.write(SweepPaths(partial))
     return SweepPaths(made.folder), record
 

@@ -774,6 +774,8 @@ KIT_FILE
 KIT_FILE
     unpack 755 bin/once.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 755 bin/port.sh <<'KIT_FILE'
+KIT_FILE
     unpack 755 bin/preflight.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/probe.sh <<'KIT_FILE'
@@ -853,6 +855,8 @@ KIT_FILE
     unpack 644 lib/steps.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/task_logs.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/tools.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/trust.sh <<'KIT_FILE'
 KIT_FILE

@@ -1,0 +1,71 @@
+"""`--cluster any`, or a list: the cluster where `kit when` says that a job starts first."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kit.safe_text import clean
+
+if TYPE_CHECKING:
+    from kit.forecast.answers import WhenAnswer
+
+ANY = "any"
+# How long one cluster may take to answer; over ssh its own time-out counts.
+_PATIENCE_S = 30.0
+
+
+def chosen(job: Path, cluster: str | None, *, overrides: list[str], containers: bool) -> str | None:
+    """The name of one cluster. Those that do not answer in time, or refuse the job, are named; ConfigError when all do."""
+    if cluster is None or (cluster != ANY and "," not in cluster):
+        return cluster
+    from kit.errors import UsageError
+    from kit.forecast import answers
+
+    names = answers.every_cluster() if cluster == ANY else [name.strip() for name in cluster.split(",")]
+    found = _asked(job, list(dict.fromkeys(names)), overrides=overrides, containers=containers)
+    # What starts at the same time: what is named first.
+    best = min(found, key=lambda one: (_begins(one), names.index(one.cluster)), default=None)
+    if best is None:
+        raise UsageError(f"--cluster {cluster}: none of {', '.join(names)} takes the job", hint="kit when --everywhere")
+    print(f"kit: {clean(answers.line(best, several=True))}", file=sys.stderr)
+    return best.cluster
+
+
+def _begins(one: WhenAnswer) -> float:
+    at = one.start.expected if one.start else None
+    # Within half a minute nobody knows which is sooner.
+    return max(at - one.now, 0.0) // 30 if at is not None else float("inf")
+
+
+def _asked(job: Path, names: Sequence[str], *, overrides: list[str], containers: bool) -> list[WhenAnswer]:
+    """Of each cluster the answer for the job as it is; all are asked at once, and none is waited for longer than it may take."""
+    from kit.errors import KitError
+    from kit.forecast import answers
+    from kit.runs import remote_clusters
+
+    found: dict[str, list[WhenAnswer]] = {}
+    said: dict[str, str] = {}
+
+    def ask(name: str) -> None:
+        try:
+            found[name] = answers.ask(job, clusters=[name], overrides=overrides, containers=containers)
+        except KitError as error:
+            said[name] = error.message.splitlines()[0]
+
+    started = {name: threading.Thread(target=ask, args=(name,), daemon=True) for name in names}
+    for thread in started.values():
+        thread.start()
+    taken = []
+    for name, thread in started.items():
+        remote = remote_clusters.of(name)
+        thread.join(2 * remote.connection.timeout if remote else _PATIENCE_S)
+        own = [one for one in found.get(name, ()) if " --set " not in one.command and one.pieces == 1]
+        taken += [one for one in own if one.start is not None]
+        refused = next((one.refused for one in own if one.start is None), "")
+        if problem := said.get(name) or refused or ("does not answer" if thread.is_alive() else ""):
+            print(f"kit: {name}: {clean(problem)}", file=sys.stderr)
+    return taken

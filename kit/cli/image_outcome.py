@@ -1,0 +1,48 @@
+"""What becomes of an image that was made: the cluster that it was asked for gets it, and the user is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from kit.images.squash_and_lock import Outcome
+
+
+def done(outcome: Outcome, store: Path | None, cluster: str | None, *, as_json: bool) -> None:
+    """Send it to a cluster that is reached over ssh, unless a store was named, and say what was made."""
+    from kit import config, data_folders
+    from kit.runs import remote_clusters, remote_images
+
+    remote = None
+    if cluster and not store:
+        remote = remote_clusters.of(config.cluster_entry(cluster, data_folders.project()).name)
+    if remote:
+        remote_images.require_all(remote, [outcome.lock])
+    _print(outcome, as_json=as_json)
+
+
+def _print(outcome: Outcome, *, as_json: bool) -> None:
+    lock = outcome.lock
+    if as_json:
+        facts = {
+            "name": lock.name,
+            "digest": lock.digest,
+            "size": lock.size,
+            "path": str(outcome.image),
+            "lock": str(outcome.lock_file),
+            "built": outcome.built,
+            "method": outcome.method,
+            "changes": list(outcome.changes),
+            "seconds": round(outcome.seconds, 3),
+        }
+        typer.echo(json.dumps(facts))
+        return
+    for change in outcome.changes:
+        typer.echo(f"lock: {change}", err=True)
+    how = f"made in {outcome.seconds:.1f} s by {outcome.method}" if outcome.built else "nothing has changed"
+    typer.echo(f"{lock.name}  {lock.digest}  {lock.size / 1e6:.0f} MB  {how}")
+    typer.echo(str(outcome.image))

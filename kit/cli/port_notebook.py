@@ -1,0 +1,105 @@
+"""kit port, kit notebook, kit code."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kit.cli.runs import RunName
+
+if TYPE_CHECKING:
+    from kit.runs.node_steps import JobNode
+    from kit.runs.status import Status
+
+Local = Annotated[
+    int | None,
+    typer.Option(
+        "--local",
+        "-l",
+        min=0,
+        max=65535,
+        help="Port of this machine; 0: any free one.",
+        show_default="the same, or any",
+    ),
+]
+Node = Annotated[
+    str | None, typer.Option("--node", help="A role, whose first node is meant, or a node. [default: the first]")
+]
+
+
+def port(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, id, start of an id, or Slurm job id.")],
+    port: Annotated[
+        str, typer.Argument(metavar="PORT[:NAME]", help="A port, or a role's name for one; NAME: a role or a node.")
+    ],
+    local: Local = None,
+) -> None:
+    """Lead a port of this machine to one of a running job's node, from a laptop over ssh; until Ctrl-C or the job's end."""
+    from kit.runs import node_steps
+
+    text, _, name = port.partition(":")
+    one, node = _node(run, name or None)
+    number = node_steps.port(one.run_dir, text, name or None)
+    _forward(one, node, number, number if local is None else local, sure=local is not None, path="")
+
+
+def notebook(run: RunName = None, node: Node = None, local: Local = None) -> None:
+    """Open Jupyter in the container of a running job, for who has the URL's token; until Ctrl-C or the job's end."""
+    _serve("notebook", run, node, local, path="/?token={}")
+
+
+def code(run: RunName = None, node: Node = None, local: Local = None) -> None:
+    """Open VS Code's server in the container of a running job, where its image has one; until Ctrl-C or the job's end."""
+    _serve("code", run, node, local, path="/?tkn={}")
+
+
+def _node(run: str | None, name: str | None) -> tuple[Status, JobNode]:
+    from kit.cli.runs import find
+    from kit.runs import node_steps
+
+    one = find(run)
+    return one, node_steps.of(one, name)
+
+
+def _serve(tool: str, run: str | None, name: str | None, local: int | None, *, path: str) -> None:
+    from kit.runs import port_forward
+
+    one, node = _node(run, name)
+    with tempfile.TemporaryDirectory(prefix="kit-tool-") as folder:
+        argv = tuple(one.manifest.shell_argv)
+        with (
+            port_forward.serving(tool, node, argv, Path(folder) / "log") as server,
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            port_forward.wait_until_up(server, node)
+            _forward(one, node, server.port, local or 0, sure=True, path=path.format(server.token))
+
+
+def _forward(one: Status, node: JobNode, number: int, local: int, *, sure: bool, path: str) -> None:
+    """sure: whether no other port of this machine will do."""
+    from kit.errors import UsageError
+    from kit.runs import port_forward
+
+    def active() -> bool:
+        from kit.cli.runs import find
+
+        return find(one.run_dir.name).state == "RUNNING"
+
+    with contextlib.ExitStack() as held:
+        try:
+            opened = held.enter_context(port_forward.listening(local))
+        except UsageError:
+            if sure:
+                raise
+            opened = held.enter_context(port_forward.listening(0))
+        here = opened.getsockname()[1]
+        print(f"port {number} of {node.name}, for run {one.run_dir.name}; Ctrl-C ends it", file=sys.stderr)
+        print(f"http://127.0.0.1:{here}{path}", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            port_forward.forward(opened, node, number, active=active)
+            print(f"run {one.run_dir.name} has ended", file=sys.stderr)

@@ -1,0 +1,141 @@
+"""A port of this machine that leads to one of a job's node: each connection is a step there, whose pipes are the connection."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kit import shell
+from kit.errors import ToolError, UsageError
+from kit.runs.node_steps import JobNode
+from kit.spec.run_paths import RunPaths
+
+_LOOK_S = 0.5
+# How often Slurm is asked whether the job is still there.
+_ASK_S = 15.0
+# A server that has not answered by then is not coming.
+_STARTS_S = 120.0
+# Of servers that the kit starts itself; below what the kernel gives to whoever asks for any: ip(7).
+_PORTS = range(20000, 32000)
+
+
+@contextlib.contextmanager
+def listening(port: int) -> Iterator[socket.socket]:
+    """On 127.0.0.1 of this machine. port: 0 for any that is free. UsageError where another program has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            opened.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UsageError(
+                f"port {port} of this machine: {error.strerror}", hint="--local 0 takes any free one"
+            ) from None
+        opened.listen()
+        yield opened
+
+
+def forward(opened: socket.socket, node: JobNode, port: int, *, active: Callable[[], bool]) -> None:
+    """Lead each connection to a port of the node, until `active` says that there is nothing to lead to any more."""
+    links: list[shell.Process] = []
+    asked = time.monotonic()
+    command = [str(RunPaths(node.run_dir).bin / "port.sh"), str(port)]
+    argv = node.step(["--job-name=kit-port"], command)
+    try:
+        while True:
+            if select.select([opened], [], [], _LOOK_S)[0]:
+                taken, _ = opened.accept()
+                with taken:
+                    links.append(
+                        shell.connected(argv, stdin=taken.fileno(), stdout=taken.fileno(), env=_local_env(node))
+                    )
+            links = [one for one in links if one.poll() is None]
+            if time.monotonic() - asked > _ASK_S:
+                asked = time.monotonic()
+                if not active():
+                    return
+    finally:
+        _end(links)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A server in the job's container. token: lets in. process: the step, from here; log: what it says."""
+
+    port: int
+    token: str
+    process: shell.Process
+    log: Path
+
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
+    def said(self) -> str:
+        """Its last lines."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(f"  {line}" for line in lines[-8:])
+
+
+@contextlib.contextmanager
+def serving(name: str, node: JobNode, shell_argv: tuple[str, ...], log: Path) -> Iterator[Server]:
+    """A server of templates/lib/tools.sh on the node, for the length of a block: it ends with its standard input.
+
+    shell_argv: the run's own step of a shell. ToolError where the container has no such server, or it does not start.
+    """
+    port, token = secrets.choice(_PORTS), secrets.token_urlsafe(24)
+    read_end, write_end = os.pipe()
+    with log.open("wb") as sink, os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb", buffering=0) as tap:
+        argv = node.from_here(_tool_step(shell_argv, node, name, port))
+        process = shell.connected(argv, stdin=pipe.fileno(), stdout=sink.fileno(), env=_local_env(node), said=True)
+        try:
+            pipe.close()
+            _tell(tap, token)
+            made = Server(port=port, token=token, process=process, log=log)
+            yield made
+        finally:
+            tap.close()
+            _end([process])
+
+
+def wait_until_up(server: Server, node: JobNode) -> None:
+    """Until the server takes connections. ToolError, with its last lines, where it ends before, or is too slow."""
+    until = time.monotonic() + _STARTS_S
+    ask = ["bash", "-c", 'exec 3<>"/dev/tcp/127.0.0.1/$1"', "bash", str(server.port)]
+    argv = node.step(["--job-name=kit-port"], ask)
+    while server.runs() and time.monotonic() < until:
+        if shell.run(argv, env=_local_env(node), check=False).returncode == 0:
+            return
+        time.sleep(_LOOK_S)
+    raise ToolError(f"the server did not start:\n{server.said()}", hint="what it needs is to be in the job's image")
+
+
+def _tool_step(shell_argv: tuple[str, ...], node: JobNode, name: str, port: int) -> list[str]:
+    """The run's step of a shell with a server instead, without a terminal."""
+    words = [word for word in shell_argv if word != "--pty"]
+    at = next(n for n, word in enumerate(words) if word.endswith("/bin/shell.sh"))
+    where = [f"--jobid={node.number}", f"--nodelist={node.name}", f"--job-name=kit-{name}"]
+    return [words[0], *where, *words[1 : at + 1], "--tool", name, str(port), *words[at + 1 :]]
+
+
+def _tell(tap: IO[bytes], token: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        tap.write(f"{token}\n".encode())
+
+
+def _local_env(node: JobNode) -> Mapping[str, str] | None:
+    return None if node.remote else node.env
+
+
+def _end(processes: list[shell.Process]) -> None:
+    for one in processes:
+        one.terminate()
+    for one in processes:
+        one.wait()

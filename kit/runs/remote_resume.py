@@ -1,0 +1,54 @@
+"""`kit resume` over ssh: the run's record and its secrets are sent anew, and its own scripts are submitted there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from kit.config import load_model
+from kit.images import image_lock
+from kit.runs import remote_images, remote_send, secret
+from kit.runs.manifest import Manifest
+from kit.runs.remote_clusters import RemoteCluster
+from kit.runs.remote_send import Errand
+from kit.runs.status import Status
+from kit.spec.job import Job
+from kit.spec.run_paths import RunPaths
+
+
+def resume(status: Status, record: Manifest, cluster: RemoteCluster, *, inherited: Mapping[str, str]) -> Manifest:
+    """Submit it again, once, however often the line breaks. LockError when its image is neither there nor here.
+
+    inherited: this machine's variables, of which the job gets those that it names.
+    """
+    paths = RunPaths(status.run_dir)
+    cluster.fetch(status.run_dir, accounting_too=False)
+    job, origin = load_model(paths.job, Job), Path(record.job_file)
+    remote_images.require_all(cluster, [image_lock.read(path) for path in sorted(paths.locks.glob("*.lock"))])
+    earlier = (*record.earlier_job_ids, *([record.job_id] if record.job_id is not None else []))
+    again = record.model_copy(update={"job_id": None, "earlier_job_ids": earlier})
+    number = len(earlier)
+    name = f"state/again-{number}.json"
+    with tempfile.TemporaryDirectory(prefix="kit-run-") as folder:
+        secret.write(Path(folder), secret.gather(job, job_dir=origin.parent, job_file=record.job_file))
+        (Path(folder) / "state").mkdir()
+        again.write(Path(folder) / name, durable=False)
+        content = remote_send.packed(Path(folder))
+    errand = Errand(
+        folder=cluster.mirror.name_of(status.run_dir),
+        kind="again",
+        argv=record.argv,
+        right=f"state/submitting-{number}",
+        again=name,
+        old=record.job_id or 0,
+    )
+    errand = replace(errand, argv=remote_send.with_key(errand, paths.batch.read_text(encoding="utf-8")))
+    wanted = {name: inherited[name] for name in job.inherit if name in inherited}
+    job_id = remote_send.until_known(cluster, errand, content, env=wanted)
+    again = again.model_copy(update={"job_id": job_id})
+    with cluster.mirror.changing():
+        again.write(paths.manifest, durable=False)
+    cluster.asked = None
+    return again

@@ -1,0 +1,142 @@
+"""Sends a sweep to a cluster over ssh: its folder at once, then each array, which is submitted once however often the line breaks.
+
+Every point's record has its place in an array from the start; the job's number is put into all of them over there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kit.errors import JobRefusedError, SlurmError
+from kit.runs import remote_clusters, remote_send, remote_submit
+from kit.runs.remote_clusters import RemoteCluster
+from kit.runs.remote_send import Errand
+from kit.slurm import client
+from kit.sweeps import submit as sending
+from kit.sweeps.record import SentArray, SweepPaths, SweepRecord
+
+if TYPE_CHECKING:
+    from kit.spec.image import ImageLock
+    from kit.sweeps.arrays import Array
+    from kit.sweeps.expand import Point
+    from kit.sweeps.prepare import PreparedSweep
+
+# Of an array that is not submitted yet.
+_NONE = 0
+
+
+def submit(
+    prepared: PreparedSweep, cluster: RemoteCluster, arrays: Sequence[Array], *, after: sending.After, now: datetime
+) -> SweepRecord:
+    """A new sweep. JobRefusedError when sbatch does not take one of its arrays: nothing of it is left then."""
+    _prepare(prepared, cluster, arrays, after)
+    unsent = _sent(arrays, after, dict.fromkeys((a.number for a in arrays), _NONE))
+    record = sending.unsent_record(prepared, now=now).model_copy(update={"arrays": unsent})
+    _place(prepared, cluster, record, arrays, prepared.points, kind="place", now=now)
+    try:
+        numbers = _send(prepared, cluster, arrays, after)
+    except JobRefusedError:
+        remote_send.remove(cluster, prepared.folder.name)
+        raise
+    return record.model_copy(update={"arrays": _sent(arrays, after, numbers)})
+
+
+def resubmit(
+    prepared: PreparedSweep,
+    cluster: RemoteCluster,
+    record: SweepRecord,
+    arrays: Sequence[Array],
+    wanted: Sequence[Point],
+    *,
+    now: datetime,
+) -> SweepRecord:
+    """These points again, or for the first time, in the sweep's folder. What they have written stays."""
+    _prepare(prepared, cluster, arrays, {})
+    known = {p.index for p in record.points}
+    new = sorted((p for p in wanted if p.index not in known), key=lambda p: p.index)
+    points = (*record.points, *map(sending.recorded, new))
+    unsent = _sent(arrays, {}, dict.fromkeys((a.number for a in arrays), _NONE))
+    written = record.model_copy(update={"points": points, "arrays": (*record.arrays, *unsent)})
+    _place(prepared, cluster, written, arrays, wanted, kind="over", now=now)
+    numbers = _send(prepared, cluster, arrays, {})
+    return written.model_copy(update={"arrays": (*record.arrays, *_sent(arrays, {}, numbers))})
+
+
+def _prepare(prepared: PreparedSweep, cluster: RemoteCluster, arrays: Sequence[Array], after: sending.After) -> None:
+    """What it needs is there, and Slurm would take it."""
+    if prepared.sweep.search:
+        remote_clusters.refuse(cluster.name, "a sweep with a search, whose batch jobs run the kit,")
+    remote_submit.send_inputs(prepared.first, cluster, _locks(prepared))
+    sending.ask(arrays, prepared.first.env, after)
+
+
+def _locks(prepared: PreparedSweep) -> list[ImageLock]:
+    """One of each image of all points."""
+    places = {kind.image: place for place, kind in enumerate(prepared.kinds)}.values()
+    pins = (pin for place in places for pin in prepared.runs[place].plan.decisions.pins.distinct)
+    return [*{pin.lock.sha256: pin.lock for pin in pins if pin.lock is not None}.values()]
+
+
+def _place(
+    prepared: PreparedSweep,
+    cluster: RemoteCluster,
+    record: SweepRecord,
+    arrays: Sequence[Array],
+    points: Sequence[Point],
+    *,
+    kind: remote_send.Placing,
+    now: datetime,
+) -> None:
+    facts: dict[int, Mapping[str, object]] = {
+        index: {"array_task": task, "argv": _errand(prepared, array, {}).argv}
+        for array in arrays
+        for task, index in enumerate(array.members)
+    }
+    with tempfile.TemporaryDirectory(prefix="kit-sweep-") as place:
+        root = Path(place)
+        sending.write_runs(prepared, points, root, now=now, facts=facts)
+        sending.write_arrays(arrays, prepared.folder, root)
+        record.write(SweepPaths(root))
+        content = remote_send.packed(root)
+    remote_send.until_known(cluster, Errand(folder=prepared.folder.name, kind=kind), content)
+    cluster.asked = None
+
+
+def _send(
+    prepared: PreparedSweep, cluster: RemoteCluster, arrays: Sequence[Array], after: sending.After
+) -> dict[int, int]:
+    """Each array's job; when one is refused, those before it are cancelled."""
+    numbers: dict[int, int] = {}
+    env = prepared.first.env
+    try:
+        for array in arrays:
+            errand = _errand(prepared, array, after)
+            numbers[array.number] = remote_send.until_known(cluster, errand, None, env=dict(env))
+    except JobRefusedError:
+        for job_id in numbers.values():
+            with contextlib.suppress(SlurmError):
+                client.cancel(job_id, env=env)
+        raise
+    return numbers
+
+
+def _errand(prepared: PreparedSweep, array: Array, after: sending.After) -> Errand:
+    options = after.get(array.number, ())
+    return remote_submit.array_errand(str(prepared.folder.parent), prepared.folder.name, array.number, options)
+
+
+def _sent(arrays: Sequence[Array], after: sending.After, numbers: Mapping[int, int]) -> tuple[SentArray, ...]:
+    return tuple(
+        SentArray(
+            number=array.number,
+            job_id=numbers[array.number],
+            members=array.members,
+            argv=("sbatch", "--parsable", *after.get(array.number, ()), str(array.script)),
+        )
+        for array in arrays
+    )

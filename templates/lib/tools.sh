@@ -1,0 +1,57 @@
+# shellcheck shell=bash
+# Servers for one's own browser, in the job's container: each on 127.0.0.1 of its node, for who has the token. They end with standard
+# input, whose first line is the token: no command line has it.
+
+readonly tools_missing=69
+
+# tools::serve NAME PORT
+tools::serve() {
+    local -r name="$1" port="$2"
+    local token
+    IFS= read -r token || return
+    local -a words=()
+    case "${name}" in
+        notebook) tools::jupyter "${port}" ;;
+        code) tools::code "${port}" ;;
+    esac
+    if ((${#words[@]} == 0)); then
+        log::error "${tools_lacking}"
+        return "${tools_missing}"
+    fi
+    local -i code
+    env -- "${KIT_PROGRAM_ENV[@]}" "${words[@]}" <&- &
+    local -ri server=$!
+    # Nothing comes any more: the end of it is the end of who asked for the server.
+    { while IFS= read -r _; do :; done && kill -TERM "${server}" 2>/dev/null; } <&0 &
+    wait "${server}"
+    code=$?
+    kill %2 2>/dev/null
+    return "${code}"
+}
+
+tools::jupyter() {
+    tools_lacking="there is no Jupyter in the job's image, or environment: pip install jupyterlab"
+    local one
+    for one in lab notebook server; do
+        command -v "jupyter-${one}" >/dev/null || continue
+        export JUPYTER_TOKEN="${token}"
+        words=("jupyter-${one}" --no-browser --ip=127.0.0.1 --port="$1" --ServerApp.port_retries=0)
+        ((EUID)) || words+=(--allow-root)
+        return
+    done
+}
+
+tools::code() {
+    tools_lacking="there is no VS Code server in the job's image: openvscode-server, code-server or code"
+    local -r kept="$(mktemp)"
+    if command -v openvscode-server >/dev/null; then
+        printf '%s' "${token}" >"${kept}"
+        words=(openvscode-server --host 127.0.0.1 --port "$1" --connection-token-file "${kept}" --accept-server-license-terms)
+    elif command -v code-server >/dev/null; then
+        export PASSWORD="${token}"
+        words=(code-server --bind-addr "127.0.0.1:$1" --auth password)
+    elif command -v code >/dev/null; then
+        printf '%s' "${token}" >"${kept}"
+        words=(code serve-web --host 127.0.0.1 --port "$1" --connection-token-file "${kept}" --accept-server-license-terms)
+    fi
+}
