@@ -333,8 +333,8 @@ def connected(
     """Start a program on open files, such as both ways of a socket; said: its errors go there, too. The caller ends it."""
     stderr = subprocess.STDOUT if said else subprocess.DEVNULL
     try:
-        # In a session of its own: a Ctrl-C is the caller's, who ends it.
-        return subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True)
+        # In a session of its own: a Ctrl-C is the caller's, who ends it, or whose death does.
+        return subprocess.Popen(bound(argv), stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True)
     except OSError as error:
         raise ToolError(f"{argv[0]}: {error.strerror}") from None
 

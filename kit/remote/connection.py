@@ -47,6 +47,11 @@ _AGAIN_S = (0.5, 2.0)
 _BROKEN = re.compile(r"(?i)closed by|reset by|broken pipe|timeout, server|lost connection|session open refused|^$")
 
 
+# Options that came to OpenSSH later than the rest, 7.6 being of 2017, and what an ssh says that does not know one.
+_NEWER = frozenset({"remotecommand"})
+_UNKNOWN_OPTION = re.compile(r"(?i)Bad configuration option: (\w+)")
+
+
 class LineError(ToolError):
     """The cluster cannot be reached, or the line broke before the answer had come. broken: there was a line."""
 
@@ -67,6 +72,8 @@ class Connection:
     timeout: float = 20.0
     known: dict[tuple[str, ...], Completed] = field(default_factory=dict)
     uid: str = ""
+    # Options that this machine's ssh does not know: none of its configuration can have set them.
+    refused: set[str] = field(default_factory=set)
 
     @property
     def host(self) -> str:
@@ -213,7 +220,11 @@ class Connection:
             until = time.monotonic() + self.timeout
             while not self.is_open():
                 if shell.ended(pid) and not self.is_open():
-                    raise self._unreachable(log.read_text(encoding="utf-8", errors="replace").strip())
+                    said = log.read_text(encoding="utf-8", errors="replace").strip()
+                    if self._is_older(said):
+                        self._connect()
+                        return
+                    raise self._unreachable(said)
                 if time.monotonic() > until:
                     shell.end(pid)
                     raise self._unreachable(f"no connection within {self.timeout:g} s")
@@ -227,6 +238,15 @@ class Connection:
             f"cluster {self.name}: {self.host} cannot be reached{_indented(said)}", hint=hint, broken=broken
         )
 
+    def _is_older(self, said: str) -> bool:
+        """Whether ssh refused an option of the kit's that is new to it; it is left out from here on."""
+        found = _UNKNOWN_OPTION.search(said)
+        name = found[1].lower() if found else ""
+        if name in self.refused or name not in _NEWER:
+            return False
+        self.refused.add(name)
+        return True
+
     def _ssh(self) -> list[str]:
         return ["ssh", *self._config(), *self._options(), "-o", "BatchMode=yes"]
 
@@ -235,16 +255,9 @@ class Connection:
 
     def _options(self) -> list[str]:
         # What a user's ssh_config may have for sessions of a terminal, and a session of the kit does not.
-        none = [
-            "-o",
-            "RemoteCommand=none",
-            "-o",
-            "RequestTTY=no",
-            "-o",
-            "ClearAllForwardings=yes",
-            "-o",
-            "PermitLocalCommand=no",
-        ]
+        unwanted = ("RemoteCommand=none", "RequestTTY=no", "ClearAllForwardings=yes", "PermitLocalCommand=no")
+        kept = [one for one in unwanted if one.partition("=")[0].lower() not in self.refused]
+        none = [word for one in kept for word in ("-o", one)]
         alive = ["-o", f"ServerAliveInterval={_ALIVE_S}", "-o", f"ServerAliveCountMax={_ALIVE_TIMES}"]
         connect = ["-o", f"ConnectTimeout={max(1, round(self.timeout))}"]
         return [*none, *alive, *connect, "-o", "ControlMaster=auto", "-o", f"ControlPath={_sockets()}/%C"]

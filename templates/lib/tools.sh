@@ -22,10 +22,14 @@ tools::serve() {
     env -- "${KIT_PROGRAM_ENV[@]}" "${words[@]}" <&- &
     local -ri server=$!
     # Nothing comes any more: the end of it is the end of who asked for the server.
-    { while IFS= read -r _; do :; done && kill -TERM "${server}" 2>/dev/null; } <&0 &
+    {
+        while IFS= read -r _; do :; done
+        kill -TERM "${server}"
+    } <&0 2>/dev/null &
+    local -r listener=$!
     wait "${server}"
     code=$?
-    kill %2 2>/dev/null
+    kill "${listener}" 2>/dev/null
     return "${code}"
 }
 

@@ -26,8 +26,9 @@ from kit.shell import Completed
 from kit.slurm.embedded import EmbeddedCluster
 from tests.cluster.lab import TIMEOUT_S
 
-# One for each worker of pytest, whose labs may stand side by side.
-USER = f"kit-far{os.environ.get('PYTEST_XDIST_WORKER', '')}"
+# One for each process of pytest: labs may stand side by side.
+_USERS = "kit-far-"
+USER = f"{_USERS}{os.getpid()}"
 JOB = """
 name = "far"
 launcher = "ddp"
@@ -162,8 +163,11 @@ def far_lab(cluster: EmbeddedCluster, folder: Path) -> Iterator[Far]:
     """The lab in `folder`, which others may enter; sshd, user and connection are gone at the end."""
     if os.geteuid() != 0 or shell.which("sshd") is None or shell.which("useradd") is None:
         pytest.skip("needs root, sshd and useradd: make setup")
-    if USER not in {entry.pw_name for entry in pwd.getpwall()}:
-        shell.run(["useradd", "--create-home", "--shell", "/bin/bash", USER])
+    for entry in pwd.getpwall():
+        # Of a test that was killed.
+        if entry.pw_name.startswith(_USERS) and not Path("/proc", entry.pw_name.removeprefix(_USERS)).exists():
+            shell.run(["userdel", "--remove", entry.pw_name], check=False)
+    shell.run(["useradd", "--create-home", "--shell", "/bin/bash", USER])
     # paths.cache of clusters/local.toml: what an earlier user of this name has left is another number's.
     cache = Path(f"/tmp/kit-{USER}")
     shutil.rmtree(cache, ignore_errors=True)

@@ -88,7 +88,7 @@ def test_a_sweep_from_points_to_results(far: Far) -> None:
     rows = json.loads(far.kit("results", sweep, "--json").stdout)
     # What is new of all runs, the points' files, and Slurm's queue at most.
     assert far.requests() <= 3
-    assert [(row["state"], row.get("loss")) for row in rows["points"]] == [
+    assert [(row["state"], row.get("loss")) for row in sorted(rows["points"], key=lambda row: row["point"])] == [
         ("COMPLETED", 1.0), ("COMPLETED", 2.0), ("FAILED", 1.0), ("FAILED", 2.0),
     ]  # fmt: skip
     assert "step 0" in far.kit("logs", f"{sweep}.3").stdout
