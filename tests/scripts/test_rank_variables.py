@@ -42,6 +42,12 @@ def test_a_rank_is_told_when_its_container_was_there() -> None:
     assert abs(float(began) - time.time()) < 60
 
 
+def test_a_rank_has_a_flight_recorder_of_the_size_that_the_job_says() -> None:
+    script = "rank_variables::require_slurm; bash -c 'echo \"${TORCH_FR_BUFFER_SIZE}\"'"
+    assert bash(script, **SLURM, **KIT) == ["2000"]
+    assert bash(script, **SLURM, **KIT, TORCH_FR_BUFFER_SIZE="50") == ["50"]
+
+
 def test_a_rank_has_slurms_numbers() -> None:
     script = "rank_variables::require_slurm; rank_variables::from_slurm\nenv | grep -E '^(MASTER_|RANK|WORLD|LOCAL|NODE_)' | sort"
     assert bash(script, **SLURM, **KIT) == [
