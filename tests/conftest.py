@@ -1,4 +1,4 @@
-"""What every kind of test shares: the outcomes of a whole run are kept (tests/outcomes.py)."""
+"""What every kind of test shares: outcomes of a whole run are kept (tests/outcomes.py), files have an order (tests/order.py)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests import order
 from tests.outcomes import FOLDER, Outcomes
 
 
@@ -14,3 +15,10 @@ def pytest_configure(config: pytest.Config) -> None:
     name = os.environ.get("KIT_OUTCOMES")
     if name and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(FOLDER / f"{name}.json"))
+
+
+@pytest.hookimpl(trylast=True)  # of what is not deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in turn; the tests of a file as they stand in it."""
+    place = {file: number for number, file in enumerate(order.in_turn(item.nodeid for item in items))}
+    items.sort(key=lambda item: place[item.nodeid.partition("::")[0]])
