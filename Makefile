@@ -10,8 +10,8 @@ CLUSTER ?= local
 ARGS ?=
 N ?= 50
 SUITES ?= trixie sid
-# Tests wait for Slurm more than they compute: three at a time fill two cores. WORKERS=0 runs them one after the other.
-WORKERS ?= 3
+# Tests wait for Slurm more than they compute (about 3 CPU seconds each of a cluster): four at a time for two cores. WORKERS=0: one after the other.
+WORKERS ?= 4
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
