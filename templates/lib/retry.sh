@@ -170,6 +170,28 @@ retry::preempted() {
     [[ -n "${environment_batch}" ]] && scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -qE ' PreemptTime=[0-9]'
 }
 
+# Whether Slurm puts the preempted job back by itself once this script ends: from 24.05 on, where the preemption is by requeue. A requeue of
+# the kit's own would leave Slurm's mark of the preemption on the job, and the next start would go back to the queue after its end, too,
+# whatever its code (read in job_complete() of slurmctld, and seen).
+retry::slurm_requeues() {
+    local -i release=0
+    local type mode own=""
+    read -r release type mode < <(scontrol show config 2>/dev/null | awk '
+        $1 == "SLURM_VERSION" { split($3, part, "."); release = part[1] * 100 + part[2] }
+        $1 == "PreemptType" { type = $3 }
+        $1 == "PreemptMode" { mode = $3 }
+        END { print release + 0, type, mode }')
+    ((release >= 2405)) || return 1
+    if [[ "${type}" == preempt/qos ]]; then
+        own="$(sacctmgr --noheader --parsable2 show qos "${SLURM_JOB_QOS:-normal}" format=PreemptMode 2>/dev/null)"
+        [[ "${own}" != cluster ]] || own=""
+    else
+        own="$(scontrol show partition "${SLURM_JOB_PARTITION:-}" --oneliner 2>/dev/null | grep -oP '(?<= PreemptMode=)\S+')"
+    fi
+    [[ "${own:-${mode}}" =~ ^[Rr][Ee][Qq][Uu][Ee][Uu][Ee]$ ]] \
+        && scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -qE ' Requeue=1( |$)'
+}
+
 # Slurm itself queues a job again whose node is lost, as often as that happens: a node that breaks whatever runs on it would never be
 # found. Once the times of retry.requeue are used up Slurm is told not to, unless slurm.requeue leaves it to Slurm.
 retry::cap_slurm() {
@@ -185,7 +207,9 @@ retry::requeue() {
     if [[ -z "${retry_without:-}" && -z "${signals_slurms_term}" ]]; then
         printf '%d\n' "$(($(retry::times_queued) + 1))" >"${retry_queued_file}"
     fi
-    scontrol requeue "${environment_job}" || return 1
+    if ! retry::preempted || ! retry::slurm_requeues; then
+        scontrol requeue "${environment_job}" || return 1
+    fi
     if [[ -n "${retry_without:-}" ]]; then
         retry::exclude
     fi

@@ -257,6 +257,40 @@ def test_whether_slurm_makes_room(tmp_path: Path, batch: str, time: str, preempt
 
 
 @pytest.mark.parametrize(
+    ("site", "by_slurm"),
+    [
+        (("24.05.0", "preempt/partition_prio", "REQUEUE", "REQUEUE", "1"), True),
+        (("26.05.5", "preempt/qos", "REQUEUE", "cluster", "1"), True),
+        (("24.11.5", "preempt/qos", "CANCEL", "requeue", "1"), True),
+        (("24.11.5", "preempt/qos", "REQUEUE", "cancel", "1"), False),
+        (("24.11.5", "preempt/partition_prio", "REQUEUE", "CANCEL", "1"), False),
+        (("24.11.5", "preempt/partition_prio", "REQUEUE", "REQUEUE", "0"), False),
+        (("23.11.10", "preempt/partition_prio", "REQUEUE", "REQUEUE", "1"), False),
+        (("22.05.8", "preempt/partition_prio", "REQUEUE", "REQUEUE", "1"), False),
+    ],
+)
+@pytest.mark.parametrize("time", ["2026-11-22T10:00:00", "None"], ids=["preempted", "not-preempted"])
+def test_a_preempted_job_is_put_back_once(
+    tmp_path: Path, site: tuple[str, str, str, str, str], by_slurm: bool, time: str
+) -> None:
+    """Slurm 24.05 and later do it by themselves. What the kit does besides would start the job again after its end with 0."""
+    version, kind, mode, own, requeue = site
+    commands = {
+        "scontrol": f"""case "$1 $2" in
+            "show config") printf '%s = %s\\n' PreemptMode {mode} PreemptType {kind} SLURM_VERSION {version} ;;
+            "show partition") [[ "$3" == main ]] && echo "PartitionName=main PreemptMode={own} State=UP" ;;
+            "show job") echo "JobId=7 Requeue={requeue} PreemptTime={time} SuspendTime=None" ;;
+            *) echo "$*" ;;
+        esac""",
+        "sacctmgr": f'[[ "$*" == *" low "* ]] && echo {own}',
+    }
+    script = 'SLURM_JOB_PARTITION=main SLURM_JOB_QOS=low\nretry::requeue 143; echo "code $?"'
+    said = script_of(tmp_path, script, commands=commands, SLURM_JOB_ID="7")
+    assert ("requeue 7" in said) is not (by_slurm and time != "None"), said
+    assert said[-1] == "code 0"
+
+
+@pytest.mark.parametrize(
     ("batch", "alive", "cancelled"), [("1", True, False), ("1", False, True), ("''", False, False), ("''", True, False)]
 )
 def test_the_end_leaves_no_secrets_and_reaches_slurm(tmp_path: Path, batch: str, alive: bool, cancelled: bool) -> None:
