@@ -22,7 +22,7 @@ from typer.cli import get_docs_for_click
 
 from kit import __version__, errors
 from kit.cli import GROUPS, app
-from kit.health import framework_rules, pending_reasons, program_rules, progress, stall_cause_rules, start_rules
+from kit.health import batch_log_rules, framework_rules, pending_reasons, program_rules, progress, stall_cause_rules
 from kit.health.answer import Rule
 from kit.spec import models, rank_variables, run_events
 from kit.spec.run_exit_codes import RunExitCode
@@ -306,7 +306,7 @@ def _events() -> str:
 def _rules() -> str:
     shelves = {
         "Waiting in the queue": pending_reasons.RULES,
-        "Before the ranks": (*start_rules.PREFLIGHT, *start_rules.BATCH),
+        "Before the ranks": (*batch_log_rules.PREFLIGHT, *batch_log_rules.BATCH),
         "Ranks that stand still, or are slow": (
             *progress.STALLS.values(),
             progress.STRAGGLES,

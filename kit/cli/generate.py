@@ -45,7 +45,7 @@ def generate(
 ) -> None:
     """Make one sbatch file that holds a whole run: DDP, or torchft replica groups within nodes or over several."""
     from kit.runs import atomic_write, output_folders
-    from kit.runs.generate import Asked, single_file
+    from kit.runs.single_sbatch_file import Asked, single_file
 
     asked = Asked(
         config_file=config_file,

@@ -123,7 +123,7 @@ def cancel(
 ) -> None:
     """Cancel runs, or all points of sweeps: ranks are asked to save and end. A second time, Slurm ends all at once."""
     from kit.cli.wait_and_follow import queue
-    from kit.sweeps import cancel as cancelling
+    from kit.sweeps import cancel_by_name as cancelling
 
     done = cancelling.cancel(list(names or []), folders(runs_dir, *(names or [])), queue=queue())
     if as_json:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kit.health import blamed_rank, slurm_state_rules, stall_rules, start_rules
+from kit.health import batch_log_rules, blamed_rank, slurm_state_rules, stall_rules
 from kit.health.answer import AGAIN, CODE, LOGS, NOTHING, Answer, Evidence, Rule, filled
 from kit.health.run_record import Log, Record, shown
 from kit.spec.run_exit_codes import RunExitCode
@@ -28,7 +28,7 @@ def explain(record: Record) -> Answer:
         or stall_rules.ended(record)
         or _before_ranks(record)
         or _ranks(record)
-        or _batch(record, start_rules.BATCH)
+        or _batch(record, batch_log_rules.BATCH)
         or _unknown(record)
     )
 
@@ -54,13 +54,13 @@ def _before_ranks(record: Record) -> Answer | None:
     if record.status.exit_code == RunExitCode.PREFLIGHT:
         folder = RunPaths(record.run_dir).state / "preflight"
         reports = sorted(folder.glob("*.failed"))[:_MOST_REPORTS]
-        for rule in start_rules.PREFLIGHT:
+        for rule in batch_log_rules.PREFLIGHT:
             for path in reports:
                 if found := _in_log(record, rule, record.log(path)):
                     return found
     early = tuple(
         rule
-        for rule in start_rules.BATCH
+        for rule in batch_log_rules.BATCH
         if rule.id in {"stage-failed", "once-failed", "all-reduce", "image-refused", "disk-full"}
     )
     return _batch(record, early)
@@ -68,7 +68,7 @@ def _before_ranks(record: Record) -> Answer | None:
 
 def _without_stepd(record: Record) -> Answer | None:
     """The batch script ends a job that Slurm cannot end any more by a cancel of its own."""
-    return _batch(record, tuple(rule for rule in start_rules.BATCH if rule.id == "stepd-killed"))
+    return _batch(record, tuple(rule for rule in batch_log_rules.BATCH if rule.id == "stepd-killed"))
 
 
 def _batch(record: Record, rules: tuple[Rule, ...]) -> Answer | None:
@@ -106,7 +106,7 @@ def _ranks(record: Record) -> Answer | None:
     if found is None:
         return None
     if found.rule in {"killed", "terminated"} and (
-        killed := _batch(record, tuple(r for r in start_rules.BATCH if r.id in {"oom-killed", "srun-failed"}))
+        killed := _batch(record, tuple(r for r in batch_log_rules.BATCH if r.id in {"oom-killed", "srun-failed"}))
     ):
         return replace(killed, evidence=(*killed.evidence, *found.evidence))
     starts = record.starts()

@@ -10,7 +10,7 @@ from pathlib import Path
 from kit.errors import ImageError
 from kit.images.layer import IMPLIED, LINK, Folder, Key, Layer, kind, layer_of
 from kit.images.layer_bytes import Blob
-from kit.images.layer_reading import Reading
+from kit.images.parallel_layer_reader import Reading
 from kit.images.tree_edits import Edit, Seen, settled, walk_key
 from kit.images.tree_stream import ERRORS, Entry
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kit.config import load_model
 from kit.errors import KitError
-from kit.notices.tell import tell
+from kit.notices.send_once import tell
 from kit.runs import secret
 from kit.runs import status as of
 from kit.spec.job import Job

@@ -10,7 +10,7 @@ from pathlib import Path
 from kit.config import load_model
 from kit.errors import KitError, SlurmError
 from kit.notices.happened import STALE_S
-from kit.notices.tell import Say, tell
+from kit.notices.send_once import Say, tell
 from kit.runs import find_runs, secret
 from kit.runs import status as of
 from kit.runs.status import Queue, Status

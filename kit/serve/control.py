@@ -10,7 +10,7 @@ from kit.runs import status as of
 from kit.runs import which_slurm
 from kit.runs.resume import resume
 from kit.serve.current_runs import Board
-from kit.sweeps import cancel
+from kit.sweeps import cancel_by_name
 
 # One at a time: a run that two readers resume is submitted once, since the second finds it in the queue.
 _ONE = threading.Lock()
@@ -24,7 +24,9 @@ def act(board: Board, kind: str, name: str, action: str) -> str:
     with _ONE:
         try:
             if action == "cancel":
-                return "; ".join(map(str, cancel.cancel([str(found)], board.folders(), queue=which_slurm.queue())))
+                return "; ".join(
+                    map(str, cancel_by_name.cancel([str(found)], board.folders(), queue=which_slurm.queue()))
+                )
             (one,) = of.of([found], queue=which_slurm.queue())
             made = resume(one, env=which_slurm.env_of(one.manifest.cluster))
             return f"job {made.job_id}: {made.run_id} goes on"

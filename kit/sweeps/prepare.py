@@ -25,7 +25,7 @@ from kit.sweeps import search_requirements
 from kit.sweeps.array_limits import max_array
 from kit.sweeps.arrays import Array, group
 from kit.sweeps.expand import Expansion, Point, expand
-from kit.sweeps.point_faults import Gathered, clash, of_points
+from kit.sweeps.grouped_faults import Gathered, clash, of_points
 from kit.sweeps.point_keys import clashes, job_keys
 from kit.sweeps.record import SweepPaths, SweepRecord
 from kit.sweeps.shared_plans import Kind, Kinds, kind_of

@@ -12,7 +12,7 @@ from kit.config import Resolved
 from kit.errors import Fault, UsageError
 from kit.spec.sweep import Search
 from kit.sweeps.expand import Point, Values
-from kit.sweeps.point_faults import Gathered
+from kit.sweeps.grouped_faults import Gathered
 
 _ARGS = "args."
 

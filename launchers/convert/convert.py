@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-import huggingface
-import pytorch
 import shapes
+import write_huggingface
+import write_pytorch
 from lib.faults import Refused, tell
 from lib.progress import Progress
 from output import Output
@@ -53,15 +53,15 @@ def convert(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         config = shapes.config(source, given)
         if args.to == "huggingface":
             shape = shapes.of(source, given)
-            groups = huggingface.check(source, shape)
+            groups = write_huggingface.check(source, shape)
             assert shape is not None  # else check() had refused it
             size = args.shard_size
-            written = huggingface.write(output.new, source, shape, groups, shard_size=size, progress=progress)
+            written = write_huggingface.write(output.new, source, shape, groups, shard_size=size, progress=progress)
             files = [path.name for path in written]
         else:
             if config.get("heads", 0) is None:
                 progress.warn("the number of attention heads is not known: it is null in model_config; or give --heads")
-            pytorch.write(output.new, source, config, progress)
+            write_pytorch.write(output.new, source, config, progress)
             files = [args.target.name]
         output.commit()
         return {

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from groups import Group
 from lib.ranks import Ranks
 from quantise import Average
 from quorum import Answer, Failed, Members, Seat
+from replica_group import Group
 from state import Globals, give_inner, local, take_inner
 from torch import nn
 

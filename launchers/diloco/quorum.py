@@ -28,8 +28,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
-from groups import Group
 from lib.ranks import Ranks
+from replica_group import Group
 from torch.distributed import TCPStore
 from torch.distributed.distributed_c10d import AllgatherOptions
 from torchft.checkpointing.pg_transport import PGTransport

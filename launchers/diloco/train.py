@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import groups
 import muon
+import replica_group
 import torch
 import torch.distributed as dist
 from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, reports, resume, stop, text
@@ -80,12 +80,12 @@ def waiting(here: ranks.Ranks, requests: stop.StopRequest, settings: Settings) -
         why = None
         if here.is_first and now - looked > 1:
             looked = now
-            others = groups.furthest(args.checkpoint_dir)
+            others = replica_group.furthest(args.checkpoint_dir)
             if others is not None and ended(others, settings):
                 why = "finished"
             elif now - since > args.quorum_timeout:
                 why = "no quorum"
-        if why := groups.agreed(why, here):
+        if why := replica_group.agreed(why, here):
             raise Leave(why)
 
     return look
@@ -93,7 +93,7 @@ def waiting(here: ranks.Ranks, requests: stop.StopRequest, settings: Settings) -
 
 def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
     """Train to the last outer step, or until a stop is asked for; the exit code."""
-    group = groups.from_environment()
+    group = replica_group.from_environment()
     folder = args.run_dir / group.folder
     log = metrics.Metrics(folder, here)
     requests = stop.StopRequest(folder, here)
@@ -196,7 +196,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             checkpoint.write_model(target, here, net.described())
             state = diloco.save()
             if here.is_first:
-                (target / groups.AT).write_text(
+                (target / replica_group.AT).write_text(
                     json.dumps(diloco.at | {"groups": group.count}) + "\n", encoding="utf-8"
                 )
             elif args.inside == "ddp":
@@ -208,7 +208,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             saves.save(diloco.at["step"] + diloco.at["outer"], start, last=last)
 
     checkpoint.seed_all(args.seed + 1_000_003 * group.id, here)
-    if found := groups.newest(args.checkpoint_dir, group, here, saves):
+    if found := replica_group.newest(args.checkpoint_dir, group, here, saves):
         restore(found)
 
     # ---- train ----
@@ -312,7 +312,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             line = f"error: no quorum of {least} groups in {args.quorum_timeout:.0f} s (exit {NO_QUORUM})"
             log.record("no-quorum", line, **diloco.at)
             return end("no quorum", NO_QUORUM)
-        if (found := groups.newest(args.checkpoint_dir, group, here, saves)) is None:
+        if (found := replica_group.newest(args.checkpoint_dir, group, here, saves)) is None:
             raise SystemExit("the other groups are done, but none of their checkpoints is sound") from leave
         restore(found)
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from lib import (
     arithmetic,
+    chat_dataset,
     chats,
     checkpoint,
     exam,
-    lessons,
     loop,
     metrics,
     options,
@@ -71,7 +71,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- what is learned: chats, or sums ----
 
-    taught = lessons.opened(args, here, log) if args.data else None
+    taught = chat_dataset.opened(args, here, log) if args.data else None
     sums = tasks.sums()
 
     def drawn(step: int) -> list[chats.Row]:
@@ -105,7 +105,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         )
 
     def test_chats() -> float:
-        return lessons.test_loss(forward, taught.held_out(args.test_chats), micro_batch, here) if taught else 0.0
+        return chat_dataset.test_loss(forward, taught.held_out(args.test_chats), micro_batch, here) if taught else 0.0
 
     # ---- resume ----
 

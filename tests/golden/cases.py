@@ -13,8 +13,8 @@ from typing import Any
 
 from kit import config
 from kit.planning.plan import Plan, PlanFile, plan
-from kit.runs import generate
-from kit.runs.generate import Asked
+from kit.runs import single_sbatch_file
+from kit.runs.single_sbatch_file import Asked
 from tests.support import REPO, make_lock, make_site
 
 # Only these three hold anything generated; the rest of a run folder is copied as it is.
@@ -180,18 +180,18 @@ def planned_single(case: Single) -> Plan:
     """The plan that the file of a case holds."""
     here = Path("/home/ada/project")
     site = make_site(run_dir=Path(f"/shared/runs/llama-{MARK}"))
-    resolved = generate.resolve(
+    resolved = single_sbatch_file.resolve(
         case.asked, TITAN, REPO / "kit generate", cluster=case.cluster, overrides=["image=train-cpu"]
     )
     resolved = replace(resolved, project=here, job_dir=here)
     allocation = plan(resolved, make_lock(), site).allocation
-    return plan(generate.completed(resolved, allocation, case.asked, TITAN), make_lock(), site)
+    return plan(single_sbatch_file.completed(resolved, allocation, case.asked, TITAN), make_lock(), site)
 
 
 def single(case: Single) -> str:
     """The file of a case."""
-    config_file = PlanFile(name=generate.CONFIG, text="[training]\nlocal_batch_size = 4\nseed = 7\n")
-    return generate.as_one_file(planned_single(case), [config_file], MARK)
+    config_file = PlanFile(name=single_sbatch_file.CONFIG, text="[training]\nlocal_batch_size = 4\nseed = 7\n")
+    return single_sbatch_file.as_one_file(planned_single(case), [config_file], MARK)
 
 
 def golden_single(case: Single) -> str:

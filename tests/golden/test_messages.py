@@ -79,7 +79,7 @@ def test_every_validator_and_every_rule_has_a_wrong_value() -> None:
         "kit/planning",
         "kit/runtimes",
     )
-    later = ("kit/runs/chain.py", "kit/runs/secret.py", "kit/sweeps/expand.py", "kit/sweeps/point_faults.py")
+    later = ("kit/runs/chain.py", "kit/runs/secret.py", "kit/sweeps/expand.py", "kit/sweeps/grouped_faults.py")
     expected = [
         *wrong.places("kit/spec", "kit/validation.py", made="Invalid"),
         *wrong.places(*rooms, *later, "kit/sweeps/prepare.py", "kit/workflow", made="Fault"),

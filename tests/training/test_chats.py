@@ -256,7 +256,7 @@ def test_a_template_of_ones_own_and_the_last_turn_alone(training: Any, tools: An
     words = ("--data", data, "--chat-template", template, "--turns", "last", "--batch-size", 8, "--max-steps", 2)
     run_dir = training.run("sft/train.py", "run", *SMALL, "--seq-len", 128, *words).run_dir
     (made,) = (run_dir / "data").glob("chats-*")
-    lessons = lib("lessons").Lessons(made, json.loads((made / "chats.json").read_text()))
+    lessons = lib("chat_dataset").ChatDataset(made, json.loads((made / "chats.json").read_text()))
     (row, *_) = lessons.held_out(256)
     assert bytes(token for token, counts in zip(row.tokens, row.mask, strict=True) if counts) == b"last<|im_end|>"
 
@@ -291,7 +291,7 @@ def test_chats_start_from_a_model_of_hugging_faces(folder: Path, chats_file: Pat
     words = ("--model", model, "--data", chats_file, "--seq-len", 128, "--validation", 0.1, "--max-steps", 1, "--lr", 0)
     run_dir = training.run("sft/train.py", "run", *words).run_dir
     (made,) = (run_dir / "data").glob("chats-*")
-    lessons = lib("lessons").Lessons(made, json.loads((made / "chats.json").read_text()))
+    lessons = lib("chat_dataset").ChatDataset(made, json.loads((made / "chats.json").read_text()))
     summed = counted = 0.0
     for row in lessons.held_out(256):
         with torch.no_grad():
@@ -332,12 +332,12 @@ def test_bad_chats_are_left_out_and_counted(chats_file: Path, tmp_path: Path) ->
     path.write_text("not JSON\n" + chats_file.read_text() + '{"messages": []}\n')
     given = {"data": path, "tokenizer": None, "chat_template": None, "model": None, "turns": "every", "skip_bad": True}
     args = types.SimpleNamespace(**given, validation=0.1, seq_len=64)
-    made, told = lib("lessons").made(args, tmp_path / "data")
+    made, told = lib("chat_dataset").made(args, tmp_path / "data")
     counts = told["counts"]
     assert (counts["bad"], counts["long"], counts["train"] + counts["validation"]) == (2, 2, 240)
-    assert lib("lessons").said(counts).endswith("held out; 2 bad, 2 long, left out")
+    assert lib("chat_dataset").said(counts).endswith("held out; 2 bad, 2 long, left out")
     # Every epoch has each chat once, in another order.
-    lessons = lib("lessons").Lessons(made, told)
+    lessons = lib("chat_dataset").ChatDataset(made, told)
     size = counts["train"]
     order = [*lessons._order(0, 2 * size, 1)]
     assert sorted(order[:size]) == sorted(order[size:]) == [*range(size)]

@@ -23,7 +23,7 @@ from kit.errors import ConfigError, KitError, RunError
 from kit.runs import manifest
 from kit.slurm.client import JobId, QueuedJob
 from kit.spec.run_paths import RunPaths
-from kit.sweeps import cancel
+from kit.sweeps import cancel_by_name
 from kit.workflow import dependencies
 from tests.support import make_site, plan_of, write_job
 
@@ -190,12 +190,12 @@ def test_several_runs_are_cancelled_at_once(project: Path, monkeypatch: pytest.M
     monkeypatch.setattr("kit.runs.cancel.client.cancel", lambda *jobs, env, gently=False: told.append(jobs))
     folders = [project / "runs"]
     with pytest.raises(RunError, match="nope"):
-        cancel.cancel(["digits-7", "nope"], folders, queue=queued(7, 8))
+        cancel_by_name.cancel(["digits-7", "nope"], folders, queue=queued(7, 8))
     assert told == [], "none, where one name is wrong"
-    done = cancel.cancel(["digits-7", "8"], folders, queue=queued(7, 8))
+    done = cancel_by_name.cancel(["digits-7", "8"], folders, queue=queued(7, 8))
     assert told == [(7, 8)], "Slurm is told once"
     assert [str(one) for one in done] == ["job 7 cancelled", "job 8 cancelled"]
-    (ended,) = cancel.cancel(["digits-7"], folders, queue=queued())
+    (ended,) = cancel_by_name.cancel(["digits-7"], folders, queue=queued())
     assert (ended.jobs, ended.state) == ((), "LOST")
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from kit.cli.cluster import app
 from kit.errors import ToolError
-from kit.slurm.embedded import cgroups, conf
+from kit.slurm.embedded import cgroup_support, conf
 from tests.unit.test_embedded_conf import cluster, lines_with
 
 V2 = "0::/user.slice/user-0.slice/session-1.scope\n"
@@ -37,17 +37,17 @@ def test_slurm_follows_processes_by_cgroups() -> None:
     ],
 )
 def test_what_the_machine_lacks_is_named(root: bool, own: str, mounts: str, problem: str | None) -> None:
-    found = cgroups.missing(root=root, own=own, mounts=mounts, systemd=True)
+    found = cgroup_support.missing(root=root, own=own, mounts=mounts, systemd=True)
     assert found == problem or (problem and found and problem in found)
 
 
 def test_the_cgroup_of_systemd_is_needed() -> None:
-    found = cgroups.missing(root=True, own=V2, mounts=MOUNTED, systemd=False)
+    found = cgroup_support.missing(root=True, own=V2, mounts=MOUNTED, systemd=False)
     assert found and found.startswith("no /sys/fs/cgroup/system.slice")
 
 
 def test_it_is_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cgroups, "missing", lambda **_: "no cgroup2 is mounted")
+    monkeypatch.setattr(cgroup_support, "missing", lambda **_: "no cgroup2 is mounted")
     monkeypatch.setattr("kit.slurm.embedded.daemons.require_programs", lambda: None)
     done = CliRunner().invoke(app, ["up", "--cgroups", "--dir", str(tmp_path / "lab")])
     assert isinstance(done.exception, ToolError)
@@ -61,6 +61,6 @@ def test_what_slurmd_made_is_removed_and_nothing_else(tmp_path: Path) -> None:
     others = tmp_path / "system.slice" / "slurmstepd.scope"
     for folder in (ours / "job_1" / "step_0" / "user", ours / "system", others / "job_7"):
         folder.mkdir(parents=True)
-    cgroups.remove(["lab-1", "lab-2"], below=tmp_path)
+    cgroup_support.remove(["lab-1", "lab-2"], below=tmp_path)
     assert not ours.exists()
     assert (others / "job_7").is_dir()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.health import framework_rules, pending_reasons, program_rules, progress, stall_cause_rules, start_rules
+from kit.health import batch_log_rules, framework_rules, pending_reasons, program_rules, progress, stall_cause_rules
 from kit.health.answer import Answer, Rule
 from kit.health.run_record import Record
 from kit.health.why import explain
@@ -80,8 +80,8 @@ BY_EVIDENCE = {"stall-order", "stall-kernel", "stall-shape", "stall-gil", "stall
 def tables() -> list[Rule]:
     found = (
         pending_reasons.RULES,
-        start_rules.PREFLIGHT,
-        start_rules.BATCH,
+        batch_log_rules.PREFLIGHT,
+        batch_log_rules.BATCH,
         framework_rules.ALL,
         program_rules.RULES,
         program_rules.BY_CODE,

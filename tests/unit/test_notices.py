@@ -22,7 +22,7 @@ from kit import config, shell
 from kit.errors import ConfigError
 from kit.notices import send
 from kit.notices.happened import happened
-from kit.notices.tell import tell
+from kit.notices.send_once import tell
 from kit.runs import secret
 from kit.runs import status as of
 from kit.spec.job import Job

@@ -13,7 +13,18 @@ from typing import Literal
 
 from kit import shell
 from kit.errors import SlurmError, ToolError
-from kit.slurm.embedded import accounting, cgroups, conf, daemons, free_addresses, gpus, lock, nodes, settings, teardown
+from kit.slurm.embedded import (
+    accounting,
+    cgroup_support,
+    conf,
+    daemons,
+    free_addresses,
+    gpus,
+    lock,
+    nodes,
+    settings,
+    teardown,
+)
 from kit.slurm.embedded.cluster_record import (
     Accounting,
     ClusterSize,
@@ -73,7 +84,7 @@ def up(
     if shape and shape.accounting:
         accounting.require_programs()
     if shape and shape.cgroups:
-        cgroups.require()
+        cgroup_support.require()
     layout = layout_of(name, folder)
     with lock.held(layout.folder, timeout_s=_LOCK_S):
         shape = shape or ClusterSize()

@@ -9,7 +9,7 @@ import time
 
 from kit import shell
 from kit.errors import SlurmError, ToolError
-from kit.slurm.embedded import cgroups, nodes, process
+from kit.slurm.embedded import cgroup_support, nodes, process
 from kit.slurm.embedded.cluster_record import EmbeddedCluster
 from kit.slurm.embedded.daemons import MARK
 from kit.slurm.embedded.paths import Layout
@@ -41,7 +41,7 @@ def remove(layout: Layout) -> bool:
     _check_is_ours(layout)
     found = _end_processes(layout)
     if (cluster := EmbeddedCluster.load(layout)) and cluster.cgroups:
-        cgroups.remove(node.name for node in cluster.nodes)
+        cgroup_support.remove(node.name for node in cluster.nodes)
     nodes.remove_interface(layout)
     if layout.folder.exists():
         found = True

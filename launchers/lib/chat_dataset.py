@@ -26,7 +26,7 @@ _MADE = "chats.json"
 _COLUMNS = ("tokens", "mask", "bounds")
 
 
-class Lessons:
+class ChatDataset:
     """The rows of a folder that `made` made. vocabulary: token ids are below it. told: which chats these are, for a checkpoint."""
 
     def __init__(self, folder: Path, made: dict[str, Any]) -> None:
@@ -61,13 +61,13 @@ class Lessons:
             yield shuffled[place % size]
 
 
-def opened(args: argparse.Namespace, here: ranks.Ranks, log: metrics.Metrics) -> Lessons:
+def opened(args: argparse.Namespace, here: ranks.Ranks, log: metrics.Metrics) -> ChatDataset:
     """The chats of --data, called by all ranks; a program whose --data cannot be ends here."""
     folder, told = ranks.by_first(lambda: made(args, args.run_dir / "data"), here)
     if not (folder / _MADE).is_file():
         raise SystemExit(f"{folder}: not on this node. --run-dir must be on a disk that all nodes have.")
     log.say(f"data: {said(told['counts'])}")
-    return Lessons(folder, told)
+    return ChatDataset(folder, told)
 
 
 def said(counts: dict[str, int]) -> str:
