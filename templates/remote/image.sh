@@ -6,7 +6,7 @@ main() {
     part="$folder/part"
     # Bytes after FROM are of a line that broke.
     [ ! -e "$part" ] || truncate --size="$FROM" -- "$part" || { result 1; return; }
-    head -c "$BYTES" >>"$part" || { result 1; return; }
+    head -c "$BYTES" >>"$part" || { kit_room "$STORE"; result 1; return; }
     [ "$(stat -c %s -- "$part")" = "$SIZE" ] || { echo "only a part of it came" >&2; result 1; return; }
     if [ "$(sha256sum <"$part")" != "$SHA  -" ]; then
         rm -rf -- "$folder"

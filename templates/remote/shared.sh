@@ -22,6 +22,11 @@ kit_environment() {
     kit_inherited
 }
 
+# kit_room FOLDER: what a disk that refused has, as the last word of an error.
+kit_room() {
+    df -Pk -- "$1" 2>/dev/null | awk -v "folder=$1" 'NR == 2 { print $4 " KiB are free in " folder }' >&2
+}
+
 # answer NAME COMMAND...: what it prints, and its exit code.
 answer() {
     kit_name=$1

@@ -13,6 +13,7 @@ main() {
     find . -mindepth 1 -maxdepth 2 -name '.partial-ssh-*' -mmin +60 -exec rm -rf -- {} + 2>/dev/null
     mkdir -- "$partial" || { failed; return; }
     if take; then code=0; else code=1; fi
+    [ "$code" -eq 0 ] || kit_room "$store"
     rm -rf -- "$partial"
     section result "$code" ''
     printf 'end\n'

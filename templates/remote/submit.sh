@@ -25,6 +25,7 @@ main() {
 
 # result WORD [TEXT]: how it ended, and the job's number or sbatch's words.
 result() {
+    [ "$1" != failed ] || kit_room "$RUNS"
     section result 0 "$1"
     section said 0 "${2:-}"
     printf 'end\n'

@@ -115,6 +115,11 @@ class Far:
         lines = self.slurm("squeue", "--noheader", "--states=all", f"--user={USER}", "--format=%A|%o").splitlines()
         return {int(number): Path(script).parent.name for number, script in (line.split("|") for line in lines)}
 
+    def scripts(self) -> dict[int, str]:
+        """The same, arrays by their own number, with the whole path of the script."""
+        lines = self.slurm("squeue", "--noheader", "--states=all", f"--user={USER}", "--format=%F|%o").splitlines()
+        return {int(number): script for number, script in (line.split("|") for line in lines)}
+
     def listed(self) -> dict[str, dict[str, object]]:
         """What `kit runs` says, by run."""
         return {str(one["run"]): one for one in json.loads(self.kit("runs", "--json").stdout)}

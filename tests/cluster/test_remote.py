@@ -146,6 +146,43 @@ def test_a_cut_leaves_one_job_or_none(far: Far, ended: str, number: int) -> None
     ]
 
 
+@pytest.mark.parametrize("number", [pytest.param(n, marks=pytest.mark.slow if n else ()) for n in range(CUTS // 2)])
+def test_a_cut_of_what_is_sent_again_leaves_one_job_or_none(far: Far, number: int) -> None:
+    """The same of a resume and of a sweep, whose folder is there before its array is submitted."""
+    chance = random.Random(1000 + number)
+    if number % 2:
+        (far.project / "swept.toml").write_text(
+            (far.project / "job.toml").read_text() + '[sweep.grid]\n"env.STEPS" = [1, 2]\n'
+        )
+        argv = ["sweep", "swept.toml", "--cluster", far.name, "--no-container"]
+    else:
+        run = far.submit("--set", "env.CODE=3")
+        far.wait(run, "FAILED")
+        argv = ["resume", run]
+    before = far.scripts()
+    code, out, err = _cut(far, argv, chance)
+    time.sleep(2)
+    known = far.listed()
+    new = {job: script for job, script in far.scripts().items() if job not in before}
+    assert len(new) <= 1, (new, err)
+    if code == 0:
+        assert len(new) == 1, (out, err)
+    for job, script in new.items():
+        if number % 2:
+            sweep = Path(script).parent.parent.parent
+            assert [one["job_id"] for one in json.loads((sweep / "sweep.json").read_text())["arrays"]] == [job]
+            assert [known[f"{sweep.name}.{n}"]["job_id"] for n in range(2)] == [f"{job}_{n}" for n in range(2)]
+        else:
+            assert known[run]["job_id"] == job
+    assert not [*far.runs.glob(".partial*")]
+    for path in far.runs.glob("*/manifest.json"):
+        json.loads(path.read_text())
+    if not number % 2 and not new:
+        # Nothing of it is in the way of the next one.
+        far.kit("resume", run)
+        assert far.wait(run, "RUNNING", "FAILED", "COMPLETED")
+
+
 def _cut(far: Far, argv: list[str], chance: random.Random) -> tuple[int, str, str]:
     """Start a command, and kill it or all connections after a while; its code and what it said."""
     words = [sys.executable, "-m", "kit", *argv]

@@ -18,7 +18,7 @@ from kit import shell
 from kit.slurm.embedded import EmbeddedCluster
 from tests.cluster.conftest import short_folder
 from tests.cluster.lab import TIMEOUT_S
-from tests.cluster.ssh_lab import Far, far_lab
+from tests.cluster.ssh_lab import Far, far_lab, write_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
 
@@ -208,3 +208,22 @@ def _cut_while_it_grows(far: Far, folder: Path) -> int:
                     return size
         time.sleep(0.002)
     raise AssertionError("nothing came")
+
+
+def test_a_job_goes_where_it_starts_first(far: Far) -> None:
+    """One of two does not answer: it is named, and the other one gets the job."""
+    write_cluster(far, "gone", host="gone.pod", more="timeout_s = 2")
+    config = far.folder / "ssh_config"
+    was = config.read_text()
+    config.write_text(was + "Host gone.pod\n  HostName 127.0.0.1\n  Port 9\n")
+    try:
+        done = far.kit("submit", "--cluster", f"gone,{far.name}", "--no-container")
+        assert Path(done.stdout.splitlines()[0]).name in far.jobs().values()
+        assert "kit: gone: cluster gone: gone.pod cannot be reached" in done.stderr
+        assert f"on {far.name}: starts" in done.stderr
+        refused = far.kit("submit", "--cluster", "gone,nowhere", "--no-container", check=False)
+        assert refused.returncode != 0
+        assert "none of gone, nowhere takes the job" in refused.stderr
+    finally:
+        config.write_text(was)
+        (far.project / "clusters" / "gone.toml").unlink()
