@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test training gpu-check own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs lock bench bench-when bench-forecast submit clean
+.PHONY: help setup demo test training gpu-check own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs lock bench bench-when bench-forecast release submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -103,6 +103,7 @@ schema: ## rewrite docs/schema from the models
 
 reference: ## rewrite docs/reference and the man pages from the code
 	@$(PY) scripts/reference.py
+	@$(PY) scripts/architecture.py
 
 docs: ## the site of the pages in site/, for any browser, without a network
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
@@ -122,6 +123,9 @@ bench-when: setup ## kit when against the truth: 500 jobs in the shape of a publ
 
 bench-forecast: setup ## the forecast of kit submit against twenty trainings; needs .train-venv (make training) and a quiet machine
 	@$(PY) -m benchmarks forecast $(ARGS)
+
+release: reference docs ## wheel and source archive in dist/, installed and tried in fresh environments; version and changelog are checked
+	@scripts/release.sh
 
 submit: ## kit submit JOB=folder-or-file CLUSTER=name
 	@$(KIT) submit $(JOB) --cluster $(CLUSTER) $(ARGS)

@@ -49,6 +49,7 @@ def pages() -> dict[str, str]:
     """Path below docs/ -> text, of all that is made here."""
     made = {f"reference/{noun}.md": _keys(noun) for noun in FILES}
     made |= {
+        "reference/index.md": _index(),
         "reference/commands.md": _commands(),
         "reference/exit-codes.md": _exit_codes(),
         "reference/variables.md": _variables(),
@@ -57,6 +58,18 @@ def pages() -> dict[str, str]:
     }
     made = {name: MADE + re.sub(r"\n{3,}", "\n\n", text).strip() + "\n" for name, text in made.items()}
     return made | {f"man/{name}": text for name, text in _man_pages()}
+
+
+def _index() -> str:
+    rows = [(f"[{title}]({noun}.md)", where) for noun, (title, where) in FILES.items()]
+    rows += [
+        ("[Commands](commands.md)", "Every command with its options; `man kit-submit` shows the same."),
+        ("[Variables](variables.md)", "What a rank sees in its environment."),
+        ("[Exit codes](exit-codes.md)", "Of `kit`, and of a run."),
+        ("[Events](events.md)", "Lines of a run's events.jsonl."),
+        ("[Rules](rules.md)", "What `kit why` knows."),
+    ]
+    return "# Reference\n\nMade from the code; a test compares.\n\n" + _table(("page", "holds"), rows)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -26,6 +26,7 @@ def test_a_wheel_stands_by_itself(tmp_path: Path) -> None:
     place = tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(place)
+    assert len(list(place.glob("*.data/data/share/man/man1/kit*.1"))) > 40, "man pages"
     inside = place / "kit" / "_data"
     kinds = {"clusters", "containers", "docs", "examples", "launchers", "mounts", "tables", "templates"}
     assert {path.name for path in inside.iterdir()} == kinds

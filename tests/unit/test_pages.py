@@ -1,0 +1,154 @@
+"""Pages that cannot rot: links lead somewhere, keys and commands exist, every block is run or says why not, the site builds."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from kit import shell
+from kit.cli import app
+from kit.spec import models
+from kit.spec.declared_keys import Declared
+from tests.pages import PAGES, blocks, kit_commands, matches, name_of
+from tests.support import REPO
+
+ANCHOR = re.compile(r"^#+ (.*)$", re.MULTILINE)
+GUIDES = [page for page in PAGES if "docs/reference" not in name_of(page)]
+
+
+def slug(title: str) -> str:
+    """As mkdocs makes an anchor of a heading."""
+    words = re.sub(r"[^\w\s-]", "", re.sub(r"`|\[([^\]]*)\]\([^)]*\)", r"\1", title).strip().lower())
+    return re.sub(r"[\s]+", "-", words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    wrong = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or (
+            anchor and slug(anchor) not in {slug(title) for title in ANCHOR.findall(there.read_text("utf-8"))}
+        ):
+            wrong.append(target)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_page_that_is_named_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w/-])((?:docs|launchers|examples|templates|tests|kit|scripts)/[\w./-]+\.\w+)", text))
+    assert [one for one in sorted(named) if not (REPO / one).exists() and "NAME" not in one] == []
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_every_block_is_run_or_says_why_not(page: Path) -> None:
+    """Shell commands stand in `console` blocks, which tests/cluster/test_pages.py runs; a mark above a block needs a reason."""
+    for above, info, body in blocks(page.read_text(encoding="utf-8")):
+        assert info.split(" ")[0] not in {"bash", "sh", "shell"}, f"use console: {body}"
+        assert info != "console" or body.startswith(("$ ", "# ")), f"a command begins with $: {body}"
+        assert "skip:" not in above or re.search(r'skip: \w+ "\w[^"]{9,}"', above), f"give the reason: {above}"
+
+
+def known(model: type[Any], table: object, place: Declared | None = None) -> list[str]:
+    """Keys of a TOML table that a model does not know."""
+    here = place or Declared(keys=(), annotation=model)
+    if isinstance(table, list):
+        return [key for item in table for key in known(model, item, here.item(0))]
+    if not isinstance(table, dict) or (here.model is None and here.keys and not _is_named(here)):
+        return []
+    wrong = []
+    for key, value in table.items():
+        fields = getattr(here.model, "model_fields", {}) if here.model else {}
+        names = {field.alias or name for name, field in fields.items()}
+        open_ended = here.model is None or here.model.model_config.get("extra") == "allow" or "root" in fields
+        if names and key not in names and not open_ended:
+            wrong.append(".".join(map(str, (*here.keys, key))))
+            continue
+        # Keys of [sweep.search] and [sweep.random] are written as tables and read as dotted names.
+        if (*here.keys, key)[0::2] != ("sweep", "keys"):
+            wrong += known(model, value, here.key(key))
+    return wrong
+
+
+def _is_named(here: Declared) -> bool:
+    return any(getattr(branch, "__origin__", None) is dict for branch in here.branches())
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_keys_of_toml_blocks_exist(page: Path) -> None:
+    for _, info, body in blocks(page.read_text(encoding="utf-8")):
+        if info.split(" ")[0] != "toml" or "llama3" in info:
+            continue
+        table = tomllib.loads(body)
+        faults = {noun: known(model, table) for noun, model in models().items() if noun != "mounts"}
+        assert [] in faults.values(), f"{body}\n{min(faults.items(), key=lambda item: len(item[1]))}"
+
+
+def test_the_check_of_keys_sees_a_wrong_one() -> None:
+    job = models()["job"]
+    assert known(job, {"resources": {"nodez": 1}}) == ["resources.nodez"]
+    assert known(job, {"roles": {"a": {"nodez": 1}}, "when": [{"nodez": 1}]}) == ["roles.a.nodez", "when.0.nodez"]
+    assert known(job, {"env": {"X": "1"}, "megatron": {"num_layers": 1, "other": 2}}) == []
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_commands_and_options_exist(page: Path) -> None:
+    wrong = []
+    for words in kit_commands(page.read_text(encoding="utf-8")):
+        command: Any = typer.main.get_command(app)
+        rest = list(words)
+        while rest and hasattr(command, "list_commands"):
+            if rest[0] in command.list_commands(None):
+                command = command.get_command(None, rest.pop(0))
+            elif not re.fullmatch(r"[a-z][a-z-]*", rest[0]):
+                break
+            else:
+                wrong.append(" ".join(words))
+                break
+        flags = {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)} | {"--help", "-h"}
+        wrong += [
+            " ".join(words)
+            for word in rest
+            if re.match(r"--?[a-z][^ ]*$", word)
+            and not hasattr(command, "list_commands")
+            and word.partition("=")[0] not in flags
+        ]
+    assert wrong == []
+
+
+def test_an_output_that_is_not_the_shown_one_is_noticed() -> None:
+    assert matches("digits-… COMPLETED", "digits-1a2b  COMPLETED")
+    assert matches("one\n…\nfour", "one\ntwo\nthree\nfour\n")
+    assert not matches("two", "one\n")
+
+
+def test_the_site_builds_and_asks_nobody(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material is not installed: make setup")
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    shell.run(argv, cwd=REPO, timeout=300)
+    files = [path for path in (tmp_path / "site").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 10_000_000
+    assert len([path for path in files if path.suffix == ".html"]) > 40
+    for path in files:
+        if path.suffix == ".html":
+            text = path.read_text(encoding="utf-8")
+            assert not re.findall(r"<(?:script|img|iframe|link)[^>]+(?:src|href)=\"?(?:https?:)?//", text), path
+            assert "@import url(http" not in text
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """mkdocs --strict names a page that is not; this does where mkdocs is not installed."""
+    listed = set(re.findall(r"[\w-]+(?:/[\w-]+)*\.md", (REPO / "mkdocs.yml").read_text(encoding="utf-8")))
+    docs = REPO / "docs"
+    assert {str(page.relative_to(docs)) for page in docs.rglob("*.md")} == listed
