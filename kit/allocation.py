@@ -1,4 +1,4 @@
-"""What Slurm gives a job: nodes, and GPUs, CPUs, memory and tasks of each, checked against the cluster's nodes and its QOS row."""
+"""Allocation: nodes, and GPUs, CPUs, memory and tasks of each, checked against the cluster's nodes and its QOS row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a decoder-only transformer is, how many tokens it wants, and what it takes in memory and on disk. Plain arithmetic.
+"""Sizes of a decoder-only transformer: parameters, compute-optimal tokens, memory and disk. Plain arithmetic.
 
 Sources, by the names used below:
   Hoffmann 2022   Training Compute-Optimal Large Language Models, arXiv:2203.15556 ("Chinchilla"): about 20 tokens a parameter

@@ -1,4 +1,4 @@
-"""Who made a temporary folder or holds a lock, in a form that another process, and another host, can judge."""
+"""Records the process that made a temporary folder or holds a lock, so that another process or host can tell whether it lives."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def run(root: Path, argv_inside: list[str]) -> int:
             "PYTHONPYCACHEPREFIX": "/tmp/pycache",
             **{name: os.environ[name] for name in ("XDG_DATA_HOME", "TERM") if name in os.environ},
         }
-        # unshare takes no TERM while it waits, and would go on when this process is ended.
+        # unshare takes no TERM while it waits, and would continue when this process is ended.
         argv = [
             "setpriv",
             "--pdeathsig=KILL",

@@ -93,6 +93,7 @@ def matches(shown: str, made: str) -> bool:
     a run's id for any run's."""
     want = re.sub(r"\b\d{8}-\d{6}-[0-9a-f]{4}\b", "...", shown.replace("…", "...").replace("/home/ada/", ".../"))
     want = re.sub(r"[ \t]+", " ", want).strip() + "\n"
+    want = re.sub(r"^\.\.\.\n(?=.)", "...", want, flags=re.MULTILINE)
     got = "\n".join(re.sub(r"[ \t]+", " ", line).rstrip() for line in made.splitlines()).strip() + "\n"
     return _CHECKER.check_output(want, got, doctest.ELLIPSIS)
 

@@ -1,4 +1,4 @@
-"""What the shell completes: names of the project's files and folders, and keys of a job. Slurm is never asked."""
+"""Completes names of the project's files and folders, and keys of a job, for the shell. Never asks Slurm."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ HELP_LINES = {
     "stacks": "Show where the ranks of a running job are, now: Python stacks, processes, open files. Nothing is stopped.",
     "results": "Gather the metrics of a sweep's points into one table, the best first.",
     "cancel": "Cancel runs, or all points of sweeps: ranks are asked to save and end. A second time, Slurm ends all at once.",
-    "resume": "Submit a run that has ended again, in its own folder: its program goes on from the newest checkpoint.",
+    "resume": "Submit a run that has ended again, in its own folder: its program continues from the newest checkpoint.",
     "rerun": "Run again what a run was made from: the same code, image, job and seed, in a run folder of its own.",
     "export": "Write a run that has ended to one file: code, job, locks, manifest, logs, metrics. Secrets are never in it.",
     "import": "Bring in a run that 'kit export' wrote, every file checked by its digest: for status, logs and rerun here.",

@@ -21,7 +21,7 @@ def logs(
         str | None,
         typer.Argument(metavar="[ROLE]", help="One role only, of a run that has several.", show_default=False),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow as lines come, until the run ends.")] = False,
     rank: Annotated[
         list[int] | None, typer.Option("--rank", "-r", min=0, help="These ranks only; repeat the option for several.")
     ] = None,

@@ -137,14 +137,14 @@ def resume(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the run's own code.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Submit a run that has ended again, in its own folder: its program goes on from the newest checkpoint."""
+    """Submit a run that has ended again, in its own folder: its program continues from the newest checkpoint."""
     from kit.cli.wait_and_follow import wait_run
     from kit.runs import which_slurm
     from kit.runs.resume import resume as submit_again
 
     one = find(run)
     made = submit_again(one, env=which_slurm.env_of(one.manifest.cluster))
-    print(f"job {made.job_id}: {made.run_id} goes on", file=sys.stderr)
+    print(f"job {made.job_id}: {made.run_id} continues", file=sys.stderr)
     print(made.model_dump_json(indent=2) if as_json else one.run_dir)
     if wait:
         wait_run(one.run_dir)

@@ -95,7 +95,7 @@ def goes_on(name: str, *, noun: str = "run") -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         follow = f"kit logs -f {name}" if noun == "run" else f"kit results {name}"
-        print(f"the {noun} goes on: '{follow}' shows it, 'kit cancel {name}' ends it", file=sys.stderr)
+        print(f"the {noun} continues: '{follow}' shows it, 'kit cancel {name}' ends it", file=sys.stderr)
         raise
 
 

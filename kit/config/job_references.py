@@ -1,4 +1,4 @@
-"""What a job names: a row of the QOS table, a batch template, mounts of a mount set."""
+"""Resolves names in a job: a row of the QOS table, a batch template, mounts of a mount set."""
 
 from __future__ import annotations
 

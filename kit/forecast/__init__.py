@@ -1,4 +1,4 @@
-"""What will happen: when a job would start (`kit when`), and what a submit will need and take (`kit submit`).
+"""Forecasts: when a job would start (`kit when`), and what a submit will need and take (`kit submit`).
 
 | module | does |
 |---|---|

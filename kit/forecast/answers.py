@@ -1,4 +1,4 @@
-"""What `kit when` answers: each choice with its start, by the plan of the queue where one can be made, else by Slurm's estimate."""
+"""Answers of `kit when`: each choice with its start, by the plan of the queue where there is one, else by Slurm's estimate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of the kit's own GPT programs say of the model that they train, without starting them.
+"""Reads the model's shape from the options of the kit's own GPT programs, without starting them.
 
 Their options and defaults are those of launchers/lib/options.py. Nothing is said where an option decides it elsewhere: a model of
 Hugging Face, a --config file, data whose vocabulary is not known here.

@@ -1,4 +1,4 @@
-"""What earlier runs of the same job took: seconds of a step, of a start, of a save; memory of a rank.
+"""Measures earlier runs of the same job: seconds of a step, of a start, of a save; memory of a rank.
 
 Runs of the same name on the same cluster are looked at, the newest first, few of them: a submit does not wait for this. What they
 report is read from their metrics and their events; nothing else is asked.

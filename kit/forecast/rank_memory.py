@@ -1,4 +1,4 @@
-"""What a rank of one of the kit's GPT programs takes of memory, by arithmetic.
+"""Estimates the memory of a rank of the kit's GPT programs, by arithmetic.
 
 Of each parameter a rank holds 4 bytes of weight, 8 of Adam's moments, and after backward 4 of gradient; DistributedDataParallel
 holds 4 more in the buckets that it sums. FSDP deals the first three out, and gathers blocks as it goes.

@@ -1,4 +1,4 @@
-"""When a request would start, by a plan of the queue."""
+"""Predicts when a request would start, by a plan of the queue."""
 
 from __future__ import annotations
 

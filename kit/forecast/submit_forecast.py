@@ -256,7 +256,7 @@ def _of_steps(program: GptTraining, like: Sequence[PastRun], work: float, *, exa
 
 
 def _alike(one: GptTraining, other: GptTraining) -> bool:
-    """Whether two trainings differ in nothing but how long they go on, and what they do in between."""
+    """Whether two trainings differ in nothing but how long they run, and what they do in between."""
     return replace(one, steps=0, every=0, eval_every=0) == replace(other, steps=0, every=0, eval_every=0)
 
 

@@ -1,4 +1,4 @@
-"""What a training framework is to the plan: the tables of a job that it reads, its rules, and what it adds to a run."""
+"""Protocol of a training framework: the tables of a job that it reads, its rules, and what it adds to a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Megatron-LM's parser wants its options written: megatron-options.toml lists them, of release core_v0.16.1.
+"""Writes options for Megatron-LM's parser: megatron-options.toml lists those of release core_v0.16.1.
 
 That file is what the parser itself says of them (tests/training/test_megatron_lm.py compares). It ends on an option that it does
 not know, so such a key is refused; what another release has can be given in `args`.

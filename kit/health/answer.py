@@ -1,4 +1,4 @@
-"""What `kit why` answers, and what a rule is."""
+"""Types of `kit why`: an answer, its evidence, and a rule."""
 
 from __future__ import annotations
 

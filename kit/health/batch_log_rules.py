@@ -1,4 +1,4 @@
-"""What keeps ranks from starting, or ends them from outside: rules on the batch script's log and on the preflight's reports."""
+"""Rules on what ends a run from outside or before its ranks: on the batch script's log and the preflight's reports."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ BATCH = (
         id="image-replaced",
         verdict=JOB,
         pattern=r"error: image (?P<image>\S+) was replaced under the run.*",
-        says="image {image} was replaced while the run went on",
+        says="image {image} was replaced while the run continued",
         advice="submit a new run with the new image",
         next=SUBMIT,
     ),

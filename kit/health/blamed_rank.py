@@ -1,4 +1,4 @@
-"""Which rank is to blame, and by which rule.
+"""Blames a rank, and names the rule.
 
 The first rank that recorded an end is mostly the culprit. One that only lost its connection to another, or waited for it, is its
 victim: then the others' logs are read for what happened first.

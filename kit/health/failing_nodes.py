@@ -1,4 +1,4 @@
-"""Which nodes fail more runs than others: the record of a day, by what `kit why` says of each run that ended badly."""
+"""Finds nodes that fail more runs than others: one day's record, judged by `kit why` of each run that ended badly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends programs of torch, NCCL, DeepSpeed and Megatron: rules on the end of a rank's log."""
+"""Rules on programs of torch, NCCL, DeepSpeed and Megatron: on the end of a rank's log."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ RULES = (
             r"|InvalidHeaderDeserialization|SafetensorError"
         ),
         says="a checkpoint is damaged, or was not written to its end",
-        advice="remove it: the run goes on from the one before",
+        advice="remove it: the run continues from the one before",
     ),
     Rule(
         id="unused-parameters",

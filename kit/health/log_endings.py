@@ -1,4 +1,4 @@
-"""How a program's log ends: the exception that ended it and its place in the user's code, or its last lines."""
+"""Reads the end of a program's log: the exception and its place in the user's code, or the last lines."""
 
 from __future__ import annotations
 

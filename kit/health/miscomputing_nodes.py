@@ -1,4 +1,4 @@
-"""Which node counts wrong: what each rank computed, compared over runs of the same steps that had the ranks on different nodes.
+"""Finds a node that computes wrong numbers, by runs of the same steps with the ranks on different nodes.
 
 A program that repeats to the bit gives every rank the same numbers in each of them. Where a rank's numbers part from those that it
 has in the other runs, the run that stands alone is the odd one, and the node that had the rank there is the suspect. A wrong number

@@ -1,4 +1,4 @@
-"""Why a job waits: Slurm's reason in words. The reasons: squeue(1), "JOB REASON CODES"."""
+"""Reasons why a job waits, in words. Slurm's names: squeue(1), "JOB REASON CODES"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ends programs, whatever framework they use: rules on the end of a rank's log, then on its exit code."""
+"""Rules on programs of any framework: on the end of a rank's log, then on its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a run report (kit_rank), and which of them stand still."""
+"""Reads the steps that a run's ranks report (kit_rank), and finds the ranks that stand still."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ STALLS = {
             verdict=NODE,
             pattern="",
             says="node {node} has reported nothing for {age} s, and its ranks stand still",
-            advice="look at the node; kit cancel, then go on without it",
+            advice="look at the node; kit cancel, then continue without it",
             next="kit cancel {run}",
         ),
         Rule(
@@ -122,7 +122,7 @@ STRAGGLES = Rule(
     id="straggler",
     verdict=NODE,
     pattern="",
-    says="it goes on, and {culprit} costs every rank {share} % of a step: it works {own} s of {took} s while the others "
+    says="it continues, and {culprit} costs every rank {share} % of a step: it works {own} s of {took} s while the others "
     "wait{reads}",
     advice="its node may be slow, or its share of the work larger; try without the node",
     next="kit top {run}",

@@ -1,4 +1,4 @@
-"""What `kit why` reads of a run: its status, its events, the ends of its logs. Memory is bounded whatever the sizes of the logs."""
+"""Record that `kit why` reads: status, events, ends of logs. Memory is bounded whatever the size of the logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Slurm or the user ended a run, and runs that have not ended: rules on Slurm's state, the events and the batch log."""
+"""Rules on ends by Slurm or the user, and on runs that have not ended: on Slurm's state, the events and the batch log."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _waiting(record: Record) -> Answer:
     reason = one.reason.partition(": the batch script")[0]
     if record.events and record.events[-1]["event"] == "requeue":
         code = record.events[-1].get("exit_code")
-        line = f"it is back in the queue after exit code {code}, and goes on from its newest checkpoint{start}"
+        line = f"it is back in the queue after exit code {code}, and continues from its newest checkpoint{start}"
         evidence = (Evidence(file=_EVENTS, line=0, text=f"requeue, exit_code {code}"),)
         return answer(
             record,
@@ -206,7 +206,7 @@ def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | No
             evidence=late,
         )
     if lead:
-        advice = "go on from the checkpoint; with retry.requeue the kit does so by itself"
+        advice = "continue from the checkpoint; with retry.requeue the kit does so by itself"
         return answer(
             record,
             "time-limit-saved",
@@ -226,7 +226,7 @@ def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | No
             "cancelled",
             NOTHING,
             line,
-            advice="it goes on from its newest checkpoint when it is resumed",
+            advice="it continues from its newest checkpoint when it is resumed",
             then=RESUME,
             evidence=cite(record, "got TERM"),
         )

@@ -69,7 +69,7 @@ def _by_event(record: Record, event: dict[str, object]) -> Answer:
 
 
 def _last_stall(record: Record) -> dict[str, object] | None:
-    """The newest alarm, unless the ranks went on after it or were started again."""
+    """The newest alarm, unless the ranks continued after it or were started again."""
     for event in reversed(record.events):
         if event["event"] in {"progress", "attempt", "start"}:
             return None

@@ -1,4 +1,4 @@
-"""What an image is based on: packages of a bootstrap, a reference of the engine or a registry, or another image's locked bytes."""
+"""Base of an image: packages of a bootstrap, a reference of the engine or a registry, or another image's locked bytes."""
 
 from __future__ import annotations
 

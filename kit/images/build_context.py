@@ -1,4 +1,4 @@
-"""What a build is made from: the files of the image's folder, in a form that does not depend on the machine."""
+"""Build context: the files of the image's folder, in a form that does not depend on the machine."""
 
 from __future__ import annotations
 

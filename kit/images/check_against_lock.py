@@ -1,4 +1,4 @@
-"""Whether an image file is the one that a lock names."""
+"""Checks that an image file is the one that its lock names."""
 
 from __future__ import annotations
 

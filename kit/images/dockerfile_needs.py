@@ -1,4 +1,4 @@
-"""What a Dockerfile says before an engine reads it: which base it stands on, and what it needs of the engine."""
+"""Reads a Dockerfile before an engine does: the base that its stage uses, and the engine features that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an image's tree gets and loses on its way into a .sqsh, so that it behaves as one that Enroot imported.
+"""Adds and removes files of an image's tree so that its .sqsh behaves like one that Enroot imported.
 
 Enroot reads the image's environment from /etc/environment, its volumes from /etc/fstab, and runs /etc/rc, which enters the
 working directory and starts the entrypoint or the command (field-notes 3).

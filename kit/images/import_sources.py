@@ -1,4 +1,4 @@
-"""What `kit import-image` takes, told apart and made ready to be squashed."""
+"""Sources of `kit import-image`: tells them apart and prepares each for squashing."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _is_image_archive(path: Path, work: Path) -> bool:
         ):
             names.extend(member.name.removeprefix("./") for member, _ in zip(archive, range(64), strict=False))
     except tarfile.TarError as error:
-        if not names:  # one that is cut off later is said so by whoever reads all of it
+        if not names:  # whoever reads all of it reports one that is cut off later
             hint = "a .sqsh, an OCI layout or archive, a docker save, or a rootfs"
             raise UsageError(f"{path}: not an image: {error}", hint=hint) from None
     return any(

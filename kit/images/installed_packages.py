@@ -1,4 +1,4 @@
-"""What is installed in a .sqsh, read from the file itself: it works for every source, and without an engine."""
+"""Lists the packages installed in a .sqsh from the file itself: for every source, without an engine."""
 
 from __future__ import annotations
 

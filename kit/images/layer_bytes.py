@@ -1,4 +1,4 @@
-"""Where the bytes of a layer lie: in a layout, in an archive, in the cache; read at any place, by any thread, without a copy."""
+"""Reads a layer's bytes from a layout, an archive or the cache: at any offset, from any thread, without a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of long work: stages, the tools' own lines, and a bar. Everything goes to stderr."""
+"""Shows long work to a person: stages, the tools' own lines, a bar. Everything goes to stderr."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 def every(seconds: float, call: Callable[[], None], *, name: str) -> Iterator[None]:
     """Call `call` after each so many seconds of the block, in a thread of that name, and never after the block's end.
 
-    `call` handles its own errors: one that it raises ends the calls, and the block goes on.
+    `call` handles its own errors: one that it raises ends the calls, and the block continues.
     """
     done = threading.Event()
 

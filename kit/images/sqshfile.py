@@ -1,4 +1,4 @@
-"""What a .sqsh says about itself: its superblock, and the files that Enroot left in it."""
+"""Reads a .sqsh: its superblock, and Enroot's files inside."""
 
 from __future__ import annotations
 

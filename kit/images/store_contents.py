@@ -1,4 +1,4 @@
-"""What the store holds, which locks name it, and what may go."""
+"""Lists the images of a store, the locks that name each, and the images that may be removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an image store is unsafe to share: who else could replace an image, or what is above it."""
+"""Finds what makes an image store unsafe to share: users who could replace an image or a folder above it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an image keeps, changes, gains and loses on its way into a .sqsh: decided here, as data, and obeyed by every way.
+"""Edits of an image's tree on its way into a .sqsh, decided here as data; every way of squashing obeys them.
 
 The rules are what an engine's own container of the image shows, so that its export, its mounted layers and the kit's own merge of
 the layers give the same bytes (docs/guides/images.md has the table).

@@ -128,7 +128,7 @@ def close(records: Records) -> Ledger:
     for place, window in enumerate(line.windows):
         entries = _entries(window, records, lives=bool(records.now) and place == len(line.windows) - 1)
         details.append(_detail(window, records, entries))
-        # What was lost is known when the next attempt says from where it goes on.
+        # What was lost is known when the next attempt says from where it continues.
         shares = _with_lost(shares, before, entries)
         shares += [
             Share(rank=rank, node=nodes[rank, window.attempt], attempt=window.attempt, amounts=one.amounts)

@@ -1,4 +1,4 @@
-"""What one rank did in one attempt, from the last report of each of its processes."""
+"""Accounts of one rank in one attempt, from the last report of each of its processes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def entry(
     """A rank's share. processes: its own in this attempt. failed: when the first rank failed whose end was the attempt's.
 
     died: when this one did. stepped: when its role was started, 0 where that was with the attempt. reported: what rank 0 reported,
-    for a rank without processes. lives: the attempt goes on.
+    for a rank without processes. lives: the attempt continues.
     """
     end = window.end if failed is None else min(max(failed, window.start), window.end)
     after = {window.after: window.end - end}
@@ -145,7 +145,7 @@ def _spent(one: RankProcess, began: float, stop: float) -> Amounts:
         return filled(amounts, length, Account.UNATTRIBUTED)
     seen = min(left, max(0.0, idle))
     amounts[_OF_PHASE.get(one.phase, Account.UNATTRIBUTED)] += seen
-    # Since the monitor's last look it went on as before.
+    # Since the monitor's last look it continued as before.
     loop = {_OF_PHASE[name]: one.spent.get(name, 0.0) for name in (*_LOOPED, "save", "evaluate")}
     ahead = left - seen
     if one.first is not None and (summed := sum(loop.values())) > 0:

@@ -123,7 +123,7 @@ def _process(line: str, node: str) -> RankProcess | None:
 
 
 def _failures(run_dir: Path) -> Iterable[Failure]:
-    """The records of lib/failures.sh: state/failures-ATTEMPT/ROLE-START/rank-RANK.CODE; a dot before ROLE: the attempt went on."""
+    """The records of lib/failures.sh: state/failures-ATTEMPT/ROLE-START/rank-RANK.CODE; dot before ROLE: the attempt continued."""
     for path in RunPaths(run_dir).state.glob("failures-*/*/rank-*"):
         attempt, rank = path.parts[-3].removeprefix("failures-"), path.name.removeprefix("rank-").partition(".")[0]
         try:

@@ -50,7 +50,7 @@ class RankProcess:
 class Failure:
     """A rank that recorded its own end.
 
-    alone: its role was started again or given up without the others, as replica groups are; the attempt went on.
+    alone: its role was started again or given up without the others, as replica groups are; the attempt continued.
     """
 
     role: str

@@ -61,7 +61,7 @@ MEANINGS = {
 
 # Where the allocation is not held: nothing of it is paid for.
 NOT_HELD = frozenset({Account.QUEUE, Account.HELD, Account.NOT_SUBMITTED})
-# Training goes on: what the published definitions of goodput call productive.
+# Training continues: what the published definitions of goodput call productive.
 KEPT = frozenset({Account.PRODUCTIVE, Account.PROGRAM})
 # The training loop runs, whatever a rank waits for in it.
 LOOP = (Account.PRODUCTIVE, Account.STRAGGLERS, Account.INPUT)

@@ -1,4 +1,4 @@
-"""What of a run's record is worth a notice, and what the notice says."""
+"""Finds the events of a run that deserve a notice, and words it."""
 
 from __future__ import annotations
 

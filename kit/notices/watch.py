@@ -46,7 +46,7 @@ class Watcher:
         try:
             found = of.of(run_dirs, queue=self.queue)
         except SlurmError as error:
-            # A controller that restarts is back soon, and the runs go on without it.
+            # A controller that restarts is back soon, and the runs continue without it.
             self.say(error.message)
             return of.of(run_dirs, queue=lambda _: {})
         return [one for one in found if not self._over(one)]

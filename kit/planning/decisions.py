@@ -56,7 +56,7 @@ class Decisions:
 
     @property
     def outlives(self) -> bool:
-        """Whether the run goes on when a node is lost: only spares and replicas take over."""
+        """Whether the run continues when a node is lost: only spares and replicas take over."""
         return bool(self.job.retry.spares) or any(r.role.policy == "replica" for r in self.roles)
 
     @property

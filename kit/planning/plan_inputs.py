@@ -1,4 +1,4 @@
-"""What a plan has to know of the place that it is made at."""
+"""Inputs of a plan that depend on the machine and the moment, such as paths and the run's id."""
 
 from __future__ import annotations
 

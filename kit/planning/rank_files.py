@@ -1,4 +1,4 @@
-"""What the ranks of a role run: worker.sh maps Slurm's variables to ranks, program.sh is the program with its environment."""
+"""Files that a role's ranks run: worker.sh maps Slurm's variables to ranks, program.sh holds the program and its environment."""
 
 from __future__ import annotations
 

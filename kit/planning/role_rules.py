@@ -1,4 +1,4 @@
-"""What roles say of each other: the names exist, those that share fit, ports are there, nobody waits for itself."""
+"""Rules between roles: names exist, roles that share nodes fit, ports are declared, no role waits for itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program on the other side answers: sections of known length, then an archive of files.
+"""Parses the answer of a program on the other side: sections of known length, then an archive of files.
 
 answer NAME CODE LENGTH\\n<bytes>\\n     what a command printed, and its exit code
 grown OFFSET LENGTH PATH\\n<bytes>\\n    the end of a file that had OFFSET bytes before

@@ -1,4 +1,4 @@
-"""What Slurm's accounting adds to the status of runs: jobs that slurmctld has forgotten, memory, CPU time, each start's nodes."""
+"""Adds Slurm's accounting to the status of runs: jobs that slurmctld has forgotten, memory, CPU time, nodes of each start."""
 
 from __future__ import annotations
 

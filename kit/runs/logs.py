@@ -133,7 +133,7 @@ def require_rank(run_dir: Path, rank: int | None) -> None:
 def follow(
     run_dir: Path, wanted: Wanted, *, ended: Callable[[], bool], once: bool = False
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield a source and a chunk of its lines. Without `once`, go on until `ended()`; files that appear later are picked up."""
+    """Yield a source and a chunk of its lines. Without `once`, continue until `ended()`; files that appear later are picked up."""
     tails: dict[Path, Tail] = {}
     pause, live = _POLL_S, False
     # glibc keeps freed memory of up to the size of what was freed before: without this each chunk is new pages of the kernel's.

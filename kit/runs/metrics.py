@@ -1,4 +1,4 @@
-"""What a run's program reports: JSON lines in metrics.jsonl, or in one file for each replica group.
+"""Reads the metrics of a run: JSON lines in metrics.jsonl, or in one file for each replica group.
 
 Everything of the kit that reads them reads them here. The kit's own programs write kit/spec/metrics.py's schema.
 """
@@ -86,7 +86,7 @@ def _latest_of(path: Path) -> Latest | None:
         step, time = record.get("step"), record.get("time", "")
         if not isinstance(step, int) or isinstance(step, bool) or not isinstance(time, str):
             continue
-        if found is not None and step < found.step:  # a start that goes on from a checkpoint before the last step
+        if found is not None and step < found.step:  # a start that continues from a checkpoint before the last step
             values = {}
         values |= {
             name: value

@@ -1,4 +1,4 @@
-"""Whether the programs that a job names are there, before it is submitted: a wait in the queue would end with "no such file"."""
+"""Checks before submit that a job's programs exist: otherwise the wait in the queue would end with "no such file"."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _until_it_answers(remote: RemoteCluster, ask: Callable[[], T], *, say: Say, 
             if stop.is_set():
                 raise
             if not said:
-                say(f"{error.message.splitlines()[0]}; trying again, the job goes on")
+                say(f"{error.message.splitlines()[0]}; trying again, the job continues")
             said = True
         stop.wait(pause)
         pause = min(pause * 1.5, _TRY_MOST_S)

@@ -17,7 +17,7 @@ from kit.spec.run_paths import RunPaths
 
 
 def resume(status: Status, *, env: dict[str, str]) -> Manifest:
-    """Submit the same scripts again; the logs go on, KIT_RESTART_COUNT counts on. The manifest gets the new job id.
+    """Submit the same scripts again; the logs are appended to, and KIT_RESTART_COUNT counts up. The manifest gets the new job id.
 
     RunError for a run that Slurm still has, or that is a point of an array; LockError when its image is gone or cut off.
     """

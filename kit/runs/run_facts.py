@@ -1,4 +1,4 @@
-"""What a run's folder says of it, whatever is missing or damaged there: one record, small enough to keep for thousands of runs."""
+"""Facts of a run folder, however much of it is missing or damaged: one record, small enough for thousands of runs."""
 
 from __future__ import annotations
 

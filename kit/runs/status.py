@@ -1,4 +1,4 @@
-"""What became of runs: Slurm's queue, asked once for all of them, and the events that each batch script recorded."""
+"""Status of runs: Slurm's queue, asked once for all of them, and the events that each batch script recorded."""
 
 from __future__ import annotations
 

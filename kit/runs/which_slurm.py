@@ -1,4 +1,4 @@
-"""Which Slurm to ask about a run: an embedded cluster has its own slurm.conf, and may be down."""
+"""Chooses the Slurm to ask about a run: an embedded cluster has its own slurm.conf, and may be down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a container runtime is to the plan: a way to turn an srun line and a command into one argv."""
+"""Protocol of a container runtime: it turns an srun line and a command into one argv."""
 
 from __future__ import annotations
 

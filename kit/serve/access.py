@@ -1,4 +1,4 @@
-"""Who is let in: whoever has the token, from a page of this server. To anybody else no path exists.
+"""Access to the pages: a request needs the token, and comes from a page of this server. For all others no path exists.
 
 The token is the first part of every path, not a cookie: a page of another site cannot make a browser send it, and a name that was
 rebound to 127.0.0.1 leads to 404 like any other guess.

@@ -1,4 +1,4 @@
-"""What `kit serve --control` lets a reader do: cancel runs and sweeps, resume runs. The same as the commands of these names."""
+"""Actions of `kit serve --control`: cancel runs and sweeps, resume runs. The same as the commands of these names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def act(board: Board, kind: str, name: str, action: str) -> str:
                 )
             (one,) = of.of([found], queue=which_slurm.queue())
             made = resume(one, env=which_slurm.env_of(one.manifest.cluster))
-            return f"job {made.job_id}: {made.run_id} goes on"
+            return f"job {made.job_id}: {made.run_id} continues"
         finally:
             board.forget()
 

@@ -1,4 +1,4 @@
-"""Where the server listens: 127.0.0.1, or a Unix socket that its user alone may open. Nowhere else."""
+"""Listens on 127.0.0.1, or on a Unix socket that its user alone may open. Nowhere else."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the kit knows of Slurm: the embedded cluster, and the commands of any other."""
+"""Slurm: the embedded cluster, and the commands of any other."""

@@ -1,4 +1,4 @@
-"""What Slurm's accounting keeps of jobs, longer than slurmctld does: one `sacct` for all that is asked, never one for each job."""
+"""Reads Slurm's accounting, which outlives slurmctld's memory: one `sacct` for all jobs, never one for each."""
 
 from __future__ import annotations
 

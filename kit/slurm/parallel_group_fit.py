@@ -1,4 +1,4 @@
-"""Whether a tensor or expert parallel group of a job fits into a block, or a leaf switch, of the cluster. Nothing is refused.
+"""Checks whether a tensor or expert parallel group fits into a block, or a leaf switch, of the cluster. Warns, never refuses.
 
 A block is a set of nodes with a faster link among them, such as NVLink. Slurm is asked only when a group needs several nodes.
 """

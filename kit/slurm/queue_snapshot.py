@@ -1,4 +1,4 @@
-"""What a scheduler has to go by: nodes, what holds them and until when, and what waits. One sinfo and one squeue."""
+"""Snapshot of the queue by one sinfo and one squeue: nodes, the jobs that hold them and until when, the jobs that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files of a folder are its workspace: those that git does not ignore, else all; never what `.kitignore` names."""
+"""Chooses the files of a workspace: those that git does not ignore, else all; never those that `.kitignore` names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IGNORE_FILE = ".kitignore"
 # Nobody's code, where no git says it.
 _NEVER = (".git/", "__pycache__/", ".venv/")
 _GIT_S = 120.0
-# git-ls-files(1) goes on after it (dir.c, read_directory_recursive).
+# git-ls-files(1) continues after it (dir.c, read_directory_recursive).
 _CLOSED = re.compile(r"warning: could not open directory '(?P<path>.*)': (?P<why>.*)")
 # A folder with more files is somebody's home, or data.
 MOST_FILES = 100_000

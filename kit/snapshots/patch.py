@@ -1,4 +1,4 @@
-"""How a workspace differs from the commit that it stands on, as `git apply` reads it."""
+"""Writes the difference between a workspace and its commit, as `git apply` reads it."""
 
 from __future__ import annotations
 

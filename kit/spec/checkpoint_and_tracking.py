@@ -1,4 +1,4 @@
-"""What a job says of its training that the kit hands on: checkpoints, traces, trackers, and the frameworks' own tables."""
+"""Tables that the kit passes to the training program: checkpoints, traces, trackers, and the frameworks' own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the models declare at a place of a TOML file: its type, its form, an example, and where a key belongs."""
+"""Declarations at a place of a TOML file: type, form, example, and where a misplaced key belongs."""
 
 from __future__ import annotations
 

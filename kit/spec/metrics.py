@@ -1,4 +1,4 @@
-"""What a line of metrics.jsonl holds: schema 1, one form for all of the kit's programs. Your own may write more, or less.
+"""Schema 1 of a line of metrics.jsonl, the same for all of the kit's programs. Your own may write more keys, or fewer.
 
 `kit schema metrics` prints it; docs/guides/metrics.md is its page. Rates and counts are over all ranks; a replica group of DiLoCo
 reports for itself.
@@ -96,7 +96,7 @@ class Saved(_OfStep):
 
 
 class Resumed(_OfStep):
-    """Goes on from a checkpoint."""
+    """Continues from a checkpoint."""
 
     kind: Literal["resumed"]
     path: str

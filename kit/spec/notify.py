@@ -1,4 +1,4 @@
-"""Who is told of a run, and when."""
+"""Table [notify]: events of a run, and the people to tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run starts and ends: checks before the ranks, monitors beside them, restarts after them, secrets kept out of sight."""
+"""Tables around the ranks: checks before them, monitors beside them, restarts after them, secrets."""
 
 from __future__ import annotations
 

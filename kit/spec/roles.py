@@ -73,7 +73,7 @@ class Ready(Model):
     file: FileName | None = Field(default=None, description="A file of the run folder that the role makes.")
     timeout_s: int = Field(default=120, ge=1, description="Seconds to wait for it before the job ends.")
     health: bool = Field(
-        default=False, description="Go on asking; a role that gives no answer three times running is killed."
+        default=False, description="Keep asking; a role that gives no answer three times running is killed."
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What all models share: frozen, no unknown keys, and the patterns of values that end up in scripts and options."""
+"""Base of all models: frozen, no unknown keys; patterns of values that end up in scripts and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layer of configuration set each key of a job: kept with the run, for whoever runs it again or compares it."""
+"""Records which layer of configuration set each key of a job; reruns and comparisons read it."""
 
 from __future__ import annotations
 

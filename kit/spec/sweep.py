@@ -115,12 +115,12 @@ class Random(Model):
 class Halving(Model):
     """Points that are bad early are stopped: asynchronous successive halving (Li et al., MLSys 2020), which Hyperband is made of.
 
-    At `first` steps, and at every `factor` times as many, a point goes on while its metric is in the best 1/`factor` of those that
+    At `first` steps and each `factor` times as many, a point continues while its metric is among the best 1/`factor` of those that
     have come as far.
     """
 
     first: int = Field(ge=1, description="Steps before a point is judged for the first time.")
-    factor: int = Field(default=3, ge=2, le=10, description="One of so many points goes on.")
+    factor: int = Field(default=3, ge=2, le=10, description="One of so many points continues.")
 
 
 class Search(Model):

@@ -1,4 +1,4 @@
-"""What a validator says of a wrong value, and the named forms of text: a sentence and an example instead of a bare pattern."""
+"""Messages for wrong values, and named forms of text: a sentence and an example instead of a bare pattern."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tasks an array may have."""
+"""Limits the number of tasks of an array."""
 
 from __future__ import annotations
 

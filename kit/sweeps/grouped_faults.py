@@ -38,7 +38,7 @@ class Gathered:
 
     @contextlib.contextmanager
     def of(self, point: Point) -> Iterator[None]:
-        """A block whose ConfigError is noted; one without faults, such as TOML that cannot be read, goes on up."""
+        """A block whose ConfigError is noted; one without faults, such as TOML that cannot be read, is passed on."""
         try:
             yield
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Which points are stopped early: asynchronous successive halving.
+"""Stops bad points early: asynchronous successive halving.
 
 L. Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020. No point waits for others: it is judged by those
 that have come as far when it comes there. Hyperband is this with several values of `first`, side by side.
@@ -27,9 +27,9 @@ def at(reported: Reports, step: int) -> float | None:
 
 
 def verdict(rule: Halving, goal: str, mine: Reports, others: Sequence[Reports]) -> int | None:
-    """The step at which a point is to stop; None while it goes on.
+    """The step at which a point is to stop; None while it continues.
 
-    It goes on while it is among the best 1/factor, rounded down but at least one, of all that have come to the same judgement.
+    It continues while it is among the best 1/factor, rounded down but at least one, of all that have come to the same judgement.
     Before there are `factor` of them nobody is stopped. What is no number (NaN) is the worst.
     """
     number = 0

@@ -1,4 +1,4 @@
-"""What a key of a sweep is called in expressions, in tables and on plots."""
+"""Names of a sweep's keys in expressions, tables and plots."""
 
 from __future__ import annotations
 

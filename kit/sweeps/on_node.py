@@ -1,4 +1,4 @@
-"""What a task of a search's array runs on its node, outside any container, beside its batch script (templates/bin/array.sh).
+"""Runs a task of a search's array on its node, outside any container, beside its batch script (templates/bin/array.sh).
 
     python -m kit.sweeps.on_node ask   POINT        before the batch script: the point's values, chosen and written into its files
     python -m kit.sweeps.on_node watch POINT PID    while it runs: stops the batch script where the point is bad early

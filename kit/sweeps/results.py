@@ -1,4 +1,4 @@
-"""What the points of a sweep came to: the metrics that each run wrote as JSON lines, one row a point."""
+"""Results of a sweep: the metrics that each run wrote as JSON lines, one row for each point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each run's metrics came to, kept so that asking for the results of thousands of points does not read them all again.
+"""Caches the final metrics of each run, so that results of thousands of points do not read all files again.
 
 A cache and nothing more, like the run index: one file for each sweep in the user's own cache folder. An entry counts while inode,
 size and time of the run's metrics.jsonl are as they were.

@@ -1,4 +1,4 @@
-"""What a search needs at submit: Optuna where the nodes will ask, and keys whose every value can be planned."""
+"""Checks a search before submit: Optuna where the nodes will ask, and keys whose every value can be planned."""
 
 from __future__ import annotations
 

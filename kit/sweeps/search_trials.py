@@ -1,4 +1,4 @@
-"""What the points of a search were given and what they came to, read from their run folders: there is no other record to lose.
+"""Reads a search's trials from the run folders of its points: there is no other record to lose.
 
 `state/suggestion.json` has a point's values, from the moment in which they are chosen; its metrics and events say the rest.
 """

@@ -1,4 +1,4 @@
-"""Where the result goes: under a temporary name beside it until it is whole and on the disk, then by a rename."""
+"""Writes the result under a temporary name beside its place, syncs it, and renames it."""
 
 import fcntl
 import os

@@ -12,8 +12,8 @@ or one Slurm task for each rank; the kit's worker script sets RANK, WORLD_SIZE, 
 or as a single process: python train.py. `lib` lies beside this file in a run folder; in the checkout, set
 PYTHONPATH=launchers.
 
-Without --data it trains on the digits that scikit-learn ships. Started again with the same checkpoint folder it goes
-on where it stopped. docs/guides/training.md says what it reads and writes, lib/stop.py what TERM and USR1 do.
+Without --data it trains on the digits that scikit-learn ships. Started again with the same checkpoint folder it
+continues where it stopped. docs/guides/training.md says what it reads and writes, lib/stop.py what TERM and USR1 do.
 """
 
 import contextlib

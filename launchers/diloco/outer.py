@@ -164,7 +164,7 @@ class DiLoCo:
         return {"at": dict(self.at), "globals": self.globals.give(), "inner": give_inner(self._net, self._inner)}
 
     def take(self, state: Record) -> None:
-        """Go on from what another group gave, the model at the global parameters."""
+        """Continue from what another group gave, the model at the global parameters."""
         self.at = dict(state["at"])
         self.globals.take(state["globals"])
         take_inner(self._net, self._inner, state["inner"])
@@ -173,7 +173,7 @@ class DiLoCo:
         self._flying = None
 
     def save(self) -> Record:
-        """What a checkpoint holds: more than give(), so that this group goes on exactly where it was. Called by all ranks."""
+        """What a checkpoint holds: more than give(), so that this group continues exactly where it was. Called by all ranks."""
         own = {name: local(parameter).detach() for name, parameter in self._net.named_parameters()}
         residuals = {
             number: self.globals.whole(number, kept) for number, kept in sorted(self._average.residuals.items())
@@ -182,7 +182,7 @@ class DiLoCo:
 
     @torch.no_grad()
     def load(self, state: Record, *, own: bool) -> None:
-        """Go on from a checkpoint: this group's own, or another group's."""
+        """Continue from a checkpoint: this group's own, or another group's."""
         self.take(state)
         if self.at["step"] < self.settings.steps:
             self.at["flushed"] = 0  # the job was made longer

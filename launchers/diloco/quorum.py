@@ -44,7 +44,7 @@ CONNECT = timedelta(seconds=60)  # to find the lighthouse at the start
 MOST_FAILURES = 100
 
 
-class Failed(Exception):  # noqa: N818 - a way to go on, not an error
+class Failed(Exception):  # noqa: N818 - a way to continue, not an error
     """A step of a meeting did not work out on some rank of this group; meet again."""
 
 

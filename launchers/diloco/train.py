@@ -5,7 +5,7 @@
         torchrun --nproc-per-node=4 train.py --sync-every 30  for each group, with its own id
     python train.py                                           one group, no lighthouse needed
 
-Any group may die and come back: it takes the state of a live one. Started again as a whole, the job goes on from the
+Any group may die and come back: it takes the state of a live one. Started again as a whole, the job continues from the
 newest checkpoint, with any number of groups. How it works, options and files: docs/guides/diloco.md.
 """
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Lost(Exception):  # noqa: N818 - a way to go on, not an error
+class Lost(Exception):  # noqa: N818 - a way to continue, not an error
     """A peer, or the connection to it, failed."""
 
 

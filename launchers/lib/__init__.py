@@ -1,1 +1,1 @@
-"""What the training programs share: ranks, options, data, models, checkpoints, metrics. Needs torch only."""
+"""Library of the training programs: ranks, options, data, models, checkpoints, metrics. Needs torch only."""

@@ -1,4 +1,4 @@
-"""Data: images (digits, MNIST files, class folders), batches, and going on in the middle of an epoch. Text: lib/text.py."""
+"""Data: images (digits, MNIST files, class folders), batches, and continuing in the middle of an epoch. Text: lib/text.py."""
 
 import gzip
 import hashlib

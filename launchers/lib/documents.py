@@ -174,7 +174,7 @@ def _lines(piece: Piece, key: str) -> Iterator[str | Bad]:
 def _raw(piece: Piece) -> Iterator[tuple[bytes, int]]:
     """The lines that begin in [first, last), each with its first byte."""
     with _opened(piece) as file:
-        if piece.first:  # where a line that began before goes on to: its first byte may be the one before `first`
+        if piece.first:  # where a line that began before ends: its first byte may be the one before `first`
             file.seek(piece.first - 1)
             file.readline(_LONGEST_LINE)
         place = file.tell() if piece.last else 0

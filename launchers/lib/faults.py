@@ -1,4 +1,4 @@
-"""What stops a program of the kit that makes files, in words for the user."""
+"""Turns errors of the kit's file-making programs into words for the user."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""What the loops of the programs share: the optimizer and its learning rate, validation, the stop on request, the end."""
+"""Training-loop parts that the programs share: optimizer and learning rate, validation, the stop on request, the end."""
 
 import argparse
 import time

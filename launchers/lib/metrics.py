@@ -1,4 +1,4 @@
-"""What a run reports: a line on standard output, a JSON line in <run folder>/metrics.jsonl, and to the trackers, by rank 0.
+"""Reports metrics by rank 0: a line on standard output, a JSON line in <run folder>/metrics.jsonl, and the trackers.
 
 The records are schema 1: docs/guides/metrics.md and docs/schema/metrics.schema.json describe each kind, the same for all
 programs. kit/runs/metrics.py reads them.
@@ -26,7 +26,7 @@ _CURVES = {"step", "eval", "epoch", "outer", "rollouts", "test", "final"}
 
 
 class Metrics:
-    """Appends, so that a restarted run goes on in the same file; `restart` in a record says which start wrote it."""
+    """Appends, so that a restarted run continues in the same file; `restart` in a record says which start wrote it."""
 
     def __init__(self, run_dir: Path, here: Ranks | None = None) -> None:
         """here: None for a program that is no group of ranks."""

@@ -1,4 +1,4 @@
-"""What a GPU can compute at most: operations a second, by card and by the kind of number that it multiplies.
+"""Peak throughput of GPUs: operations per second, by card and by number format.
 
 Dense, without sparsity, at the boost clock. The comment of each row names the vendor's document; where that prints a figure with
 2:4 sparsity, marked by an asterisk, the row has half of it. Where a card has several forms, the row's words say which one it is.

@@ -52,7 +52,7 @@ def sample(
         logprobs = functional.log_softmax(scores.float() / temperature, dim=-1)
         tokens = torch.multinomial(logprobs.exp(), 1, generator=generator)
         rows[last, lengths + position] = tokens[:, 0]
-        # A completion that has ended goes on being drawn with its batch; -1 marks what does not count.
+        # A completion that has ended is still drawn with its batch; -1 marks what does not count.
         drawn.append(tokens[:, 0].where(running, -1))
         chosen.append(logprobs.gather(1, tokens)[:, 0])
         running &= tokens[:, 0] != end

@@ -8,7 +8,7 @@ SET/
   validation-00007.bin, .idx     of those that are held out: chosen by their text, so that copies of one are on one side
   tokenizer/                     the tokenizer's files
 
-Until it is whole it is .SET.preparing/ beside it. Killed at any moment, the same command goes on after
+Until it is whole it is .SET.preparing/ beside it. Killed at any moment, the same command continues after
 the last shard that was done.
 """
 
@@ -196,7 +196,7 @@ def _units(order: Order, work: Path, units: list[documents.Unit], processes: int
         except BrokenProcessPool:
             raise Refused(
                 "a process of the tokenizer was killed (the kernel does so where memory ends)",
-                hint="the same command goes on from here; fewer --processes need less memory",
+                hint="the same command continues from here; fewer --processes need less memory",
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -304,7 +304,7 @@ def main() -> int:
 
 
 def _ended(number: int, _frame: object) -> NoReturn:
-    os._exit(128 + number)  # the processes end with it (_begin), and the next start goes on
+    os._exit(128 + number)  # the processes end with it (_begin), and the next start continues
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How far the work is: lines of text for a person, or of JSON for the kit, which draws a bar. All of it goes to stderr."""
+"""Reports progress: lines of text for a person, or of JSON for the kit, which draws a bar. All of it goes to stderr."""
 
 import contextlib
 import json

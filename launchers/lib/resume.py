@@ -1,4 +1,4 @@
-"""Whether a program goes on from a checkpoint: its program, data, seed, shape, batch and optimizer beside those of the checkpoint.
+"""Compares a program with the checkpoint that it would resume: program, data, seed, shape, batch and optimizer.
 
 complete.json of a checkpoint holds what `told` returns. What must be equal and is not ends the program with one sentence;
 what may differ is applied from now on, and said.
@@ -41,7 +41,7 @@ def told(program: str, args: argparse.Namespace, *, without: Iterable[str] = (),
 def begun(
     args: argparse.Namespace, here: Ranks, now: Told, log: metrics.Metrics, *, equal: Iterable[str] = ()
 ) -> tuple[checkpoint.Checkpoints, Path | None]:
-    """The checkpoints of the options, and the newest that is sound; a program that cannot go on from it ends here (see check).
+    """The checkpoints of the options, and the newest that is sound; a program that cannot continue from it ends here (see check).
 
     Without one the generators are seeded: a new run begins.
     """
@@ -57,12 +57,12 @@ def begun(
 
 
 def say(log: metrics.Metrics, found: Path, step: int) -> None:
-    """The record of a program that goes on from the checkpoint `found`."""
+    """The record of a program that continues from the checkpoint `found`."""
     log.record("resumed", f"resumed from {found}, step {step}", step=step, path=str(found))
 
 
 def check(found: Path, now: Told, here: Ranks, log: metrics.Metrics, *, equal: Iterable[str] = ()) -> None:
-    """End the program where it cannot go on from `found`; else say what differs. equal: further names that may not differ.
+    """End the program where it cannot continue from `found`; else say what differs. equal: further names that may not differ.
 
     Called by all ranks; the first one looks and says.
     """
@@ -80,7 +80,7 @@ def check(found: Path, now: Told, here: Ranks, log: metrics.Metrics, *, equal: I
 
 
 def _judged(found: Path, then: dict[str, Any], now: Told, equal: set[str]) -> tuple[str | None, list[str]]:
-    """Why the program cannot go on, if so; and what differs but is applied."""
+    """Why the program cannot continue, if so; and what differs but is applied."""
     if "program" not in then:  # written before checkpoints named their program
         return None, []
     if then["program"] != now["program"]:

@@ -1,6 +1,6 @@
-"""What a policy is taught by rewards: sums, which need no file, or the problems and the reward function of a user.
+"""Tasks that a policy learns by rewards: sums, which need no file, or the user's problems and reward function.
 
-A line of the problems' file has a `prompt`, a text that the answer goes on from, or `messages`, which the chat template lays out;
+A line of the problems' file has a `prompt`, a text that the answer continues from, or `messages`, which the chat template lays out;
 whatever else it has, such as the right answer, is for the reward function.
 """
 

@@ -1,4 +1,4 @@
-"""How weights get from the trainer to the inference servers: by files on shared storage, or by a collective (gloo, nccl).
+"""Sends weights from the trainer to the inference servers: by files on shared storage, or by a collective (gloo, nccl).
 
 The trainer announces each version in <run>/broadcast/latest.json, moved into place as a whole; the orchestrator reads it
 and hands it to every server as POST /update_weights, with the server's rank.

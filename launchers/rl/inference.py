@@ -102,7 +102,7 @@ class Worker(threading.Thread):
         self.weights: Weights | None = None
 
     def replace(self, net: model.GPT, weights: Weights) -> None:
-        """Go on with another policy, from the next batch on."""
+        """Continue with another policy, from the next batch on."""
         with self._lock:
             self._net, self.weights = net, weights
 
@@ -111,7 +111,7 @@ class Worker(threading.Thread):
             requests = self._waiting.take(self._max_batch)
             try:
                 self._serve(requests)
-            except Exception as error:  # noqa: BLE001 - each request gets it as its answer; the worker goes on
+            except Exception as error:  # noqa: BLE001 - each request gets it as its answer; the worker continues
                 for request in requests:
                     request.answer.set_exception(error)
 

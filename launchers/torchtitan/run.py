@@ -116,7 +116,7 @@ def added(release: Release, arguments: list[str]) -> list[str]:
     elif value(arguments, release.config) is None and run:
         words += [release.config, str(Path(run) / "config.toml")]
     if run and not chosen_outputs(release, [*words, *arguments]):
-        # Relative to the working folder, two runs would go on from each other's checkpoints.
+        # Relative to the working folder, two runs would continue from each other's checkpoints.
         words.append(f"{release.outputs}={Path(run) / 'outputs'}")
     if "KIT_SEED" in os.environ:
         words.append(f"{release.seed}={os.environ['KIT_SEED']}")

@@ -3,7 +3,7 @@
 # nothing else. Slurm's own signals go to every process of a step: FUSE daemons of Pyxis and Enroot, which the ranks' files come from, die
 # of them, torchrun dies of USR1, and a DataLoader's worker that gets TERM takes its parent down. Services get none: they are there until
 # the others have saved.
-# A program that is still to come gets its signal when it is there: this goes on until no rank is left on the node. One that has no handler
+# A program that is still to come gets its signal when it is there: this continues until no rank is left on the node. One that has no handler
 # yet may be about to set one, as long as it still loads (imports from a cold file system take many seconds): it gets the signal once it
 # reads nothing any more, or lives for half of the SECONDS that the ranks have to save.
 set -uo pipefail

@@ -6,14 +6,14 @@ chain::require_more() {
     local code
     code="$(chain::last_code)"
     if [[ -z "${code}" ]]; then
-        log::info "the link before ended without a record; going on from the newest checkpoint"
+        log::info "the link before ended without a record; continuing from the newest checkpoint"
     elif ((code == 0)); then
         log::info "the run is done; link ${SLURM_JOB_ID} has nothing to do"
         exit 0
     elif [[ -e "${KIT_RUN_DIR}/state/stopped.json" ]] || ((code > 128 && code < 255)); then
-        log::info "the link before was cut with exit code ${code}; going on from the newest checkpoint"
+        log::info "the link before was cut with exit code ${code}; continuing from the newest checkpoint"
     else
-        log::error "the link before ended with the program's own exit code ${code}; going on would not help"
+        log::error "the link before ended with the program's own exit code ${code}; continuing would not help"
         chain::cancel_rest
         exit "${code}"
     fi

@@ -1,4 +1,4 @@
-"""What this rank is doing, for `kit top` and `kit why`.
+"""Reports what this rank does, for `kit top` and `kit why`.
 
     from kit_rank import progress
     progress.step(12)                  # twelve steps are done
@@ -9,7 +9,7 @@ A report is one write of 384 bytes into a file of this rank in /dev/shm: some te
 now, its second how many seconds it has spent in each phase, for `kit time`. Nothing goes to a disk or to another node. The
 monitor's step on this node reads the files of all its ranks. Where there is no monitor, as outside a run, nothing is written.
 With the first report a handler of signal 62 is set, unless the program has one: by it `kit stacks` and the evidence of a stall get
-the Python stacks of all threads, into a second file there, while the program goes on.
+the Python stacks of all threads, into a second file there, while the program continues.
 Once torch.distributed is in use, kit_recorder.py tells the same evidence what this rank's last collectives were.
 Any Python from 3.8; nothing to install.
 """

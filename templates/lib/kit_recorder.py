@@ -1,4 +1,4 @@
-"""What torch's flight recorder says of this rank: its last collectives, with their numbers and shapes.
+"""Answers with this rank's last collectives from torch's flight recorder: their numbers and shapes.
 
 kit_rank loads it with the first step after torch.distributed is there. A thread waits at a pipe: evidence.sh writes a byte, and the
 thread answers with a file beside it. A rank that ends by an exception says the same in its log. Gloo has the recorder, too.

@@ -152,7 +152,7 @@ node_checks::judge() {
     log::error "preflight failed on ${failed[*]}"
     node_checks::show "${folder}" "${failed[@]}"
     if ((${#nodes_all[@]} - ${#failed[@]} >= KIT_NODES)); then
-        log::info "going on with the spare nodes"
+        log::info "continuing with the spare nodes"
         nodes::choose
         return
     fi

@@ -30,7 +30,7 @@ role_policy::on_end() {
     fi
 }
 
-# role_policy::lost_a_node ROLE CODE: of ranks that went with their node where the job goes on without it (--no-kill) srun says 0, and 1 from
+# role_policy::lost_a_node ROLE CODE: of ranks that went with their node where the job continues without it (--no-kill) srun says 0, and 1 from
 # Slurm 24.11 on.
 role_policy::lost_a_node() {
     local lost
@@ -75,7 +75,7 @@ role_policy::has_nodes() {
     [[ -z "${of[folder]}" ]] || { endpoints::place_one "$1" && endpoints::write; }
 }
 
-# The others go on while there are enough of them.
+# The others continue while there are enough of them.
 role_policy::lose() {
     local -n of="KIT_STEP_$1"
     local -r name="${of[name]}"
@@ -92,7 +92,7 @@ role_policy::lose() {
     fi
     failures::show "${name}-${roles_start[${name}]}" "$2" "${name}"
     failures::retire "${name}-${roles_start[${name}]}"
-    log::error "role ${name} is given up; ${left} others go on"
+    log::error "role ${name} is given up; ${left} others continue"
     events::record lost role "${name}" exit_code "$2"
 }
 

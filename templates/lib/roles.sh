@@ -6,7 +6,7 @@
 # A role is waiting for those that it needs, starting, up once its check passes, and ended, or lost. What its end means is its policy:
 #   main      the job ends well when all of these have; one that fails ends the job
 #   service   has to be there while a main one is, and is stopped after that
-#   replica   one of several that do the same: it may die and come back while enough of the others go on
+#   replica   one of several that do the same: it may die and come back while enough of the others continue
 
 # EX_IOERR of BSD's sysexits, told apart from what programs return by convention.
 readonly roles_not_ready_code=74

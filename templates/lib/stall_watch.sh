@@ -62,7 +62,7 @@ stall_watch::loop() {
                 # It was wrong, or the ranks have come back: what took so long may take so long again.
                 took=$((EPOCHSECONDS - begun + told))
                 ((2 * took < least)) || least=$((2 * took))
-                log::info "the ranks go on, at step ${furthest}; from now on it takes ${least} s to call them still"
+                log::info "the ranks continue, at step ${furthest}; from now on it takes ${least} s to call them still"
                 events::record progress number "${number}" step "${furthest}"
                 begun=0
             fi
@@ -72,7 +72,7 @@ stall_watch::loop() {
             stall_watch::say
             ((number > stall_watch_most)) || stall_watch::collect "${number}"
         elif [[ "${furthest}" != "${before}" ]]; then
-            # Some rank goes on: the patience begins again.
+            # Some rank continues: the patience begins again.
             begun=EPOCHSECONDS told=idle before="${furthest}"
         elif ((EPOCHSECONDS - begun >= KIT_PATIENCE)) && [[ "${KIT_ON_STALL}" != report && "${rule}" != stalled-silent ]]; then
             printf '%s %s %s %d\n' "${role}" "${node}" "${others}" "${idle}" >"${stall_watch_file}.new"

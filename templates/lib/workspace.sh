@@ -35,7 +35,7 @@ workspace::copy() {
     ((${#workspace_differ[@]} == 0)) || workspace::fail "has other contents than at the submit: ${workspace_differ[*]:0:5}"
 }
 
-# Programs may change what was submitted, in their own copy: the next start goes on with it.
+# Programs may change what was submitted, in their own copy: the next start continues with it.
 workspace::say_changes() {
     workspace::differences "$1"
     ((${#workspace_differ[@]} == 0)) \

@@ -438,7 +438,7 @@ def test_restarts_are_capped(lab: Lab) -> None:
     ids=["at-once", "with-grace", "told-by-USR1"],
 )
 def test_preemption(preempting_lab: Lab, runtime_of: RuntimeOf, grace: int, lead: int, code: int) -> None:
-    """A job of another partition takes the nodes; the ranks save, the job waits, and goes on in its own folder.
+    """A job of another partition takes the nodes; the ranks save, the job waits, and continues in its own folder.
 
     code: of the ranks. The cluster has preempt_send_user_signal: within a grace the lead's signal comes instead of TERM.
     """
@@ -529,7 +529,7 @@ def kill_slurmd(lab: Lab, node: str) -> None:
 
 @pytest.mark.parametrize("cell", cells(("srun", "bubblewrap")))
 def test_network_of_a_node_cut(spare_lab: Lab, runtime_of: RuntimeOf, cell: Cell) -> None:
-    """Slurm gives the node up and queues the job again; test_excluded_node shows one that goes on where there are good nodes."""
+    """Slurm gives the node up and queues the job again; test_excluded_node shows one that continues where there are good nodes."""
     lab = spare_lab
     write(lab, "[retry]\nrequeue = 1\n")
     run = lab.submit(*options_of(cell, runtime_of))
@@ -592,7 +592,7 @@ def test_disk_full_in_the_run_folder(lab: Lab, runtime_of: RuntimeOf, cell: Cell
 def test_image_replaced_under_the_job(
     lab: Lab, runtime_of: RuntimeOf, train_cpu: Path, tmp_path: Path, cell: Cell
 ) -> None:
-    """What runs goes on with the bytes that it has; nothing is started again from others."""
+    """What runs continues with the bytes that it has; nothing is started again from others."""
     write(lab, "[retry]\nin_allocation = 2\n")
     with store_at(lab, train_cpu, tmp_path) as (options, image):
         run = Path(lab.kit("submit", *options, *options_of(cell, runtime_of)).stdout.splitlines()[0])

@@ -1,4 +1,4 @@
-"""Every launcher trains for real, in its image, over two nodes; and goes on where it was stopped, to the same final loss."""
+"""Every launcher trains for real, in its image, over two nodes; and continues where it was stopped, to the same final loss."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def last_checkpoint(run: Path) -> int:
 
 
 def wait_for_step(run: Path, step: int) -> None:
-    """Until a step is done and there is something to go on from."""
+    """Until a step is done and there is something to continue from."""
     end = time.monotonic() + TIMEOUT_S
     while last_checkpoint(run) < 4 or max((int(str(r.get("step", 0))) for r in records(run)), default=0) < step:
         log = run / "logs" / "batch.log"
@@ -98,7 +98,7 @@ def test_stopped_and_resumed_is_uninterrupted(
     else:
         lab.kit("cancel", run.name)
     wait_until_ended(lab, run)
-    # A dead rank starts again in the allocation; what was stopped on request goes on when it is asked to.
+    # A dead rank starts again in the allocation; what was stopped on request continues when it is asked to.
     done = lab.kit(*(("status",) if stop == "kill -9 of a rank" else ("resume", "--wait")), run.name, check=False)
     log = (run / "logs" / "batch.log").read_text()
     assert done.returncode == 0, log

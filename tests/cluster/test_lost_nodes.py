@@ -42,7 +42,7 @@ def roles_of(run: Path) -> dict[str, list[str]]:
 
 @contextmanager
 def taken_down(lab: Lab, run: Path, node: str) -> Iterator[None]:
-    """An administrator takes a node down: Slurm ends what runs there, and the job goes on without it."""
+    """An administrator takes a node down: Slurm ends what runs there, and the job continues without it."""
     lab.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
     try:
         yield

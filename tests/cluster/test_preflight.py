@@ -201,7 +201,7 @@ def test_all_reduce_takes_too_long(lab: Lab) -> None:
 
 @pytest.mark.cluster
 def test_excluded_node(spare_lab: Lab) -> None:
-    """One node lacks a mount source: the job goes on without it; it is remembered, avoided, and forgotten on request."""
+    """One node lacks a mount source: the job continues without it; it is remembered, avoided, and forgotten on request."""
     lab = spare_lab
     bad = lab.cluster.nodes[0].name
     data = lab.project / "everywhere"

@@ -198,7 +198,7 @@ def test_a_replica_is_given_up_and_the_others_go_on_while_there_are_enough(lab: 
     roles(lab, replicas(("sleep", "8"), ("exit", "6"), restart=1))
     run = lab.run("--no-container")
     assert run.done.returncode == 0, run.log("batch")
-    assert "role replica-1 is given up; 1 others go on" in run.log("batch")
+    assert "role replica-1 is given up; 1 others continue" in run.log("batch")
 
 
 def test_too_few_replicas_end_the_job_with_the_error_of_the_one_that_could_not_start(lab: Lab) -> None:

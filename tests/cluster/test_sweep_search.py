@@ -1,4 +1,4 @@
-"""An adaptive search on a real Slurm: every point asks on its node, a bad one is stopped, a killed one goes on."""
+"""An adaptive search on a real Slurm: every point asks on its node, a bad one is stopped, a killed one continues."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a7_looks_are_half_a_minute_apart() -> None:
 
 
 def test_a_running_job_with_spares_and_replicas_asks_twice_a_minute(lab: BatchLab) -> None:
-    """Everything that goes on while ranks run: the looks of roles, those of failure_watch.sh, and role_policy's answer to its USR2.
+    """All that happens while ranks run: the looks of roles, those of failure_watch.sh, and role_policy's answer to its USR2.
 
     Time is the test's own: two minutes of it pass in 60 looks at three roles of one node each, a spare beside them.
     """
@@ -133,7 +133,7 @@ def test_a7_when_a_node_is_lost_all_roles_are_judged_by_one_look(lab: BatchLab) 
 
 
 def test_a8_a_node_that_does_not_answer_is_not_lost(lab: BatchLab) -> None:
-    """Slurm itself waits SlurmdTimeout for it, and the ranks go on stepping."""
+    """Slurm itself waits SlurmdTimeout for it, and the ranks continue stepping."""
     lab.say("states", "n1 allocated\nn2 allocated*\nn3 failing*\nn4 idle\n")
     said = lab.bash('failure_watch::look_at_nodes && echo lost; nodes::find_lost n1 n2 n3; echo "${nodes_bad[*]}"')
     assert said[-1] == "n3"

@@ -164,7 +164,7 @@ def test_replicas_go_on_while_there_are_enough(least: int, goes_on: bool) -> Non
             "state a lost",
             "failures::show a-0 6 a",
             "failures::retire a-0",
-            "log::error role a is given up; 2 others go on",
+            "log::error role a is given up; 2 others continue",
             "events::record lost role a exit_code 6",
         ]
     else:
@@ -173,7 +173,7 @@ def test_replicas_go_on_while_there_are_enough(least: int, goes_on: bool) -> Non
 
 def test_lost_replicas_do_not_count_as_left() -> None:
     said = bash("least=3; role a replica; role b replica; role c replica; role d replica\nrole_policy::on_end 0 6")
-    assert said[-2] == "log::error role a is given up; 3 others go on"
+    assert said[-2] == "log::error role a is given up; 3 others continue"
     said = bash("least=2; role a replica; role b replica; role c replica lost\nrole_policy::on_end 0 6; echo code $?")
     assert said[-3:] == ["log::error 1 replicas are left; the job wants 2", "fail a 6", "code 0"]
 

@@ -209,7 +209,7 @@ def events(lab: BatchLab) -> list[str]:
 
 @pytest.mark.parametrize("name", ["HUP", "QUIT", "TERM"])
 def test_a15_hup_and_quit_are_taken_as_term(lab: BatchLab, name: str) -> None:
-    """Left alone, HUP ends the script with an `end 0` on record, and a chain goes on as if the run were done."""
+    """Left alone, HUP ends the script with an `end 0` on record, and a chain continues as if the run were done."""
     said = lab.bash(f'signals::trap; kill -{name} $$; echo "got ${{signals_got}}"')
     assert said[-1] == "got TERM"
     assert events(lab) == ["signal"]

@@ -120,7 +120,7 @@ def test_fsdp_goes_on_with_another_number_of_ranks(training: Any, tools: Any) ->
     after = training.run("fsdp/train.py", "run", *options, "--replicate", 2, ranks=4)
     assert tools.records(after.run_dir, "resumed")[-1]["step"] == 10
     curve = tools.curve(after.run_dir, "loss")
-    # The data goes on at the same place in the same order, so only rounding differs.
+    # The data continues at the same place in the same order, so only rounding differs.
     assert curve[30] == pytest.approx(before[30], abs=0.02)
 
 

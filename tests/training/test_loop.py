@@ -341,7 +341,7 @@ def told_of(folder: Path, step: int, **more: object) -> Path:
 
 
 def test_the_best_checkpoint_is_the_one_with_the_least_loss(tmp_path: Path) -> None:
-    """Of those up to the one that a run goes on from; a damaged or unvalidated one is none."""
+    """Of those up to the one that a run continues from; a damaged or unvalidated one is none."""
     from lib import checkpoint
 
     folders = [told_of(tmp_path, 2, eval_loss=3.0), told_of(tmp_path, 4), told_of(tmp_path, 6, eval_loss=1.0)]

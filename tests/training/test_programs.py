@@ -1,4 +1,4 @@
-"""Every program that trains, once: two ranks, a tiny model, its own options; then it goes on with others. CI runs these."""
+"""Every program that trains, once: two ranks, a tiny model, its own options; then it continues with others. CI runs these."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ SLOWER = ("--lr", 0.001)
 
 
 class Case(NamedTuple):
-    """A program, the module that it needs, its first options, and those that it goes on with."""
+    """A program, the module that it needs, its first options, and those that it continues with."""
 
     program: str
     needs: str

@@ -273,7 +273,7 @@ def test_a_reward_that_hangs_ends_the_run_at_its_limit(start: Callable[..., Run]
 
 @pytest.mark.smoke
 def test_the_orchestrator_ends_at_a_reward_that_hangs(tmp_path: Path) -> None:
-    """While its other work goes on: the function does not hold the program's own lock."""
+    """While its other work continues: the function does not hold the program's own lock."""
     sys.path[:0] = [str(LAUNCHERS / "rl"), str(LAUNCHERS)]
     import orchestrator
     from lib import tasks

@@ -25,7 +25,7 @@ def rank(*calls: str, first: int = 1, group: str = "0") -> list[Collective]:
         # It has gone on behind what only it called: the first difference counts.
         (rank(SUM, CAST, SUM, SUM), "order"),
     ],
-    ids=["order", "shape", "behind", "order, and went on"],
+    ids=["order", "shape", "behind", "order, and continued"],
 )
 def test_the_rank_that_is_apart(sick: list[Collective], how: str) -> None:
     ranks = [rank(SUM, SUM, SUM) if place != 5 else sick for place in range(8)]

@@ -244,7 +244,7 @@ def test_what_goes_on_after_ctrl_c(ctrl_c: None, capsys: pytest.CaptureFixture[s
     with pytest.raises(KeyboardInterrupt), goes_on("digits-7"):
         signal.raise_signal(signal.SIGINT)
     assert capsys.readouterr().err == (
-        "the run goes on: 'kit logs -f digits-7' shows it, 'kit cancel digits-7' ends it\n"
+        "the run continues: 'kit logs -f digits-7' shows it, 'kit cancel digits-7' ends it\n"
     )
 
 

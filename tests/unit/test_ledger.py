@@ -92,7 +92,7 @@ def test_input_save_and_evaluation() -> None:
 
 
 def test_a_death_costs_the_restart_and_the_steps_since_the_checkpoint() -> None:
-    """Rank 1 dies at 130; the next attempt goes on from step 6 of 10: four seconds a rank are lost."""
+    """Rank 1 dies at 130; the next attempt continues from step 6 of 10: four seconds a rank are lost."""
     first = tuple(process(rank, ended=0.0) for rank in range(2))
     second = tuple(
         process(rank, attempt=1, began=140.0, worker=138.0, ended=156.0, looked=156.0, since=156.0, step=15, first=6)

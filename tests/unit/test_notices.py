@@ -150,7 +150,7 @@ def test_the_batch_script_tells(tmp_path: Path, hook: Hook) -> None:
     assert (run / ".notify").stat().st_mode & 0o777 == 0o600
     assert not (run / ".secrets").exists(), "the ranks have no use for it"
     event(run, "start", nodes="n1")
-    assert batch(run, "notices::tell").stdout == "after", "it goes on at once"
+    assert batch(run, "notices::tell").stdout == "after", "it continues at once"
     until = time.monotonic() + 60
     while not hook.got and time.monotonic() < until:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""kit serve: who is let in, what is served, fifty readers of a run that goes on, and its pages in a real browser."""
+"""kit serve: who is let in, what is served, fifty readers of a run that continues, and its pages in a real browser."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_release_that_reads_no_toml_wants_its_configuration_named(tmp_path: Pa
 def test_what_is_written_goes_into_the_run_folder_unless_a_place_is_named(
     tmp_path: Path, text: str, args: list[str], added: bool
 ) -> None:
-    """Two runs of one folder went on from each other's checkpoints in ./outputs."""
+    """Two runs of one folder continued from each other's checkpoints in ./outputs."""
     file = tmp_path / "llama.toml"
     file.write_text(text)
     said = run(tmp_path, "v0.2.2", "--job.config_file", str(file), *args).stdout

@@ -121,7 +121,7 @@ _ENDS: dict[str, Case] = {
     "straggler": Case(
         rule="straggler",
         verdict=NODE,
-        says=r"it goes on, and rank 1 on n\d costs every rank \d\d % of a step",
+        says=r"it continues, and rank 1 on n\d costs every rank \d\d % of a step",
         job=TWO,
         program=STEPS + "for step in range(1, 999):\n    time.sleep(0.5 if rank == 1 else 0.05)\n"
         "    with progress.phase('communicate'):\n        time.sleep(0.05 if rank == 1 else 0.5)\n    progress.step(step)\n",

@@ -394,7 +394,7 @@ def _make(maker: Maker, chosen: dict[str, Case]) -> list[tuple[str, bool]]:
         try:
             lab = maker.write(name, case)
             submitted[name] = lab, maker.submit(lab, case)
-        except Exception as error:  # noqa: BLE001 - reported, and the others go on
+        except Exception as error:  # noqa: BLE001 - reported, and the others continue
             say(f"{name}: {error}")
             made.append((name, False))
     made += [(name, _attempt(name, partial(_finish, lab, run, name))) for name, (lab, run) in submitted.items()]
@@ -421,7 +421,7 @@ def _act(maker: Maker, name: str, case: Case) -> None:
 def _attempt(name: str, work: Callable[[], object]) -> bool:
     try:
         work()
-    except Exception as error:  # noqa: BLE001 - reported, and the others go on
+    except Exception as error:  # noqa: BLE001 - reported, and the others continue
         say(f"{name}: {type(error).__name__}: {error}")
         return False
     say(f"{name}: made")

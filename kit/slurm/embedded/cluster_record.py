@@ -1,4 +1,4 @@
-"""What is recorded of an embedded cluster. Reading it starts nothing and asks Slurm nothing."""
+"""Record of an embedded cluster. Reading it starts nothing and asks Slurm nothing."""
 
 from __future__ import annotations
 

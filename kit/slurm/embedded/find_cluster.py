@@ -1,4 +1,4 @@
-"""Where a cluster's state is, and what is recorded there. Every command looks here, without what starts and stops clusters."""
+"""Finds an embedded cluster's folder and record. Every command looks here, without the code that starts and stops clusters."""
 
 from __future__ import annotations
 

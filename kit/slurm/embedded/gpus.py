@@ -1,4 +1,4 @@
-"""Which GPU devices each node offers: the machine's own, or placeholders.
+"""Chooses the GPU devices of each node: the machine's own, or placeholders.
 
 Slurm 22.05 reports GRES without `File=` as 0 and drains the node, so that even a placeholder has to be a file.
 """

@@ -1,4 +1,4 @@
-"""Whether Pyxis can be loaded, and what makes several nodes on one machine safe for Enroot.
+"""Finds Pyxis, and separates the nodes' Enroot folders on one machine.
 
 Enroot's state must be private to a node. Pyxis hands Enroot no environment but PATH, and a path built from
 SLURMD_NODENAME is not enough (field-notes 6), so each node sees, in place of `enroot`, a small script that points the

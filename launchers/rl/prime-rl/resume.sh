@@ -1,5 +1,5 @@
 #!/bin/bash
-# prime-rl resumes when it is told to. A job that was started again goes on from the newest step that is whole.
+# prime-rl resumes when it is told to. A job that was started again continues from the newest step that is whole.
 
 # resume::step OUTPUTS CHECKPOINTS: the newest step that both the orchestrator and the trainer have saved; nothing where there is none.
 # .metadata is what torch's distributed checkpoint writes last.

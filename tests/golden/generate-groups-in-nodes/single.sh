@@ -1083,7 +1083,7 @@ main() {
         exit 2
     fi
     local -r run_dir="${KIT_RUN_DIR//"${KIT_MARK}"/${SLURM_JOB_ID}}"
-    # A job that was queued again goes on in the folder that it has.
+    # A job that was queued again continues in the folder that it has.
     if [[ ! -e "${run_dir}" ]]; then
         partial="${run_dir%/*}/.unpack-${SLURM_JOB_ID}"
         trap 'rm -rf -- "${partial}"' EXIT
