@@ -1,4 +1,4 @@
-"""What becomes of an image that was made: the cluster that it was asked for gets it, and the user is told."""
+"""Sends a made image to the cluster that it was asked for, and tells the user."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Local = Annotated[
     ),
 ]
 Node = Annotated[
-    str | None, typer.Option("--node", help="A role, whose first node is meant, or a node. [default: the first]")
+    str | None, typer.Option("--node", help="A role, whose first node is meant, or a node; default: the first.")
 ]
 
 

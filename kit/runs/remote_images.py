@@ -87,7 +87,9 @@ def _send(cluster: RemoteCluster, lock: ImageLock, begun: int) -> None:
         except LineError as error:
             if pause is None or not error.broken:
                 raise
-            print(f"kit: the line to {cluster.connection.host} broke; the transfer goes on from there", file=sys.stderr)
+            print(
+                f"kit: the line to {cluster.connection.host} broke; the transfer continues from there", file=sys.stderr
+            )
             time.sleep(pause)
             there = _there(cluster, lock)
             if there[0] == "there":

@@ -95,7 +95,7 @@ def ask(cluster: RemoteCluster, errand: Errand) -> int | None:
 def until_known(
     cluster: RemoteCluster, errand: Errand, content: Packed | None, *, env: Mapping[str, str] | None = None
 ) -> int:
-    """Do it; after a broken line ask what became of it, and go on from there. The job's number; 0 where nothing is submitted.
+    """Do it; after a broken line ask what became of it, and continue from there. The job's number; 0 where nothing is submitted.
 
     content: None where the folder is there. JobRefusedError when sbatch does not take it, RunError when the disk over there does
     not, LineError when the line does not come back.

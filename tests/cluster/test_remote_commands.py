@@ -185,7 +185,7 @@ def test_an_image_goes_on_where_the_line_broke(far: Far) -> None:
         cut_at = _cut_while_it_grows(far, store / "tmp")
         _, err = sender.communicate(timeout=TIMEOUT_S)
     assert sender.returncode == 0, err
-    assert "the transfer goes on from there" in err
+    assert "the transfer continues from there" in err
     assert 0 < cut_at < lock["size"]
     sent = store / "sha256" / f"{name}.sqsh"
     assert shell.run(["sha256sum", str(sent)]).stdout.split()[0] == name
