@@ -24,7 +24,7 @@ demo: setup ## the main job: cluster up, image built and pinned, DDP on 2 nodes 
 
 test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips are named
 	@scripts/setup.sh --with-tests
-	@$(if $(ARGS),,KIT_OUTCOMES=tests) $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(if $(ARGS),,KIT_OUTCOMES=tests) $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5 $(ARGS)
 	@$(if $(ARGS),,$(PY) -m tests.rows)
 
 training: setup ## all of tests/training, in .train-venv with the frameworks; ARGS="-m smoke": every program once, as CI does
