@@ -90,9 +90,7 @@ def command(asked: argparse.Namespace, options: list[str]) -> list[str]:
     if asked.soak is not None:
         return ["python3", "-m", "tests.soak", "--runs", str(asked.soak), *options]
     argv = ["python3", "-m", "pytest", "-p", "no:cacheprovider", "-m", "faults or not faults"]
-    argv += (
-        ["--numprocesses", str(asked.workers), "--dist", "loadfile"] if asked.workers else []
-    )
+    argv += ["--numprocesses", str(asked.workers), "--dist", "loadfile"] if asked.workers else []
     if not any(one.startswith("tests/") for one in options):
         argv += [*(["-m", "not slow", *SHORT] if asked.short else ["tests/cluster"]), *IMAGES]
     return [*argv, *options]
