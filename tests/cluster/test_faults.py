@@ -89,9 +89,11 @@ def finish(_lab: Lab, run: Path) -> None:
 
 
 def kill_monitor(lab: Lab, run: Path) -> None:
+    """The task and its nvidia-smi: the collector of reports would outlive that one."""
     for one in lab.processes(run):
-        if "nvidia-smi" in one.line:
-            kill(one.pid)
+        if "nvidia-smi" in one.line or (one.argv[0].endswith("bash") and "/gpu-monitor.sh" in one.line):
+            with contextlib.suppress(ProcessLookupError):
+                kill(one.pid)
     lab.wait(lambda: "kit-monitor" not in lab.slurm("squeue", "--steps", "--format=%j"), run)
     finish(lab, run)
 
