@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 # Seconds of a test where a file's are not below. Those of tests/training skip where torch is not installed, as in .venv.
 _OF_A_TEST = {"cluster": 6.0, "training": 0.01}
@@ -21,7 +22,7 @@ def in_turn(tests: Iterable[str]) -> list[str]:
     """The files of these tests (`tests/unit/test_x.py::test_y`), in the order in which they are to begin."""
     count = Counter(test.partition("::")[0] for test in tests)
     cost = {
-        file: SECONDS.get(file, number * _OF_A_TEST.get(file.split("/")[1], _OF_ANOTHER))
+        file: SECONDS.get(file, number * _OF_A_TEST.get(Path(file).parent.name, _OF_ANOTHER))
         for file, number in count.items()
     }
     kinds = ([file for file in cost if _waits(file)], [file for file in cost if not _waits(file)])

@@ -36,3 +36,4 @@ def test_the_longest_come_first_and_what_waits_beside_what_computes(monkeypatch:
 def test_files_with_seconds_of_their_own_are_there() -> None:
     assert [file for file in order.SECONDS if not (REPO / file).is_file()] == []
     assert order.in_turn([]) == []
+    assert order.in_turn(["README.md::line:3"]) == ["README.md"]
