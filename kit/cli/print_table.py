@@ -37,11 +37,12 @@ def lines(columns: Sequence[Column], rows: Rows, *, width: int | None) -> Iterat
     """The table's lines. width: of the terminal in characters; None for no limit."""
     headings = [column.heading for column in columns]
     widths = [len(heading) for heading in headings]
-    for row in rows:
-        widths = [max(width, len(_text(cell))) for width, cell in zip(widths, row, strict=True)]
+    texts = [[_text(cell) for cell in row] for row in rows]
+    for row in texts:
+        widths = [max(width, len(cell)) for width, cell in zip(widths, row, strict=True)]
     kept = _kept([column.drop for column in columns], widths, width)
-    for row in itertools.chain([headings], rows):
-        yield _GAP.join(_text(row[n]).ljust(widths[n]) for n in kept).rstrip()
+    for row in itertools.chain([[_text(heading) for heading in headings]], texts):
+        yield _GAP.join(row[n].ljust(widths[n]) for n in kept).rstrip()
 
 
 def _kept(drops: Sequence[int], widths: Sequence[int], width: int | None) -> list[int]:

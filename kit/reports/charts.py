@@ -168,7 +168,8 @@ def heat(
         "usermeta": {"embedOptions": {"renderer": "canvas"}},
         "mark": {"type": "rect"},
         "encoding": {
-            "x": {"field": "at", "type": "temporal", "title": None},
+            # More ticks would fall between the seconds of a short run, and all be called .800.
+            "x": {"field": "at", "type": "temporal", "title": None, "axis": {"tickCount": 6}},
             "x2": {"field": "until"},
             "y": {
                 "field": "rank",
@@ -205,7 +206,8 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Spec:
         "data": {"values": values},
         "height": 24 * len({event["event"] for event in values}),
         "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
-        "mark": {"type": "point", "filled": True, "size": 90},
+        # Half transparent, as Vega draws points, they are not seen on a dark page.
+        "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
         "encoding": {
             "x": {"field": "at", "type": "temporal", "title": None},
             "y": {"field": "event", "type": "nominal", "sort": None, "title": None},
