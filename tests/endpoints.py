@@ -16,8 +16,8 @@ import pytest
 class Hook(ThreadingHTTPServer):
     """A webhook that keeps what it gets."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, address: str) -> None:
+        super().__init__((address, 0), _Handler)
         self.got: list[dict[str, Any]] = []
         self.paths: list[str] = []
 
@@ -35,15 +35,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def webhook() -> Iterator[Hook]:
-    with Hook() as server:
+def webhook(address: str = "127.0.0.1") -> Iterator[Hook]:
+    """It listens on this address alone."""
+    with Hook(address) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
 
 
 @contextmanager
-def mailbox() -> Iterator[tuple[int, list[Any]]]:
+def mailbox(address: str = "127.0.0.1") -> Iterator[tuple[int, list[Any]]]:
     """Port of a real SMTP server, and what it got."""
     controller = pytest.importorskip("aiosmtpd.controller", reason="pip install aiosmtpd")
     got: list[Any] = []
@@ -54,9 +55,9 @@ def mailbox() -> Iterator[tuple[int, list[Any]]]:
             return "250 OK"
 
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind((address, 0))
         port = free.getsockname()[1]
-    running = controller.Controller(Keep(), hostname="127.0.0.1", port=port)
+    running = controller.Controller(Keep(), hostname=address, port=port)
     running.start()
     yield port, got
     running.stop()

@@ -41,7 +41,8 @@ COLOURS = {
     Account.UNATTRIBUTED: "#000000",
 }
 # One colour a run, or node, in turn.
-_LINES = [_BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, _RED, "#000000", _YELLOW]
+# The palette's black is not seen on a dark page, nor would white be on a light one.
+_LINES = [_BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, _RED, "#808080", _YELLOW]
 _MOST_BARS, _MOST_NAMED, _STRETCHES = 64, 24, 100
 
 
