@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test training gpu-check own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs lock bench bench-when bench-forecast release submit clean
+.PHONY: help setup demo test training foreign gpu-check own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs lock bench bench-when bench-forecast release submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -29,6 +29,9 @@ test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips
 
 training: setup ## all of tests/training, in .train-venv with the frameworks; ARGS="-m smoke": every program once, as CI does
 	@scripts/training.sh $(or $(ARGS),-m "smoke or not smoke")
+
+foreign: setup ## what the kit writes for other people's programs, given to their own parsers; MEGATRON_LM, TORCHTITAN and PRIME_RL name checkouts
+	@scripts/foreign.sh $(ARGS)
 
 cuts: ## 60 broken lines at random moments of what is done over ssh (as root)
 	@KIT_CUTS=60 $(PY) -m pytest -q -m "slow or not slow" -k cut tests/cluster/test_remote.py
@@ -132,5 +135,5 @@ submit: ## kit submit JOB=folder-or-file CLUSTER=name
 
 clean: ## take the local cluster down; remove runs, caches and .venv. Images stay: kit prune-images
 	@if [ -x $(KIT) ]; then $(KIT) cluster down; fi
-	@rm -rf runs .venv .train-venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf runs .venv .train-venv .foreign-venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

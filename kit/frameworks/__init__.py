@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import cast, get_args
 
 from kit.allocation import Allocation
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
-from kit.frameworks import launcher_program_options, program_parallelism
+from kit.frameworks import launcher_program_options, program_parallelism, program_releases
 from kit.frameworks.base import Extra, Framework
 from kit.spec.job import Job
 from kit.spec.launcher import FrameworkName, Launcher
@@ -22,11 +22,16 @@ def get(name: str) -> Framework:
     return cast(Framework, import_module(f"kit.frameworks.{name}").framework)
 
 
-def prepare(resolved: Resolved, allocation: Allocation) -> Extra:
-    """What the launcher's framework adds to a job, if it names one. ConfigError when the job does not fit it."""
+def prepare(resolved: Resolved, allocation: Allocation, packages: Mapping[str, str]) -> Extra:
+    """What the launcher's framework adds to a job, if it names one. packages: name -> version of what the image holds.
+
+    ConfigError when the job does not fit it.
+    """
     job, launcher = resolved.job, resolved.launcher
     framework = get(launcher.framework) if launcher.framework else None
     faults = [*_unread(job, framework), *_too_many(job, launcher, allocation)]
+    faults += program_releases.faults(job, launcher, packages)
+    job = program_releases.with_release(job, launcher, packages)
     if job.is_launchers:
         faults += launcher_program_options.faults_of(resolved)
         faults += program_parallelism.faults(job, launcher, allocation)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.allocation import Allocation
 from kit.errors import Fault
-from kit.frameworks import megatron_options, megatron_rules
+from kit.frameworks import megatron_options, megatron_rules, program_releases
 from kit.frameworks.base import Extra, Framework
 from kit.spec.checkpoint_and_tracking import Checkpoint
 from kit.spec.checkpoint_and_tracking import MegatronArguments as Table
@@ -32,7 +32,7 @@ class Megatron:
         if job.megatron is None:
             return
         options = completed(job.megatron, job.checkpoint)
-        yield from megatron_options.faults(options)
+        yield from megatron_options.faults(options, program_releases.chosen(job))
         yield from megatron_rules.broken(options, allocation.world_size)
         yield from _checkpoint(job.checkpoint)
         yield from _environment(options, job.env)
@@ -41,7 +41,8 @@ class Megatron:
         """See Framework."""
         if job.megatron is None:
             return Extra()
-        return Extra(args=tuple(megatron_options.words(completed(job.megatron, job.checkpoint))))
+        options = completed(job.megatron, job.checkpoint)
+        return Extra(args=tuple(megatron_options.words(options, program_releases.chosen(job))))
 
 
 framework: Framework = Megatron()
@@ -50,6 +51,8 @@ framework: Framework = Megatron()
 def completed(table: Table, checkpoint: Checkpoint) -> dict[str, Any]:
     """All options: the job's own, and those that follow from them or from [checkpoint]."""
     options = table.options()
+    if "step_batch_size_schedule" in options and "global_batch_size" not in table.model_fields_set:
+        del options["global_batch_size"]  # Megatron-LM takes one of the two
     options.setdefault("max_position_embeddings", table.seq_length)
     if table.num_query_groups is not None:  # Megatron-LM leaves it out of account otherwise, and says nothing
         options.setdefault("group_query_attention", True)

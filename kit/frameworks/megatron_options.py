@@ -1,7 +1,8 @@
-"""Writes options for Megatron-LM's parser: megatron-options.toml lists those of release core_v0.16.1.
+"""Writes options for Megatron-LM's parser: megatron-options.toml lists them by release.
 
-That file is what the parser itself says of them (tests/training/test_megatron_lm.py compares). It ends on an option that it does
-not know, so such a key is refused; what another release has can be given in `args`.
+That file is what the parsers themselves say of them (tests/training/test_megatron_lm.py compares). They end on an option that they
+do not know, so such a key is refused; one of your own can be given in `args`. Where nothing says the release, an option passes that
+any known one has, and is written as the newest of these wants it.
 """
 
 from __future__ import annotations
@@ -22,19 +23,35 @@ _ALIKE = 0.88
 
 
 @cache
-def known() -> dict[str, Any]:
-    """value, several, bare, both: names by how they are written; off: what is on by default -> the option that switches it off."""
-    kinds: dict[str, Any] = tomllib.loads(FILE.read_text(encoding="utf-8"))
-    return {kind: names if kind == "off" else frozenset(names) for kind, names in kinds.items()}
+def _table() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return found
 
 
-def words(options: Mapping[str, Any]) -> list[str]:
+@cache
+def known(release: str | None) -> dict[str, Any]:
+    """value, several, bare, both: names by how they are written; off: what is on by default -> the option that switches it off.
+
+    release: one of those of launchers/megatron-lm/launcher.toml; None: any.
+    """
+    newest: dict[str, tuple[str, str]] = {}
+    for kind in ("value", "several", "bare", "both"):
+        for name, has in _table()[kind].items():
+            if release is None or release in has.split():
+                newest[name] = max(newest.get(name, ("", "")), (has.split()[-1], kind))
+    kinds = {kind: {name for name, one in newest.items() if one[1] == kind} for kind in ("value", "several", "bare")}
+    both = {name for name, one in newest.items() if one[1] == "both"}
+    # The second name of a switch that has two.
+    bare = kinds["bare"] | {f"no_{name}" for name in both}
+    return {**kinds, "bare": bare, "both": both, "off": {k: v for k, v in _table()["off"].items() if v in bare}}
+
+
+def words(options: Mapping[str, Any], release: str | None = None) -> list[str]:
     """`--num-layers 24 --no-bias-gelu-fusion …`."""
-    return [word for key, value in options.items() for word in _words(key, value)]
+    return [word for key, value in options.items() for word in _words(key, value, known(release))]
 
 
-def _words(key: str, value: Any) -> list[str]:
-    kinds = known()
+def _words(key: str, value: Any, kinds: Mapping[str, Any]) -> list[str]:
     name = f"--{key.replace('_', '-')}"
     if value is False and key in kinds["off"]:
         return [f"--{kinds['off'][key].replace('_', '-')}"]
@@ -48,20 +65,31 @@ def _words(key: str, value: Any) -> list[str]:
     return [name, str(value)]
 
 
-def faults(options: Mapping[str, Any]) -> Iterator[Fault]:
+def faults(options: Mapping[str, Any], release: str | None = None) -> Iterator[Fault]:
     """Names that are misspelt, values that the option cannot take."""
-    kinds = known()
+    kinds = known(release)
     names = {*kinds["value"], *kinds["several"], *kinds["bare"], *kinds["both"], *kinds["off"]}
     for key, value in options.items():
         where, valued = f"megatron.{key}", key in kinds["value"] | kinds["several"]
         if key not in names:
-            near = nearest(key, names, cutoff=_ALIKE)
-            meant = f"; did you mean {near!r}?" if near else ". One of another release, or of your own, goes into args"
-            option = f"--{key.replace('_', '-')}"
-            hint = f"{near} = {toml(value)}" if near else f'args = ["{option}", "{value}"]'
-            yield Fault(key=where, problem=f"Megatron-LM core_v0.16.1 has no such option{meant}", hint=hint)
+            yield _unknown(key, value, names, release)
         elif isinstance(value, bool) and valued:
             yield Fault(key=where, problem=f"the option takes a value, and not {shown(value)}", hint=f"{key} = 1")
         elif not isinstance(value, bool) and not valued:
             problem = f"the option is a switch: it takes true or false, and not {shown(value)}"
             yield Fault(key=where, problem=problem, hint=f"{key} = true")
+
+
+def _unknown(key: str, value: Any, names: set[str], release: str | None) -> Fault:
+    near = nearest(key, names, cutoff=_ALIKE)
+    has = next(
+        (has for kind in ("value", "several", "bare", "both") for k, has in _table()[kind].items() if k == key), ""
+    )
+    program = (
+        f"Megatron-LM {release} has no such option" if release else "no known release of Megatron-LM has such an option"
+    )
+    meant = f"; {', '.join(has.split())} {'have' if ' ' in has else 'has'} it" if has else ""
+    meant += f"; did you mean {near!r}?" if near else "" if has else ". One of your own goes into args"
+    option = f"--{key.replace('_', '-')}"
+    hint = f"{near} = {toml(value)}" if near else f'args = ["{option}", "{value}"]'
+    return Fault(key=f"megatron.{key}", problem=f"{program}{meant}", hint=hint)

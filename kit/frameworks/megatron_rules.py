@@ -63,7 +63,7 @@ def _ranks(options: Mapping[str, Any], world_size: int) -> Iterator[Fault]:
             problem = f"{product} does not divide the {world_size // pp} ranks of a pipeline stage"
         hint = f"expert_model_parallel_size = {divisor(experts, max(1, most))}"
         yield _fault("expert_model_parallel_size", problem, hint)
-    micro, whole = options["micro_batch_size"], options["global_batch_size"]
+    micro, whole = options["micro_batch_size"], options.get("global_batch_size", 0)
     if whole % (micro * data):
         problem = f"{whole} is not a multiple of micro batch {micro} x {data} data parallel ranks = {micro * data}"
         yield _fault("global_batch_size", problem, f"global_batch_size = {multiple(whole, micro * data)}")

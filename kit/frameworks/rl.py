@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal
 
 import tomli_w
@@ -22,7 +23,7 @@ from kit.spec.checkpoint_and_tracking import Checkpoint
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.rl_and_sft import Rl, Sft
-from kit.spec.role_programs import Program, Programs
+from kit.spec.role_programs import Programs
 from kit.spec.roles import Role, filled
 from kit.spec.wrong_value_messages import shown
 from kit.validation import toml
@@ -114,17 +115,18 @@ def _as_asked(name: str, role: Role, job: Job, places: Mapping[str, str]) -> Rol
 
 def resolve(table: Sft, programs: Programs, *, gpus: int, checkpoint: Checkpoint) -> Settings:
     """The options and roles of a run. gpus: used on each node."""
-    values = _values(table, programs, checkpoint, _derived(table, gpus))
-    roles = {role: _role(role, program, table, values) for role, program in programs.roles.items()}
+    values = _values(table, programs, checkpoint, _derived(table, programs, gpus))
+    roles = {role: _role(role, programs, table, values) for role in programs.roles}
     return Settings(options=_options(table, programs, values), roles=roles)
 
 
 def broken(table: Sft, programs: Programs, *, name: str, gpus: int, checkpoint: Checkpoint) -> Iterator[Fault]:
     """All that the programs would refuse. name: of the table. gpus: used on each node."""
-    uneven = [*_layout(table, programs, gpus)]
-    values = _values(table, programs, checkpoint, {} if uneven else _derived(table, gpus))
+    uneven = [*_layout(table, programs, gpus), *_uneven_split(table, programs, gpus)]
+    values = _values(table, programs, checkpoint, {} if uneven else _derived(table, programs, gpus))
     options = _options(table, programs, values)
     own = (*uneven, *_nowhere(table, programs), *_unknown(options, programs, name), *_across(options, programs, name))
+    own = (*own, *_unstartable(options, programs))
     yield from (replace(fault, key=f"{name}.{fault.key}") for fault in own)
     yield from _unsaved(checkpoint, programs)
 
@@ -134,8 +136,17 @@ def _values(table: Sft, programs: Programs, checkpoint: Checkpoint, derived: Opt
     return {**programs.defaults, **table.shared(), **_checkpoint(checkpoint), **derived}
 
 
-def _role(name: str, program: Program, table: Sft, values: Options) -> Role:
+def _wandb(name: str, programs: Programs, table: Sft) -> dict[str, str]:
+    """What makes a role log to the run of all: W&B's shared mode, which needs its server."""
+    logs = any(target.startswith(f"{name}.") for target in programs.keys.get("wandb.project", ()))
+    if not (programs.one_wandb_run and logs and table.wandb) or table.wandb.offline:
+        return {}
+    return {"WANDB_SHARED_MODE": "1", "WANDB_SHARED_LABEL": name}
+
+
+def _role(name: str, programs: Programs, table: Sft, values: Options) -> Role:
     """A program as a role with its nodes, where it has nodes of its own. values: what its words may name."""
+    program = programs.roles[name]
     given = program.model_dump(exclude_unset=True, exclude={"options"})
     if program.shares is None:
         given["nodes"] = (
@@ -143,7 +154,7 @@ def _role(name: str, program: Program, table: Sft, values: Options) -> Role:
         )
     named = {f"{{{key}}}": str(value) for key, value in values.items()}
     given["command"] = tuple(filled(word, named) for word in program.command or ())
-    given["env"] = {**program.env, **(OFFLINE if table.hub_offline else {})}
+    given["env"] = {**program.env, **(OFFLINE if table.hub_offline else {}), **_wandb(name, programs, table)}
     return Role.model_validate(given)
 
 
@@ -174,9 +185,43 @@ def _layout(table: Sft, programs: Programs, gpus: int) -> Iterator[Fault]:
         yield Fault(key="parallel.dp", problem=problem, hint=f"dp = {multiple(dp, nodes)}")
 
 
-def _derived(table: Sft, gpus: int) -> Options:
+def _split(table: Sft, programs: Programs) -> dict[str, int]:
+    """How many ranks share a sequence, by the options that say it: those alone that the sub-tables set to more than one."""
+    tables = table.tables()
+    found = {option: _at(tables, option) for option in programs.split}
+    return {option: value for option, value in found.items() if isinstance(value, int) and value > 1}
+
+
+def _uneven_split(table: Sft, programs: Programs, gpus: int) -> Iterator[Fault]:
+    ranks = table.num_train_nodes * max(gpus, 1)
+    for option, share in _split(table, programs).items():
+        if ranks % share:
+            hint = f"{option.rpartition('.')[2]} = {divisor(share, ranks)}"
+            yield Fault(key=option, problem=f"{share} does not divide the trainer's {ranks} ranks", hint=hint)
+
+
+def _unstartable(options: Mapping[str, Options], programs: Programs) -> Iterator[Fault]:
+    """What the programs take, and no role of theirs here can start: they would refuse it on their nodes, or wait."""
+    for what, why in programs.refused.items():
+        option, _, value = what.partition(" = ")
+        if str(_at(options, option)) == value:
+            yield Fault(key=option, problem=f"{value!r}: {why}", hint="remove the line")
+
+
+def _at(tables: Mapping[str, Any], path: str) -> Any:
+    """The value at `role.option`; None where nothing is."""
+    found: Any = tables
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def _derived(table: Sft, programs: Programs, gpus: int) -> Options:
     """What follows from the layout, under the names that `keys` may use."""
-    found: Options = {"train_workers": table.num_train_nodes * max(gpus, 1)}
+    split = prod(_split(table, programs).values())
+    found: Options = {"train_workers": table.num_train_nodes * max(gpus, 1) // split}
+    if split > 1:
+        found["split"] = split
     if table.nodes_per_fsdp_group is not None:
         found["dp_replicate"] = table.num_train_nodes // table.nodes_per_fsdp_group
     if isinstance(table, Rl):
@@ -202,7 +247,7 @@ def _options(table: Sft, programs: Programs, values: Options) -> dict[str, Optio
         for target in programs.keys.get(key, ()):
             role, _, path = target.partition(".")
             if role in options:
-                named = f"{value}-{role}" if key == "wandb.name" else value
+                named = f"{value}-{role}" if key == "wandb.name" and not programs.one_wandb_run else value
                 _fill(options[role], path.split("."), named)
     return options
 
@@ -268,10 +313,7 @@ def _of_roles(options: Mapping[str, Options], programs: Programs, key: str) -> O
     """Where a shared key has gone -> the value that is there now."""
     found = {}
     for target in programs.keys.get(key, ()):
-        role, *path = target.split(".")
-        value: Any = options.get(role)
-        for part in path:
-            value = value.get(part) if isinstance(value, Mapping) else None
+        value = _at(options, target)
         if value is not None:
             found[target] = value
     return found

@@ -19,6 +19,7 @@ from kit.spec.launcher import Launcher
 REPLICATE, SHARD = "parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree"
 # Ranks that hold different parts of one copy of the model.
 _SPLIT = tuple(f"parallelism.{kind}_parallel_degree" for kind in ("tensor", "pipeline", "context"))
+_METHOD = "fault_tolerance.semi_sync_method"
 _LOCAL, _GLOBAL = "training.local_batch_size", "training.global_batch_size"
 # TorchTitan's own, where neither file nor arguments say otherwise.
 _DEFAULTS = {REPLICATE: 1, SHARD: -1, **dict.fromkeys(_SPLIT, 1), _LOCAL: 8, _GLOBAL: -1}
@@ -70,17 +71,23 @@ def settings(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
         if isinstance(table, Mapping):
             given = {f"{section}.{name}": value for name, value in table.items()}
             found |= {key: value for key, value in given.items() if key in found and isinstance(value, int)}
-    for place, word in enumerate(words):
-        key, equals, value = word.removeprefix("--").partition("=")
-        if not equals:
-            value = words[place + 1] if place + 1 < len(words) else ""
-        if word.startswith("--") and key in found and value.lstrip("-").isdigit():
+    for key, value in _arguments(words):
+        if key in found and value.lstrip("-").isdigit():
             found[key] = int(value)
     return found
 
 
+def _arguments(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options and values, of `--a.b 2` and `--a.b=2`. TorchTitan takes dashes for underscores."""
+    for place, word in enumerate(words):
+        key, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--"):
+            given = value if equals else words[place + 1] if place + 1 < len(words) else ""
+            yield key.replace("-", "_"), given
+
+
 def plain_ddp(config: Mapping[str, Any], words: Sequence[str], ranks: int) -> list[str]:
-    """The arguments that make every rank, or every set that shares a model, a copy of its own. TorchTitan shards by default."""
+    """The arguments that make every rank, or set of context parallel ranks, a copy of its own. TorchTitan shards by default."""
     split = prod(settings(config, words)[key] for key in _SPLIT)
     return [f"--{REPLICATE}={max(1, ranks // split)}", f"--{SHARD}=1"]
 
@@ -97,6 +104,7 @@ def broken(config: Mapping[str, Any], words: Sequence[str], *, ranks: int, count
         problem = f"{shown or prod(degrees)} does not come to {ranks}, the ranks of a replica group"
         yield Fault(key="parallelism", problem=problem, hint="[parallelism]\n       data_parallel_shard_degree = -1")
         return
+    yield from _unable(config, words, known, shard=shard, count=count)
     copies = known[REPLICATE] * shard * count
     if known[_GLOBAL] > 0 and known[_GLOBAL] % (known[_LOCAL] * copies):
         share = known[_LOCAL] * copies
@@ -104,6 +112,28 @@ def broken(config: Mapping[str, Any], words: Sequence[str], *, ranks: int, count
             f"{known[_GLOBAL]} is not a multiple of {_LOCAL} {known[_LOCAL]} x {copies} copies of the model = {share}"
         )
         yield Fault(key=_GLOBAL, problem=problem, hint=f"global_batch_size = {multiple(known[_GLOBAL], share)}")
+
+
+def _unable(
+    config: Mapping[str, Any], words: Sequence[str], known: Mapping[str, int], *, shard: int, count: int
+) -> Iterator[Fault]:
+    """What the models raise, or do not do, where nothing is sharded: FSDP's units are what the rest is built on."""
+    tensor, pipeline, context = (known[key] for key in _SPLIT)
+    if shard * context > 1:
+        return
+    if known[REPLICATE] > 1 and tensor * pipeline > 1:
+        problem = (
+            "copies (DDP) of a model that tensor or pipeline parallel ranks share: TorchTitan has that as HSDP only"
+        )
+        copies = known[REPLICATE] // 2
+        instead = f"{REPLICATE}={copies} --{SHARD}=2" if copies and known[REPLICATE] % 2 == 0 else f"{REPLICATE}=1"
+        yield Fault(key="parallelism", problem=problem, hint=f'--extra-args "--{instead}"')
+    table = config.get("fault_tolerance", {})
+    method = dict(_arguments(words)).get(_METHOD, table.get("semi_sync_method") if isinstance(table, Mapping) else None)
+    if count > 1 and not method:
+        problem = "gradients of replica groups are averaged in FSDP's hooks, and a group that shards nothing has none"
+        hint = '[fault_tolerance]\n       semi_sync_method = "diloco"'
+        yield Fault(key=_METHOD, problem=problem, hint=hint)
 
 
 def _degrees(known: Mapping[str, int]) -> list[str]:

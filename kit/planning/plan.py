@@ -151,7 +151,7 @@ def decide(
     """All that there is to decide of a run, each thing once. Arguments and errors are those of `plan`."""
     resolved = completed(resolved, site)
     allocation = allocate(resolved)
-    extra = frameworks.prepare(resolved, allocation)
+    extra = frameworks.prepare(resolved, allocation, lock.packages.pip if lock else {})
     roles = place_roles(resolved, allocation, extra.roles)
     paths = find_paths(resolved, site)
     pins = pin_images(resolved, roles, paths, lock=lock, role_locks=role_locks)

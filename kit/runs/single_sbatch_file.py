@@ -19,7 +19,7 @@ from kit import config
 from kit.allocation import Allocation
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, UsageError
-from kit.frameworks import diloco, torchtitan
+from kit.frameworks import diloco, program_releases, torchtitan
 from kit.planning.plan import Plan, PlanFile, plan
 from kit.planning.sbatch_header import explained, header
 from kit.render import render
@@ -79,7 +79,7 @@ def single_file(
     try:
         resolved = resolve(asked, titan, here, cluster=cluster, overrides=overrides)
         prepared = submit.prepare_resolved(resolved, here, containers=containers, now=now, live=True)
-        prepared = replace(prepared, resolved=completed(prepared.resolved, prepared.plan.allocation, asked, titan))
+        prepared = replace(prepared, resolved=_checked(prepared, asked, titan))
     except ConfigError as error:
         if not error.faults:
             raise
@@ -89,6 +89,13 @@ def single_file(
     record = manifest.of(made, job_file=asked.config_file, user=getpass.getuser(), now=now, slurm_version="")
     own = {CONFIG: text, "manifest.json": record.model_dump_json(indent=2) + "\n"}
     return as_one_file(made, [*_copied(made), *(PlanFile(name=name, text=text) for name, text in own.items())], mark)
+
+
+def _checked(prepared: Prepared, asked: Asked, titan: Mapping[str, Any]) -> Resolved:
+    made, lock = prepared.resolved, prepared.plan.decisions.pins.own.lock
+    packages = lock.packages.pip if lock else {}
+    release = program_releases.installed(made.job, made.launcher.releases, packages) if made.launcher.releases else None
+    return completed(made, prepared.plan.allocation, asked, titan, release=release)
 
 
 def _as_option(fault: Fault) -> Fault:
@@ -108,15 +115,24 @@ def resolve(
     return _with_defaults(sources).resolve()
 
 
-def completed(resolved: Resolved, allocation: Allocation, asked: Asked, titan: Mapping[str, Any]) -> Resolved:
-    """The same, with the arguments that make it DDP where that is asked. ConfigError where TorchTitan would refuse it."""
+def completed(
+    resolved: Resolved, allocation: Allocation, asked: Asked, titan: Mapping[str, Any], *, release: str | None
+) -> Resolved:
+    """The same, with the arguments that make it DDP where that is asked. release: of TorchTitan, where it is known.
+
+    ConfigError where TorchTitan would refuse it.
+    """
     job = resolved.job
     ranks, count = allocation.world_size, 1
     if not asked.use_ddp:
         groups = diloco.groups_of(job, allocation)
         ranks, count = groups[0].world_size, len(groups)
     words = [*(torchtitan.plain_ddp(titan, job.args, ranks) if asked.use_ddp else []), *job.args]
-    if faults := [*torchtitan.broken(titan, words, ranks=ranks, count=count)]:
+    releases = resolved.launcher.releases
+    faults = [*torchtitan.broken(titan, words, ranks=ranks, count=count)]
+    if releases:
+        faults += program_releases.misspelt(job, releases, titan, release=release)
+    if faults:
         raise ConfigError.of(*faults, file=config.shown(asked.config_file))
     return replace(resolved, job=job.model_copy(update={"args": tuple(words)}))
 

@@ -15,6 +15,21 @@ from kit.spec.schema_base import FileName, Model, Name
 FrameworkName = Literal["deepspeed", "diloco", "megatron", "rl", "sft", "torchtitan"]
 
 
+class Releases(Model):
+    """The releases of other people's program that a launcher knows."""
+
+    package: str = Field(description="The Python package whose version in the image's lock is the release.")
+    known: tuple[str, ...] = Field(min_length=1, description="Oldest first; another one is refused.")
+    options: FileName | None = Field(
+        default=None,
+        description="File of kit/frameworks/ with each release's options: others are refused before submit.",
+    )
+    module: str = Field(
+        default="", description="Variable of [env] that names another module, which may have options of its own."
+    )
+    words: tuple[str, ...] = Field(default=(), description="Options besides those of the file, without dashes.")
+
+
 class Launcher(Model):
     """One launcher file; its folder holds the reference training program."""
 
@@ -30,6 +45,9 @@ class Launcher(Model):
     programs: dict[Name, Programs] = Field(
         default={},
         description="Sets of programs for the roles of [rl] or [sft], by the name that its `programs` chooses.",
+    )
+    releases: Releases | None = Field(
+        default=None, description="Releases of the program that the launcher starts, where it is not the kit's."
     )
     varies: str = Field(
         default="",

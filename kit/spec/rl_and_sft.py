@@ -12,13 +12,14 @@ _SUB_TABLE = "Options of this program; they win over the shared ones."
 
 
 class Wandb(Model):
-    """Weights & Biases. Each role logs as a run of its own."""
+    """Weights & Biases: a run for each role, or one for all where the programs can."""
 
     project: Text | None = Field(default=None, description="The project there.")
     entity: Text | None = Field(default=None, description="The user or team that owns the project.")
     group: Text | None = Field(default=None, description="The group of the runs.")
     name: Text | None = Field(
-        default=None, description="Each role adds its own name to it: 'digits' is 'digits-trainer'."
+        default=None,
+        description="Where each role has a run of its own, it adds its name: 'digits' is 'digits-trainer'.",
     )
     offline: bool | None = Field(default=None, description="Log into the run folder, without a network.")
 

@@ -33,4 +33,15 @@ class Programs(Model):
     keys: dict[str, tuple[str, ...]] = Field(
         default={}, description="Shared key -> the roles' options that take it, such as 'trainer.model.seq_len'."
     )
+    split: tuple[str, ...] = Field(
+        default=(),
+        description="Options of ranks that share a sequence, such as 'trainer.model.cp': their product divides train_workers.",
+    )
+    refused: dict[str, str] = Field(
+        default={},
+        description="'role.option = value' that these programs take and these roles cannot start -> why, and what to do.",
+    )
+    one_wandb_run: bool = Field(
+        default=False, description="All roles log to one run of Weights & Biases; default: each to its own."
+    )
     roles: dict[RoleName, Program] = Field(description="The program of each role, by the role's name.")

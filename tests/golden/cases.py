@@ -148,7 +148,7 @@ class Single:
 
 LLAMA = Path("llama3.toml")
 # What TorchTitan reads, as far as the kit does.
-TITAN: dict[str, Any] = {"training": {"local_batch_size": 4, "seed": 7}, "parallelism": {"tensor_parallel_degree": 2}}
+TITAN: dict[str, Any] = {"training": {"local_batch_size": 4, "seed": 7}, "parallelism": {"context_parallel_degree": 2}}
 SINGLES = (
     Single(
         name="generate-ddp",
@@ -185,7 +185,7 @@ def planned_single(case: Single) -> Plan:
     )
     resolved = replace(resolved, project=here, job_dir=here)
     allocation = plan(resolved, make_lock(), site).allocation
-    return plan(single_sbatch_file.completed(resolved, allocation, case.asked, TITAN), make_lock(), site)
+    return plan(single_sbatch_file.completed(resolved, allocation, case.asked, TITAN, release=None), make_lock(), site)
 
 
 def single(case: Single) -> str:

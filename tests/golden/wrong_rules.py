@@ -79,6 +79,7 @@ def _frameworks() -> list[Rule]:
     titan: list[dict[str, dict[str, int]]] = [
         {"parallelism": {"tensor_parallel_degree": 3}},
         {"training": {"global_batch_size": 12}},
+        {"parallelism": {"tensor_parallel_degree": 2, "data_parallel_replicate_degree": 2}},
     ]
     return [
         _job("python", 'command = ["./digits"]', nodes=2, gpus=1),
@@ -135,6 +136,15 @@ def _frameworks() -> list[Rule]:
         *_all("rl", _RL, nodes=0),
         _job("torchtitan", "[diloco]\nmin_replicas = 2"),
         _job("torchtitan", 'shape = "replicas"\n[diloco]\nsync_every = 30'),
+        _job("torchtitan", 'args = ["--training.stps", "3"]'),
+        _job("torchtitan", 'env.PROGRAM_RELEASE = "0.2.2"\nargs = ["--training.seed", "3"]'),
+        _job("torchtitan", '[env]\nPROGRAM_RELEASE = "0.2.5"'),
+        _job("rl", '[rl]\nprograms = "prime-rl"\ngpus_per_node = 2\ntrainer = { model = { cp = 3 } }', nodes=0),
+        _job(
+            "rl",
+            '[rl]\nprograms = "prime-rl"\ngpus_per_node = 2\ninference = { deployment = { type = "disaggregated" } }',
+            nodes=0,
+        ),
         *(Rule(text=f"# TorchTitan's own file, 4 ranks\n{toml(given)}", run=partial(_titan, given)) for given in titan),
     ]
 

@@ -18,6 +18,7 @@ SCRIPTS = REPO / "launchers" / "rl" / "prime-rl"
 SFT = REPO / "launchers" / "sft" / "prime-rl.sh"
 ROLES = {
     "RANK": "0",
+    "SLURM_JOB_ID": "17",
     "KIT_RESTART_COUNT": "0",
     "KIT_ROLE_TRAINER_ADDR": "10.0.0.1",
     "KIT_ROLE_TRAINER_PORT_BROADCAST": "20001",
@@ -63,6 +64,18 @@ def test_orchestrator(broadcast: str, tmp_path: Path) -> None:
     assert after("--env-server-base-port", found) == ["20006"]
     assert ("--weight_broadcast.host" in found) == (broadcast == "nccl")
     assert not any("resume" in word for word in found)
+
+
+@pytest.mark.parametrize(("script", "program"), [("trainer.sh", "python"), ("orchestrator.sh", "orchestrator")])
+def test_both_are_one_run_of_wandb(script: str, program: str, tmp_path: Path) -> None:
+    """PRL_RUN_ID was not set: each drew one of its own, and there were two runs."""
+    known = stand_in(program, tmp_path, 'printf "%s\\n" "${PRL_RUN_ID}" "${WANDB_RUN_ID}" "${WANDB_SHARED_RUN_ID}"')
+    argv = [str(SCRIPTS / script), "c.toml", "filesystem", "out", "out"]
+    for env, said in (({}, "slurm-17"), ({"SLURM_CLUSTER_NAME": "h", "KIT_RESTART_COUNT": "1"}, "h-17")):
+        done = subprocess.run(argv, env=known | env, check=True, capture_output=True, text=True)
+        assert done.stdout.split() == [said] * 3
+    done = subprocess.run(argv, env={**known, "PRL_RUN_ID": "mine"}, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["mine"] * 3
 
 
 def test_trainer_inference_and_router(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Megatron-LM's own parser and validator, asked from outside: a process of its own, since its megatron.core is not PyPI's.
 
-    python megatron_lm.py CHECKOUT options >kit/frameworks/megatron-options.toml
     python megatron_lm.py CHECKOUT check
+    python megatron_lm.py CHECKOUT options >0.19.json                              # what one release says of itself
+    python megatron_lm.py - table 0.16.json 0.19.json … >kit/frameworks/megatron-options.toml
 
 `check` reads a JSON object a line, {"argv": [...], "world_size": 8, "env": {...}}, and answers each with a line of JSON: null, or
 why the command line was refused.
@@ -17,6 +18,7 @@ import io
 import json
 import os
 import sys
+import typing
 import warnings
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ HOPPER = 9
 def load(checkout: Path) -> Any:
     """megatron.training.arguments of a checkout."""
     warnings.simplefilter("ignore")
+    # Releases since 0.17 want Python 3.12.
+    vars(typing).setdefault("override", lambda method: method)
     sys.path.insert(0, str(checkout))
     importlib.import_module("megatron.core")
     sys.modules["megatron.core.transformer.custom_layers.batch_invariant_kernels"] = mock.MagicMock()
@@ -39,14 +43,28 @@ def load(checkout: Path) -> Any:
 
 
 HEAD = """\
-# The options of Megatron-LM, release core_v0.16.1, by how its parser wants them written: what the parser says of itself, by
-# `python tests/training/megatron_lm.py CHECKOUT options`. kit/frameworks/megatron_options.py reads it.
+# The options of Megatron-LM by how its parser wants them written, and the releases that have them: what the parsers say of
+# themselves, by `python tests/training/megatron_lm.py CHECKOUT options`. kit/frameworks/megatron_options.py reads it.
 # value: one value. several: words. bare: a switch. both: --x and --no-x. off: on by default -> the switch that turns it off.
 """
 
 
+def table(files: list[Path]) -> str:
+    """The lists of several releases in one; a file is named for its release."""
+    kinds: dict[str, dict[str, str]] = {kind: {} for kind in ("value", "several", "bare", "both")}
+    off: dict[str, str] = {}
+    for file in files:
+        said = json.loads(file.read_text(encoding="utf-8"))
+        for kind, names in kinds.items():
+            for name in said[kind]:
+                names[name] = f"{names.get(name, '')} {file.stem}".strip()
+        off |= said["off"]
+    content = {kind: dict(sorted(names.items())) for kind, names in {**kinds, "off": off}.items()}
+    return HEAD + tomli_w.dumps(content)
+
+
 def options(arguments: Any) -> str:
-    """How each option is written, as TOML."""
+    """How each option is written, as JSON."""
     kinds: dict[str, list[str]] = {"value": [], "several": [], "bare": [], "both": []}
     off: dict[str, str] = {}
     for action in arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))._actions:
@@ -62,7 +80,7 @@ def options(arguments: Any) -> str:
                 kinds["bare"] += names
                 off |= {action.dest: names[0]} if action.dest not in names else {}
     content = {**{kind: sorted(names) for kind, names in kinds.items()}, "off": dict(sorted(off.items()))}
-    return HEAD + tomli_w.dumps(content, indent=2)
+    return json.dumps(content)
 
 
 def refusal(arguments: Any, case: dict[str, Any]) -> str | None:
@@ -89,9 +107,12 @@ def refusal(arguments: Any, case: dict[str, Any]) -> str | None:
 
 def main() -> None:
     """Answer on stdout."""
+    if sys.argv[2] == "table":
+        print(table([Path(name) for name in sys.argv[3:]]), end="")
+        return
     arguments = load(Path(sys.argv[1]))
     if sys.argv[2] == "options":
-        print(options(arguments), end="")
+        print(options(arguments))
         return
     for line in sys.stdin:
         print(json.dumps(refusal(arguments, json.loads(line))), flush=True)

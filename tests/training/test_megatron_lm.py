@@ -2,7 +2,8 @@
 
     MEGATRON_LM=/path/to/Megatron-LM pytest tests/training/test_megatron_lm.py
 
-The checkout is of release core_v0.16.1; launchers/megatron-lm/run.py finds its own by the same variable.
+The checkout is of a release that the launcher knows, core_v0.16 or later;
+launchers/megatron-lm/run.py finds its own by the same variable.
 """
 
 from __future__ import annotations
@@ -24,12 +25,25 @@ from kit.allocation import allocate
 from kit.config import Resolved
 from kit.errors import ConfigError
 from kit.frameworks import megatron, megatron_options, megatron_rules, prepare
+from kit.spec.launcher import Launcher
 from tests.support import REPO, write_job
 
 CHECKOUT = Path(os.environ.get("MEGATRON_LM", "/opt/Megatron-LM"))
 PROGRAM = Path(__file__).with_name("megatron_lm.py")
-RELEASE = ("0", "16", "1")  # the one that kit/frameworks/megatron-options.toml is of
 LACKING = [name for name in ("torch", "six", "einops", "regex", "yaml") if importlib.util.find_spec(name) is None]
+
+
+def known_releases() -> tuple[str, ...]:
+    """Those of the launcher."""
+    releases = config.load_model(REPO / "launchers" / "megatron-lm" / "launcher.toml", Launcher).releases
+    assert releases
+    return releases.known
+
+
+def release() -> str:
+    """Of the checkout, as the launcher has it."""
+    info = (CHECKOUT / "megatron" / "core" / "package_info.py").read_text(encoding="utf-8")
+    return ".".join(re.findall(r"^(?:MAJOR|MINOR) = (\d+)$", info, re.MULTILINE))
 
 
 def why_not() -> str:
@@ -37,9 +51,9 @@ def why_not() -> str:
     if not (CHECKOUT / "pretrain_gpt.py").is_file():
         return "no checkout of Megatron-LM: MEGATRON_LM names none"
     info = (CHECKOUT / "megatron" / "core" / "package_info.py").read_text(encoding="utf-8")
-    release = tuple(re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)$", info, re.MULTILINE))
-    if release != RELEASE:
-        return f"the checkout of Megatron-LM is of release {'.'.join(release)}, not {'.'.join(RELEASE)}"
+    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)$", info, re.MULTILINE)
+    if ".".join(numbers[:2]) not in known_releases():
+        return f"the checkout of Megatron-LM is of release {'.'.join(numbers)}; known are {', '.join(known_releases())}"
     return f"Megatron-LM needs what is not installed: {', '.join(LACKING)}" if LACKING else ""
 
 
@@ -284,7 +298,7 @@ def job(folder: Path, nodes: int, table: dict[str, Any], more: dict[str, Any]) -
 
 def rendered(resolved: Resolved) -> tuple[list[str], int, dict[str, str]]:
     allocation = allocate(resolved)
-    made = prepare(resolved, allocation)
+    made = prepare(resolved, allocation, {"megatron-core": release()})
     return [word.replace("{run}", "/kit/run") for word in made.args], allocation.world_size, dict(resolved.job.env)
 
 
@@ -306,7 +320,10 @@ def test_what_megatron_refuses_the_kit_refuses_first(name: str, tmp_path: Path, 
     if name not in LATER:
         assert resolved.job.megatron is not None
         options = megatron.completed(resolved.job.megatron, resolved.job.checkpoint)
-        assert ask(megatron_options.words(options), allocate(resolved).world_size, dict(resolved.job.env)) is not None
+        assert (
+            ask(megatron_options.words(options, release()), allocate(resolved).world_size, dict(resolved.job.env))
+            is not None
+        )
 
 
 @pytest.mark.parametrize("connections", ["1", "8"])
@@ -321,7 +338,7 @@ def test_connections_are_judged_as_megatron_judges_them(
     assert resolved.job.megatron is not None
     options = megatron.completed(resolved.job.megatron, resolved.job.checkpoint)
     refused = [*megatron._environment(options, dict(resolved.job.env))]
-    said = ask(megatron_options.words(options), 8, dict(resolved.job.env))
+    said = ask(megatron_options.words(options, release()), 8, dict(resolved.job.env))
     assert bool(refused) == ("CUDA_DEVICE_MAX_CONNECTIONS" in (said or ""))
 
 
@@ -336,13 +353,18 @@ def test_a_shape_without_a_key_is_refused_by_both(key: str, ask: Ask) -> None:
         MegatronArguments(**shape)
     given = {**shape, "seq_length": 64, "max_position_embeddings": 64, "micro_batch_size": 1, "train_iters": 1}
     named = "num-layers" if key == "num_layers" else key
-    assert named in str(ask(megatron_options.words(given), 1, {}))
+    assert named in str(ask(megatron_options.words(given, release()), 1, {}))
 
 
 def test_the_options_are_those_of_the_parser() -> None:
     argv = [sys.executable, str(PROGRAM), str(CHECKOUT), "options"]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    assert megatron_options.FILE.read_text(encoding="utf-8") == told
+    told = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+    known = megatron_options.known(release())
+    assert {kind: sorted(known[kind]) for kind in ("value", "several", "both")} == {
+        kind: told[kind] for kind in ("value", "several", "both")
+    }
+    assert known["bare"] - {f"no_{name}" for name in known["both"]} == set(told["bare"])
+    assert told["off"].items() <= known["off"].items()
 
 
 def test_a_table_without_a_fault_breaks_no_rule(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_an_image_without_the_framework_is_refused_from_its_lock(tmp_path: Path)
             "num_virtual_stages_per_pipeline_rank",
             "12 layers cannot be split into 2 pipeline x 4 virtual stages",
         ),
-        ({"of_another_release": 1}, "of_another_release", "has no such option. One of another release"),
+        ({"of_another_release": 1}, "of_another_release", "has such an option. One of your own goes into args"),
         ({"expert_model_parallel_size": 2}, "expert_model_parallel_size", "num_experts is not set"),
         (
             {"expert_model_parallel_size": 3, "num_experts": 3},
@@ -237,6 +237,8 @@ def test_megatron_refuses(tmp_path: Path, table: dict[str, Any], key: str, said:
         ({"add_bias_linear": False}, "--disable-bias-linear"),
         ({"ckpt_fully_parallel_save": False}, "--no-ckpt-fully-parallel-save"),
         ({"rl_partial_rollouts": False}, "--no-rl-partial-rollouts"),
+        ({"no_rl_partial_rollouts": True}, "--no-rl-partial-rollouts"),
+        ({"step_batch_size_schedule": "0:768 250B:1536"}, "--step-batch-size-schedule\n    '0:768 250B:1536'"),
         ({"num_query_groups": 4}, "--group-query-attention"),
         ({"save": "/x", "save_interval": 5}, "--exit-signal-handler"),
     ],

@@ -87,7 +87,7 @@ def test_a_manifest_makes_it_a_run_of_the_kit() -> None:
 
 
 def test_ddp_copies_the_model_on_every_rank_and_extra_arguments_win() -> None:
-    titan = "[parallelism]\ntensor_parallel_degree = 2\n"
+    titan = "[parallelism]\ncontext_parallel_degree = 2\n"
     extra = "--training.steps 5 --job.description 'a  \"b\"'"
     assert job_arguments(made(titan, use_ddp=True, nodes=2, extra_args=extra)) == [
         "--parallelism.data_parallel_replicate_degree=4",
@@ -135,6 +135,33 @@ def test_groups_are_told_what_a_quorum_needs(options: dict[str, Any], quorum: in
             "12 is not a multiple of training.local_batch_size 8 x 4",
         ),
         ({"replicas_per_node": 2}, "[training]\nglobal_batch_size = 16\n", "copies of the model = 32"),
+        (
+            {"use_ddp": True},
+            "[parallelism]\ntensor_parallel_degree = 2\n",
+            "TorchTitan has that as HSDP only\n  try: --extra-args "
+            '"--parallelism.data_parallel_replicate_degree=1 --parallelism.data_parallel_shard_degree=2"',
+        ),
+        (
+            {"replicas_per_node": 4},
+            "",
+            "fault_tolerance.semi_sync_method: gradients of replica groups are averaged in FSDP's hooks, and a group that",
+        ),
+        (
+            {},
+            "[training]\nstepz = 1000\n",
+            "training.stepz: no release of torchtitan that is known has an option",
+        ),
+        ({"extra_args": "--training.stps 3"}, "", "did you mean '--training.steps'?"),
+        (
+            {"extra_args": "--training.debug-moe-force-load-balanse"},
+            "",
+            "--training.debug-moe-force-load-balanse; did you mean '--training.debug_moe_force_load_balance'?",
+        ),
+        (
+            {"extra_args": "--parallelism.tensor-parallel-degree 3"},
+            "",
+            "tensor_parallel 3 does not come to 4, the ranks of a replica group",
+        ),
         ({"extra_args": "--a 'b"}, "", "No closing quotation"),
         ({}, "[training\n", "not valid TOML"),
     ],
@@ -144,6 +171,34 @@ def test_what_is_refused(options: dict[str, Any], titan: str, said: str) -> None
         made(titan, **options)
     assert isinstance(caught.value, ConfigError | UsageError)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("titan", "extra"),
+    [
+        ('[fault_tolerance]\nsemi_sync_method = "diloco"\n', ""),
+        ("", "--fault_tolerance.semi-sync-method=local_sgd"),
+    ],
+)
+def test_groups_of_one_rank_average_in_steps(titan: str, extra: str) -> None:
+    """Without, there is neither an FSDP whose hook averages nor an outer step: as many trainings as groups, and no error."""
+    assert made(titan, replicas_per_node=4, extra_args=extra)
+
+
+def test_tables_in_tables_are_read_to_the_end() -> None:
+    """Every configuration for 405B has one."""
+    assert made("[quantize.linear.float8]\nfilter_fqns = []\n", use_ddp=True)
+    with pytest.raises(ConfigError, match=r"quantize.linear.float8.filter_fqn: .*did you mean"):
+        made("[quantize.linear.float8]\nfilter_fqn = []\n", use_ddp=True)
+
+
+def test_a_module_of_ones_own_may_bring_options() -> None:
+    module = '[job]\ncustom_config_module = "mine.config"\n'
+    assert made(f"{module}[mine]\nwidth = 3\n", use_ddp=True, extra_args="--mine.depth 4")
+    with pytest.raises(ConfigError, match=r"did you mean 'training.steps'"):
+        made(f"{module}[training]\nstep = 3\n", use_ddp=True)
+    with pytest.raises(ConfigError, match=r"mine.width: no release of torchtitan"):
+        made("[mine]\nwidth = 3\n", use_ddp=True)
 
 
 def test_how_groups_average_is_said_in_titans_own_file() -> None:

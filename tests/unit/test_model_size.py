@@ -136,6 +136,8 @@ def test_the_study_of_replica_groups_works_its_figures_out() -> None:
         given: Any = partial(read_option, run.plan.job.args)
         model, batch = str(point.values["var.model"]), int(str(point.values["var.global_batch"]))
         shape = shapes()[model]
+        words = run.plan.job.args
+        assert words[words.index("--model.flavor") + 1] == model, "every point trained the flavour of the file"
         groups = [role for role in run.plan.roles if role.role.policy == "replica"]
         assert (len(groups), groups[0].world_size) == (4, 4)
         count = shape.parameters

@@ -108,14 +108,14 @@ PRIME: list[tuple[dict[str, Any], dict[str, Any]]] = [
                 "project": "p",
                 "entity": "e",
                 "group": "g",
-                "name": "run-trainer",
+                "name": "run",
                 "offline": True,
             },
             "orchestrator.monitors.wandb": {
                 "project": "p",
                 "entity": "e",
                 "group": "g",
-                "name": "run-orchestrator",
+                "name": "run",
                 "offline": True,
             },
         },
@@ -149,6 +149,10 @@ PRIME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
         {"num_train_nodes": 4, "nodes_per_fsdp_group": 2},
         {"trainer.model.dp_replicate": 2, "orchestrator.num_train_workers": 32},
+    ),
+    (
+        {"num_train_nodes": 2, "trainer": {"model": {"cp": 4}}},
+        {"orchestrator.num_train_workers": 4, "orchestrator.pad_to_multiple_of": 4},
     ),
 ]
 
@@ -275,7 +279,39 @@ def test_inference_parallel_must_fit_the_gpus(table: dict[str, Any], gpus: int, 
     assert said in refused({"programs": "prime-rl", **table}, gpus=gpus)[key]
 
 
+def test_ranks_that_share_a_sequence_are_one_reader() -> None:
+    """The orchestrator waited for a READY of every GPU: with context parallelism one of a group reads, and it waited for ever."""
+    said = refused({"programs": "prime-rl", "trainer": {"model": {"cp": 3}}})
+    assert said["rl.trainer.model.cp"].startswith("rl.trainer.model.cp: 3 does not divide the trainer's 8 ranks")
+    assert "pad_to_multiple_of" not in options(resolve({"programs": "prime-rl"}), "orchestrator")
+    own = {"programs": "prime-rl", "trainer": {"model": {"cp": 2}}, "orchestrator": {"num_train_workers": 1}}
+    assert options(resolve(own), "orchestrator") == {
+        **options(resolve({"programs": "prime-rl", "trainer": {"model": {"cp": 2}}}), "orchestrator"),
+        "num_train_workers": 1,
+    }
+
+
+def test_prime_rls_roles_log_to_one_run() -> None:
+    table = {"programs": "prime-rl", "wandb": {"project": "p"}}
+    roles = resolve(table).roles
+    assert {name: role.env.get("WANDB_SHARED_LABEL") for name, role in roles.items()} == {
+        **dict.fromkeys(roles),
+        "trainer": "trainer",
+        "orchestrator": "orchestrator",
+    }
+    assert roles["trainer"].env["WANDB_SHARED_MODE"] == "1"
+    for silent in ({"programs": "prime-rl"}, {**table, "wandb": {"project": "p", "offline": True}}):
+        assert not any("WANDB_SHARED_MODE" in role.env for role in resolve(silent).roles.values())
+
+
 # ---- refusals ----
+
+
+def test_what_these_roles_cannot_start_is_refused() -> None:
+    """It passed, and was refused on the nodes."""
+    said = refused({"programs": "prime-rl", "inference": {"deployment": {"type": "disaggregated"}}})
+    assert "no role of these starts prefill and decode servers apart" in said["rl.inference.deployment.type"]
+    resolve({"programs": "prime-rl", "inference": {"deployment": {"type": "single_node"}}})
 
 
 def test_an_unknown_option_is_refused_with_its_path_and_the_nearest() -> None:
@@ -422,7 +458,7 @@ def test_the_example_of_a_mixture_of_experts() -> None:
     assert inference["vllm"]["enable_expert_parallel"] is True
     dense, experts = found["prime-rl"], found["prime-rl-moe"]
     assert (experts["model"].pop("ep"), experts["model"].pop("impl")) == (8, "custom")
-    assert experts["monitors"]["wandb"].pop("name") == "moe-trainer"
+    assert experts["monitors"]["wandb"].pop("name") == "moe"
     for one in (dense["monitors"]["wandb"], dense["model"], experts["model"], dense["tokenizer"], experts["tokenizer"]):
         one.pop("name")
     assert experts == dense

@@ -3,7 +3,10 @@
 set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/identity.sh"
+# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/resume.sh"
+identity::export
 
 # Completions come through the router; weights go to each server itself.
 admin=()

@@ -5,7 +5,10 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/infiniband.sh"
 # shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/identity.sh"
+# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/resume.sh"
+identity::export
 infiniband::prefer
 
 # ZMQ is how rollouts come, unless the configuration names another transport; then these two conflict with it: leave them out there.

@@ -914,6 +914,23 @@ requires = []
 
 [programs]
 
+[releases]
+package = "torchtitan"
+known = [
+    "0.1.0",
+    "0.2.0",
+    "0.2.1",
+    "0.2.2",
+    "0.3.0",
+]
+options = "torchtitan-options.toml"
+module = "TORCHTITAN_MODULE"
+words = [
+    "module",
+    "config",
+    "help",
+]
+
 [fits]
 
 [defaults.env]

@@ -1,0 +1,49 @@
+#!/bin/bash
+# foreign.sh [--only-venv] [PYTEST-OPTION...]: what the kit writes for other people's programs, given to their own parsers on CPUs.
+#   Releases that pip has go into .foreign-venv/releases, each in a folder of its own; what they import into .foreign-venv, which stands on
+#   .train-venv. MEGATRON_LM and PRIME_RL name checkouts, which pip does not have.
+# Exit code: pytest's; 69 where the virtual environments cannot be made.
+set -euo pipefail
+
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+readonly VENV=.foreign-venv STAMP=.foreign-venv/made-from.sha256
+readonly INPUTS=(scripts/foreign.sh containers/frameworks-cpu/requirements.lock)
+readonly TORCHTITAN=(0.1.0 0.2.0 0.2.1 0.2.2 0.3.0)
+
+say() {
+    printf 'foreign: %s\n' "$*" >&2
+}
+
+make_venv() {
+    local release site pip
+    if sha256sum --check --status "${STAMP}" 2>/dev/null; then
+        return 0
+    fi
+    say "installs the releases of other people's programs into ${VENV}"
+    rm -rf -- "${VENV}"
+    .train-venv/bin/python -m venv "${VENV}" || return 1
+    site="$("${VENV}/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    # What .train-venv holds is not installed twice.
+    realpath .train-venv/lib/python3*/site-packages >"${site}/train.pth" || return 1
+    printf 'torch==2.13.0\n' >"${VENV}/constraints.txt"
+    pip=("${VENV}/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "${VENV}/constraints.txt")
+    "${pip[@]}" tyro torchdata triton tomli spmd_types==0.2.3 "torch_checkpointing>=0.1.0" || return 1
+    "${pip[@]}" accelerate==1.15.0 lightning==2.6.6 ray==2.60.0 || return 1
+    for release in "${TORCHTITAN[@]}"; do
+        "${pip[@]}" --no-deps --target "${VENV}/releases/torchtitan-${release}" "torchtitan==${release}" || return 1
+    done
+    sha256sum "${INPUTS[@]}" >"${STAMP}"
+}
+
+if ! { scripts/training.sh --only-venv && make_venv; }; then
+    say "skipped: ${VENV} cannot be made (pip's error is above)"
+    exit 69
+fi
+[[ "${1:-}" != --only-venv ]] || exit 0
+export OMP_NUM_THREADS=1
+code=0
+.venv/bin/python -m pytest -p no:cacheprovider --numprocesses "${WORKERS:-2}" --dist loadfile tests/foreign "$@" || code=$?
+if [[ -n "${MEGATRON_LM:-}" ]]; then
+    .train-venv/bin/python -m pytest -p no:cacheprovider tests/training/test_megatron_lm.py "$@" || code=$?
+fi
+exit "${code}"
