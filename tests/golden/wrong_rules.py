@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kit import config
 from kit.errors import ConfigError
-from kit.frameworks import torchtitan
+from kit.frameworks import program_releases, torchtitan
 from kit.planning.plan import plan
 from kit.planning.plan_inputs import Site
 from kit.runs import chain, secret
@@ -146,11 +146,21 @@ def _frameworks() -> list[Rule]:
             nodes=0,
         ),
         *(Rule(text=f"# TorchTitan's own file, 4 ranks\n{toml(given)}", run=partial(_titan, given)) for given in titan),
+        Rule(text="# TorchTitan's own file, 2 groups of 1 rank", run=partial(_titan, {}, ranks=1, count=2)),
+        Rule(text="# TorchTitan's own file, v0.2.2\n[fault_tolerance]\nsync_steps = 5", run=_titan_module),
     ]
 
 
-def _titan(given: dict[str, dict[str, int]], _: Path) -> None:
-    if faults := [*torchtitan.broken(given, [], ranks=4, count=1)]:
+def _titan(given: dict[str, dict[str, int]], _: Path, *, ranks: int = 4, count: int = 1) -> None:
+    if faults := [*torchtitan.broken(given, [], ranks=ranks, count=count)]:
+        raise ConfigError.of(*faults, file="llama.toml")
+
+
+def _titan_module(folder: Path) -> None:
+    job = config.load_job(write_job(folder, HEAD.format(launcher="torchtitan")), cluster="local")
+    assert job.launcher.releases
+    given = {"fault_tolerance": {"sync_steps": 5}}
+    if faults := [*program_releases.misspelt(job.job, job.launcher.releases, given, release="0.2.2")]:
         raise ConfigError.of(*faults, file="llama.toml")
 
 
