@@ -205,9 +205,9 @@ def stall(ranks: Sequence[Rank]) -> Stall | None:
         between, longest = usual(mine), max(one.longest for one in mine)
         # What was left out as unchanged is no older than the next line that must come.
         past = [o for o in mine if o.idle > (_last(between) if role in over else _limit_of(o, between, longest))]
-        # Ranks that wait may wait for one that saves, or evaluates, and has the time to.
+        # Ranks that wait, at the next step or at the end of a save, may wait for one that saves and has the time to.
         held = any(one.phase in SLOW and one not in past for one in mine)
-        still = [one for one in past if not (held and one.phase in _WAITING and not _silent(one))]
+        still = [one for one in past if not (held and one.phase in _WAITING | SLOW and not _silent(one))]
         # A collector that was killed says nothing of its ranks: they stand still where those of other nodes do.
         if any(not _silent(one) for one in still):
             return _judged(mine, still, limit("compute", between, longest))
@@ -249,6 +249,13 @@ def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
         if share >= _STRAGGLES and more >= _STRAGGLES_S and (worst is None or share > worst[1]):
             worst = slowest, min(1.0, share)
     return worst
+
+
+def reads(one: Rank, ranks: Sequence[Rank]) -> bool:
+    """Whether most of what a straggler does by itself, and the others of its role do not, is the phase data."""
+    others = [r for r in ranks if r.role == one.role and r.every and r is not one]
+    more = one.took - one.waited - statistics.median(r.took - r.waited for r in others)
+    return one.read - statistics.median(r.read for r in others) > more / 2
 
 
 def _judged(mine: Sequence[Rank], still: Sequence[Rank], most: float) -> Stall:

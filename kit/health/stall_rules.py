@@ -195,7 +195,7 @@ def _straggles(record: Record, ranks: Sequence[progress.Rank]) -> Answer | None:
     values = {**record.values, "culprit": one.name, "node": one.node, "rank": one.rank}
     own = one.took - one.waited
     values |= {"share": round(100 * share), "own": f"{own:.3g}", "took": f"{one.took:.3g}"}
-    values["reads"] = f"; {one.read:.3g} s of them it reads data" if one.read > own / 2 else ""
+    values["reads"] = f"; {one.read:.3g} s of them it reads data" if progress.reads(one, ranks) else ""
     text = f"{one.name}: {one.took - one.waited:.3g} s of each step's {one.took:.3g} s outside communicate"
     return _filled(progress.STRAGGLES, values, (Evidence(file="monitor", line=0, text=text),))
 

@@ -21,6 +21,7 @@ import runpy
 import sys
 import tomllib
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 CONFIG = "--job.config_file"
@@ -136,6 +137,14 @@ def module_of(release: Release) -> str:
     return release.groups if "REPLICA_GROUP_ID" in os.environ else "torchtitan.train"
 
 
+def report() -> None:
+    """Have its steps reported, where the run has kit_callbacks. A release that cannot be wrapped trains as it is."""
+    try:
+        import_module("kit_callbacks").torchtitan()
+    except Exception as error:  # noqa: BLE001 - a report is never worth a training
+        print(f"its steps are not reported: {error}", file=sys.stderr)
+
+
 def main() -> None:
     """Run TorchTitan's module as the main program."""
     release = release_of(find())
@@ -143,6 +152,8 @@ def main() -> None:
     if importlib.util.find_spec(module) is None:
         raise SystemExit(f"TorchTitan {release.name} has no module {module}; TORCHTITAN_MODULE names another")
     print(f"TorchTitan {release.name}: {module}", file=sys.stderr)
+    if "KIT_RUN_DIR" in os.environ:
+        report()
     sys.argv[1:] = [*added(release, sys.argv[1:]), *sys.argv[1:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -9,6 +9,10 @@ readonly rank_progress_every=2 rank_progress_lines=6 rank_progress_late=8 rank_p
 # Where no rank reports anything, its processes are looked at this often, and not before: each look reads some files of /proc for each
 # process of the node.
 readonly rank_progress_signs_every=30
+# A rank that has been saving for so many seconds is asked for what it writes. Who writes so many bytes between two looks does not stand
+# still, however short the saves before were; heartbeats and lines of a log come to less.
+readonly rank_progress_saves=4 rank_progress_written=65536
+declare -A rank_progress_bytes=() rank_progress_wrote=()
 rank_progress_folder=""
 
 # rank_progress::begin: the folder that ranks write to. They write nothing where there is none.
@@ -55,19 +59,30 @@ rank_progress::loop() {
     done
 }
 
-# Of each rank `ROLE@RANK STEP PHASE SINCE TOOK EVERY LONGEST WAITED READ SLOWEST`, behind tabs; `@quiet SECONDS` where none reports anything. The caller's:
-# file, line, last, wrote, changed, looked, moved, signs.
+# Of each rank `ROLE@RANK STEP PHASE SINCE TOOK EVERY LONGEST WAITED READ SLOWEST`, behind tabs; `@quiet SECONDS` where none reports
+# anything. SINCE is when it reported last, or when a rank that saves was last seen to write. The caller's: file, line, last, wrote,
+# changed, looked, moved, signs.
 rank_progress::look() {
-    local path text since
+    local path name text step phase since rest
     local -i late=0
+    local -a names=()
+    local -A reports=() saving=()
     line=""
     for path in "${rank_progress_folder}"/*@*; do
         # Behind a ~ is what a process left that is gone.
         [[ -r "${path}" && "${path}" != *~* ]] || continue
         IFS= read -r text <"${path}" 2>/dev/null || continue
+        name="${path##*/}"
         read -r text <<<"${text}"
-        line+=$'\t'"${path##*/} ${text}"
-        read -r _ _ since _ <<<"${text}"
+        names+=("${name}") reports["${name}"]="${text}"
+        read -r _ phase since _ <<<"${text}"
+        [[ "${phase}" != save ]] || ((EPOCHSECONDS - ${since%.*} < rank_progress_saves)) || saving["${name}"]="${since}"
+    done
+    ((!${#saving[@]})) || rank_progress::look_who_writes
+    for name in "${names[@]}"; do
+        read -r step phase since rest <<<"${reports[${name}]}"
+        [[ -z "${saving[${name}]:-}" ]] || since="${saving[${name}]}"
+        line+=$'\t'"${name} ${step} ${phase} ${since} ${rest}"
         ((EPOCHSECONDS - ${since%.*} < rank_progress_late)) || late=1
     done
     if [[ -z "${line}" ]]; then
@@ -81,6 +96,23 @@ rank_progress::look() {
     fi
     [[ -n "${line}" ]] || return 0
     printf '%s%s\n' "${EPOCHREALTIME/,/.}" "${line}" >>"${file}" && last="${line}" wrote=EPOCHSECONDS
+}
+
+# The caller's saving: when each of these ranks reported last; where it has written since, when that was seen.
+rank_progress::look_who_writes() {
+    local name
+    local -A bytes=()
+    rank_progress::bytes_of_ranks
+    for name in "${!saving[@]}"; do
+        if [[ "${rank_progress_bytes[${name}]:-}" != "${saving[${name}]} "* ]]; then
+            # The first look at this save.
+            rank_progress_wrote["${name}"]="${saving[${name}]}"
+        elif ((${bytes[${name}]:-0} - ${rank_progress_bytes[${name}]#* } >= rank_progress_written)); then
+            rank_progress_wrote["${name}"]="${EPOCHREALTIME/,/.}"
+        fi
+        rank_progress_bytes["${name}"]="${saving[${name}]} ${bytes[${name}]:-0}"
+        saving["${name}"]="${rank_progress_wrote[${name}]}"
+    done
 }
 
 # A line for each process: `TIME<tab>ROLE@RANK <what rank_progress::look has><tab>ATTEMPT BEGAN WORKER ENDED FIRST SECONDS…`. Each start of the
@@ -116,15 +148,40 @@ rank_progress::look_for_signs() {
     line=$'\t'"@quiet $((EPOCHSECONDS - moved))"
 }
 
+# What the processes of each rank on this node have written, by ROLE@RANK. The caller's: bytes.
+rank_progress::bytes_of_ranks() {
+    local path word name count role rank
+    local -a found words
+    rank_progress::processes || return 0
+    for path in "${found[@]}"; do
+        role="" rank=""
+        mapfile -d '' -t words 2>/dev/null <"${path}" || continue
+        for word in "${words[@]}"; do
+            case "${word}" in
+                KIT_ROLE=*) role="${word#*=}" ;;
+                RANK=*) rank="${word#*=}" ;;
+            esac
+        done
+        while read -r name count; do
+            [[ "${name}" != wchar: ]] || bytes["${role}@${rank}"]=$((${bytes[${role}@${rank}]:-0} + count))
+        done 2>/dev/null <"${path%environ}io"
+    done
+}
+
+# The environments of the ranks' processes on this node. The caller's: found.
+rank_progress::processes() {
+    mapfile -t found < <(grep -lzxF -- "SLURM_JOB_ID=${SLURM_JOB_ID}" /proc/[0-9]*/environ 2>/dev/null)
+    ((${#found[@]})) || return 1
+    mapfile -t found < <(grep -lz '^KIT_RANK_SHELL=' "${found[@]}" 2>/dev/null)
+    ((${#found[@]}))
+}
+
 # Of the ranks' processes on this node: their CPU time, and what they have written to files and sockets, as proc(5) counts it. 1: there are
 # none, or they are not to be seen. The caller's: ticks, written.
 rank_progress::sum_up() {
     local path name count text
     local -a found fields
-    mapfile -t found < <(grep -lzxF -- "SLURM_JOB_ID=${SLURM_JOB_ID}" /proc/[0-9]*/environ 2>/dev/null)
-    ((${#found[@]})) || return 1
-    mapfile -t found < <(grep -lz '^KIT_RANK_SHELL=' "${found[@]}" 2>/dev/null)
-    ((${#found[@]})) || return 1
+    rank_progress::processes || return 1
     for path in "${found[@]}"; do
         text=""
         { IFS= read -r -d '' text <"${path%environ}stat"; } 2>/dev/null

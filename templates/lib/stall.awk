@@ -97,13 +97,13 @@ END {
         judged = named[r]; every = usual(judged); peak = 0; mine = 0; fresh = 0; gone = 0
         for (i = 1; i <= n; i++) if (role[i] == judged) { mine++; peak = most(peak, longest[i]) }
         split("", still); split("", culprit)
-        # Ranks that wait may wait for one that saves, or evaluates, and has the time to.
+        # Ranks that wait, at the next step or at the end of a save, may wait for one that saves and has the time to.
         held = 0
         for (i = 1; i <= n; i++) if (role[i] == judged) {
             past[i] = idle[i] > limit(phase[i], every, peak, judged in finishes, slowest[i])
             if (!past[i] && slow(phase[i]) && seconds == 0) held = 1
         }
-        for (i = 1; i <= n; i++) if (role[i] == judged && past[i] && !(held && waits(phase[i]) && !silent[i])) {
+        for (i = 1; i <= n; i++) if (role[i] == judged && past[i] && !(held && (waits(phase[i]) || slow(phase[i])) && !silent[i])) {
             still[i] = 1
             if (silent[i]) gone++; else fresh++
         }

@@ -245,6 +245,16 @@ def job_id(run: Path) -> int | None:
     return json.loads(path.read_text(encoding="utf-8"))["job_id"] if path.exists() else None
 
 
+def slurmstepds(lab: Lab, run: Path, step: str) -> list[int]:
+    """The slurmstepd processes of a step, one on each node; `batch` is the batch script's."""
+    listed = lab.slurm("squeue", "--noheader", "--steps", "--format=%j %i").splitlines()
+    ids = {line.split()[0]: line.split()[1] for line in listed}
+    named = f"{lab.job(run)['JobId']}.batch" if step == "batch" else ids[step]
+    # Not by the run: from Slurm 24.11 on, a slurmstepd has nothing of its job in its environment.
+    found = (one for node in lab.cluster.nodes for one in lab.node_processes(node.name))
+    return [one.pid for one in found if one.line == f"slurmstepd: [{named}]"]
+
+
 def _namespace(pid: int) -> str:
     try:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())

@@ -24,7 +24,7 @@ from _pytest.mark import ParameterSet
 
 from kit import shell
 from tests.cluster.image_lab import needs_root
-from tests.cluster.lab import Lab
+from tests.cluster.lab import Lab, slurmstepds
 from tests.support import REPO
 
 pytestmark = pytest.mark.cluster
@@ -96,16 +96,6 @@ def kill_monitor(lab: Lab, run: Path) -> None:
                 kill(one.pid)
     lab.wait(lambda: "kit-monitor" not in lab.slurm("squeue", "--steps", "--format=%j"), run)
     finish(lab, run)
-
-
-def slurmstepds(lab: Lab, run: Path, step: str) -> list[int]:
-    """The slurmstepd processes of a step, one on each node; `batch` is the batch script's."""
-    listed = lab.slurm("squeue", "--noheader", "--steps", "--format=%j %i").splitlines()
-    ids = {line.split()[0]: line.split()[1] for line in listed}
-    named = f"{lab.job(run)['JobId']}.batch" if step == "batch" else ids[step]
-    # Not by the run: from Slurm 24.11 on, a slurmstepd has nothing of its job in its environment.
-    found = (one for node in lab.cluster.nodes for one in lab.node_processes(node.name))
-    return [one.pid for one in found if one.line == f"slurmstepd: [{named}]"]
 
 
 def kill_stepd(lab: Lab, run: Path) -> None:

@@ -221,6 +221,37 @@ def test_an_ordinary_run_gives_no_alarm(lab: Lab) -> None:
     assert '"stall"' not in (run.folder / "state" / "events.jsonl").read_text(encoding="utf-8")
 
 
+# Quick saves, then one that is longer than three of them and ten seconds: rank 0 writes, and the others wait for it in theirs.
+SAVES = """\
+import os, time
+from kit_rank import progress
+run, rank = os.environ["KIT_RUN_DIR"], int(os.environ["RANK"])
+progress.step(0)
+for step in range(1, 31):
+    time.sleep(0.1)
+    with progress.phase("save"):
+        if step == 30 and rank == 0:
+            with open(run + "/checkpoints/big.bin", "wb") as file:
+                for _ in range(40):
+                    file.write(b"x" * (1 << 20))
+                    file.flush()
+                    time.sleep(0.5)
+            open(run + "/saved", "w").close()
+        time.sleep(0.05)
+        while step == 30 and not os.path.exists(run + "/saved"):
+            time.sleep(0.1)
+    progress.step(step)
+"""
+
+
+def test_a_save_that_writes_is_no_stall(lab: Lab) -> None:
+    """What is saved at last, or without a background thread, takes longer than the saves before."""
+    lab.write(ONE, SAVES)
+    run = lab.run("--no-container")
+    assert run.done.returncode == 0, run.done.stderr
+    assert '"stall"' not in (run.folder / "state" / "events.jsonl").read_text(encoding="utf-8")
+
+
 GLOO = """\
 import os, time
 import torch, torch.distributed as dist

@@ -26,7 +26,7 @@ from tests.cluster.lab import Lab
 from tests.sick.faults import FAULTS, SICK_RANK, Sick
 from tests.sick.ward import NODES, Ward, ward
 
-PROGRAM = Path(__file__).with_name("program.py")
+PROGRAM, GROUPS = Path(__file__).with_name("program.py"), Path(__file__).with_name("groups.py")
 STEP_S, RANKS = 1.5, 8
 _LONGEST_S = 150
 
@@ -68,19 +68,22 @@ HEAD = (
 def run(ward: Ward, fault: Sick, shape: str, runtime: str) -> Cell:
     """One cell. The job is ended by scancel: it would stand still for ten minutes."""
     lab = ward.lab
-    args = json.dumps([fault.name, str(SICK_RANK), str(STEP_S)])
+    args = json.dumps([str(STEP_S)] if fault.groups else [fault.name, str(SICK_RANK), str(STEP_S)])
     clock = fault.act == "wrong_clock"
     mount = f'{{ source = "{ward.folder}/data", target = "/data", flags = ["ro"] }}'
-    job = f'script = "program.py"\nshape = "{shape}"\nargs = {args}\nmounts = [{mount}]\n'
+    job = f'script = "program.py"\nargs = {args}\nmounts = [{mount}]\n' + (
+        "" if fault.groups else f'shape = "{shape}"\n'
+    )
     job += f'[resources]\nnodes = {NODES}\nranks_per_node = 2\n[container]\nruntime = "{runtime}"\n[preflight]\nfree_disk_gb = 0\n'
-    lab.write(job, PROGRAM.read_text(encoding="utf-8"))
+    program = (GROUPS if fault.groups else PROGRAM).read_text(encoding="utf-8")
+    lab.write(job, program, launcher="diloco" if fault.groups else "ddp")
     folder = lab.submit("--set", 'slurm.extra=["--hold"]') if clock else lab.submit()
     with ward.collector_with_a_clock(folder) if clock else contextlib.nullcontext():
         if clock:
             lab.slurm("scontrol", "release", str(lab.job(folder)["JobId"]))
         mend = getattr(ward, fault.act)(folder) if fault.act else lambda: None
         try:
-            return _judged(lab, folder, fault, ward.node, shape=shape, runtime=runtime)
+            return _judged(lab, folder, fault, ward.name(fault.node), shape=shape, runtime=runtime)
         finally:
             if fault.found == "why":
                 (folder / "finish").touch()
@@ -164,19 +167,18 @@ def _evidence(folder: Path, fault: Sick) -> tuple[str, list[str]]:
     """How many ranks gave theirs, with Python stacks, and with the recorder; what is missing."""
     if fault.found != "alarm":
         return "–", []
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("state/stall-1/rank-*.txt")}
-    stacks = sum("MainThread" in text or "Current thread" in text for text in texts.values())
-    recorder = sum("kit: collective" in text for text in texts.values())
+    texts = [path.read_text(encoding="utf-8") for path in folder.glob("state/stall-1/**/rank-*.txt")]
+    stacks = sum("MainThread" in text or "Current thread" in text for text in texts)
+    recorder = sum("kit: collective" in text for text in texts)
     nodes = len(list(folder.glob("state/stall-1/node-*.txt")))
-    want = RANKS - fault.silent
-    # A rank that is stopped, or whose interpreter is held, cannot ask torch.
-    mute = 1 if fault.name in {"stop", "gil"} else 0
+    # The lighthouse is one more.
+    want = RANKS + fault.groups - fault.silent
     missing = []
     if len(texts) != want or nodes != NODES - (fault.silent > 0):
         missing.append(f"evidence of {len(texts)} ranks and {nodes} nodes")
     if stacks < want:
         missing.append(f"stacks of {stacks} ranks")
-    if recorder < want - mute:
+    if recorder < want - fault.mute:
         missing.append(f"flight recorder of {recorder} ranks")
     return f"{len(texts)}, stacks {stacks}, recorder {recorder}", missing
 
@@ -185,8 +187,9 @@ def cells(
     faults: list[str], shapes: list[str], runtimes: list[str], *, rotate: bool
 ) -> Iterator[tuple[Sick, str, str]]:
     """All of them; with rotate each fault in one shape and runtime, each of those in its turn."""
-    places = [(shape, runtime) for shape in shapes for runtime in runtimes]
     for number, name in enumerate(faults):
+        own = ["replicas"] if FAULTS[name].groups else shapes
+        places = [(shape, runtime) for shape in own for runtime in runtimes]
         for shape, runtime in [places[number % len(places)]] if rotate else places:
             yield FAULTS[name], shape, runtime
 

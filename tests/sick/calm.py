@@ -1,6 +1,6 @@
 """Ordinary runs give no alarm: `python -m tests.sick.calm --steps 5000`, some minutes; 1 when there was one.
 
-A job and four more, as the points of a sweep are, run side by side on four nodes: torch over gloo with a slow first step and a
+A job of two nodes and a sweep of four points run side by side on four nodes: torch over gloo with a slow first step and a
 compilation, steps of uneven length, saves by rank 0 alone and by all, evaluations, a data phase, and an end at different times.
 """
 
@@ -18,22 +18,51 @@ from tests.cluster.conftest import lab_on
 from tests.cluster.lab import Lab
 
 PROGRAM = Path(__file__).with_name("ordinary.py")
+POINTS = 4
 _LONGEST_S = 3600
 
 
-def submit(lab: Lab, name: str, steps: int, *, nodes: int, shape: str) -> Path:
-    """One job of two ranks a node."""
-    job = f'script = "program.py"\nshape = "{shape}"\nargs = ["{steps}", "{name}"]\n[resources]\nnodes = {nodes}\n'
-    job += "ranks_per_node = 2\n"
-    lab.write(f'{job}time = "02:00:00"\n[preflight]\nfree_disk_gb = 0\n', PROGRAM.read_text(encoding="utf-8"))
-    return lab.submit("--set", "container.runtime=bubblewrap")
+JOB = """\
+script = "program.py"
+args = ["{steps}"]
+[container]
+runtime = "bubblewrap"
+[preflight]
+free_disk_gb = 0
+[resources]
+ranks_per_node = 2
+time = "02:00:00"
+"""
+
+
+def submit(lab: Lab, steps: int) -> Path:
+    """One job of two nodes."""
+    lab.write(f'shape = "srun"\n{JOB.format(steps=steps)}nodes = 2\n', PROGRAM.read_text(encoding="utf-8"))
+    return lab.submit()
+
+
+def sweep(lab: Lab, steps: int) -> list[Path]:
+    """Four points of one node each; their run folders."""
+    points = f"nodes = 1\n[sweep]\n[sweep.grid]\nseed = {[*range(POINTS)]}\n"
+    lab.write(f'shape = "torchrun"\n{JOB.format(steps=steps)}{points}', PROGRAM.read_text(encoding="utf-8"))
+    folder = Path(lab.kit("sweep", "--cluster", lab.cluster.name).stdout.splitlines()[-1])
+    return sorted((folder / "points").iterdir())
+
+
+def events(run: Path) -> list[dict[str, object]]:
+    """What the batch script has recorded so far."""
+    path = run / "state" / "events.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def alarms(run: Path) -> list[str]:
-    """What the batch script recorded of ranks that stand still."""
-    path = run / "state" / "events.jsonl"
-    events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    return [f"{run.name}: {e}" for e in events if e["event"] == "stall"]
+    """Of ranks that stand still."""
+    return [f"{run.name}: {e}" for e in events(run) if e["event"] == "stall"]
+
+
+def ended(run: Path) -> bool:
+    """Whether its batch script has said its last word."""
+    return any(e["event"] == "end" for e in events(run))
 
 
 def steps_of(run: Path) -> int:
@@ -47,9 +76,9 @@ def steps_of(run: Path) -> int:
     return max((int(words[1]) for words in reports if len(words) > 5), default=0)
 
 
-def ended(lab: Lab, run: Path) -> bool:
-    """Whether Slurm is done with it."""
-    return lab.job(run)["JobState"] not in {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING"}
+def state(lab: Lab, run: Path) -> str:
+    """Of the run, as `kit status` has it."""
+    return str(lab.status(run)["state"])
 
 
 def main() -> int:
@@ -65,14 +94,13 @@ def main() -> int:
         project.mkdir()
         with lab_on("calm", 4, data_folders.user_data() / "images", project) as lab:
             began = time.monotonic()
-            runs = [submit(lab, "wide", 2 * each, nodes=2, shape="srun")]
-            # What a sweep's points are to the nodes: jobs beside each other, one rank pair each.
-            runs += [submit(lab, f"point-{n}", each, nodes=1, shape="torchrun") for n in range(4)]
+            runs = [submit(lab, 2 * each), *sweep(lab, each)]
             until = time.monotonic() + _LONGEST_S
-            while not all(ended(lab, run) for run in runs) and time.monotonic() < until:
+            # By their events: asking the kit of each would keep the machine busy.
+            while not all(ended(run) for run in runs) and time.monotonic() < until:
                 time.sleep(5)
             found = [line for run in runs for line in alarms(run)]
-            bad = [run.name for run in runs if lab.job(run)["JobState"] != "COMPLETED"]
+            bad = [run.name for run in runs if state(lab, run) != "COMPLETED"]
             steps = sum(steps_of(run) for run in runs)
             print(f"{steps} steps of {len(runs)} runs in {time.monotonic() - began:.0f} s: {len(found)} alarms")
             for line in [*found, *(f"{name}: did not end well" for name in bad)]:

@@ -14,7 +14,8 @@ class Sick:
     """One fault. name: of program.py. rule: of `kit why`; says: a pattern of its first line, NODE being the sick one.
 
     found: by the `alarm` that the job records, by `why` while it goes on, or by the `end` of the run. act: what is done to the
-    node, once the ranks are there. silent: how many ranks can give no evidence.
+    node, once the ranks are there. silent: how many ranks can give no evidence. mute: how many others cannot ask torch for its
+    recorder. node: the number of the sick one. groups: four replica groups, each with a torchrun, beside a lighthouse.
     """
 
     name: str
@@ -24,6 +25,9 @@ class Sick:
     found: str = "alarm"
     act: str = ""
     silent: int = 0
+    mute: int = 0
+    node: int = SICK_NODE
+    groups: bool = False
 
 
 BLAMED = rf"rank {SICK_RANK} \(NODE\) "
@@ -33,8 +37,8 @@ FAULTS = {
     for one in (
         Sick(name="sleep", title="sleeps before a collective", rule="stall-elsewhere",
              says=BLAMED + r"is in compute \(program\.py:\d+\)" + WAIT),
-        Sick(name="stop", title="SIGSTOP", rule="stall-stopped", says=BLAMED + "is stopped" + WAIT),
-        Sick(name="gil", title="native code holds the GIL", rule="stall-gil",
+        Sick(name="stop", title="SIGSTOP", rule="stall-stopped", mute=1, says=BLAMED + "is stopped" + WAIT),
+        Sick(name="gil", title="native code holds the GIL", rule="stall-gil", mute=1,
              says=BLAMED + r"holds the interpreter in hold_the_interpreter \(program\.py:\d+\)" + WAIT),
         Sick(name="loader", title="data loader stuck", rule="stall-data", says=BLAMED + "is in its data loader" + WAIT),
         Sick(name="fuse", title="read from a FUSE mount that stops", rule="stall-kernel", act="stop_disk",
@@ -55,5 +59,7 @@ FAULTS = {
              says=rf"rank {SICK_RANK} on NODE costs every rank \d+ % of a step"),
         Sick(name="clock", title="a node's clock five minutes ahead", rule="clock-wrong", found="why", act="wrong_clock",
              says=r"the clock of NODE is (?:29\d|30\d) s ahead"),
+        Sick(name="lighthouse", title="a lighthouse that answers no more", rule="stall-stopped", act="stop_lighthouse",
+             mute=1, node=1, groups=True, says=r"role lighthouse: rank 0 \(NODE\) is stopped"),
     )
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""An ordinary training: `ordinary.py STEPS NAME`. Whatever is slow in it is slow by nature."""
+"""An ordinary training: `ordinary.py STEPS`, of the run's seed. Whatever is slow in it is slow by nature."""
 
 import os
 import pathlib
@@ -10,12 +10,23 @@ import torch
 import torch.distributed as dist
 from kit_rank import progress  # type: ignore[import-not-found]
 
-steps, name = int(sys.argv[1]), sys.argv[2]
+steps, seed = int(sys.argv[1]), os.environ.get("KIT_SEED", "")
 run, rank = pathlib.Path(os.environ["KIT_RUN_DIR"]), int(os.environ["RANK"])
-draw = random.Random(f"{name}-{rank}")
+draw = random.Random(f"{seed}-{rank}")
 dist.init_process_group("gloo")
 net = torch.nn.Linear(64, 64)
 data = torch.randn(32, 64)
+
+
+def save(seconds: float) -> None:
+    """To a slow disk: two megabytes a second."""
+    with (run / "checkpoints" / f"whole-{rank}.pt").open("wb") as file:
+        for _ in range(int(2 * seconds)):
+            file.write(os.urandom(1 << 20))
+            file.flush()
+            time.sleep(0.5)
+
+
 progress.step(0)
 for step in range(1, steps + 1):
     with progress.phase("data"):
@@ -37,7 +48,7 @@ for step in range(1, steps + 1):
     if step % 300 == 0 and rank == 0:
         # Alone, while the others are at the next all-reduce.
         with progress.phase("save"):
-            time.sleep(20)
+            save(20)
     if step % 200 == 0:
         with progress.phase("evaluate"):
             time.sleep(4 + step / 50)
@@ -45,4 +56,4 @@ for step in range(1, steps + 1):
     progress.step(step)
 if rank == 0:
     with progress.phase("save"):
-        time.sleep(20)
+        save(20)

@@ -8,12 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from kit import shell
 from tests.cluster.conftest import lab_on
 from tests.cluster.lab import Lab
+from tests.cluster.storm import is_lighthouse
 from tests.sick.faults import SICK_NODE
 
 NODES = 4
@@ -27,8 +28,12 @@ class Ward:
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab, self.folder = lab, folder
-        self.node = f"{lab.cluster.name}-{SICK_NODE}"
+        self.node = self.name(SICK_NODE)
         self._disks: list[int] = []
+
+    def name(self, number: int) -> str:
+        """Of a node, from 1."""
+        return f"{self.lab.cluster.name}-{number}"
 
     def stop_disk(self, run: Path) -> Callable[[], object]:
         """Once a rank is about to read, the daemon that serves its file system stops. The way back."""
@@ -71,6 +76,22 @@ class Ward:
 
         return mend
 
+    def stop_lighthouse(self, run: Path) -> Callable[[], object]:
+        """It listens, and does not answer. After three questions the batch script kills it, and starts it again."""
+        self.lab.wait((run / "fault-may-begin").exists, run)
+        found = [p.pid for p in self.lab.processes(run) if is_lighthouse(p)]
+        assert found, "the lighthouse is there"
+        began(run)
+        for pid in found:
+            os.kill(pid, signal.SIGSTOP)
+
+        def mend() -> None:
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+        return mend
+
     def wrong_clock(self, run: Path) -> Callable[[], object]:
         """For the ranks of the node, which program.py turns, and for its collector."""
         self.lab.wait((run / "fault-may-begin").exists, run)
@@ -78,26 +99,9 @@ class Ward:
         began(run)
         return lambda: None
 
-    @contextmanager
-    def collector_with_a_clock(self, run: Path) -> Iterator[None]:
-        """On the node, the collector of a run that has not begun reads a clock that `clock-wrong` puts ahead.
-
-        The machine has one clock for all nodes, and bash asks the kernel for it: no library comes between.
-        """
-        path = run / "lib" / "rank_progress.sh"
-        asked = '"${EPOCHREALTIME/,/.}" "${line}"'
-        text = path.read_text(encoding="utf-8")
-        assert asked in text
-        own = self.folder / "rank_progress.sh"
-        ahead = f"[[ ! -e {run}/clock-wrong ]] || now=$((${{now%.*}} + {_SKEW_S})).0"
-        clock = f"clock() {{ local now=${{EPOCHREALTIME/,/.}}; {ahead}; printf '%s' \"${{now}}\"; }}"
-        changed = text.replace(asked, '"$(clock)" "${line}"')
-        own.write_text(f"{changed}\n{clock}\n", encoding="utf-8")
-        self.lab.inside(self.node, "mount", "--bind", str(own), str(path))
-        try:
-            yield
-        finally:
-            self.lab.inside(self.node, "umount", "--lazy", str(path))
+    def collector_with_a_clock(self, run: Path) -> AbstractContextManager[None]:
+        """On the node, of a run that has not begun."""
+        return wrong_clock(self.lab, run, self.node, self.folder / "rank_progress.sh")
 
     def _signal(self, number: int) -> None:
         for pid in self._disks:
@@ -120,6 +124,27 @@ class Ward:
             p.pid for p in self.lab.node_processes(self.node) if "squashfuse" in p.argv[0] and str(image) in p.argv
         ]
         assert self._disks, "the disk of the sick node is mounted"
+
+
+@contextmanager
+def wrong_clock(lab: Lab, run: Path, node: str, copy: Path) -> Iterator[None]:
+    """On the node, the collector of a run that has not begun reads a clock that `clock-wrong` in its folder puts ahead.
+
+    The machine has one clock for all nodes. copy: a file that is not there, for the collector with such a clock.
+    """
+    path = run / "lib" / "rank_progress.sh"
+    asked = '"${EPOCHREALTIME/,/.}" "${line}"'
+    text = path.read_text(encoding="utf-8")
+    assert asked in text
+    ahead = f"[[ ! -e {run}/clock-wrong ]] || now=$((${{now%.*}} + {_SKEW_S})).0"
+    clock = f"clock() {{ local now=${{EPOCHREALTIME/,/.}}; {ahead}; printf '%s' \"${{now}}\"; }}"
+    changed = text.replace(asked, '"$(clock)" "${line}"')
+    copy.write_text(f"{changed}\n{clock}\n", encoding="utf-8")
+    lab.inside(node, "mount", "--bind", str(copy), str(path))
+    try:
+        yield
+    finally:
+        lab.inside(node, "umount", "--lazy", str(path))
 
 
 def began(run: Path) -> None:

@@ -141,6 +141,20 @@ def test_a_straggler_is_told_from_a_stall(tmp_path: Path, waited: tuple[float, .
         assert found[1] == pytest.approx(2.45 / 3.0, abs=0.01), "of each step"
 
 
+@pytest.mark.parametrize(
+    ("read", "says"),
+    [((0.0, 1.4, 0.0), True), ((1.4, 1.4, 1.4), False)],
+    ids=["its storage is slow", "all read as long, and it computes for longer"],
+)
+def test_a_straggler_that_reads_is_said_to(tmp_path: Path, read: tuple[float, ...], says: bool) -> None:
+    """Of a step of 3 s the others wait 1.5: what it does beyond them decides, not what it does in all."""
+    lines = [f"@{n} 9 compute {NOW - 1} 3.0 1 3.0 {0 if n == 1 else 1.5} {s} 0" for n, s in enumerate(read)]
+    ranks = progress.read(looks(tmp_path, n1="\t".join(lines)), 7, now=NOW)
+    assert (found := progress.straggler(ranks)) is not None
+    assert found[0].rank == 1
+    assert progress.reads(found[0], ranks) is says
+
+
 def rank_file(
     run: Path,
     rank: int,

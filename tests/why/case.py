@@ -15,6 +15,7 @@ rank = int(os.environ["RANK"])
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6))
 """
 TWO = "[resources]\nranks_per_node = 2\n"
+FOUR, NODES_2 = TWO.replace("2", "4"), "[resources]\nnodes = 2\nranks_per_node = 1\n"
 
 
 @dataclass(frozen=True, kw_only=True)

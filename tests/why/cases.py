@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.why import programs
+from tests.why import programs, sick
 from tests.why.case import ADMIN, AGAIN, CODE, JOB, NODE, NOTHING, TWO, WAIT, Case
 
 HELD = '[slurm]\nextra = ["--hold"]\n'
@@ -313,4 +313,4 @@ _ENDS: dict[str, Case] = {
     "manifest-damaged": Case(rule="unreadable", verdict=JOB, says="manifest", act="damage"),
     "lost": Case(rule="lost", verdict=AGAIN, says="Slurm does not know", program=SLEEP, act="forget"),
 }
-CASES = {**_ENDS, **programs.CASES}
+CASES = {**_ENDS, **sick.CASES, **programs.CASES}
