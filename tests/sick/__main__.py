@@ -71,9 +71,9 @@ def run(ward: Ward, fault: Sick, shape: str, runtime: str) -> Cell:
     args = json.dumps([str(STEP_S)] if fault.groups else [fault.name, str(SICK_RANK), str(STEP_S)])
     clock = fault.act == "wrong_clock"
     mount = f'{{ source = "{ward.folder}/data", target = "/data", flags = ["ro"] }}'
-    job = f'script = "program.py"\nargs = {args}\nmounts = [{mount}]\n' + (
-        "" if fault.groups else f'shape = "{shape}"\n'
-    )
+    job = f'script = "program.py"\nargs = {args}\nmounts = [{mount}]\n'
+    # torchft is in this image alone.
+    job += 'image = "frameworks-cpu"\n' if fault.groups else f'shape = "{shape}"\n'
     job += f'[resources]\nnodes = {NODES}\nranks_per_node = 2\n[container]\nruntime = "{runtime}"\n[preflight]\nfree_disk_gb = 0\n'
     program = (GROUPS if fault.groups else PROGRAM).read_text(encoding="utf-8")
     lab.write(job, program, launcher="diloco" if fault.groups else "ddp")
