@@ -30,18 +30,22 @@ FOLDER = REPO / "tests" / "why"
 def answered(name: str, tmp_path: Path) -> Answer:
     """What is answered of a case, whose folder is copied: reading a run's status may clean it."""
     run = shutil.copytree(FOLDER / name, tmp_path / name)
+    seen = json.loads((run / "mtimes.json").read_text(encoding="utf-8")) if (run / "mtimes.json").exists() else {}
     for collected in run.glob("monitor/*.progress"):
-        _written_now(collected)
+        _written_now(collected, seen.get(collected.relative_to(run).as_posix()))
     said = json.loads((run / "slurm.json").read_text(encoding="utf-8"))
     queue: dict[JobId, QueuedJob] = {said["job_id"]: QueuedJob(**said)} if said else {}
     (one,) = status.of([run], queue=lambda cluster: queue)
     return explain(Record(status=one))
 
 
-def _written_now(collected: Path) -> None:
-    """As if the node's collector had written it a moment ago: its times, and the file's own."""
+def _written_now(collected: Path, seen: float | None) -> None:
+    """As if the node's collector had written it a moment ago: its times, and the file's own.
+
+    seen: when its file server saw the last line written; None: when the node says.
+    """
     lines = collected.read_text(encoding="utf-8").splitlines()
-    later = time.time() - float(lines[-1].split("\t")[0])
+    later = time.time() - (float(lines[-1].split("\t")[0]) if seen is None else seen)
     moved = re.sub(r"\b\d{10}\.\d+", lambda found: f"{float(found[0]) + later:.3f}", lines[-1])
     collected.write_text(f"{moved}\n", encoding="utf-8")
 

@@ -39,6 +39,7 @@ KEPT = (
     "state/cancelled*",
     "state/failures-*/*/*",
     "state/stall-*/rank-*.txt",
+    "state/stall-*/complete",
     "state/preflight/*.failed",
     "logs/**/*.log",
     "monitor/*.progress",
@@ -69,7 +70,11 @@ def keep(lab: Lab, run: Path, name: str) -> None:
     replaced = _names(lab, run, name)
     for pattern in KEPT:
         for path in sorted(run.glob(pattern)):
-            if path.is_symlink() or not path.is_file() or not (path.stat().st_size or path.name == "cancelled"):
+            if (
+                path.is_symlink()
+                or not path.is_file()
+                or not (path.stat().st_size or path.name in {"cancelled", "complete"})
+            ):
                 continue
             to = target / replaced(path.relative_to(run).as_posix())
             to.parent.mkdir(parents=True, exist_ok=True)
