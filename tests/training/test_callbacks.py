@@ -82,7 +82,8 @@ look("after")
 print(json.dumps(seen))
 """
 
-# TorchTitan asks its device for a name and for memory, which a CPU does not tell. It trains by launchers/torchtitan/run.py.
+# TorchTitan asks its device for a name and for memory, which a CPU does not tell, and its attention is refused there, though it
+# works when it is not compiled. It trains by launchers/torchtitan/run.py.
 TORCHTITAN = """
 import runpy
 from types import SimpleNamespace
@@ -94,6 +95,8 @@ torch.cpu.get_device_name = lambda *_: "CPU"
 torch.cpu.get_device_properties = lambda *_: SimpleNamespace(total_memory=1 << 30)
 torch.cpu.reset_peak_memory_stats = torch.cpu.empty_cache = lambda: None
 torch.cpu.memory_stats = lambda *_: {}
+import torch.nn.attention.flex_attention
+torch.nn.attention.flex_attention._validate_device = lambda *_: None
 assets = Path("tests/assets")
 (assets / "tokenizer").mkdir(parents=True)
 (assets / "c4_test").mkdir()

@@ -1166,6 +1166,8 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/heartbeat.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/kit_rank.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_recorder.py <<'KIT_FILE'
