@@ -200,6 +200,14 @@ UNREACHABLE = Rule(
     advice="the node, or its network, is gone: Slurm gives it up after SlurmdTimeout; leave it out",
     next=WITHOUT_NODE,
 )
+DOWN = Rule(
+    id="role-down",
+    verdict=AGAIN,
+    pattern="",
+    says="role {role}{where} {is_down}: it ended with {code} and is started again ({times} so far); {waiting}",
+    advice="it comes back by itself as often as its `restart` allows; where it ends again and again, its log says why",
+    next="kit logs {run} --tail 50",
+)
 CLOCK = Rule(
     id="clock-wrong",
     verdict=ADMIN,

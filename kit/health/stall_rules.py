@@ -6,15 +6,18 @@ that is not where the others are. What keeps it, stall_cause_rules.py says.
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kit import untrusted_files
 from kit.health import collectives, progress, stall_evidence
 from kit.health.answer import RESUME, Answer, Evidence, Rule, filled
 from kit.health.run_record import Record, shown
-from kit.health.stall_cause_rules import CLOCK, ORDER, RULES, SHAPE, UNREACHABLE, Cited, in_kernel, stopped
+from kit.health.stall_cause_rules import CLOCK, DOWN, ORDER, RULES, SHAPE, UNREACHABLE, Cited, in_kernel, stopped
 from kit.health.stall_evidence import RankEvidence
 from kit.spec.run_paths import RunPaths
 
@@ -27,6 +30,8 @@ def live(record: Record) -> Answer | None:
     """Ranks of a running job that stand still now, or one that the others wait for at every step."""
     ranks = _reported(record)
     event, found = _last_stall(record), progress.stall(ranks)
+    if (event or found or not ranks) and (down := _down(record, ranks, event)):
+        return down
     if event and (by_evidence := _by_evidence(record, event)):
         return by_evidence
     if found is None:
@@ -37,6 +42,52 @@ def live(record: Record) -> Answer | None:
         for one in (*found.culprits, *[r for r in found.stalled if r not in found.culprits])[:_CITED]
     )
     return _filled(found.rule, known, cited)
+
+
+def _down(record: Record, ranks: Sequence[progress.Rank], stall: dict[str, object] | None) -> Answer | None:
+    """A role that has ended and has not come back yet, or came back after others stood still: a lighthouse, an inference server."""
+    since = float(str(stall.get("epoch", 0))) - float(str(stall.get("idle", 0))) if stall else math.inf
+    last: dict[str, dict[str, object]] = {}
+    times: Counter[str] = Counter()
+    checked: set[str] = set()
+    back: set[str] = set()
+    for event in record.events:
+        name = str(event.get("role", ""))
+        if event["event"] in {"attempt", "start"}:
+            last, times, checked, back = {}, Counter(), set(), set()
+        elif event["event"] == "restart":
+            last[name] = event
+            times[name] += 1
+            back.discard(name)
+        elif event["event"] in {"ready", "lost"} or (event["event"] == "role" and name not in checked):
+            # Without a check it is there as soon as it is started.
+            back.add(name)
+            checked |= {name} if event["event"] == "ready" else set()
+    away = [name for name, event in last.items() if name not in back or float(str(event.get("epoch", 0))) > since]
+    if not away:
+        return None
+    role = away[0]
+    nodes = _nodes_of(record, role)
+    wait = sum(one.role != role and one.phase != "end" for one in ranks)
+    known = {
+        "role": role,
+        "where": f" on {nodes}" if nodes else "",
+        "is_down": "was down" if role in back else "is down",
+        "code": last[role].get("exit_code"),
+        "times": "once" if times[role] == 1 else f"{times[role]} times",
+        "waiting": f"{wait} {'rank waits' if wait == 1 else 'ranks wait'} for it" if wait else "the others wait for it",
+    }
+    text = f"restart of {role} at {last[role].get('time', '')}: it ended with {last[role].get('exit_code')}"
+    return _filled(DOWN, {**record.values, **known}, (Evidence(file="state/events.jsonl", line=0, text=text),))
+
+
+def _nodes_of(record: Record, role: str) -> str:
+    """As the batch script placed it; empty where that cannot be read."""
+    try:
+        placed = json.loads(untrusted_files.read_text(RunPaths(record.run_dir).state / "roles.json", most=1 << 20))
+        return shown(" ".join(placed[role]["nodes"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def ended(record: Record) -> Answer | None:

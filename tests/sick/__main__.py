@@ -41,6 +41,7 @@ class Cell:
     found: float
     within: float
     evidence: str
+    rule: str
     said: str
     wrong: tuple[str, ...]
 
@@ -55,7 +56,7 @@ class Cell:
             f"{self.within:.1f} s",
             self.evidence,
         )
-        return f"| {' | '.join(words)} | {self.fault.rule} | {verdict} |"
+        return f"| {' | '.join(words)} | {self.rule} | {verdict} |"
 
 
 HEAD = (
@@ -99,7 +100,7 @@ def _judged(lab: Lab, folder: Path, fault: Sick, node: str, *, shape: str, runti
     found, said = {"alarm": _alarm, "end": _end, "why": _why}[fault.found](lab, folder, fault, at)
     evidence, missing = _evidence(folder, fault)
     wrong = []
-    if said["rule"] != fault.rule:
+    if said["rule"] not in fault.rule.split():
         wrong.append(f"rule {said['rule']}")
     if not re.search(fault.says.replace("NODE", re.escape(node)), said["line"]):
         wrong.append(f"says: {said['line']}")
@@ -110,7 +111,7 @@ def _judged(lab: Lab, folder: Path, fault: Sick, node: str, *, shape: str, runti
     wrong += missing
     return Cell(
         fault=fault, shape=shape, runtime=runtime, found=found, within=within, evidence=evidence,
-        said=said["line"], wrong=tuple(wrong),
+        rule=said["rule"], said=said["line"], wrong=tuple(wrong),
     )  # fmt: skip
 
 
@@ -171,14 +172,14 @@ def _evidence(folder: Path, fault: Sick) -> tuple[str, list[str]]:
     stacks = sum("MainThread" in text or "Current thread" in text for text in texts)
     recorder = sum("kit: collective" in text for text in texts)
     nodes = len(list(folder.glob("state/stall-1/node-*.txt")))
-    # The lighthouse is one more.
-    want = RANKS + fault.groups - fault.silent
+    want = RANKS + fault.more - fault.silent
     missing = []
     if len(texts) != want or nodes != NODES - (fault.silent > 0):
         missing.append(f"evidence of {len(texts)} ranks and {nodes} nodes")
-    if stacks < want:
+    # What is beside them is no program of torch's.
+    if stacks < want - fault.more:
         missing.append(f"stacks of {stacks} ranks")
-    if recorder < want - fault.mute:
+    if recorder < want - fault.more - fault.mute:
         missing.append(f"flight recorder of {recorder} ranks")
     return f"{len(texts)}, stacks {stacks}, recorder {recorder}", missing
 

@@ -13,9 +13,11 @@ SICK_NODE = 3
 class Sick:
     """One fault. name: of program.py. rule: of `kit why`; says: a pattern of its first line, NODE being the sick one.
 
+    rule may be two, with a blank between: a service that does not answer is started again while ranks wait for it.
     found: by the `alarm` that the job records, by `why` while it goes on, or by the `end` of the run. act: what is done to the
     node, once the ranks are there. silent: how many ranks can give no evidence. mute: how many others cannot ask torch for its
-    recorder. node: the number of the sick one. groups: four replica groups, each with a torchrun, beside a lighthouse.
+    recorder. more: how many beside the eight give theirs. node: the number of the sick one. groups: four replica groups, each
+    with a torchrun, beside a lighthouse.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Sick:
     act: str = ""
     silent: int = 0
     mute: int = 0
+    more: int = 0
     node: int = SICK_NODE
     groups: bool = False
 
@@ -59,7 +62,11 @@ FAULTS = {
              says=rf"rank {SICK_RANK} on NODE costs every rank \d+ % of a step"),
         Sick(name="clock", title="a node's clock five minutes ahead", rule="clock-wrong", found="why", act="wrong_clock",
              says=r"the clock of NODE is (?:29\d|30\d) s ahead"),
-        Sick(name="lighthouse", title="a lighthouse that answers no more", rule="stall-stopped", act="stop_lighthouse",
-             mute=1, node=1, groups=True, says=r"role lighthouse: rank 0 \(NODE\) is stopped"),
+        Sick(name="dead", title="a lighthouse that dies, and whenever it comes back", rule="role-down",
+             act="kill_lighthouse", node=1, groups=True,
+             says=r"role lighthouse on NODE is down: it ended with 137 .*; 8 ranks wait for it"),
+        Sick(name="lighthouse", title="a lighthouse that answers no more", rule="stall-stopped role-down",
+             act="stop_lighthouse", more=1, node=1, groups=True,
+             says=r"role lighthouse(?:: rank 0 \(NODE\) is stopped| on NODE (?:is|was) down: it ended with 137)"),
     )
 }  # fmt: skip

@@ -92,6 +92,29 @@ class Ward:
 
         return mend
 
+    def kill_lighthouse(self, run: Path) -> Callable[[], object]:
+        """At once, and each one that the batch script starts in its place."""
+        over = threading.Event()
+
+        def kill() -> None:
+            while not over.is_set():
+                for one in self.lab.processes(run):
+                    if is_lighthouse(one):
+                        with suppress(ProcessLookupError):
+                            os.kill(one.pid, signal.SIGKILL)
+                time.sleep(0.2)
+
+        self.lab.wait((run / "fault-may-begin").exists, run)
+        thread = threading.Thread(target=kill)
+        began(run)
+        thread.start()
+
+        def end() -> None:
+            over.set()
+            thread.join()
+
+        return end
+
     def wrong_clock(self, run: Path) -> Callable[[], object]:
         """For the ranks of the node, which program.py turns, and for its collector."""
         self.lab.wait((run / "fault-may-begin").exists, run)

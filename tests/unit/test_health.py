@@ -91,7 +91,7 @@ def tables() -> list[Rule]:
         program_rules.BY_CODE,
     )
     stalled = [*progress.STALLS.values(), progress.STRAGGLES, *(rule for rule, _ in stall_cause_rules.RULES)]
-    stalled += [stall_cause_rules.SHAPE, stall_cause_rules.UNREACHABLE, stall_cause_rules.CLOCK]
+    stalled += [stall_cause_rules.SHAPE, stall_cause_rules.UNREACHABLE, stall_cause_rules.CLOCK, stall_cause_rules.DOWN]
     return [*(rule for table in found for rule in table), framework_rules.MEGATRON, *stalled]
 
 

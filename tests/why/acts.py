@@ -38,7 +38,12 @@ class Acts:
         shutil.copytree(self.lab.project / "clusters", project / "clusters")
         (project / ".git").mkdir()
         python = "" if "python =" in case.job else f'python = "{self.python if case.torch else "/usr/bin/python3"}"\n'
+        (project / "program.py").write_text(case.program, encoding="utf-8")
         job = case.job.replace("NODE2", f"{self.lab.cluster.name}-2")
+        if "[roles." in job:
+            text = f'name = "why"\nlauncher = "roles"\n{python}{job}[preflight]\nfree_disk_gb = 0\n'
+            (project / "job.toml").write_text(text, encoding="utf-8")
+            return Lab(project, self.lab.cluster, self.lab.env)
         top, tables = _split(job)
         if "preflight" not in tables:
             tables += "[preflight]\nfree_disk_gb = 0\n"
@@ -46,7 +51,6 @@ class Acts:
             f'name = "why"\nlauncher = "ddp"\nscript = "program.py"\nshape = "srun"\n{python}{top}{_one_rank(tables)}'
         )
         (project / "job.toml").write_text(text, encoding="utf-8")
-        (project / "program.py").write_text(case.program, encoding="utf-8")
         return Lab(project, self.lab.cluster, self.lab.env)
 
     def submit(self, lab: Lab, case: Case, *more: str, env: dict[str, str] | None = None) -> Path:

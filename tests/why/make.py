@@ -37,6 +37,7 @@ KEPT = (
     "manifest.json",
     "state/events.jsonl",
     "state/cancelled*",
+    "state/roles.json",
     "state/failures-*/*/*",
     "state/stall-*/rank-*.txt",
     "state/stall-*/complete",

@@ -17,6 +17,47 @@ def _loop(fault: str, above: str = "") -> str:
     )
 
 
+# A server that ends, and again whenever it comes back; and a role that asks it at every step.
+ROLES = """\
+[resources]
+gpus_per_node = 0
+time = "00:05:00"
+[roles.server]
+script = "program.py"
+args = ["{server.port.ask}"]
+ports = ["ask"]
+ready = { tcp = "ask", timeout_s = 60 }
+policy = "service"
+restart = 20
+nodes = 1
+[roles.work]
+script = "program.py"
+after = ["server"]
+nodes = 1
+"""
+ROLES_PROGRAM = """\
+import os, socket, sys, time
+if os.environ["KIT_ROLE"] == "server":
+    if os.environ["KIT_RESTART_COUNT"] != "0":
+        sys.exit(7)
+    with socket.create_server(("0.0.0.0", int(sys.argv[1]))) as server:
+        for _ in range(60):
+            server.accept()[0].close()
+    sys.exit(7)
+from kit_rank import progress
+print("up", flush=True)
+for step in range(1, 999):
+    with progress.phase("communicate"):
+        while True:
+            try:
+                socket.create_connection((os.environ["KIT_ROLE_SERVER_ADDR"], os.environ["KIT_ROLE_SERVER_PORT_ASK"])).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+    time.sleep(0.2)
+    progress.step(step)
+"""
+
 CASES: dict[str, Case] = {
     "stall-gil": Case(
         rule="stall-gil",
@@ -88,6 +129,15 @@ CASES: dict[str, Case] = {
         torch=True,
         program=_loop("pass"),
         act="turn_clock",
+        live=True,
+    ),
+    "role-down": Case(
+        rule="role-down",
+        verdict="try again",
+        says=r"role server on n1 is down: it ended with 7 and is started again \(\d times so far\); 1 rank waits for it",
+        job=ROLES,
+        program=ROLES_PROGRAM,
+        act="lose_server",
         live=True,
     ),
     "stepd-killed": Case(

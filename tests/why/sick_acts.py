@@ -63,6 +63,12 @@ class SickActs(Acts):
             lab.wait(lambda: told.search(lab.kit("why", run.name).stdout), run, seconds=60)
         return run
 
+    def lose_server(self, lab: Lab, case: Case) -> Path:
+        """Until the role that asks it has stood still."""
+        run = self.submit(lab, case)
+        lab.wait((run / "state/stall-1/complete").exists, run, seconds=120)
+        return run
+
     def kill_stepd(self, lab: Lab, case: Case) -> Path:
         """That of the ranks, as the kernel does where memory ends."""
         run = self.up(lab, case)
