@@ -82,8 +82,8 @@ look("after")
 print(json.dumps(seen))
 """
 
-# TorchTitan asks its device for a name and for memory, which a CPU does not tell, and its attention is refused there, though it
-# works when it is not compiled. It trains by launchers/torchtitan/run.py.
+# TorchTitan asks its device for a name and for memory, which a CPU does not tell, and for an attention that is refused there: it
+# gets the plain one of torch. It trains by launchers/torchtitan/run.py.
 TORCHTITAN = """
 import runpy
 from types import SimpleNamespace
@@ -95,8 +95,7 @@ torch.cpu.get_device_name = lambda *_: "CPU"
 torch.cpu.get_device_properties = lambda *_: SimpleNamespace(total_memory=1 << 30)
 torch.cpu.reset_peak_memory_stats = torch.cpu.empty_cache = lambda: None
 torch.cpu.memory_stats = lambda *_: {}
-import torch.nn.attention.flex_attention
-torch.nn.attention.flex_attention._validate_device = lambda *_: None
+torch.cpu.current_device = lambda: 0
 assets = Path("tests/assets")
 (assets / "tokenizer").mkdir(parents=True)
 (assets / "c4_test").mkdir()
@@ -113,6 +112,11 @@ def looks(owner, name, where):
         look(where)
         return inner(*args, **options)
     setattr(owner, name, looked)
+from torchtitan.models.common.attention import FlexAttention
+def attention(q, k, v, *, scale, enable_gqa, **_):
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa), SimpleNamespace(lse=None)
+FlexAttention._compiled_flex_attn = staticmethod(attention)
 from torchtitan.components.tokenizer import HuggingFaceTokenizer
 from torchtitan.components.validate import Validator
 from torchtitan.trainer import Trainer
@@ -121,8 +125,8 @@ looks(Trainer, "forward_backward_step", "compute")
 looks(Validator, "post_dataloading_process", "evaluate")
 looks(saver, "_save_state_dict", "save")
 sys.argv[1:] = ["--module=llama3", "--config=llama3_debugmodel", "--training.steps=4", "--training.seq_len=32",
-    "--training.local_batch_size=1", "--validator.enable", "--validator.freq=2", "--validator.steps=1", "--checkpoint.enable",
-    "--checkpoint.interval=2"]
+    "--training.local_batch_size=1", "--validator.enable", "--validator.freq=2", "--validator.steps=1",
+    "--validator.dataloader.dataset=c4_test", "--checkpoint.enable", "--checkpoint.interval=2"]
 sys.path.insert(0, LAUNCHER)
 runpy.run_path(LAUNCHER + "/run.py", run_name="__main__")
 print(json.dumps(seen))
