@@ -67,7 +67,7 @@ soak-diloco: ## N faults over one job of replica groups (SEED=… repeats them);
 	@scripts/setup.sh --with-tests
 	@$(PY) -m tests.soak_diloco --faults $(N) $(if $(SEED),--seed $(SEED))
 
-sick: ## 13 faults of ranks, nodes and disks in 8 ranks on 4 nodes, in srun and torchrun, Pyxis and bubblewrap: who is named, how soon (ARGS="--faults gil --rotate")
+sick: ## 15 faults of ranks, nodes, disks and a lighthouse in 8 ranks on 4 nodes, in srun and torchrun, Pyxis and bubblewrap: who is named, how soon (ARGS="--faults gil --rotate")
 	@scripts/setup.sh --with-tests
 	@$(PY) -m tests.sick $(ARGS)
 

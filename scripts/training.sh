@@ -37,6 +37,8 @@ make_venv() {
     "${pip[@]}" tokenizers tiktoken pyarrow zstandard datasets || return 1
     # What the tests and the parts of the kit that they compare with import.
     "${pip[@]}" pytest pytest-timeout pytest-xdist jinja2 platformdirs pydantic rich simpleeval tomli-w || return 1
+    # The loops that kit_callbacks reports of. TorchTitan, whose test skips without it, wants an older datasets.
+    "${pip[@]}" lightning==2.6.6 accelerate==1.15.0 || return 1
     # What metrics are drawn with, and what weights are imported from and compared with.
     "${pip[@]}" tensorboard==2.21.0 wandb==0.31.0 transformers==5.23.0 || return 1
     # Megatron-LM's own parser, where MEGATRON_LM names a checkout of it.
