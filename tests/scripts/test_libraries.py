@@ -316,6 +316,35 @@ def test_how_often_a_line_is_written(node: Path, since: int, script: str, lines:
     assert len((node.parent / "n1.progress").read_text().splitlines()) == lines
 
 
+WRITES = """\
+SLURM_JOB_ID="self-$$"
+mkfifo "$1.asks"
+exec {asks}<>"$1.asks"
+SLURM_JOB_ID="${SLURM_JOB_ID}" KIT_RANK_SHELL=1 KIT_ROLE= RANK=0 \\
+    bash -c 'while read -r bytes; do printf "%0*d" "${bytes}" 0 >"$1.written"; echo; done' - "$1" <&"${asks}" >"$1.done" &
+writer=$!
+trap 'kill "${writer}"' EXIT
+write() { echo "$1" >&"${asks}"; until [[ "$(wc -l <"${file}.done")" == "$2" ]]; do sleep 0.05; done; wrote=0; }
+rank_progress::look
+write 100000 1; rank_progress::look
+write 1000 2; rank_progress::look
+"""
+
+
+def test_a_rank_that_saves_and_writes_is_seen_to(node: Path) -> None:
+    """Of a line of a log or a heartbeat it is not."""
+    (node / "@0").write_text(f"5 save {999_999_991.5} 0.1 1 0.2 0 0 0.3\n")
+    (node / "@1").write_text(f"5 save {999_999_991.5} 0.1 1 0.2 0 0 0.3\n")
+    began = time.time()
+    assert looked(node, WRITES) == []
+    lines = [line.split("\t")[1:] for line in (node.parent / "n1.progress").read_text().splitlines()]
+    first, wrote, last = [[float(rank.split(" ")[3]) for rank in line] for line in lines]
+    assert first == [999_999_991.5, 999_999_991.5]
+    assert wrote[0] >= began, "when it was seen"
+    assert wrote[1] == 999_999_991.5, "of the other rank nothing is seen"
+    assert last == wrote
+
+
 def test_what_seconds_went_into_is_a_file_that_is_written_anew(node: Path) -> None:
     report(node, "@0", since=1.5)
     report(node, "@1~99", since=2.5)

@@ -16,7 +16,7 @@ class Sick:
     rule may be two, with a blank between: a service that does not answer is started again while ranks wait for it.
     found: by the `alarm` that the job records, by `why` while it goes on, or by the `end` of the run. act: what is done to the
     node, once the ranks are there. silent: how many ranks can give no evidence. mute: how many others cannot ask torch for its
-    recorder. more: how many beside the eight give theirs. node: the number of the sick one. groups: four replica groups, each
+    recorder. node: the number of the sick one. groups: four replica groups, each
     with a torchrun, beside a lighthouse.
     """
 
@@ -28,7 +28,6 @@ class Sick:
     act: str = ""
     silent: int = 0
     mute: int = 0
-    more: int = 0
     node: int = SICK_NODE
     groups: bool = False
 
@@ -66,7 +65,7 @@ FAULTS = {
              act="kill_lighthouse", node=1, groups=True,
              says=r"role lighthouse on NODE is down: it ended with 137 .*; 8 ranks wait for it"),
         Sick(name="lighthouse", title="a lighthouse that answers no more", rule="stall-stopped role-down",
-             act="stop_lighthouse", more=1, node=1, groups=True,
+             act="stop_lighthouse", node=1, groups=True,
              says=r"role lighthouse(?:: rank 0 \(NODE\) is stopped| on NODE (?:is|was) down: it ended with 137)"),
     )
 }  # fmt: skip

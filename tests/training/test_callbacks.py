@@ -1,4 +1,4 @@
-"""kit_callbacks under the real loops: what the rank's own report says while batches are read, computed, evaluated and saved."""
+"""kit_callbacks.py under the real loops: what the rank's own report says while batches are read, computed, evaluated and saved."""
 
 from __future__ import annotations
 

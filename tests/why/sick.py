@@ -87,11 +87,11 @@ CASES: dict[str, Case] = {
     "stall-shape": Case(
         rule="stall-shape",
         verdict=CODE,
-        says=r"rank 1 .n\d. called broadcast of Float \[\[1000\]\], and 3 ranks called broadcast of Float \[\[10\]\]",
+        says=r"rank 3 .n\d. called broadcast of Float \[\[1000\]\], and 3 ranks called broadcast of Float \[\[10\]\]",
         job=FOUR,
         torch=True,
         program=_loop(
-            "batch = torch.zeros(1000 if rank == 1 else 10)\ndist.broadcast(batch, 0)\nif rank == 1:\n    time.sleep(900)"
+            "batch = torch.zeros(1000 if rank == 3 else 10)\ndist.broadcast(batch, 0)\nif rank == 3:\n    time.sleep(900)"
         ),
         act="evidence",
         live=True,
@@ -125,8 +125,8 @@ CASES: dict[str, Case] = {
         verdict=ADMIN,
         says=r"it goes on, and the clock of n2 is (?:29\d|30\d) s ahead of that of the run folder's file system",
         job=NODES_2,
-        torch=True,
-        program=_loop("pass").replace("sleep(0.2)", "sleep(1.5)"),
+        program="import time\nfrom kit_rank import progress\nprint('up', flush=True)\n"
+        "for step in range(1, 999):\n    time.sleep(1.5)\n    progress.step(step)\n",
         act="turn_clock",
         live=True,
     ),
