@@ -63,26 +63,23 @@ rank_progress::loop() {
 # anything. SINCE is when it reported last, or when a rank that saves was last seen to write. The caller's: file, line, last, wrote,
 # changed, looked, moved, signs.
 rank_progress::look() {
-    local path name text step phase since rest
+    local path name step phase since rest
     local -i late=0
     local -a names=()
-    local -A reports=() saving=()
+    local -A does=() reported=() figures=() saving=()
     line=""
     for path in "${rank_progress_folder}"/*@*; do
         # Behind a ~ is what a process left that is gone.
         [[ -r "${path}" && "${path}" != *~* ]] || continue
-        IFS= read -r text <"${path}" 2>/dev/null || continue
+        read -r step phase since rest <"${path}" 2>/dev/null || continue
         name="${path##*/}"
-        read -r text <<<"${text}"
-        names+=("${name}") reports["${name}"]="${text}"
-        read -r _ phase since _ <<<"${text}"
+        names+=("${name}") does["${name}"]="${step} ${phase}" reported["${name}"]="${since}" figures["${name}"]="${rest}"
         [[ "${phase}" != save ]] || ((EPOCHSECONDS - ${since%.*} < rank_progress_saves)) || saving["${name}"]="${since}"
     done
     ((!${#saving[@]})) || rank_progress::look_who_writes
     for name in "${names[@]}"; do
-        read -r step phase since rest <<<"${reports[${name}]}"
-        [[ -z "${saving[${name}]:-}" ]] || since="${saving[${name}]}"
-        line+=$'\t'"${name} ${step} ${phase} ${since} ${rest}"
+        since="${saving[${name}]:-${reported[${name}]}}"
+        line+=$'\t'"${name} ${does[${name}]} ${since} ${figures[${name}]}"
         ((EPOCHSECONDS - ${since%.*} < rank_progress_late)) || late=1
     done
     if [[ -z "${line}" ]]; then

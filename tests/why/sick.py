@@ -127,7 +127,8 @@ CASES: dict[str, Case] = {
         job=NODES_2,
         # The machine has one clock: the collector of the node has another, by the test, and its rank here.
         program="import os, time\nfrom kit_rank import progress\nprint('up', flush=True)\nright = time.time\n"
-        "for step in range(1, 999):\n    if os.environ['RANK'] == '1' and os.path.exists(os.environ['KIT_RUN_DIR'] + '/clock-wrong'):\n"
+        "wrong = os.environ['KIT_RUN_DIR'] + '/clock-wrong'\n"
+        "for step in range(1, 999):\n    if os.environ['RANK'] == '1' and os.path.exists(wrong):\n"
         "        time.time = lambda: right() + 300\n    time.sleep(1.5)\n    progress.step(step)\n",
         act="turn_clock",
         live=True,
