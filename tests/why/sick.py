@@ -123,7 +123,7 @@ CASES: dict[str, Case] = {
     "clock-wrong": Case(
         rule="clock-wrong",
         verdict=ADMIN,
-        says=r"it goes on, and the clock of n2 is (?:29\d|30\d) s ahead of that of the run folder's file system",
+        says=r"it continues, and the clock of n2 is (?:29\d|30\d) s ahead of that of the run folder's file system",
         job=NODES_2,
         # The machine has one clock: the collector of the node has another, by the test, and its rank here.
         program="import os, time\nfrom kit_rank import progress\nprint('up', flush=True)\nright = time.time\n"
