@@ -63,12 +63,12 @@ class DiLoCoGroups:
         table = job.diloco or DiLoCo()
         groups = groups_of(job, allocation)
         words = [str(word) for pair in table.options().items() for word in pair]
-        quorum = least(table, len(groups))
+        quorum = least(table, table.groups or len(groups))
         drawn = picture(groups, quorum)
         return Extra(
             files={PICTURE: drawn},
             args=tuple(words),
-            roles=_roles(groups, quorum, table.restarts),
+            roles=_roles(groups, quorum, table),
             explained=tuple(drawn.splitlines()),
         )
 
@@ -82,8 +82,9 @@ def groups_of(job: Job, allocation: Allocation) -> tuple[Group, ...]:
     return replica_groups(allocation.nodes, allocation.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks)
 
 
-def _roles(groups: Sequence[Group], quorum: int, restarts: int) -> dict[str, Role]:
-    """The lighthouse on the first node, and each group on its own; those of one node share it."""
+def _roles(groups: Sequence[Group], quorum: int, table: DiLoCo) -> dict[str, Role]:
+    """The lighthouse on the first node, unless another job has it, and each group on its own; those of one node share it."""
+    own = table.lighthouse is None
     first_on = {group.nodes[0]: group for group in reversed(groups)}
     roles = {}
     for group in groups:
@@ -95,16 +96,16 @@ def _roles(groups: Sequence[Group], quorum: int, restarts: int) -> dict[str, Rol
             ranks_per_node=group.ranks_per_node,
             gpus=group.gpus or None,
             env={
-                "REPLICA_GROUP_ID": "{self.index}",
-                "NUM_REPLICA_GROUPS": str(len(groups)),
-                "TORCHFT_LIGHTHOUSE": f"http://{{{LIGHTHOUSE}.address}}:{{{LIGHTHOUSE}.port.http}}",
+                "REPLICA_GROUP_ID": str(table.first_group + group.index) if table.first_group else "{self.index}",
+                "NUM_REPLICA_GROUPS": str(table.groups or len(groups)),
+                "TORCHFT_LIGHTHOUSE": table.lighthouse or f"http://{{{LIGHTHOUSE}.address}}:{{{LIGHTHOUSE}.port.http}}",
             },
-            after=(LIGHTHOUSE,),
+            after=(LIGHTHOUSE,) if own else (),
             policy="replica",
-            restart=restarts,
-            least=quorum,
+            restart=table.restarts,
+            least=min(quorum, len(groups)),
         )
-    return {LIGHTHOUSE: _lighthouse(quorum), **roles}
+    return {**({LIGHTHOUSE: _lighthouse(quorum)} if own else {}), **roles}
 
 
 def _lighthouse(quorum: int) -> Role:
@@ -201,7 +202,14 @@ def broken(nodes: int, gpus: int, table: DiLoCo, *, ranks_per_node: int | None =
     """Figures that do not divide, and quorums that cannot be. The arguments are those of `replica_groups`."""
     here, span = table.replicas_per_node or 1, table.nodes_per_replica or 1
     yield from _indivisible(nodes, gpus, ranks_per_node or gpus or here, here, span)
-    yield from _too_few(table, nodes * here // span)
+    yield from _too_few(table, table.groups or nodes * here // span)
+    if table.groups is not None and table.first_group + nodes * here // span > table.groups:
+        mine = nodes * here // span
+        problem = f"{mine} groups from number {table.first_group} on are not among {table.groups}"
+        yield Fault(key="diloco.groups", problem=problem, hint=f"groups = {table.first_group + mine}")
+    if table.groups is None and (table.first_group or table.lighthouse):
+        problem = "the groups of this job are some of a training's, whose number is not said"
+        yield Fault(key="diloco.groups", problem=problem, hint=f"groups = {table.first_group + nodes * here // span}")
 
 
 def _indivisible(nodes: int, gpus: int, ranks: int, here: int, span: int) -> Iterator[Fault]:

@@ -56,7 +56,8 @@ class TorchTitan:
         """See Framework."""
         if job.shape != "replicas":
             return Extra()
-        least = diloco.least(job.diloco or DiLoCo(), len(diloco.groups_of(job, allocation)))
+        table = job.diloco or DiLoCo()
+        least = diloco.least(table, table.groups or len(diloco.groups_of(job, allocation)))
         quorum = f"--fault_tolerance.min_replica_size={least}"
         return replace(diloco.framework.prepare(job, launcher, allocation), args=(quorum,))
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from kit.spec.schema_base import Model
-from kit.spec.wrong_value_messages import Invalid
+from kit.spec.wrong_value_messages import Form, Invalid
 
 # These are the start shape's; all others are options of the program.
-_LAYOUT = {"replicas_per_node", "nodes_per_replica", "restarts"}
+_LAYOUT = {"replicas_per_node", "nodes_per_replica", "restarts", "lighthouse", "groups", "first_group"}
+
+
+LighthouseUrl = Annotated[
+    str,
+    Form(
+        pattern=r"http://[A-Za-z0-9_.\[\]:-]+:[0-9]{1,5}",
+        what="a lighthouse's address",
+        how="http://, a host or an address, and a port",
+        example="http://10.0.0.7:29510",
+    ),
+]
 
 
 class DiLoCo(Model):
@@ -23,6 +34,16 @@ class DiLoCo(Model):
         default=None, ge=1, description="Groups on each node; its GPUs are shared out over them."
     )
     nodes_per_replica: int | None = Field(default=None, ge=1, description="Nodes that one group spans.")
+    lighthouse: LighthouseUrl | None = Field(
+        default=None,
+        description="Another job's, as http://HOST:PORT: this job starts none, and its groups join that training.",
+    )
+    groups: int | None = Field(
+        default=None,
+        ge=1,
+        description="Groups of the whole training, where several jobs hold them; default: this job's.",
+    )
+    first_group: int = Field(default=0, ge=0, description="Number of this job's first group among them.")
     min_replicas: int | None = Field(
         default=None, ge=1, description="Groups without which nothing is averaged; default: 2, or 1 of a single group."
     )

@@ -114,3 +114,27 @@ def test_a_group_that_can_never_start_ends_the_job_with_its_own_error(lab: Lab) 
     assert run.done.returncode == 1
     assert "the data set of group 1 is not there" in run.log("batch")
     assert lab.settled(run.folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("frameworks_cpu")
+def test_two_jobs_are_one_training(lab: Lab) -> None:
+    """The second job's groups join the first one's lighthouse; one that is cancelled leaves the other its averages."""
+    prepare(lab)
+    shared = ("diloco.groups=4", "resources.nodes=1", "diloco.timeout=20")
+    first = lab.submit(*options(4000, *shared))
+    places = first / "state" / "roles.json"
+    lab.wait(lambda: places.is_file() and "lighthouse" in places.read_text(), first)
+    found = json.loads(places.read_text())["lighthouse"]
+    address = f'"http://{found["addresses"][0]}:{found["ports"]["http"]}"'
+    second = lab.submit(*options(4000, *shared, "diloco.first_group=2", f"diloco.lighthouse={address}"))
+    assert "lighthouse" not in (second / "batch.sh").read_text()
+
+    def groups(run: Path) -> list[int]:
+        quorum = metrics.quorum(run)
+        return [*quorum.groups] if quorum else []
+
+    lab.wait(lambda: groups(first) == groups(second) == [0, 1, 2, 3], second)
+    lab.kit("cancel", str(second))
+    lab.wait(lambda: groups(first) == [0, 1], first)
+    lab.kit("cancel", str(first))

@@ -110,6 +110,7 @@ def test_a_sweep_from_points_to_results(far: Far) -> None:
     far.kit("cancel", sweep)
 
 
+@pytest.mark.slow
 def test_stages_wait_for_each_other(far: Far) -> None:
     job = job_of_its_own(
         far, "staged", '[stages.one]\nenv = { CODE = "0" }\n[stages.two]\nafter = ["one"]\nenv = { CODE = "4" }\n'
@@ -120,6 +121,7 @@ def test_stages_wait_for_each_other(far: Far) -> None:
     assert far.wait(two, "FAILED")["exit_code"] == 4
 
 
+@pytest.mark.slow
 def test_a_run_is_exported_imported_and_run_again(far: Far, tmp_path: Path) -> None:
     run = far.submit("--set", "env.STEPS=2")
     far.wait(run, "COMPLETED")
@@ -161,6 +163,7 @@ def test_a_running_job_is_looked_into(far: Far) -> None:
     far.kit("cancel", run)
 
 
+@pytest.mark.slow
 def test_a_shell_of_its_own_has_the_workspace(far: Far) -> None:
     words = ["shell", "--cluster", far.name, "--no-container", "--set", 'secrets.env=["TOKEN"]']
     done = far.typed(words, 'cat program.py; echo "token $TOKEN"; exit 8\n', env={"TOKEN": "of-value"})
@@ -210,6 +213,7 @@ def _cut_while_it_grows(far: Far, folder: Path) -> int:
     raise AssertionError("nothing came")
 
 
+@pytest.mark.slow
 def test_a_job_goes_where_it_starts_first(far: Far) -> None:
     """One of two does not answer: it is named, and the other one gets the job."""
     write_cluster(far, "gone", host="gone.pod", more="timeout_s = 2")

@@ -72,6 +72,7 @@ def test_hostile_file_names_arrive_byte_for_byte(far: Far) -> None:
     assert not (there.parent / "owned").exists()
 
 
+@pytest.mark.slow
 def test_folders_over_there_with_hostile_names(far: Far) -> None:
     with another(far, "odd", paths="runs = \"{home}/my $(touch /tmp/kit-owned) 'runs'\""):
         done = far.kit("submit", "--cluster", "odd", "--no-container", check=False)
@@ -82,6 +83,7 @@ def test_folders_over_there_with_hostile_names(far: Far) -> None:
     assert not OWNED.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "host",
     [
@@ -103,6 +105,7 @@ def test_a_host_that_ssh_could_take_for_more_is_refused(far: Far, host: str) -> 
     assert "ssh.host" in said or "cannot be reached" in said
 
 
+@pytest.mark.slow
 def test_a_users_configuration_that_is_wrong_is_told_in_ssh_s_words(far: Far) -> None:
     config = far.folder / "ssh_config"
     was = config.read_text()
@@ -115,6 +118,7 @@ def test_a_users_configuration_that_is_wrong_is_told_in_ssh_s_words(far: Far) ->
     assert "nosuchoption" in said.lower()
 
 
+@pytest.mark.slow
 def test_an_older_ssh_that_refuses_an_option_of_the_kits_does_without_it(far: Far) -> None:
     """OpenSSH before 7.6 has no RemoteCommand, and ends with these words: a fault that the installed one cannot be made to show."""
     program = far.folder / "bin" / "ssh"
@@ -148,6 +152,7 @@ def test_a_full_disk_over_there_leaves_nothing_half_written(far: Far) -> None:
     assert not [run for run in far.jobs().values() if "small" in run]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o500, 0o700])
 def test_a_folder_without_permission_is_named(far: Far, mode: int) -> None:
     closed = far.folder / f"closed-{mode:o}"
@@ -157,6 +162,7 @@ def test_a_folder_without_permission_is_named(far: Far, mode: int) -> None:
         assert "ermission denied" in refused(far, "closed")
 
 
+@pytest.mark.slow
 def test_names_of_runs_are_no_words_of_a_shell(far: Far) -> None:
     for name in ("-rf", "$(touch /tmp/kit-owned)", "../../etc", "a b", "'"):
         for command in ("status", "cancel", "logs", "resume", "export"):

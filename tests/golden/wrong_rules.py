@@ -125,7 +125,14 @@ def _frameworks() -> list[Rule]:
             ),
         ),
         *_all(
-            "diloco", ("[diloco]\nreplicas_per_node = 3", "[diloco]\nmin_replicas = 1", "[diloco]\nmin_replicas = 9")
+            "diloco",
+            (
+                "[diloco]\nreplicas_per_node = 3",
+                "[diloco]\nmin_replicas = 1",
+                "[diloco]\nmin_replicas = 9",
+                "[diloco]\nfirst_group = 2",
+                "[diloco]\nfirst_group = 2\ngroups = 3",
+            ),
         ),
         _job("diloco", "[diloco]\nnodes_per_replica = 2", nodes=3),
         *map(_megatron, _MEGATRON),

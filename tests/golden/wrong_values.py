@@ -130,6 +130,7 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
             "[diloco]\nsync_every = 9\nfragments = 2",
             "[diloco]\nsync_every = 10\nfragments = 2\noverlap = 5",
             "[diloco]\nbits = 16",
+            '[diloco]\nlighthouse = "10.0.0.7"',
             "[diloco]\nalpha = 1.0",
             '[stages.b]\nafter = ["a:maybe"]',
             '[roles.Server]\ncommand = ["serve"]',

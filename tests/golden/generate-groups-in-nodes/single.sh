@@ -854,6 +854,7 @@ tensorboard = false
 [diloco]
 replicas_per_node = 2
 nodes_per_replica = 1
+first_group = 0
 restarts = 3
 
 [roles]

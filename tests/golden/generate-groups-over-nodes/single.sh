@@ -986,6 +986,7 @@ tensorboard = false
 [diloco]
 replicas_per_node = 1
 nodes_per_replica = 2
+first_group = 0
 restarts = 3
 
 [roles]
