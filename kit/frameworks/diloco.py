@@ -64,7 +64,7 @@ class DiLoCoGroups:
         groups = groups_of(job, allocation)
         words = [str(word) for pair in table.options().items() for word in pair]
         quorum = least(table, table.groups or len(groups))
-        drawn = picture(groups, quorum)
+        drawn = picture(groups, quorum, table)
         return Extra(
             files={PICTURE: drawn},
             args=tuple(words),
@@ -160,34 +160,38 @@ def least(table: DiLoCo, groups: int) -> int:
     return table.min_replicas or min(2, groups)
 
 
-def picture(groups: Sequence[Group], quorum: int) -> str:
+def picture(groups: Sequence[Group], quorum: int, table: DiLoCo | None = None) -> str:
     """The groups for people: nodes, groups, GPUs, where each group meets, where the lighthouse lives.
 
     Port numbers are found when the job runs; state/roles.json has them then.
     """
+    table = table or DiLoCo()
     nodes = groups[-1].nodes[-1] + 1
     held = [[group for group in groups if node in group.nodes] for node in range(nodes)]
     title = f"{_count(nodes, 'node')}, {_count(len(groups), 'replica group')} of {_count(groups[0].world_size, 'rank')}"
-    lines = [f"{title}; an average needs {quorum} of them.", ""]
+    whole = f"the training's {table.groups}" if table.groups else "them"
+    lines = [f"{title}; an average needs {quorum} of {whole}.", ""]
+    if table.lighthouse:
+        lines = [*lines[:1], f"Another job says which groups are alive: {table.lighthouse}", ""]
     shown = range(nodes) if nodes <= _DRAWN else (*range(_DRAWN - 2), nodes - 1)
     for node in shown:
         if node == nodes - 1 and nodes > _DRAWN:
             lines.append(f"  …      nodes {_DRAWN - 2} to {nodes - 2} likewise")
-        items = [] if node else ["lighthouse" + " " * 28 + "its port: http"]
-        items += [_line(group, node) for group in held[node]]
+        items = [] if node or table.lighthouse else ["lighthouse" + " " * 28 + "its port: http"]
+        items += [_line(group, node, table.first_group) for group in held[node]]
         for place, item in enumerate(items):
             branch = "─" if len(items) == 1 else "┬" if place == 0 else "└" if place == len(items) - 1 else "├"
             lines.append(f"{f'node {node}' if place == 0 else '':8} {'─' if place == 0 else ' '}{branch}─ {item}")
     return "\n".join(lines) + "\n"
 
 
-def _line(group: Group, node: int) -> str:
+def _line(group: Group, node: int, earlier: int) -> str:
     """One group on one of its nodes."""
     first = group.nodes.index(node) * group.ranks_per_node
     gpus = f"GPU {_span(group.gpus)}" if group.gpus else "no GPU"
     ranks = f"rank {_span(range(first, first + group.ranks_per_node))}"
     where = "a port of its own" if node == group.nodes[0] else f"meets on node {group.nodes[0]}"
-    return f"group {group.index:<5}{gpus:13}{ranks:14}{where}"
+    return f"group {earlier + group.index:<5}{gpus:13}{ranks:14}{where}"
 
 
 def _span(numbers: Sequence[int]) -> str:

@@ -128,7 +128,7 @@ def test_two_jobs_are_one_training(lab: Lab) -> None:
     found = json.loads(places.read_text())["lighthouse"]
     address = f'"http://{found["addresses"][0]}:{found["ports"]["http"]}"'
     second = lab.submit(*options(4000, *shared, "diloco.first_group=2", f"diloco.lighthouse={address}"))
-    assert "lighthouse" not in (second / "batch.sh").read_text()
+    assert f"Another job says which groups are alive: {address[1:-1]}" in (second / "layout.txt").read_text()
 
     def groups(run: Path) -> list[int]:
         quorum = metrics.quorum(run)

@@ -62,7 +62,7 @@ def test_logs_are_followed_while_connections_are_cut(far: Far) -> None:
         for _ in range(3):
             time.sleep(2)
             far.cut()
-        out, err = follower.communicate(timeout=120)
+        out, err = follower.communicate(timeout=300)
     assert follower.returncode == 0, err
     steps = [line for line in out.decode().splitlines() if line.startswith("step")]
     assert steps == [f"step {n}" for n in range(12)]
@@ -194,7 +194,7 @@ def _cut(far: Far, argv: list[str], chance: random.Random) -> tuple[int, str, st
             started.kill()
         else:
             far.cut()
-        out, err = started.communicate(timeout=120)
+        out, err = started.communicate(timeout=300)
     return started.returncode, out, err
 
 
