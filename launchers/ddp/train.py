@@ -46,23 +46,25 @@ parser.add_argument("--workers", type=int, default=0, help="loader processes for
 args = options.parse(parser)
 
 
-def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last epoch, or until a stop is asked for; the exit code."""
-    log = metrics.Metrics(args.run_dir, here)
-    requests = stop.StopRequest(args.run_dir, here)
-    log.say(f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {here.device.type}, seed {args.seed}")
+    log = metrics.Metrics(args.run_dir, world)
+    requests = stop.StopRequest(args.run_dir, world)
+    log.say(
+        f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {world.device.type}, seed {args.seed}"
+    )
 
     # ---- data: each rank a part of each epoch's order, the same order for the same seed ----
 
     train_set, test_set, classes = data.images(args.data, args.image_size)
-    micro_batch = ranks.share("--batch-size", args.batch_size, here, args.accumulate)
-    sampler = data.ResumableSampler(train_set, here.world_size, here.rank, seed=args.seed, drop_last=True)
+    micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
+    sampler = data.ResumableSampler(train_set, world.ddp_world_size, world.ddp_rank, seed=args.seed, drop_last=True)
     # Making an iterator draws a number; it must not come from the model's generator, which a resume puts back.
-    loading = {"num_workers": args.workers, "pin_memory": here.device.type == "cuda"}
+    loading = {"num_workers": args.workers, "pin_memory": world.device.type == "cuda"}
     draws = torch.Generator().manual_seed(args.seed)
     train_loader = data.Loader(train_set, micro_batch, sampler=sampler, drop_last=True, generator=draws, **loading)
     # For the test each image counts once, so a rank takes every world_size-th without padding.
-    mine = Subset(test_set, range(here.rank, len(test_set), here.world_size))
+    mine = Subset(test_set, range(world.ddp_rank, len(test_set), world.ddp_world_size))
     test_loader = data.Loader(mine, 256, generator=draws, **loading)
     steps_per_epoch = len(train_set) // args.batch_size
     if steps_per_epoch == 0:
@@ -71,8 +73,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- model, optimizer, schedule ----
 
     torch.manual_seed(args.seed)
-    net = model.ConvNet(channels=train_set[0][0].shape[0], classes=classes, width=args.width).to(here.device)
-    device_ids = [here.device.index] if here.device.type == "cuda" else None
+    net = model.ConvNet(channels=train_set[0][0].shape[0], classes=classes, width=args.width).to(world.device)
+    device_ids = [world.device.index] if world.device.type == "cuda" else None
     if args.compile:
         net.compile()  # in place, so that DDP still sends gradients while others are computed
     ddp = DistributedDataParallel(net, device_ids=device_ids)
@@ -83,47 +85,48 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9, weight_decay=args.weight_decay)
     last_step = args.epochs * steps_per_epoch
     factor = options.cosine(args.warmup, last_step)
-    scaler = torch.amp.GradScaler(here.device.type, enabled=args.precision == "fp16")
+    scaler = torch.amp.GradScaler(world.device.type, enabled=args.precision == "fp16")
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
 
     def loss_of(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(here.device.type, dtype=half, enabled=half is not None):
+        # images (micro batch, channels, height, width), targets (micro batch,)
+        with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
             return nn.functional.cross_entropy(ddp(images), targets)
 
     # One backward that counts for nothing: DDP orders its buckets after the first, and the order of sums depends on
     # them. With this, a resumed run has the buckets of the uninterrupted one.
     images, targets = next(iter(DataLoader(train_set, micro_batch)))
-    loss_of(images.to(here.device), targets.to(here.device)).backward()
+    loss_of(images.to(world.device), targets.to(world.device)).backward()
     optimizer.zero_grad(set_to_none=True)
 
     # ---- resume ----
 
-    speed = metrics.Speed(args.batch_size, None, here, args.precision, unit="images")
-    log.started("ddp/train.py", here, speed, parameters=sum(p.numel() for p in net.parameters()), seed=args.seed)
+    speed = metrics.Speed(args.batch_size, None, world, args.precision, unit="images")
+    log.started("ddp/train.py", world, speed, parameters=sum(p.numel() for p in net.parameters()), seed=args.seed)
     told = resume.told("ddp/train.py", args, data=data.images_told(args.data))
-    saves, found = resume.begun(args, here, told, log)
+    saves, found = resume.begun(args, world, told, log)
     # Where the run is: optimizer steps, epochs, images of this epoch over all ranks; and the sum of this rank's losses.
     at = {"step": 0, "epoch": 0, "images": 0}
-    losses = torch.zeros((), dtype=torch.float64, device=here.device)
+    losses = torch.zeros((), dtype=torch.float64, device=world.device)
     if found:
         state = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
         net.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         scaler.load_state_dict(state["scaler"])
         at = state["at"]
-        same_ranks = len(state["losses"]) == here.world_size
-        losses += state["losses"][here.rank] if same_ranks else sum(state["losses"]) / len(state["losses"])
-        checkpoint.restore_rng(state["rng"], here, seed=args.seed, step=at["step"])
+        same_ranks = len(state["losses"]) == world.ddp_world_size
+        losses += state["losses"][world.ddp_rank] if same_ranks else sum(state["losses"]) / len(state["losses"])
+        checkpoint.restore_rng(state["rng"], world, seed=args.seed, step=at["step"])
         line = f"resumed from {found}, epoch {at['epoch'] + 1}, step {at['step']}"
         log.record("resumed", line, step=at["step"], path=str(found))
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
             of_ranks = {
-                "rng": checkpoint.gathered(checkpoint.rng_state(), here),
-                "losses": checkpoint.gathered(losses.item(), here),
+                "rng": checkpoint.gathered(checkpoint.rng_state(), world),
+                "losses": checkpoint.gathered(losses.item(), world),
             }
-            if not here.is_first:
+            if not world.is_main_process:
                 return None
             parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
             state = {name: part.state_dict() for name, part in parts.items()} | of_ranks | {"at": dict(at)}
@@ -140,14 +143,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         loss = correct = 0.0
         with torch.inference_mode():
             for images, targets in test_loader:
-                scores = net(images.to(here.device)).float()
-                loss += nn.functional.cross_entropy(scores, targets.to(here.device), reduction="sum").item()
-                correct += (scores.argmax(1) == targets.to(here.device)).sum().item()
+                scores = net(images.to(world.device)).float()  # (256 or fewer, classes)
+                loss += nn.functional.cross_entropy(scores, targets.to(world.device), reduction="sum").item()
+                correct += (scores.argmax(1) == targets.to(world.device)).sum().item()
         net.train()
-        loss, correct, seen = ranks.total(loss, correct, len(mine), here=here)
+        loss, correct, seen = ranks.total(loss, correct, len(mine), world=world)
         return loss / seen, correct / seen
 
-    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
+    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
     reports.progress.step(at["step"])
     trained, seconds = 0, 0.0  # images over all ranks and time in training steps, since this start
     while at["epoch"] < args.epochs:
@@ -157,15 +160,18 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         speed.restart()
         for _ in range(at["images"] // args.batch_size, steps_per_epoch):
             profile.step(at["step"] + 1)
-            step_loss = torch.zeros((), dtype=torch.float64, device=here.device)
+            step_loss = torch.zeros((), dtype=torch.float64, device=world.device)
+            # One optimizer step: `accumulate` micro-batches, whose gradients add up.
             for micro_step in range(args.accumulate):
-                images, targets = (tensor.to(here.device, non_blocking=True) for tensor in next(batches))
+                images, targets = (tensor.to(world.device, non_blocking=True) for tensor in next(batches))
+                # DDP all-reduces gradients in backward; only the last micro-step needs that.
                 last_micro_step = micro_step == args.accumulate - 1
                 with contextlib.nullcontext() if last_micro_step else ddp.no_sync():
                     loss = loss_of(images, targets)
                     scaler.scale(loss / args.accumulate).backward()
                 step_loss += loss.detach() / args.accumulate
             losses += step_loss
+            # Clip true gradients: fp16's scaling is undone first.
             scaler.unscale_(optimizer)
             norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
             lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
@@ -178,14 +184,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             speed.step()
 
             if args.log_every and at["step"] % args.log_every == 0:
-                log.step(at["step"], step_loss.item(), speed, here, lr=lr, gradient_norm=norm.item())
+                log.step(at["step"], step_loss.item(), speed, world, lr=lr, gradient_norm=norm.item())
             code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
             if code is not None:
                 return code
         seconds += time.perf_counter() - began
 
-        (loss_sum,) = ranks.total(losses.item(), here=here)
-        train_loss = loss_sum / (here.world_size * steps_per_epoch)
+        (loss_sum,) = ranks.total(losses.item(), world=world)
+        train_loss = loss_sum / (world.ddp_world_size * steps_per_epoch)
         with reports.progress.phase("evaluate"):
             test_loss, accuracy = test()
         at |= {"epoch": at["epoch"] + 1, "images": 0}
@@ -193,7 +199,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         log.record(
             "epoch",
             f"epoch {at['epoch']}/{args.epochs}  train loss {train_loss:.4f}  test loss {test_loss:.4f}  "
-            f"accuracy {accuracy:.2%}  {trained / seconds:.0f} images/s on {here.world_size} ranks",
+            f"accuracy {accuracy:.2%}  {trained / seconds:.0f} images/s on {world.ddp_world_size} ranks",
             epoch=at["epoch"],
             step=at["step"],
             train_loss=train_loss,
@@ -219,14 +225,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     log.record(
         "final",
         f"done: accuracy {accuracy:.2%} after {args.epochs} epochs, "
-        f"world size {here.world_size} on {here.nodes} nodes, {rate:.0f} images/s",
+        f"world size {world.ddp_world_size} on {world.nodes} nodes, {rate:.0f} images/s",
         accuracy=accuracy,
         test_loss=test_loss,
         epochs=args.epochs,
         step=at["step"],
-        world_size=here.world_size,
-        nodes=here.nodes,
-        backend=here.backend,
+        world_size=world.ddp_world_size,
+        nodes=world.nodes,
+        backend=world.backend,
         images_per_second=rate,
     )
     return 0

@@ -23,37 +23,41 @@ parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp
 args = options.parse(parser)
 
 
-def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last step, or until a stop is asked for; the exit code."""
-    log = metrics.Metrics(args.run_dir, here)
-    requests = stop.StopRequest(args.run_dir, here)
-    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
-    log.say(f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {here.device.type}, seed {args.seed}")
+    log = metrics.Metrics(args.run_dir, world)
+    requests = stop.StopRequest(args.run_dir, world)
+    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    log.say(
+        f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {world.device.type}, seed {args.seed}"
+    )
 
     # ---- data and model ----
 
-    corpus = text.opened(args, here, log)
+    corpus = text.opened(args, world, log)
     train_set, test_set = corpus.train, corpus.test
-    micro_batch = ranks.share("--batch-size", args.batch_size, here, args.accumulate)
+    micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
     torch.manual_seed(args.seed)
     shape = huggingface.chosen(args, corpus.vocabulary)
+    # Built without memory first: each rank then fills in the weights, drawn or read from --init-from.
     with torch.device("meta"):
         net = model.GPT(shape, apart=corpus.apart)
-    huggingface.begin(net, args, here.device)
-    device_ids = [here.device.index] if here.device.type == "cuda" else None
+    huggingface.begin(net, args, world.device)
+    device_ids = [world.device.index] if world.device.type == "cuda" else None
     if args.compile:
         net.compile_blocks()
     ddp = DistributedDataParallel(net, device_ids=device_ids)
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     factor = options.cosine(args.warmup, args.steps)
-    scaler = torch.amp.GradScaler(here.device.type, enabled=args.precision == "fp16")
+    scaler = torch.amp.GradScaler(world.device.type, enabled=args.precision == "fp16")
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
     parameters = sum(p.numel() for p in net.parameters())
     log.say(f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} tokens")
 
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
-        tokens, targets = (tensor.to(here.device, non_blocking=True) for tensor in batch)
-        with torch.autocast(here.device.type, dtype=half, enabled=half is not None):
+        # (micro batch, context) each; targets are the tokens, one place to the left.
+        tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in batch)
+        with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
             return ddp(tokens, targets)
 
     # One backward that counts for nothing: DDP orders its buckets after the first, and the order of sums depends on
@@ -64,7 +68,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- resume ----
 
     told = resume.told("ddp/train_gpt.py", args, data=corpus.told)
-    saves, found = resume.begun(args, here, told, log)
+    saves, found = resume.begun(args, world, told, log)
+    # The place in the run, saved in each checkpoint: a resumed run reads on from exactly there.
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
     if found:
@@ -72,14 +77,14 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         for name, part in parts.items():
             part.load_state_dict(state[name])
         at = state["at"]
-        checkpoint.restore_rng(state["rng"], here, seed=args.seed, step=at["step"])
+        checkpoint.restore_rng(state["rng"], world, seed=args.seed, step=at["step"])
         resume.say(log, found, at["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
-            rng = checkpoint.gathered(checkpoint.rng_state(), here)
-            checkpoint.write_model(folder, here, net.described())
-            if not here.is_first:
+            rng = checkpoint.gathered(checkpoint.rng_state(), world)
+            checkpoint.write_model(folder, world, net.described())
+            if not world.is_main_process:
                 return None
             state = {name: part.state_dict() for name, part in parts.items()} | {"at": dict(at), "rng": rng}
             kept = saves.copy(state) if args.checkpoint_async and not last else state
@@ -91,24 +96,26 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- train ----
 
     where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
-    batches = data.batches(train_set, micro_batch, here, **where)
-    speed = metrics.Speed(args.batch_size * args.context, net.flops_per_token(), here, args.precision)
-    log.started("ddp/train_gpt.py", here, speed, parameters=parameters, seed=args.seed)
+    batches = data.batches(train_set, micro_batch, world, **where)
+    speed = metrics.Speed(args.batch_size * args.context, net.flops_per_token(), world, args.precision)
+    log.started("ddp/train_gpt.py", world, speed, parameters=parameters, seed=args.seed)
 
     def test() -> float:
-        return loop.test_loss(net, test_set, args.test_windows, micro_batch, here)
+        return loop.test_loss(net, test_set, args.test_windows, micro_batch, world)
 
     steps = loop.Steps(
-        args, here, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
+        args, world, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
     )
     while steps.go_on():
-        losses = torch.zeros((), device=here.device)
+        losses = torch.zeros((), device=world.device)
         for micro_step in range(args.accumulate):
+            # Gradients are all-reduced in the last micro-step alone; the others add to them on this rank.
             last_micro_step = micro_step == args.accumulate - 1
             with contextlib.nullcontext() if last_micro_step else ddp.no_sync():
                 loss = loss_of(next(batches)) / args.accumulate
                 scaler.scale(loss).backward()
             losses += loss.detach()
+        # Clipping needs true gradients: undo the scaling of fp16 first. bf16 and fp32 are never scaled.
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
         lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)

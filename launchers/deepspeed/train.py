@@ -29,10 +29,10 @@ if args.batch_size or args.accumulate or args.clip:
     parser.error("--batch-size, --accumulate and --clip are set in the configuration, by DeepSpeed's names")
 
 
-def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last step, or until a stop is asked for; the exit code."""
     # DeepSpeed picks CPU or GPU when it is imported, and asks the environment first.
-    os.environ.setdefault("DS_ACCELERATOR", here.device.type)
+    os.environ.setdefault("DS_ACCELERATOR", world.device.type)
     os.environ.setdefault("LOCAL_RANK", "0")  # a single process has none, and DeepSpeed insists
     import deepspeed  # noqa: PLC0415
     from later import Later  # noqa: PLC0415
@@ -42,15 +42,15 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # DeepSpeed 0.19 calls functions under names that torch 2.13 warns of, at every call.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 
-    log = metrics.Metrics(args.run_dir, here)
-    requests = stop.StopRequest(args.run_dir, here)
-    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
-    deepspeed.init_distributed(dist_backend=here.backend)  # takes the process group that is there
+    log = metrics.Metrics(args.run_dir, world)
+    requests = stop.StopRequest(args.run_dir, world)
+    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    deepspeed.init_distributed(dist_backend=world.backend)  # takes the process group that is there
     config = json.loads(args.ds_config.read_text(encoding="utf-8"))
 
     # ---- data, model, engine ----
 
-    corpus = text.opened(args, here, log)
+    corpus = text.opened(args, world, log)
     train_set, test_set = corpus.train, corpus.test
     torch.manual_seed(args.seed)
     shape = huggingface.chosen(args, corpus.vocabulary)
@@ -64,10 +64,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         put = huggingface.setter(net, args)
         for name, parameter in net.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-                if here.is_first:
+                if world.is_main_process:
                     put(name, parameter.data, 0, len(parameter))
     else:
-        huggingface.begin(net, args, here.device)
+        huggingface.begin(net, args, world.device)
     own = None  # an optimizer of this program's, with its schedule
     if "optimizer" not in config:
         own = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
@@ -77,8 +77,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     accumulate = engine.gradient_accumulation_steps()
     precision = "fp32" if next(engine.module.parameters()).dtype == torch.float32 else "bf16"
     log.say(
-        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, ZeRO {engine.zero_optimization_stage()}, "
-        f"{parameters:,} parameters, batch {batch_size} = {micro_batch} x {accumulate} x {here.world_size}, seed {args.seed}"
+        f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, ZeRO {engine.zero_optimization_stage()}, "
+        f"{parameters:,} parameters, batch {batch_size} = {micro_batch} x {accumulate} x {world.ddp_world_size}, seed {args.seed}"
     )
 
     # ---- resume ----
@@ -90,27 +90,27 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         "zero": engine.zero_optimization_stage(),
     }
     told = resume.told("deepspeed/train.py", args, without=["ds_config"], data=corpus.told, **more)
-    saves, found = resume.begun(args, here, told, log, equal=["zero"])
+    saves, found = resume.begun(args, world, told, log, equal=["zero"])
     later = Later(engine.checkpoint_engine) if args.checkpoint_async else None
     if later:
         engine.checkpoint_engine = later
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     if found:
         written_by = checkpoint.marker(found)["world_size"]
-        if written_by != here.world_size:
+        if written_by != world.ddp_world_size:
             raise SystemExit(
-                f"{found} was written by {written_by} ranks and cannot be read by {here.world_size}: ZeRO checkpoints fit their "
-                "own number of ranks. Use that number, or convert it with ds_to_universal.py, which comes with DeepSpeed."
+                f"{found} was written by {written_by} ranks and cannot be read by {world.ddp_world_size}: ZeRO checkpoints fit "
+                "their own number of ranks. Use that number, or convert it with ds_to_universal.py, which comes with DeepSpeed."
             )
         engine.load_checkpoint(str(found), tag=TAG)
-        at = checkpoint.read_rank(found, here, seed=args.seed)
+        at = checkpoint.read_rank(found, world, seed=args.seed)
         resume.say(log, found, at["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
             engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
-            checkpoint.write_rank(folder, here, checkpoint.rank_state(here, at))
-            checkpoint.write_model(folder, here, net.described())
+            checkpoint.write_rank(folder, world, checkpoint.rank_state(world, at))
+            checkpoint.write_model(folder, world, net.described())
             return later.writes(saves.copy) if later else None
 
         saves.save(at["step"], start, last=last)
@@ -119,21 +119,21 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- train ----
 
     where = {"seed": args.seed, "samples": at["samples"], "accumulate": accumulate, "workers": args.workers}
-    batches = data.batches(train_set, micro_batch, here, **where)
-    speed = metrics.Speed(batch_size * args.context, flops_per_token, here, precision)
-    log.started("deepspeed/train.py", here, speed, parameters=parameters, seed=args.seed)
+    batches = data.batches(train_set, micro_batch, world, **where)
+    speed = metrics.Speed(batch_size * args.context, flops_per_token, world, precision)
+    log.started("deepspeed/train.py", world, speed, parameters=parameters, seed=args.seed)
 
     def test() -> float:
-        return loop.test_loss(engine, test_set, args.test_windows, micro_batch, here)
+        return loop.test_loss(engine, test_set, args.test_windows, micro_batch, world)
 
-    steps = loop.Steps(args, here, log, requests, profile, saves, save, test, at=at, samples=batch_size, speed=speed)
+    steps = loop.Steps(args, world, log, requests, profile, saves, save, test, at=at, samples=batch_size, speed=speed)
     while steps.go_on():
-        losses = torch.zeros((), device=here.device)
+        losses = torch.zeros((), device=world.device)
         if own is not None and "scheduler" not in config:
             pace = {"lr": args.lr * factor(at["step"]), "weight_decay": args.weight_decay}
             loop.set_pace(engine.optimizer, **pace)
         for _ in range(accumulate):
-            tokens, targets = (tensor.to(here.device, non_blocking=True) for tensor in next(batches))
+            tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in next(batches))
             loss = engine(tokens, targets)
             engine.backward(loss)  # scales the loss by the accumulation steps
             engine.step()  # updates after the last of them

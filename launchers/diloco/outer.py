@@ -91,7 +91,7 @@ class DiLoCo:
         inner: list[torch.optim.Optimizer],
         seat: Seat,
         group: Group,
-        here: Ranks,
+        world: Ranks,
         settings: Settings,
         wire: torch.device,
         meanwhile: Callable[[dict[str, int]], None],
@@ -100,7 +100,7 @@ class DiLoCo:
         self._wire = wire
         self._net, self._inner, self._seat, self._group, self._meanwhile = net, inner, seat, group, meanwhile
         self.globals = Globals(
-            net, here, wire, fragments=settings.fragments, lr=settings.lr, momentum=settings.momentum
+            net, world, wire, fragments=settings.fragments, lr=settings.lr, momentum=settings.momentum
         )
         self._average = Average(seat.pg, settings.bits, settings.top_k)
         # Outer steps done; inner steps done; those when the last outer step was; fragments averaged after the last.

@@ -97,8 +97,8 @@ class Answer(Generic[T]):
 class Seat:
     """Made by all ranks of the group together. `wire` is the device that traffic starts from: the CPU for gloo."""
 
-    def __init__(self, group: Group, here: Ranks, *, min_replicas: int, timeout: float, wire: torch.device) -> None:
-        self._here, self._min_replicas, self._timeout = here, min_replicas, timedelta(seconds=timeout)
+    def __init__(self, group: Group, world: Ranks, *, min_replicas: int, timeout: float, wire: torch.device) -> None:
+        self._world, self._min_replicas, self._timeout = world, min_replicas, timedelta(seconds=timeout)
         self.pg: ProcessGroup = (ProcessGroupNCCL if wire.type == "cuda" else ProcessGroupGloo)(self._timeout)
         self._wire = wire
         self._transport: PGTransport[Any] = PGTransport(self.pg, self._timeout, wire)
@@ -109,7 +109,7 @@ class Seat:
         address, port = ("127.0.0.1", 0) if alone else (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self._store = TCPStore(address, port, is_master=alone, wait_for_workers=False)
         key = f"diloco/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/manager"
-        if here.is_first:
+        if world.is_main_process:
             lighthouse = os.environ.get("TORCHFT_LIGHTHOUSE") or self._own_lighthouse(group)
             try:
                 self._server = ManagerServer(
@@ -118,7 +118,7 @@ class Seat:
                     hostname=address,
                     bind="0.0.0.0:0",
                     store_addr=f"{address}:{self._store.port}",
-                    world_size=here.world_size,
+                    world_size=world.ddp_world_size,
                     heartbeat_interval=timedelta(milliseconds=100),
                     connect_timeout=CONNECT,
                     quorum_retries=10**9,  # while the lighthouse is away, ask again ten times a second
@@ -143,7 +143,7 @@ class Seat:
         """
         answer = Answer(
             lambda: self._client._quorum(
-                group_rank=self._here.rank,
+                group_rank=self._world.ddp_rank,
                 step=outer_step,
                 checkpoint_metadata="",
                 shrink_only=False,
@@ -192,13 +192,13 @@ class Seat:
         # Ids start again at 1 in a new lighthouse; the rest keeps apart what lies under the same id in the store.
         salt = hashlib.sha256(repr((*wanted, found.max_step)).encode()).hexdigest()[:16]
         self.pg.configure(
-            f"{found.store_address}/diloco/{salt}/{self._here.rank}",
+            f"{found.store_address}/diloco/{salt}/{self._world.ddp_rank}",
             found.replica_ids[found.replica_rank],
             found.replica_rank,
             found.replica_world_size,
             found.quorum_id,
-            self._here.rank,
-            self._here.world_size,
+            self._world.ddp_rank,
+            self._world.ddp_world_size,
         )
         self._connected = wanted
 
@@ -232,7 +232,7 @@ class Seat:
         except Lost as error:
             failure = error
         if failure is not None:
-            print(f"synchronisation failed on rank {self._here.rank}: {failure}", file=sys.stderr, flush=True)
+            print(f"synchronisation failed on rank {self._world.ddp_rank}: {failure}", file=sys.stderr, flush=True)
             self._connected = ()
             self.pg.abort()  # lets the other groups notice at once
         if not self._all(failure is None):
@@ -252,13 +252,13 @@ class Seat:
 
     def close(self) -> None:
         """Leave: no more heartbeats. The other groups do not wait for this one any longer."""
-        if self._here.is_first:
+        if self._world.is_main_process:
             self._server.shutdown()
 
     def _all(self, good: bool) -> bool:
         """Whether it is so on all ranks of the group."""
-        if self._here.world_size == 1:
+        if self._world.ddp_world_size == 1:
             return good
         flag = torch.tensor([good], dtype=torch.int32)
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._here.control)
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._world.control)
         return bool(flag.item())

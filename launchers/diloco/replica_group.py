@@ -32,10 +32,10 @@ class Group:
     def folder(self) -> str:
         return f"replica-{self.id}"
 
-    def everywhere(self, here: Ranks) -> Ranks:
+    def everywhere(self, world: Ranks) -> Ranks:
         """This rank among the ranks of all groups, for sharing out data: groups of equal size, one after another."""
-        rank, world_size = self.id * here.world_size + here.rank, self.count * here.world_size
-        return dataclasses.replace(here, rank=rank, world_size=world_size)
+        rank, world_size = self.id * world.ddp_world_size + world.ddp_rank, self.count * world.ddp_world_size
+        return dataclasses.replace(world, ddp_rank=rank, ddp_world_size=world_size)
 
 
 def from_environment() -> Group:
@@ -46,17 +46,17 @@ def from_environment() -> Group:
     return group
 
 
-def agreed(value: Any, here: Ranks) -> Any:
+def agreed(value: Any, world: Ranks) -> Any:
     """The first rank's value, on all ranks of the group."""
     box = [value]
-    dist.broadcast_object_list(box, src=0, group=here.control)
+    dist.broadcast_object_list(box, src=0, group=world.control)
     return box[0]
 
 
-def newest(folder: Path, group: Group, here: Ranks, saves: checkpoint.Checkpoints) -> Path | None:
+def newest(folder: Path, group: Group, world: Ranks, saves: checkpoint.Checkpoints) -> Path | None:
     """The checkpoint to start from: a sound one of the furthest outer step, this group's own where it is as far."""
     best = saves.newest()
-    if here.is_first:
+    if world.is_main_process:
         reached = _outer_step(best) if best else -1
         others = [path for path in folder.glob("replica-*/step-*") if path.parent.name != group.folder]
         for path in sorted(others, key=_outer_step, reverse=True):
@@ -65,7 +65,7 @@ def newest(folder: Path, group: Group, here: Ranks, saves: checkpoint.Checkpoint
             if _sound(path):
                 best = path
                 break
-    return agreed(best, here)
+    return agreed(best, world)
 
 
 def _outer_step(folder: Path) -> int:

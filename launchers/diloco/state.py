@@ -52,9 +52,9 @@ class Globals:
     """The parameters that all groups agree on, and the outer optimizer that moves them: Nesterov SGD."""
 
     def __init__(
-        self, net: nn.Module, here: Ranks, wire: torch.device, *, fragments: int, lr: float, momentum: float
+        self, net: nn.Module, world: Ranks, wire: torch.device, *, fragments: int, lr: float, momentum: float
     ) -> None:
-        self._here, self._parameters = here, dict(net.named_parameters())
+        self._world, self._parameters = world, dict(net.named_parameters())
         self._sharded = any(isinstance(parameter, DTensor) for parameter in self._parameters.values())
         self.fragments = split(net, fragments)
         self.values: Tensors = {
@@ -83,25 +83,25 @@ class Globals:
 
     def part(self, flat: torch.Tensor) -> torch.Tensor:
         """Of a vector of a fragment's values, the part that this rank averages with its peers."""
-        if self._sharded or self._here.world_size == 1:
+        if self._sharded or self._world.ddp_world_size == 1:
             return flat
-        padded = nn.functional.pad(flat, (0, -len(flat) % self._here.world_size))
-        return padded.chunk(self._here.world_size)[self._here.rank]
+        padded = nn.functional.pad(flat, (0, -len(flat) % self._world.ddp_world_size))
+        return padded.chunk(self._world.ddp_world_size)[self._world.ddp_rank]
 
     def whole(self, fragment: int, part: torch.Tensor) -> torch.Tensor:
         """The opposite of part(), in host memory, the same for any number of ranks. Called by all ranks of the group."""
-        if self._sharded or self._here.world_size == 1:
+        if self._sharded or self._world.ddp_world_size == 1:
             return part
         mine = part.cpu()
-        parts = [torch.empty_like(mine) for _ in range(self._here.world_size)]
-        dist.all_gather(parts, mine, group=self._here.control)
+        parts = [torch.empty_like(mine) for _ in range(self._world.ddp_world_size)]
+        dist.all_gather(parts, mine, group=self._world.control)
         return torch.cat(parts)[: sum(self.values[name].numel() for name in self.fragments[fragment])]
 
     @torch.no_grad()
     def step(self, fragment: int, mean: torch.Tensor) -> None:
         """One step of the outer optimizer; `mean` is the average of what pseudo_gradient() gave."""
-        if not self._sharded and self._here.world_size > 1:
-            parts = [torch.empty_like(mean) for _ in range(self._here.world_size)]
+        if not self._sharded and self._world.ddp_world_size > 1:
+            parts = [torch.empty_like(mean) for _ in range(self._world.ddp_world_size)]
             dist.all_gather(parts, mean.contiguous())
             mean = torch.cat(parts)
         first = 0
@@ -126,7 +126,7 @@ class Globals:
         """Of the whole group: groups with equal parameters have equal checksums."""
         total = torch.tensor(sum((place + 1) * part for place, part in enumerate(self._sums)) % 2**62)
         if self._sharded:
-            dist.all_reduce(total, group=self._here.control)
+            dist.all_reduce(total, group=self._world.control)
         return int(total.item()) % 2**62
 
     def digest(self) -> str:

@@ -66,7 +66,7 @@ class Leave(Exception):  # noqa: N818 - a way out, not an error
         self.why, self.signal = why, signal
 
 
-def waiting(here: ranks.Ranks, requests: stop.StopRequest, settings: Settings) -> Callable[[dict[str, int]], None]:
+def waiting(world: ranks.Ranks, requests: stop.StopRequest, settings: Settings) -> Callable[[dict[str, int]], None]:
     """What all ranks of the group do while they wait for a quorum, standing at `at`: look for a reason to leave."""
     stood, since, looked = {"outer": -1}, 0.0, 0.0
 
@@ -78,40 +78,40 @@ def waiting(here: ranks.Ranks, requests: stop.StopRequest, settings: Settings) -
         if at != stood:
             stood, since, looked = dict(at), now, now
         why = None
-        if here.is_first and now - looked > 1:
+        if world.is_main_process and now - looked > 1:
             looked = now
             others = replica_group.furthest(args.checkpoint_dir)
             if others is not None and ended(others, settings):
                 why = "finished"
             elif now - since > args.quorum_timeout:
                 why = "no quorum"
-        if why := replica_group.agreed(why, here):
+        if why := replica_group.agreed(why, world):
             raise Leave(why)
 
     return look
 
 
-def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
+def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
     """Train to the last outer step, or until a stop is asked for; the exit code."""
     group = replica_group.from_environment()
     folder = args.run_dir / group.folder
-    log = metrics.Metrics(folder, here)
-    requests = stop.StopRequest(folder, here)
-    profile = metrics.Profile(folder, here, args.profile_steps, args.profile_ranks)
+    log = metrics.Metrics(folder, world)
+    requests = stop.StopRequest(folder, world)
+    profile = metrics.Profile(folder, world, args.profile_steps, args.profile_ranks)
     ending = folder / "state" / "ended.json"
-    if here.is_first:
+    if world.is_main_process:
         ending.unlink(missing_ok=True)
 
     def end(why: str, code: int) -> int:
         profile.close()
-        if here.is_first:
+        if world.is_main_process:
             ending.write_text(json.dumps({"state": why, "code": code} | diloco.at) + "\n", encoding="utf-8")
         return code
 
     # ---- data: the global batch is shared out over the ranks of all groups ----
 
-    everywhere = group.everywhere(here)
-    corpus = text.opened(args, here, log, folder)
+    everywhere = group.everywhere(world)
+    corpus = text.opened(args, world, log, folder)
     train_set, test_set = corpus.train, corpus.test
     micro_batch = ranks.share("--batch-size", args.batch_size, everywhere, args.accumulate)
 
@@ -131,16 +131,16 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
     if args.compile:
         net.compile_blocks()
     if args.inside == "fsdp":
-        mesh = init_device_mesh(here.device.type, (here.world_size,))
+        mesh = init_device_mesh(world.device.type, (world.ddp_world_size,))
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         for part in (*net.blocks, net):
             fully_shard(part, mesh=mesh, mp_policy=policy)
-    huggingface.begin(net, args, here.device)
+    huggingface.begin(net, args, world.device)
     forward: nn.Module = net
     if args.inside == "ddp":
-        device_ids = [here.device.index] if here.device.type == "cuda" else None
+        device_ids = [world.device.index] if world.device.type == "cuda" else None
         forward = DistributedDataParallel(net, device_ids=device_ids)
-    sharing = dist.group.WORLD if here.world_size > 1 else None
+    sharing = dist.group.WORLD if world.ddp_world_size > 1 else None
     pace = {"lr": args.lr, "weight_decay": args.weight_decay, "beta2": args.beta2}
     inner = muon.optimizers(net, args.inner, **pace, group=sharing)
     factor = options.cosine(args.warmup, args.steps)
@@ -159,13 +159,13 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
         top_k=args.top_k,
     )
     settings.check(shape.layers)
-    on_gpu = here.device.type == "cuda" and args.wire != "gloo"
-    wire = here.device if on_gpu else torch.device("cpu")
+    on_gpu = world.device.type == "cuda" and args.wire != "gloo"
+    wire = world.device if on_gpu else torch.device("cpu")
     least = args.min_replicas or min(2, group.count)
-    seat = Seat(group, here, min_replicas=least, timeout=args.timeout, wire=wire)
-    diloco = DiLoCo(net, inner, seat, group, here, settings, wire, waiting(here, requests, settings))
+    seat = Seat(group, world, min_replicas=least, timeout=args.timeout, wire=wire)
+    diloco = DiLoCo(net, inner, seat, group, world, settings, wire, waiting(world, requests, settings))
     log.say(
-        f"group {group.id} of {group.count}: {here.world_size} ranks on {here.nodes} nodes, {args.inside}, {here.backend}, "
+        f"group {group.id} of {group.count}: {world.ddp_world_size} ranks on {world.nodes} nodes, {args.inside}, {world.backend}, "
         f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} tokens, seed {args.seed}"
     )
 
@@ -173,17 +173,17 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
     told = resume.told("diloco/train.py", args, without=OF_THE_RUN, data=corpus.told)
     saves = checkpoint.Checkpoints(
-        args.checkpoint_dir / group.folder, here, told, keep=args.checkpoint_keep, background=args.checkpoint_async
+        args.checkpoint_dir / group.folder, world, told, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
 
     def restore(found: Path) -> None:
-        resume.check(found, told, here, log, equal=["inner", "inside"])
+        resume.check(found, told, world, log, equal=["inner", "inside"])
         own = found.parent.name == group.folder
-        path = found / f"rank-{here.rank if args.inside == 'fsdp' else 0}.pt"
+        path = found / f"rank-{world.ddp_rank if args.inside == 'fsdp' else 0}.pt"
         ranks_then = checkpoint.marker(found)["world_size"]
-        if args.inside == "fsdp" and ranks_then != here.world_size:
+        if args.inside == "fsdp" and ranks_then != world.ddp_world_size:
             raise SystemExit(
-                f"{found} was written by {ranks_then} ranks a group and cannot be read by {here.world_size}."
+                f"{found} was written by {ranks_then} ranks a group and cannot be read by {world.ddp_world_size}."
             )
         diloco.load(torch.load(path, map_location="cpu", weights_only=True), own=own)
         at = diloco.at
@@ -193,33 +193,33 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
     def save(*, last: bool = False) -> None:
         def start(target: Path) -> checkpoint.Finish | None:
-            checkpoint.write_model(target, here, net.described())
+            checkpoint.write_model(target, world, net.described())
             state = diloco.save()
-            if here.is_first:
+            if world.is_main_process:
                 (target / replica_group.AT).write_text(
                     json.dumps(diloco.at | {"groups": group.count}) + "\n", encoding="utf-8"
                 )
             elif args.inside == "ddp":
                 return None  # all ranks have the same
             kept = saves.copy(state) if args.checkpoint_async and not last else state
-            return lambda: torch.save(kept, target / f"rank-{here.rank}.pt")
+            return lambda: torch.save(kept, target / f"rank-{world.ddp_rank}.pt")
 
         with reports.progress.phase("save"):
             saves.save(diloco.at["step"] + diloco.at["outer"], start, last=last)
 
-    checkpoint.seed_all(args.seed + 1_000_003 * group.id, here)
-    if found := replica_group.newest(args.checkpoint_dir, group, here, saves):
+    checkpoint.seed_all(args.seed + 1_000_003 * group.id, world)
+    if found := replica_group.newest(args.checkpoint_dir, group, world, saves):
         restore(found)
 
     # ---- train ----
 
-    speed = metrics.Speed(args.batch_size // group.count * args.context, flops_per_token, here, args.precision)
-    log.started("diloco/train.py", here, speed, parameters=parameters, seed=args.seed, replica=group.id)
+    speed = metrics.Speed(args.batch_size // group.count * args.context, flops_per_token, world, args.precision)
+    log.started("diloco/train.py", world, speed, parameters=parameters, seed=args.seed, replica=group.id)
     batches, next_step = batches_from(diloco.at["step"]), diloco.at["step"]
 
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
-        tokens, targets = (tensor.to(here.device, non_blocking=True) for tensor in batch)
-        with torch.autocast(here.device.type, dtype=half, enabled=half is not None):
+        tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in batch)
+        with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
             return forward(tokens, targets)
 
     # DDP settles the order of its sums in the first backward: have that before any that counts.
@@ -229,7 +229,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
 
     def inner_step() -> tuple[torch.Tensor, torch.Tensor, float]:
         """Loss and gradient norm of this rank, and the learning rate."""
-        losses = torch.zeros((), device=here.device)
+        losses = torch.zeros((), device=world.device)
         for micro_step in range(args.accumulate):
             last_micro_step = micro_step == args.accumulate - 1
             if args.inside == "fsdp":
@@ -247,7 +247,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
         return losses, norm.full_tensor() if args.inside == "fsdp" else norm, lr
 
     def test() -> float:
-        return loop.test_loss(net, test_set, args.test_windows, micro_batch, here)
+        return loop.test_loss(net, test_set, args.test_windows, micro_batch, world)
 
     def met(others: Callable[[], Record | None]) -> Record | None:
         """What an average came to, if one was due. What a group waits for the others is told as such."""
@@ -260,7 +260,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
         nonlocal validated
         if record is None:
             return
-        record["bytes_sent"] = ranks.total(record["bytes_sent"], here=here)[0]
+        record["bytes_sent"] = ranks.total(record["bytes_sent"], world=world)[0]
         line = f"outer step {record['outer_step']}  step {record['step']}  groups {record['groups']}"
         log.record("outer", line, replica=group.id, **record, seconds_blocked=time.perf_counter() - began)
         if args.eval_every and record["step"] // args.eval_every > validated // args.eval_every:
@@ -294,7 +294,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             if args.log_every and next_step % args.log_every == 0:
                 tokens = next_step * args.batch_size * args.context  # of all groups
                 more = {"replica": group.id, "lr": lr, "gradient_norm": norm.item(), "tokens": tokens}
-                log.step(next_step, losses.item(), speed, here, **more)
+                log.step(next_step, losses.item(), speed, world, **more)
             began = time.perf_counter()
             outer_step(met(diloco.after_inner_step), began)
             reports.progress.step(diloco.at["step"])
@@ -312,7 +312,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
             line = f"error: no quorum of {least} groups in {args.quorum_timeout:.0f} s (exit {NO_QUORUM})"
             log.record("no-quorum", line, **diloco.at)
             return end("no quorum", NO_QUORUM)
-        if (found := replica_group.newest(args.checkpoint_dir, group, here, saves)) is None:
+        if (found := replica_group.newest(args.checkpoint_dir, group, world, saves)) is None:
             raise SystemExit("the other groups are done, but none of their checkpoints is sound") from leave
         restore(found)
 
@@ -332,9 +332,9 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read f
         **diloco.at,
         test_loss=test_loss,
         sha256=digest,
-        world_size=here.world_size,
-        nodes=here.nodes,
-        backend=here.backend,
+        world_size=world.ddp_world_size,
+        nodes=world.nodes,
+        backend=world.backend,
     )
     return end("finished", 0)
 

@@ -35,65 +35,67 @@ parser.add_argument("--recompute", action="store_true", help="compute activation
 args = options.parse(parser)
 
 
-def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last step, or until a stop is asked for; the exit code."""
-    log = metrics.Metrics(args.run_dir, here)
-    requests = stop.StopRequest(args.run_dir, here)
-    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
-    corpus = text.opened(args, here, log)
+    log = metrics.Metrics(args.run_dir, world)
+    requests = stop.StopRequest(args.run_dir, world)
+    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    corpus = text.opened(args, world, log)
     train_set, test_set = corpus.train, corpus.test
-    micro_batch = ranks.share("--batch-size", args.batch_size, here, args.accumulate)
+    micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
 
     # ---- model: without memory first; then each rank has its shards' ----
 
-    if here.world_size % args.replicate:
-        raise SystemExit(f"--replicate {args.replicate} does not divide {here.world_size} ranks.")
-    size = (args.replicate, here.world_size // args.replicate)
-    mesh = init_device_mesh(here.device.type, size, mesh_dim_names=("replicate", "shard"))
+    if world.ddp_world_size % args.replicate:
+        raise SystemExit(f"--replicate {args.replicate} does not divide {world.ddp_world_size} ranks.")
+    size = (args.replicate, world.ddp_world_size // args.replicate)
+    mesh = init_device_mesh(world.device.type, size, mesh_dim_names=("replicate", "shard"))
     half = {"fp32": None, "bf16": torch.bfloat16}[args.precision]
     sharding = {
         "mesh": mesh if args.replicate > 1 else mesh["shard"],
         "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),
-        "offload_policy": CPUOffloadPolicy(pin_memory=here.backend == "nccl") if args.cpu_offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=world.backend == "nccl") if args.cpu_offload else OffloadPolicy(),
     }
     before = metrics.resident()
     torch.manual_seed(args.seed)
     shape = huggingface.chosen(args, corpus.vocabulary)
+    # On the meta device: no rank ever holds the whole model.
     with torch.device("meta"):
         net = model.GPT(shape, recompute=args.recompute, apart=corpus.apart)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
     if args.compile:
         net.compile_blocks()
+    # Each block is gathered for its forward and backward alone; the rest (embedding, norm, head) is one unit.
     for block in net.blocks:
         fully_shard(block, reshard_after_forward=not args.keep_gathered, **sharding)
     fully_shard(net, **sharding)
-    huggingface.begin(net, args, torch.device("cpu") if args.cpu_offload else here.device)
-    built = ranks.largest(metrics.most_resident() - before, here=here)[0]
+    huggingface.begin(net, args, torch.device("cpu") if args.cpu_offload else world.device)
+    built = ranks.largest(metrics.most_resident() - before, world=world)[0]
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     factor = options.cosine(args.warmup, args.steps)
     log.say(
-        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {size[0]} copies in {size[1]} shards, "
+        f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {size[0]} copies in {size[1]} shards, "
         f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} tokens, seed {args.seed}"
     )
 
     # ---- resume ----
 
     told = resume.told("fsdp/train.py", args, data=corpus.told)
-    saves, found = resume.begun(args, here, told, log)
+    saves, found = resume.begun(args, world, told, log)
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     if found:
         weights, updates = get_state_dict(net, optimizer)
         dcp.load({"model": weights, "optimizer": updates}, checkpoint_id=found)
         set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=updates)
-        at = checkpoint.read_rank(found, here, seed=args.seed)
+        at = checkpoint.read_rank(found, world, seed=args.seed)
         resume.say(log, found, at["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
             weights, updates = get_state_dict(net, optimizer)
             state = {"model": weights, "optimizer": updates}
-            checkpoint.write_rank(folder, here, checkpoint.rank_state(here, at))
-            checkpoint.write_model(folder, here, net.described())
+            checkpoint.write_rank(folder, world, checkpoint.rank_state(world, at))
+            checkpoint.write_model(folder, world, net.described())
             if args.checkpoint_async and not last:
                 return dcp.async_save(state, checkpoint_id=folder, process_group=saves.group).result
             dcp.save(state, checkpoint_id=folder, process_group=saves.group)
@@ -105,24 +107,27 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- train ----
 
     where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
-    batches = data.batches(train_set, micro_batch, here, **where)
-    speed = metrics.Speed(args.batch_size * args.context, flops_per_token, here, args.precision)
-    log.started("fsdp/train.py", here, speed, parameters=parameters, seed=args.seed, built_bytes=int(built))
+    batches = data.batches(train_set, micro_batch, world, **where)
+    speed = metrics.Speed(args.batch_size * args.context, flops_per_token, world, args.precision)
+    log.started("fsdp/train.py", world, speed, parameters=parameters, seed=args.seed, built_bytes=int(built))
 
     def test() -> float:
-        return loop.test_loss(net, test_set, args.test_windows, micro_batch, here)
+        return loop.test_loss(net, test_set, args.test_windows, micro_batch, world)
 
     steps = loop.Steps(
-        args, here, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
+        args, world, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
     )
     while steps.go_on():
-        losses = torch.zeros((), device=here.device)
+        losses = torch.zeros((), device=world.device)
         for micro_step in range(args.accumulate):
+            # Gradients are reduce-scattered in the last micro-step alone.
             net.set_requires_gradient_sync(micro_step == args.accumulate - 1)
-            tokens, targets = (tensor.to(here.device, non_blocking=True) for tensor in next(batches))
+            # (micro batch, context) each; targets are the tokens, one place to the left.
+            tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in next(batches))
             loss = net(tokens, targets) / args.accumulate
             loss.backward()
             losses += loss.detach()
+        # Each rank holds shards; full_tensor() is the norm over all of them.
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip).full_tensor()
         lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
         optimizer.step()

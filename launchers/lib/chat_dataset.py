@@ -61,9 +61,9 @@ class ChatDataset:
             yield shuffled[place % size]
 
 
-def opened(args: argparse.Namespace, here: ranks.Ranks, log: metrics.Metrics) -> ChatDataset:
+def opened(args: argparse.Namespace, world: ranks.Ranks, log: metrics.Metrics) -> ChatDataset:
     """The chats of --data, called by all ranks; a program whose --data cannot be ends here."""
-    folder, told = ranks.by_first(lambda: made(args, args.run_dir / "data"), here)
+    folder, told = ranks.by_first(lambda: made(args, args.run_dir / "data"), world)
     if not (folder / _MADE).is_file():
         raise SystemExit(f"{folder}: not on this node. --run-dir must be on a disk that all nodes have.")
     log.say(f"data: {said(told['counts'])}")
@@ -143,7 +143,7 @@ def _digest(source: Path) -> list[str]:
 
 
 @torch.no_grad()
-def test_loss(forward: nn.Module, rows: list[chats.Row], micro_batch: int, here: ranks.Ranks) -> float:
+def test_loss(forward: nn.Module, rows: list[chats.Row], micro_batch: int, world: ranks.Ranks) -> float:
     """The mean over the tokens that the loss counts, the same on every layout. Called by all ranks.
 
     All ranks make as many forward passes, because a sharded model gathers its weights from all of them: a rank that has no row left
@@ -151,9 +151,9 @@ def test_loss(forward: nn.Module, rows: list[chats.Row], micro_batch: int, here:
     """
     forward.eval()
     summed = counted = 0.0
-    for first in range(0, len(rows), micro_batch * here.world_size):
-        mine = rows[first + here.rank * micro_batch :][:micro_batch]
-        batch = policy.rows(mine or [chats.Row(tokens=rows[0].tokens, mask=[0] * len(rows[0].mask))], here.device)
+    for first in range(0, len(rows), micro_batch * world.ddp_world_size):
+        mine = rows[first + world.ddp_rank * micro_batch :][:micro_batch]
+        batch = policy.rows(mine or [chats.Row(tokens=rows[0].tokens, mask=[0] * len(rows[0].mask))], world.device)
         losses = -policy.logprobs(forward(batch.tokens).float(), batch)
         summed += float((losses.double() * batch.mask).sum())
         counted += float(batch.mask.sum())
@@ -161,5 +161,5 @@ def test_loss(forward: nn.Module, rows: list[chats.Row], micro_batch: int, here:
     for part in forward.modules():  # as loop.test_loss does
         if isinstance(part, FSDPModule):
             part.reshard()
-    summed, counted = ranks.total(summed, counted, here=here)
+    summed, counted = ranks.total(summed, counted, world=world)
     return summed / counted

@@ -37,10 +37,10 @@ class Checkpoints:
     """Saves into one folder, keeping the newest `keep` and the best. Every method is called by all ranks together."""
 
     def __init__(
-        self, folder: Path, here: Ranks, told: dict[str, Any], *, keep: int = 3, background: bool = False
+        self, folder: Path, world: Ranks, told: dict[str, Any], *, keep: int = 3, background: bool = False
     ) -> None:
         """told: what complete.json says of the run (resume.told)."""
-        self._folder, self._here, self._keep, self._background = folder, here, max(keep, 1), background
+        self._folder, self._world, self._keep, self._background = folder, world, max(keep, 1), background
         self._told = told
         # A group of its own: the background thread's collectives must not mix with those of the training loop.
         self.group = dist.new_group(backend="gloo")
@@ -51,11 +51,11 @@ class Checkpoints:
         self._losses: dict[int, float] = {}  # of validations, by step
         self._copied: Any = None
         self.took = 0.0
-        if here.is_first:
+        if world.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(".tmp-*"):
                 shutil.rmtree(left)
-        dist.barrier(group=here.control)
+        dist.barrier(group=world.control)
 
     def save(self, step: int, start: Callable[[Path], Finish | None], *, last: bool = False) -> None:
         """Save what `start` takes, as the checkpoint of `step` (once). With `last`, return only when it is on disk.
@@ -90,14 +90,14 @@ class Checkpoints:
 
     def newest(self) -> Path | None:
         """The newest checkpoint whose files are as they were written; each that is not is named in a warning."""
-        found = sorted(self._folder.glob("step-*"), reverse=True) if self._here.is_first else []
+        found = sorted(self._folder.glob("step-*"), reverse=True) if self._world.is_main_process else []
         for folder in self._from_first(found):
             fault = self._fault(folder)
             if fault is None:
                 self._last = int(folder.name[5:])
-                self._best = self._from_first(_least_loss(found, self._last) if self._here.is_first else None)
+                self._best = self._from_first(_least_loss(found, self._last) if self._world.is_main_process else None)
                 return folder
-            if self._here.is_first:
+            if self._world.is_main_process:
                 aside = folder.with_name(f"damaged-{folder.name}")
                 print(
                     f"warning: checkpoint {folder} is skipped: {fault}; now {aside.name}", file=sys.stderr, flush=True
@@ -110,7 +110,7 @@ class Checkpoints:
         self._last = step
         target = self._folder / f"step-{step:08d}"
         writing = self._folder / f".tmp-{target.name}"
-        if self._here.is_first:
+        if self._world.is_main_process:
             writing.mkdir()
         dist.barrier(group=self.group)
         finish = start(writing)
@@ -134,21 +134,21 @@ class Checkpoints:
                 if finish is not None:
                     finish()
             except (Exception, CheckpointException) as error:  # noqa: BLE001 - told to all ranks: none is to wait for it
-                failure = f"rank {self._here.rank}: {error!r}"
+                failure = f"rank {self._world.ddp_rank}: {error!r}"
             failures = [text for text in self._gather(failure) if text]
             if failures:
                 raise RuntimeError(f"checkpoint {target.name} was not saved: {'; '.join(failures)}")
             files: dict[str, list[int]] = {}
             for part in self._gather(_sums(writing, self._my_part(_files(writing)))):
                 files |= part
-            if self._here.is_first:
+            if self._world.is_main_process:
                 self._commit(writing, target, files)
             dist.barrier(group=self.group)
         except BaseException as error:  # noqa: BLE001 - raised again in the training loop, by wait()
             self._error = error
 
     def _commit(self, writing: Path, target: Path, files: dict[str, list[int]]) -> None:
-        content = {"step": int(target.name[5:]), "world_size": self._here.world_size, **self._told, "files": files}
+        content = {"step": int(target.name[5:]), "world_size": self._world.ddp_world_size, **self._told, "files": files}
         if (loss := self._losses.get(int(target.name[5:]))) is not None:
             content["eval_loss"] = loss
         _replace(writing / MARKER, json.dumps(content, indent=1))
@@ -180,7 +180,7 @@ class Checkpoints:
         return next((text for text in self._gather(fault) if text), None)
 
     def _gather(self, value: Any) -> list[Any]:
-        every: list[Any] = [None] * self._here.world_size
+        every: list[Any] = [None] * self._world.ddp_world_size
         dist.all_gather_object(every, value, group=self.group)
         return every
 
@@ -190,7 +190,7 @@ class Checkpoints:
         return box[0]
 
     def _my_part(self, items: list[Any]) -> list[Any]:
-        return items[self._here.rank :: self._here.world_size]
+        return items[self._world.ddp_rank :: self._world.ddp_world_size]
 
 
 def _least_loss(folders: Iterable[Path], until: int) -> tuple[str, float] | None:
@@ -234,53 +234,53 @@ def set_rng_state(state: dict[str, Any]) -> None:
         sys.modules["numpy"].random.set_state(state["numpy"])
 
 
-def gathered(value: Any, here: Ranks) -> list[Any]:
+def gathered(value: Any, world: Ranks) -> list[Any]:
     """`value` of every rank, by rank."""
-    every: list[Any] = [None] * here.world_size
-    dist.all_gather_object(every, value, group=here.control)
+    every: list[Any] = [None] * world.ddp_world_size
+    dist.all_gather_object(every, value, group=world.control)
     return every
 
 
-def restore_rng(states: list[dict[str, Any]], here: Ranks, *, seed: int, step: int) -> None:
+def restore_rng(states: list[dict[str, Any]], world: Ranks, *, seed: int, step: int) -> None:
     """This rank's generators as they were; on another world size, where none fit, each rank gets a new seed."""
-    if len(states) == here.world_size:
-        set_rng_state(states[here.rank])
+    if len(states) == world.ddp_world_size:
+        set_rng_state(states[world.ddp_rank])
     else:
-        seed_all(seed + 1_000_003 * (step + 1), here)
+        seed_all(seed + 1_000_003 * (step + 1), world)
 
 
-def seed_all(seed: int, here: Ranks) -> None:
+def seed_all(seed: int, world: Ranks) -> None:
     """Seed this rank's generators, each rank with another number (dropout must differ between ranks)."""
-    random.seed(seed + here.rank)
-    torch.manual_seed(seed + here.rank)
+    random.seed(seed + world.ddp_rank)
+    torch.manual_seed(seed + world.ddp_rank)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed((seed + here.rank) % 2**32)
+        sys.modules["numpy"].random.seed((seed + world.ddp_rank) % 2**32)
 
 
-def rank_state(here: Ranks, at: dict[str, int]) -> dict[str, Any]:
+def rank_state(world: Ranks, at: dict[str, int]) -> dict[str, Any]:
     """What a sharded checkpoint needs beside the shards: where the run is, this rank's generators."""
-    return {"at": dict(at), "rng": rng_state(), "world_size": here.world_size}
+    return {"at": dict(at), "rng": rng_state(), "world_size": world.ddp_world_size}
 
 
-def write_rank(folder: Path, here: Ranks, state: dict[str, Any]) -> None:
+def write_rank(folder: Path, world: Ranks, state: dict[str, Any]) -> None:
     """Write what rank_state() returned."""
-    torch.save(state, folder / f"rank-{here.rank}.pt")
+    torch.save(state, folder / f"rank-{world.ddp_rank}.pt")
 
 
-def write_model(folder: Path, here: Ranks, shape: dict[str, Any]) -> None:
+def write_model(folder: Path, world: Ranks, shape: dict[str, Any]) -> None:
     """model.json: what a model is beside its weights. `kit convert-checkpoint` needs no other word about it."""
-    if here.is_first:
+    if world.is_main_process:
         (folder / MODEL).write_text(json.dumps(shape, indent=1) + "\n", encoding="utf-8")
 
 
-def read_rank(folder: Path, here: Ranks, *, seed: int) -> dict[str, int]:
+def read_rank(folder: Path, world: Ranks, *, seed: int) -> dict[str, int]:
     """Where the run was; the generators as they were, or seeded anew on another world size."""
-    path = folder / f"rank-{here.rank}.pt"
+    path = folder / f"rank-{world.ddp_rank}.pt"
     state = torch.load(path if path.exists() else folder / "rank-0.pt", map_location="cpu", weights_only=True)
-    if state["world_size"] == here.world_size:
+    if state["world_size"] == world.ddp_world_size:
         set_rng_state(state["rng"])
     else:
-        restore_rng([], here, seed=seed, step=state["at"]["step"])
+        restore_rng([], world, seed=seed, step=state["at"]["step"])
     at: dict[str, int] = state["at"]
     return at
 

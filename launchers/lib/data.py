@@ -64,7 +64,7 @@ def reported(loader: Iterable[Any]) -> Iterator[Any]:
 def batches(
     dataset: Images,
     micro_batch: int,
-    here: Ranks,
+    world: Ranks,
     *,
     seed: int,
     samples: int,
@@ -75,21 +75,21 @@ def batches(
 
     An epoch is as many whole batches as the dataset has, so that its samples do not depend on ranks and `accumulate`.
     """
-    sampler = ResumableSampler(dataset, here.world_size, here.rank, seed=seed, drop_last=True)
+    sampler = ResumableSampler(dataset, world.ddp_world_size, world.ddp_rank, seed=seed, drop_last=True)
     loader = Loader(
         dataset,
         micro_batch,
         sampler=sampler,
         drop_last=True,
         num_workers=workers,
-        pin_memory=here.device.type == "cuda",
+        pin_memory=world.device.type == "cuda",
         generator=torch.Generator().manual_seed(seed),  # else it would draw from the model's
     )
-    together = micro_batch * here.world_size
+    together = micro_batch * world.ddp_world_size
     usable = len(dataset) // (together * accumulate) * together * accumulate
     if usable == 0:
         raise SystemExit(
-            f"{len(dataset)} samples are fewer than a batch: {here.world_size} ranks x {micro_batch} of a micro-batch x "
+            f"{len(dataset)} samples are fewer than a batch: {world.ddp_world_size} ranks x {micro_batch} of a micro-batch x "
             f"{accumulate} accumulation steps."
         )
     while True:
@@ -101,7 +101,7 @@ def batches(
 
 
 def fixed(
-    dataset: Images, windows: int, micro_batch: int, here: Ranks
+    dataset: Images, windows: int, micro_batch: int, world: Ranks
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """This rank's micro-batches of the first `windows` items, as many on each rank: tokens, targets, and weights [micro_batch].
 
@@ -110,8 +110,8 @@ def fixed(
     count = min(windows, len(dataset))
     if count < 1:
         raise SystemExit(f"--test-windows {windows}: at least one is needed for the test.")
-    for turn in range(-(-count // (micro_batch * here.world_size))):
-        first = (turn * here.world_size + here.rank) * micro_batch
+    for turn in range(-(-count // (micro_batch * world.ddp_world_size))):
+        first = (turn * world.ddp_world_size + world.ddp_rank) * micro_batch
         places = range(first, first + micro_batch)
         items = [dataset[place if place < count else 0] for place in places]
         weights = torch.tensor([place < count for place in places], dtype=torch.float64)

@@ -41,7 +41,7 @@ def take(
 
 
 def final(
-    log: metrics.Metrics, here: ranks.Ranks, at: dict[str, Any], result: tuple[float, float], problems: int
+    log: metrics.Metrics, world: ranks.Ranks, at: dict[str, Any], result: tuple[float, float], problems: int
 ) -> None:
     """The last record of a program that takes the test after its last step. at: its step, and the test before the first one."""
     reward, right = result
@@ -54,7 +54,7 @@ def final(
         accuracy=right,
         reward_before=at["reward_before"],
         accuracy_before=at["accuracy_before"],
-        world_size=here.world_size,
-        nodes=here.nodes,
-        backend=here.backend,
+        world_size=world.ddp_world_size,
+        nodes=world.nodes,
+        backend=world.backend,
     )

@@ -80,7 +80,7 @@ class Steps:
     def __init__(  # noqa: PLR0917 - what every program has, in the order in which it makes them
         self,
         args: argparse.Namespace,
-        here: ranks.Ranks,
+        world: ranks.Ranks,
         log: metrics.Metrics,
         requests: stop.StopRequest,
         profile: metrics.Profile,
@@ -96,7 +96,7 @@ class Steps:
 
         test: the loss on the validation windows; called by all ranks.
         """
-        self._args, self._here, self._at, self._samples, self._speed = args, here, at, samples, speed
+        self._args, self._world, self._at, self._samples, self._speed = args, world, at, samples, speed
         self._log, self._requests, self._profile = log, requests, profile
         self._saves, self._save, self._test = saves, save, test
         self._code: int | None = None
@@ -118,7 +118,7 @@ class Steps:
         if self._args.log_every and at["step"] % self._args.log_every == 0:
             read = {name: float(value or 0.0) for name, value in values.items()}
             read["tokens"] = at["samples"] * self._args.context
-            self._log.step(at["step"], loss(), self._speed, self._here, **read)
+            self._log.step(at["step"], loss(), self._speed, self._world, **read)
         if self._args.eval_every and at["step"] % self._args.eval_every == 0:
             evaluate(self._test, at["step"], at["step"], self._log, self._saves, self._save)
             self._speed.restart()
@@ -132,7 +132,7 @@ class Steps:
         close(self._requests, self._profile, self._save)
         with reports.progress.phase("evaluate"):
             loss = self._test()
-        self._log.final(self._at["step"], loss, self._here)
+        self._log.final(self._at["step"], loss, self._world)
         return 0
 
 
@@ -165,17 +165,17 @@ def close(requests: stop.StopRequest, profile: metrics.Profile, save: Save) -> N
 
 
 @torch.no_grad()
-def test_loss(net: torch.nn.Module, test_set: data.Images, windows: int, micro_batch: int, here: ranks.Ranks) -> float:
+def test_loss(net: torch.nn.Module, test_set: data.Images, windows: int, micro_batch: int, world: ranks.Ranks) -> float:
     """Mean loss of the first `windows` test windows, the same on every layout. `net`: tokens -> logits; called by all ranks.
 
     All ranks make as many forward passes, because a sharded model gathers its weights from all of them.
     """
     net.eval()
     summed = counted = 0.0
-    for tokens, targets, weights in data.fixed(test_set, windows, micro_batch, here):
-        logits = net(tokens.to(here.device))
+    for tokens, targets, weights in data.fixed(test_set, windows, micro_batch, world):
+        logits = net(tokens.to(world.device))
         losses = functional.cross_entropy(
-            logits.float().flatten(0, 1), targets.to(here.device).flatten(), reduction="none"
+            logits.float().flatten(0, 1), targets.to(world.device).flatten(), reduction="none"
         )
         summed += float((losses.view(targets.shape).mean(1).double().cpu() * weights).sum())
         counted += float(weights.sum())
@@ -183,5 +183,5 @@ def test_loss(net: torch.nn.Module, test_set: data.Images, windows: int, micro_b
     for part in net.modules():  # else the parameters would stay whole, and be found so, until the next backward pass
         if isinstance(part, FSDPModule):
             part.reshard()
-    summed, counted = ranks.total(summed, counted, here=here)
+    summed, counted = ranks.total(summed, counted, world=world)
     return summed / counted

@@ -28,19 +28,19 @@ _CURVES = {"step", "eval", "epoch", "outer", "rollouts", "test", "final"}
 class Metrics:
     """Appends, so that a restarted run continues in the same file; `restart` in a record says which start wrote it."""
 
-    def __init__(self, run_dir: Path, here: Ranks | None = None) -> None:
+    def __init__(self, run_dir: Path, world: Ranks | None = None) -> None:
         """here: None for a program that is no group of ranks."""
         self._restart = int(os.environ.get("KIT_RESTART_COUNT") or 0)
         self._file = None
         self._trackers: list[trackers.Tracker] = []
-        if here is None or here.is_first:
+        if world is None or world.is_main_process:
             run_dir.mkdir(parents=True, exist_ok=True)
             self._file = (run_dir / "metrics.jsonl").open("a", buffering=1, encoding="utf-8")
             self._trackers = trackers.asked_for(run_dir)
 
-    def started(self, program: str, here: Ranks, speed: "Speed", **values: Any) -> None:
+    def started(self, program: str, world: Ranks, speed: "Speed", **values: Any) -> None:
         """The first record of a start, for the file and the trackers alone: what the rates of the others are rates of."""
-        told = {"program": program, "world_size": here.world_size, "nodes": here.nodes, "backend": here.backend}
+        told = {"program": program, "world_size": world.ddp_world_size, "nodes": world.nodes, "backend": world.backend}
         told |= speed.described() | values
         self._write("start", schema=SCHEMA, **told)
         for tracker in self._trackers:
@@ -51,12 +51,12 @@ class Metrics:
         self.say(line)
         self._write(kind, **values)
 
-    def step(self, step: int, loss: float, speed: "Speed", here: Ranks, *, said: str = "", **values: float) -> None:
+    def step(self, step: int, loss: float, speed: "Speed", world: Ranks, *, said: str = "", **values: float) -> None:
         """The record of a step: its loss as the mean over ranks, and the speed since the last one. Called by all ranks.
 
         said: more for the line.
         """
-        loss = total(loss, here=here)[0] / here.world_size
+        loss = total(loss, world=world)[0] / world.ddp_world_size
         measured = speed.values()
         speed.restart()
         line = f"step {step}  loss {loss:.4f}  {measured[speed.rate]:.0f} {speed.unit}/s"
@@ -73,10 +73,10 @@ class Metrics:
         """The record of a checkpoint, for the file alone: how long the loop stood still for it."""
         self._write("saved", step=step, seconds=saves.took)
 
-    def final(self, step: int, test_loss: float, here: Ranks) -> None:
+    def final(self, step: int, test_loss: float, world: Ranks) -> None:
         """The last record of a program that trains on text."""
-        line = f"done: test loss {test_loss:.4f} after {step} steps, world size {here.world_size} on {here.nodes} nodes"
-        shape = {"world_size": here.world_size, "nodes": here.nodes, "backend": here.backend}
+        line = f"done: test loss {test_loss:.4f} after {step} steps, world size {world.ddp_world_size} on {world.nodes} nodes"
+        shape = {"world_size": world.ddp_world_size, "nodes": world.nodes, "backend": world.backend}
         self.record("final", line, step=step, test_loss=test_loss, **shape)
 
     def say(self, line: str) -> None:
@@ -117,15 +117,15 @@ class Speed:
         self,
         tokens_per_step: int | None,
         flops_per_token: float | None,
-        here: Ranks,
+        world: Ranks,
         precision: str = "bf16",
         *,
         unit: str = "tokens",
     ) -> None:
         """tokens_per_step: over all ranks; None where steps differ, and each says its own. unit: what is counted, as a word."""
-        self._tokens_per_step, self._flops_per_token, self._here = tokens_per_step, flops_per_token, here
+        self._tokens_per_step, self._flops_per_token, self._world = tokens_per_step, flops_per_token, world
         self.unit, self.rate = unit, f"{unit}_per_second"
-        self._on_gpu = here.device.type == "cuda"
+        self._on_gpu = world.device.type == "cuda"
         self._device = torch.cuda.get_device_name() if self._on_gpu else "cpu"
         # Of float32 matrices a GPU multiplies TF32 parts, as lib/ranks.py asks; then that is the peak to measure against.
         multiplied_as_tf32 = precision == "fp32" and torch.get_float32_matmul_precision() != "highest"
@@ -156,9 +156,9 @@ class Speed:
         if self._on_gpu:
             torch.cuda.synchronize()
         rate = self._tokens / (time.perf_counter() - self._began)
-        found = {self.rate: rate, "memory_bytes": int(largest(self._memory(), here=self._here)[0])}
+        found = {self.rate: rate, "memory_bytes": int(largest(self._memory(), world=self._world)[0])}
         if self._peak is not None and self._flops_per_token is not None:
-            found["mfu"] = rate * self._flops_per_token / (self._peak * self._here.world_size)
+            found["mfu"] = rate * self._flops_per_token / (self._peak * self._world.ddp_world_size)
         return found
 
     def _memory(self) -> int:
@@ -173,9 +173,9 @@ class Speed:
 class Profile:
     """A torch profiler trace of chosen steps on chosen ranks: <run folder>/profile/rank-<n>.json, for chrome://tracing."""
 
-    def __init__(self, run_dir: Path, here: Ranks, steps: tuple[int, int] | None, ranks: set[int]) -> None:
-        self._path = run_dir / "profile" / f"rank-{here.rank}.json"
-        self._steps = steps if here.rank in ranks else None
+    def __init__(self, run_dir: Path, world: Ranks, steps: tuple[int, int] | None, ranks: set[int]) -> None:
+        self._path = run_dir / "profile" / f"rank-{world.ddp_rank}.json"
+        self._steps = steps if world.ddp_rank in ranks else None
         self._profiler: torch.profiler.profile | None = None
 
     def step(self, step: int) -> None:

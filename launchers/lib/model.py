@@ -1,4 +1,8 @@
-"""Models, small and plain."""
+"""Models, small and plain: a ConvNet, and a GPT of the Llama family.
+
+Shapes in comments: B sequences of a batch, T tokens of a sequence, C width of the model (dim), H query heads, K key-value heads, D
+width of a head, F width of the feed-forward part, V vocabulary.
+"""
 
 import math
 from dataclasses import dataclass
@@ -32,7 +36,8 @@ class ConvNet(nn.Module):
         self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(8 * width, classes))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(self.features(images))
+        features = self.features(images)  # (batch, 2 * width, 2, 2): pooled, so that any image size fits
+        return self.head(features)  # (batch, classes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +110,7 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.keys, self.each = shape.heads, shape.keys, shape.each
         self.attention_norm = nn.RMSNorm(shape.dim, shape.norm_eps)
+        # One matrix for queries, keys and values: (C) -> ((H + 2K) * D).
         self.qkv = nn.Linear(shape.dim, (shape.heads + 2 * shape.keys) * shape.each, bias=shape.qkv_bias)
         if shape.head_norms:
             self.query_norm, self.key_norm = (
@@ -113,21 +119,26 @@ class Block(nn.Module):
             )
         self.attention_out = nn.Linear(shape.heads * shape.each, shape.dim, bias=False)
         self.feed_norm = nn.RMSNorm(shape.dim, shape.norm_eps)
+        # SwiGLU: gate and up in one matrix, (C) -> (2F), then down, (F) -> (C).
         self.gate_up = nn.Linear(shape.dim, 2 * shape.wide, bias=False)
         self.down = nn.Linear(shape.wide, shape.dim, bias=False)
 
     def forward(self, x: torch.Tensor, angles: "Angles", seen: torch.Tensor | None = None) -> torch.Tensor:
         """seen: what each position attends to, as `within` gives it; None: all before it."""
-        batch, length, _ = x.shape
+        batch, length, _ = x.shape  # (B, T, C)
+        # ---- attention ----
         qkv = self.qkv(self.attention_norm(x)).view(batch, length, -1, self.each).transpose(1, 2)
-        q, k, v = qkv.split((self.heads, self.keys, self.keys), 1)  # each [batch, heads, length, dim of a head]
+        q, k, v = qkv.split((self.heads, self.keys, self.keys), 1)  # (B, H, T, D), and (B, K, T, D) twice
         if hasattr(self, "query_norm"):
             q, k = self.query_norm(q), self.key_norm(k)
-        q, k = rotate(q, angles), rotate(k, angles)
+        q, k = rotate(q, angles), rotate(k, angles)  # positions are turned in, so no embedding of them is added
+        # Grouped queries: H / K query heads share a key-value head.
         fewer = {"enable_gqa": True} if self.keys < self.heads else {}
         mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, **fewer)
+        # mixed is (B, H, T, D): heads side by side again, (B, T, H * D), and back to (B, T, C).
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, -1))
-        gate, up = self.gate_up(self.feed_norm(x)).chunk(2, dim=-1)
+        # ---- feed-forward ----
+        gate, up = self.gate_up(self.feed_norm(x)).chunk(2, dim=-1)  # (B, T, F) each
         return x + self.down(functional.silu(gate) * up)
 
 
@@ -145,10 +156,10 @@ class Angles:
     def of(cls, shape: Shape, device: torch.device) -> "Angles":
         """For the positions from 0 on. Computed on the CPU, so that every device has the same."""
         half = shape.each // 2
-        rates = shape.rope_base ** (-torch.arange(half) / half)
+        rates = shape.rope_base ** (-torch.arange(half) / half)  # (D / 2,): radians per position, the fastest first
         if shape.rope_scaling is not None:
             rates = stretched(rates, *shape.rope_scaling)
-        turns = torch.arange(shape.context)[:, None] * rates
+        turns = torch.arange(shape.context)[:, None] * rates  # (T, D / 2)
         return cls(turns.cos().to(device), turns.sin().to(device))
 
     def first(self, length: int) -> "Angles":
@@ -179,7 +190,7 @@ def within(tokens: torch.Tensor, end: int) -> torch.Tensor:
 
     The end of a document counts with the document after it, which begins with it: what comes after an end can be learned, too.
     """
-    document = (tokens == end).cumsum(1)
+    document = (tokens == end).cumsum(1)  # (B, T): number of the document that a token belongs to
     same = document[:, None, :, None] == document[:, None, None, :]
     return same & torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).tril()
 
@@ -209,15 +220,16 @@ class GPT(nn.Module):
         return 0.02 / (2 * self.shape.layers) ** 0.5 if deep else 0.02
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
-        x = self.embedding(tokens)
+        x = self.embedding(tokens)  # (B, T) -> (B, T, C)
         angles = self.angles(tokens.device).first(tokens.shape[1])
         seen = None if self.apart is None else within(tokens, self.apart)
         recompute = self.recompute and self.training  # keep only each block's input, compute the rest again in backward
         for block in self.blocks:
             x = again(block, x, angles, seen, use_reentrant=False) if recompute else block(x, angles, seen)
-        logits = self.head(self.norm(x))
+        logits = self.head(self.norm(x))  # (B, T, V)
         if targets is None:
             return logits
+        # In float32, over B * T predictions at once: (B * T, V) against (B * T,).
         return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
     def angles(self, device: torch.device) -> Angles:

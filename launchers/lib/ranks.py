@@ -25,19 +25,20 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """This process among the others. `control` is a gloo group beside the training's own, for flags and totals."""
+    """This process among all: the world of the training. The names are those of nanochat."""
 
-    rank: int
-    world_size: int
-    local_rank: int
+    ddp_rank: int  # 0 to ddp_world_size - 1
+    ddp_world_size: int
+    ddp_local_rank: int  # on this node
     nodes: int
     device: torch.device
-    backend: str
-    control: dist.ProcessGroup
+    backend: str  # of the training's collectives: nccl or gloo
+    control: dist.ProcessGroup  # gloo, beside the training's own: flags and totals need no GPU
 
     @property
-    def is_first(self) -> bool:
-        return self.rank == 0
+    def is_main_process(self) -> bool:
+        """Whether this process writes metrics and prints."""
+        return self.ddp_rank == 0
 
 
 @contextmanager
@@ -58,8 +59,8 @@ def started(device: str = "auto") -> Iterator[Ranks]:
     failed = True
     try:
         with reports.progress.phase("rendezvous"):
-            here = _look_around(use_gpu)
-        yield here
+            world = _look_around(use_gpu)
+        yield world
         failed = False
     except SystemExit:  # a stop on request: all ranks leave together
         failed = False
@@ -72,8 +73,8 @@ def started(device: str = "auto") -> Iterator[Ranks]:
 
 def run(program: Callable[[Ranks], int], device: str) -> NoReturn:
     """Run `program` in the process group, and exit with its code once the group is left."""
-    with started(device) as here:
-        code = program(here)
+    with started(device) as world:
+        code = program(world)
     sys.exit(code)
 
 
@@ -104,9 +105,9 @@ def _look_around(use_gpu: bool) -> Ranks:
             "Ask for as many GPUs as ranks, or --device cpu."
         )
     return Ranks(
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        ddp_rank=dist.get_rank(),
+        ddp_world_size=dist.get_world_size(),
+        ddp_local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         nodes=len({node for node, _ in seen}),
         device=torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu"),
         backend="nccl" if use_gpu else "gloo",
@@ -114,43 +115,43 @@ def _look_around(use_gpu: bool) -> Ranks:
     )
 
 
-def total(*values: float, here: Ranks) -> list[float]:
+def total(*values: float, world: Ranks) -> list[float]:
     """Each value summed over all ranks, in float64."""
     tensor = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(tensor, group=here.control)
+    dist.all_reduce(tensor, group=world.control)
     return tensor.tolist()
 
 
-def largest(*values: float, here: Ranks) -> list[float]:
+def largest(*values: float, world: Ranks) -> list[float]:
     """The largest that any rank has of each value, in float64."""
     tensor = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=here.control)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=world.control)
     return tensor.tolist()
 
 
-def by_first(make: Callable[[], Made], here: Ranks) -> Made:
+def by_first(make: Callable[[], Made], world: Ranks) -> Made:
     """What `make` gives on the first rank, on every rank. The program ends here where it is Refused or meets an OSError."""
     box: list[Any] = [None, None]
-    if here.is_first:
+    if world.is_main_process:
         try:
             box = [make(), None]
         except Refused as error:
             box = [None, error.message + (f"\n  try: {error.hint}" if error.hint else "")]
         except OSError as error:
             box = [None, f"{error.filename}: {error.strerror}"]
-    dist.broadcast_object_list(box, src=0, group=here.control)
+    dist.broadcast_object_list(box, src=0, group=world.control)
     made, problem = box
     if problem is not None:
-        raise SystemExit(problem if here.is_first else 1)
+        raise SystemExit(problem if world.is_main_process else 1)
     return cast("Made", made)
 
 
-def share(what: str, amount: int, here: Ranks, accumulate: int = 1) -> int:
+def share(what: str, amount: int, world: Ranks, accumulate: int = 1) -> int:
     """`amount` per rank and micro-step; refused, with the numbers, when it does not divide."""
-    parts = here.world_size * accumulate
+    parts = world.ddp_world_size * accumulate
     if amount < parts or amount % parts:
         raise SystemExit(
-            f"{what} {amount} cannot be divided over {here.world_size} ranks x {accumulate} accumulation steps: "
+            f"{what} {amount} cannot be divided over {world.ddp_world_size} ranks x {accumulate} accumulation steps: "
             f"it must be a multiple of {parts}."
         )
     return amount // parts

@@ -39,20 +39,20 @@ def told(program: str, args: argparse.Namespace, *, without: Iterable[str] = (),
 
 
 def begun(
-    args: argparse.Namespace, here: Ranks, now: Told, log: metrics.Metrics, *, equal: Iterable[str] = ()
+    args: argparse.Namespace, world: Ranks, now: Told, log: metrics.Metrics, *, equal: Iterable[str] = ()
 ) -> tuple[checkpoint.Checkpoints, Path | None]:
     """The checkpoints of the options, and the newest that is sound; a program that cannot continue from it ends here (see check).
 
     Without one the generators are seeded: a new run begins.
     """
     saves = checkpoint.Checkpoints(
-        args.checkpoint_dir, here, now, keep=args.checkpoint_keep, background=args.checkpoint_async
+        args.checkpoint_dir, world, now, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
     found = saves.newest()
     if found:
-        check(found, now, here, log, equal=equal)
+        check(found, now, world, log, equal=equal)
     else:
-        checkpoint.seed_all(args.seed, here)
+        checkpoint.seed_all(args.seed, world)
     return saves, found
 
 
@@ -61,16 +61,18 @@ def say(log: metrics.Metrics, found: Path, step: int) -> None:
     log.record("resumed", f"resumed from {found}, step {step}", step=step, path=str(found))
 
 
-def check(found: Path, now: Told, here: Ranks, log: metrics.Metrics, *, equal: Iterable[str] = ()) -> None:
+def check(found: Path, now: Told, world: Ranks, log: metrics.Metrics, *, equal: Iterable[str] = ()) -> None:
     """End the program where it cannot continue from `found`; else say what differs. equal: further names that may not differ.
 
     Called by all ranks; the first one looks and says.
     """
-    box: list[Any] = [_judged(found, checkpoint.marker(found), now, _EQUAL | set(equal)) if here.is_first else None]
-    dist.broadcast_object_list(box, src=0, group=here.control)
+    box: list[Any] = [
+        _judged(found, checkpoint.marker(found), now, _EQUAL | set(equal)) if world.is_main_process else None
+    ]
+    dist.broadcast_object_list(box, src=0, group=world.control)
     refusal, changed = box[0]
     if refusal:
-        raise SystemExit(refusal if here.is_first else 1)
+        raise SystemExit(refusal if world.is_main_process else 1)
     if changed:
         log.record(
             "changed",

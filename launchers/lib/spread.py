@@ -23,15 +23,15 @@ from .ranks import Ranks
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def over(here: Ranks, net: GPT, copies: int) -> nn.Module:
+def over(world: Ranks, net: GPT, copies: int) -> nn.Module:
     """What to call instead of `net`. copies: 0 for one on each rank (DDP); else each lies in shards over its ranks (FSDP2)."""
-    copies = copies or here.world_size
-    if here.world_size % copies:
-        raise SystemExit(f"--dp-replicate {copies} does not divide {here.world_size} ranks.")
-    if copies == here.world_size:
+    copies = copies or world.ddp_world_size
+    if world.ddp_world_size % copies:
+        raise SystemExit(f"--dp-replicate {copies} does not divide {world.ddp_world_size} ranks.")
+    if copies == world.ddp_world_size:
         return DistributedDataParallel(net)
-    size = (copies, here.world_size // copies)
-    mesh = init_device_mesh(here.device.type, size, mesh_dim_names=("replicate", "shard"))
+    size = (copies, world.ddp_world_size // copies)
+    mesh = init_device_mesh(world.device.type, size, mesh_dim_names=("replicate", "shard"))
     for part in (*net.blocks, net):
         fully_shard(part, mesh=mesh if copies > 1 else mesh["shard"])
     return net

@@ -26,10 +26,10 @@ class StopRequest:
     The answer is one step old: the flag's all-reduce runs while the step computes, so that asking costs no waiting.
     """
 
-    def __init__(self, run_dir: Path, here: Ranks) -> None:
-        self._here, self._control = here, here.control
+    def __init__(self, run_dir: Path, world: Ranks) -> None:
+        self._world, self._control = world, world.control
         self._report = run_dir / "state" / "stopped.json"
-        if here.is_first:
+        if world.is_main_process:
             self._report.parent.mkdir(parents=True, exist_ok=True)
             self._report.unlink(missing_ok=True)
         self._received = 0
@@ -58,7 +58,7 @@ class StopRequest:
 
     def finish(self, number: int, step: int) -> int:
         """Report that the stop is done and the checkpoint of `step` saved; the exit code for the program."""
-        if self._here.is_first:
+        if self._world.is_main_process:
             report = {"signal": number, "step": step, "restart": int(os.environ.get("KIT_RESTART_COUNT") or 0)}
             new = self._report.with_suffix(".new")
             new.write_text(json.dumps(report) + "\n", encoding="utf-8")

@@ -107,9 +107,9 @@ class _Found:
     said: str
 
 
-def opened(args: argparse.Namespace, here: Ranks, log: metrics.Metrics, folder: Path | None = None) -> Corpus:
+def opened(args: argparse.Namespace, world: Ranks, log: metrics.Metrics, folder: Path | None = None) -> Corpus:
     """The text of the options, called by all ranks; a program whose --data cannot be ends here. folder: for what is made."""
-    found = by_first(lambda: _found(args, (folder or args.run_dir) / "data", log.say), here)
+    found = by_first(lambda: _found(args, (folder or args.run_dir) / "data", log.say), world)
     return _corpus(args, found, log.say)
 
 

@@ -107,10 +107,10 @@ def check_layout(world_size: int) -> int:
     return world_size // model_parallel
 
 
-def make_model(here: ranks.Ranks, shape: model.Shape) -> DistributedDataParallel:
+def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParallel:
     """This rank's stage and shard of the model, wrapped for data parallel training."""
     half = args.precision == "bf16"
-    on_gpu = here.device.type == "cuda"
+    on_gpu = world.device.type == "cuda"
     config = TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.dim,
@@ -228,34 +228,34 @@ def load(
                 moments["step"] = torch.tensor(float(checkpoint.marker(found)["step"]))
 
 
-def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last step, or until a stop is asked for; the exit code."""
     if args.init_from:
         begun(0)  # the layout is checked with the model's own shape
-    data_parallel = check_layout(here.world_size)
-    log = metrics.Metrics(args.run_dir, here)
-    requests = stop.StopRequest(args.run_dir, here)
-    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
+    data_parallel = check_layout(world.ddp_world_size)
+    log = metrics.Metrics(args.run_dir, world)
+    requests = stop.StopRequest(args.run_dir, world)
+    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=args.tp, pipeline_model_parallel_size=args.pp, context_parallel_size=args.cp
     )
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed, inference_rng_tracker=True)  # no dropout: no generators
     log.say(
-        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}: tensor {args.tp} x pipeline {args.pp} x "
+        f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}: tensor {args.tp} x pipeline {args.pp} x "
         f"context {args.cp} x data {data_parallel}, seed {args.seed}"
     )
 
     # ---- data: the ranks of one model copy read the same ----
 
-    copy = dataclasses.replace(here, rank=parallel_state.get_data_parallel_rank(), world_size=data_parallel)
-    corpus = text.opened(args, here, log)
+    copy = dataclasses.replace(world, ddp_rank=parallel_state.get_data_parallel_rank(), ddp_world_size=data_parallel)
+    corpus = text.opened(args, world, log)
     train_set, test_set = corpus.train, corpus.test
     micro_batch = ranks.share("--batch-size", args.batch_size, copy, args.accumulate)
 
     # ---- model and optimizer ----
 
     shape = begun(corpus.vocabulary)
-    net = make_model(here, shape)
+    net = make_model(world, shape)
     run_micro_batches = get_forward_backward_func()
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -275,7 +275,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- resume ----
 
     told = resume.told("megatron/train.py", args, data=corpus.told)
-    saves, found = resume.begun(args, here, told, log, equal=EQUAL)
+    saves, found = resume.begun(args, world, told, log, equal=EQUAL)
     strategy = TwoHalves()
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all data parallel ranks
 
@@ -288,7 +288,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     if found:
         load(found, net, optimizer, sharded_state)
-        at = checkpoint.read_rank(found, here, seed=args.seed)
+        at = checkpoint.read_rank(found, world, seed=args.seed)
         resume.say(log, found, at["step"])
 
     def save(*, last: bool = False) -> None:
@@ -301,13 +301,13 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 async_sharded_save=True,
                 content_metadata=CONTENT,
             )
-            writes, mine = strategy.writes(folder, saves), checkpoint.rank_state(here, at)
+            writes, mine = strategy.writes(folder, saves), checkpoint.rank_state(world, at)
 
             def finish() -> None:
                 writes()
                 # Not before Megatron has begun: it warns of a folder that a faster rank has put a file into.
-                checkpoint.write_rank(folder, here, mine)
-                checkpoint.write_model(folder, here, shape.described("megatron-gpt"))
+                checkpoint.write_rank(folder, world, mine)
+                checkpoint.write_model(folder, world, shape.described("megatron-gpt"))
 
             return finish
 
@@ -323,9 +323,9 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, copy, **where)
     parameters, flops_per_token = counted(shape)
-    speed = metrics.Speed(args.batch_size * args.context, flops_per_token, here, args.precision)
+    speed = metrics.Speed(args.batch_size * args.context, flops_per_token, world, args.precision)
     schedule = {"model": [net], "seq_length": args.context, "micro_batch_size": micro_batch}
-    log.started("megatron/train.py", here, speed, parameters=parameters, seed=args.seed)
+    log.started("megatron/train.py", world, speed, parameters=parameters, seed=args.seed)
 
     def test() -> float:
         net.eval()
@@ -341,11 +341,11 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             )
         net.train()
         # Every rank of a last stage has the sum of its model copy's windows.
-        (summed,) = ranks.total(sum(part["loss"].item() for part in losses), here=here)
-        return summed * data_parallel * args.pp / here.world_size / count
+        (summed,) = ranks.total(sum(part["loss"].item() for part in losses), world=world)
+        return summed * data_parallel * args.pp / world.ddp_world_size / count
 
     steps = loop.Steps(
-        args, here, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
+        args, world, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
     )
     while steps.go_on():
         net.zero_grad_buffer()
@@ -378,8 +378,8 @@ def counted(shape: model.Shape) -> tuple[int, float]:
 
 if __name__ == "__main__":
     with contextlib.ExitStack() as stack:
-        here = stack.enter_context(ranks.started(args.device))
-        if here.device.type == "cpu":
+        world = stack.enter_context(ranks.started(args.device))
+        if world.device.type == "cpu":
             stack.enter_context(without_cuda.pretended())
-        code = train(here)
+        code = train(world)
     sys.exit(code)

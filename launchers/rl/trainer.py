@@ -65,11 +65,11 @@ POLL_S = 0.02
 OF_THE_RUN = ("weight_broadcast", "inference_servers", "broadcast_port", "broadcast_timeout", "batch_timeout")
 
 
-def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last batch, or until a stop is asked for; the exit code."""
-    log = metrics.Metrics(args.run_dir, here)
-    requests = stop.StopRequest(args.run_dir, here)
-    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
+    log = metrics.Metrics(args.run_dir, world)
+    requests = stop.StopRequest(args.run_dir, world)
+    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
     task = tasks.opened(args)
 
     # ---- model: copies of it, or shards of copies ----
@@ -78,10 +78,10 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     net = policy.begun(args.model, options.shape(args, task.vocabulary))
     shape = policy.described(net)
     parameters = sum(p.numel() for p in net.parameters())
-    forward = spread.over(here, net.to(here.device), args.dp_replicate)
+    forward = spread.over(world, net.to(world.device), args.dp_replicate)
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=0.0)
     log.say(
-        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {parameters:,} parameters, "
+        f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {parameters:,} parameters, "
         f"weights by {args.weight_broadcast}, seed {args.seed}"
     )
 
@@ -89,20 +89,20 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     without = (*options.POLICY_SHAPE, *options.TASK, *OF_THE_RUN)
     told = resume.told("rl/trainer.py", args, without=without, shape=shape, data=task.told, reward=args.reward)
-    saves, found = resume.begun(args, here, told, log)
+    saves, found = resume.begun(args, world, told, log)
     at: dict[str, Any] = {"step": 0, "tokens": 0}
     if found:
         saved = spread.restore(net, optimizer, found)
         at = saved["at"]
-        checkpoint.restore_rng(saved["rng"], here, seed=args.seed, step=at["step"])
+        checkpoint.restore_rng(saved["rng"], world, seed=args.seed, step=at["step"])
         resume.say(log, found, at["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
             whole = spread.state(net, optimizer)
-            checkpoint.write_model(folder, here, net.described())
-            rng = checkpoint.gathered(checkpoint.rng_state(), here)
-            if not here.is_first:
+            checkpoint.write_model(folder, world, net.described())
+            rng = checkpoint.gathered(checkpoint.rng_state(), world)
+            if not world.is_main_process:
                 return None
             made = {**whole, "shape": shape, "at": dict(at), "rng": rng}
             kept = saves.copy(made) if args.checkpoint_async and not last else made
@@ -122,16 +122,16 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- the form of an answer, not its value ----
 
     if task.guess and not (found or args.model):
-        draw = random.Random(args.seed + here.rank)
+        draw = random.Random(args.seed + world.ddp_rank)
         for _ in range(args.form_steps):
             prompts = [task.prompt(problem) for problem in draw.choices(task.training, k=32)]
-            rows = policy.batch(prompts, [task.guess(draw) for _ in prompts], here.device)
+            rows = policy.batch(prompts, [task.guess(draw) for _ in prompts], world.device)
             update(policy.masked_mean(-policy.logprobs(forward(rows.tokens), rows), rows.mask))
 
     # ---- hand out the weights ----
 
     caster: Broadcaster | None = None
-    if here.is_first:
+    if world.is_main_process:
         shutil.rmtree(args.run_dir / "rollouts", ignore_errors=True)  # what was sampled for an earlier start
         address = (options.addresses("trainer")[0], args.broadcast_port)
         caster = Broadcaster(
@@ -147,15 +147,15 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         """Weights to the servers, as the version of this step; the weights, whole, on rank 0."""
         weights = spread.weights(net)
         if caster:
-            caster.publish(at["step"], {name: tensor.to(here.device) for name, tensor in weights.items()})
+            caster.publish(at["step"], {name: tensor.to(world.device) for name, tensor in weights.items()})
         return weights
 
     def test(weights: policy.Weights) -> tuple[float, float]:
-        how = {"count": args.test_rollouts, "max_tokens": args.max_tokens, "seed": args.seed, "device": here.device}
+        how = {"count": args.test_rollouts, "max_tokens": args.max_tokens, "seed": args.seed, "device": world.device}
         return exam.take(task, shape, weights, **how)
 
     weights = hand_out()
-    if here.is_first and not found:
+    if world.is_main_process and not found:
         at["reward_before"], at["accuracy_before"] = test(weights)
         log.record(
             "test",
@@ -180,7 +180,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                     box = [json.loads(path.read_text(encoding="utf-8"))["rollouts"]]
                 elif time.monotonic() > deadline:
                     box = [f"no batch for step {step} within {args.batch_timeout:g} s: is the orchestrator alive?"]
-            dist.broadcast_object_list(box, src=0, group=here.control)
+            dist.broadcast_object_list(box, src=0, group=world.control)
             if isinstance(box[0], str):
                 raise SystemExit(box[0])
             if signal := requests.agreed():
@@ -189,8 +189,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 return box[0], 0
             time.sleep(POLL_S)
 
-    speed = metrics.Speed(None, net.flops_per_token(), here, "fp32")
-    log.started("rl/trainer.py", here, speed, parameters=parameters, seed=args.seed)
+    speed = metrics.Speed(None, net.flops_per_token(), world, "fp32")
+    log.started("rl/trainer.py", world, speed, parameters=parameters, seed=args.seed)
     reports.progress.step(at["step"])
     while at["step"] < args.max_steps:
         step = at["step"] + 1
@@ -199,9 +199,9 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
             rollouts, signal = next_batch(step)
         if signal:
             return loop.leave(signal, requests, log, profile, save, at["step"])
-        if len(rollouts) < args.updates * here.world_size:
+        if len(rollouts) < args.updates * world.ddp_world_size:
             raise SystemExit(
-                f"{len(rollouts)} rollouts are too few for {args.updates} updates on {here.world_size} ranks."
+                f"{len(rollouts)} rollouts are too few for {args.updates} updates on {world.ddp_world_size} ranks."
             )
         profile.step(step)
         waited = time.perf_counter() - began
@@ -210,17 +210,17 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
         lr = args.lr * (1 - at["step"] / args.max_steps)
         for number in range(args.updates):
             part = rollouts[number :: args.updates]
-            mine = part[here.rank :: here.world_size]
-            rows = policy.batch([one["prompt"] for one in mine], [one["tokens"] for one in mine], here.device)
+            mine = part[world.ddp_rank :: world.ddp_world_size]
+            rows = policy.batch([one["prompt"] for one in mine], [one["tokens"] for one in mine], world.device)
             old = rows.spread([one["logprobs"] for one in mine])
-            advantages = torch.tensor([one["advantage"] for one in mine], device=here.device)[:, None]
+            advantages = torch.tensor([one["advantage"] for one in mine], device=world.device)[:, None]
             scores = forward(rows.tokens).float() / args.temperature
             ratio = (policy.logprobs(scores, rows) - old).exp()
             limited = ratio.clamp(1 - args.clip_ratio, 1 + args.clip_ratio)
             gain = torch.minimum(ratio * advantages, limited * advantages) + args.entropy * policy.entropy(scores)
             # Each token counts the same; the backward pass takes the mean over ranks, whose numbers of tokens differ.
             tokens = sum(len(one["tokens"]) for one in part)
-            loss = -(gain * rows.mask).sum() * here.world_size / tokens
+            loss = -(gain * rows.mask).sum() * world.ddp_world_size / tokens
             norm = update(loss, lr=lr)
             loss_of_all += loss.item() / args.updates
             clipped += ((ratio != limited) * rows.mask).sum().item() / rows.mask.sum().item() / args.updates
@@ -236,7 +236,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
                 step,
                 loss_of_all,
                 speed,
-                here,
+                world,
                 said=f"  reward {reward:.3f}  {right:.1%} right  {clipped:.1%} clipped",
                 reward=reward,
                 accuracy=right,
@@ -256,8 +256,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     # ---- the end ----
 
     loop.close(requests, profile, save)
-    if here.is_first:
-        exam.final(log, here, at, test(weights), len(task.held_out))
+    if world.is_main_process:
+        exam.final(log, world, at, test(weights), len(task.held_out))
     return 0
 
 

@@ -60,18 +60,18 @@ args = options.parse(parser)
 OF_THE_DATA = ("tokenizer", "chat_template", "turns", "test_chats")
 
 
-def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last step, or until a stop is asked for; the exit code."""
-    log = metrics.Metrics(args.run_dir, here)
-    requests = stop.StopRequest(args.run_dir, here)
-    profile = metrics.Profile(args.run_dir, here, args.profile_steps, args.profile_ranks)
-    micro_batch = ranks.share("--batch-size", args.batch_size, here, args.accumulate)
+    log = metrics.Metrics(args.run_dir, world)
+    requests = stop.StopRequest(args.run_dir, world)
+    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
     if args.eval_every and not args.data:
         raise SystemExit("--eval-every: only with --data; sums are tested before and after.")
 
     # ---- what is learned: chats, or sums ----
 
-    taught = chat_dataset.opened(args, here, log) if args.data else None
+    taught = chat_dataset.opened(args, world, log) if args.data else None
     sums = tasks.sums()
 
     def drawn(step: int) -> list[chats.Row]:
@@ -87,31 +87,31 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     net = policy.begun(args.model, options.shape(args, taught.vocabulary if taught else 256))
     shape = policy.described(net)
     parameters = sum(p.numel() for p in net.parameters())
-    forward = spread.over(here, net.to(here.device), args.dp_replicate)
+    forward = spread.over(world, net.to(world.device), args.dp_replicate)
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     factor = options.cosine(args.warmup, args.max_steps)
     log.say(
-        f"{here.world_size} ranks on {here.nodes} nodes, {here.backend}, {parameters:,} parameters, "
+        f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {parameters:,} parameters, "
         f"{taught.counts['train'] if taught else len(sums.training)} examples, seed {args.seed}"
     )
 
     def test_sums() -> tuple[float, float]:
         """On the first rank: mean reward, and the share that is right."""
         weights = spread.weights(net)
-        if not here.is_first:
+        if not world.is_main_process:
             return 0.0, 0.0
         return exam.take(
-            sums, shape, weights, count=args.test_rollouts, max_tokens=4, seed=args.seed, device=here.device
+            sums, shape, weights, count=args.test_rollouts, max_tokens=4, seed=args.seed, device=world.device
         )
 
     def test_chats() -> float:
-        return chat_dataset.test_loss(forward, taught.held_out(args.test_chats), micro_batch, here) if taught else 0.0
+        return chat_dataset.test_loss(forward, taught.held_out(args.test_chats), micro_batch, world) if taught else 0.0
 
     # ---- resume ----
 
     which = {"data": taught.told} if taught else {}
     told = resume.told("sft/train.py", args, without=(*options.POLICY_SHAPE, *OF_THE_DATA), shape=shape, **which)
-    saves, found = resume.begun(args, here, told, log)
+    saves, found = resume.begun(args, world, told, log)
     at: dict[str, Any] = {"step": 0, "tokens": 0}
     if found:
         saved = spread.restore(net, optimizer, found)
@@ -126,8 +126,8 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
             whole = spread.state(net, optimizer)
-            checkpoint.write_model(folder, here, net.described())
-            if not here.is_first:
+            checkpoint.write_model(folder, world, net.described())
+            if not world.is_main_process:
                 return None
             made = {**whole, "shape": shape, "at": dict(at)}
             kept = saves.copy(made) if args.checkpoint_async and not last else made
@@ -137,18 +137,22 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     # ---- train ----
 
-    speed = metrics.Speed(None, net.flops_per_token(), here, "fp32")
-    log.started("sft/train.py", here, speed, parameters=parameters, seed=args.seed)
+    speed = metrics.Speed(None, net.flops_per_token(), world, "fp32")
+    log.started("sft/train.py", world, speed, parameters=parameters, seed=args.seed)
     reports.progress.step(at["step"])
     while at["step"] < args.max_steps:
         profile.step(at["step"] + 1)
         rows = drawn(at["step"])
         counted = sum(sum(row.mask[1:]) for row in rows)  # nothing comes before the first token
         loss = 0.0
-        for number in range(here.rank, here.world_size * args.accumulate, here.world_size):
-            part = policy.rows(rows[number * micro_batch :][:micro_batch], here.device)
+        for number in range(world.ddp_rank, world.ddp_world_size * args.accumulate, world.ddp_world_size):
+            part = policy.rows(rows[number * micro_batch :][:micro_batch], world.device)
             # Each token counts the same; the backward pass takes the mean over ranks, whose numbers of tokens differ.
-            share = -(policy.logprobs(forward(part.tokens).float(), part) * part.mask).sum() * here.world_size / counted
+            share = (
+                -(policy.logprobs(forward(part.tokens).float(), part) * part.mask).sum()
+                * world.ddp_world_size
+                / counted
+            )
             share.backward()
             loss += share.item()
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
@@ -162,7 +166,7 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
         if args.log_every and at["step"] % args.log_every == 0:
             values = {"lr": lr, "gradient_norm": spread.number(norm), "tokens": at["tokens"]}
-            log.step(at["step"], loss, speed, here, **values)
+            log.step(at["step"], loss, speed, world, **values)
         if args.eval_every and at["step"] % args.eval_every == 0:
             loop.evaluate(test_chats, at["step"], at["step"], log, saves, save)
             speed.restart()
@@ -174,9 +178,9 @@ def train(here: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top t
 
     loop.close(requests, profile, save)
     if taught:
-        log.final(at["step"], test_chats(), here)
+        log.final(at["step"], test_chats(), world)
     else:
-        exam.final(log, here, at, test_sums(), len(sums.held_out))
+        exam.final(log, world, at, test_sums(), len(sums.held_out))
     return 0
 
 

@@ -26,7 +26,7 @@ def steps(parameters: list[nn.Parameter], group: Any, mesh: Any) -> list[torch.T
     return [p.full_tensor() if mesh else p.detach().clone() for p in parameters]
 
 
-with ranks.started("cpu") as here:
+with ranks.started("cpu") as world:
     made, calls = muon.orthogonal, [0]
 
     def counted(matrices: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ with ranks.started("cpu") as here:
     start = [torch.randn(shape, generator=draw) for shape in SHAPES]
     alone = steps([nn.Parameter(one.clone()) for one in start], None, None)
     told: dict[str, Any] = {"calls": [*calls]}
-    mesh = init_device_mesh("cpu", (here.world_size,))
+    mesh = init_device_mesh("cpu", (world.ddp_world_size,))
     ways = {
         "ddp": ([nn.Parameter(one.clone()) for one in start], None),
         "fsdp": ([nn.Parameter(distribute_tensor(one.clone(), mesh, [Shard(0)])) for one in start], mesh),
@@ -48,7 +48,7 @@ with ranks.started("cpu") as here:
         shared = steps(parameters, dist.group.WORLD, its_mesh)
         told[name] = max(float((mine - other).abs().max()) for mine, other in zip(alone, shared, strict=True))
         told["calls"].append(calls[0] - before)
-    every: list[Any] = [None] * here.world_size
-    dist.all_gather_object(every, told, group=here.control)
-    if here.is_first:
+    every: list[Any] = [None] * world.ddp_world_size
+    dist.all_gather_object(every, told, group=world.control)
+    if world.is_main_process:
         print(json.dumps(every))

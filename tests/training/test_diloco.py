@@ -193,9 +193,9 @@ def plain_diloco(folder: str, steps: int, every: int, groups: int) -> str:
     agreed = [parameter.detach().clone() for parameter in nets[0].parameters()]
     outer = torch.optim.SGD(agreed, lr=0.7, momentum=0.9, nesterov=True)
     cpu = torch.device("cpu")
-    shared = {"local_rank": 0, "nodes": 1, "device": cpu, "backend": "gloo", "control": None}
+    shared = {"ddp_local_rank": 0, "nodes": 1, "device": cpu, "backend": "gloo", "control": None}
     streams = [
-        data.batches(train_set, 32 // groups, Ranks(rank=g, world_size=groups, **shared), seed=7, samples=0)
+        data.batches(train_set, 32 // groups, Ranks(ddp_rank=g, ddp_world_size=groups, **shared), seed=7, samples=0)
         for g in range(groups)
     ]
     factor = options.cosine(20, steps)

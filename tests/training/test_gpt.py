@@ -229,11 +229,17 @@ def test_throughput_counts_all_ranks_once(monkeypatch: pytest.MonkeyPatch) -> No
 
     clock = iter([10.0, 14.0])
     monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    monkeypatch.setattr(metrics, "largest", lambda *values, here: list(values))
-    here = ranks.Ranks(
-        rank=0, world_size=4, local_rank=0, nodes=2, device=torch.device("cpu"), backend="gloo", control=None
+    monkeypatch.setattr(metrics, "largest", lambda *values, world: list(values))
+    world = ranks.Ranks(
+        ddp_rank=0,
+        ddp_world_size=4,
+        ddp_local_rank=0,
+        nodes=2,
+        device=torch.device("cpu"),
+        backend="gloo",
+        control=None,
     )
-    speed = metrics.Speed(tokens_per_step=32 * 128, flops_per_token=1.0, here=here)
+    speed = metrics.Speed(tokens_per_step=32 * 128, flops_per_token=1.0, world=world)
     for _ in range(5):
         speed.step()
     assert speed.values()["tokens_per_second"] == 5 * 32 * 128 / 4

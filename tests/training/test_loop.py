@@ -28,13 +28,13 @@ def rank(number: int, count: int) -> Any:
     from lib import ranks
 
     alone: dict[str, Any] = {
-        "local_rank": 0,
+        "ddp_local_rank": 0,
         "nodes": 1,
         "device": torch.device("cpu"),
         "backend": "gloo",
         "control": None,
     }
-    return ranks.Ranks(rank=number, world_size=count, **alone)
+    return ranks.Ranks(ddp_rank=number, ddp_world_size=count, **alone)
 
 
 def windows(count: int) -> Any:
@@ -80,7 +80,7 @@ def test_the_test_loss_of_few_windows_is_their_mean(monkeypatch: pytest.MonkeyPa
     whole = sum(float(torch.nn.functional.cross_entropy(logits[n : n + 1], torch.tensor([n]))) for n in (0, 1)) / 2
     sums: list[list[float]] = []
 
-    def total(*values: float, here: object) -> list[float]:
+    def total(*values: float, world: object) -> list[float]:
         sums.append(list(values))
         return [1.0, 1.0]
 
@@ -269,14 +269,14 @@ def test_the_mfu_of_a_run_in_fp32_is_of_what_is_multiplied(
 
     clock = iter([10.0, 11.0])
     monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    monkeypatch.setattr(metrics, "largest", lambda *values, here: list(values))
+    monkeypatch.setattr(metrics, "largest", lambda *values, world: list(values))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     for name in ("synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1 << 30)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: matmul)
-    here = SimpleNamespace(device=torch.device("cuda", 0), world_size=2)
-    speed = metrics.Speed(100, 1e9, here, "fp32")
+    world = SimpleNamespace(device=torch.device("cuda", 0), world_size=2)
+    speed = metrics.Speed(100, 1e9, world, "fp32")
     for _ in range(10):
         speed.step()
     assert speed.values() == {"tokens_per_second": 1000.0, "memory_bytes": 1 << 30, "mfu": pytest.approx(mfu)}
@@ -356,8 +356,8 @@ def alone() -> Iterator[Any]:
     """A process group of one."""
     from lib import ranks
 
-    with ranks.started("cpu") as here:
-        yield here
+    with ranks.started("cpu") as world:
+        yield world
 
 
 def test_the_best_and_the_newest_are_kept_and_the_rest_goes(alone: Any, tmp_path: Path) -> None:
