@@ -19,7 +19,7 @@ _UNITS = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """Nodes and what a job has of each.
+    """Nodes of a job, and its GPUs, CPUs, memory and tasks on each.
 
     ranks_per_node, tasks_per_node: of a job without roles; a role's own are in its RolePlacement. memory: sbatch's --mem text, None
     for the cluster's default. cpus_reason: where the number of CPUs comes from, for the head of the batch script.

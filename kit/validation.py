@@ -206,7 +206,7 @@ def _example(declared: Declared, got: object) -> object:
 
 
 def _same_value(declared: Declared, got: object, origins: set[Any]) -> object:
-    """The value itself as the key takes it: text as a list, a number as text, the one item of a list."""
+    """The same value in the type that the key takes: text as a list, a number as text, the one item of a list."""
     if tuple in origins and isinstance(got, str):
         return shlex.split(got) if declared.keys[-1] in {"args", "command"} and _splits(got) else [got]
     if str not in origins:

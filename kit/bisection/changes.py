@@ -87,7 +87,7 @@ def job_with(
 
 
 def of_nodes(good: Sequence[str], bad: Sequence[str]) -> list[Change]:
-    """A change for each node of the good run that the bad one did not have. Empty where the numbers of nodes differ."""
+    """One change for each node that only the good run had. Empty when the runs have different numbers of nodes."""
     if len(good) != len(bad):
         return []
     old, new = ([one for one in mine if one not in theirs] for mine, theirs in ((good, bad), (bad, good)))

@@ -38,7 +38,7 @@ def why(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) 
 
 
 def explain(one: Status) -> Answer:
-    """The answer for a run whose status is known. Slurm is asked once more where the job waits."""
+    """Answer `kit why` for a run with known status. Asks Slurm once more when the job waits."""
     from kit.health.run_record import Record
     from kit.health.why import explain as by_rules
     from kit.runs import which_slurm

@@ -104,7 +104,7 @@ def reporter(one: Parting) -> str:
 
 
 def _differences(a: Mapping[str, str | None], b: Mapping[str, str | None]) -> tuple[ValueDifference, ...]:
-    """In the order of their names' first appearance."""
+    """Sort by the first appearance of each name."""
     names = dict.fromkeys([*a, *b])
     return tuple(ValueDifference(name=n, a=a.get(n), b=b.get(n)) for n in names if a.get(n) != b.get(n))
 

@@ -37,7 +37,7 @@ _ASSERTION = replace(
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a rank's end says. values: fill the rule's sentences.
+    """A rule that a rank's end meets. values: fill the placeholders of the rule's sentences.
 
     certain: an exception or a message says it, not the exit code alone.
     """

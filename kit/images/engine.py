@@ -167,7 +167,7 @@ class Engine:
                 self.remove_container(container)
 
     def create(self, image: str) -> str:
-        """A container that is never started, and names this process as its owner; its id."""
+        """Create a container that is never started, with this process as its owner. Returns its id."""
         # A command is needed although it never runs; an image may have no command.
         made = self._client.create_container(
             image, command=["/bin/true"], network_disabled=True, labels={OWNER: str(Owner.current())}

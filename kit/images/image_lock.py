@@ -99,7 +99,7 @@ def write(path: Path, lock: ImageLock) -> bool:
 
 
 def differences(old: ImageLock, new: ImageLock) -> Iterator[str]:
-    """What differs between two locks, causes first, one phrase each: `packages.pip.numpy: 2.1.0 -> 2.2.0`."""
+    """List the differences of two locks, causes first, one phrase each: `packages.pip.numpy: 2.1.0 -> 2.2.0`."""
     before, after = _deciding(old), _deciding(new)
     changed = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
     results = {"sha256", "size"}

@@ -78,7 +78,7 @@ class File:
         return place
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """Offset at which the next read begins, in bytes."""
         return self._place
 
     def read(self, size: int) -> bytes:

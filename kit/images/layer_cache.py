@@ -43,7 +43,7 @@ class From(Protocol):
 
 
 def folder() -> Path:
-    """The cache's folder, made if need be."""
+    """The folder of the layer cache; created when missing."""
     place = platformdirs.user_cache_path("kit") / "layers"
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     return place

@@ -8,7 +8,7 @@ _FREE = 0
 
 
 class Names:
-    """Which names were added, known by 64 bits of their hashes: 12 to 24 bytes each, where a set of str takes 150."""
+    """A set of names, kept as 64-bit hashes: 12 to 24 bytes each, where a set of str takes 150."""
 
     def __init__(self) -> None:
         self._table = array("q", [_FREE]) * 1024

@@ -33,7 +33,7 @@ class Tree:
 
     @property
     def method(self) -> str:
-        """For the user: how the content comes."""
+        """The way by which the content reaches mksquashfs, in words for the user."""
         return "overlay mount of the layers" if len(self.layers) > 1 else "reading the folder"
 
 

@@ -35,7 +35,7 @@ Entry = tuple[tarfile.TarInfo, Data | None]
 
 
 def parsed(chunks: Iterable[bytes]) -> Iterator[Entry]:
-    """The members of the tar in `chunks`, each with its data if it has any, to be read before the next is asked for.
+    """Yield the members of a tar stream with their data. Read each one's data before you ask for the next.
 
     ImageError when the tar is damaged or cut off.
     """

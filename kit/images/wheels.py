@@ -100,7 +100,7 @@ def _failure(lock: Path, error: ToolError) -> ImageError:
 
 
 def pip() -> list[str]:
-    """The host's pip, as the first words of a command."""
+    """The argv that starts the host's pip."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     return [shell.require("pip3", hint="apt-get install python3-pip")]

@@ -42,7 +42,7 @@ def _filled(text: str, project: Path) -> Path:
 
 
 def folders(project: Path) -> list[Path]:
-    """The runs folders of all clusters that this project knows; a cluster file that cannot be read is passed over here.
+    """List the run folders' parents of all clusters of this project. Skips a cluster file that cannot be read.
 
     Of a cluster over ssh that of its mirror, as it is.
     """

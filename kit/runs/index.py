@@ -116,7 +116,7 @@ def _stat(path: str) -> list[int]:
 
 
 def _is_left(path: str) -> bool:
-    """Whether it is what is left of a run; a sweep has no file of these names."""
+    """Whether a folder is the remainder of a run. A sweep has no files of these names."""
     return not os.path.lexists(f"{path}/sweep.json") and any(os.path.lexists(f"{path}/{name}") for name in _MARKS)
 
 

@@ -51,7 +51,7 @@ class Earlier:
         return RunPaths(self.run_dir)
 
     def sources(self, *, cluster: str | None, overrides: list[str]) -> Sources:
-        """Its job as sources of a new one: all of it on the same cluster, on another one what the user had asked for.
+        """Layers of a new job from the recorded one: all keys on its cluster, elsewhere only those that the user set.
 
         RunError for another cluster, QOS or launcher when the manifest does not say who set each key.
         """

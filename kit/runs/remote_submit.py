@@ -129,7 +129,7 @@ def send_what_it_lacks(prepared: Prepared, cluster: RemoteCluster) -> None:
 
 
 def send_inputs(prepared: Prepared, cluster: RemoteCluster, locks: Sequence[ImageLock]) -> None:
-    """The snapshot of a run, and these images."""
+    """Send the run's snapshot and these images."""
     scan, earlier = prepared.scan, prepared.earlier
     tree = scan.tree if scan else earlier.code[0] if earlier and earlier.code else None
     words = {"TREE": tree.hash if tree else "", "ARGV": remote_images.wanted(locks)}

@@ -96,7 +96,7 @@ def read(run_dir: Path) -> Facts:
 
 
 def events(run_dir: Path) -> list[dict[str, object]]:
-    """The batch script's own record, oldest first. What is no event (a line that a full disk cut off) is left out."""
+    """Events that the batch script recorded, oldest first. Skips lines that are no event, such as one that a full disk cut off."""
     try:
         text = untrusted_files.tail(RunPaths(run_dir).events, _EVENTS_BYTES).decode(errors="replace")
     except OSError:

@@ -57,7 +57,7 @@ class Left:
 
 
 def left(resolved: Resolved, runs_dir: Path) -> Left:
-    """What `read` leaves out besides what git and .kitignore say."""
+    """Files that `read` leaves out in addition to those of git and .kitignore."""
     folder = resolved.job_dir
     inside = (path for path in _not_code(resolved, runs_dir) if path.is_relative_to(folder) and path != folder)
     return Left(tuple(str(path.relative_to(folder)) for path in inside), tuple(_logs(resolved)))

@@ -14,7 +14,7 @@ class Bare:
     pulls = False
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
-        """See Runtime."""
+        """Return the srun line with the command: nothing is wrapped around it."""
         return [*srun, *command]
 
 

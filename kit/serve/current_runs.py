@@ -78,7 +78,7 @@ class Board:
 
 
 def trace(one: Status) -> tuple[object, ...]:
-    """What changes when a run's page does: its state, and the sizes of what is appended to while it lives."""
+    """A value that changes whenever the run's page does: its state, and the sizes of its growing files."""
     paths = RunPaths(one.run_dir)
     return (
         one.state,

@@ -255,7 +255,7 @@ def _is_sound(path: Path, entry: ListedFile) -> bool:
 
 
 def _link(kept: Path, target: Path) -> None:
-    """A hard link, or a copy where the file system has none, or no more of this file."""
+    """Make a hard link, or a copy where the file system allows no link, or no further one to this file."""
     try:
         os.link(kept, target)
     except OSError as error:

@@ -100,7 +100,7 @@ _PINNED = re.compile(r"docker://[^\s@]+(@[^\s@]+)?@sha256:[0-9a-f]{64}")
 
 
 def is_reference(image: str) -> bool:
-    """Whether an image is named by a registry's reference, and not by a folder of containers/."""
+    """Whether an image is a registry reference instead of a folder of containers/."""
     return image.startswith("docker://")
 
 

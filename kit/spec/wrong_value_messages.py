@@ -70,7 +70,7 @@ class Form:
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: as TOML writes it, but for the quotes; cut where it is long."""
+    """Quote a value for a message: as TOML writes it, with single quotes, cut when long."""
     text = _written(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

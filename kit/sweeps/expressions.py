@@ -122,7 +122,7 @@ def _modulo(left: Any, right: Any) -> Any:
 
 
 class _Branch:
-    """`args` in `args.lr`: each attribute asks for a longer name."""
+    """A prefix of a dotted name, such as `args` of `args.lr`; each attribute lengthens it."""
 
     def __init__(self, name: str, names: Lookup) -> None:
         self._name, self._names = name, names

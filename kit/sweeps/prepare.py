@@ -56,7 +56,7 @@ class PreparedSweep:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """The points, numbered as their run folders are."""
+        """Points of the sweep, numbered as their run folders are."""
         return self.expansion.points
 
     @property

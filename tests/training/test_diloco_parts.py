@@ -218,7 +218,7 @@ def seat() -> Any:
     import quorum
 
     made = quorum.Seat.__new__(quorum.Seat)
-    made._world = SimpleNamespace(rank=0, world_size=1)
+    made._world = SimpleNamespace(ddp_rank=0, ddp_world_size=1)
     made.pg = SimpleNamespace(errored=lambda: None, abort=lambda: None)
     made._connected, made._in_a_row = (), 0
     return made
@@ -263,7 +263,7 @@ def test_what_is_still_to_be_sent_is_saved_whole_and_cut_for_any_number_of_ranks
     net = model.GPT(model.Shape(layers=2, heads=2, dim=32, context=16))
     made = []
     for rank in range(ranks):
-        world = SimpleNamespace(rank=rank, world_size=ranks, control=None)
+        world = SimpleNamespace(ddp_rank=rank, ddp_world_size=ranks, control=None)
         made.append(state.Globals(net, world, torch.device("cpu"), fragments=2, lr=1.0, momentum=0.0))
     vector = torch.randn(sum(made[0].values[name].numel() for name in made[0].fragments[1]))
     parts = [one.part(vector) for one in made]

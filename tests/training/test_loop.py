@@ -275,7 +275,7 @@ def test_the_mfu_of_a_run_in_fp32_is_of_what_is_multiplied(
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1 << 30)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: matmul)
-    world = SimpleNamespace(device=torch.device("cuda", 0), world_size=2)
+    world = SimpleNamespace(device=torch.device("cuda", 0), ddp_world_size=2)
     speed = metrics.Speed(100, 1e9, world, "fp32")
     for _ in range(10):
         speed.step()

@@ -87,7 +87,7 @@ class EmbeddedCluster(Model):
 
     @property
     def has_pyxis(self) -> bool:
-        """Whether `srun --container-image` works on it."""
+        """Whether `srun --container-image` works on this cluster."""
         return self.pyxis is not None
 
     @property

@@ -23,7 +23,7 @@ def real_devices(dev: Path = Path("/dev")) -> tuple[Path, ...]:
 
 
 def deal(devices: Sequence[Path], *, nodes: int, per_node: int | None) -> tuple[tuple[Path, ...], ...]:
-    """Real devices for each node, in turn. Where there are too few to go round, nodes share them.
+    """Deal the real devices out to the nodes in turn. Nodes share devices where there are too few.
 
     per_node None deals all of them out, at least one to each node. A node cannot hold one device twice: UsageError.
     """

@@ -110,7 +110,7 @@ def up(
 
 
 def down(name: str = "local", *, folder: Path | None = None) -> bool:
-    """End the cluster's jobs and daemons and remove all that is left of it; False when there was nothing."""
+    """End the cluster's jobs and daemons and remove its files. Returns False when there was no cluster."""
     layout = layout_of(name, folder)
     if not layout.folder.parent.exists():
         return False
