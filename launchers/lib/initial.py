@@ -5,7 +5,7 @@ A model is built on the meta device, where tensors have a shape and no memory, w
     with torch.device("meta"):
         net = model.GPT(shape)
     fully_shard(...)
-    net.to_empty(device=here.device)
+    net.to_empty(device=world.device)
     initial.fill(net, net.std, seed=args.seed)
 
 A matrix is drawn in bands of rows, each from a seed of its own: a rank draws the bands that its rows are in, and nothing else.
