@@ -53,7 +53,7 @@ class Case:
 
 
 CASES = (
-    Case(name="ddp-images", program="ddp/train.py", options="--epochs 1", needs="sklearn", gpt=False),
+    Case(name="ddp-images", program="ddp/train.py", options="--epochs 1 --log-every 5", needs="sklearn", gpt=False),
     Case(name="ddp fp32", program="ddp/train_gpt.py"),
     Case(name="ddp bf16", program="ddp/train_gpt.py", options="--precision bf16"),
     Case(name="ddp bf16 compiled", program="ddp/train_gpt.py", options="--precision bf16 --compile", gpu_only=True),

@@ -23,9 +23,10 @@ def check(*options: str, **env: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.smoke
 @pytest.mark.timeout(300)
 def test_on_cpus_each_program_has_its_line(tmp_path: Path) -> None:
-    done = check("--device", "cpu", "--only", "fsdp fp32,fsdp bf16 compiled,sft", TMPDIR=str(tmp_path))
+    done = check("--device", "cpu", "--only", "ddp-images,fsdp fp32,fsdp bf16 compiled,sft", TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    assert " ok " in lines["ddp-images"]
     assert " ok " in lines["fsdp fp32"]
     assert " ok " in lines["sft"]
     assert " to " in lines["fsdp fp32"], "its first and last loss"
