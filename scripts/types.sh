@@ -1,14 +1,15 @@
 #!/bin/bash
 # types.sh: mypy --strict over the kit, its tests and benchmarks, scripts/, examples/, and the programs of launchers/.
-# Each folder of launchers/ is read by itself, as it runs: its own folder and launchers/ are on the path, and several have a train.py.
+# Each folder of launchers/ and examples/ is read by itself, as it runs: its own folder and launchers/ are on the path, and several have a
+# train.py.
 # torch and the frameworks are not in .venv: what comes from them counts as Any.
 set -euo pipefail
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 failed=0
 .venv/bin/mypy || failed=1
-.venv/bin/mypy scripts/*.py examples/*/*.py || failed=1
-for folder in launchers/*/; do
+.venv/bin/mypy scripts/*.py || failed=1
+for folder in launchers/*/ examples/*/; do
     mapfile -t programs < <(find "${folder}" -maxdepth 1 -name '*.py')
     [[ ${#programs[@]} -gt 0 && "${folder}" != launchers/lib/ ]] || continue
     MYPYPATH="launchers:${folder%/}" .venv/bin/mypy --no-namespace-packages --ignore-missing-imports --allow-subclassing-any \

@@ -64,12 +64,12 @@ def main() -> None:
         optimizer.zero_grad()
         if step % 20 == 0 and accelerator.is_main_process:
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
-        number = int(accelerator.gather(torch.tensor([max(came, default=0)], device=accelerator.device)).max())
-        if number or step % 1000 == 0:
+        asked = int(accelerator.gather(torch.tensor([max(came, default=0)], device=accelerator.device)).max())
+        if asked or step % 1000 == 0:
             save(accelerator, folder, step)
-        if number and step < options.steps:
+        if asked and step < options.steps:
             print(f"stopped after step {step}", flush=True)
-            sys.exit(128 + number)
+            sys.exit(128 + asked)
     with torch.no_grad():
         x, y = (part.to(accelerator.device) for part in batch_of(0, 0))
         print(

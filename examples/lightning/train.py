@@ -59,7 +59,7 @@ class Sine(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-class Numbers(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+class Numbers(torch.utils.data.IterableDataset):
     """Batches from a step on: the same in every run. Lightning counts the steps, and does not wind a stream on."""
 
     def __init__(self, module: Sine, rank: int) -> None:

@@ -39,7 +39,7 @@ class StopOnSignal(TrainerCallback):
         return control
 
 
-class Counting(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Counting(torch.utils.data.Dataset):
     """Sequences that count up from a place of their own: item i is the same in every run."""
 
     def __len__(self) -> int:

@@ -223,9 +223,9 @@ END = '{"event": "start"}\n{"event": "end", "job_id": 1, "exit_code": "%d"}\n'
 @pytest.mark.parametrize(
     ("last", "words"),
     [
-        ("", "the link before ended without a record; going on from the newest checkpoint"),
+        ("", "the link before ended without a record; continuing from the newest checkpoint"),
         ('{"event": "end", "exit_code": "1"}\n{"event": "start"}\n', "the link before ended without a record"),
-        (END % 137, "the link before was cut with exit code 137; going on from the newest checkpoint"),
+        (END % 137, "the link before was cut with exit code 137; continuing from the newest checkpoint"),
         (END % 254, "the link before was cut with exit code 254"),
     ],
     ids=["no record", "no end", "killed", "the last signal"],

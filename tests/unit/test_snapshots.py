@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 
@@ -267,13 +266,13 @@ def test_what_was_read_before_is_not_read_again(repo: Path, monkeypatch: pytest.
     monkeypatch.setattr(scan, "_COARSEST_NS", -(10**12))  # as if the files were old
     first = put(repo, kept)
     read: list[Path] = []
-    whole = untrusted_files.open_regular
+    whole = untrusted_files._open
 
-    def noted(path: Path) -> BinaryIO:
-        read.append(path)
+    def noted(path: Path | str) -> tuple[int, int]:
+        read.append(Path(path))
         return whole(path)
 
-    monkeypatch.setattr("kit.untrusted_files.open_regular", noted)
+    monkeypatch.setattr("kit.untrusted_files._open", noted)
     assert put(repo, kept) == first
     assert {path.name for path in read if path.is_relative_to(repo)} == {".kitignore"}
     read.clear()
