@@ -29,6 +29,18 @@ stall_watch::stop() {
     fi
 }
 
+# The step that gathers evidence is not the batch script's to wait for: at the job's end it goes, and what it has not finished with it.
+stall_watch::end_evidence() {
+    compgen -G "${KIT_RUN_DIR}/state/stall-*/*.new" >/dev/null || compgen -G "${KIT_RUN_DIR}/state/stall-*/*/*.new" >/dev/null || return 0
+    steps::signal KILL kit-evidence
+    local -i tenths
+    for ((tenths = 0; tenths < 30; tenths++)); do
+        [[ -n "$(steps::ids kit-evidence)" ]] || break
+        sleep 0.1
+    done
+    rm -f -- "${KIT_RUN_DIR}"/state/stall-*/*.new "${KIT_RUN_DIR}"/state/stall-*/*/*.new
+}
+
 # stall_watch::judge SINCE SECONDS LEAST: what stall.awk says.
 stall_watch::judge() {
     local -a files

@@ -29,6 +29,11 @@ GROUP = "kit-lab"
 NAMES = ("kit-ada", "kit-bob")
 
 
+def _remove_cache(name: str) -> None:
+    """What nodes kept for this name: the user who gets it next may have another number."""
+    shutil.rmtree(f"/tmp/kit-{name}", ignore_errors=True)
+
+
 @pytest.fixture(scope="module")
 def users() -> Iterator[list[pwd.struct_passwd]]:
     """Two users of one group; removed at the end."""
@@ -39,10 +44,12 @@ def users() -> Iterator[list[pwd.struct_passwd]]:
         for name in NAMES:
             if name not in {entry.pw_name for entry in pwd.getpwall()}:
                 shell.run(["useradd", "--create-home", "--gid", GROUP, name])
+            _remove_cache(name)
         yield [pwd.getpwnam(name) for name in NAMES]
     finally:
         for name in NAMES:
             shell.run(["userdel", "--remove", name], check=False)
+            _remove_cache(name)
         shell.run(["groupdel", GROUP], check=False)
 
 

@@ -252,6 +252,7 @@ def test_shipped_toml_files_name_their_schema() -> None:
         p
         for kind in ("clusters", "mounts", "launchers", "examples", "containers")
         for p in (REPO / kind).rglob("*.toml")
+        if p != REPO / "examples/torchtitan-sweep/base.toml"  # TorchTitan's own
     ]
     assert len(shipped) >= 10
     for path in shipped:

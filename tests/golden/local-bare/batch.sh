@@ -199,6 +199,7 @@ finish() {
     # First of all, since after a TERM there are seconds only until Slurm kills this script.
     [[ "${what}" != end ]] || rm -f -- "${KIT_RUN_DIR}/.secrets"
     steps::end_all
+    stall_watch::end_evidence
     heartbeat::stop
     failures::release_space
     task_logs::merge
