@@ -162,12 +162,15 @@ BATCH = (
         id="srun-failed",
         verdict=AGAIN,
         pattern=(
-            r"(?:error: (?P<gone>srun is gone and step \S+ is not)|srun: error: (?P<what>Unable to create "
+            # On Slurm 26.05 a step may be over as soon as its srun: none is left to be called gone.
+            r"(?:error: (?P<gone>srun is gone and step \S+ is not)"
+            r"|error: (?:step \S+: )?(?P<unsaid>the ranks ended with 137, and no rank recorded why)"
+            r"|srun: error: (?P<what>Unable to create "
             r"step.*|Cannot communicate with node.*"
             r"|task launch failed.*|.*Communication connection "
             r"failure.*))"
         ),
-        says="srun could not reach the ranks, or was killed: {gone}{what}",
+        says="srun could not reach the ranks, or was killed: {gone}{unsaid}{what}",
         advice="submit again; if it comes back, look at the node",
         next=SUBMIT,
     ),

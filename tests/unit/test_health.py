@@ -27,9 +27,17 @@ from tests.why.cases import CASES
 FOLDER = REPO / "tests" / "why"
 
 
-def answered(name: str, tmp_path: Path) -> Answer:
-    """What is answered of a case, whose folder is copied: reading a run's status may clean it."""
+def answered(name: str, tmp_path: Path, *, without: str = "") -> Answer:
+    """What is answered of a case, whose folder is copied: reading a run's status may clean it.
+
+    without: what a line of the batch log holds that is left out.
+    """
     run = shutil.copytree(FOLDER / name, tmp_path / name)
+    if without:
+        log = run / "logs" / "batch.log"
+        lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+        log.write_text("".join(line for line in lines if without not in line), encoding="utf-8")
+        assert sum(without in line for line in lines) == 1
     seen = json.loads((run / "mtimes.json").read_text(encoding="utf-8")) if (run / "mtimes.json").exists() else {}
     for collected in run.glob("monitor/*.progress"):
         _written_now(collected, seen.get(collected.relative_to(run).as_posix()))
@@ -61,6 +69,13 @@ def test_case(name: str, tmp_path: Path) -> None:
         if cited.line:
             lines = (FOLDER / name / cited.file).read_text(encoding="utf-8").split("\n")
             assert cited.text.split(" ")[-1] in lines[cited.line - 1], "the evidence is the line that it names"
+
+
+def test_a_killed_srun_whose_step_was_over_with_it(tmp_path: Path) -> None:
+    """On Slurm 26.05 the batch script finds no step whose srun is gone, and says the last line of its log only."""
+    found = answered("srun-failed", tmp_path, without="error: srun is gone")
+    assert (found.rule, found.verdict) == ("srun-failed", CASES["srun-failed"].verdict), found
+    assert "the ranks ended with 137, and no rank recorded why" in found.line
 
 
 # Ends that the lab does not make by a small job, with a line that decides them.
