@@ -20,7 +20,7 @@ _OF_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", 
 _IGNORED = "Exception ignored in"
 # A log's own lines, a C++ stack or an empty line end a message.
 _STOP = re.compile(
-    r"^$|^\d{4}-\d\d-\d\d[T ]|^Exception raised from|^(?:During handling|The above exception)|^srun: |^slurmstepd"
+    r"^$|^\[?\d{4}-\d\d-\d\d[T ]|^Exception raised from|^(?:During handling|The above exception)|^srun: |^slurmstepd"
 )
 _MOST_LINES = 30
 # Lines after an exception that it is still the end of the program with: what is said while Python and torch end.

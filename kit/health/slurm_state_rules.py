@@ -29,7 +29,11 @@ from kit.spec.run_paths import RunPaths
 
 _EVENTS = "state/events.jsonl"
 # What Slurm writes into a job's output when it ends it.
-_SLURM_ENDED = r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+( DUE TO (?P<why>[A-Z ]+?))?(?:,| \*\*\*)"
+# `DUE to SIGNAL Terminated` is what Slurm 26.05 says of a plain scancel.
+_SLURM_ENDED = (
+    r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+"
+    r"(?: DUE TO (?P<why>[A-Z ]+?)| DUE to SIGNAL [^*]+?)?(?:,| \*\*\*)"
+)
 
 
 def answer(

@@ -27,17 +27,17 @@ from tests.why.cases import CASES
 FOLDER = REPO / "tests" / "why"
 
 
-def answered(name: str, tmp_path: Path, *, without: str = "") -> Answer:
+def answered(name: str, tmp_path: Path, *, instead: tuple[str, str] | None = None) -> Answer:
     """What is answered of a case, whose folder is copied: reading a run's status may clean it.
 
-    without: what a line of the batch log holds that is left out.
+    instead: a pattern, and what stands for it in the logs: the words of another Slurm.
     """
     run = shutil.copytree(FOLDER / name, tmp_path / name)
-    if without:
-        log = run / "logs" / "batch.log"
-        lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-        log.write_text("".join(line for line in lines if without not in line), encoding="utf-8")
-        assert sum(without in line for line in lines) == 1
+    if instead:
+        texts = {log: log.read_text(encoding="utf-8") for log in run.glob("logs/*.log")}
+        for log, text in texts.items():
+            log.write_text(re.sub(*instead, text, flags=re.MULTILINE), encoding="utf-8")
+        assert any(re.search(instead[0], text, re.MULTILINE) for text in texts.values())
     seen = json.loads((run / "mtimes.json").read_text(encoding="utf-8")) if (run / "mtimes.json").exists() else {}
     for collected in run.glob("monitor/*.progress"):
         _written_now(collected, seen.get(collected.relative_to(run).as_posix()))
@@ -71,11 +71,20 @@ def test_case(name: str, tmp_path: Path) -> None:
             assert cited.text.split(" ")[-1] in lines[cited.line - 1], "the evidence is the line that it names"
 
 
-def test_a_killed_srun_whose_step_was_over_with_it(tmp_path: Path) -> None:
-    """On Slurm 26.05 the batch script finds no step whose srun is gone, and says the last line of its log only."""
-    found = answered("srun-failed", tmp_path, without="error: srun is gone")
-    assert (found.rule, found.verdict) == ("srun-failed", CASES["srun-failed"].verdict), found
-    assert "the ranks ended with 137, and no rank recorded why" in found.line
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        # The step is over as soon as its srun: the batch script finds none whose srun is gone.
+        ("srun-failed", (r"^.*error: srun is gone.*\n", "")),
+        (
+            "cancelled-by-scancel",
+            (r"^slurmstepd-n1: (error: .* CANCELLED AT (\S+)) ", r"[\2.736] \1 DUE to SIGNAL Terminated "),
+        ),
+    ],
+)
+def test_a_case_in_the_words_of_slurm_26_05(name: str, instead: tuple[str, str], tmp_path: Path) -> None:
+    found = answered(name, tmp_path, instead=instead)
+    assert (found.rule, found.verdict) == (CASES[name].rule, CASES[name].verdict), found
 
 
 # Ends that the lab does not make by a small job, with a line that decides them.
