@@ -56,9 +56,11 @@ def taken_down(lab: Lab, run: Path, node: str) -> Iterator[None]:
 @contextmanager
 def dead(lab: Lab, run: Path, node: str) -> Iterator[None]:
     """A machine that dies with its memory, from when Slurm has given it up: nobody hears of its ranks' end."""
-    for one in lab.node_processes(node):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one.pid, signal.SIGKILL)
+    # All at once: a rank that outlives its slurmstepd for a moment would record its end, as on a node that lives.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for one in lab.node_processes(node):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, number)
     lab.inside(node, "find", "/dev/shm", "-mindepth", "1", "-delete")
     try:
         lab.wait(lambda: node not in held(lab, run), run)
