@@ -12,9 +12,15 @@ source "${BASH_SOURCE[0]%/*}/../lib/rank_progress.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/orphans.sh"
 
+# Its nvidia-smi, which may be deaf to TERM, ends with this task: where Slurm tracks processes by their parents alone, it would not find it.
+declare -a monitor_tools=()
+monitor::end_tools() {
+    ((${#monitor_tools[@]} == 0)) || kill -KILL "${monitor_tools[@]}" 2>/dev/null
+}
+trap monitor::end_tools EXIT
+
 main() {
     local -r folder="$1" select="$2" options="$3" delay="$4" query="${5:-}"
-    local dmon=""
     local -r name="${folder}/slurm-${SLURM_JOB_ID}.${SLURMD_NODENAME:-$(uname -n)}"
     local -r progress="${name}.progress"
     if orphans::find_slurmstepd; then
@@ -29,9 +35,10 @@ main() {
         fi
         if [[ -n "${query}" ]]; then
             nvidia-smi --query-gpu="timestamp,index,${query}" --format=csv --loop="${delay}" >>"${name}.csv" &
+            monitor_tools+=("$!")
         fi
         nvidia-smi "${arguments[@]}" >>"${name}.gutil" &
-        dmon=$!
+        monitor_tools+=("$!")
     else
         log::info "no nvidia-smi on this node: no GPU monitor"
     fi
@@ -41,7 +48,7 @@ main() {
         rank_progress::loop "${progress}"
     else
         log::info "no folder for the ranks' reports: ${rank_progress_folder} is somebody else's"
-        [[ -z "${dmon}" ]] || wait "${dmon}"
+        ((${#monitor_tools[@]} == 0)) || wait "${monitor_tools[-1]}"
     fi
 }
 

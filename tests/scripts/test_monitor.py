@@ -73,6 +73,23 @@ def test_reports_are_read_once_more_and_removed_before_the_task_ends(
     assert len(spent.read_text().splitlines()) == 300
 
 
+def test_a_deaf_nvidia_smi_ends_with_the_task(tmp_path: Path, job: str) -> None:
+    """Slurm would not find it, once its parent is gone, where it tracks processes by their parents."""
+    pid = tmp_path / "pid"
+    deaf = f"#!/bin/bash\ntrap '' TERM INT HUP\necho $$ >{pid}\nwhile true; do echo a line; sleep 0.1; done\n"
+    with monitor(tmp_path, job, deaf) as process:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+        end = time.monotonic() + 5
+        try:
+            while Path(f"/proc/{pid.read_text().strip()}").exists():
+                assert time.monotonic() < end, "nvidia-smi is left behind"
+                time.sleep(0.1)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def test_what_a_killed_collector_left_goes_with_the_next_one(tmp_path: Path, job: str) -> None:
     """Where nobody holds its lock: another job of the same user may be at work."""
     dead, busy, young = (reports(f"{job}{number}") for number in range(3))
