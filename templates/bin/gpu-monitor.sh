@@ -26,8 +26,6 @@ main() {
     if orphans::find_slurmstepd; then
         orphans::end_without "${KIT_SLURMSTEPD}" &
     fi
-    # One that does not hear of the end goes, too: not every Slurm kills what a task has left behind.
-    trap 'kill -KILL $(jobs -p) 2>/dev/null' EXIT
     if command -v nvidia-smi >/dev/null; then
         local -a arguments=(dmon -s "${select}" -d "${delay}")
         if [[ -n "${options}" ]]; then
