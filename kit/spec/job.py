@@ -343,9 +343,7 @@ class Job(Model):
     sft: Sft | None = Field(default=None, description="Supervised fine-tuning; becomes a role and its options.")
     chain: Chain | None = Field(default=None, description="Several jobs after each other: longer than a time limit.")
     stages: dict[Name, Stage] = Field(default_factory=dict, description="Jobs of this file that follow each other.")
-    when: tuple[JobSize, ...] = Field(
-        default=(), description="Other sizes at which the job may run: 'kit when' says which of them starts when."
-    )
+    when: tuple[JobSize, ...] = Field(default=(), description="Other sizes at which it may run, for 'kit when'.")
     sweep: Sweep | None = Field(default=None, description="Many points of this job: 'kit sweep' submits them.")
 
     @property
