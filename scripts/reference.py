@@ -161,7 +161,7 @@ def _keys(noun: str) -> str:
 
 
 def _tables(schema: Mapping[str, Any], table: Mapping[str, Any], path: str, noun: str, seen: set[str]) -> Iterator[str]:
-    """The table at `path`, and then those inside it. A table that stands in several places is printed once."""
+    """The table at `path`, and then those inside it. A table that several places share is printed once."""
     rows, inside = [], []
     for key, value in table.get("properties", {}).items():
         place = f"{path}.{key}" if path else key

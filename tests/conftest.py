@@ -19,6 +19,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # of what is not deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files in turn; the tests of a file as they stand in it."""
+    """Order the files by tests/order.py; the tests of a file keep their order."""
     place = {file: number for number, file in enumerate(order.in_turn(item.nodeid for item in items))}
     items.sort(key=lambda item: place[item.nodeid.partition("::")[0]])

@@ -28,7 +28,7 @@ def reports(job: str) -> Path:
 
 @contextmanager
 def monitor(folder: Path, job: str, *tools: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The monitor's task, as Slurm starts it, once it looks at reports; `tools` stand in for nvidia-smi."""
+    """The monitor's task, as Slurm starts it, once it reads reports. tools: scripts that replace nvidia-smi."""
     programs = folder / "programs"
     programs.mkdir()
     for text in tools:

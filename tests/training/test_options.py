@@ -23,7 +23,7 @@ PROGRAMS = sorted(
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_kit_knows_the_options_of_a_program(program: str) -> None:
     path = REPO / "launchers" / program
-    # A process of its own for each: one that is forked from a process with torch in it hangs now and then.
+    # A process of its own for each: one that is forked from a process with torch in it sometimes hangs.
     done = subprocess.run(
         [sys.executable, path.name, "--help"],
         cwd=path.parent,
