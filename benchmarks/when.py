@@ -43,7 +43,7 @@ _OTHER_SIZES = (0.25, 0.5, 2.0)
 _SPEED_UP = 0.9
 # A minute of the trace's hours is a quarter of a second here: what Slurm rounds and waits for is scaled, too.
 _BACKFILL = "batch_sched_delay=0,sched_interval=2,bf_interval=2,bf_resolution=1,bf_continue"
-# Shorter waits than Slurm's own turn-round are no waits.
+# Shorter waits than Slurm's own turn-round are not waits.
 _WAITED_S = 5.0
 
 

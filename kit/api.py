@@ -57,7 +57,7 @@ class Run:
         return one
 
     def wait(self) -> Status:
-        """Wait for the end; its exit code is in the status, and is no exception."""
+        """Wait for the end; its exit code is in the status, and is not an exception."""
         return status.wait(self.folder, queue=which_slurm.queue(), on_poll=lambda _: None)
 
     def cancel(self) -> None:

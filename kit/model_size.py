@@ -120,7 +120,7 @@ class Shape:
 def shape_of(options: Mapping[str, int | bool | None], config: Path | None = None) -> Shape:
     """A shape from fields of Shape, which win over `config`, a config.json of Hugging Face or its folder.
 
-    UsageError that names what is missing; RunError for a file that is no config.json.
+    UsageError that names what is missing; RunError for a file that is not a config.json.
     """
     known: dict[str, Any] = {} if config is None else _read(config)
     known |= {name: value for name, value in options.items() if value is not None}

@@ -32,7 +32,7 @@ _LEADS = sorted(
 
 
 def clean_lines(chunk: bytes) -> bytes:
-    """Lines of a log for a terminal, as `clean` makes one; colours are left out, and bytes that are no UTF-8 are escaped."""
+    """Lines of a log for a terminal, as `clean` makes one; colours are left out, and bytes that are not UTF-8 are escaped."""
     if b"\x1b" in chunk:
         chunk = _COLOUR.sub(b"", chunk)
     if not any(control in chunk for control in _CONTROLS) and _is_safe_text(chunk):

@@ -229,7 +229,7 @@ class Exchanged:
 def exchange(argv: Argv, chunks: Iterable[bytes], *, timeout: float | None = None) -> Exchanged:
     """Run with `chunks` as its standard input; its output, whatever its code. ToolError past `timeout` seconds.
 
-    A program that ends before its input does has its own message: the broken pipe is no error.
+    A program that ends before its input does has its own message: the broken pipe is not an error.
     """
     process = _popen(argv, stdin=subprocess.PIPE)
     with _owned(process):

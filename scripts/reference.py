@@ -93,7 +93,7 @@ def _commands() -> str:
     head, _, rest = text.partition("## `kit init`")
     rest = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+", "", f"## `kit init`{rest}")
     head = head.partition("**Commands**")[0].replace("# `kit`", "# Commands")
-    # The usage lines are no blocks to run.
+    # The usage lines are not blocks to run.
     text = re.sub(r"```console\n\$ (.*)\n```", r"    \1", head + _by_group(group) + rest)
     return re.sub(r"^(\* `[^`]+`: )(.*)$", lambda m: m[1] + m[2].replace("<", "&lt;"), text, flags=re.MULTILINE)
 

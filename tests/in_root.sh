@@ -4,7 +4,7 @@
 #   unshare --mount --pid --fork --kill-child --propagation=private bash in_root.sh ROOT REPO BOUND… -- COMMAND…
 #
 # ROOT stays as it is: what is written goes to a tmpfs that ends with the namespaces. REPO and every BOUND folder are seen under their
-# own paths. pivot_root and not chroot: in a chroot, which is no mount point, unshare(1) could not change the propagation of mounts.
+# own paths. pivot_root and not chroot: in a chroot, which is not a mount point, unshare(1) could not change the propagation of mounts.
 set -euo pipefail
 
 root=$1
@@ -28,7 +28,7 @@ mount --rbind /sys "${new}/sys"
 mount -t proc proc "${new}/proc"
 mount -t tmpfs -o mode=1777 tmpfs "${new}/tmp"
 mount -t tmpfs -o mode=755 tmpfs "${new}/run"
-# All processes of the machine, which others use, too: what they have mounted is no leak of a test (tests/cluster/lab.py).
+# All processes of the machine, which others use, too: what they have mounted is not a leak of a test (tests/cluster/lab.py).
 mkdir "${new}/run/machine-proc"
 mount --rbind /proc "${new}/run/machine-proc"
 for file in /etc/hosts /etc/resolv.conf; do

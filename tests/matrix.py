@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--short", action="store_true", help="seven tests of tests/cluster instead of all")
     parser.add_argument("--make", action="store_true", help="make the root, and run nothing")
-    parser.add_argument("--skip", action="store_true", help="a root that cannot be made is no failure")
+    parser.add_argument("--skip", action="store_true", help="a root that cannot be made is not a failure")
     parser.add_argument("--workers", type=int, default=3, help="so many tests at a time; 0: one after the other")
     parser.add_argument(
         "--soak", type=int, metavar="N", help="N runs with random faults (tests/soak.py) instead of tests"

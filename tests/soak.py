@@ -2,7 +2,7 @@
 
     python -m tests.soak --runs 50 --seed 7
 
-The cluster is set up as real sites have theirs, which is drawn, too. It is no test of pytest's: it runs as long as it is asked to,
+The cluster's settings are drawn, too, from those of real sites. pytest does not run this: it runs as long as it is asked to,
 and what it draws is another path through the fault matrix each time.
 """
 

@@ -40,7 +40,7 @@ def of_keys(
 ) -> list[Change]:
     """A change for each key that differs, and for each option of `args` where both lists have every option once.
 
-    What no layer set in either run follows from other keys, and is no change of its own; but for the drawn seed. fixed: keys that
+    What no layer set in either run follows from other keys, and is not a change of its own, except the drawn seed. fixed: keys that
     are another change's.
     """
     left_out = {*fixed, *_PLACEMENT}

@@ -57,7 +57,7 @@ def _listed(folder: Path, above: str, below: str) -> list[tuple[str, str]]:
 class Workspaces:
     """Makes the folder's workspace at a commit and keeps it among the snapshots.
 
-    left: what is no part of it, as the submit had it. extra: files of both runs that neither commit has: they are in every
+    left: what is not part of it, as the submit had it. extra: files of both runs that neither commit has: they are in every
     workspace. source: a folder that holds those.
     """
 

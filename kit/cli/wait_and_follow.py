@@ -22,7 +22,7 @@ _PIPE = 1 << 20
 
 def widen_pipe() -> None:
     """Let a pipe at stdout hold several chunks of a log, so that this process and its reader take turns less often."""
-    # A terminal or a file is no pipe, and a site may allow less.
+    # A terminal or a file is not a pipe, and a site may allow less.
     with contextlib.suppress(OSError):
         fcntl.fcntl(sys.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
 

@@ -29,7 +29,7 @@ Series = dict[int, float]
 
 
 def series(records: Iterable[Mapping[str, Any]]) -> dict[Reporter, Series]:
-    """Group the numbers of a run's records by reporter and metric. Skips values that are no numbers and records without a step."""
+    """Group the numbers of a run's records by reporter and metric. Skips values that are not numbers and records without a step."""
     found: dict[Reporter, Series] = {}
     for record in records:
         step, replica, rank = (_whole(record.get(name)) for name in ("step", "replica", "rank"))

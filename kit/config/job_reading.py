@@ -130,7 +130,11 @@ class Sources:
         file, _ = self._files
         if not isinstance(name, str):
             known = ", ".join(data_folders.names("launchers", project_dir=self.project))
-            problem = "nothing says how the ranks start" if name is None else f"{shown_value(name)} is not a name"
+            problem = (
+                "the job names no launcher: it says how the ranks start"
+                if name is None
+                else f"{shown_value(name)} is not a name"
+            )
             raise ConfigError.of(
                 Fault(file=file, key="launcher", problem=problem, allowed=known, hint='launcher = "ddp"')
             )

@@ -73,7 +73,7 @@ def merge_all(layers: Sequence[Layer]) -> Table:
 
 
 def leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value that is no table, by its key with dots: `{"a": {"b": 1}}` has `a.b`. Empty tables hold nothing."""
+    """Each value that is not a table, by its key with dots: `{"a": {"b": 1}}` has `a.b`. Empty tables hold nothing."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{above}{key}.")

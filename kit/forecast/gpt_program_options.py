@@ -123,7 +123,7 @@ def read(launcher: str, script: str, args: Sequence[str], *, ranks: int, every: 
 
 
 def _options(args: Sequence[str]) -> dict[str, str] | None:
-    """Option -> its value, the last one counts; None for words that are no options."""
+    """Option -> its value, the last one counts; None for words that are not options."""
     found: dict[str, Any] = {}
     words = list(args)
     while words:

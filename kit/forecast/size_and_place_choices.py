@@ -123,7 +123,7 @@ def _short(error: KitError) -> str:
 
 
 def request_of(made: Plan) -> NodeRequest:
-    """A plan's job as the scheduler sees it. Constraints that are no plain words are Slurm's to read, and left out here."""
+    """A plan's job as the scheduler sees it. Constraints that are not plain words are Slurm's to read, and left out here."""
     job, allocation = made.job, made.allocation
     slurm = job.slurm
     avoided = {*made.decisions.site.avoid, *hosts(slurm.exclude or "")}

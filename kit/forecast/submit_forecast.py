@@ -22,7 +22,7 @@ from kit.slurm import embedded
 
 # Nearer to the limit than this, what the arithmetic leaves out decides.
 _CLOSE = 0.95
-# Of a time, to both sides: what differs by more is no figure, and a span is said.
+# Of a time, to both sides: what differs by more is not a figure, and a span is said.
 _STEADY = 0.1
 # The rate of a run of another size says little of one with many times its work.
 _SIZES_APART = 4.0

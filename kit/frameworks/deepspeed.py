@@ -145,7 +145,7 @@ def _contradictions(table: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _autos(table: Mapping[str, Any], prefix: str = "deepspeed") -> Iterator[Fault]:
-    """'auto' where it is no default: DeepSpeed fails on it, or takes the text for true. The kit works out batch sizes itself."""
+    """'auto' where it is not a default: DeepSpeed fails on it, or takes the text for true. The kit works out batch sizes itself."""
     for key, value in table.items():
         where = f"{prefix}.{key}"
         if where in _DEFAULTS:

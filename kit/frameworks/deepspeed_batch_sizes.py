@@ -31,7 +31,7 @@ def given(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def not_numbers(table: Mapping[str, Any]) -> Iterator[Fault]:
-    """Sizes that are no whole number of 1 or more."""
+    """Sizes that are not whole number of 1 or more."""
     for name, value in given(table).items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             problem = f"{shown(value)} is not a whole number of 1 or more"

@@ -44,7 +44,7 @@ def _fault(problem: str, instead: str) -> Fault:
 
 
 def _read(args: tuple[str, ...], told: Mapping[str, int]) -> dict[str, int]:
-    """The options by name, switches as 0 and 1. ArgumentError for a value that is no number."""
+    """The options by name, switches as 0 and 1. ArgumentError for a value that is not a number."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, default in told.items():
         if isinstance(default, bool):

@@ -171,7 +171,10 @@ def _secrets(toml: Path, wanted: Mapping[str, BuildSecret]) -> Iterator[str]:
         else:
             path = toml.parent / Path(one.file or "").expanduser()
             if not os.access(path, os.R_OK) or not path.is_file():
-                problem, hint = f"{path} is no file that this user can read", "name a file, from the image's folder on"
+                problem, hint = (
+                    f"{path} is not a file that this user can read",
+                    "name a file, from the image's folder on",
+                )
                 faults.append(Fault(file=shown(toml), key=f"build.secrets.{name}.file", problem=problem, hint=hint))
             yield _comma_separated(f"id={name}", f"src={path}")
     if faults:

@@ -117,7 +117,7 @@ def warnings(config: ImageConfig) -> list[str]:
     found = []
     for name, value in config.env.items():
         if not _NAME.fullmatch(name):
-            found.append(f"ENV {name!r} is no name that a shell can set, and is left out")
+            found.append(f"ENV {name!r} is not a name that a shell can set, and is left out")
             continue
         if "\n" in value:
             found.append(

@@ -29,7 +29,7 @@ FROM ${BASE}
 
 # pip runs from Debian's wheel of it where the base has none of its own. The files' times become 0 in the .sqsh: all byte code, the
 # base's too, is compiled again to be valid whatever they are, and Python writes none of its own on the way. Some packages hold
-# files for other Pythons: they do not compile, and that is no fault.
+# files for other Pythons: they do not compile, and that is not a fault.
 COPY requirements.lock wheels /tmp/wheels/
 RUN export PYTHONPATH="$(echo /usr/share/python-wheels/pip-*.whl)" PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1<<EXPORTS>> \\
 <<CHANGES>>

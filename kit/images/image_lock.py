@@ -69,7 +69,7 @@ def head(path: Path) -> Head:
     except OSError:
         start = ""
     lines = [_HEAD_LINE.fullmatch(line) for line in start.splitlines()]
-    # Every line is looked at: what Git leaves of a merge names two images, and is no lock.
+    # Every line is looked at: what Git leaves of a merge names two images, and is not a lock.
     named = [line for line in lines if line and line["key"]]
     found = {line["key"]: line["text"] or line["number"] for line in named} if all(lines) and len(named) == 3 else {}
     if found.keys() == {"name", "sha256", "size"} and _SHA256.fullmatch(found["sha256"]) and found["size"].isdecimal():
@@ -81,7 +81,7 @@ def head(path: Path) -> Head:
 def write(path: Path, lock: ImageLock) -> bool:
     """Write the lock; return whether the file changed.
 
-    The engine's id of the image differs between two builds of the same bytes: alone it is no reason to write.
+    The engine's id of the image differs between two builds of the same bytes: alone it is not a reason to write.
     """
     if path.is_file():
         old = read(path)

@@ -196,7 +196,7 @@ def _from_path(path: Path, work: Path, report: Report, choice: oci.Choice) -> So
 
 
 def _is_image_archive(path: Path, work: Path) -> bool:
-    """Whether a tar, compressed or not, holds an image rather than a root filesystem; UsageError when it is no tar at all."""
+    """Whether a tar, compressed or not, holds an image rather than a root filesystem; UsageError when it is not a tar at all."""
     names: list[str] = []
     try:
         with (

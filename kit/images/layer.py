@@ -164,7 +164,7 @@ class Layer:
         parent.inner[name] = new
 
     def _target(self, header: Header) -> int | Key:
-        """What a hard link leads to: an entry of this layer that is no link itself, or a path of a lower layer."""
+        """What a hard link leads to: an entry of this layer that is not a link itself, or a path of a lower layer."""
         path = clean(header.target)
         folder, _, name = path.rpartition("/")
         key, parent = self._seek(folder)

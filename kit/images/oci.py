@@ -20,7 +20,7 @@ from kit.images import compressed_tars
 from kit.images.layer_bytes import Blob
 from kit.spec.image import ImageConfig
 
-# The label of images that a build of the kit made in an engine. It is no part of the image.
+# The label of images that a build of the kit made in an engine. It is not part of the image.
 MARK = "slurm-kit.build"
 # Go's names of architectures, which the specification uses.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "riscv64": "riscv64"}
@@ -59,7 +59,7 @@ class Choice:
 
 
 class _DamagedError(Exception):
-    """The archive is no image, or not a whole one."""
+    """The archive is not an image, or not a whole one."""
 
 
 def here() -> str:
@@ -284,7 +284,7 @@ def _from_docker_save(blobs: _Folder | _Archive, choice: Choice, source: str) ->
 
 
 def _chosen(blobs: Blobs, index: dict[str, Any], choice: Choice, source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The descriptor of the one image that is meant, and its manifest or index. What is no image (a signature) is passed over."""
+    """The descriptor of the one image that is meant, and its manifest or index. Skips what is not an image (a signature)."""
     found = [d for d in index["manifests"] if not d.get("artifactType") and _os(d) in ("linux", "")]
     if choice.tag:
         tagged = [d for d in found if (d.get("annotations") or {}).get(_REF_NAME) == choice.tag]

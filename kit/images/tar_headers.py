@@ -92,7 +92,7 @@ def _quick(header: bytes, place: int) -> Header | None:
 
 
 def _member(quick: Header, header: bytes, place: int) -> tarfile.TarInfo:
-    """All that the tree needs of a plain header. tarfile's error for a field that is no number."""
+    """All that the tree needs of a plain header. tarfile's error for a field that is not a number."""
     try:
         mode, size, mtime = (int(header[field].strip(b" \0") or b"0", 8) for field in (_MODE, _SIZE, _TIME))
         member = tarfile.TarInfo(quick.name)

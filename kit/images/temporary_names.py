@@ -50,7 +50,7 @@ def _owner(name: str) -> Owner | None:
 
 
 def remove(place: Path) -> None:
-    """Remove a file or a folder, as far as this user may; folders that their owner may not enter or write are no hindrance."""
+    """Remove a file or a folder, as far as this user may; folders that their owner may not enter or write are handled, too."""
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
         if place.exists():

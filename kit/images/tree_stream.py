@@ -48,7 +48,7 @@ def parsed(chunks: Iterable[bytes]) -> Iterator[Entry]:
             source.members = []  # type: ignore[attr-defined]  # it remembers every member; a stream has no use for them
             yield member, source.extractfile(member) if member.isreg() else None
     except tarfile.TarError as error:
-        raise ImageError(f"the engine's export is no readable tar: {error}", hint="try again") from None
+        raise ImageError(f"the engine's export is not a readable tar: {error}", hint="try again") from None
 
 
 @dataclass

@@ -52,7 +52,7 @@ def one(status: Status, *, now: float) -> Ledger:
 
 
 def sweep_points(name: str | None, folders: list[Path]) -> list[Path]:
-    """The run folders of a sweep's points; empty where the name is no sweep's."""
+    """The run folders of a sweep's points; empty where the name is not a sweep's."""
     if name is None:
         return []
     places = [Path(name), *(folder / name for folder in folders)]

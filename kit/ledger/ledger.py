@@ -183,7 +183,7 @@ def _entries(window: Window, records: Records, *, lives: bool) -> dict[Rank, Ran
         if process.attempt == window.attempt and window.start <= process.looked:
             mine[process.role, process.rank].append(process)
     failures = [one for one in records.failures if one.attempt == window.attempt and one.at >= window.start]
-    # A service is stopped once the others have ended: that is no failure.
+    # A service is stopped once the others have ended: that is not a failure.
     ended = [one for one in failures if not one.alone and (one.role in records.world or one.at < window.end)]
     failed = min((one.at for one in ended), default=None)
     died: defaultdict[Rank, list[float]] = defaultdict(list)

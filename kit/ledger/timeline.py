@@ -88,7 +88,7 @@ class _Builder:
 
     def built(self) -> Timeline:
         for event in self._events:
-            # What two nodes' clocks differ by is no time.
+            # What two nodes' clocks differ by is not a time.
             at = max(event.at, self._at)
             if event.name == "start":
                 self._started(event, at)

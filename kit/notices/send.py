@@ -33,7 +33,7 @@ def check(urls: Mapping[str, str], *, file: str) -> None:
         Fault(
             file=file,
             key="notify.to",
-            problem=f"the value of {name} is no URL that apprise knows",
+            problem=f"the value of {name} is not a URL that apprise knows",
             hint="https://github.com/caronc/apprise/wiki lists them",
         )
         for name, url in urls.items()

@@ -48,7 +48,7 @@ def _lead(resolved: Resolved) -> int:
     """Seconds; a quarter of the time limit where a default would not be shorter than it, and the signal come before the ranks."""
     lead, limit = resolved.job.slurm.lead, resolved.job.resources.time
     seconds = int(60 * minutes(limit)) if limit else 0
-    # 0 minutes are no limit.
+    # 0 minutes: no limit.
     if not seconds or lead < seconds:
         return lead
     if "lead" in resolved.asked_slurm:

@@ -163,7 +163,10 @@ def _filled(text: str, known: dict[str, str], file: str, key: str) -> str:
     for word in re.findall(r"\{(\w*)\}", text):
         if word not in known:
             near = nearest(word, known) or "home"
-            problem, allowed = f"{{{word}}} is no placeholder, in {text!r}", ", ".join(f"{{{name}}}" for name in known)
+            problem, allowed = (
+                f"{{{word}}} is not a placeholder, in {text!r}",
+                ", ".join(f"{{{name}}}" for name in known),
+            )
             hint = text.replace(f"{{{word}}}", f"{{{near}}}")
             raise ConfigError.of(Fault(file=file, key=key, problem=problem, allowed=allowed, hint=hint))
     return _checked(re.sub(r"\{(\w+)\}", lambda found: known[found[1]], text), file, key)

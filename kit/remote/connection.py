@@ -152,7 +152,7 @@ class Connection:
         return done
 
     def terminal(self, argv: Sequence[str], *, env: Mapping[str, str]) -> list[str]:
-        """The argv of a command with this terminal there; its words, and what it gets in its environment, are no secrets."""
+        """The argv of a command with this terminal there; its words, and what it gets in its environment, are not secrets."""
         self._connect()
         text = shell_program.alone(argv, path=self.rules.path or "", environment=env)
         return [

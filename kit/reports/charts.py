@@ -232,7 +232,7 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Spec:
 def parallel(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], metric: str | None) -> Spec:
     """A line for each point of a sweep over its keys and the metric, each axis from its least to its most value.
 
-    What is no number has a place of its own on its axis, in the order in which it first came.
+    What is not a number has a place of its own on its axis, in the order in which it first came.
     """
     axes = [*keys, *([metric] if metric else [])]
     places = {axis: _places([row[axis] for row in rows if row.get(axis) is not None]) for axis in axes}

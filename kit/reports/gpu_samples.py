@@ -35,7 +35,7 @@ def read(run_dir: Path) -> dict[str, Samples]:
 
 
 def parse(lines: Iterable[str]) -> Samples:
-    """Column -> (time, mean over GPUs). The headers, which dmon repeats, name the columns; '-' is no value."""
+    """Column -> (time, mean over GPUs). The headers, which dmon repeats, name the columns; '-' is not a value."""
     names: list[str] = []
     values: defaultdict[str, defaultdict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:

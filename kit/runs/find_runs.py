@@ -96,7 +96,7 @@ def only(name: str, matching: list[Path], *, what: str, hint: str = "") -> Path 
 
 
 def _newest(folders: list[Path]) -> Path:
-    """The newest run that can be read and is no shell: a shell that has ended is nothing to look at, or to cancel."""
+    """The newest run that can be read and is not a shell: a shell that has ended is nothing to look at, or to cancel."""
     newest = [path for path, one in find_all(folders) if not one.problem and not one.interactive]
     if not newest:
         raise RunError(f"no runs yet under {_listed(folders)}", hint="'kit submit' makes one")

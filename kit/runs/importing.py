@@ -150,7 +150,7 @@ def _unpack(file: Path, tar: tarfile.TarFile, index: Index, places: dict[str, Pa
                 problem = "is there twice" if one.name in index.members else "is not in its index"
                 raise RunError(f"{file}: {one.name[:200]!r} {problem}")
             if not _is_plain(one):
-                raise RunError(f"{file}: {one.name!r} is no regular file, and an exported run has nothing else")
+                raise RunError(f"{file}: {one.name!r} is not a regular file, and an exported run has nothing else")
             if one.size != wanted.size:
                 raise RunError(f"{file}: {one.name!r} has {one.size} bytes, and its index says {wanted.size}")
             top = next(top for top in places if one.name.startswith(top))
@@ -219,7 +219,7 @@ def _publish(file: Path, index: Index, locks: Mapping[str, ImageLock], place: Pa
     for name in (name for name in index.members if name.startswith(archive_format.IMAGE)):
         sha256 = Path(name).stem
         if sha256 not in locks or index.members[name].sha256 != sha256:
-            raise LockError(f"{file}: {name!r} is no image that a lock of the run names")
+            raise LockError(f"{file}: {name!r} is not an image that a lock of the run names")
         if not images.path(image_store, sha256).is_file():
             unpacked = place / f"{sha256}.sqsh"
             _flush(unpacked)

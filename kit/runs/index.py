@@ -93,7 +93,7 @@ def _inside(folder: str) -> list[str]:
 
 
 def _signature(run_dir: str) -> list[int] | None:
-    """Inode, size and time of the manifest and the events; None when the folder is no run's."""
+    """Inode, size and time of the manifest and the events; None when the folder is not a run's."""
     try:
         made = _stat(f"{run_dir}/manifest.json")
     except PermissionError:

@@ -47,7 +47,7 @@ class Wanted:
 
 
 class Tail:
-    """One growing file. It may not exist yet, may appear at any time, and may be cut off; what is no regular file is left alone."""
+    """One growing file. It may not exist yet, may appear at any time, and may be cut off. Reads regular files only."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
         # Where the next line begins, and how long the file was when it was read.

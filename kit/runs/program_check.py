@@ -12,7 +12,7 @@ from kit.snapshots.scan import Scan
 
 
 def require(plan: Plan, scan: Scan | None, *, folder: Path | None = None) -> None:
-    """ConfigError for each program of the job's folder that is no file there. Those of images and mounts are not looked for.
+    """ConfigError for each program of the job's folder that is not a file there. Those of images and mounts are not looked for.
 
     scan: what the run sees of the folder, if not the folder itself. folder: a snapshot of it, which the run gets instead.
     """

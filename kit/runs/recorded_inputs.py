@@ -65,7 +65,7 @@ class Earlier:
         dropped = self._dropped(made)
         layer = (self._with_template(self._kept(dropped)), config.shown(self.paths.job))
         if not dropped:
-            # Each key has its value already: what the cluster's defaults have become is no part of the job.
+            # Each key has its value already: what the cluster's defaults have become is not part of the job.
             made = replace(made, place=made.place.model_copy(update={"defaults": {}, "default_qos": None}))
         return replace(made, files=(layer,), kept_launcher=self._launcher())
 

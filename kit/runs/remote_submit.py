@@ -117,7 +117,7 @@ def place(prepared: Prepared, cluster: RemoteCluster, record: Manifest, *, patch
         here = cluster.mirror.runs / made.run_id
         here.mkdir(exist_ok=True)
         record.model_copy(update={"job_id": job_id or None}).write(RunPaths(here).manifest, durable=False)
-    # What Slurm said before it had the job is no answer any more.
+    # What Slurm said before it had the job is not an answer any more.
     cluster.asked = None
     return job_id
 

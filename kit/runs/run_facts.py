@@ -96,7 +96,7 @@ def read(run_dir: Path) -> Facts:
 
 
 def events(run_dir: Path) -> list[dict[str, object]]:
-    """Events that the batch script recorded, oldest first. Skips lines that are no event, such as one that a full disk cut off."""
+    """Events that the batch script recorded, oldest first. Skips lines that are not events, such as one cut off by a full disk."""
     try:
         text = untrusted_files.tail(RunPaths(run_dir).events, _EVENTS_BYTES).decode(errors="replace")
     except OSError:

@@ -74,7 +74,7 @@ def urls(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str] |
             key="notify.to",
             problem=f"{name} is not set here, and secrets.file has no such name"
             if name not in values
-            else f"{name} is no URL",
+            else f"{name} is not a URL",
             hint=f"export {name}=mailtos://...",
         )
         for name in job.notify.to

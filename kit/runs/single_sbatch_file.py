@@ -219,7 +219,7 @@ def _placed(prepared: Prepared, mark: str) -> Plan:
 
 
 def _copied(made: Plan) -> list[PlanFile]:
-    """The launcher's program, as files. ConfigError for one that is no text."""
+    """The launcher's program, as files. ConfigError for one that is not text."""
     found = {}
     for source, name in made.copies:
         for path in sorted(source.rglob("*")):
@@ -228,4 +228,4 @@ def _copied(made: Plan) -> list[PlanFile]:
     try:
         return [PlanFile(name=name, text=path.read_text(encoding="utf-8")) for name, path in found.items()]
     except UnicodeDecodeError as error:
-        raise ConfigError(f"launcher {made.job.launcher!r} has a file that is no text: {error}") from None
+        raise ConfigError(f"launcher {made.job.launcher!r} has a file that is not text: {error}") from None

@@ -50,7 +50,7 @@ def read(resolved: Resolved, runs_dir: Path) -> Scan | None:
 
 @dataclass(frozen=True)
 class Left:
-    """What of a job's folder is no part of its workspace. paths: relative to it. rules: as .gitignore has them."""
+    """What of a job's folder is not part of its workspace. paths: relative to it. rules: as .gitignore has them."""
 
     paths: tuple[str, ...]
     rules: tuple[str, ...]
@@ -120,7 +120,7 @@ def warnings(done: Scan | None, resolved: Resolved) -> Iterator[Fault]:
         return
     file = resolved.job_file
     for path in done.passed:
-        problem = f"{path} is no file: a run takes no FIFO, socket or device with it"
+        problem = f"{path} is not a file: a run takes no FIFO, socket or device with it"
         yield Fault(file=file, key="snapshot", problem=problem)
     for link in done.outward:
         problem = f"{link} leads out of the job's folder: the run sees what is there when it runs, if that is mounted"

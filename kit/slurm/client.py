@@ -121,7 +121,7 @@ def expected_start(job_id: JobId, *, env: Mapping[str, str]) -> str:
 def knows(job_id: JobId, *, env: Mapping[str, str]) -> bool:
     """Whether the controller knows a job, anybody's: it forgets one some minutes after its end (MinJobAge).
 
-    A controller that does not answer is no reason to doubt a number: the next command reports the failure.
+    A controller that does not answer is not a reason to doubt a number: the next command reports the failure.
     """
     done = run_local_or_ssh.run(["scontrol", "show", "job", str(job_id)], env=env, timeout=_TIMEOUT_S, check=False)
     return "Invalid job id" not in done.stderr
@@ -188,7 +188,7 @@ def test_only(script: str, *, env: Mapping[str, str], options: Sequence[str] = (
     When and where it would start it, as Slurm estimates; None where it does not say.
 
     Slurm counts nodes that are down or drained as absent here, though sbatch takes a job that waits for them: while there are
-    such nodes, too few nodes are no reason to refuse.
+    such nodes, too few nodes are not a reason to refuse.
     """
     argv, seconds = ["sbatch", "--test-only", *options], run_local_or_ssh.with_variable(env, "SLURM_TIME_FORMAT", "%s")
     try:

@@ -224,7 +224,7 @@ def _number(job_id: str) -> tuple[int, ...]:
 
 
 def seconds(text: str) -> float:
-    """Slurm's [days-]hours:minutes:seconds; infinite where there is no limit, 0 for what is no time."""
+    """Slurm's [days-]hours:minutes:seconds; infinite where there is no limit, 0 for what is not a time."""
     if text == "UNLIMITED":
         return UNLIMITED
     days, _, clock = text.rpartition("-")

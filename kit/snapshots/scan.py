@@ -127,7 +127,7 @@ def _check_sizes(folder: Path, found: Chosen, asked_by: str) -> None:
     data, _, _ = first.rpartition("/")
     source = data or first
     hint = (
-        f'mounts = [{{ source = "{source}", target = "/workspace/{source}" }}]: what is mounted is no part of it; '
+        f'mounts = [{{ source = "{source}", target = "/workspace/{source}" }}]: what is mounted is not part of it; '
         f"or name it in {folder / ignore}; or snapshot = false"
     )
     raise ConfigError.of(Fault(file=asked_by, key="snapshot", problem=problem, hint=hint))

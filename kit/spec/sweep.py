@@ -207,7 +207,7 @@ class Sweep(Model):
             raise Invalid(f"each key comes from one place: {'; '.join(twice)}", hint="remove one of them")
         if not (self.grid or self.zip or self.points or self.random or self.search):
             raise Invalid(
-                "there is no point: one of grid, zip, points, random and search is needed",
+                "the sweep has no points: give one of grid, zip, points, random and search",
                 hint='grid."args.--lr" = [0.1, 0.01]',
             )
         return self

@@ -48,7 +48,7 @@ class UnknownName(ExpressionError):  # noqa: N818 - read as a sentence where it 
     """A name that neither the point nor the job has."""
 
     def __init__(self, name: str, known: list[str]) -> None:
-        said = f"{name!r} is no name here; known: {', '.join(known) or 'none'}"
+        said = f"{name!r} is not a name here; known: {', '.join(known) or 'none'}"
         super().__init__("; ".join(filter(None, [said, did_you_mean(name, known)])))
 
 
@@ -69,7 +69,7 @@ def evaluate(text: str, names: Lookup, lookup: Lookup) -> Any:
         raise
     except simpleeval.FunctionNotDefined as error:
         known = [*_FUNCTIONS, "lookup"]
-        said = f"{error.func_name!r} is no function here; known: {', '.join(known)}"
+        said = f"{error.func_name!r} is not a function here; known: {', '.join(known)}"
         raise ExpressionError("; ".join(filter(None, [said, did_you_mean(error.func_name, known)]))) from None
     except SyntaxError as error:
         raise ExpressionError(f"no expression: {error.msg}") from None

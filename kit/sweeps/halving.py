@@ -30,7 +30,7 @@ def verdict(rule: Halving, goal: str, mine: Reports, others: Sequence[Reports]) 
     """The step at which a point is to stop; None while it continues.
 
     It continues while it is among the best 1/factor, rounded down but at least one, of all that have come to the same judgement.
-    Before there are `factor` of them nobody is stopped. What is no number (NaN) is the worst.
+    Before there are `factor` of them nobody is stopped. What is not a number (NaN) is the worst.
     """
     number = 0
     while (value := at(mine, step := rung(rule, number))) is not None:

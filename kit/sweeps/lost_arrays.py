@@ -24,7 +24,7 @@ def noted(points: Iterable[Path]) -> bool:
     """Note what Slurm has of the sweeps of these run folders, which have no job; whether anything was found."""
     found = False
     for folder in {point.parent.parent for point in points if point.parent.name == POINTS}:
-        # What is no sweep's, or cannot be read, has a reason of its own.
+        # What is not a sweep's, or cannot be read, has a reason of its own.
         with contextlib.suppress(RunError):
             record = read(folder)
             if arrays(SweepPaths(folder), record):

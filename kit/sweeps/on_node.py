@@ -87,7 +87,7 @@ def _of(run_dir: Path) -> tuple[Sweep, SweepRecord, int]:
     folder = run_dir.parent.parent
     record = read(folder)
     if record.search is None:
-        raise RunError(f"{folder}: it is no search")
+        raise RunError(f"{folder}: it is not a search")
     return record.search, record, int(run_dir.name.rpartition(".")[2])
 
 

@@ -47,7 +47,7 @@ def convert(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     with Output(args.target, force=args.force) as output:
         source = opened(args.source, progress)
         for name in source.dropped:
-            progress.warn(f"{name} is no tensor and is left out")
+            progress.warn(f"{name} is not a tensor and is left out")
         output.need(source.bytes)
         given = shapes.Given(heads=args.heads, context=args.context, norm_eps=args.norm_eps, rope_base=args.rope_base)
         config = shapes.config(source, given)

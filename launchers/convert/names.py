@@ -85,7 +85,7 @@ class Group:
 
 
 def llama(source: Source, shape: Shape) -> list[Group]:
-    """Every tensor of LlamaForCausalLM, from the embedding to the head. Refused when the source is no Llama."""
+    """Every tensor of LlamaForCausalLM, from the embedding to the head. Refused when the source is not a Llama."""
     groups = [_group(piece, source, shape) for piece in source.pieces]
     groups.sort(key=lambda group: _order(group.names[0]))
     made = {name for group in groups for name in group.names}

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 _STACKED = re.compile(r"(decoder\.layers\.)(?!\d)(.+)")
 # Where programs put the model among what they save, in torch's own checkpoints.
 _MODEL = ("model", "model_state_dict", "state_dict", "module")
-# What is no part of the model in megatron's.
+# What is not part of the model in megatron's.
 _NOT_MODEL = re.compile(r"optimizer|chained_\d|opt_param_scheduler|rng|rerun|iteration|args")
 _BLOCK = 1 << 22
 

@@ -46,7 +46,7 @@ def is_right(problem: Problem, completion: list[int]) -> bool:
 
 
 def reward(problem: Problem, completion: list[int]) -> float:
-    """1 for the right answer; for another digit at most 0.4, less by 0.1 for each unit that it is off; 0 for what is no answer."""
+    """1 for the right answer; at most 0.4 for another digit, less by 0.1 for each unit that it is off; 0 without an answer."""
     if is_right(problem, completion):
         return 1.0
     if (

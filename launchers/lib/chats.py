@@ -144,7 +144,7 @@ class Layout:
             if not isinstance(message.get("content"), str):
                 raise BadChat(f"message {number} has no text under 'content'")
             if not message["content"].isascii() and re.search("[\ud800-\udfff]", message["content"]):
-                raise BadChat(f"message {number} has half a surrogate pair, which is no text")
+                raise BadChat(f"message {number} has half a surrogate pair, which is not text")
             if found := self._words.search(message["content"]):
                 raise BadChat(
                     f"message {number} has the tokenizer's {found[0]} in its text, which would end or begin a turn"

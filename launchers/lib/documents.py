@@ -20,7 +20,7 @@ PLAIN = (".txt", ".md", ".py")
 LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 ROWS = (".parquet", ".arrow")
 _UNITS, _SMALLEST, _LARGEST = 64, 1 << 20, 512 << 20  # units of a set; bytes of a unit
-_LONGEST_LINE = 1 << 30  # bytes: what has no line break in so many is no .jsonl
+_LONGEST_LINE = 1 << 30  # bytes: what has no line break in so many is not a .jsonl
 # What the parts of a Hugging Face dataset are called that are for validation.
 _HELD_OUT = ("validation", "valid", "val", "dev", "test")
 
@@ -80,7 +80,7 @@ def cut(sources: list[Path], *, ignored: list[str] | None = None) -> Cut:
 
 
 def read(piece: Piece, key: str) -> Iterator[str | Bad]:
-    """Its documents. key: of the text in a line or row. What is no document comes as Bad, in its place."""
+    """Its documents. key: of the text in a line or row. What is not a document comes as Bad, in its place."""
     if piece.kind in PLAIN:
         yield Path(piece.path).read_bytes().decode(errors="replace")
     elif piece.kind in LINES:
@@ -194,7 +194,7 @@ def _object(line: bytes) -> dict[str, Any] | Bad:
         made = json.loads(line)
     except (ValueError, RecursionError) as error:
         return Bad(f"not JSON: {error}")
-    return made if isinstance(made, dict) else Bad("it is no object")
+    return made if isinstance(made, dict) else Bad("it is not an object")
 
 
 def _text(line: bytes, key: str, where: str) -> str | Bad:

@@ -29,7 +29,7 @@ class Metrics:
     """Appends, so that a restarted run continues in the same file; `restart` in a record says which start wrote it."""
 
     def __init__(self, run_dir: Path, world: Ranks | None = None) -> None:
-        """here: None for a program that is no group of ranks."""
+        """here: None for a program that is not a group of ranks."""
         self._restart = int(os.environ.get("KIT_RESTART_COUNT") or 0)
         self._file = None
         self._trackers: list[trackers.Tracker] = []

@@ -60,7 +60,7 @@ PEAKS: dict[tuple[str, ...], Peak] = {
     # "NVIDIA A40", "NVIDIA A30 Tensor Core GPU" and "NVIDIA A10 Tensor Core GPU" data sheets: dense beside sparse.
     ("A40",): Peak(fp32=37.4, tf32=74.8, half=149.7, fp8=None),
     ("A30",): Peak(fp32=10.3, tf32=82, half=165, fp8=None),
-    # "NVIDIA A10G Tensor Core GPU" data sheet, Amazon, 17 February 2022. It is in Amazon's machines alone, and is no A10.
+    # "NVIDIA A10G Tensor Core GPU" data sheet, Amazon, 17 February 2022. It is in Amazon's machines alone, and is not an A10.
     ("A10G",): Peak(fp32=35, tf32=35, half=70, fp8=None),
     ("A10",): Peak(fp32=31.2, tf32=62.5, half=125, fp8=None),
     # "NVIDIA V100 Tensor Core GPU" data sheet, 1165301-r5, January 2020: the SXM2 module, the card, the V100S. "NVIDIA DGX-2"

@@ -84,7 +84,7 @@ class _Process:
                 left = left[os.write(self._questions, left) :]
 
     def answer(self, late: str) -> dict[str, Any]:
-        """The answer to the last question. late: what is said where none comes in time. Refused for all that is no reward."""
+        """The answer to the last question. late: what is said where none comes in time. Refused for all that is not a reward."""
         waited = 0.0
         while b"\n" not in self._rest:
             began = time.monotonic()
@@ -123,5 +123,5 @@ def _how(code: int) -> str:
 def fault_of(value: object) -> str:
     """What is wrong with what the function returned; empty where it is a finite number."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
-        return f"it returned {value!r:.200}, which is no number"
+        return f"it returned {value!r:.200}, which is not a number"
     return "" if math.isfinite(value) else f"it returned {value!r}, which is not finite"

@@ -138,7 +138,7 @@ class _Reader:
         return self._layout.source if self._layout else ""
 
     def check(self, problem: Any) -> None:
-        """BadChat where it is no problem, or its prompt leaves no room for an answer."""
+        """BadChat where it is not a problem, or its prompt leaves no room for an answer."""
         if isinstance(problem, Bad):
             raise chats.BadChat(problem.why)
         if "messages" in problem:

@@ -128,7 +128,7 @@ def _corpus(args: argparse.Namespace, found: _Found, say: Callable[[str], None])
     for name, windows in (("to train on", train), ("held out", test)):
         if not len(windows):
             raise SystemExit(
-                f"--data: {windows.tokens} tokens {name} are no window of --context {args.context} and one more.\n"
+                f"--data: {windows.tokens} tokens {name} are fewer than a window of --context {args.context} and one more.\n"
                 "  try: more text, a smaller --context, or another --validation"
             )
     if args.attend == "within" and found.end is None:

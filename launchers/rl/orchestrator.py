@@ -269,7 +269,7 @@ def main() -> None:
     args = options.parse(parser)
     if args.batch_size % args.rollouts_per_example:
         raise SystemExit(
-            f"--batch-size {args.batch_size} is no multiple of --rollouts-per-example {args.rollouts_per_example}."
+            f"--batch-size {args.batch_size} is not a multiple of --rollouts-per-example {args.rollouts_per_example}."
         )
     # The signal before a time limit is for programs that have something to save; TERM ends a service well.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

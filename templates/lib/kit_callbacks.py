@@ -59,7 +59,7 @@ def lightning():
             self._phase.begin(None)
 
         def on_train_batch_end(self, trainer, *_):
-            # Of gradient accumulation most batches are no step.
+            # Of gradient accumulation most batches are not a step.
             if trainer.global_step != self._step:
                 self._step = trainer.global_step
                 progress.step(self._step)

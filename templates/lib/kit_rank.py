@@ -94,7 +94,7 @@ class Progress:
     def phase(self, name):
         """What is done inside is `name`; then it is again what it was."""
         if name not in PHASES:
-            raise ValueError(f"{name!r} is no phase; there are {' '.join(PHASES)}")
+            raise ValueError(f"{name!r} is not a phase; there are {' '.join(PHASES)}")
         began = self._count()
         before, self._phase = self._phase, name
         self._tell()
@@ -108,7 +108,7 @@ class Progress:
                 self._inside[name] += spent
             elif name in _SLOW:
                 self._slowest[name] = max(spent, self._slowest.get(name, 0.0))
-                # What is slow by nature is no part of a step's time.
+                # What is slow by nature is not part of a step's time.
                 if self._stepped is not None:
                     self._stepped += spent
             self._tell()
@@ -204,7 +204,7 @@ def _recorder(path):
 
 
 def _folder():
-    # A process that multiprocessing has spawned is no rank, though it imports the rank's program, by this name.
+    # A process that multiprocessing has spawned is not a rank, though it imports the rank's program, by this name.
     if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":
         return None
     job = os.environ.get("SLURM_JOB_ID")

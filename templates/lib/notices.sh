@@ -24,7 +24,7 @@ notices::send() {
     while IFS= read -r line; do
         log::info "${line}"
     done < <(
-        # -P: a file beside the job is no module of the kit's.
+        # -P: a file beside the job is not a module of the kit's.
         timeout --kill-after=2 "$1" "${python}" -P -m kit.notices "${KIT_RUN_DIR}" </dev/null 2>/dev/null \
             || printf 'notice: not sent: %s -m kit.notices does not work on this node, or took longer than %s s\n' "${python}" "$1"
     )

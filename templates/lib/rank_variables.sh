@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Slurm's variables become the frameworks'. They are read here, in the task: expanded any earlier, every rank would be rank 0.
-# SLURM_TASKS_PER_NODE is never read: its compressed form, `4(x2)`, is no number.
+# SLURM_TASKS_PER_NODE is never read: its compressed form, `4(x2)`, is not a number.
 
 rank_variables::require_slurm() {
     # For kit_rank: when the container was there.

@@ -119,7 +119,7 @@ stall_watch::say() {
     notices::tell
 }
 
-# stall_watch::collect NUMBER: from every rank, by a step of its own on their nodes. Its failure is no fault of the run.
+# stall_watch::collect NUMBER: from every rank, by a step of its own on their nodes. Its failure is not a fault of the run.
 stall_watch::collect() {
     local -a nodes lost=()
     read -ra nodes <<<"${KIT_NODE_NAMES}"

@@ -107,7 +107,7 @@ time.sleep(600)
 
 @pytest.mark.usefixtures("frameworks_cpu")
 def test_a_group_that_can_never_start_ends_the_job_with_its_own_error(lab: Lab) -> None:
-    """One of two groups: what is left is no quorum, and the job does not wait for one."""
+    """One of two groups: what is left is not a quorum, and the job does not wait for one."""
     prepare(lab)
     (lab.project / "program.py").write_text(BROKEN, encoding="utf-8")
     run = lab.run("--set", "script=program.py", "--set", "args=[]", "--set", "resources.nodes=1")

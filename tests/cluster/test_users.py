@@ -248,7 +248,7 @@ def test_no_shell_is_opened_in_an_image_that_a_node_refuses(
 def test_an_image_that_another_user_replaced_by_one_of_its_size(
     shared_lab: Lab, users: list[pwd.struct_passwd], image: Image
 ) -> None:
-    """C2: before the submit, and between the submit and the start; what was checked before is no excuse."""
+    """C2: before the submit, and between the submit and the start; what was checked before is not an excuse."""
     (ada, bob), lab = users, shared_lab
     held = submit(lab, ada, "--set", "image=tiny", "--set", 'slurm.extra=["--hold"]')
     assert held.returncode == 0, held.stderr

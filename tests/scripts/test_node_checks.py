@@ -88,7 +88,7 @@ node_checks::nodes 2>&1; echo "code $?"
 
 
 def test_a_node_that_slurm_does_not_reach_at_once_is_asked_again(tmp_path: Path) -> None:
-    """The step's start after a requeue: one failed connection is no broken node."""
+    """The step's start after a requeue: one failed connection is not a broken node."""
     said = preflight(tmp_path, 1)
     assert said[-1] == "code 0"
     assert "the preflight did not begin on every node; once more in 2 s" in "\n".join(said)

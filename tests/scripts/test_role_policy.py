@@ -111,7 +111,7 @@ def test_an_end_with_0_of_a_lost_node_is_a_failure(head: str, last: str) -> None
 
 @pytest.mark.parametrize(("failed", "last"), [("", "fail a 137"), ("a-0", "fail a 1")])
 def test_sruns_own_code_of_a_lost_node_is_no_code_of_a_rank(failed: str, last: str) -> None:
-    """From Slurm 24.11 on srun says 1: without a record of a rank that is no end that the program chose."""
+    """From Slurm 24.11 on srun says 1: without a record of a rank that is not an end that the program chose."""
     assert bash(f"KIT_OUTLIVES=1; gone=a-b; failed='{failed}'\nrole a main\nrole_policy::on_end 0 1")[-1] == last
 
 

@@ -85,7 +85,7 @@ def test_links_and_lax_modes(shared: Path) -> None:
 
 
 def test_a_digest_that_cannot_be_kept_is_printed_all_the_same(tmp_path: Path) -> None:
-    """Of a file that changed just now; beside a memory that others may write; where no memory can be made. It is no failure."""
+    """Of a file that changed just now; beside a memory that others may write; where no memory can be made. It is not a failure."""
     file, memory, me = tmp_path / "image", tmp_path / "verified", os.geteuid()
     file.write_bytes(b"new")
     right = hashlib.sha256(b"new").hexdigest()

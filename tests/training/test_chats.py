@@ -373,9 +373,9 @@ def test_a_reward_gets_prompt_completion_and_problem(reward_file: Any) -> None:
     [
         ("return 1 / 0", "reward.py, line 2: ZeroDivisionError: division by zero"),
         ("return json.loads('{')", "reward.py, line 2: NameError"),
-        ("return completion", "it returned 'x', which is no number"),
-        ("return None", "it returned None, which is no number"),
-        ("return True", "it returned True, which is no number"),
+        ("return completion", "it returned 'x', which is not a number"),
+        ("return None", "it returned None, which is not a number"),
+        ("return True", "it returned True, which is not a number"),
         ("return float('nan')", "it returned nan, which is not finite"),
     ],
 )

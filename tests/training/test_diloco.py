@@ -303,7 +303,7 @@ def test_with_two_groups_the_survivor_waits_for_the_other(job: Job) -> None:
     reached = job.records(0, "outer")[-1]["outer_step"]
     assert reached < 6
     time.sleep(2)
-    assert job.records(0, "outer")[-1]["outer_step"] == reached, "a group alone is no quorum"
+    assert job.records(0, "outer")[-1]["outer_step"] == reached, "a group alone is not a quorum"
     job.start(1, "--steps", 60)
     job.succeed()
 

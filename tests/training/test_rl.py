@@ -315,8 +315,8 @@ def processes_with(word: str) -> list[str]:
         ("__import__('sys').exit(0)", "its process ended with exit code 0"),
         ("__import__('os').abort()", "its process ended by signal 6"),
         ("return float('nan')", "returned nan, which is not finite"),
-        ("return 'good'", "returned 'good', which is no number"),
-        ("return True", "returned True, which is no number"),
+        ("return 'good'", "returned 'good', which is not a number"),
+        ("return True", "returned True, which is not a number"),
         ("1/0", "line 2: ZeroDivisionError: division by zero"),
     ],
 )

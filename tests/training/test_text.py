@@ -193,7 +193,7 @@ def test_the_parts_of_a_dataset_are_kept(tmp_path: Path) -> None:
         ({"a.jsonl.gz": b"\x1f\x8b\x08\0damaged"}, "cannot be read to its end"),
         ({"a.jsonl.zst": b"\x28\xb5\x2f\xfddamaged"}, "cannot be read to its end"),
         ({"a.bin": b"1"}, "no file to read"),
-        ({"a.jsonl": b"[1, 2]\n"}, "it is no object"),
+        ({"a.jsonl": b"[1, 2]\n"}, "it is not an object"),
         ({"a.jsonl": b""}, "no document with text"),
         ({"a.txt": b"one document"}, "no document with text falls into"),
     ],

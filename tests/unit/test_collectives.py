@@ -36,7 +36,7 @@ def test_the_rank_that_is_apart(sick: list[Collective], how: str) -> None:
 
 def test_ranks_that_are_all_alike_are_none() -> None:
     assert collectives.odd([rank(SUM, SUM)] * 8) is None
-    assert collectives.odd([rank(SUM), []]) is None, "one rank alone is no odd one"
+    assert collectives.odd([rank(SUM), []]) is None, "one rank alone is not an odd one"
     assert collectives.odd([rank(SUM), rank(SMALL)]) is None, "of two that differ nobody knows which is right"
     apart = [rank("all_to_all of Float [[10]]"), *[rank("all_to_all of Float [[20]]")] * 2]
     assert collectives.odd(apart) is None, "each rank may send as much as it likes"

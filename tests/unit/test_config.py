@@ -220,7 +220,7 @@ def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
     assert "did you mean 'infiniband'?" in faults_of(job, cluster="infinband")["cluster"]
     assert "did you mean 'ddp'?" in faults_of(write_job(tmp_path, JOB.replace("ddp", "dpp")))["launcher"]
     said = faults_of(write_job(tmp_path, 'name = "x"\n'))["launcher"]
-    assert "nothing says how the ranks start; allowed: accelerate, ddp, " in said
+    assert "the job names no launcher: it says how the ranks start; allowed: accelerate, ddp, " in said
 
 
 def test_missing_and_broken_files(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def test_what_a_rank_reports(tmp_path: Path) -> None:
     assert saving.split()[:2] == ["10", "save"]
     assert 0.02 < float(saving.split()[3]) < 5, "seconds of one step of the two"
     assert saving.split()[4] == "2"
-    assert "'sleeping' is no phase; there are start rendezvous data compute" in refused
+    assert "'sleeping' is not a phase; there are start rendezvous data compute" in refused
     assert after.split()[:2] == ["10", "compute"]
     attempt, began, worker, ended, first, *seconds = spent.split()
     assert (attempt, worker, float(ended), first) == ("0", "0", 0.0, "4")

@@ -44,7 +44,7 @@ def test_the_runs_that_a_node_failed_are_its_record(tmp_path: Path) -> None:
     records, suspected = judged(runs)
     assert [(one.node, one.runs, len(one.failures)) for one in records] == [("n7", 2, 2), ("n8", 3, 0)]
     assert suspected == ["n7"], (
-        "an exception of the program is no node's fault, and what is older than a day counts no more"
+        "an exception of the program is not a node's fault, and what is older than a day counts no more"
     )
     assert [failure.run for failure in records[0].failures] == ["bad-0", "bad-1"]
     assert records[0].failures[0].rule == "segfault"

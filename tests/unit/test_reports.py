@@ -98,7 +98,7 @@ def kit(*words: str, cwd: Path) -> shell.Completed:
 
 
 def test_dmon_is_read_by_its_header() -> None:
-    """The mean over a node's GPUs; '-' is no value, a line that was cut off none either, unknown columns are passed over."""
+    """The mean over a node's GPUs; '-' is not a value, a line that was cut off none either, unknown columns are passed over."""
     found = gpu_samples.parse(DMON.splitlines())
     assert [value for _, value in found["sm"]] == [50.0, 100.0]
     assert [value for _, value in found["pwr"]] == [200.0]
@@ -155,7 +155,7 @@ def test_a_page_has_an_ending(tmp_path: Path) -> None:
 
 
 def test_a_sweep_has_a_table_a_best_point_and_a_link_to_each(tmp_path: Path) -> None:
-    """A metric that is no number is none; both commands know a sweep by its folder."""
+    """A metric that is not a number is none; both commands know a sweep by its folder."""
     points: list[tuple[dict[str, Value], list[dict[str, object]], int | None]] = [
         ({"args.--lr": lr, "args.--kind": kind}, [{"kind": "final", "step": 1, "loss": loss}], 0)
         for lr, kind, loss in ((0.1, "a", 0.5), (0.01, "b", 0.2), (1.0, "a", float("nan")))

@@ -96,7 +96,7 @@ def test_expressions(expression: str, value: object) -> None:
         ("= 1 +", "no expression"),
         ("= x", "need each other: args.--x -> args.--x"),
         ("= y", "need each other"),
-        ("= open('/etc/passwd')", "'open' is no function here; known: abs,"),
+        ("= open('/etc/passwd')", "'open' is not a function here; known: abs,"),
         ("= sqr(4)", "did you mean 'sqrt'?"),
         ("= lr.__class__", "__class__"),
         ("= resources", "a table of the job"),
@@ -124,7 +124,7 @@ def test_all_expressions_without_a_value_are_said_at_once() -> None:
 def test_a_short_name_that_two_keys_share_needs_its_long_form() -> None:
     keys = "grid.var.nodes = [5]\ngrid.resources.nodes = [3]\n"
     assert points(keys + 'set.args.--x = "= var.nodes * resources.nodes"\n')[0]["args.--x"] == 15
-    with pytest.raises(ConfigError, match="'nodes' is no name here"):
+    with pytest.raises(ConfigError, match="'nodes' is not a name here"):
         expanded(keys + 'set.args.--x = "= nodes"\n')
 
 
@@ -196,7 +196,7 @@ def test_lookups(tmp_path: Path) -> None:
             'grid.var.model = ["small"]\ngrid.args.--batch = [65]\nset.args.--x = "lookup:steps"\n',
             "no row for args.batch = 65",
         ),
-        ('grid.args.--batch = [64]\nset.args.--x = "lookup:steps"\n', "'model' is no name here"),
+        ('grid.args.--batch = [64]\nset.args.--x = "lookup:steps"\n', "'model' is not a name here"),
         ('grid.var.model = ["big"]\nset.args.--x = "lookup:sizes"\n', "say which, such as lookup:sizes.width"),
         ('grid.var.model = ["big"]\nset.args.--x = "lookup:sizes.depth"\n', "no column 'depth'"),
         ('grid.var.model = ["small"]\ngrid.args.--batch = [64]\nset.args.--x = "lookup:steps.y"\n', "no column 'y'"),
@@ -213,7 +213,7 @@ def test_a_lookup_without_a_value_says_what_the_table_has(tmp_path: Path, text: 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "one of grid, zip, points, random and search is needed"),
+        ("", "give one of grid, zip, points, random and search"),
         ("grid.seed = []", "the list is empty"),
         ("zip.seed = [1, 2]\nzip.resources.nodes = [1]", "seed has 2, resources.nodes has 1"),
         ("grid.seed = [1]\nset.seed = 2", "seed is in grid and in set"),

@@ -91,13 +91,13 @@ def test_the_best_first_then_diverged_then_without_metric(folder: Path) -> None:
     assert [row.index for row in found.rows] == [1, 0, 2, 3]
     assert [row.state for row in found.rows] == ["COMPLETED", "COMPLETED", "COMPLETED", "FAILED"]
     assert found.best is not None
-    assert found.best.metrics == {"loss": 0.3, "steps": 7}, "text, flags and bookkeeping are no metrics"
+    assert found.best.metrics == {"loss": 0.3, "steps": 7}, "text, flags and bookkeeping are not metrics"
     assert [row.index for row in gathered(folder, goal="max").rows] == [0, 1, 2, 3]
     assert [row.index for row in gathered(folder, reduce="min").rows] == [0, 1, 2, 3], "0.2 was reached on the way"
 
 
 def test_a_metric_that_diverged_is_null_in_json_and_never_the_best(folder: Path, tmp_path: Path) -> None:
-    found = json.loads(result_files.as_json(gathered(folder)), parse_constant=lambda word: f"{word} is no JSON")
+    found = json.loads(result_files.as_json(gathered(folder)), parse_constant=lambda word: f"{word} is not JSON")
     assert [row["loss"] for row in found["points"]] == [0.3, 0.5, None, None]
     diverged = write_sweep(tmp_path / "other", [({"seed": 1}, [{"loss": float("nan")}], 0)])
     assert gathered(diverged).best is None

@@ -25,7 +25,7 @@ _CLIENTS = frozenset({"srun", "salloc", "sbatch", "sattach"})
 def cancel_jobs(cluster: EmbeddedCluster) -> None:
     """Cancel all jobs and wait, bounded, until they are gone: programs and waiting clients end in their own way."""
     deadline = time.monotonic() + _JOBS_S
-    # A controller that does not answer is no reason to leave anything behind.
+    # A controller that does not answer is not a reason to leave anything behind.
     with contextlib.suppress(ToolError):
         if jobs := set(_ask(cluster, "squeue", "--noheader", "--format=%A").split()):
             _ask(cluster, "scancel", *sorted(jobs))
