@@ -1,4 +1,4 @@
-"""Frameworks that want more than a program and its arguments: one module each, found by name (base.py says what one is)."""
+"""Training frameworks that need more than a program and its arguments. Each is one module, found by its name; see base.py."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def get(name: str) -> Framework:
 
 
 def prepare(resolved: Resolved, allocation: Allocation, packages: Mapping[str, str]) -> Extra:
-    """What the launcher's framework adds to a job, if it names one. packages: name -> version of what the image holds.
+    """Return what the launcher's framework adds to a job; nothing if the launcher names no framework.
 
-    ConfigError when the job does not fit it.
+    packages: name -> version of the packages in the image. ConfigError when the job breaks a rule of its programs or of the
+    framework.
     """
     job, launcher = resolved.job, resolved.launcher
     framework = get(launcher.framework) if launcher.framework else None
-    faults = [*_unread(job, framework), *_too_many(job, launcher, allocation)]
+    faults = [*_tables_of_other_frameworks(job, framework), *_too_many_ranks(job, launcher, allocation)]
     faults += program_releases.faults(job, launcher, packages)
     job = program_releases.with_release(job, launcher, packages)
     if job.is_launchers:
@@ -42,8 +43,8 @@ def prepare(resolved: Resolved, allocation: Allocation, packages: Mapping[str, s
     return framework.prepare(job, launcher, allocation) if framework else Extra()
 
 
-def _unread(job: Job, framework: Framework | None) -> Iterator[Fault]:
-    """Tables that other frameworks read: without effect, and the job's author thinks otherwise."""
+def _tables_of_other_frameworks(job: Job, framework: Framework | None) -> Iterator[Fault]:
+    """Refuse tables that only other frameworks read: they would have no effect, and the author of the job expects one."""
     own = framework.tables if framework else ()
     known = dict.fromkeys(table for name in get_args(FrameworkName) for table in get(name).tables)
     for key in known:
@@ -52,7 +53,7 @@ def _unread(job: Job, framework: Framework | None) -> Iterator[Fault]:
             yield Fault(key=key, problem=problem, hint=f"remove [{key}]")
 
 
-def _too_many(job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
+def _too_many_ranks(job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
     if launcher.most_ranks is None or allocation.world_size <= launcher.most_ranks:
         return
     nodes, each = allocation.nodes, allocation.world_size // allocation.nodes
@@ -67,9 +68,9 @@ def _too_many(job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[
 
 
 def options_read(resolved: Resolved) -> frozenset[str] | None:
-    """Options in the job's `args` whose values a rule of `prepare` reads; of all others only the names count.
+    """Options in the job's `args` whose values a rule of `prepare` reads. Of all other options only the names matter.
 
-    None where any value may be read: by a framework, by roles, or by a batch template of the user's own.
+    None means that any value may be read: by a framework, by roles, or by the user's own batch template.
     """
     job, launcher = resolved.job, resolved.launcher
     if launcher.framework or job.roles or resolved.template is not None:
@@ -78,5 +79,5 @@ def options_read(resolved: Resolved) -> frozenset[str] | None:
 
 
 def resources(framework: str | None, job: Job) -> dict[str, int]:
-    """What the framework's own table says of the job's resources: `nodes`, `gpus_per_node`."""
+    """Resources that the framework's own table sets for the job: `nodes`, `gpus_per_node`."""
     return get(framework).resources(job) if framework else {}

@@ -15,10 +15,10 @@ from kit.spec.roles import Role
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """What a framework adds: files of the run folder, name -> text; arguments. In both, {run} is the run folder inside.
+    """What a framework adds to a run. files: files of the run folder, name -> text. args: arguments of the program.
 
-    roles: those that the start shapes `replicas` and `roles` split a job into. explained: for a reader of the batch script.
-    warnings: what will run, and perhaps not as meant; they name no file.
+    In both, {run} stands for the run folder's path inside the container. roles: the roles of a job whose start shape is `replicas`
+    or `roles`. explained: lines for the reader of the batch script. warnings: problems that do not stop the job; they name no file.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -29,21 +29,27 @@ class Extra:
 
 
 class Framework(Protocol):
-    """One module of kit/frameworks/ holds one; its name there is `framework` in launcher.toml."""
+    """Each module of kit/frameworks/ holds one framework.
+
+    launcher.toml refers to it by the module's name, in the key `framework`.
+    """
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Keys of the job file that it reads; a job with another framework's table is refused."""
+        """Tables of the job file that this framework reads. A job with another framework's table is refused."""
         ...
 
     def resources(self, job: Job) -> dict[str, int]:
-        """`nodes` and `gpus_per_node`, where its table says them; else [resources] counts."""
+        """`nodes` and `gpus_per_node` as the framework's table sets them; without them, [resources] applies."""
         ...
 
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterable[Fault]:
-        """What the framework itself would refuse once the job has its nodes. The faults name no file: the caller knows it."""
+        """Problems that the framework itself would report only after the job has its nodes.
+
+        They name no file: the caller adds it.
+        """
         ...
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
-        """What it adds to a job without faults."""
+        """Return what the framework adds to a job that has no faults."""
         ...

@@ -1,4 +1,4 @@
-"""DeepSpeed: the job's `[deepspeed]` table becomes ds_config.json, with its batch sizes checked against the world size."""
+"""DeepSpeed: writes the job's `[deepspeed]` table as ds_config.json, after checking its batch sizes against the world size."""
 
 from __future__ import annotations
 
@@ -20,31 +20,34 @@ from kit.validation import toml
 
 FILE = "ds_config.json"
 OPTIONS = Path(__file__).with_name("deepspeed-options.toml")
-# How alike an unknown name and a known one are when the first is taken for a misspelt second, of difflib's 0 to 1.
-_ALIKE = 0.88
+# An unknown key counts as a misspelling of a known one from this similarity on (difflib's ratio, 0 to 1).
+_MISSPELT_CUTOFF = 0.88
 
-# Tables in which DeepSpeed 0.19 drops a key that is 'auto', so that its default counts (DeepSpeedConfigModel).
+# In these tables DeepSpeed 0.19 drops a key whose value is 'auto' and uses its default (DeepSpeedConfigModel).
 _DEFAULTS = {"deepspeed.zero_optimization", "deepspeed.fp16", "deepspeed.bf16"}
 
 
 class DeepSpeed:
-    """ds_config.json, and the option that names it."""
+    """Adds ds_config.json to the run folder, and the option that names it to the arguments."""
 
     tables = ("deepspeed",)
 
     def resources(self, job: Job) -> dict[str, int]:
-        """See Framework."""
+        """No resources: the [deepspeed] table does not set any."""
         return {}
 
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
-        """See Framework."""
+        """Faults in [deepspeed], and arguments that the launcher's program does not read because ds_config.json holds them."""
         if job.is_launchers:
             yield from _not_options(job)
         if job.deepspeed is not None:
             yield from broken(job.deepspeed, allocation.world_size if job.is_launchers else None)
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
-        """See Framework."""
+        """The completed configuration, as a file and as an option.
+
+        For the user's own program, batch sizes that do not fit are warnings.
+        """
         if job.deepspeed is None:
             return Extra()
         config: Mapping[str, Any] = job.deepspeed
@@ -54,7 +57,7 @@ class DeepSpeed:
         else:
             split = deepspeed_batch_sizes.split(job.args, config)
             warnings = tuple(deepspeed_batch_sizes.doubtful(config, allocation.world_size, split))
-            # What does not fit is left as it was written: the program may split its model in a way that nothing here says.
+            # With a warning, leave the table as it is written: the program may split its model in a way that the kit cannot see.
             config = config if warnings else completed(config, allocation.world_size // split)
         file = {FILE: json.dumps(config, indent=2) + "\n"}
         args = ("--ds-config", f"{{run}}/{FILE}")
@@ -65,12 +68,15 @@ framework: Framework = DeepSpeed()
 
 
 def completed(table: Mapping[str, Any], copies: int) -> dict[str, Any]:
-    """The table with every batch size in it, for so many data parallel ranks."""
+    """The table with all batch sizes filled in. copies: the number of data parallel ranks."""
     return {**table, **deepspeed_batch_sizes.completed(deepspeed_batch_sizes.given(table), copies)}
 
 
 def broken(table: Mapping[str, Any], copies: int | None) -> Iterator[Fault]:
-    """Sizes that do not multiply, 'auto', misspelt keys, and what ZeRO refuses. copies: data parallel ranks; None: not known."""
+    """Batch sizes that do not multiply, 'auto', misspelt keys, and settings that ZeRO refuses.
+
+    copies: the number of data parallel ranks; None if it is not known.
+    """
     yield from _misspelt(table)
     yield from _contradictions(table)
     yield from _autos(table)
@@ -80,7 +86,7 @@ def broken(table: Mapping[str, Any], copies: int | None) -> Iterator[Fault]:
 
 
 def _not_options(job: Job) -> Iterator[Fault]:
-    """Options of the other GPT programs that this launcher's program does not read: the configuration has them."""
+    """Options of other GPT programs that this one does not read: it takes these values from the configuration."""
     given = {word.partition("=")[0] for word in job.args}
     for option, key in (("--batch-size", TOTAL), ("--accumulate", STEPS), ("--clip", "gradient_clipping")):
         if option in given:
@@ -89,33 +95,33 @@ def _not_options(job: Job) -> Iterator[Fault]:
 
 
 def _misspelt(table: Mapping[str, Any], prefix: str = "deepspeed") -> Iterator[Fault]:
-    """Keys that look like a slip of the pen: DeepSpeed takes no notice of some, and fails on others once all ranks are there."""
+    """Keys that look misspelt. DeepSpeed ignores some unknown keys, and fails on others only after all ranks have started."""
     known = tomllib.loads(OPTIONS.read_text(encoding="utf-8"))
     for key, value in table.items():
         where, names = f"{prefix}.{key}", known[prefix]
-        if key not in names and (near := nearest(key, names, cutoff=_ALIKE)):
+        if key not in names and (near := nearest(key, names, cutoff=_MISSPELT_CUTOFF)):
             problem = f"DeepSpeed has no such key; did you mean {near!r}?"
             yield Fault(key=where, problem=problem, hint=f"{near} = {toml(value)}")
         if where in known and isinstance(value, Mapping):
             yield from _misspelt(value, where)
 
 
-def _left_out(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """The keys below a table that are 'auto'."""
+def _auto_keys(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """The keys in a table and its sub-tables whose value is 'auto'."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _left_out(value, f"{prefix}.{key}")
+            yield from _auto_keys(value, f"{prefix}.{key}")
         elif value == "auto":
             yield f"{prefix}.{key}"
 
 
 def explained(table: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a reader of the batch script should know: keys that are 'auto' count as not given."""
+    """Comments for the batch script: keys that are 'auto' count as not given."""
     keys = [
         key
         for name, value in table.items()
         if f"deepspeed.{name}" in _DEFAULTS and isinstance(value, Mapping)
-        for key in _left_out(value, name)
+        for key in _auto_keys(value, name)
     ]
     return (f"DeepSpeed takes its own default for {', '.join(keys)} ('auto').",) if keys else ()
 
@@ -145,7 +151,7 @@ def _contradictions(table: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _autos(table: Mapping[str, Any], prefix: str = "deepspeed") -> Iterator[Fault]:
-    """'auto' where it is not a default: DeepSpeed fails on it, or takes the text for true. The kit works out batch sizes itself."""
+    """'auto' on keys where DeepSpeed fails on it or takes the text for true. On batch sizes it is fine: the kit computes them."""
     for key, value in table.items():
         where = f"{prefix}.{key}"
         if where in _DEFAULTS:

@@ -1,7 +1,7 @@
 """DeepSpeed's three batch sizes: batch = size per GPU x accumulation steps x data parallel ranks.
 
-The names and the arithmetic are those of DeepSpeed's documentation ("DeepSpeed Configuration JSON", batch size parameters). The
-data parallel ranks are all ranks, but where a program splits its model over several (tensor, pipeline, sequence parallel).
+Names and arithmetic follow DeepSpeed's documentation ("DeepSpeed Configuration JSON", batch size parameters). All ranks are data
+parallel ranks, unless the program splits its model over several ranks (tensor, pipeline or sequence parallelism).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kit.frameworks.nearest_multiple_or_divisor import multiple
 from kit.spec.wrong_value_messages import shown
 
 TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-# Options by which Megatron-DeepSpeed's programs, and those written after them, split a model.
+# Options that split a model, in the programs of Megatron-DeepSpeed and in programs derived from them.
 _SPLITTING = (
     ("--tensor-model-parallel-size", "--tp"),
     ("--pipeline-model-parallel-size", "--pp"),
@@ -26,12 +26,12 @@ _SPLITTING = (
 
 
 def given(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch sizes that the table says."""
+    """The batch sizes that the table sets."""
     return {name: table[name] for name in (TOTAL, MICRO, STEPS) if table.get(name, "auto") != "auto"}
 
 
 def not_numbers(table: Mapping[str, Any]) -> Iterator[Fault]:
-    """Sizes that are not whole number of 1 or more."""
+    """Batch sizes that are not whole numbers of 1 or more."""
     for name, value in given(table).items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             problem = f"{shown(value)} is not a whole number of 1 or more"
@@ -39,7 +39,7 @@ def not_numbers(table: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def completed(known: Mapping[str, int], copies: int) -> dict[str, int]:
-    """The three sizes; those left out follow from the others, as DeepSpeed works them out. copies: data parallel ranks."""
+    """The three sizes. Missing ones are derived from the others as DeepSpeed derives them. copies: data parallel ranks."""
     total, micro, steps = known.get(TOTAL), known.get(MICRO), known.get(STEPS)
     if micro is None and total is not None:
         micro = total // ((steps or 1) * copies)
@@ -50,7 +50,10 @@ def completed(known: Mapping[str, int], copies: int) -> dict[str, int]:
 
 
 def uneven(table: Mapping[str, Any], copies: int, ranks: str = "ranks") -> Iterator[Fault]:
-    """The total batch size that is not the product, or no multiple, of what else was given. ranks: what the copies are called."""
+    """A total batch size that is not the product of the other sizes, or not a multiple of those given.
+
+    ranks: the word for the copies.
+    """
     known = given(table)
     if any(not_numbers(table)):
         return
@@ -71,7 +74,9 @@ def uneven(table: Mapping[str, Any], copies: int, ranks: str = "ranks") -> Itera
 
 
 def split(args: Iterable[str], table: Mapping[str, Any]) -> int:
-    """Over how many ranks a program of the user's own splits its model, as its options or the table's AutoTP say; 1 if neither."""
+    """The number of ranks over which the user's own program splits its model: from its options, or from the
+    table's AutoTP; else 1.
+    """
     words = [*args]
     pairs = dict(pairwise(words)) | dict(word.split("=", 1) for word in words if "=" in word)
     sizes = [next((int(pairs[n]) for n in names if pairs.get(n, "").isdecimal()), 1) for names in _SPLITTING]
@@ -83,7 +88,7 @@ def split(args: Iterable[str], table: Mapping[str, Any]) -> int:
 
 
 def doubtful(table: Mapping[str, Any], world_size: int, parts: int) -> Iterator[Fault]:
-    """Warnings for a program of the user's own, whose model is split over `parts` ranks as far as its options say."""
+    """Warnings for the user's own program. parts: the number of ranks that share one model, as far as its options show it."""
     if world_size % parts:
         problem = f"models split over {parts} ranks do not divide {world_size} ranks"
         yield Fault(key="resources.nodes", problem=problem, hint=f"nodes = {parts}")

@@ -1,6 +1,6 @@
 """DiLoCo: split the nodes into replica groups that train independently and periodically average parameters.
 
-`replica_groups` says who is in which group; the start shape `replicas` makes it so.
+`replica_groups` assigns nodes and GPUs to the groups. The start shape `replicas` starts them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ PICTURE = "layout.txt"
 LIGHTHOUSE = "lighthouse"
 
 _LIGHTHOUSE_RESTARTS = 10
-# How long a quorum waits for a group that is alive and has not asked for it yet: groups' rounds differ by less. After a group was
-# killed the others wait for its heartbeat, which comes ten times a second, at most so long.
+# _JOIN_MS: how long a quorum waits for a live group that has not asked for it yet; the rounds of the groups differ by less.
+# _HEARTBEAT_MS: how long the others wait for a group that was killed. A heartbeat comes ten times a second.
 _JOIN_MS, _HEARTBEAT_MS = 60_000, 5_000
 
-# Nodes drawn one by one; of more, the first ones and the last.
+# The picture shows this many nodes. With more nodes it shows the first ones and the last.
 _DRAWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One replica group. nodes: counted from 0 over the job's. gpus: those of each of its nodes; none on a cluster without."""
+    """One replica group.
+
+    nodes: indices into the job's nodes, from 0. gpus: indices on each node; empty on a cluster without GPUs.
+    """
 
     index: int
     nodes: tuple[int, ...]
@@ -40,26 +43,26 @@ class Group:
 
     @property
     def world_size(self) -> int:
-        """Ranks of this group."""
+        """The number of ranks in this group."""
         return len(self.nodes) * self.ranks_per_node
 
 
 class DiLoCoGroups:
-    """The program's options, a role for each group, and the groups as a picture in the run folder."""
+    """Adds the program's options, a role for each group, and a picture of the groups in the run folder."""
 
     tables = ("diloco",)
 
     def resources(self, job: Job) -> dict[str, int]:
-        """See Framework."""
+        """No resources: the [diloco] table divides the nodes that the job has."""
         return {}
 
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
-        """See Framework."""
+        """Numbers of nodes, GPUs and ranks that the groups cannot share evenly, and impossible quorums."""
         ranks = job.resources.ranks_per_node
         yield from broken(allocation.nodes, allocation.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks)
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
-        """See Framework."""
+        """The options, the roles of the groups and the lighthouse, and their picture."""
         table = job.diloco or DiLoCo()
         groups = groups_of(job, allocation)
         words = [str(word) for pair in table.options().items() for word in pair]
@@ -77,13 +80,16 @@ framework: Framework = DiLoCoGroups()
 
 
 def groups_of(job: Job, allocation: Allocation) -> tuple[Group, ...]:
-    """The replica groups of a job without faults."""
+    """The replica groups of a job that has no faults."""
     ranks = job.resources.ranks_per_node
     return replica_groups(allocation.nodes, allocation.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks)
 
 
 def _roles(groups: Sequence[Group], quorum: int, table: DiLoCo) -> dict[str, Role]:
-    """The lighthouse on the first node, unless another job has it, and each group on its own; those of one node share it."""
+    """A role for each group, and the lighthouse on the first node unless another job runs it.
+
+    Groups on one node share that node.
+    """
     own = table.lighthouse is None
     first_on = {group.nodes[0]: group for group in reversed(groups)}
     roles = {}
@@ -109,7 +115,10 @@ def _roles(groups: Sequence[Group], quorum: int, table: DiLoCo) -> dict[str, Rol
 
 
 def _lighthouse(quorum: int) -> Role:
-    """Says which groups are alive. It keeps nothing on disk: started again on the same address it is as good as before."""
+    """The lighthouse: it tells the groups which of them are alive.
+
+    It keeps no state on disk, so it can restart on the same address.
+    """
     return Role(
         shares="replica-0",
         nodes=1,
@@ -137,33 +146,35 @@ def _lighthouse(quorum: int) -> Role:
 def replica_groups(
     nodes: int, gpus_per_node: int, table: DiLoCo, *, ranks_per_node: int | None = None
 ) -> tuple[Group, ...]:
-    """The groups, in the order of their nodes; the figures are those that `broken` passes.
+    """The groups, in the order of their nodes. The arguments must have passed `broken`.
 
-    ranks_per_node: over all groups of a node; default: one per GPU, or one per group.
+    ranks_per_node: over all groups of a node; default: one rank per GPU, or one per group where there are no GPUs.
     """
-    here, span = table.replicas_per_node or 1, table.nodes_per_replica or 1
-    ranks = ranks_per_node or gpus_per_node or here
-    gpus = gpus_per_node // here
+    groups_per_node, nodes_per_group = table.replicas_per_node or 1, table.nodes_per_replica or 1
+    ranks = ranks_per_node or gpus_per_node or groups_per_node
+    gpus = gpus_per_node // groups_per_node
     return tuple(
         Group(
             index=index,
-            nodes=tuple(range(index // here * span, (index // here + 1) * span)),
-            gpus=tuple(range(index % here * gpus, (index % here + 1) * gpus)),
-            ranks_per_node=ranks // here,
+            nodes=tuple(
+                range(index // groups_per_node * nodes_per_group, (index // groups_per_node + 1) * nodes_per_group)
+            ),
+            gpus=tuple(range(index % groups_per_node * gpus, (index % groups_per_node + 1) * gpus)),
+            ranks_per_node=ranks // groups_per_node,
         )
-        for index in range(nodes // span * here)
+        for index in range(nodes // nodes_per_group * groups_per_node)
     )
 
 
 def least(table: DiLoCo, groups: int) -> int:
-    """Groups that a quorum needs. A fresh group alone must never be one: it would set the model back to its start."""
+    """The number of groups that a quorum needs. A new group alone must not be a quorum: it would reset the model to its start."""
     return table.min_replicas or min(2, groups)
 
 
 def picture(groups: Sequence[Group], quorum: int, table: DiLoCo | None = None) -> str:
-    """The groups for people: nodes, groups, GPUs, where each group meets, where the lighthouse lives.
+    """A text picture for people: nodes, groups, GPUs, the meeting point of each group, and the node of the lighthouse.
 
-    Port numbers are found when the job runs; state/roles.json has them then.
+    Ports are chosen when the job runs; state/roles.json then lists them.
     """
     table = table or DiLoCo()
     nodes = groups[-1].nodes[-1] + 1
@@ -186,7 +197,7 @@ def picture(groups: Sequence[Group], quorum: int, table: DiLoCo | None = None) -
 
 
 def _line(group: Group, node: int, earlier: int) -> str:
-    """One group on one of its nodes."""
+    """The line of one group on one of its nodes."""
     first = group.nodes.index(node) * group.ranks_per_node
     gpus = f"GPU {_span(group.gpus)}" if group.gpus else "no GPU"
     ranks = f"rank {_span(range(first, first + group.ranks_per_node))}"
@@ -203,31 +214,35 @@ def _count(number: int, noun: str) -> str:
 
 
 def broken(nodes: int, gpus: int, table: DiLoCo, *, ranks_per_node: int | None = None) -> Iterator[Fault]:
-    """Figures that do not divide, and quorums that cannot be. The arguments are those of `replica_groups`."""
-    here, span = table.replicas_per_node or 1, table.nodes_per_replica or 1
-    yield from _indivisible(nodes, gpus, ranks_per_node or gpus or here, here, span)
-    yield from _too_few(table, table.groups or nodes * here // span)
-    if table.groups is not None and table.first_group + nodes * here // span > table.groups:
-        mine = nodes * here // span
+    """Numbers that do not divide evenly, and impossible quorums. The arguments are those of `replica_groups`."""
+    groups_per_node, nodes_per_group = table.replicas_per_node or 1, table.nodes_per_replica or 1
+    yield from _indivisible(nodes, gpus, ranks_per_node or gpus or groups_per_node, groups_per_node, nodes_per_group)
+    yield from _too_few(table, table.groups or nodes * groups_per_node // nodes_per_group)
+    if table.groups is not None and table.first_group + nodes * groups_per_node // nodes_per_group > table.groups:
+        mine = nodes * groups_per_node // nodes_per_group
         problem = f"{mine} groups from number {table.first_group} on are not among {table.groups}"
         yield Fault(key="diloco.groups", problem=problem, hint=f"groups = {table.first_group + mine}")
     if table.groups is None and (table.first_group or table.lighthouse):
         problem = "the groups of this job are some of a training's, whose number is not said"
-        yield Fault(key="diloco.groups", problem=problem, hint=f"groups = {table.first_group + nodes * here // span}")
+        yield Fault(
+            key="diloco.groups",
+            problem=problem,
+            hint=f"groups = {table.first_group + nodes * groups_per_node // nodes_per_group}",
+        )
 
 
-def _indivisible(nodes: int, gpus: int, ranks: int, here: int, span: int) -> Iterator[Fault]:
-    if gpus % here:
-        problem = f"{here} groups cannot share the {gpus} GPUs of a node evenly"
-        hint = f"replicas_per_node = {divisor(here, gpus)}"
+def _indivisible(nodes: int, gpus: int, ranks: int, groups_per_node: int, nodes_per_group: int) -> Iterator[Fault]:
+    if gpus % groups_per_node:
+        problem = f"{groups_per_node} groups cannot share the {gpus} GPUs of a node evenly"
+        hint = f"replicas_per_node = {divisor(groups_per_node, gpus)}"
         yield Fault(key="diloco.replicas_per_node", problem=problem, hint=hint)
-    if ranks % here:
-        problem = f"{ranks} ranks cannot be shared out evenly over diloco.replicas_per_node = {here}"
-        hint = f"ranks_per_node = {multiple(ranks, here)}"
+    if ranks % groups_per_node:
+        problem = f"{ranks} ranks cannot be shared out evenly over diloco.replicas_per_node = {groups_per_node}"
+        hint = f"ranks_per_node = {multiple(ranks, groups_per_node)}"
         yield Fault(key="resources.ranks_per_node", problem=problem, hint=hint)
-    if nodes % span:
-        problem = f"{nodes} nodes cannot be split into groups of {span}"
-        hint = f"nodes_per_replica = {divisor(span, nodes)}"
+    if nodes % nodes_per_group:
+        problem = f"{nodes} nodes cannot be split into groups of {nodes_per_group}"
+        hint = f"nodes_per_replica = {divisor(nodes_per_group, nodes)}"
         yield Fault(key="diloco.nodes_per_replica", problem=problem, hint=hint)
 
 

@@ -1,6 +1,6 @@
-"""The options of the launchers' own programs, read from their text: nothing is imported, and a login node needs no torch.
+"""The options of the launchers' own programs, parsed from their source. Nothing is imported, so a login node needs no torch.
 
-A program declares them with argparse's `add_argument`, itself or by the functions of launchers/lib/options.py that it calls.
+A program declares its options with argparse's `add_argument`: itself, or through the functions of launchers/lib/options.py.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from kit.spec.run_paths import CONTAINER_RUN
 
 
 def faults_of(resolved: Resolved) -> Iterator[Fault]:
-    """What is wrong with the choice of a launcher's own program: it is missing, or does not have an option of the job."""
+    """Faults in the choice of a launcher's own program: the program is missing, or lacks an option that the job gives."""
     script, folder = resolved.job.script, resolved.launcher_dir
     name = resolved.launcher.script if script is None else script.partition("/code/")[2]
-    # A job whose roles have commands of their own starts no such program.
+    # A job whose roles have their own commands does not start a program of the launcher.
     if name is None:
         return
     program = folder / name
@@ -33,11 +33,11 @@ def faults_of(resolved: Resolved) -> Iterator[Fault]:
 
 
 def faults(program: Path, args: Iterable[str]) -> Iterator[Fault]:
-    """Each argument that looks like an option and that the program does not have. A program that declares none is not checked."""
+    """Arguments that look like options and that the program does not have. A program that declares no options is not checked."""
     known = declared(program)
     for place, word in enumerate(args if known else ()):
         name = word.partition("=")[0]
-        # argparse takes the beginning of a name for the name.
+        # argparse accepts an abbreviated option.
         if not name.startswith("--") or " " in name or any(one.startswith(name) for one in known):
             continue
         near = nearest(name, known) or "--help"
@@ -47,19 +47,19 @@ def faults(program: Path, args: Iterable[str]) -> Iterator[Fault]:
 
 @cache
 def declared(program: Path) -> tuple[str, ...]:
-    """The program's options with their dashes, sorted; none where it leaves them to something other than lib/options.py."""
-    tree = _parsed(program)
+    """The program's options with their dashes, sorted. Empty if the program does not parse them with lib/options.py."""
+    tree = _parse_source(program)
     library = program.parent.parent / "lib" / "options.py"
     called = {_library_function(call) for call in _calls(tree)}
     if "parse" not in called or not library.is_file():
         return ()
-    functions = {node.name: node for node in _parsed(library).body if isinstance(node, ast.FunctionDef)}
-    shared = [functions[name] for name in _with_their_own(called, functions)]
+    functions = {node.name: node for node in _parse_source(library).body if isinstance(node, ast.FunctionDef)}
+    shared = [functions[name] for name in _reachable(called, functions)]
     return tuple(sorted({"--help", *(name for node in (tree, *shared) for name in _names(node))}))
 
 
-def _with_their_own(called: Iterable[str], functions: Mapping[str, ast.FunctionDef]) -> set[str]:
-    """Functions of the library that are called, and those that they call in turn."""
+def _reachable(called: Iterable[str], functions: Mapping[str, ast.FunctionDef]) -> set[str]:
+    """The called functions of the library, and all functions that these call in turn."""
     found: set[str] = set()
     waiting = [name for name in called if name in functions]
     while waiting:
@@ -71,7 +71,7 @@ def _with_their_own(called: Iterable[str], functions: Mapping[str, ast.FunctionD
     return found
 
 
-def _parsed(path: Path) -> ast.Module:
+def _parse_source(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError) as error:
@@ -86,7 +86,7 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def _library_function(call: ast.Call) -> str:
-    """Which function of lib/options.py is called; empty for any other."""
+    """The name of the function of lib/options.py that is called; empty for any other call."""
     match call.func:
         case ast.Attribute(value=ast.Name(id="options"), attr=name):
             return name
@@ -94,7 +94,7 @@ def _library_function(call: ast.Call) -> str:
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    """The options that the calls of add_argument in a text declare; BooleanOptionalAction has each a second time with `no-`."""
+    """The options that the calls of add_argument declare. BooleanOptionalAction adds a second one with `no-`."""
     for call in _calls(tree):
         if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
             continue

@@ -1,4 +1,6 @@
-"""Megatron-LM: the `[megatron]` and `[checkpoint]` tables as options of pretrain_gpt.py, once megatron_rules.py has passed them."""
+"""Megatron-LM: writes the `[megatron]` and `[checkpoint]` tables as options of pretrain_gpt.py, after megatron_rules.py checked
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,23 @@ from kit.spec.checkpoint_and_tracking import MegatronArguments as Table
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 
-# As the ranks see it; plan() puts the run folder in.
+# The path that the ranks see; plan() fills in the run folder.
 _CHECKPOINTS = "{run}/checkpoints"
 
 
 class Megatron:
-    """Options of pretrain_gpt.py; nothing when the job has no [megatron]."""
+    """Adds options of pretrain_gpt.py; nothing when the job has no [megatron]."""
 
     tables = ("megatron",)
 
     def resources(self, job: Job) -> dict[str, int]:
-        """See Framework."""
+        """No resources: the [megatron] table does not set any."""
         return {}
 
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
-        """See Framework."""
+        """Unknown options, broken rules of Megatron-LM, checkpoint keys that it cannot honour, and unsuitable environment
+        variables.
+        """
         if job.megatron is None:
             return
         options = completed(job.megatron, job.checkpoint)
@@ -38,7 +42,7 @@ class Megatron:
         yield from _environment(options, job.env)
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
-        """See Framework."""
+        """The completed options as arguments."""
         if job.megatron is None:
             return Extra()
         options = completed(job.megatron, job.checkpoint)
@@ -49,25 +53,25 @@ framework: Framework = Megatron()
 
 
 def completed(table: Table, checkpoint: Checkpoint) -> dict[str, Any]:
-    """All options: the job's own, and those that follow from them or from [checkpoint]."""
+    """All options: those of the job, and those derived from them or from [checkpoint]."""
     options = table.options()
     if "step_batch_size_schedule" in options and "global_batch_size" not in table.model_fields_set:
-        del options["global_batch_size"]  # Megatron-LM takes one of the two
+        del options["global_batch_size"]  # Megatron-LM takes only one of the two
     options.setdefault("max_position_embeddings", table.seq_length)
-    if table.num_query_groups is not None:  # Megatron-LM leaves it out of account otherwise, and says nothing
+    if table.num_query_groups is not None:  # without this switch, Megatron-LM silently ignores the number of groups
         options.setdefault("group_query_attention", True)
     if checkpoint.every:
         folder = checkpoint.dir or _CHECKPOINTS
         options = {"save": folder, "load": folder, "save_interval": checkpoint.every, **options}
-    if checkpoint.async_:  # without the worker, Megatron-LM switches it off again
+    if checkpoint.async_:  # without the persistent worker, Megatron-LM disables async saving again
         options = {"async_save": True, "use_persistent_ckpt_worker": True, **options}
-    if "save" in options:  # at TERM it saves and ends; run.py makes a TERM of the lead signal
+    if "save" in options:  # on SIGTERM it saves and ends; run.py turns the lead signal into SIGTERM
         options.setdefault("exit_signal_handler", True)
     return options
 
 
 def _checkpoint(checkpoint: Checkpoint) -> Iterator[Fault]:
-    """What Megatron-LM has no option for."""
+    """Keys of [checkpoint] for which Megatron-LM has no option."""
     if checkpoint.every == 0:
         yield Fault(key="checkpoint.every", problem="0 is too small: Megatron-LM saves by steps", hint="every = 1000")
     if checkpoint.keep is not None:

@@ -1,8 +1,8 @@
 """Writes options for Megatron-LM's parser: megatron-options.toml lists them by release.
 
-That file is what the parsers themselves say of them (tests/training/test_megatron_lm.py compares). They end on an option that they
-do not know, so such a key is refused; one of your own can be given in `args`. Where nothing says the release, an option passes that
-any known one has, and is written as the newest of these wants it.
+The list comes from the parsers themselves (tests/training/test_megatron_lm.py compares the two). The parsers exit on an unknown
+option, so the kit refuses such a key; the user's own options go into `args`. If the release is not known, an option passes if any
+known release has it, and is written as the newest of those releases expects it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kit.spec.wrong_value_messages import shown
 from kit.validation import toml
 
 FILE = Path(__file__).with_name("megatron-options.toml")
-# How alike an unknown name and a known one are when the first is taken for a misspelt second, of difflib's 0 to 1.
-_ALIKE = 0.88
+# An unknown option counts as a misspelling of a known one from this similarity on (difflib's ratio, 0 to 1).
+_MISSPELT_CUTOFF = 0.88
 
 
 @cache
@@ -30,9 +30,10 @@ def _table() -> dict[str, dict[str, str]]:
 
 @cache
 def known(release: str | None) -> dict[str, Any]:
-    """value, several, bare, both: names by how they are written; off: what is on by default -> the option that switches it off.
+    """Option names by how they are written (value, several, bare, both). off: option that is on by default -> the option that
+    disables it.
 
-    release: one of those of launchers/megatron-lm/launcher.toml; None: any.
+    release: one of the releases in launchers/megatron-lm/launcher.toml; None: any.
     """
     newest: dict[str, tuple[str, str]] = {}
     for kind in ("value", "several", "bare", "both"):
@@ -41,13 +42,13 @@ def known(release: str | None) -> dict[str, Any]:
                 newest[name] = max(newest.get(name, ("", "")), (has.split()[-1], kind))
     kinds = {kind: {name for name, one in newest.items() if one[1] == kind} for kind in ("value", "several", "bare")}
     both = {name for name, one in newest.items() if one[1] == "both"}
-    # The second name of a switch that has two.
+    # A `both` switch has a second name, `no_…`.
     bare = kinds["bare"] | {f"no_{name}" for name in both}
     return {**kinds, "bare": bare, "both": both, "off": {k: v for k, v in _table()["off"].items() if v in bare}}
 
 
 def words(options: Mapping[str, Any], release: str | None = None) -> list[str]:
-    """`--num-layers 24 --no-bias-gelu-fusion …`."""
+    """The options as command-line words: `--num-layers 24 --no-bias-gelu-fusion …`."""
     return [word for key, value in options.items() for word in _words(key, value, known(release))]
 
 
@@ -66,7 +67,7 @@ def _words(key: str, value: Any, kinds: Mapping[str, Any]) -> list[str]:
 
 
 def faults(options: Mapping[str, Any], release: str | None = None) -> Iterator[Fault]:
-    """Names that are misspelt, values that the option cannot take."""
+    """Misspelt option names, and values that an option cannot take."""
     kinds = known(release)
     names = {*kinds["value"], *kinds["several"], *kinds["bare"], *kinds["both"], *kinds["off"]}
     for key, value in options.items():
@@ -81,7 +82,7 @@ def faults(options: Mapping[str, Any], release: str | None = None) -> Iterator[F
 
 
 def _unknown(key: str, value: Any, names: set[str], release: str | None) -> Fault:
-    near = nearest(key, names, cutoff=_ALIKE)
+    near = nearest(key, names, cutoff=_MISSPELT_CUTOFF)
     has = next(
         (has for kind in ("value", "several", "bare", "both") for k, has in _table()[kind].items() if k == key), ""
     )

@@ -1,6 +1,7 @@
-"""Megatron-LM's rules: what its validate_args, its model configuration and megatron.core.parallel_state would refuse.
+"""Megatron-LM's rules: options that its validate_args, its model configuration and megatron.core.parallel_state refuse.
 
-Each of them would stop the job after it had its nodes. tests/training/test_megatron_lm.py puts such tables to Megatron-LM itself.
+Each broken rule would stop the job after it had its nodes. tests/training/test_megatron_lm.py gives the same options to
+Megatron-LM.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Any
 from kit.errors import Fault
 from kit.frameworks.nearest_multiple_or_divisor import divisor, multiple
 
-# Layers are dealt out by hand where one of these is given.
+# With one of these options, the user assigns layers to stages by hand.
 _UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout")
 _VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
-# What a tokenizer cannot be built without.
+# The options that each tokenizer needs.
 _TOKENIZERS = {
     "NullTokenizer": ("vocab_size",),
     "HuggingFaceTokenizer": ("tokenizer_model",),
@@ -26,7 +27,7 @@ _TOKENIZERS = {
 
 
 def broken(options: Mapping[str, Any], world_size: int) -> Iterator[Fault]:
-    """Every rule that the options break."""
+    """One fault for each rule that the options break."""
     yield from _ranks(options, world_size)
     yield from _model(options)
     yield from _experts(options)
@@ -44,7 +45,7 @@ def _sizes(options: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _ranks(options: Mapping[str, Any], world_size: int) -> Iterator[Fault]:
-    """TP x PP x CP x DP is the world; experts share the ranks of a pipeline stage; a batch is dealt out evenly."""
+    """TP x PP x CP x DP must be the world size, experts must divide the ranks of a pipeline stage, and DP must divide the batch."""
     tp, pp, cp = _sizes(options)
     model = tp * pp * cp
     if world_size % model:
@@ -70,7 +71,7 @@ def _ranks(options: Mapping[str, Any], world_size: int) -> Iterator[Fault]:
 
 
 def _model(options: Mapping[str, Any]) -> Iterator[Fault]:
-    """What ranks share must divide evenly."""
+    """Sizes that ranks share, such as heads and layers, must divide evenly."""
     tp, pp, cp = _sizes(options)
     heads, hidden, groups = options["num_attention_heads"], options["hidden_size"], options.get("num_query_groups")
     if heads % tp:
@@ -79,7 +80,7 @@ def _model(options: Mapping[str, Any]) -> Iterator[Fault]:
     if groups and heads % groups:
         problem = f"{groups} does not divide num_attention_heads, {heads}"
         yield _fault("num_query_groups", problem, f"num_query_groups = {divisor(groups, heads)}")
-    elif groups and groups % tp and tp % groups:  # fewer groups than ranks: each is on several
+    elif groups and groups % tp and tp % groups:  # with fewer groups than ranks, several ranks hold the same group
         problem = f"{groups} is neither a multiple nor a divisor of the {tp} tensor parallel ranks"
         yield _fault("num_query_groups", problem, f"num_query_groups = {divisor(groups, tp)}")
     if hidden % heads and "kv_channels" not in options:
@@ -102,7 +103,7 @@ def _model(options: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def _virtual(options: Mapping[str, Any], layers: int, pp: int) -> Iterator[Fault]:
-    """An interleaved schedule: each rank holds several short stages, given by one key, that come out even."""
+    """Interleaved schedule: each rank holds several short stages. One option sets their number, and all must have the same size."""
     given = [key for key in (*_VIRTUAL, "pipeline_model_parallel_layout") if options.get(key) is not None]
     if len(given) > 1:
         yield _fault(
@@ -133,14 +134,14 @@ def _experts(options: Mapping[str, Any]) -> Iterator[Fault]:
     elif experts and experts % ep:
         problem = f"{experts} experts cannot be shared out evenly over {ep} expert parallel ranks"
         yield _fault("num_experts", problem, f"num_experts = {multiple(experts, ep)}")
-    # megatron.core's MoELayer raises it in the first forward.
+    # megatron.core's MoELayer raises this error only in the first forward pass.
     if experts and tp > 1 and not options["sequence_parallel"]:
         problem = "experts with tensor parallelism need sequence parallelism"
         yield _fault("sequence_parallel", problem, "sequence_parallel = true")
 
 
 def _training(options: Mapping[str, Any]) -> Iterator[Fault]:
-    """Options that need, or exclude, one another."""
+    """Options that need or exclude one another."""
     if options.get("fp16") and options.get("bf16"):
         yield _fault("bf16", "bf16 and fp16 are both on, and Megatron-LM trains in one of them", "fp16 = false")
     if options.get("lr") is not None and options.get("min_lr", 0) > options["lr"]:

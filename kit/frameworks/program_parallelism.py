@@ -1,7 +1,7 @@
 """The launchers' own programs: check that their parallelism and batch-size options divide the job's world size.
 
-The rules are those that the programs check themselves (launchers/lib/ranks.py, check_layout of launchers/megatron/train.py), after
-the job has its nodes. launcher.toml says which program has which options, and their defaults.
+The programs check the same rules themselves after the job has its nodes (launchers/lib/ranks.py, check_layout of
+launchers/megatron/train.py). launcher.toml lists each program's options and their defaults.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from kit.spec.launcher import Launcher
 
 
 def faults(job: Job, launcher: Launcher, allocation: Allocation) -> list[Fault]:
-    """Each rule that the arguments break, with its numbers. A program of the job's own is not checked."""
-    told = _told(job, launcher)
+    """Each rule that the arguments break, with its numbers. The user's own program is not checked."""
+    told = _checked_options(job, launcher)
     try:
         options = _read(job.args, told)
     except argparse.ArgumentError as error:
         return [_fault(f"{error.argument_name} takes a whole number", f"{error.argument_name} 1")]
-    return [*_too_small(options, told)] or [*_uneven(options, allocation.world_size), *_alone(options)]
+    return [*_too_small(options, told)] or [*_uneven(options, allocation.world_size), *_missing_companions(options)]
 
 
 def options_read(job: Job, launcher: Launcher) -> frozenset[str]:
     """The options whose values these rules read."""
-    return frozenset(map(_option, _told(job, launcher)))
+    return frozenset(map(_option, _checked_options(job, launcher)))
 
 
-def _told(job: Job, launcher: Launcher) -> Mapping[str, int]:
-    """The options that launcher.toml names for the job's program, with their defaults."""
+def _checked_options(job: Job, launcher: Launcher) -> Mapping[str, int]:
+    """The options that launcher.toml lists for the job's program, with their defaults."""
     name = launcher.script if job.script is None else PurePosixPath(job.script).name
     return launcher.fits.get(name or "", {})
 
 
 def _fault(problem: str, instead: str) -> Fault:
-    """instead: options that work."""
+    """A fault of `args`. instead: options that work."""
     return Fault(key="args", problem=problem, hint=f"{instead} in args")
 
 
 def _read(args: tuple[str, ...], told: Mapping[str, int]) -> dict[str, int]:
-    """The options by name, switches as 0 and 1. ArgumentError for a value that is not a number."""
+    """The options by name; switches are 0 or 1. ArgumentError for a value that is not a number."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name, default in told.items():
         if isinstance(default, bool):
@@ -60,13 +60,13 @@ def _option(name: str) -> str:
 
 def _too_small(options: Mapping[str, int], told: Mapping[str, int]) -> Iterator[Fault]:
     for name, value in options.items():
-        least = min(told[name], 1)  # 0 where the default is none
+        least = min(told[name], 1)  # an option whose default is 0 may be 0
         if value < least:
             yield _fault(f"{_option(name)} {value} is too small: {least} is the least", f"{_option(name)} {least}")
 
 
 def _uneven(options: Mapping[str, int], world_size: int) -> Iterator[Fault]:
-    """What cannot be dealt out to the ranks, or to the parts of the model, without a remainder."""
+    """Sizes that the ranks, or the parts of the model, cannot share evenly."""
     tp, pp, cp, heads = (options.get(name, 1) for name in ("tp", "pp", "cp", "heads"))
     if world_size % (tp * pp * cp):
         product = f"--tp {tp} x --pp {pp} x --cp {cp} = {tp * pp * cp}"
@@ -90,7 +90,7 @@ def _uneven(options: Mapping[str, int], world_size: int) -> Iterator[Fault]:
                 f"{_option(name)} {multiple(whole, part)}" if by != "--kv-heads" else f"{by} {divisor(part, whole)}"
             )
             yield _fault(f"{by} {part} does not divide {_option(name)} {whole}", instead)
-    if options.get("dim", 0) % (2 * heads):  # rotary positions turn the channels of a head in pairs
+    if options.get("dim", 0) % (2 * heads):  # rotary embeddings rotate the channels of a head in pairs
         problem = f"--dim {options['dim']} is not a multiple of 2 x --heads {heads}"
         yield _fault(problem, f"--dim {multiple(options['dim'], 2 * heads)}")
 
@@ -103,8 +103,8 @@ def _batch(options: Mapping[str, int], data_parallel: int) -> Iterator[Fault]:
         yield _fault(problem, f"--batch-size {multiple(batch, data_parallel * accumulate)}")
 
 
-def _alone(options: Mapping[str, int]) -> Iterator[Fault]:
-    """Options that need another one beside them."""
+def _missing_companions(options: Mapping[str, int]) -> Iterator[Fault]:
+    """Options that work only together with another option."""
     if options.get("sequence_parallel") and options["tp"] == 1:
         yield _fault("--sequence-parallel needs tensor parallelism", "--tp 2")
     for name, on in (("sequence_parallel", options.get("sequence_parallel")), ("cp", options.get("cp", 1) > 1)):

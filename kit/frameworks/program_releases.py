@@ -1,8 +1,8 @@
-"""Releases of other people's programs: which one an image holds, and which options it has.
+"""Releases of other people's programs: the release in an image, and the options of that release.
 
-launcher.toml's [releases] says which the launcher knows. The image's lock names what is installed; where it does not (a checkout in
-the image, a mount), `[env] PROGRAM_RELEASE` says it, and without that an option passes that any known release has. The lists of
-options are what the programs' own classes say of themselves (tests/foreign).
+launcher.toml's [releases] lists the known releases. The image's lock lists the installed packages. If the program is not among them
+(it is a checkout in the image, or a mount), `[env] PROGRAM_RELEASE` names the release. If that is missing too, an option passes if
+any known release has it. The option lists come from the programs' own configuration classes (tests/foreign).
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from kit.spec.job import Job
 from kit.spec.launcher import Launcher, Releases
 
 NAMED = "PROGRAM_RELEASE"
-# How alike an unknown name and a known one are when the first is taken for a misspelt second, of difflib's 0 to 1.
-_ALIKE = 0.88
+# An unknown option counts as a misspelling of a known one from this similarity on (difflib's ratio, 0 to 1).
+_MISSPELT_CUTOFF = 0.88
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptionLists:
-    """A file of kit/frameworks/ that lists options. value, switch, module: option -> releases; the rest as the file says."""
+    """A file of kit/frameworks/ that lists options.
+
+    value, switch, module: option -> releases. The file explains the other fields.
+    """
 
     choose: tuple[str, ...]
     groups: str
@@ -35,7 +38,7 @@ class OptionLists:
     module: Mapping[str, str]
 
     def names(self, release: str | None) -> list[str]:
-        """Those of a release; of all where it is not known."""
+        """The options of a release; of all releases if it is None."""
         return [
             name
             for name, has in (*self.value.items(), *self.switch.items())
@@ -43,36 +46,36 @@ class OptionLists:
         ]
 
     def chosen_by(self, known: Sequence[str]) -> str:
-        """The option that chooses a module, in the release whose options are known."""
+        """The option that chooses a module. known: the options of the release."""
         return next(option for option in self.choose if option in known)
 
 
 @cache
 def options_of(file: str) -> OptionLists:
-    """The lists of a file."""
+    """The option lists in a file."""
     found = tomllib.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))
     return OptionLists(**{**found, "choose": tuple(found["choose"]), "open": frozenset(found["open"])})
 
 
 def installed(job: Job, releases: Releases, packages: Mapping[str, str]) -> str | None:
-    """The release that the job will find, as `known` has it where it does; None where nothing says it. packages: of the image."""
+    """The release that the job will find, as one of `known` if it matches; None if it is unknown. packages: those of the image."""
     found = job.env.get(NAMED) or packages.get(releases.package)
     return next((one for one in releases.known if found == one or (found or "").startswith(f"{one}.")), found)
 
 
 def chosen(job: Job) -> str | None:
-    """The release that `with_release` found."""
+    """The release that `with_release` stored in the job."""
     return job.env.get(NAMED)
 
 
 def with_release(job: Job, launcher: Launcher, packages: Mapping[str, str]) -> Job:
-    """The job as a framework reads it: with the release that it will find."""
+    """The job with the release that it will find in its environment, for a framework to read."""
     found = installed(job, launcher.releases, packages) if launcher.releases else None
     return job if found is None else job.model_copy(update={"env": {**job.env, NAMED: found}})
 
 
 def faults(job: Job, launcher: Launcher, packages: Mapping[str, str]) -> Iterator[Fault]:
-    """A release that the launcher does not know, and options that the one it will find does not have."""
+    """A release that the launcher does not know, or options that the job's release does not have."""
     releases = launcher.releases
     if releases is None:
         return
@@ -91,7 +94,7 @@ def faults(job: Job, launcher: Launcher, packages: Mapping[str, str]) -> Iterato
 
 
 def nearest_release(found: str, known: Sequence[str]) -> str:
-    """The known release that shares most of the number, the newest of these."""
+    """The known release that shares most leading parts of the number; of several, the newest."""
 
     def shared(one: str) -> int:
         pairs = zip(one.split("."), found.split("."), strict=False)
@@ -101,7 +104,7 @@ def nearest_release(found: str, known: Sequence[str]) -> str:
 
 
 def said(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Option, as the lists write it -> where it is said, and as what: a key of the file, or the place of an argument."""
+    """Option, as the lists write it -> its place (a key of the file or an index of `args`) and its spelling there."""
     found = {}
     for key in _keys(config):
         found[key] = (key, key)
@@ -121,13 +124,16 @@ def _keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def misspelt(job: Job, releases: Releases, config: Mapping[str, Any] | None, *, release: str | None) -> Iterator[Fault]:
-    """Options in `args` that the program does not have. config: of its file, as a table; None where it cannot be read here."""
+    """Options in `args` that the program does not have.
+
+    config: the program's file as a table; None if the kit cannot read it here.
+    """
     if releases.options is None:
         return
     lists = options_of(releases.options)
     given, known = said(config or {}, job.args), lists.names(release)
-    names = {*known, *(_off(name) for name in known if name in lists.switch), *releases.words}
-    # What the file chooses, or another module, may bring options of its own: then only a likely slip is one.
+    names = {*known, *(_negated(name) for name in known if name in lists.switch), *releases.words}
+    # The file, or another module, may add options of its own. Then only a likely misspelling is refused.
     own = config is None or release in lists.open or releases.module in job.env
     own = own or any(option in given for option in lists.choose)
     for option, (where, written) in given.items():
@@ -149,10 +155,12 @@ def _unknown(
     release: str | None,
     own: bool,
 ) -> Iterator[Fault]:
-    """own: options of the user's own are possible, so that only one that is like a known one is refused."""
-    meant = option if option in lists.names(None) else nearest(option, lists.names(None), cutoff=_ALIKE)
+    """Refuse one unknown option. own: the user may add options, so refuse only one that resembles a known option."""
+    meant = option if option in lists.names(None) else nearest(option, lists.names(None), cutoff=_MISSPELT_CUTOFF)
     has = lists.value.get(option) or lists.switch.get(option) or ""
-    near = (_moved(meant, names) if meant else None) or nearest(option, names, cutoff=_ALIKE if own else 0.6)
+    near = (_same_name_elsewhere(meant, names) if meant else None) or nearest(
+        option, names, cutoff=_MISSPELT_CUTOFF if own else 0.6
+    )
     if own and not (near or meant):
         return
     known = (
@@ -166,8 +174,8 @@ def _unknown(
     yield Fault(key=where, problem=problem + (f"; did you mean {shown!r}?" if near else ""), hint=hint)
 
 
-def _moved(option: str, known: Collection[str]) -> str | None:
-    """The option itself, or the same name in another section, where one alone has it."""
+def _same_name_elsewhere(option: str, known: Collection[str]) -> str | None:
+    """The option itself, or the only known option of the same name in another section."""
     if option in known:
         return option
     last = f".{option.rpartition('.')[2]}"
@@ -175,6 +183,6 @@ def _moved(option: str, known: Collection[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _off(name: str) -> str:
+def _negated(name: str) -> str:
     section, dot, last = name.rpartition(".")
     return f"{section}{dot}no_{last}"

@@ -1,8 +1,8 @@
-"""RL and SFT: `[rl]` or `[sft]`, resolved into one table of options for each role's program, and into the roles themselves.
+"""RL and SFT: turn `[rl]` or `[sft]` into options for the program of each role, and into the roles themselves.
 
-A shared key goes to every option that the programs' `keys` name for it, unless the sub-table says otherwise. What the kit works
-out (copies of the model, workers, world sizes) flows the same way. The rules are those that would stop the programs after they
-had their nodes; prime-rl's RLConfig has most of them.
+A shared key sets every option that the programs' `keys` list for it, unless the role's sub-table sets that option. Values that the
+kit computes (copies of the model, workers, world sizes) are passed on in the same way. The rules are those that would stop the
+programs after the job has its nodes; most are also in prime-rl's RLConfig.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """options: of each role's program. roles: in the order in which the launcher says them."""
+    """options: those of each role's program. roles: in the order of the launcher."""
 
     options: dict[str, Options]
     roles: dict[str, Role]
@@ -43,25 +43,25 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class RoleTable:
-    """A framework whose table becomes roles. name: of the table. empty: the table where a job says nothing."""
+    """A framework whose table becomes roles. name: of the table. empty: the table of a job that has none."""
 
     name: Literal["rl", "sft"]
     empty: type[Sft]
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """See Framework."""
+        """The framework's one table."""
         return (self.name,)
 
     def resources(self, job: Job) -> dict[str, int]:
-        """See Framework. Nodes: the table's, and those that the job's own roles have besides."""
+        """The nodes of the table and of the job's other roles, and `gpus_per_node` if the table sets it."""
         table = self._table(job)
         nodes = table.num_train_nodes + (table.num_infer_nodes if isinstance(table, Rl) else 0)
         gpus = {"gpus_per_node": table.gpus_per_node} if table.gpus_per_node is not None else {}
-        return {"nodes": nodes + _others(job, set(table.tables())), **gpus}
+        return {"nodes": nodes + _nodes_of_other_roles(job, set(table.tables())), **gpus}
 
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
-        """See Framework."""
+        """An unknown set of programs, or all faults of the table."""
         table, known = self._table(job), launcher.programs
         if table.programs in known:
             programs, gpus = known[table.programs], allocation.gpus_per_node
@@ -72,7 +72,7 @@ class RoleTable:
         yield Fault(key=f"{self.name}.programs", problem=problem, allowed=", ".join(known), hint=f'programs = "{near}"')
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
-        """See Framework. The roles, and a file of options for each."""
+        """The roles, and a file of options for each role whose command names `{config}`."""
         table = self._table(job)
         programs, gpus = launcher.programs[table.programs], allocation.gpus_per_node
         made = resolve(table, programs, gpus=gpus, checkpoint=job.checkpoint)
@@ -83,7 +83,7 @@ class RoleTable:
                 for role, options in made.options.items()
                 if any("{config}" in word for word in made.roles[role].command or ())
             },
-            roles={role: _as_asked(role, made.roles[role], job, places) for role in made.roles},
+            roles={role: _with_job_settings(role, made.roles[role], job, places) for role in made.roles},
         )
 
     def _table(self, job: Job) -> Sft:
@@ -94,15 +94,15 @@ class RoleTable:
 framework: Framework = RoleTable(name="rl", empty=Rl)
 
 
-def _others(job: Job, own: set[str]) -> int:
-    """Nodes of the job's roles that are not the table's own."""
+def _nodes_of_other_roles(job: Job, own: set[str]) -> int:
+    """The number of nodes of the job's roles that do not come from the table."""
     return sum(
         int(r.nodes or 1) for n, r in job.roles.items() if n not in own and r.shares is None and r.nodes != "rest"
     )
 
 
-def _as_asked(name: str, role: Role, job: Job, places: Mapping[str, str]) -> Role:
-    """The role with its paths filled in, the job's arguments where it trains, and what the job's own [roles.<name>] says."""
+def _with_job_settings(name: str, role: Role, job: Job, places: Mapping[str, str]) -> Role:
+    """The role with its paths filled in, with the job's arguments if it is the trainer, and with the job's own [roles.<name>]."""
     command = tuple(
         filled(word, {**places, "{config}": f"{{run}}/{FOLDER}/{name}.toml"}) for word in role.command or ()
     )
@@ -114,30 +114,35 @@ def _as_asked(name: str, role: Role, job: Job, places: Mapping[str, str]) -> Rol
 
 
 def resolve(table: Sft, programs: Programs, *, gpus: int, checkpoint: Checkpoint) -> Settings:
-    """The options and roles of a run. gpus: used on each node."""
+    """The options and roles of a run. gpus: the number used on each node."""
     values = _values(table, programs, checkpoint, _derived(table, programs, gpus))
     roles = {role: _role(role, programs, table, values) for role in programs.roles}
     return Settings(options=_options(table, programs, values), roles=roles)
 
 
 def broken(table: Sft, programs: Programs, *, name: str, gpus: int, checkpoint: Checkpoint) -> Iterator[Fault]:
-    """All that the programs would refuse. name: of the table. gpus: used on each node."""
+    """Everything that the programs would refuse. name: of the table. gpus: the number used on each node."""
     uneven = [*_layout(table, programs, gpus), *_uneven_split(table, programs, gpus)]
     values = _values(table, programs, checkpoint, {} if uneven else _derived(table, programs, gpus))
     options = _options(table, programs, values)
-    own = (*uneven, *_nowhere(table, programs), *_unknown(options, programs, name), *_across(options, programs, name))
+    own = (
+        *uneven,
+        *_unused_shared_keys(table, programs),
+        *_unknown(options, programs, name),
+        *_disagreements(options, programs, name),
+    )
     own = (*own, *_unstartable(options, programs))
     yield from (replace(fault, key=f"{name}.{fault.key}") for fault in own)
-    yield from _unsaved(checkpoint, programs)
+    yield from _unused_checkpoint_keys(checkpoint, programs)
 
 
 def _values(table: Sft, programs: Programs, checkpoint: Checkpoint, derived: Options) -> Options:
-    """The shared keys; those that are worked out win."""
+    """The shared keys. Computed values override the others."""
     return {**programs.defaults, **table.shared(), **_checkpoint(checkpoint), **derived}
 
 
 def _wandb(name: str, programs: Programs, table: Sft) -> dict[str, str]:
-    """What makes a role log to the run of all: W&B's shared mode, which needs its server."""
+    """Environment variables that make a role log to one common W&B run: W&B's shared mode, which needs its server."""
     logs = any(target.startswith(f"{name}.") for target in programs.keys.get("wandb.project", ()))
     if not (programs.one_wandb_run and logs and table.wandb) or table.wandb.offline:
         return {}
@@ -145,7 +150,10 @@ def _wandb(name: str, programs: Programs, table: Sft) -> dict[str, str]:
 
 
 def _role(name: str, programs: Programs, table: Sft, values: Options) -> Role:
-    """A program as a role with its nodes, where it has nodes of its own. values: what its words may name."""
+    """The role of a program, with a number of nodes if it does not share another role's.
+
+    values: fill the placeholders of its command.
+    """
     program = programs.roles[name]
     given = program.model_dump(exclude_unset=True, exclude={"options"})
     if program.shares is None:
@@ -159,7 +167,7 @@ def _role(name: str, programs: Programs, table: Sft, values: Options) -> Role:
 
 
 def _layout(table: Sft, programs: Programs, gpus: int) -> Iterator[Fault]:
-    """Nodes and GPUs that do not divide, or that the programs do not divide."""
+    """Numbers of nodes and GPUs that do not divide evenly, and layouts that the programs do not support."""
     group = table.nodes_per_fsdp_group
     if group is not None and table.num_train_nodes % group:
         problem = f"{group} does not divide num_train_nodes, {table.num_train_nodes}"
@@ -186,9 +194,9 @@ def _layout(table: Sft, programs: Programs, gpus: int) -> Iterator[Fault]:
 
 
 def _split(table: Sft, programs: Programs) -> dict[str, int]:
-    """How many ranks share a sequence, by the options that say it: those alone that the sub-tables set to more than one."""
+    """How many ranks share a sequence, by option. Only options that the sub-tables set to more than 1."""
     tables = table.tables()
-    found = {option: _at(tables, option) for option in programs.split}
+    found = {option: _lookup(tables, option) for option in programs.split}
     return {option: value for option, value in found.items() if isinstance(value, int) and value > 1}
 
 
@@ -201,15 +209,15 @@ def _uneven_split(table: Sft, programs: Programs, gpus: int) -> Iterator[Fault]:
 
 
 def _unstartable(options: Mapping[str, Options], programs: Programs) -> Iterator[Fault]:
-    """What the programs take, and no role of theirs here can start: they would refuse it on their nodes, or wait."""
+    """Option values that the programs accept but no role of this launcher can start: the job would fail or hang on its nodes."""
     for what, why in programs.refused.items():
         option, _, value = what.partition(" = ")
-        if str(_at(options, option)) == value:
+        if str(_lookup(options, option)) == value:
             yield Fault(key=option, problem=f"{value!r}: {why}", hint="remove the line")
 
 
-def _at(tables: Mapping[str, Any], path: str) -> Any:
-    """The value at `role.option`; None where nothing is."""
+def _lookup(tables: Mapping[str, Any], path: str) -> Any:
+    """The value at `role.option`; None if it is not set."""
     found: Any = tables
     for part in path.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -217,7 +225,7 @@ def _at(tables: Mapping[str, Any], path: str) -> Any:
 
 
 def _derived(table: Sft, programs: Programs, gpus: int) -> Options:
-    """What follows from the layout, under the names that `keys` may use."""
+    """Values that follow from the layout, under the names that `keys` may use."""
     split = prod(_split(table, programs).values())
     found: Options = {"train_workers": table.num_train_nodes * max(gpus, 1) // split}
     if split > 1:
@@ -229,18 +237,18 @@ def _derived(table: Sft, programs: Programs, gpus: int) -> Options:
         dp = table.parallel.dp or max(gpus * nodes // tp, nodes)
         found |= {"tp": tp, "dp": dp, "dp_per_node": dp // nodes, "inference_servers": nodes}
         if table.weight_broadcast == "nccl":
-            found["inference_world_size"] = dp * tp  # an option of that kind of broadcast alone
+            found["inference_world_size"] = dp * tp  # only the NCCL broadcast has this option
     return found
 
 
 def _checkpoint(checkpoint: Checkpoint) -> Options:
-    """The job's [checkpoint] is a shared key as well."""
+    """The job's [checkpoint] as shared keys."""
     given = checkpoint.model_dump(by_alias=True, exclude_none=True)
     return {f"checkpoint.{key}": value for key, value in given.items()}
 
 
 def _options(table: Sft, programs: Programs, values: Options) -> dict[str, Options]:
-    """Each role's options: its sub-table, and of the shared values those that it does not say."""
+    """Each role's options: its sub-table, and the shared values that the sub-table does not set."""
     tables = table.tables()
     options = {role: copy.deepcopy(tables.get(role, {})) for role in programs.roles}
     for key, value in values.items():
@@ -253,7 +261,7 @@ def _options(table: Sft, programs: Programs, values: Options) -> dict[str, Optio
 
 
 def _fill(options: Options, path: list[str], value: Any) -> None:
-    """Set what is not set. A value where the path needs a table is left: the sub-table's own check reports it."""
+    """Set an option that is not set. Do nothing if the path runs through a value: the sub-table's own check reports that."""
     for part in path[:-1]:
         options = options.setdefault(part, {})
         if not isinstance(options, dict):
@@ -261,16 +269,16 @@ def _fill(options: Options, path: list[str], value: Any) -> None:
     options.setdefault(path[-1], value)
 
 
-def _nowhere(table: Sft, programs: Programs) -> Iterator[Fault]:
-    """Shared keys that none of these programs takes: they would be silently ignored."""
+def _unused_shared_keys(table: Sft, programs: Programs) -> Iterator[Fault]:
+    """Shared keys that none of these programs takes: the programs would silently ignore them."""
     for key in table.shared():
         if key not in programs.keys:
             known = ", ".join(k for k in programs.keys if k in type(table).model_fields)
             yield Fault(key=key, problem="none of these programs takes this key", allowed=known, hint="remove the line")
 
 
-def _unsaved(checkpoint: Checkpoint, programs: Programs) -> Iterator[Fault]:
-    """The same of the job's [checkpoint]."""
+def _unused_checkpoint_keys(checkpoint: Checkpoint, programs: Programs) -> Iterator[Fault]:
+    """Keys of the job's [checkpoint] that none of these programs takes."""
     for key in _checkpoint(checkpoint):
         if key not in programs.keys:
             allowed = ", ".join(k for k in programs.keys if k.startswith("checkpoint."))
@@ -280,7 +288,7 @@ def _unsaved(checkpoint: Checkpoint, programs: Programs) -> Iterator[Fault]:
 
 
 def _unknown(options: Mapping[str, Options], programs: Programs, name: str) -> Iterator[Fault]:
-    """Options that a program does not have, where its options are known."""
+    """Options that a program does not have. Programs whose options are not known are skipped."""
     for role, given in options.items():
         known = programs.roles[role].options
         if known is None:
@@ -290,18 +298,20 @@ def _unknown(options: Mapping[str, Options], programs: Programs, name: str) -> I
                 near = nearest(path, known)
                 problem = "its program has no such option" + (f"; did you mean {near!r}?" if near else "")
                 hint = f"[{name}.{role}]\n       {near} = {toml(value)}" if near else "remove the line"
-                yield Fault(key=f"{role}.{path}", problem=problem, allowed="" if near else _few(known), hint=hint)
+                yield Fault(
+                    key=f"{role}.{path}", problem=problem, allowed="" if near else _first_names(known), hint=hint
+                )
 
 
-def _across(options: Mapping[str, Options], programs: Programs, name: str) -> Iterator[Fault]:
-    """What the roles must agree on."""
+def _disagreements(options: Mapping[str, Options], programs: Programs, name: str) -> Iterator[Fault]:
+    """Options on which the roles must agree."""
     for key in ("max_steps", "temperature", "output_dir"):
-        found = _of_roles(options, programs, key)
+        found = _values_by_option(options, programs, key)
         if len(set(found.values())) > 1:
             said = ", ".join(f"{where} = {shown(value)}" for where, value in found.items())
             first = toml(next(iter(found.values())))
             yield Fault(key=key, problem=f"the roles need one value: {said}", hint=f"[{name}]\n       {key} = {first}")
-    lengths = _of_roles(options, programs, "seq_len")
+    lengths = _values_by_option(options, programs, "seq_len")
     trainer = next((value for where, value in lengths.items() if where.startswith("trainer.")), None)
     for where, value in lengths.items():
         if trainer is not None and value > trainer:
@@ -309,11 +319,11 @@ def _across(options: Mapping[str, Options], programs: Programs, name: str) -> It
             yield Fault(key=where, problem=problem, hint=f"seq_len = {trainer}")
 
 
-def _of_roles(options: Mapping[str, Options], programs: Programs, key: str) -> Options:
-    """Where a shared key has gone -> the value that is there now."""
+def _values_by_option(options: Mapping[str, Options], programs: Programs, key: str) -> Options:
+    """Option that received a shared key -> its value now."""
     found = {}
     for target in programs.keys.get(key, ()):
-        value = _at(options, target)
+        value = _lookup(options, target)
         if value is not None:
             found[target] = value
     return found
@@ -327,7 +337,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _few(known: tuple[str, ...]) -> str:
+def _first_names(known: tuple[str, ...]) -> str:
     return ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
 
 

@@ -1,4 +1,4 @@
-"""SFT: `[sft]`, resolved as kit.frameworks.rl resolves `[rl]`, for the trainer alone."""
+"""SFT: resolves `[sft]` as kit.frameworks.rl resolves `[rl]`, for the trainer alone."""
 
 from __future__ import annotations
 

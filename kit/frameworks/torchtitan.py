@@ -1,4 +1,4 @@
-"""TorchTitan: replica groups as its arguments, and what it would refuse once all ranks have loaded."""
+"""TorchTitan: passes replica groups as its arguments, and checks rules that it would check only after all ranks have loaded."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 
 REPLICATE, SHARD = "parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree"
-# Ranks that hold different parts of one copy of the model.
+# Degrees that split one copy of the model over ranks.
 _SPLIT = tuple(f"parallelism.{kind}_parallel_degree" for kind in ("tensor", "pipeline", "context"))
 _METHOD = "fault_tolerance.semi_sync_method"
 _LOCAL, _GLOBAL = "training.local_batch_size", "training.global_batch_size"
-# TorchTitan's own, where neither file nor arguments say otherwise.
+# TorchTitan's own defaults.
 _DEFAULTS = {REPLICATE: 1, SHARD: -1, **dict.fromkeys(_SPLIT, 1), _LOCAL: 8, _GLOBAL: -1}
 
 
-# The one option of our own program that TorchTitan has in another form.
+# The one option of our own program that TorchTitan has under another name.
 _QUORUM = "--min-replicas"
 
 
 class TorchTitan:
-    """Replica groups where the start shape asks for them. TorchTitan's own file says how they average."""
+    """Adds replica groups if the start shape asks for them. TorchTitan's own file sets how they average."""
 
     tables = ("diloco",)
 
     def resources(self, job: Job) -> dict[str, int]:
-        """See Framework."""
+        """No resources: the [diloco] table divides the nodes that the job has."""
         return {}
 
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
-        """See Framework."""
+        """A [diloco] table without replica groups, keys that belong in TorchTitan's own file, and faults of the groups."""
         if job.shape != "replicas":
             if job.diloco is not None:
                 problem = f"the start shape {job.shape!r} has no replica groups, so this table has no effect"
@@ -53,7 +53,7 @@ class TorchTitan:
         yield from diloco.framework.faults(job, launcher, allocation)
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
-        """See Framework."""
+        """The groups' roles and picture, with TorchTitan's option for the quorum."""
         if job.shape != "replicas":
             return Extra()
         table = job.diloco or DiLoCo()
@@ -66,7 +66,7 @@ framework: Framework = TorchTitan()
 
 
 def settings(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
-    """The whole numbers that the rules are about. words: arguments, which win over the file: `--a.b 2` or `--a.b=2`."""
+    """The integers that the rules need. words: arguments, which override the file: `--a.b 2` or `--a.b=2`."""
     found = dict(_DEFAULTS)
     for section, table in config.items():
         if isinstance(table, Mapping):
@@ -79,7 +79,7 @@ def settings(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
 
 
 def _arguments(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options and values, of `--a.b 2` and `--a.b=2`. TorchTitan takes dashes for underscores."""
+    """Pairs of option and value, from `--a.b 2` and `--a.b=2`. TorchTitan accepts dashes for underscores."""
     for place, word in enumerate(words):
         key, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--"):
@@ -88,13 +88,16 @@ def _arguments(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def plain_ddp(config: Mapping[str, Any], words: Sequence[str], ranks: int) -> list[str]:
-    """The arguments that make every rank, or set of context parallel ranks, a copy of its own. TorchTitan shards by default."""
+    """Arguments that make each rank, or each set of context parallel ranks, its own copy of the model.
+
+    TorchTitan shards by default.
+    """
     split = prod(settings(config, words)[key] for key in _SPLIT)
     return [f"--{REPLICATE}={max(1, ranks // split)}", f"--{SHARD}=1"]
 
 
 def broken(config: Mapping[str, Any], words: Sequence[str], *, ranks: int, count: int) -> Iterator[Fault]:
-    """Rules of TorchTitan that do not hold. ranks: of one replica group. count: of groups; their batches add up."""
+    """Rules of TorchTitan that are broken. ranks: of one replica group. count: the number of groups; their batches add up."""
     known = settings(config, words)
     degrees = [known[REPLICATE], *(known[key] for key in _SPLIT)]
     shard = known[SHARD] if known[SHARD] > 0 else ranks // prod(degrees)
@@ -118,7 +121,7 @@ def broken(config: Mapping[str, Any], words: Sequence[str], *, ranks: int, count
 def _unable(
     config: Mapping[str, Any], words: Sequence[str], known: Mapping[str, int], *, shard: int, count: int
 ) -> Iterator[Fault]:
-    """What the models raise, or do not do, where nothing is sharded: FSDP's units are what the rest is built on."""
+    """Combinations that TorchTitan does not support without sharding: the other features are built on FSDP's units."""
     tensor, pipeline, context = (known[key] for key in _SPLIT)
     if shard * context > 1:
         return
@@ -138,5 +141,5 @@ def _unable(
 
 
 def _degrees(known: Mapping[str, int]) -> list[str]:
-    """Those that somebody has set."""
+    """The degrees that differ from the defaults."""
     return [key for key in (REPLICATE, SHARD, *_SPLIT) if known[key] != _DEFAULTS[key]]
