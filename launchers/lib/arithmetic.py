@@ -1,7 +1,7 @@
-"""Sums of small numbers as text: the task of launchers/rl and launchers/sft. Whether an answer is right, code can tell.
+"""Sums of small numbers as text: the task of launchers/rl and launchers/sft. Code can check the answers.
 
-A problem is a prompt and its answer, such as ("1+0+2=", "3"). A completion is the answer's bytes and a newline, END. Which
-problems are held out for the test is the same everywhere.
+A problem is a prompt and its answer, such as ("1+0+2=", "3"). A completion is the answer's bytes and END, a newline. The split into
+training and held-out problems is the same everywhere.
 """
 
 import itertools
@@ -13,7 +13,7 @@ Problem = tuple[str, str]
 
 
 def problems(terms: int = 4, largest: int = 2) -> tuple[list[Problem], list[Problem]]:
-    """All sums of 2 to `terms` numbers from 0 to `largest`, whose result has one digit: training, and one in four held out."""
+    """All sums of 2 to `terms` numbers from 0 to `largest` with a one-digit result: for training, and one in four held out."""
     made = [
         ("+".join(map(str, numbers)) + "=", str(sum(numbers)))
         for count in range(2, terms + 1)
@@ -26,17 +26,17 @@ def problems(terms: int = 4, largest: int = 2) -> tuple[list[Problem], list[Prob
 
 
 def encode(text: str) -> list[int]:
-    """Text as tokens: its bytes."""
+    """The tokens of a text, which are its bytes."""
     return list(text.encode())
 
 
 def solution(problem: Problem) -> list[int]:
-    """The tokens that a right completion has."""
+    """The tokens of the right completion."""
     return [*encode(problem[1]), END]
 
 
 def guess(draw: random.Random) -> list[int]:
-    """A completion that has the form of an answer, and is right by chance only: one digit in ten."""
+    """A completion that has the form of an answer: a random digit, which is right by chance only."""
     return [*encode(str(draw.randrange(10))), END]
 
 
@@ -46,7 +46,7 @@ def is_right(problem: Problem, completion: list[int]) -> bool:
 
 
 def reward(problem: Problem, completion: list[int]) -> float:
-    """1 for the right answer; at most 0.4 for another digit, less by 0.1 for each unit that it is off; 0 without an answer."""
+    """1 for the right answer. Another digit gets 0.5 less 0.1 for each unit that it is off, at least 0. No answer gets 0."""
     if is_right(problem, completion):
         return 1.0
     if (

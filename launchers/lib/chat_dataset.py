@@ -1,7 +1,7 @@
-"""The chats that launchers/sft learns from: laid out and tokenized once, by the first rank, into <run>/data, and mapped by all.
+"""The chats that launchers/sft trains on. The first rank tokenizes them once into <run>/data, and all ranks map that folder.
 
-Each chat is a row by itself. A step's rows follow from the seed and the step alone: every epoch is a shuffle of all rows, whatever
-the number of ranks and in every start of a run.
+Each chat is one row. The rows of a step depend only on the seed and the step. Every epoch is a shuffle of all rows, the same for
+any number of ranks and for every start of a run.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _COLUMNS = ("tokens", "mask", "bounds")
 
 
 class ChatDataset:
-    """The rows of a folder that `made` made. vocabulary: token ids are below it. told: which chats these are, for a checkpoint."""
+    """The rows of a folder that `made` returned. vocabulary: every token id is below it. told: the chats' name in a checkpoint."""
 
     def __init__(self, folder: Path, made: dict[str, Any]) -> None:
         self.counts: dict[str, int] = made["counts"]
@@ -44,11 +44,11 @@ class ChatDataset:
         return chats.Row(tokens=tokens[first:last].tolist(), mask=mask[first:last].tolist())
 
     def drawn(self, step: int, count: int, seed: int) -> list[chats.Row]:
-        """The rows of a step, counted from 0."""
+        """The rows of a step. Steps are counted from 0."""
         return [self.row("train", number) for number in self._order(step * count, count, seed)]
 
     def held_out(self, most: int) -> list[chats.Row]:
-        """The first of the rows that are held out."""
+        """The first held-out rows, `most` at most."""
         return [self.row("validation", number) for number in range(min(most, self.counts["validation"]))]
 
     def _order(self, first: int, count: int, seed: int) -> Iterator[int]:
@@ -62,7 +62,7 @@ class ChatDataset:
 
 
 def opened(args: argparse.Namespace, world: ranks.Ranks, log: metrics.Metrics) -> ChatDataset:
-    """The chats of --data, called by all ranks; a program whose --data cannot be ends here."""
+    """Open the chats of --data. Called by all ranks. Ends the program where --data cannot be used."""
     folder, told = ranks.by_first(lambda: made(args, args.run_dir / "data"), world)
     if not (folder / _MADE).is_file():
         raise SystemExit(f"{folder}: not on this node. --run-dir must be on a disk that all nodes have.")
@@ -71,7 +71,7 @@ def opened(args: argparse.Namespace, world: ranks.Ranks, log: metrics.Metrics) -
 
 
 def said(counts: dict[str, int]) -> str:
-    """What became of the chats, in a line."""
+    """A line with the counts of the chats."""
     left = ", ".join(f"{counts[name]:,} {name}" for name in ("bad", "long") if counts[name])
     return f"{counts['train']:,} chats to train on, {counts['validation']:,} held out" + (
         f"; {left}, left out" if left else ""
@@ -79,7 +79,7 @@ def said(counts: dict[str, int]) -> str:
 
 
 def made(args: argparse.Namespace, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder of the rows below `folder`, and what it holds; made where it is not there. Refused where the chats cannot be."""
+    """The folder of the rows below `folder`, made where it is missing, and its description. Refused where chats cannot be used."""
     if not 0 < args.validation < 1:
         raise Refused(f"--validation {args.validation}: a share of the chats, above 0 and below 1")
     layout = chats.Layout(chats.tokenizer(args.tokenizer, args.model), args.chat_template)
@@ -104,7 +104,7 @@ def _make(args: argparse.Namespace, layout: chats.Layout, target: Path, told: st
         elif len(row.tokens) > args.seq_len:
             counts["long"] += 1
         else:
-            # By the chat itself, so that copies of one are on the same side.
+            # Chosen by the chat's content, so that copies of a chat are on the same side.
             number = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
             part = prepared_set.PARTS[number < limit]
             tokens, mask, bounds = rows[part]
@@ -144,10 +144,10 @@ def _digest(source: Path) -> list[str]:
 
 @torch.no_grad()
 def test_loss(forward: nn.Module, rows: list[chats.Row], micro_batch: int, world: ranks.Ranks) -> float:
-    """The mean over the tokens that the loss counts, the same on every layout. Called by all ranks.
+    """The mean loss over the tokens that the mask counts, the same on every layout. Called by all ranks.
 
-    All ranks make as many forward passes, because a sharded model gathers its weights from all of them: a rank that has no row left
-    repeats the first one, and counts none of it.
+    All ranks make the same number of forward passes, because a sharded model gathers its weights from all of them. A rank without
+    rows repeats the first row and counts none of its tokens.
     """
     forward.eval()
     summed = counted = 0.0

@@ -1,8 +1,8 @@
-"""Chats as tokens: messages of .jsonl files, laid out by a chat template, and which of the tokens are the assistant's.
+"""Chats as tokens: a chat template formats the messages of .jsonl files, and a mask marks the assistant's tokens.
 
-A line is {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}; other keys reach the template.
-The template is the tokenizer's own (a Hugging Face folder), a file, or one of NAMED. It is run in jinja2's sandbox, with the names
-that transformers gives to templates but for strftime_now: a chat must give the same tokens on another day.
+A line is {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}; other keys of a message reach the
+template. The template is the tokenizer's own (a Hugging Face folder), a file, or one of NAMED. It runs in jinja2's sandbox, with
+the names that transformers gives to templates, except strftime_now: a chat must give the same tokens on another day.
 """
 
 import hashlib
@@ -37,13 +37,13 @@ NAMED = {
 TURNS = ("every", "last")
 
 
-class BadChat(Exception):  # noqa: N818 - as Refused: it says what the chat is
-    """A chat that cannot be learned from, and why."""
+class BadChat(Exception):  # noqa: N818 - named like Refused, after the chat's state
+    """A chat that cannot be trained on, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A sequence to learn. mask: 1 for each token that the loss counts, else 0."""
+    """A sequence to train on. mask: 1 for each token that the loss counts, else 0."""
 
     tokens: list[int]
     mask: list[int]
@@ -53,7 +53,7 @@ class Layout:
     """A tokenizer with a chat template: messages -> tokens."""
 
     def __init__(self, tokenizer: vocabulary.Vocabulary, template: str | None) -> None:
-        """template: a name of NAMED, a file, or None for the tokenizer's own; Refused where it cannot be used."""
+        """template: a name of NAMED, a file, or None for the tokenizer's own. Refused where it cannot be used."""
         self.tokenizer = tokenizer
         self.name, self.source = _template(tokenizer, template)
         own = vocabulary.configuration(tokenizer.files)
@@ -74,24 +74,24 @@ class Layout:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what decides the tokens of a chat."""
+        """SHA-256 of everything that decides the tokens of a chat."""
         return hashlib.sha256(json.dumps([self.tokenizer.digest, self.source, self._special]).encode()).hexdigest()
 
     def text(self, messages: list[Message], *, ask: bool) -> str:
-        """The chat as the template writes it. ask: to the point where the assistant begins to answer. BadChat where it cannot."""
+        """The chat as the template writes it. ask: up to where the assistant begins to answer. BadChat where the template fails."""
         try:
             made: str = self._compiled(messages=messages, add_generation_prompt=ask, **self._special)
-        except Exception as error:  # noqa: BLE001 - a template raises what its expressions do
+        except Exception as error:  # noqa: BLE001 - an expression in a template can raise anything
             raise BadChat(f"the chat template {self.name} cannot lay it out: {error}") from None
         return made
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """The tokens that the assistant's answer follows."""
+        """The tokens before the assistant's answer."""
         self._check(messages)
         return self.tokenizer.chat(self.text(messages, ask=True))[0]
 
     def row(self, messages: list[Message], turns: str = "every") -> Row:
-        """The whole chat, and in the mask the assistant's turns with the token that ends each; of `last`, the last one alone."""
+        """The whole chat. The mask marks the assistant's turns, each with its end token; with turns "last" only the last turn."""
         self._check(messages)
         whole, answers = self.text(messages, ask=False), self._answers(messages, turns)
         ids, starts = self.tokenizer.chat(whole)
@@ -105,7 +105,7 @@ class Layout:
         return Row(tokens=ids, mask=mask)
 
     def end(self) -> int:
-        """The token that ends the assistant's turn, with which sampling stops; Refused where the template writes none."""
+        """The token that ends the assistant's turn, at which sampling stops. Refused where the template writes none."""
         messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         ((first, last),) = self._answers(messages, "every")
         found = self._words.findall(self.text(messages, ask=False)[first:last])
@@ -114,7 +114,7 @@ class Layout:
         return self.tokenizer.special[found[-1]]
 
     def _answers(self, messages: list[Message], turns: str) -> list[tuple[int, int]]:
-        """Where the assistant's turns are in the text of the chat, as [first, last) of its characters."""
+        """The ranges [first, last) of the assistant's turns, in characters of the chat's text."""
         whole, found = self.text(messages, ask=False), []
         places = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
         if not places:
@@ -127,7 +127,7 @@ class Layout:
                     "counts the last answer alone"
                 )
             last = len(after)
-            # What comes after the token that ends the turn, such as a line break, is never sampled.
+            # Text after the token that ends the turn, such as a line break, is never sampled.
             for match in self._words.finditer(whole, len(before), len(after)):
                 if not whole[match.end() : len(after)].strip():
                     last = match.end()
@@ -152,7 +152,7 @@ class Layout:
 
 
 def each(source: Path, layout: Layout, turns: str) -> Iterator[tuple[str, bytes, Row | BadChat]]:
-    """Of every line of a file, or of the .jsonl files of a folder: where it is, its messages as bytes, and its row."""
+    """For each line of a file, or of a folder's .jsonl files: its place, its messages as bytes, and its row or what is wrong."""
     for where, record in records(source):
         if isinstance(record, Bad):
             yield where, b"", BadChat(record.why)
@@ -166,19 +166,19 @@ def each(source: Path, layout: Layout, turns: str) -> Iterator[tuple[str, bytes,
 
 
 def tokenizer(which: str | None, model: Path | None) -> vocabulary.Vocabulary:
-    """The tokenizer of the options: --tokenizer, else that of a Hugging Face --model, else bytes."""
+    """The tokenizer of the options: --tokenizer, else the one of a Hugging Face --model, else bytes."""
     if which is None and model is not None and (model / "tokenizer.json").is_file():
         which = str(model)
     return vocabulary.opened(which or vocabulary.BYTES)
 
 
 def _text(token: Any) -> str:
-    """A special token of tokenizer_config.json: a text, or a table with one."""
+    """The text of a special token in tokenizer_config.json, where it is a string or a table with one."""
     return str(token["content"]) if isinstance(token, dict) else str(token)
 
 
 def _template(tokenizer: vocabulary.Vocabulary, which: str | None) -> tuple[str, str]:
-    """Its name in messages, and its text."""
+    """The template's name for messages, and its text."""
     if which in NAMED:
         return which, NAMED[which]
     if which is not None:
@@ -193,7 +193,7 @@ def _template(tokenizer: vocabulary.Vocabulary, which: str | None) -> tuple[str,
     if "chat_template.jinja" in tokenizer.files:
         return "chat_template.jinja", tokenizer.files["chat_template.jinja"].decode(errors="replace")
     own = vocabulary.configuration(tokenizer.files).get("chat_template")
-    if isinstance(own, list):  # several by name, as transformers writes those for tools
+    if isinstance(own, list):  # several named templates, as transformers writes them for tool use
         own = next((one.get("template") for one in own if isinstance(one, dict) and one.get("name") == "default"), None)
     if not isinstance(own, str):
         raise Refused(
@@ -203,13 +203,13 @@ def _template(tokenizer: vocabulary.Vocabulary, which: str | None) -> tuple[str,
 
 
 def _compiled(name: str, source: str) -> Callable[..., str]:
-    """What renders a template. It is a text from elsewhere: the sandbox gives it no way to the program's own objects."""
+    """A function that renders the template. The template is foreign, so the sandbox keeps it from the program's own objects."""
     jinja2 = imported("jinja2", "a chat template")
     sandbox = imported("jinja2.sandbox", "a chat template")
     extension = imported("jinja2.ext", "a chat template")
 
     class Generation(extension.Extension):  # type: ignore[misc, name-defined]
-        """`generation` blocks, in which some templates write the assistant's turns: their content alone."""
+        """Supports `generation` blocks, in which some templates write the assistant's turns. Only their content is written."""
 
         tags = frozenset({"generation"})
 

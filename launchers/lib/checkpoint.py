@@ -1,13 +1,13 @@
-"""Checkpoints: a folder for each, complete or not there at all, the newest sound one found again.
+"""Checkpoints: one folder each, renamed into place once complete. A start finds the newest sound one.
 
-    <dir>/step-00000120/   what the program wrote, and complete.json: step, size and crc32 of every file
-    <dir>/latest           the name of the newest, moved last
-    <dir>/best             the name of the one with the least validation loss, where there are validations
-    <dir>/.tmp-step-…      one being written; what a killed run left of it goes at the next start
+    <dir>/step-00000120/   the program's files, and complete.json: step, size and crc32 of every file
+    <dir>/latest           the name of the newest, written last
+    <dir>/best             the name of the one with the smallest validation loss, where the program validates
+    <dir>/.tmp-step-…      one that is being written; the next start removes what a killed run left
 
-A save has two halves. `start(folder)` runs on every rank in the training loop and takes the state (a copy, when the
-rest is to run in the background); the function that it returns writes, on a thread of its own when `background` is on.
-All files are then synced, named in complete.json, and the folder renamed. It must be on storage that all ranks see.
+A save has two halves. `start(folder)` runs on every rank in the training loop and takes the state (a copy, where the rest
+runs in the background). It returns a function that writes the files, on its own thread where `background` is on.
+Then all files are synced and listed in complete.json, and the folder is renamed. All ranks must see its storage.
 """
 
 import copy
@@ -39,10 +39,10 @@ class Checkpoints:
     def __init__(
         self, folder: Path, world: Ranks, told: dict[str, Any], *, keep: int = 3, background: bool = False
     ) -> None:
-        """told: what complete.json says of the run (resume.told)."""
+        """told: what complete.json records about the run (resume.told)."""
         self._folder, self._world, self._keep, self._background = folder, world, max(keep, 1), background
         self._told = told
-        # A group of its own: the background thread's collectives must not mix with those of the training loop.
+        # A separate group: the background thread's collectives must not mix with those of the training loop.
         self.group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -58,9 +58,9 @@ class Checkpoints:
         dist.barrier(group=world.control)
 
     def save(self, step: int, start: Callable[[Path], Finish | None], *, last: bool = False) -> None:
-        """Save what `start` takes, as the checkpoint of `step` (once). With `last`, return only when it is on disk.
+        """Save the state that `start` takes as the checkpoint of `step` (once). With `last`, return only when it is on disk.
 
-        `took` then says for how many seconds this rank was kept from training.
+        Sets `took`: the seconds for which this rank was kept from training.
         """
         began = time.perf_counter()
         self.wait()
@@ -69,7 +69,7 @@ class Checkpoints:
         self.took = time.perf_counter() - began
 
     def is_best(self, step: int, loss: float) -> bool:
-        """Note the validation loss of a step, whose checkpoint will hold it: whether it is the least so far, and is to be saved."""
+        """Note the validation loss of a step for its checkpoint. True where it is the smallest so far: then save the step."""
         self._losses[step] = loss
         if self._best is not None and loss >= self._best[1]:
             return False
@@ -77,19 +77,19 @@ class Checkpoints:
         return True
 
     def copy(self, state: Any) -> Any:
-        """A copy of a nested state in host memory, which training cannot change; the next copy uses its tensors again."""
+        """A copy of a nested state in host memory, which training cannot change. The next copy reuses its tensors."""
         self._copied = _copy(state, self._copied)
         return self._copied
 
     def wait(self) -> None:
-        """Wait for the save in the background; its error is raised here."""
+        """Wait for the save in the background, and raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         self._raise()
 
     def newest(self) -> Path | None:
-        """The newest checkpoint whose files are as they were written; each that is not is named in a warning."""
+        """The newest undamaged checkpoint. Each damaged one is renamed and named in a warning."""
         found = sorted(self._folder.glob("step-*"), reverse=True) if self._world.is_main_process else []
         for folder in self._from_first(found):
             fault = self._fault(folder)
@@ -115,7 +115,7 @@ class Checkpoints:
         dist.barrier(group=self.group)
         finish = start(writing)
         if background:
-            # A daemon: a rank that fails must not be held by a thread that waits for the other ranks.
+            # A daemon: this thread waits for other ranks, and must not keep a failed rank from exiting.
             self._thread = threading.Thread(target=self._write, args=(finish, writing, target), daemon=True)
             self._thread.start()
         else:
@@ -133,7 +133,7 @@ class Checkpoints:
             try:
                 if finish is not None:
                     finish()
-            except (Exception, CheckpointException) as error:  # noqa: BLE001 - told to all ranks: none is to wait for it
+            except (Exception, CheckpointException) as error:  # noqa: BLE001 - sent to all ranks, so that none waits for this one
                 failure = f"rank {self._world.ddp_rank}: {error!r}"
             failures = [text for text in self._gather(failure) if text]
             if failures:
@@ -165,7 +165,7 @@ class Checkpoints:
                 shutil.rmtree(old)
 
     def _fault(self, folder: Path) -> str | None:
-        """What is wrong with a checkpoint, found by all ranks together, each reading a part of the files."""
+        """The fault of a checkpoint, or None. All ranks check it together, each a part of the files."""
         try:
             want = marker(folder)["files"]
             fault = None
@@ -194,13 +194,13 @@ class Checkpoints:
 
 
 def _least_loss(folders: Iterable[Path], until: int) -> tuple[str, float] | None:
-    """Of the checkpoints up to a step that hold a validation loss, the one with the least: its name and loss."""
+    """The checkpoint with the smallest validation loss, of those up to step `until`: its name and loss."""
     losses = []
     for folder in folders:
         try:
             told = marker(folder)
         except (OSError, ValueError):
-            continue  # one that is skipped as damaged elsewhere
+            continue  # damaged: newest() warns about it
         if "eval_loss" in told and told["step"] <= until:
             losses.append((told["eval_loss"], folder.name))
     loss, name = min(losses, default=(0.0, ""))
@@ -225,7 +225,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put back what rng_state() returned."""
+    """Restore the generators from what rng_state() returned."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "cuda" in state and torch.cuda.is_available():
@@ -235,14 +235,14 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def gathered(value: Any, world: Ranks) -> list[Any]:
-    """`value` of every rank, by rank."""
+    """The values of all ranks, in the order of ranks."""
     every: list[Any] = [None] * world.ddp_world_size
     dist.all_gather_object(every, value, group=world.control)
     return every
 
 
 def restore_rng(states: list[dict[str, Any]], world: Ranks, *, seed: int, step: int) -> None:
-    """This rank's generators as they were; on another world size, where none fit, each rank gets a new seed."""
+    """Restore this rank's generators. On another world size the states do not fit, and each rank gets a new seed."""
     if len(states) == world.ddp_world_size:
         set_rng_state(states[world.ddp_rank])
     else:
@@ -250,7 +250,7 @@ def restore_rng(states: list[dict[str, Any]], world: Ranks, *, seed: int, step: 
 
 
 def seed_all(seed: int, world: Ranks) -> None:
-    """Seed this rank's generators, each rank with another number (dropout must differ between ranks)."""
+    """Seed this rank's generators. Each rank gets another seed, because dropout must differ between ranks."""
     random.seed(seed + world.ddp_rank)
     torch.manual_seed(seed + world.ddp_rank)
     if "numpy" in sys.modules:
@@ -258,7 +258,7 @@ def seed_all(seed: int, world: Ranks) -> None:
 
 
 def rank_state(world: Ranks, at: dict[str, int]) -> dict[str, Any]:
-    """What a sharded checkpoint needs beside the shards: where the run is, this rank's generators."""
+    """This rank's part of a sharded checkpoint besides the shards: the run's position, and the generators."""
     return {"at": dict(at), "rng": rng_state(), "world_size": world.ddp_world_size}
 
 
@@ -268,13 +268,13 @@ def write_rank(folder: Path, world: Ranks, state: dict[str, Any]) -> None:
 
 
 def write_model(folder: Path, world: Ranks, shape: dict[str, Any]) -> None:
-    """model.json: what a model is beside its weights. `kit convert-checkpoint` needs no other word about it."""
+    """Write model.json: what `kit convert-checkpoint` needs to know of a model besides its weights."""
     if world.is_main_process:
         (folder / MODEL).write_text(json.dumps(shape, indent=1) + "\n", encoding="utf-8")
 
 
 def read_rank(folder: Path, world: Ranks, *, seed: int) -> dict[str, int]:
-    """Where the run was; the generators as they were, or seeded anew on another world size."""
+    """The run's position. Restores the generators, or seeds them anew on another world size."""
     path = folder / f"rank-{world.ddp_rank}.pt"
     state = torch.load(path if path.exists() else folder / "rank-0.pt", map_location="cpu", weights_only=True)
     if state["world_size"] == world.ddp_world_size:
@@ -319,7 +319,7 @@ def _crc(path: Path) -> int:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file so that a reader sees the old text or the new, never a part."""
+    """Write a file so that a reader sees the old text or the new one, never a part."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(text, encoding="utf-8")
     sync(new)

@@ -1,4 +1,4 @@
-"""Data: images (digits, MNIST files, class folders), batches, and continuing in the middle of an epoch. Text: lib/text.py."""
+"""Images (digits, MNIST files, class folders), batches, and resuming in the middle of an epoch. For text see lib/text.py."""
 
 import gzip
 import hashlib
@@ -20,13 +20,13 @@ SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 
 
 class Loader(DataLoader):  # type: ignore[type-arg]
-    """DataLoader whose processes leave TERM and USR1 to their parent.
+    """DataLoader whose worker processes block TERM and USR1.
 
-    Slurm signals every process of a step, and a loader process that dies of it would fail the step that is to be saved.
+    Slurm signals every process of a step. A worker that dies of the signal would fail the step before its checkpoint is saved.
     """
 
     def __iter__(self) -> Any:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS)  # the new processes inherit it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS)  # the new processes inherit the mask
         try:
             return super().__iter__()
         finally:
@@ -34,7 +34,7 @@ class Loader(DataLoader):  # type: ignore[type-arg]
 
 
 class ResumableSampler(DistributedSampler):  # type: ignore[type-arg]
-    """DistributedSampler that leaves out the samples of an epoch that are done. Call set_epoch(), then skip()."""
+    """DistributedSampler that leaves out the finished samples of an epoch. Call set_epoch(), then skip()."""
 
     _skipped = 0
 
@@ -50,7 +50,7 @@ class ResumableSampler(DistributedSampler):  # type: ignore[type-arg]
 
 
 def reported(loader: Iterable[Any]) -> Iterator[Any]:
-    """The same batches; that a rank waits for one is reported as its `data` phase."""
+    """The same batches. The time that a rank waits for a batch is reported as its `data` phase."""
     with reports.progress.phase("data"):
         waiting = iter(loader)
     while True:
@@ -71,9 +71,9 @@ def batches(
     accumulate: int = 1,
     workers: int = 0,
 ) -> Iterator[list[torch.Tensor]]:
-    """This rank's micro-batches, epoch after epoch without end, from where `samples` samples over all ranks are used.
+    """This rank's micro-batches, epoch after epoch without end. samples: the number already used, over all ranks.
 
-    An epoch is as many whole batches as the dataset has, so that its samples do not depend on ranks and `accumulate`.
+    An epoch has as many whole batches as the dataset holds, so its samples do not depend on the ranks or on `accumulate`.
     """
     sampler = ResumableSampler(dataset, world.ddp_world_size, world.ddp_rank, seed=seed, drop_last=True)
     loader = Loader(
@@ -83,7 +83,7 @@ def batches(
         drop_last=True,
         num_workers=workers,
         pin_memory=world.device.type == "cuda",
-        generator=torch.Generator().manual_seed(seed),  # else it would draw from the model's
+        generator=torch.Generator().manual_seed(seed),  # its own, else it would draw from the model's generator
     )
     together = micro_batch * world.ddp_world_size
     usable = len(dataset) // (together * accumulate) * together * accumulate
@@ -103,9 +103,10 @@ def batches(
 def fixed(
     dataset: Images, windows: int, micro_batch: int, world: Ranks
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """This rank's micro-batches of the first `windows` items, as many on each rank: tokens, targets, and weights [micro_batch].
+    """This rank's micro-batches of the first `windows` items: tokens, targets, and weights [micro_batch].
 
-    What fills up the last micro-batches has weight 0.0, all else 1.0. Which items are taken depends on nothing but `windows`.
+    Each rank gets the same number of micro-batches. Padding in the last ones has weight 0.0, all else 1.0. The choice of items
+    depends only on `windows`.
     """
     count = min(windows, len(dataset))
     if count < 1:
@@ -119,7 +120,7 @@ def fixed(
 
 
 def images_told(folder: Path | None) -> str:
-    """Which images these are, for a checkpoint."""
+    """A text that identifies the images, for a checkpoint."""
     if folder is None:
         return "scikit-learn's digits"
     return _told(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
@@ -134,7 +135,7 @@ def _told(folder: Path, files: list[Path]) -> str:
 def images(folder: Path | None, size: int = 32) -> tuple[Images, Images, int]:
     """Training set, test set and number of classes. Items are (float32 [channels, height, width] in 0..1, int64 class).
 
-    Without a folder: the 1797 digits of 8 x 8 pixels that scikit-learn ships, one in five for the test. With one:
+    Without a folder: the 1797 digits of 8 x 8 pixels that scikit-learn ships, one in five for the test. With a folder:
     MNIST's idx files (also gzipped), or train/ and test/ (or val/) with a folder of image files for each class,
     scaled to `size` x `size`.
     """
@@ -186,7 +187,7 @@ def _idx(path: Path) -> torch.Tensor:
 
 
 class ImageFolder(Images):
-    """Image files in one folder a class, read when asked for (needs pillow)."""
+    """Image files, in one folder for each class. An image is read when it is needed (by pillow)."""
 
     def __init__(self, folder: Path, size: int, classes: list[str] | None = None) -> None:
         self.classes = classes or sorted(path.name for path in folder.iterdir() if path.is_dir())

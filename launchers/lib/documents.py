@@ -1,8 +1,8 @@
-"""The documents of a user's files: .txt .md .py (a document each), .jsonl (plain, .gz, .zst) and .parquet (a document for each
+"""Documents in a user's files: .txt .md .py (one document each), .jsonl (plain, .gz, .zst) and .parquet (one document for each
 line or row), and a Hugging Face dataset on disk. pyarrow and zstandard are imported where a file needs them.
 
-The work is cut into units of about the same size, so that several processes share it, and one that was killed is done again by
-itself. The cut depends on the files alone: whoever prepares them, in however many processes, gets the same units in one order.
+The work is cut into units of about the same size, so that several processes can share it, and a killed unit is done again alone.
+The cut depends only on the files: any number of processes gets the same units in the same order.
 """
 
 import gzip
@@ -20,23 +20,23 @@ PLAIN = (".txt", ".md", ".py")
 LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 ROWS = (".parquet", ".arrow")
 _UNITS, _SMALLEST, _LARGEST = 64, 1 << 20, 512 << 20  # units of a set; bytes of a unit
-_LONGEST_LINE = 1 << 30  # bytes: what has no line break in so many is not a .jsonl
-# What the parts of a Hugging Face dataset are called that are for validation.
+_LONGEST_LINE = 1 << 30  # bytes: a file without a line break in this many is not a .jsonl
+# Splits of a Hugging Face dataset that are for validation.
 _HELD_OUT = ("validation", "valid", "val", "dev", "test")
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A document that cannot be read: where it is, and why."""
+    """A document that cannot be read. why: the reason, with the document's place where it is known."""
 
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A part of a file. first, last: bytes of a .jsonl, row groups of a .parquet, batches of an .arrow; else 0 and 0: all of it.
+    """A part of a file. first, last: bytes of a .jsonl, row groups of a .parquet, batches of an .arrow; 0 and 0: the whole file.
 
-    size: bytes in the file. part: train or validation where the source says which, else empty.
+    size: bytes in the file. part: train or validation where the source names one, else empty.
     """
 
     path: str
@@ -52,7 +52,7 @@ Unit = list[Piece]
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """files: path, bytes and time of change, by which it is known whether they are still the same. units: of them."""
+    """Files cut into units. files: path, bytes and modification time, by which a change is noticed. size: bytes of all files."""
 
     files: list[tuple[str, int, int]]
     units: list[Unit]
@@ -60,7 +60,7 @@ class Cut:
 
 
 def cut(sources: list[Path], *, ignored: list[str] | None = None) -> Cut:
-    """The units of files and folders. ignored: gets the files below the folders that are of no kind read here."""
+    """Cut files and folders into units. ignored: a list that gets those files in the folders that cannot be read here."""
     found = [piece for source in sources for piece in _found(source, ignored if ignored is not None else [])]
     if not found:
         named = ", ".join(map(str, sources))
@@ -80,7 +80,7 @@ def cut(sources: list[Path], *, ignored: list[str] | None = None) -> Cut:
 
 
 def read(piece: Piece, key: str) -> Iterator[str | Bad]:
-    """Its documents. key: of the text in a line or row. What is not a document comes as Bad, in its place."""
+    """The documents of a piece. key: of the text in a line or row. An unreadable document comes as Bad, in its place."""
     if piece.kind in PLAIN:
         yield Path(piece.path).read_bytes().decode(errors="replace")
     elif piece.kind in LINES:
@@ -90,11 +90,11 @@ def read(piece: Piece, key: str) -> Iterator[str | Bad]:
 
 
 def as_json(units: list[Unit]) -> Any:
-    """As plain lists and tables."""
+    """The units as plain lists and dicts."""
     return [[asdict(piece) for piece in unit] for unit in units]
 
 
-# ---- which files ----
+# ---- finding the files ----
 
 
 def _found(source: Path, ignored: list[str]) -> Iterator[Piece]:
@@ -138,7 +138,7 @@ def _kind(path: Path) -> str | None:
 
 
 def _split(piece: Piece, most: int) -> Iterator[Piece]:
-    """Pieces of at most about `most` bytes, where the format allows it: a compressed .jsonl is read from its beginning."""
+    """Cut a piece into parts of about `most` bytes, where the format allows it. A compressed .jsonl stays whole."""
     parts = -(-piece.size // most)
     if parts <= 1 or piece.kind in PLAIN or piece.kind in LINES[1:]:
         yield piece
@@ -151,11 +151,11 @@ def _split(piece: Piece, most: int) -> Iterator[Piece]:
         yield Piece(path=piece.path, kind=piece.kind, size=share, first=first, last=last, part=piece.part)
 
 
-# ---- what is in them ----
+# ---- reading the files ----
 
 
 def records(source: Path) -> Iterator[tuple[str, Any]]:
-    """The objects of a .jsonl file, plain or compressed, or of those of a folder: where each is, and the object, or Bad."""
+    """The objects of a .jsonl file, plain or compressed, or of those in a folder: the place of each, and the object or Bad."""
     pieces = [piece for piece in _found(source, []) if piece.kind in LINES]
     if not pieces:
         raise Refused(f"{source}: no file to read", hint=f"files of {' '.join(LINES)} are read")
@@ -172,9 +172,9 @@ def _lines(piece: Piece, key: str) -> Iterator[str | Bad]:
 
 
 def _raw(piece: Piece) -> Iterator[tuple[bytes, int]]:
-    """The lines that begin in [first, last), each with its first byte."""
+    """The lines that begin in [first, last), each with the offset of its first byte."""
     with _opened(piece) as file:
-        if piece.first:  # where a line that began before ends: its first byte may be the one before `first`
+        if piece.first:  # skip a line that began earlier: its line break may be the byte before `first`
             file.seek(piece.first - 1)
             file.readline(_LONGEST_LINE)
         place = file.tell() if piece.last else 0
@@ -216,7 +216,7 @@ def _opened(piece: Piece) -> IO[bytes]:
 
 def _zstd_errors() -> tuple[type[Exception], ...]:
     try:
-        import zstandard  # noqa: PLC0415 - what is not installed raises no error of its own
+        import zstandard  # noqa: PLC0415 - without the package, its errors cannot be raised
     except ImportError:
         return ()
     return (zstandard.ZstdError,)
@@ -249,7 +249,7 @@ def _tables(piece: Piece, key: str) -> Iterator[Any]:
 
 
 def _batches(piece: Piece) -> int:
-    """How many parts a file can be read in: row groups, or record batches."""
+    """The number of parts that a file can be read in: row groups, or record batches."""
     pyarrow = imported("pyarrow", f"{piece.path} ({piece.kind})")
     try:
         if piece.kind == ".parquet":

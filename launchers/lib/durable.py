@@ -1,11 +1,11 @@
-"""Writing that lasts: what a machine that loses its power still has afterwards."""
+"""Writes that survive a power loss of the machine."""
 
 import os
 from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Have a file's bytes, or a folder's names, on the disk."""
+    """Flush a file's bytes, or a folder's names, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

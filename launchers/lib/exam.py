@@ -1,4 +1,4 @@
-"""Tests a policy on problems: how much reward its sampled answers get, and how many are right."""
+"""Tests a policy on problems: the mean reward of its sampled answers, and the share of right ones."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def take(
     seed: int,
     device: torch.device,
 ) -> tuple[float, float]:
-    """Mean reward and the share that is right, over `count` completions of each held-out problem at temperature 1."""
+    """The mean reward and the share of right answers, over `count` completions of each held-out problem at temperature 1."""
     net = policy.built(shape).eval()
     net.load_state_dict(weights)
     net.to(device)
@@ -43,7 +43,7 @@ def take(
 def final(
     log: metrics.Metrics, world: ranks.Ranks, at: dict[str, Any], result: tuple[float, float], problems: int
 ) -> None:
-    """The last record of a program that takes the test after its last step. at: its step, and the test before the first one."""
+    """Write the last record of a program, after its last test. at: its step, and the results of the test before the first step."""
     reward, right = result
     log.record(
         "final",

@@ -1,4 +1,4 @@
-"""Turns errors of the kit's file-making programs into words for the user."""
+"""Turns errors of programs that make files into messages for the user."""
 
 import importlib
 import json
@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 
-class Refused(Exception):  # noqa: N818 - it says what happened, as the message does
-    """The input, or what was asked of it, cannot be. hint: what to try."""
+class Refused(Exception):  # noqa: N818 - named after what happened, as the message is
+    """The input, or the request, cannot be used. hint: what to try."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -15,7 +15,7 @@ class Refused(Exception):  # noqa: N818 - it says what happened, as the message 
 
 
 def tell(message: str, hint: str, *, as_json: bool) -> None:
-    """The one error of a program, on its standard error: as a line of JSON for the kit, or as text."""
+    """Print the error of a program to its standard error: as a line of JSON for the kit, or as text."""
     if as_json:
         print(json.dumps({"error": message, "hint": hint}), file=sys.stderr)
     else:
@@ -23,7 +23,7 @@ def tell(message: str, hint: str, *, as_json: bool) -> None:
 
 
 def imported(module: str, what: str) -> Any:
-    """A module that only some input needs, such as a reader of parquet; Refused where it is not installed."""
+    """Import a module that only some input needs, such as a parquet reader. Refused where it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:

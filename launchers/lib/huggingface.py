@@ -1,9 +1,9 @@
-"""A folder of Hugging Face's, config.json and *.safetensors, as the start of a GPT of lib/model.py: Llama, Qwen2, Qwen3.
+"""Starts a GPT of lib/model.py from a Hugging Face folder with config.json and *.safetensors: Llama, Qwen2, Qwen3.
 
-    --init-from Llama-3.2-1B/        the model's shape, and its weights instead of drawn ones
+    --init-from Llama-3.2-1B/        the model's shape, and its weights instead of random ones
 
-Only the rows that a rank holds are read. `kit convert-checkpoint --to huggingface` writes such a folder again. Embeddings that are
-tied to the head are not tied here: the head begins as a copy of them.
+A rank reads only the rows that it holds. `kit convert-checkpoint --to huggingface` writes such a folder again. Embeddings that are
+tied to the head are not tied here: the head starts as a copy of them.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from . import initial, model
 
 # model_type of config.json -> (biases of queries, keys and values; norms of queries and keys in each head).
 FAMILIES = {"llama": (False, False), "qwen2": (True, False), "qwen3": (False, True)}
-# What config.json must say where it says it: other values are other models.
+# Values that config.json must have where it has the key. Other values mean other models.
 _SAME: dict[str, Any] = {
     "hidden_act": "silu",
     "mlp_bias": False,
@@ -47,7 +47,7 @@ _AROUND = {
 
 
 def shape(folder: Path, *, context: int, vocabulary: int) -> model.Shape:
-    """The model's shape. context: the sequences to train on; vocabulary: of the data, which the model's must hold."""
+    """The model's shape. context: length of the sequences to train on. vocabulary: the data's, which the model's must hold."""
     config = _config(folder)
     kind = config.get("model_type")
     if kind not in FAMILIES:
@@ -88,7 +88,7 @@ def shape(folder: Path, *, context: int, vocabulary: int) -> model.Shape:
 
 
 def chosen(args: argparse.Namespace, vocabulary: int) -> model.Shape:
-    """The shape that the options of a GPT program ask for: that of --init-from, else of --layers and its like."""
+    """The shape that the options of a GPT program ask for: the one of --init-from, else of --layers, --heads and --dim."""
     if args.init_from is not None:
         return shape(args.init_from, context=args.context, vocabulary=vocabulary)
     size = {"layers": args.layers, "heads": args.heads, "dim": args.dim, "context": args.context}
@@ -97,7 +97,7 @@ def chosen(args: argparse.Namespace, vocabulary: int) -> model.Shape:
 
 @torch.no_grad()
 def begin(net: model.GPT, args: argparse.Namespace, device: torch.device) -> None:
-    """Give a model of the meta device its memory, and the weights of --init-from, or drawn ones: whole, or this rank's shards."""
+    """Give a model on the meta device its memory, and set its weights, or this rank's shards: from --init-from, or random ones."""
     net.to_empty(device=device)
     put = setter(net, args)
     for name, mine, first, rows in initial.shards(net):
@@ -105,7 +105,7 @@ def begin(net: model.GPT, args: argparse.Namespace, device: torch.device) -> Non
 
 
 def setter(net: model.GPT, args: argparse.Namespace) -> Callable[[str, torch.Tensor, int, int], None]:
-    """What sets some rows of a parameter to what training starts from: its name, the rows, the first's number, how many it has."""
+    """A function that sets rows of a parameter to their first values: name, rows, number of the first row, total of rows."""
     if args.init_from is None:
         return lambda name, mine, first, rows: initial.values(
             mine, name, first=first, rows=rows, std=net.std(name), seed=args.seed
@@ -120,11 +120,11 @@ def setter(net: model.GPT, args: argparse.Namespace) -> Callable[[str, torch.Ten
 
 
 def reader(folder: Path, shape: model.Shape) -> Callable[[str, int, int], torch.Tensor]:
-    """What reads rows of a parameter of the GPT: name, first row, the row after the last -> tensor."""
+    """A function that reads rows of a parameter of the GPT: name, first row, the row after the last -> tensor."""
     from safetensors import safe_open  # noqa: PLC0415 - only where weights are imported
 
     files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
-    held = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
+    held = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - safe_open is not a mapping
     if not held:
         raise SystemExit(f"{folder}: no *.safetensors in it: neither a model's folder nor a downloaded one.")
     heads, each = (shape.heads, shape.kv_heads or shape.heads), shape.head_dim or shape.dim // shape.heads
@@ -149,9 +149,9 @@ def reader(folder: Path, shape: model.Shape) -> Callable[[str, int, int], torch.
 
 
 def names(name: str, held: Any) -> tuple[str, ...]:
-    """The tensors of Hugging Face's model that lie one after the other in a parameter of the GPT."""
+    """The tensors of the Hugging Face model that, one after the other, make up a parameter of the GPT."""
     if name == "head.weight" and _AROUND[name] not in held:
-        return (_AROUND["embedding.weight"],)  # tied
+        return (_AROUND["embedding.weight"],)  # the head is tied to the embedding
     if name in _AROUND:
         return (_AROUND[name],)
     _, number, rest = name.split(".", 2)
@@ -167,7 +167,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _scaling(folder: Path, rope: dict[str, Any]) -> tuple[float, float, float, float] | None:
-    """Of Llama 3's rotary positions: factor, low and high frequency factor, length that it was trained on at first."""
+    """Llama 3's scaling of rotary positions: factor, low and high frequency factor, original length. None: no scaling."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None

@@ -1,6 +1,6 @@
-"""A model's first weights, the same in every layout, and no more memory than a rank's part of the model takes.
+"""A model's first weights: the same in every layout, made with no more memory than a rank's part of the model takes.
 
-A model is built on the meta device, where tensors have a shape and no memory, wrapped, and then given its memory and weights:
+A model is built on the meta device, where tensors have a shape and no memory. Then it is wrapped, and gets its memory and weights:
 
     with torch.device("meta"):
         net = model.GPT(shape)
@@ -8,7 +8,7 @@ A model is built on the meta device, where tensors have a shape and no memory, w
     net.to_empty(device=world.device)
     initial.fill(net, net.std, seed=args.seed)
 
-A matrix is drawn in bands of rows, each from a seed of its own: a rank draws the bands that its rows are in, and nothing else.
+A matrix is drawn in bands of rows, each from its own seed. So a rank draws only the bands that hold its rows.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ Std = Callable[[str], float]
 
 @torch.no_grad()
 def fill(net: nn.Module, std: Std, *, seed: int) -> None:
-    """Set all parameters of a model to what training starts from. std: of a matrix, by its name."""
+    """Set all parameters of a model to their first values. std: from a matrix's name to its standard deviation."""
     for name, mine, first, rows in shards(net):
         values(mine, name, first=first, rows=rows, std=std(name), seed=seed)
 
 
 def shards(net: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, int]]:
-    """Each parameter's name, this rank's rows of it, the number of the first of them, and how many the whole has."""
+    """For each parameter: its name, this rank's rows, the number of the first of these rows, and the number of all rows."""
     for name, parameter in net.named_parameters():
         if isinstance(parameter, DTensor):
             mesh, placements = parameter.device_mesh, parameter.placements
@@ -42,7 +42,7 @@ def shards(net: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, int]]:
 
 
 def values(mine: torch.Tensor, name: str, *, first: int, rows: int, std: float, seed: int) -> None:
-    """Set the rows from `first` on of the parameter `name`, which has so many: norms to 1, biases to 0, matrices to draws."""
+    """Set rows of the parameter `name`, from `first` on, of `rows` in all: norms to 1, biases to 0, matrices to random values."""
     if mine.dim() == 1:
         mine.fill_(0.0 if name.endswith("bias") else 1.0)
         return

@@ -1,4 +1,4 @@
-"""Training-loop parts that the programs share: optimizer and learning rate, validation, the stop on request, the end."""
+"""Parts of the training loop that the programs share: optimizer, learning rate, validation, stop on request, and the end."""
 
 import argparse
 import time
@@ -13,7 +13,7 @@ from . import checkpoint, data, metrics, ranks, reports, stop
 
 
 class Save(Protocol):
-    """Saves the state as the checkpoint of this step; with `last`, returns only when it is on disk."""
+    """Saves the state as the checkpoint of this step. With `last`, returns only when it is on disk."""
 
     def __call__(self, *, last: bool = False) -> None: ...
 
@@ -30,7 +30,7 @@ def adamw(
 
 
 def set_pace(optimizer: Any, *, lr: float, weight_decay: float | None = None) -> float:
-    """Set the learning rate of the next step, and with a number the weight decay, in all parameter groups; the rate."""
+    """Set the learning rate of the next step, and the weight decay if given, in all parameter groups. Returns the rate."""
     for group in optimizer.param_groups:
         group["lr"] = lr
         if weight_decay is not None:
@@ -41,7 +41,7 @@ def set_pace(optimizer: Any, *, lr: float, weight_decay: float | None = None) ->
 def after_step(
     requests: stop.StopRequest, log: metrics.Metrics, profile: metrics.Profile, save: Save, step: int, *, every: int
 ) -> int | None:
-    """Save where it is due (`every` steps; 0: never) or asked for with a stop, whose exit code is returned. None: train on."""
+    """Save every `every` steps (0: never) and where a stop was requested. Returns the exit code of the stop; None: continue."""
     reports.progress.step(step)
     if every and step % every == 0:
         with reports.progress.phase("save"):
@@ -52,7 +52,7 @@ def after_step(
 def stopped(
     requests: stop.StopRequest, log: metrics.Metrics, profile: metrics.Profile, save: Save, step: int
 ) -> int | None:
-    """The exit code, where a rank was asked to stop: the checkpoint of `step` is on disk then. None: train on."""
+    """Save where a rank was asked to stop, and return the exit code. None: continue training."""
     number = requests.agreed()
     return leave(number, requests, log, profile, save, step) if number else None
 
@@ -60,7 +60,7 @@ def stopped(
 def leave(  # noqa: PLR0917 - in the order of `stopped`, with the signal first
     number: int, requests: stop.StopRequest, log: metrics.Metrics, profile: metrics.Profile, save: Save, step: int
 ) -> int:
-    """Save, and report the stop that signal `number` asked for; the exit code."""
+    """Save, and report the stop that signal `number` requested. Returns the exit code."""
     with reports.progress.phase("save"):
         save(last=True)
     profile.close()
@@ -69,7 +69,7 @@ def leave(  # noqa: PLR0917 - in the order of `stopped`, with the signal first
 
 
 class Steps:
-    """The steps of a program that trains on text: each counted, logged, validated and saved as the options say, and their end.
+    """Counts, logs, validates and saves the steps of a program that trains on text, as the options say, and ends the training.
 
     while steps.go_on():
         ...  # one optimizer step
@@ -77,7 +77,7 @@ class Steps:
     return steps.end()
     """
 
-    def __init__(  # noqa: PLR0917 - what every program has, in the order in which it makes them
+    def __init__(  # noqa: PLR0917 - the parts of every program, in the order in which they are made
         self,
         args: argparse.Namespace,
         world: ranks.Ranks,
@@ -92,9 +92,9 @@ class Steps:
         samples: int,
         speed: metrics.Speed,
     ) -> None:
-        """at: `step` and `samples` so far, counted on here. samples: sequences in a step, over all ranks.
+        """at: `step` and `samples` so far, updated here. samples: sequences in a step, over all ranks.
 
-        test: the loss on the validation windows; called by all ranks.
+        test: returns the loss on the validation windows. Called by all ranks.
         """
         self._args, self._world, self._at, self._samples, self._speed = args, world, at, samples, speed
         self._log, self._requests, self._profile = log, requests, profile
@@ -103,14 +103,14 @@ class Steps:
         reports.progress.step(at["step"])
 
     def go_on(self) -> bool:
-        """Whether there is another step to make: not after the last one, nor once a rank was asked to stop."""
+        """Whether to make another step: false after the last one, and once a rank was asked to stop."""
         if self._code is not None or self._at["step"] >= self._args.steps:
             return False
         self._profile.step(self._at["step"] + 1)
         return True
 
     def done(self, loss: Callable[[], float], **values: torch.Tensor | float | None) -> None:
-        """A step was made. loss: this rank's; it and the values are read in steps that are logged only (a GPU waits for it)."""
+        """Finish a step. loss and values are this rank's. Only logged steps read them, because reading waits for the GPU."""
         at = self._at
         at["step"] += 1
         at["samples"] += self._samples
@@ -126,7 +126,7 @@ class Steps:
         self._code = after_step(self._requests, self._log, self._profile, self._save, at["step"], every=every)
 
     def end(self) -> int:
-        """The exit code: of a stop, or 0 with the last checkpoint on disk and the loss of the last test reported."""
+        """The exit code of a stop. Without a stop: save the last checkpoint, report the test loss, and return 0."""
         if self._code is not None:
             return self._code
         close(self._requests, self._profile, self._save)
@@ -136,7 +136,7 @@ class Steps:
         return 0
 
 
-def evaluate(  # noqa: PLR0917 - what a step has
+def evaluate(  # noqa: PLR0917 - the parts of a step
     test: Callable[[], float],
     step: int,
     number: int,
@@ -145,7 +145,7 @@ def evaluate(  # noqa: PLR0917 - what a step has
     save: Save,
     **more: float,
 ) -> None:
-    """Validate after a step, and save it where its loss is the least so far. number: of its checkpoint. Called by all ranks."""
+    """Validate after a step, and save it where its loss is the smallest so far. number: of its checkpoint. Called by all ranks."""
     began = time.perf_counter()
     with reports.progress.phase("evaluate"):
         loss = test()
@@ -157,7 +157,7 @@ def evaluate(  # noqa: PLR0917 - what a step has
 
 
 def close(requests: stop.StopRequest, profile: metrics.Profile, save: Save) -> None:
-    """After the last step: the last checkpoint, on disk."""
+    """Save the last checkpoint after the last step. Returns when it is on disk."""
     with reports.progress.phase("save"):
         save(last=True)
     requests.close()
@@ -166,9 +166,9 @@ def close(requests: stop.StopRequest, profile: metrics.Profile, save: Save) -> N
 
 @torch.no_grad()
 def test_loss(net: torch.nn.Module, test_set: data.Images, windows: int, micro_batch: int, world: ranks.Ranks) -> float:
-    """Mean loss of the first `windows` test windows, the same on every layout. `net`: tokens -> logits; called by all ranks.
+    """Mean loss of the first `windows` test windows, the same on every layout. `net`: tokens -> logits. Called by all ranks.
 
-    All ranks make as many forward passes, because a sharded model gathers its weights from all of them.
+    All ranks make the same number of forward passes, because a sharded model gathers its weights from all of them.
     """
     net.eval()
     summed = counted = 0.0
@@ -180,7 +180,9 @@ def test_loss(net: torch.nn.Module, test_set: data.Images, windows: int, micro_b
         summed += float((losses.view(targets.shape).mean(1).double().cpu() * weights).sum())
         counted += float(weights.sum())
     net.train()
-    for part in net.modules():  # else the parameters would stay whole, and be found so, until the next backward pass
+    for (
+        part
+    ) in net.modules():  # else the parameters stay unsharded, also for a checkpoint, until the next backward pass
         if isinstance(part, FSDPModule):
             part.reshard()
     summed, counted = ranks.total(summed, counted, world=world)

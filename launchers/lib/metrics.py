@@ -1,7 +1,7 @@
-"""Reports metrics by rank 0: a line on standard output, a JSON line in <run folder>/metrics.jsonl, and the trackers.
+"""Reports metrics from rank 0: a line on standard output, a JSON line in <run folder>/metrics.jsonl, and the trackers.
 
-The records are schema 1: docs/guides/metrics.md and docs/schema/metrics.schema.json describe each kind, the same for all
-programs. kit/runs/metrics.py reads them.
+The records follow schema 1, which is the same for all programs. docs/guides/metrics.md and docs/schema/metrics.schema.json describe
+each kind. kit/runs/metrics.py reads them.
 """
 
 import json
@@ -26,10 +26,10 @@ _CURVES = {"step", "eval", "epoch", "outer", "rollouts", "test", "final"}
 
 
 class Metrics:
-    """Appends, so that a restarted run continues in the same file; `restart` in a record says which start wrote it."""
+    """Appends records, so that a restarted run continues in the same file. `restart` in a record is the number of the start."""
 
     def __init__(self, run_dir: Path, world: Ranks | None = None) -> None:
-        """here: None for a program that is not a group of ranks."""
+        """world: None for a program that is not a group of ranks."""
         self._restart = int(os.environ.get("KIT_RESTART_COUNT") or 0)
         self._file = None
         self._trackers: list[trackers.Tracker] = []
@@ -39,7 +39,7 @@ class Metrics:
             self._trackers = trackers.asked_for(run_dir)
 
     def started(self, program: str, world: Ranks, speed: "Speed", **values: Any) -> None:
-        """The first record of a start, for the file and the trackers alone: what the rates of the others are rates of."""
+        """Write the first record of a start to the file and the trackers: the device, its peak, and what else the rates need."""
         told = {"program": program, "world_size": world.ddp_world_size, "nodes": world.nodes, "backend": world.backend}
         told |= speed.described() | values
         self._write("start", schema=SCHEMA, **told)
@@ -47,14 +47,14 @@ class Metrics:
             tracker.describe(told)
 
     def record(self, kind: str, line: str, **values: Any) -> None:
-        """Print `line`; write the values. Floats keep all their digits, so that runs can be compared exactly."""
+        """Print `line` and write the values. Floats keep all their digits, so that runs can be compared exactly."""
         self.say(line)
         self._write(kind, **values)
 
     def step(self, step: int, loss: float, speed: "Speed", world: Ranks, *, said: str = "", **values: float) -> None:
-        """The record of a step: its loss as the mean over ranks, and the speed since the last one. Called by all ranks.
+        """Record a step: its loss as the mean over ranks, and the speed since the last record. Called by all ranks.
 
-        said: more for the line.
+        said: text to add to the line.
         """
         loss = total(loss, world=world)[0] / world.ddp_world_size
         measured = speed.values()
@@ -65,22 +65,22 @@ class Metrics:
         self.record("step", line + said, step=step, loss=loss, **values, **measured)
 
     def evaluated(self, step: int, loss: float, *, best: bool, seconds: float, **values: float) -> None:
-        """The record of a validation. best: no earlier one had a smaller loss."""
+        """Record a validation. best: no earlier validation had a smaller loss."""
         line = f"step {step}  validation loss {loss:.4f}" + ("  the best so far" if best else "")
         self.record("eval", line, step=step, eval_loss=loss, best=best, seconds=seconds, **values)
 
     def saved(self, step: int, saves: Checkpoints) -> None:
-        """The record of a checkpoint, for the file alone: how long the loop stood still for it."""
+        """Record a checkpoint, in the file only: for how many seconds it kept the loop from training."""
         self._write("saved", step=step, seconds=saves.took)
 
     def final(self, step: int, test_loss: float, world: Ranks) -> None:
-        """The last record of a program that trains on text."""
+        """Write the last record of a program that trains on text."""
         line = f"done: test loss {test_loss:.4f} after {step} steps, world size {world.ddp_world_size} on {world.nodes} nodes"
         shape = {"world_size": world.ddp_world_size, "nodes": world.nodes, "backend": world.backend}
         self.record("final", line, step=step, test_loss=test_loss, **shape)
 
     def say(self, line: str) -> None:
-        """A line for people only."""
+        """Print a line for people. It is not recorded."""
         if self._file is not None:
             print(line, flush=True)
 
@@ -105,13 +105,13 @@ def resident() -> int:
 
 
 def most_resident() -> int:
-    """The most that it was so far: of this program alone. getrusage(2) also counts what its parent had when it started this one."""
+    """The peak host memory of this process, in bytes. getrusage(2) would also count the parent's memory when it forked."""
     found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), flags=re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 
 class Speed:
-    """Tokens a second over all ranks, and on a GPU the share of its peak that the model's arithmetic makes (MFU); and memory."""
+    """Measures tokens per second over all ranks, memory, and on a GPU the model FLOPs utilization (MFU)."""
 
     def __init__(
         self,
@@ -122,19 +122,19 @@ class Speed:
         *,
         unit: str = "tokens",
     ) -> None:
-        """tokens_per_step: over all ranks; None where steps differ, and each says its own. unit: what is counted, as a word."""
+        """tokens_per_step: over all ranks; None where steps differ and step() gets the number. unit: the word for what counts."""
         self._tokens_per_step, self._flops_per_token, self._world = tokens_per_step, flops_per_token, world
         self.unit, self.rate = unit, f"{unit}_per_second"
         self._on_gpu = world.device.type == "cuda"
         self._device = torch.cuda.get_device_name() if self._on_gpu else "cpu"
-        # Of float32 matrices a GPU multiplies TF32 parts, as lib/ranks.py asks; then that is the peak to measure against.
+        # lib/ranks.py lets a GPU multiply float32 matrices as TF32. Then the TF32 peak is the one to compare with.
         multiplied_as_tf32 = precision == "fp32" and torch.get_float32_matmul_precision() != "highest"
         self._precision = "tf32" if self._on_gpu and multiplied_as_tf32 else precision
         self._peak = peak_flops(self._device, self._precision)
         self.restart()
 
     def described(self) -> dict[str, Any]:
-        """What the rates are rates of: the device and its peak, operations for each token, tokens in a step."""
+        """The facts behind the rates: the device and its peak, operations for each token, tokens in a step."""
         return {
             "device": self._device,
             "precision": self._precision,
@@ -148,7 +148,7 @@ class Speed:
         self._began, self._tokens = time.perf_counter(), 0
 
     def step(self, tokens: int | None = None) -> None:
-        """One more optimizer step is done, on so many tokens over all ranks."""
+        """Count one more optimizer step. tokens: of this step, over all ranks; None: tokens_per_step."""
         self._tokens += tokens if tokens is not None else self._tokens_per_step or 0
 
     def values(self) -> dict[str, int | float]:
@@ -162,7 +162,7 @@ class Speed:
         return found
 
     def _memory(self) -> int:
-        """The most that tensors took on this rank's GPU since the last look, or this process on the host so far, in bytes."""
+        """Peak memory in bytes: of the tensors on this rank's GPU since the last call, or without a GPU of this process so far."""
         if not self._on_gpu:
             return most_resident()
         most = torch.cuda.max_memory_allocated()
@@ -171,7 +171,7 @@ class Speed:
 
 
 class Profile:
-    """A torch profiler trace of chosen steps on chosen ranks: <run folder>/profile/rank-<n>.json, for chrome://tracing."""
+    """Writes a torch profiler trace of chosen steps on chosen ranks: <run folder>/profile/rank-<n>.json, for chrome://tracing."""
 
     def __init__(self, run_dir: Path, world: Ranks, steps: tuple[int, int] | None, ranks: set[int]) -> None:
         self._path = run_dir / "profile" / f"rank-{world.ddp_rank}.json"
@@ -179,7 +179,7 @@ class Profile:
         self._profiler: torch.profiler.profile | None = None
 
     def step(self, step: int) -> None:
-        """Call before each optimizer step with its number, counted from 1."""
+        """Call before each optimizer step. step: its number, counted from 1."""
         if self._steps is None:
             return
         first, last = self._steps

@@ -1,7 +1,7 @@
 """Models, small and plain: a ConvNet, and a GPT of the Llama family.
 
-Shapes in comments: B sequences of a batch, T tokens of a sequence, C width of the model (dim), H query heads, K key-value heads, D
-width of a head, F width of the feed-forward part, V vocabulary.
+Shapes in comments: B sequences in a batch, T tokens in a sequence, C width of the model (dim), H query heads, K key-value heads, D
+width of a head, F width of the feed-forward part, V size of the vocabulary.
 """
 
 import math
@@ -42,11 +42,11 @@ class ConvNet(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The size of a GPT, and what kind of Llama it is. `context`: the longest sequence, in tokens.
+    """The size of a GPT, and its variant of Llama. `context`: the longest sequence, in tokens.
 
-    kv_heads: None, as many as heads. head_dim: None, dim / heads. feed_forward: None, 4 x dim. norm_eps: None, the smallest step of
-    float32. rope_scaling: Llama 3's factor, low and high frequency factor, and first length. qkv_bias: Qwen2's; head_norms: Qwen3's
-    norms of queries and keys in each head.
+    kv_heads: None means as many as heads. head_dim: None means dim / heads. feed_forward: None means 4 x dim. norm_eps: None means
+    float32's machine epsilon. rope_scaling: Llama 3's factor, low and high frequency factor, and original length. qkv_bias: biases
+    of queries, keys and values, as in Qwen2. head_norms: norms of queries and keys in each head, as in Qwen3.
     """
 
     layers: int
@@ -64,7 +64,7 @@ class Shape:
     head_norms: bool = False
 
     def __post_init__(self) -> None:
-        if self.head_dim is None and self.dim % (2 * self.heads):  # rotary positions turn channels of a head in pairs
+        if self.head_dim is None and self.dim % (2 * self.heads):  # rotary positions rotate a head's channels in pairs
             raise SystemExit(f"--dim {self.dim} with --heads {self.heads}: it must be a multiple of {2 * self.heads}.")
 
     @property
@@ -74,16 +74,16 @@ class Shape:
 
     @property
     def keys(self) -> int:
-        """Heads of keys, and of values."""
+        """The number of key-value heads."""
         return self.kv_heads or self.heads
 
     @property
     def wide(self) -> int:
-        """Of the feed-forward part."""
+        """The width of the feed-forward part."""
         return self.feed_forward or 4 * self.dim
 
     def described(self, architecture: str) -> dict[str, Any]:
-        """What model.json says of a model of this shape."""
+        """The content of model.json for a model of this shape."""
         return {
             "architecture": architecture,
             "layers": self.layers,
@@ -94,7 +94,7 @@ class Shape:
             "kv_heads": self.keys,
             "head_dim": self.each,
             "context": self.context,
-            "norm_eps": self.norm_eps or torch.finfo(torch.float32).eps,  # what nn.RMSNorm takes without an eps
+            "norm_eps": self.norm_eps or torch.finfo(torch.float32).eps,  # the default of nn.RMSNorm
             "rope_base": self.rope_base,
             "rope_scaling": self.rope_scaling,
             "qkv_bias": self.qkv_bias,
@@ -104,7 +104,7 @@ class Shape:
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a gated feed-forward part, each added to what came in."""
+    """Causal self-attention, then a gated feed-forward part. Each is added to its input."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -124,18 +124,18 @@ class Block(nn.Module):
         self.down = nn.Linear(shape.wide, shape.dim, bias=False)
 
     def forward(self, x: torch.Tensor, angles: "Angles", seen: torch.Tensor | None = None) -> torch.Tensor:
-        """seen: what each position attends to, as `within` gives it; None: all before it."""
+        """seen: mask of the positions that each position attends to, from `within`; None: itself and all before it."""
         batch, length, _ = x.shape  # (B, T, C)
         # ---- attention ----
         qkv = self.qkv(self.attention_norm(x)).view(batch, length, -1, self.each).transpose(1, 2)
         q, k, v = qkv.split((self.heads, self.keys, self.keys), 1)  # (B, H, T, D), and (B, K, T, D) twice
         if hasattr(self, "query_norm"):
             q, k = self.query_norm(q), self.key_norm(k)
-        q, k = rotate(q, angles), rotate(k, angles)  # positions are turned in, so no embedding of them is added
+        q, k = rotate(q, angles), rotate(k, angles)  # positions are encoded here, so there is no position embedding
         # Grouped queries: H / K query heads share a key-value head.
         fewer = {"enable_gqa": True} if self.keys < self.heads else {}
         mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, **fewer)
-        # mixed is (B, H, T, D): heads side by side again, (B, T, H * D), and back to (B, T, C).
+        # mixed is (B, H, T, D): join the heads, (B, T, H * D), and project back to (B, T, C).
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, length, -1))
         # ---- feed-forward ----
         gate, up = self.gate_up(self.feed_norm(x)).chunk(2, dim=-1)  # (B, T, F) each
@@ -146,7 +146,7 @@ class Block(nn.Module):
 class Angles:
     """Cosine and sine of the rotary positions, [length, half a head], float32.
 
-    No tensor argument and no buffer: FSDP and DeepSpeed would round those to bfloat16, and positions with them.
+    Neither a tensor argument nor a buffer: FSDP and DeepSpeed would round those to bfloat16, and the positions with them.
     """
 
     cos: torch.Tensor
@@ -154,7 +154,7 @@ class Angles:
 
     @classmethod
     def of(cls, shape: Shape, device: torch.device) -> "Angles":
-        """For the positions from 0 on. Computed on the CPU, so that every device has the same."""
+        """The angles of all positions from 0. Computed on the CPU, so that every device has the same."""
         half = shape.each // 2
         rates = shape.rope_base ** (-torch.arange(half) / half)  # (D / 2,): radians per position, the fastest first
         if shape.rope_scaling is not None:
@@ -163,14 +163,14 @@ class Angles:
         return cls(turns.cos().to(device), turns.sin().to(device))
 
     def first(self, length: int) -> "Angles":
-        """Of the first positions."""
+        """The angles of the first `length` positions."""
         return Angles(self.cos[:length], self.sin[:length])
 
 
 def stretched(rates: torch.Tensor, factor: float, low: float, high: float, length: float) -> torch.Tensor:
-    """Llama 3's rates for longer sequences: slow ones `factor` times slower, fast ones as they are, those between in between.
+    """Llama 3's rates for longer sequences: slow ones get `factor` times slower, fast ones stay, those between are interpolated.
 
-    Slow is what turns fewer than `low` times in the first `length` positions, fast what turns more than `high` times
+    A slow rate turns fewer than `low` times in the first `length` positions, a fast one more than `high` times
     ("The Llama 3 Herd of Models", arXiv 2407.21783, and its published code).
     """
     turned = length * rates / (2 * math.pi)
@@ -179,16 +179,16 @@ def stretched(rates: torch.Tensor, factor: float, low: float, high: float, lengt
 
 
 def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """Rotary position embedding (Su et al. 2021), by halves: channel i turns together with channel i + half. In float32."""
+    """Rotary position embedding (Su et al. 2021), in halves: channel i is rotated with channel i + half. In float32."""
     first, second = x.float().chunk(2, dim=-1)
     turned = (first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin)
     return torch.cat(turned, dim=-1).type_as(x)
 
 
 def within(tokens: torch.Tensor, end: int) -> torch.Tensor:
-    """[batch, 1, length, length]: True where a position attends to another: not after it, and not before the last `end`.
+    """[batch, 1, length, length]: True where a position attends to another, which is not after it and not before the last `end`.
 
-    The end of a document counts with the document after it, which begins with it: what comes after an end can be learned, too.
+    The end of a document belongs to the document after it. So a model can also learn what follows an end.
     """
     document = (tokens == end).cumsum(1)  # (B, T): number of the document that a token belongs to
     same = document[:, None, :, None] == document[:, None, None, :]
@@ -199,9 +199,9 @@ class GPT(nn.Module):
     """[batch, length] tokens -> [batch, length, vocabulary] logits; with targets, the mean cross-entropy instead."""
 
     def __init__(self, shape: Shape, *, recompute: bool = False, apart: int | None = None, drawn: bool = True) -> None:
-        """recompute: activations in backward. apart: the token after which a document begins that sees none before it.
+        """recompute: compute activations again in backward. apart: the token after which no token attends to an earlier document.
 
-        drawn: with first weights, from torch's seed. Not on the meta device, nor where a framework has cut the parameters by then.
+        drawn: draw the first weights from torch's seed, but not on the meta device. False where a framework has cut the parameters.
         """
         super().__init__()
         self.shape, self.recompute, self.apart = shape, recompute, apart
@@ -214,8 +214,8 @@ class GPT(nn.Module):
             initial.fill(self, self.std, seed=torch.initial_seed())
 
     def std(self, name: str) -> float:
-        """The standard deviation that a matrix is drawn with, by its name."""
-        # What adds to the residual stream starts smaller (GPT-2 paper, section 2.3).
+        """The standard deviation for drawing a matrix, by its name."""
+        # Matrices that add to the residual stream start smaller (GPT-2 paper, section 2.3).
         deep = name.endswith(("attention_out.weight", "down.weight"))
         return 0.02 / (2 * self.shape.layers) ** 0.5 if deep else 0.02
 
@@ -233,22 +233,22 @@ class GPT(nn.Module):
         return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
     def angles(self, device: torch.device) -> Angles:
-        """Of the rotary positions, on a device; made once for each."""
+        """The angles of the rotary positions on a device, made once for each device."""
         if device not in self._angles:
-            with torch.inference_mode(False):  # a model that has sampled first can be trained afterwards
+            with torch.inference_mode(False):  # so that a model that has sampled can be trained afterwards
                 self._angles[device] = Angles.of(self.shape, device)
         return self._angles[device]
 
     def compile_blocks(self) -> None:
-        """torch.compile each block in place: what is around them (DDP, FSDP) still sends while others are computed."""
+        """torch.compile each block in place, so that DDP or FSDP around the blocks can communicate while others compute."""
         for block in self.blocks:
             block.compile()
 
     def described(self) -> dict[str, Any]:
-        """What model.json says of it."""
+        """The content of model.json for this model."""
         return self.shape.described("kit-gpt")
 
     def flops_per_token(self) -> float:
-        """Forward and backward, by 6 N + 12 L H Q T of PaLM's appendix B (arXiv 2204.02311); the embedding not counted."""
+        """Operations of forward and backward: 6 N + 12 L H Q T of PaLM's appendix B (arXiv 2204.02311), without the embedding."""
         weights = sum(p.numel() for p in self.parameters()) - self.embedding.weight.numel()
         return 6 * weights + 12 * self.shape.layers * self.shape.heads * self.shape.each * self.shape.context

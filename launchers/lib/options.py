@@ -1,4 +1,4 @@
-"""The options of all programs. Their defaults come from what the kit exports, so a job file need not repeat them."""
+"""Options that the programs share. Their defaults come from variables that the kit sets, so a job file need not repeat them."""
 
 import argparse
 import math
@@ -26,7 +26,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def parser(docstring: str | None) -> argparse.ArgumentParser:
-    """A parser with the run's options; the program adds its own."""
+    """A parser with the run's options. The program adds its own."""
     made = argparse.ArgumentParser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
     run = made.add_argument_group("run")
     run.add_argument(
@@ -77,7 +77,7 @@ def parser(docstring: str | None) -> argparse.ArgumentParser:
 
 
 def add_tokens(made: Any) -> None:
-    """What decides the tokens of a text, when it is prepared and where a program tokenizes it itself."""
+    """Add the options that decide a text's tokens, for preparing a text and for programs that tokenize it themselves."""
     made.add_argument("--tokenizer", metavar="WHICH", help="bytes (default), a .json or .tiktoken file, or a folder")
     made.add_argument(
         "--separator", metavar="TOKEN", help="after each document; none; else the tokenizer's end of text"
@@ -88,7 +88,7 @@ def add_tokens(made: Any) -> None:
 
 
 def add_text(made: Any) -> None:
-    """Which text a program trains on."""
+    """Add the options of the text that a program trains on."""
     made.add_argument("--data", type=Path, help="prepared data, .bin/.idx, or text; else Python's standard library")
     add_tokens(made)
     made.add_argument("--vocabulary", type=int, metavar="N", help="of .bin/.idx without --tokenizer: ids are below it")
@@ -98,7 +98,7 @@ def add_text(made: Any) -> None:
 
 
 def add_gpt(made: argparse.ArgumentParser) -> None:
-    """The options of the programs that train a GPT on text."""
+    """Add the options of the programs that train a GPT on text."""
     what = made.add_argument_group("model and data")
     add_text(what)
     what.add_argument(
@@ -125,7 +125,7 @@ def add_gpt(made: argparse.ArgumentParser) -> None:
 
 
 def add_pace(made: argparse._ActionsContainer, *, lr: float, warmup: int) -> None:
-    """The options of the optimizer's steps, with these defaults."""
+    """Add the options of learning rate, weight decay and clipping. lr, warmup: their defaults."""
     made.add_argument("--lr", type=float, default=lr)
     made.add_argument(
         "--warmup", type=int, default=warmup, help="optimizer steps of linear warm-up; cosine decay follows"
@@ -135,12 +135,12 @@ def add_pace(made: argparse._ActionsContainer, *, lr: float, warmup: int) -> Non
 
 
 def add_compile(made: argparse.ArgumentParser) -> None:
-    """The option of the programs whose model torch.compile can take."""
+    """Add the option of the programs whose model torch.compile supports."""
     made.add_argument("--compile", action="store_true", help="torch.compile the model (on CPU: needs a C++ compiler)")
 
 
 def add_policy(made: argparse.ArgumentParser) -> None:
-    """The options of the programs that train a policy: where it comes from, and how its answers are sampled."""
+    """Add the options of the programs that train a policy: its first weights, and how its answers are sampled."""
     what = made.add_argument_group("model")
     what.add_argument(
         "--model",
@@ -156,7 +156,7 @@ def add_policy(made: argparse.ArgumentParser) -> None:
 
 
 def add_chats(made: Any) -> None:
-    """How messages become tokens."""
+    """Add the options that turn messages into tokens."""
     made.add_argument("--tokenizer", metavar="WHICH", help="that of a Hugging Face --model, else bytes (default)")
     made.add_argument(
         "--chat-template", metavar="WHICH", help="chatml, llama3, bytes, or a file; else the tokenizer's own"
@@ -168,7 +168,7 @@ def add_chats(made: Any) -> None:
 
 
 def add_task(made: Any) -> None:
-    """What a policy is rewarded for: of the programs of launchers/rl, which must be given the same."""
+    """Add the options of the rewarded task. All programs of launchers/rl must get the same values."""
     made.add_argument("--problems", type=Path, metavar="FILE", help=".jsonl of problems, with --reward; else sums")
     made.add_argument("--reward", metavar="FILE.py:FUNCTION", help="reward(prompt, completion, problem) -> a number")
     made.add_argument(
@@ -178,25 +178,25 @@ def add_task(made: Any) -> None:
     add_chats(made)
 
 
-# Of add_task: told by the task's digest.
+# Options of add_task that the task's digest covers.
 TASK = ("problems", "reward", "reward_timeout", "max_tokens", "tokenizer", "chat_template")
-POLICY_SHAPE = ("layers", "heads", "dim", "seq_len")  # of add_policy: a checkpoint given by --model has another
+POLICY_SHAPE = ("layers", "heads", "dim", "seq_len")  # of add_policy: a checkpoint given by --model has its own
 
 
 def shape(args: argparse.Namespace, vocabulary: int = 256) -> "Shape":
-    """The shape that these options ask for. vocabulary: of the data."""
+    """The shape that these options ask for. vocabulary: the size of the data's."""
     from .model import Shape  # noqa: PLC0415 - lib/prepare.py has these options and needs no torch
 
     return Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.seq_len, vocabulary=vocabulary)
 
 
 def cosine(warmup: int, steps: int) -> Callable[[int], float]:
-    """The factor of the learning rate at a step: linear warm-up, then a cosine down to 0 at `steps`."""
+    """The factor of the learning rate as a function of the step: linear warm-up, then a cosine down to 0 at `steps`."""
     return lambda step: min(1.0, (step + 1) / max(warmup, 1)) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
 
 
 def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse the command line over the --config file, and settle where checkpoints go."""
+    """Parse the command line over the --config file, and set the checkpoint folder."""
     args = made.parse_args()
     if args.config is not None:
         given = _flat(tomllib.loads(args.config.read_text(encoding="utf-8")))
@@ -205,7 +205,7 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
         made.set_defaults(**given)
         args = made.parse_args()
     if "clip" in args and args.clip == 0:
-        args.clip = math.inf  # torch's clip_grad_norm_ and megatron's then give the norm and change nothing
+        args.clip = math.inf  # clip_grad_norm_ of torch and of megatron then returns the norm and changes nothing
     if args.checkpoint_dir is None:
         args.checkpoint_dir = Path(_environ("KIT_CHECKPOINT_DIR", str(args.run_dir / "checkpoints")))
     return args
@@ -220,12 +220,12 @@ def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def port(role: str, name: str, otherwise: int) -> int:
-    """The port that the kit gave to a role of this job under a name; `otherwise` outside of it."""
+    """The port that the kit assigned to a role of this job under `name`. Outside of a job: `otherwise`."""
     return int(_environ(f"KIT_ROLE_{_upper(role)}_PORT_{_upper(name)}", str(otherwise)))
 
 
 def addresses(role: str) -> list[str]:
-    """The addresses of the nodes of a role of this job; this machine's own outside of it."""
+    """The addresses of the nodes of a role of this job. Outside of a job: this machine's own."""
     return _environ(f"KIT_ROLE_{_upper(role)}_NODES", "127.0.0.1").split()
 
 

@@ -1,7 +1,8 @@
 """Peak throughput of GPUs: operations per second, by card and by number format.
 
-Dense, without sparsity, at the boost clock. The comment of each row names the vendor's document; where that prints a figure with
-2:4 sparsity, marked by an asterisk, the row has half of it. Where a card has several forms, the row's words say which one it is.
+Figures are dense (without sparsity) at the boost clock. The comment of each row names the vendor's document. Where the document
+prints a figure with 2:4 sparsity, marked by an asterisk, the row holds half of it. Where a card has several forms, the row's words
+name the form.
 """
 
 import re
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """10^12 operations a second. None: the card multiplies no such numbers in its matrix units."""
+    """10^12 operations per second. None: the card's matrix units do not support the format."""
 
     fp32: float
     tf32: float | None
@@ -19,52 +20,52 @@ class Peak:
     has_bf16: bool = True
 
 
-# "NVIDIA H100 Tensor Core GPU" data sheet, 2024 (figures with sparsity); its H100 SXM is that of the "NVIDIA H100 Tensor Core GPU
-# Architecture" white paper V1.04, table 2, where TF32 is 494.7 and FP16 989.4 dense.
+# "NVIDIA H100 Tensor Core GPU" data sheet, 2024 (figures with sparsity). Its H100 SXM is the one of the "NVIDIA H100 Tensor Core
+# GPU Architecture" white paper V1.04, table 2, which gives TF32 as 494.7 and FP16 as 989.4 dense.
 _H100_NVL = Peak(fp32=60, tf32=417.5, half=835, fp8=1671)
 _H100_SXM = Peak(fp32=67, tf32=494.5, half=989, fp8=1979)
 
 _V100 = Peak(fp32=15.7, tf32=None, half=125, fp8=None, has_bf16=False)
 
-# A part of a card, whose peak is a share that depends on how it was cut: an instance (`NVIDIA A100-SXM4-40GB MIG 1g.5gb`), a
-# virtual GPU (`GRID A100-40C`). And the modules with 64 GB that were made for single machines, with clocks and cores of their own.
+# Names of a part of a card: an instance (`NVIDIA A100-SXM4-40GB MIG 1g.5gb`) or a virtual GPU (`GRID A100-40C`). Its peak is a
+# share that depends on how the card was cut. Also the 64 GB modules made for single machines, with other clocks and core counts.
 _NOT_WHOLE = re.compile(r"MIG|\d+[ABCQ]|64GB")
 
-# The words must all be in the name that the driver gives. The first row that fits holds: the special kind of a card
-# comes before the general one, which is the one on an SXM module.
+# All words of a row must be in the name that the driver reports. The first row that fits counts: special forms of a card come
+# before the general one, which is the SXM module.
 PEAKS: dict[tuple[str, ...], Peak] = {
-    # "NVIDIA GB200 NVL72" data sheet, with sparsity: of two GPUs, a superchip. The "NVIDIA Blackwell Architecture Technical
-    # Brief" of March 2024 has FP32 as 90; the data sheet is newer.
+    # "NVIDIA GB200 NVL72" data sheet, with sparsity, for a superchip of two GPUs. The "NVIDIA Blackwell Architecture Technical
+    # Brief" of March 2024 gives FP32 as 90; the data sheet is newer.
     ("GB200",): Peak(fp32=80, tf32=1250, half=2500, fp8=5000),
-    # "NVIDIA HGX Platform" data sheet, HGX B200: of eight GPUs, with sparsity. The same brief has FP32 as 80 and TF32 as 1100,
-    # and so has the "NVIDIA Blackwell" data sheet: 2 % below half of FP16, which TF32 is on every card here.
+    # "NVIDIA HGX Platform" data sheet, HGX B200, with sparsity, for eight GPUs. The same brief and the "NVIDIA Blackwell" data
+    # sheet give FP32 as 80 and TF32 as 1100. That is 2 % below half of FP16; on every card here TF32 is half of FP16.
     ("B200",): Peak(fp32=75, tf32=1125, half=2250, fp8=4500),
     # "NVIDIA GH200 Grace Hopper Superchip" data sheet, with sparsity.
     ("GH200",): Peak(fp32=67, tf32=494.5, half=990, fp8=1979),
-    # "NVIDIA H200 Tensor Core GPU" data sheet, with sparsity: the cores of an H100 beside more memory.
+    # "NVIDIA H200 Tensor Core GPU" data sheet, with sparsity: the cores of an H100 with more memory.
     ("H200", "NVL"): _H100_NVL,
     ("H200",): _H100_SXM,
     ("H100", "NVL"): _H100_NVL,
-    # "NVIDIA H100 Tensor Core GPU" data sheet of 2022, with sparsity; the later one has the NVL instead.
+    # "NVIDIA H100 Tensor Core GPU" data sheet of 2022, with sparsity; the later data sheet lists the NVL instead.
     ("H100", "PCIe"): Peak(fp32=51, tf32=378, half=756, fp8=1513),
     ("H100",): _H100_SXM,
-    # No data sheet of the vendor's is public: what distributors print of it.
+    # The vendor has no public data sheet. The figures are those that distributors print.
     ("H20",): Peak(fp32=44, tf32=74, half=148, fp8=296),
     # "NVIDIA A100 Tensor Core GPU" data sheet, 1758950-r4, June 2021: both forms, both sizes of memory.
     ("A100",): Peak(fp32=19.5, tf32=156, half=312, fp8=None),
-    # "NVIDIA L40S" and "NVIDIA L40" data sheets: dense beside sparse.
+    # "NVIDIA L40S" and "NVIDIA L40" data sheets: dense and sparse figures.
     ("L40S",): Peak(fp32=91.6, tf32=183, half=362, fp8=733),
     ("L40",): Peak(fp32=90.5, tf32=90.5, half=181, fp8=362),
     # "NVIDIA L4 Tensor Core GPU" data sheet, with sparsity.
     ("L4",): Peak(fp32=30.3, tf32=60, half=121, fp8=242),
-    # "NVIDIA A40", "NVIDIA A30 Tensor Core GPU" and "NVIDIA A10 Tensor Core GPU" data sheets: dense beside sparse.
+    # "NVIDIA A40", "NVIDIA A30 Tensor Core GPU" and "NVIDIA A10 Tensor Core GPU" data sheets: dense and sparse figures.
     ("A40",): Peak(fp32=37.4, tf32=74.8, half=149.7, fp8=None),
     ("A30",): Peak(fp32=10.3, tf32=82, half=165, fp8=None),
-    # "NVIDIA A10G Tensor Core GPU" data sheet, Amazon, 17 February 2022. It is in Amazon's machines alone, and is not an A10.
+    # "NVIDIA A10G Tensor Core GPU" data sheet, Amazon, 17 February 2022. Only Amazon's machines have it. It is not an A10.
     ("A10G",): Peak(fp32=35, tf32=35, half=70, fp8=None),
     ("A10",): Peak(fp32=31.2, tf32=62.5, half=125, fp8=None),
     # "NVIDIA V100 Tensor Core GPU" data sheet, 1165301-r5, January 2020: the SXM2 module, the card, the V100S. "NVIDIA DGX-2"
-    # data sheet: 2 petaflops of 16 SXM3 modules. Others, such as the FHHL card, have clocks of their own.
+    # data sheet: 2 petaflops of 16 SXM3 modules. Other forms, such as the FHHL card, have other clocks.
     ("V100", "SXM2"): _V100,
     ("V100", "SXM3"): _V100,
     ("V100", "PCIE"): Peak(fp32=14, tf32=None, half=112, fp8=None, has_bf16=False),
@@ -75,10 +76,10 @@ PEAKS: dict[tuple[str, ...], Peak] = {
 
 
 def peak_flops(name: str, precision: str) -> float | None:
-    """Operations a second of one GPU, by its driver's name for it. None where the card, or the precision on it, is not known.
+    """Peak operations per second of one GPU; None where the card, or the precision on it, is not known. name: the driver's.
 
-    Nor is it known of a part of a card, such as a MIG instance.
-    precision: fp32, tf32, fp16, bf16, fp8. tf32 on a card without it is fp32: such a card multiplies so.
+    A part of a card, such as a MIG instance, is not known either.
+    precision: fp32, tf32, fp16, bf16, fp8. A card without tf32 multiplies in fp32, so its tf32 peak is its fp32 peak.
     """
     parts = name.replace("-", " ").split()
     if any(map(_NOT_WHOLE.fullmatch, parts)):

@@ -1,6 +1,6 @@
-"""A GPT as a policy: completions sampled with their log-probabilities, and the log-probabilities of given completions.
+"""A GPT as a policy: samples completions with their log-probabilities, and computes log-probabilities of given completions.
 
-Rows are padded on the right. Under causal attention a padded position changes no other, so lengths in a batch may differ.
+Rows are padded on the right. Under causal attention padding changes no position before it, so lengths in a batch may differ.
 """
 
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,7 +18,7 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """Sampled tokens, the last of them the end token unless the limit came first, and the log-probability of each."""
+    """Sampled tokens with their log-probabilities. The last token is the end token, unless the limit came first."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -35,7 +35,7 @@ def sample(
     end: int,
     generator: torch.Generator,
 ) -> list[list[Completion]]:
-    """`count` completions for each prompt. Log-probabilities are of what was sampled from: the softmax of logits / temperature."""
+    """`count` completions for each prompt. Log-probabilities are of the distribution sampled from: softmax of logits / temperature."""
     device = net.embedding.weight.device
     rows, lengths = _padded(prompts, room=max_tokens, device=device)
     longest = int(lengths.max())
@@ -52,7 +52,7 @@ def sample(
         logprobs = functional.log_softmax(scores.float() / temperature, dim=-1)
         tokens = torch.multinomial(logprobs.exp(), 1, generator=generator)
         rows[last, lengths + position] = tokens[:, 0]
-        # A completion that has ended is still drawn with its batch; -1 marks what does not count.
+        # Sampling continues for the whole batch. -1 marks tokens of completions that have already ended.
         drawn.append(tokens[:, 0].where(running, -1))
         chosen.append(logprobs.gather(1, tokens)[:, 0])
         running &= tokens[:, 0] != end
@@ -67,7 +67,7 @@ def sample(
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Prompts with completions as tensors. tokens: [rows, length], padded; targets: the same moved by one; mask: 1.0 where a target
+    """Prompts with completions as tensors. tokens: [rows, length], padded. targets: tokens shifted by one. mask: 1.0 where a target
     is a token of the completion, else 0.0."""
 
     tokens: torch.Tensor
@@ -75,19 +75,19 @@ class Batch:
     mask: torch.Tensor
 
     def spread(self, values: list[list[float]]) -> torch.Tensor:
-        """A number for each token of each completion, where the mask is 1; 0.0 elsewhere."""
+        """Place the numbers of each completion's tokens where the mask is 1. 0.0 elsewhere."""
         placed = torch.zeros_like(self.mask)
         placed[self.mask.bool()] = torch.tensor([v for row in values for v in row], device=placed.device)
         return placed
 
 
 def batch(prompts: list[list[int]], completions: list[list[int]], device: torch.device) -> Batch:
-    """A batch of them; row i is prompts[i] followed by completions[i]."""
+    """A batch of prompts and completions. Row i is prompts[i] followed by completions[i]."""
     return rows([answered(*pair) for pair in zip(prompts, completions, strict=True)], device)
 
 
 def answered(prompt: list[int], completion: list[int]) -> Row:
-    """A prompt followed by its completion, which the loss counts."""
+    """A row of a prompt and its completion. The loss counts the completion."""
     return Row(tokens=prompt + completion, mask=[0] * len(prompt) + [1] * len(completion))
 
 
@@ -104,13 +104,13 @@ def logprobs(scores: torch.Tensor, rows: Batch) -> torch.Tensor:
 
 
 def entropy(scores: torch.Tensor) -> torch.Tensor:
-    """[rows, length] of logits [rows, length, vocabulary]: how open the choice of each token is, in nats."""
+    """[rows, length] from logits [rows, length, vocabulary]: the entropy of the choice of each token, in nats."""
     logprobs = functional.log_softmax(scores, dim=-1)
     return -(logprobs.exp() * logprobs).sum(-1)
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean over where the mask is 1."""
+    """The mean of the values where the mask is 1."""
     return (values * mask).sum() / mask.sum()
 
 
@@ -122,15 +122,15 @@ def described(net: model.GPT) -> dict[str, int]:
 
 
 def built(shape: dict[str, int]) -> model.GPT:
-    """A new model of a shape that `described` gave."""
+    """A new model of a shape that `described` returned."""
     return model.GPT(model.Shape(**shape))
 
 
 def begun(checkpoint: Path | None, shape: model.Shape) -> model.GPT:
-    """What training starts from: a checkpoint's policy, whatever its shape, or without one a new policy of this shape.
+    """The policy that training starts from: a checkpoint's, whatever its shape, or without a checkpoint a new one of this shape.
 
-    checkpoint: of launchers/rl or launchers/sft, or a folder of Hugging Face's (lib/huggingface.py); of `shape` the context and the
-    vocabulary then are what the data need.
+    checkpoint: of launchers/rl or launchers/sft, or a Hugging Face folder (lib/huggingface.py). With a checkpoint, only the context
+    and the vocabulary of `shape` are used, as the minimum that the data need.
     """
     if checkpoint is None:
         return model.GPT(replace(shape, vocabulary=vocabulary.rounded(shape.vocabulary)))
@@ -156,7 +156,7 @@ def _imported(folder: Path, wanted: model.Shape) -> model.GPT:
 
 
 def _loaded(checkpoint: Path) -> dict[str, Any]:
-    """state.pt of a checkpoint folder of launchers/rl or launchers/sft; of the newest one below a folder of checkpoints."""
+    """state.pt of a checkpoint folder of launchers/rl or launchers/sft, or of the newest checkpoint in a folder of checkpoints."""
     pointer = checkpoint / "latest"
     folder = checkpoint / pointer.read_text(encoding="utf-8").strip() if pointer.exists() else checkpoint
     if not (folder / "state.pt").exists():
@@ -170,7 +170,7 @@ def _loaded(checkpoint: Path) -> dict[str, Any]:
 
 
 def _padded(rows: list[list[int]], *, room: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """[rows, longest + room] tokens, and how many of each row are given."""
+    """Tokens [rows, longest + room], padded, and the length of each row before padding."""
     lengths = [len(row) for row in rows]
     width = max(lengths) + room
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)

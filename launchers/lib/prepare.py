@@ -3,13 +3,13 @@
     PYTHONPATH=launchers python -m lib.prepare books/ web.jsonl.zst --to prepared/ --tokenizer llama/ --processes 16
 
 SET/
-  prepared.json                  what it is made of, what became of every document, and its digest
+  prepared.json                  its sources, the counts of its documents, and its digest
   train-00007.bin, .idx          tokens of the documents to train on, in Megatron's format (lib/shards.py), each with its end
-  validation-00007.bin, .idx     of those that are held out: chosen by their text, so that copies of one are on one side
+  validation-00007.bin, .idx     tokens of the held-out documents: chosen by their text, so that copies are on the same side
   tokenizer/                     the tokenizer's files
 
-Until it is whole it is .SET.preparing/ beside it. Killed at any moment, the same command continues after
-the last shard that was done.
+Until the folder is complete, it is called .SET.preparing/. After a kill, the same command continues after the last
+shard that was done.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _WORTH = 8 << 20  # bytes for which one more process is worth its start
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """What to prepare. held_out: the share of documents for validation. end: see vocabulary.opened."""
+    """A set to prepare. held_out: the share of documents for validation. end: see vocabulary.opened."""
 
     sources: tuple[str, ...]
     tokenizer: str = vocabulary.BYTES
@@ -50,24 +50,24 @@ class Order:
     skip_bad: bool = False
 
     def described(self, made: vocabulary.Vocabulary, files: list[tuple[str, int, int]]) -> dict[str, Any]:
-        """By which a later start knows whether what it finds was made from the same."""
+        """What the set is made from. A later start compares it with the description that it finds."""
         given = dataclasses.asdict(self) | {"sources": sorted(self.sources), "tokenizer": made.digest, "end": made.end}
         listed = hashlib.sha256(json.dumps(files).encode()).hexdigest()
         return json.loads(json.dumps(given | {"files": len(files), "files_digest": listed, "version": VERSION}))
 
 
-# ---- one unit, in a process of its own ----
+# ---- one unit, in its own process ----
 
 
 class Worker:
-    """Makes the shards of units. Each unit is done when its .json is there, and is not done again."""
+    """Makes the shards of units. A unit is done when its .json exists, and is not made again."""
 
     def __init__(self, order: Order, work: Path) -> None:
         self._order, self._work = order, work
         self._tokenizer = vocabulary.opened(order.tokenizer, order.end)
 
     def make(self, number: int, unit: documents.Unit) -> dict[str, Any]:
-        """What is in the shards of unit `number`: its record, also on disk."""
+        """Make the shards of unit `number`. Returns its record, which is also on disk."""
         counts = dict.fromkeys(COUNTS, 0)
         names = {part: f"{part}-{number:05d}" for part in PARTS}
         writers = {part: shards.Writer(self._work / name, self._tokenizer.dtype) for part, name in names.items()}
@@ -98,7 +98,7 @@ class Worker:
         return record
 
     def _documents(self, unit: documents.Unit, counts: dict[str, int]) -> Iterator[tuple[str, str]]:
-        """Texts and the part that each belongs to; what is left out is counted."""
+        """The texts, each with its part. Documents that are left out are counted."""
         limit = int(self._order.held_out * 2**64)
         for piece in unit:
             for found in documents.read(piece, self._order.text_key):
@@ -116,7 +116,7 @@ class Worker:
 
 
 def mended(text: str) -> tuple[str, bytes]:
-    """The text and its UTF-8; half a surrogate pair, which JSON can spell and UTF-8 cannot, becomes U+FFFD."""
+    """The text and its UTF-8. Half a surrogate pair, which JSON can hold and UTF-8 cannot, becomes U+FFFD."""
     try:
         return text, text.encode()
     except UnicodeEncodeError:
@@ -129,7 +129,7 @@ _worker: Worker
 
 def _begin(order: Order, work: Path, parent: int) -> None:
     global _worker  # noqa: PLW0603 - one for each process of the pool
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: not a moment longer than the parent
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getppid() != parent:
         os._exit(1)
@@ -141,13 +141,13 @@ def _made(number: int, unit: documents.Unit) -> dict[str, Any]:
     return _worker.make(number, unit)
 
 
-# ---- the whole ----
+# ---- the whole set ----
 
 
 def prepare(
     order: Order, target: Path, *, processes: int, progress: Progress, force: bool = False, reuse: bool = False
 ) -> dict[str, Any]:
-    """Make the folder `target`; its prepared.json. reuse: take it as it is where it was made from the same."""
+    """Make the folder `target`, and return its prepared.json. reuse: keep a folder that was made from the same."""
     tokenizer = vocabulary.opened(order.tokenizer, order.end)
     ignored: list[str] = []
     whole = documents.cut([Path(source) for source in order.sources], ignored=ignored)
@@ -166,7 +166,7 @@ def prepare(
 
 
 def _units(order: Order, work: Path, units: list[documents.Unit], processes: int, advance: Any) -> Iterator[Any]:
-    """The record of each unit, as they are done; those that an earlier start has done first."""
+    """The record of each unit as it is done. Units that an earlier start has done come first."""
     left = []
     for number, unit in enumerate(units):
         path = work / f"unit-{number:05d}.json"
@@ -209,7 +209,7 @@ def _summary(
     records: list[dict[str, Any]],
     described: dict[str, Any],
 ) -> dict[str, Any]:
-    """prepared.json. digest: of the tokenizer, its end and the content of all shards in their order."""
+    """The content of prepared.json. digest: of the tokenizer, its end token, and the content of all shards in order."""
     parts = {part: [one[part] for one in records if one[part]["documents"]] for part in PARTS}
     summed = hashlib.sha256(json.dumps([tokenizer.digest, tokenizer.end]).encode())
     for part in PARTS:
@@ -265,7 +265,7 @@ def order_of(args: argparse.Namespace, sources: list[str]) -> Order:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     made = argparse.ArgumentParser(
         prog="prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -280,7 +280,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the program, and return its exit code."""
     args = parse()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ended)
@@ -304,7 +304,7 @@ def main() -> int:
 
 
 def _ended(number: int, _frame: object) -> NoReturn:
-    os._exit(128 + number)  # the processes end with it (_begin), and the next start continues
+    os._exit(128 + number)  # its worker processes end with it (_begin); the next start continues
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The folder that lib/prepare.py makes: its description, and how it gets its name only once it is whole."""
+"""The folder that lib/prepare.py makes: its description, and the rename that gives it its name once it is complete."""
 
 import fcntl
 import json
@@ -13,12 +13,12 @@ from .faults import Refused
 FORMAT, VERSION = "kit-tokens", 1
 FILE = "prepared.json"
 PARTS = ("train", "validation")
-# What becomes of documents: those without text, that cannot be read (--skip-bad), and that were kept with a character replaced.
+# Documents that were not used unchanged: without text, unreadable (--skip-bad), or kept with a character replaced.
 COUNTS = ("empty", "bad", "mended")
 
 
 class Place:
-    """The folder `target`, made in .NAME.preparing beside it. A second preparation of one name at a time is refused."""
+    """Makes the folder `target` in .NAME.preparing next to it. Refuses a second preparation of the same name at the same time."""
 
     def __init__(self, target: Path, described: dict[str, Any], *, force: bool, reuse: bool) -> None:
         self._target, self._described, self._force, self._reuse = target.absolute(), described, force, reuse
@@ -42,14 +42,14 @@ class Place:
             self._lock.close()
 
     def _open_work(self) -> None:
-        """What an earlier start did of the same is kept; of anything else it is removed."""
+        """Open the work folder. Keeps what an earlier start made from the same description, and removes everything else."""
         self.work.mkdir(parents=True, exist_ok=True)
         path = self.work / "lock"
         self._lock = path.open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not path.exists() or not os.path.samestat(path.stat(), os.fstat(self._lock.fileno())):
-                raise BlockingIOError  # whoever had it has just given the folder its name
+                raise BlockingIOError  # the process that held the lock has just renamed the folder
         except BlockingIOError:
             self._lock.close()
             raise Refused(f"{self._target}: another process prepares it") from None
@@ -66,7 +66,7 @@ class Place:
                 json.dump(self._described, file)
 
     def commit(self, made: dict[str, Any], tokenizer: vocabulary.Vocabulary) -> None:
-        """Complete the folder, and give it its name."""
+        """Complete the folder and rename it to its target."""
         kept = {
             f"{one['name']}{suffix}" for part in PARTS for one in made["shards"][part] for suffix in (".bin", ".idx")
         }
@@ -87,7 +87,7 @@ class Place:
 
 
 def described_at(folder: Path) -> dict[str, Any]:
-    """prepared.json of a folder; Refused where it is not there or not of this version."""
+    """prepared.json of a folder. Refused where it is missing or of another version."""
     try:
         made = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -98,7 +98,7 @@ def described_at(folder: Path) -> dict[str, Any]:
 
 
 def said(made: dict[str, Any]) -> str:
-    """What became of the documents, in a line; nothing that was left out is left out here."""
+    """A line with the counts of the documents, including those that were left out."""
     counted, tokens = made["documents"], made["tokens"]
     left = ", ".join(f"{counted[name]:,} {name}" for name in COUNTS if counted[name])
     return (

@@ -1,4 +1,4 @@
-"""Reports progress: lines of text for a person, or of JSON for the kit, which draws a bar. All of it goes to stderr."""
+"""Reports progress on stderr: as lines of text for a person, or as JSON for the kit, which draws a bar."""
 
 import contextlib
 import json
@@ -11,18 +11,18 @@ _EVERY_S = 0.5, 5.0  # as JSON, as text
 
 
 class Progress:
-    """as_json: one object a line, {"stage", "total"}, {"done"} or {"warning"}; sizes in bytes."""
+    """as_json: one object per line, {"stage", "total"}, {"done"} or {"warning"}; sizes in bytes."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
 
     def warn(self, text: str) -> None:
-        """Something that the user should know, and that stops nothing."""
+        """Tell the user something that stops nothing."""
         self._say({"warning": text}, f"warning: {text}")
 
     @contextlib.contextmanager
     def counting(self, stage: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A stage of `total` bytes; the block gets a function that takes how many more were done."""
+        """Report a stage of `total` bytes. The block gets a function to call with the number of bytes done since its last call."""
         self._say({"stage": stage, "total": total}, f"{stage} ({total / 1e6:.1f} MB)")
         done, said = 0, time.monotonic()
 

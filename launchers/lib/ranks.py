@@ -1,7 +1,7 @@
 """The process group, from the environment that torchrun and the kit's worker script set.
 
 Read here: RANK, WORLD_SIZE, LOCAL_RANK, NODE_RANK (or torchrun's GROUP_RANK), MASTER_ADDR, MASTER_PORT. Without RANK
-the program is a group of one process, so that it has no second path for that.
+the program is a group of one process, so that a single process needs no separate code.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """This process among all: the world of the training. The names are those of nanochat."""
+    """This process and the group of all ranks. The names are those of nanochat."""
 
     ddp_rank: int  # 0 to ddp_world_size - 1
     ddp_world_size: int
@@ -33,7 +33,7 @@ class Ranks:
     nodes: int
     device: torch.device
     backend: str  # of the training's collectives: nccl or gloo
-    control: dist.ProcessGroup  # gloo, beside the training's own: flags and totals need no GPU
+    control: dist.ProcessGroup  # gloo, separate from the training's group: flags and totals need no GPU
 
     @property
     def is_main_process(self) -> bool:
@@ -43,7 +43,7 @@ class Ranks:
 
 @contextmanager
 def started(device: str = "auto") -> Iterator[Ranks]:
-    """Join the process group; leave it on the way out. `device` is auto, cpu or cuda."""
+    """Join the process group, and leave it at the end. `device` is auto, cpu or cuda."""
     _die_with_torchrun()
     use_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
@@ -51,7 +51,7 @@ def started(device: str = "auto") -> Iterator[Ranks]:
         if use_gpu:
             torch.cuda.set_device(_gpu_index())
             torch.set_float32_matmul_precision("high")  # TF32: lib/metrics.py counts fp32 runs against its peak
-            # With the device NCCL connects now, on the right GPU, and barriers need not guess one.
+            # With a device NCCL connects now, on the right GPU, and barriers need not guess the GPU.
             device_id = torch.device("cuda", _gpu_index())
             dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device_id, **alone)
         else:
@@ -66,27 +66,27 @@ def started(device: str = "auto") -> Iterator[Ranks]:
         failed = False
         raise
     finally:
-        # After an error the other ranks may be inside an NCCL collective, and destroying the group would wait for them.
+        # After an error other ranks may be inside an NCCL collective, and destroying the group would wait for them.
         if not (failed and use_gpu):
             dist.destroy_process_group()
 
 
 def run(program: Callable[[Ranks], int], device: str) -> NoReturn:
-    """Run `program` in the process group, and exit with its code once the group is left."""
+    """Run `program` in the process group, leave the group, and exit with the program's code."""
     with started(device) as world:
         code = program(world)
     sys.exit(code)
 
 
 def _die_with_torchrun() -> None:
-    """torchrun puts its ranks into sessions of their own: were it killed, they would train on with nobody to stop them."""
+    """End this rank with torchrun, which starts ranks in their own sessions: if it is killed, nobody else stops them."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         pr_set_pdeathsig = 1  # prctl(2), from linux/prctl.h
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _gpu_index() -> int:
-    """Which visible GPU is this rank's. Where Slurm shows each task its own GPU only, that one is number 0."""
+    """The index of this rank's GPU among the visible ones. It is 0 where Slurm shows each task only its own GPU."""
     count = torch.cuda.device_count()
     return 0 if count == 1 else int(os.environ.get("LOCAL_RANK", "0"))
 
@@ -123,14 +123,14 @@ def total(*values: float, world: Ranks) -> list[float]:
 
 
 def largest(*values: float, world: Ranks) -> list[float]:
-    """The largest that any rank has of each value, in float64."""
+    """The largest value of any rank, for each value, in float64."""
     tensor = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=world.control)
     return tensor.tolist()
 
 
 def by_first(make: Callable[[], Made], world: Ranks) -> Made:
-    """What `make` gives on the first rank, on every rank. The program ends here where it is Refused or meets an OSError."""
+    """Call `make` on the first rank and give its result to all ranks. The program ends here where it raises Refused or OSError."""
     box: list[Any] = [None, None]
     if world.is_main_process:
         try:
@@ -147,7 +147,7 @@ def by_first(make: Callable[[], Made], world: Ranks) -> Made:
 
 
 def share(what: str, amount: int, world: Ranks, accumulate: int = 1) -> int:
-    """`amount` per rank and micro-step; refused, with the numbers, when it does not divide."""
+    """`amount` per rank and micro-step. Where it does not divide, the program ends with an error that shows the numbers."""
     parts = world.ddp_world_size * accumulate
     if amount < parts or amount % parts:
         raise SystemExit(

@@ -1,4 +1,4 @@
-"""`progress` of kit_rank, which every run has on its path; where a program runs by itself, the same calls that do nothing."""
+"""`progress` of kit_rank, which is on the path of every run. Outside of a run, its calls do nothing."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """What a program reports to whoever looks at the run: see kit_rank."""
+    """Reports the program's progress to the kit: see kit_rank."""
 
     def step(self, done: int) -> None: ...
 

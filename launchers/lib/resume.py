@@ -1,7 +1,7 @@
 """Compares a program with the checkpoint that it would resume: program, data, seed, shape, batch and optimizer.
 
-complete.json of a checkpoint holds what `told` returns. What must be equal and is not ends the program with one sentence;
-what may differ is applied from now on, and said.
+complete.json of a checkpoint holds what `told` returns. Where a value must be equal and differs, the program ends with one
+sentence. Where a value may differ, the new one is applied from now on, and the program reports it.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from .ranks import Ranks
 _OF_THE_RUN = {
     "config", "device", "run_dir", "log_every", "profile_steps", "profile_ranks", "checkpoint_dir", "checkpoint_every",
     "checkpoint_keep", "checkpoint_async", "workers", "test_windows", "eval_every", "test_rollouts", "compile", "data", "model",
-    # What the text is made with: its digest is compared.
+    # How the text is made. The digest of the text is compared instead.
     "tokenizer", "separator", "text_key", "validation", "skip_bad",
 }  # fmt: skip
-# What a checkpoint of another value cannot be continued with: other tensors, another order of the data, other moments.
+# Options that must keep their value. Another one means other tensors, another order of the data, or other optimizer moments.
 _EQUAL = {
     "data", "seed", "shape", "layers", "heads", "kv_heads", "dim", "context", "width", "image_size", "optimizer",
     "init_from", "vocabulary",
@@ -32,7 +32,7 @@ Told = dict[str, Any]
 
 
 def told(program: str, args: argparse.Namespace, *, without: Iterable[str] = (), **more: Any) -> Told:
-    """What a checkpoint says of the run that writes it. program: as below launchers/. without: options that change no number."""
+    """A checkpoint's record of its run. program: its path below launchers/. without: options that change no number."""
     left_out = _OF_THE_RUN | set(without)
     arguments = {name: value for name, value in vars(args).items() if name not in left_out} | more
     return {"program": program, "arguments": json.loads(json.dumps(arguments, default=str))}
@@ -41,9 +41,9 @@ def told(program: str, args: argparse.Namespace, *, without: Iterable[str] = (),
 def begun(
     args: argparse.Namespace, world: Ranks, now: Told, log: metrics.Metrics, *, equal: Iterable[str] = ()
 ) -> tuple[checkpoint.Checkpoints, Path | None]:
-    """The checkpoints of the options, and the newest that is sound; a program that cannot continue from it ends here (see check).
+    """The checkpoints of the options, and the newest sound one. Ends a program that cannot continue from it (see check).
 
-    Without one the generators are seeded: a new run begins.
+    Seeds the generators where there is no checkpoint, because a new run begins.
     """
     saves = checkpoint.Checkpoints(
         args.checkpoint_dir, world, now, keep=args.checkpoint_keep, background=args.checkpoint_async
@@ -57,14 +57,14 @@ def begun(
 
 
 def say(log: metrics.Metrics, found: Path, step: int) -> None:
-    """The record of a program that continues from the checkpoint `found`."""
+    """Record that the program continues from the checkpoint `found`."""
     log.record("resumed", f"resumed from {found}, step {step}", step=step, path=str(found))
 
 
 def check(found: Path, now: Told, world: Ranks, log: metrics.Metrics, *, equal: Iterable[str] = ()) -> None:
-    """End the program where it cannot continue from `found`; else say what differs. equal: further names that may not differ.
+    """End the program where it cannot continue from `found`; else log what differs. equal: more names that may not differ.
 
-    Called by all ranks; the first one looks and says.
+    Called by all ranks. The first rank compares and prints.
     """
     box: list[Any] = [
         _judged(found, checkpoint.marker(found), now, _EQUAL | set(equal)) if world.is_main_process else None
@@ -82,7 +82,7 @@ def check(found: Path, now: Told, world: Ranks, log: metrics.Metrics, *, equal: 
 
 
 def _judged(found: Path, then: dict[str, Any], now: Told, equal: set[str]) -> tuple[str | None, list[str]]:
-    """Why the program cannot continue, if so; and what differs but is applied."""
+    """The reason why the program cannot continue, if any; and the options that differ and are applied."""
     if "program" not in then:  # written before checkpoints named their program
         return None, []
     if then["program"] != now["program"]:

@@ -1,7 +1,7 @@
 """Calls the user's reward function, for rewards.py: python -m lib.reward_process PARENT QUESTIONS ANSWERS FILE FUNCTION.
 
-QUESTIONS and ANSWERS are open file descriptors, with a line of JSON for each call. What the function prints goes where the
-program's own output goes. The end of QUESTIONS is the end of this process, and so is that of its parent.
+QUESTIONS and ANSWERS are open file descriptors, with a line of JSON for each call. The function prints to the program's own output.
+This process ends when QUESTIONS is closed, or when its parent ends.
 """
 
 import ctypes
@@ -21,13 +21,13 @@ PR_SET_PDEATHSIG = 1  # prctl(2), from linux/prctl.h
 
 
 def main() -> None:
-    """Answer until there are no questions."""
+    """Answer questions until their pipe is closed."""
     parent, questions, answers = map(int, sys.argv[1:4])
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a function that hangs reads no end of file
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a function that hangs does not notice a closed pipe
     if os.getppid() != parent:
         return
-    # Slurm's signals reach every process of a step; the program stops by itself, and this one with it. A handler, since an ignored
-    # signal would stay ignored in the programs that the function starts.
+    # Slurm signals every process of a step. The program stops by itself and then ends this process. Set handlers, since ignored
+    # signals would stay ignored in the programs that the function starts.
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     os.set_inheritable(questions, False)
@@ -48,7 +48,7 @@ def main() -> None:
 def _answer(found: Any, question: dict[str, Any], path: Path, function: str) -> dict[str, Any]:
     try:
         value = found(question["prompt"], question["completion"], question["problem"])
-    except Exception as error:  # noqa: BLE001 - it is told in the answer
+    except Exception as error:  # noqa: BLE001 - sent as the answer
         return {"fault": f"{_place(error, path)}: {type(error).__name__}: {error}"}
     if fault := fault_of(value):
         return {"fault": f"--reward {path}:{function}: {fault}", "hint": "return 1.0 or 0.0"}
@@ -56,7 +56,7 @@ def _answer(found: Any, question: dict[str, Any], path: Path, function: str) -> 
 
 
 def _function(path: Path, function: str) -> Any:
-    """Of the file as a module. What it imports may lie beside it."""
+    """Load the function's file as a module. It may import modules that lie next to it."""
     spec = importlib.util.spec_from_file_location("kit_user_reward", path)
     if spec is None or spec.loader is None:
         raise Refused(f"--reward {path}: Python cannot load it")
@@ -76,7 +76,7 @@ def _function(path: Path, function: str) -> Any:
 
 
 def _place(error: Exception, path: Path) -> str:
-    """The file and the line of it that the error came from."""
+    """The file and the line in it that raised the error."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     return f"{path}, line {lines[-1]}" if lines else str(path)
 

@@ -1,10 +1,10 @@
-"""The user's own reward: a function of a Python file, named as path/to/file.py:function.
+"""The user's own reward: a function in a Python file, given as path/to/file.py:function.
 
     def reward(prompt: str, completion: str, problem: dict) -> float: ...
 
-problem: the line of the problems' file. The reward is any finite number; 1 or more counts as right. The function runs in a process
-of its own (reward_process.py): where it hangs, even inside C code that holds the interpreter's lock, or ends its process, the
-program stops with one error. Whatever it raises or returns instead is an error with the line of the file.
+problem: the line of the problems file. The reward is any finite number; 1 or more counts as right. The function runs in its own
+process (reward_process.py). The program stops with one error where that process ends, or hangs, even inside C code that holds the
+interpreter's lock. If the function raises, or returns anything else, the error names the line of its file.
 """
 
 import atexit
@@ -28,7 +28,7 @@ TIMEOUT_S = 120.0  # a verifier that runs tests or a model takes seconds; one th
 
 
 def opened(which: str, *, timeout: float = TIMEOUT_S) -> Reward:
-    """The function, whose faults are Refused; Refused where the file or the function cannot be used.
+    """A function that asks the user's function in its own process. Refused where the file or the function fails or cannot be used.
 
     timeout: seconds for one call, and for reading the file at the start.
     """
@@ -55,7 +55,7 @@ def opened(which: str, *, timeout: float = TIMEOUT_S) -> Reward:
 
 
 class _Process:
-    """reward_process.py, which answers one question after the other. It ends with this process, however this one ends."""
+    """Runs reward_process.py, which answers one question after the other. It ends when this process ends, in whatever way."""
 
     def __init__(self, path: Path, function: str, timeout: float) -> None:
         self._named, self._timeout = f"{path}: {function}", timeout
@@ -63,7 +63,7 @@ class _Process:
         self._answers, answers = os.pipe()
         argv = [sys.executable, "-u", "-m", "lib.reward_process", str(os.getpid()), str(questions), str(answers)]
         folders = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        # A session of its own: what the function starts can be ended with it.
+        # A new session, so that programs that the function starts can be killed with it.
         self._process = subprocess.Popen(
             [*argv, str(path), function],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
@@ -77,19 +77,19 @@ class _Process:
         self._rest = b""
 
     def ask(self, question: dict[str, Any]) -> None:
-        """Hand it a question. answer() raises where the process has ended."""
+        """Send a question. If the process has ended, answer() raises."""
         left = json.dumps(question).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):
             while left:
                 left = left[os.write(self._questions, left) :]
 
     def answer(self, late: str) -> dict[str, Any]:
-        """The answer to the last question. late: what is said where none comes in time. Refused for all that is not a reward."""
+        """The answer to the last question. late: the error where none comes in time. Refused for anything that is not a reward."""
         waited = 0.0
         while b"\n" not in self._rest:
             began = time.monotonic()
             ready, _, _ = select.select([self._answers], [], [], min(1.0, self._timeout - waited))
-            # A job that was suspended for an hour did not wait for an hour.
+            # Count at most one second at a time: a job that was suspended for an hour has not waited for an hour.
             waited += min(1.0, time.monotonic() - began)
             if ready:
                 read = os.read(self._answers, 65536)
@@ -109,7 +109,7 @@ class _Process:
         return found
 
     def _end(self) -> None:
-        """With what it has started, which nobody else waits for."""
+        """Kill the process and the programs that it started, which nobody else waits for."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ def _how(code: int) -> str:
 
 
 def fault_of(value: object) -> str:
-    """What is wrong with what the function returned; empty where it is a finite number."""
+    """The error text for a returned value that is not a finite number; else empty."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         return f"it returned {value!r:.200}, which is not a number"
     return "" if math.isfinite(value) else f"it returned {value!r}, which is not finite"

@@ -1,8 +1,8 @@
-"""Tokens on disk in Megatron's format: NAME.bin holds the tokens of all documents, NAME.idx says where each begins.
+"""Tokens on disk in Megatron's format: NAME.bin holds the tokens of all documents, NAME.idx the position of each document.
 
-The .idx, by megatron/core/datasets/indexed_dataset.py of megatron-core 0.16: the magic, the version (uint64), the number of the
-type (uint8), the numbers of sequences and of document bounds (uint64), then the length of each sequence (int32), its first byte
-(int64), and the first sequence of each document with the end of the last (int64). Here a document is one sequence.
+The .idx follows megatron/core/datasets/indexed_dataset.py of megatron-core 0.16: magic, version (uint64), type code (uint8), number
+of sequences and number of document bounds (uint64 each). Then follow the length of each sequence (int32), its first byte (int64),
+and the first sequence of each document, closed by the number of sequences (int64). Here a document is one sequence.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """What a .idx says. lengths: tokens of each sequence, int32; bounds: the first sequence of each document, and their number."""
+    """The content of a .idx. lengths: tokens of each sequence, int32. bounds: first sequence of each document, then the total."""
 
     dtype: np.dtype[Any]
     lengths: Tokens
@@ -34,12 +34,12 @@ class Index:
 
     @property
     def tokens(self) -> int:
-        """Of all sequences."""
+        """The tokens of all sequences."""
         return int(self.lengths.sum(dtype=np.int64))
 
 
 class Writer:
-    """Writes NAME.bin and NAME.idx; both are whole, and on the disk, when the block is left without an error."""
+    """Writes NAME.bin and NAME.idx. Both are complete and synced to disk when the block ends without an error."""
 
     def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
         self._prefix, self._dtype = prefix, dtype
@@ -59,7 +59,7 @@ class Writer:
             self._write_index()
 
     def add(self, tokens: Tokens, lengths: Tokens) -> None:
-        """Documents, one after the other in `tokens`; lengths: of each."""
+        """Add documents whose tokens follow each other in `tokens`. lengths: the number of tokens of each document."""
         content = np.ascontiguousarray(tokens, self._dtype).data
         self._file.write(content)
         self._digest.update(content)
@@ -68,12 +68,12 @@ class Writer:
 
     @property
     def documents(self) -> int:
-        """So far."""
+        """The number of documents so far."""
         return sum(map(len, self._lengths))
 
     @property
     def sha256(self) -> str:
-        """Of the .bin and of the documents' lengths."""
+        """SHA-256 of the .bin and of the documents' lengths."""
         whole = self._digest.copy()
         for lengths in self._lengths:
             whole.update(np.ascontiguousarray(lengths, np.int32).data)
@@ -93,7 +93,7 @@ class Writer:
 
 
 def index(prefix: Path) -> Index:
-    """The .idx of NAME.bin and NAME.idx; Refused where either is not there, not whole, or not of this format."""
+    """Read NAME.idx and check it against NAME.bin. Refused where either is missing, incomplete, or of another format."""
     path, tokens = prefix.with_name(f"{prefix.name}.idx"), prefix.with_name(f"{prefix.name}.bin")
     try:
         size, held = path.stat().st_size, tokens.stat().st_size
@@ -124,7 +124,7 @@ def index(prefix: Path) -> Index:
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Any]:
-    """A text file that is written under another name, and gets its own once it is on the disk."""
+    """Write a text file under a temporary name. It gets its own name once it is synced to disk."""
     new = path.with_name(f".{path.name}.new")
     with new.open("w", encoding="utf-8") as file:
         yield file

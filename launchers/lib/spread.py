@@ -1,4 +1,4 @@
-"""A model over the ranks: copies of it, or each copy in shards. Its state is whole in checkpoints, so that any layout reads it."""
+"""Spreads a model over the ranks: a copy on each (DDP), or shards (FSDP2). Any layout reads the checkpoints, which are whole."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def over(world: Ranks, net: GPT, copies: int) -> nn.Module:
-    """What to call instead of `net`. copies: 0 for one on each rank (DDP); else each lies in shards over its ranks (FSDP2)."""
+    """The module to call instead of `net`. copies: 0 puts one on each rank (DDP); else each is sharded over its ranks (FSDP2)."""
     copies = copies or world.ddp_world_size
     if world.ddp_world_size % copies:
         raise SystemExit(f"--dp-replicate {copies} does not divide {world.ddp_world_size} ranks.")
@@ -38,23 +38,23 @@ def over(world: Ranks, net: GPT, copies: int) -> nn.Module:
 
 
 def number(norm: torch.Tensor) -> float:
-    """A gradient norm as a number; of shards, that of all of them. Called by all ranks."""
+    """A gradient norm as a float, over all shards. Called by all ranks."""
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def state(net: GPT, optimizer: torch.optim.Optimizer) -> dict[str, object]:
-    """Weights and optimizer, whole, in host memory of rank 0. Called by all ranks."""
+    """The whole weights and optimizer state, in rank 0's host memory. Called by all ranks."""
     weights, updates = get_state_dict(net, optimizer, options=FULL)
     return {"model": weights, "optimizer": updates}
 
 
 def restore(net: GPT, optimizer: torch.optim.Optimizer, found: Path) -> dict[str, Any]:
-    """Put back what `state` returned, from a checkpoint's state.pt; all that the file holds. Called by all ranks."""
+    """Load what `state` returned from a checkpoint's state.pt. Returns all that the file holds. Called by all ranks."""
     saved: dict[str, Any] = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
     set_state_dict(net, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"], options=FULL)
     return saved
 
 
 def weights(net: GPT) -> Weights:
-    """The weights, whole, in host memory of rank 0. Called by all ranks."""
+    """The whole weights, in rank 0's host memory. Called by all ranks."""
     return get_model_state_dict(net, options=FULL)

@@ -1,9 +1,9 @@
-"""Stopping on request: TERM and USR1 make every rank leave the loop after the same step, save, and exit.
+"""Stops on request: after TERM or USR1 all ranks leave the loop after the same step, save, and exit.
 
 The exit code of a saved stop is 128 + the signal's number, as a shell would report it: 143 for TERM, 138 for USR1. It
-is neither success (0) nor a failure of the program (1), so the batch script can requeue on it. torchrun hides it: it
-reports 1 for a rank that ended so, and for a TERM of its own. Hence rank 0 also writes <run folder>/state/stopped.json
-when the checkpoint is on disk, {"signal": 15, "step": 120, "restart": 0}, and the next start removes it.
+is neither success (0) nor a failure of the program (1), so the batch script can requeue the job. torchrun hides this code:
+it reports 1 for such a rank, and also for a TERM of its own. So rank 0 also writes <run folder>/state/stopped.json
+when the checkpoint is on disk: {"signal": 15, "step": 120, "restart": 0}. The next start removes it.
 """
 
 import json
@@ -23,7 +23,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 class StopRequest:
     """Asks at each step whether any rank got a signal. All ranks get the same answer at the same step.
 
-    The answer is one step old: the flag's all-reduce runs while the step computes, so that asking costs no waiting.
+    The answer is one step old: the all-reduce of the flag runs while the step computes, so that no rank waits for it.
     """
 
     def __init__(self, run_dir: Path, world: Ranks) -> None:
@@ -42,14 +42,14 @@ class StopRequest:
         self._received = max(self._received, number)
 
     def agreed(self) -> int:
-        """The signal's number that some rank had got when the step before this one ended; 0 when there was none."""
+        """The signal that some rank had received when the previous step ended; 0 where there was none."""
         answer = self.close()
         self._flag.fill_(self._received)
         self._pending = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
         return answer
 
     def close(self) -> int:
-        """Wait for the flag that is on its way, if any; its value."""
+        """Wait for the pending all-reduce, if any, and return its value."""
         if self._pending is None:
             return 0
         self._pending.wait()
@@ -57,7 +57,7 @@ class StopRequest:
         return int(self._flag.item())
 
     def finish(self, number: int, step: int) -> int:
-        """Report that the stop is done and the checkpoint of `step` saved; the exit code for the program."""
+        """Report that the checkpoint of `step` is saved and the stop is done. Returns the program's exit code."""
         if self._world.is_main_process:
             report = {"signal": number, "step": step, "restart": int(os.environ.get("KIT_RESTART_COUNT") or 0)}
             new = self._report.with_suffix(".new")

@@ -1,7 +1,7 @@
 """Tasks that a policy learns by rewards: sums, which need no file, or the user's problems and reward function.
 
-A line of the problems' file has a `prompt`, a text that the answer continues from, or `messages`, which the chat template lays out;
-whatever else it has, such as the right answer, is for the reward function.
+Each line of the problems file has a `prompt`, a text that the answer continues, or `messages`, which the chat template formats.
+Its other keys, such as the right answer, are for the reward function.
 """
 
 import argparse
@@ -21,10 +21,11 @@ Problem = Any  # JSON
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Problems to train on and problems held out. end: the token that ends an answer. vocabulary: token ids are below it.
+    """Problems to train on and held-out problems. end: the token that ends an answer. vocabulary: every token id is below it.
 
-    prompt: a problem -> its tokens. reward: a problem and the tokens of an answer -> a number; 1 or more is right. guess: an answer
-    that has the right form and is right by chance only; None where a new policy is not taught the form first.
+    told: identifies the task in a checkpoint. prompt: a problem -> its tokens. reward: a problem and the tokens of an answer -> a
+    number; 1 or more is right. guess: draws an answer of the right form, which is right only by chance, to teach a new policy the
+    form first; None: a new policy is not taught the form.
     """
 
     training: list[Problem]
@@ -38,7 +39,7 @@ class Task:
 
 
 def opened(args: argparse.Namespace) -> Task:
-    """The task of the options; a program whose --problems or --reward cannot be ends here."""
+    """The task of the options. Ends the program where --problems or --reward cannot be used."""
     try:
         return _problems(args) if args.problems or args.reward else sums()
     except Refused as error:
@@ -48,12 +49,12 @@ def opened(args: argparse.Namespace) -> Task:
 
 
 def said(error: Refused) -> str:
-    """The error as the program's last words."""
+    """The error as the program's last message."""
     return error.message + (f"\n  try: {error.hint}" if error.hint else "")
 
 
 def sums() -> Task:
-    """lib/arithmetic.py as a task."""
+    """The task of lib/arithmetic.py."""
     training, held_out = arithmetic.problems()
     return Task(
         training=list(training),
@@ -90,7 +91,7 @@ def _problems(args: argparse.Namespace) -> Task:
             continue
         content = json.dumps(record, sort_keys=True).encode()
         digest.update(content)
-        # By the problem itself, so that copies of one are on the same side.
+        # Chosen by the problem's content, so that copies of a problem are on the same side.
         number = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
         parts[number < limit].append(record)
     for name, part in zip(("to train on", "held out"), parts, strict=True):
@@ -107,7 +108,7 @@ def _problems(args: argparse.Namespace) -> Task:
         try:
             return function(reader.text(problem), tokenizer.decode(answer), problem)
         except Refused as error:
-            # Looked up only now: a place for each of a million problems would be memory for an error that ends the run.
+            # Search only now: the places of a million problems would take memory for an error that ends the run.
             place = next((where for where, record in records(args.problems) if record == problem), "")
             raise Refused(
                 f"{error.message}\n  the problem: {place}: {json.dumps(problem)[:300]}", hint=error.hint
@@ -125,7 +126,7 @@ def _problems(args: argparse.Namespace) -> Task:
 
 
 class _Reader:
-    """Problems as prompts. The chat template is opened at the first problem that has messages."""
+    """Turns problems into prompts. Opens the chat template at the first problem that has messages."""
 
     def __init__(self, tokenizer: vocabulary.Vocabulary, args: argparse.Namespace) -> None:
         self._tokenizer, self._args = tokenizer, args
@@ -138,7 +139,7 @@ class _Reader:
         return self._layout.source if self._layout else ""
 
     def check(self, problem: Any) -> None:
-        """BadChat where it is not a problem, or its prompt leaves no room for an answer."""
+        """Raise BadChat for a record that is no problem, or whose prompt leaves no room for an answer."""
         if isinstance(problem, Bad):
             raise chats.BadChat(problem.why)
         if "messages" in problem:
@@ -161,13 +162,13 @@ class _Reader:
         return self._tokenizer.encode([problem["prompt"]])[0]
 
     def text(self, problem: Problem) -> str:
-        """What the answer follows, as the reward function gets it."""
+        """The text before the answer, as the reward function gets it."""
         if "messages" in problem and self._layout:
             return self._layout.text(problem["messages"], ask=True)
         return str(problem["prompt"])
 
     def end(self) -> int:
-        """The token that ends an answer: of a turn, or of a text."""
+        """The token that ends an answer: the end of a turn for messages, the end of a text for prompts."""
         if self._layout and self._has_text:
             raise Refused(
                 f"--problems {self._args.problems}: some have 'prompt' and some 'messages'", hint="one or the other"

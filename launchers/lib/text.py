@@ -1,8 +1,8 @@
-"""The text that a GPT program trains on: windows of tokens from memory-mapped files, the same whatever the layout of ranks.
+"""The text that a GPT program trains on: windows of tokens from memory-mapped files, the same for every layout of ranks.
 
---data is what `kit prepare-data` made, Megatron's .bin and .idx, or text: files and folders that lib/documents.py reads. Text is
-tokenized by the first rank into <run>/data, once for all starts of the run. Documents follow each other in one stream, each with
-its end, and the stream is cut into windows of --context tokens: no document is cut off or left out but in the last, open window.
+--data is the output of `kit prepare-data`, Megatron's .bin and .idx, or text: files and folders that lib/documents.py reads. The
+first rank tokenizes text into <run>/data, once for all starts of the run. Documents follow each other in one stream, each with its
+end token. The stream is cut into windows of --context tokens. Only the tokens after the last full window are left out.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from .faults import Refused
 from .progress import Progress
 from .ranks import Ranks, by_first
 
-HELD_OUT = 20  # of Megatron's files, the last one in so many documents
-MOST = 2 << 30  # bytes of text that a training run tokenizes by itself
+HELD_OUT = 20  # one document in 20 of each of Megatron's files is held out, from its end
+MOST = 2 << 30  # bytes of text that a training run tokenizes itself, at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Tokens [first, first + count) of a .bin."""
+    """A range of tokens in a .bin: [first, first + count)."""
 
     path: Path
     dtype: str
@@ -39,7 +39,7 @@ class Stream:
 
 
 class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Windows of `context` tokens (int64) and the same moved by one, from streams that are read as one."""
+    """Windows of `context` tokens (int64), and the same shifted by one, from streams that are read as one."""
 
     def __init__(self, streams: list[Stream], context: int, size: int) -> None:
         self._streams, self._context, self._size = streams, context, size
@@ -51,7 +51,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     @property
     def tokens(self) -> int:
-        """Of all streams."""
+        """The tokens of all streams."""
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,7 +70,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return window[:-1], window[1:]
 
     def _tokens(self, number: int) -> vocabulary.Tokens:
-        """Of one stream: mapped, not read."""
+        """The tokens of one stream, memory-mapped."""
         if number not in self._mapped:
             one = self._streams[number]
             offset = one.first * np.dtype(one.dtype).itemsize
@@ -83,7 +83,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Windows to train on and windows held out. vocabulary: of the model. told: which text this is, for a checkpoint.
+    """Windows to train on and held-out windows. vocabulary: the model's. told: identifies the text in a checkpoint.
 
     apart: with --attend within, the token that ends a document; else None.
     """
@@ -97,7 +97,7 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What the first rank found or made."""
+    """The text as the first rank found or made it."""
 
     train: list[Stream]
     test: list[Stream]
@@ -108,13 +108,13 @@ class _Found:
 
 
 def opened(args: argparse.Namespace, world: Ranks, log: metrics.Metrics, folder: Path | None = None) -> Corpus:
-    """The text of the options, called by all ranks; a program whose --data cannot be ends here. folder: for what is made."""
+    """Open the text of the options. Called by all ranks. Ends the program where --data cannot be used. folder: for new files."""
     found = by_first(lambda: _found(args, (folder or args.run_dir) / "data", log.say), world)
     return _corpus(args, found, log.say)
 
 
 def load(args: argparse.Namespace, folder: Path, say: Callable[[str], None] = print) -> Corpus:
-    """The same for a process that is alone; Refused where --data cannot be."""
+    """Open the text in a process without ranks. Refused where --data cannot be used."""
     return _corpus(args, _found(args, folder / "data", say), say)
 
 
@@ -166,7 +166,7 @@ def _found(args: argparse.Namespace, own: Path, say: Callable[[str], None]) -> _
 
 
 class _Said(Progress):
-    """Progress in the run's own lines; only what took long enough to wonder about."""
+    """Prints progress as lines of the run, and nothing for work that is quickly done."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(as_json=False)
@@ -204,7 +204,7 @@ def _prepared(folder: Path, args: argparse.Namespace) -> _Found:
 
 
 def _megatron(source: Path) -> list[Path]:
-    """The prefixes of Megatron's files: of NAME, NAME.bin or NAME.idx, or of all in a folder."""
+    """The prefixes of Megatron's files: the one of NAME, NAME.bin or NAME.idx, or all in a folder."""
     if source.is_dir():
         return sorted(path.with_suffix("") for path in source.glob("*.idx"))
     plain = source.with_suffix("") if source.suffix in {".bin", ".idx"} else source
@@ -212,7 +212,7 @@ def _megatron(source: Path) -> list[Path]:
 
 
 def _of_megatron(prefixes: list[Path], args: argparse.Namespace) -> _Found:
-    """Of each pair of files the last documents are held out, as Megatron's own --split cuts them."""
+    """The streams of Megatron's files. The last documents of each pair are held out, as with Megatron's own --split."""
     if args.tokenizer is None and args.vocabulary is None:
         raise Refused(
             f"--data {args.data}: .bin and .idx do not say of what vocabulary", hint="--tokenizer or --vocabulary N"

@@ -1,8 +1,8 @@
 """TensorBoard and Weights & Biases, where the job asks for them: `[metrics] tensorboard = true`, `wandb = { project = "..." }`.
 
 Read here: KIT_TENSORBOARD, and KIT_WANDB with WANDB_RUN_ID. The kit sets those and wandb's own variables (WANDB_PROJECT,
-WANDB_MODE, WANDB_RESUME, ...), so that a user's own wandb.init() is the same run too: one id over every requeue, restart and
-resume.
+WANDB_MODE, WANDB_RESUME, ...), so a user's own wandb.init() joins the same run. The run keeps one id over every requeue, restart
+and resume.
 """
 
 import os
@@ -11,17 +11,17 @@ from typing import Any, Protocol
 
 
 class Tracker(Protocol):
-    """Draws what a run reports."""
+    """Sends a run's metrics to a tracking tool."""
 
     def describe(self, told: dict[str, Any]) -> None:
-        """What the run is, at each of its starts."""
+        """Send the run's description. Called at each start of the run."""
 
     def points(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        """The numbers of a record, at a step."""
+        """Send the numbers of a record at a step."""
 
 
 class TensorBoard:
-    """Event files below <run folder>/tensorboard, one for each start; `tensorboard --logdir` shows them as one run."""
+    """Writes event files below <run folder>/tensorboard, one for each start. `tensorboard --logdir` shows them as one run."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -32,11 +32,11 @@ class TensorBoard:
         self._writer: Any = None
 
     def describe(self, told: dict[str, Any]) -> None:
-        """Nothing: TensorBoard has no place for it that a later start could change."""
+        """Do nothing: TensorBoard has no description that a later start could change."""
 
     def points(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        """As curves `kind/name`."""
-        if self._writer is None:  # from its first step on this start replaces what an earlier one, killed later, drew
+        """Draw curves named `kind/name`."""
+        if self._writer is None:  # purge_step hides points that an earlier start drew before it was killed
             self._writer = self._made(self._folder, purge_step=step)
         for name, number in numbers.items():
             self._writer.add_scalar(f"{kind}/{name}", number, step)
@@ -44,33 +44,33 @@ class TensorBoard:
 
 
 class WandB:
-    """The run WANDB_RUN_ID at Weights & Biases; with WANDB_MODE=offline files below WANDB_DIR, for `wandb sync` later."""
+    """Logs to the run WANDB_RUN_ID at Weights & Biases. With WANDB_MODE=offline: to files below WANDB_DIR, for `wandb sync`."""
 
     def __init__(self, part: str) -> None:
-        """part: of a run whose parts report each for themselves (a replica group), its name; else empty."""
+        """part: the name of a part that reports by itself, such as a replica group; else empty."""
         try:
             import wandb  # noqa: PLC0415 - only where it is asked for
         except ImportError:
             raise SystemExit("the job has metrics.wandb, but the package wandb is not installed.") from None
         of_run = os.environ["WANDB_RUN_ID"]
         parts = {"id": f"{of_run}-{part}", "name": f"{of_run} {part}", "group": of_run} if part else {"id": of_run}
-        # Its console capture would take the lines that rank logs are made of.
+        # wandb's console capture would take the output that makes up the rank logs.
         self._run = wandb.init(**parts, resume="allow", settings=wandb.Settings(console="off"))
-        # wandb's own count of steps refuses one that a killed start made before: the records' step is the axis instead.
+        # wandb refuses a step number that an earlier, killed start has used. So the records' own step is the axis.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
     def describe(self, told: dict[str, Any]) -> None:
-        """As the run's configuration."""
+        """Set the run's configuration."""
         self._run.config.update(told, allow_val_change=True)
 
     def points(self, kind: str, step: int, numbers: dict[str, float]) -> None:
-        """As curves `kind/name` over `step`."""
+        """Draw curves named `kind/name` over `step`."""
         self._run.log({"step": step, **{f"{kind}/{name}": number for name, number in numbers.items()}})
 
 
 def asked_for(run_dir: Path) -> list[Tracker]:
-    """The trackers of the program that reports into `run_dir`."""
+    """The trackers that the job asks for. run_dir: the folder that the program reports into."""
     found: list[Tracker] = []
     if os.environ.get("KIT_TENSORBOARD") == "1":
         found.append(TensorBoard(run_dir / "tensorboard"))

@@ -1,7 +1,7 @@
-"""Text as tokens: bytes, a tokenizers JSON, a Hugging Face folder, or tiktoken's files. The packages are imported when used.
+"""Text as tokens: bytes, a tokenizers JSON, a Hugging Face folder, or tiktoken's files. Packages are imported when they are used.
 
-A document ends with one token, `end`. A model learns from it where documents end, and with --attend within reads no further back.
-For bytes it is 0xFF, which no UTF-8 text has.
+One token, `end`, closes each document. From it a model learns where documents end. With --attend within, no token attends to a
+document before its own. For bytes `end` is 0xFF, which no UTF-8 text contains.
 """
 
 import hashlib
@@ -18,22 +18,22 @@ import numpy as np
 from .faults import Refused, imported
 
 Tokens: TypeAlias = np.ndarray[Any, Any]
-ROUND_TO = 128  # a model's vocabulary is a multiple of it, so that tensor parallel ranks divide it and GPUs are fast
+ROUND_TO = 128  # a model's vocabulary is a multiple of it: tensor parallel ranks can then divide it, and GPUs are fast
 BYTES = "bytes"
-# What published tokenizers call the token after a document, where their configuration does not say.
+# Names that published tokenizers give to the token after a document. Used where their configuration names none.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>")
-# The end of a document, and what opens and closes a turn of a chat: bytes that no UTF-8 text has.
+# The end of a document, and the start and end of a turn of a chat, as bytes that no UTF-8 text contains.
 _SPECIAL_BYTES = {"<|end|>": 0xFF, "<|turn|>": 0xFE, "<|endturn|>": 0xFD}
 _HUGGING_FACE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer. size: ids are below it. end: the id that ends a document; None: none does.
+    """A tokenizer. size: every id is below it. end: the id that ends a document, or None.
 
-    encode: texts -> the ids of each. chat: a text in which special tokens count as such -> its ids, and the character at which each
-    begins. decode: ids -> text. special: text -> id of the special tokens.
-    files: name -> content, of which `opened` makes the same again; digest: SHA-256 of them.
+    encode: texts -> the ids of each. chat: a text in which special tokens are recognised -> its ids, and the character at which
+    each id begins. decode: ids -> text. special: the text of each special token -> its id. files: name -> content, from which
+    `opened` makes the same tokenizer. digest: SHA-256 of them.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Vocabulary:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what decides the ids."""
+        """SHA-256 of everything that decides the ids."""
         summed = hashlib.sha256(self.name.encode())
         for name, content in sorted(self.files.items()):
             summed.update(f"\n{name} {len(content)}\n".encode() + content)
@@ -55,11 +55,11 @@ class Vocabulary:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The smallest type that holds every id and that Megatron's .idx has a number for."""
+        """The smallest type that holds every id and has a type code in Megatron's .idx."""
         return np.dtype(np.uint8 if self.size <= 2**8 else np.uint16 if self.size <= 2**16 else np.int32)
 
     def documents(self, texts: list[str]) -> tuple[Tokens, Tokens]:
-        """The tokens of all texts, one after the other, each with its end; and how many are of each."""
+        """The tokens of all texts, one after the other, each with its end token; and the number of tokens of each text."""
         ending = [] if self.end is None else [self.end]
         if self.name == BYTES:
             ended = [text.encode() + bytes(ending) for text in texts]
@@ -75,7 +75,7 @@ class Vocabulary:
 def opened(which: str, end: str | None = None) -> Vocabulary:
     """The tokenizer that --tokenizer names: `bytes`, a .json or .tiktoken file, or a folder with tokenizer.json.
 
-    end: the special token after a document, by its text; `none` for none; else the tokenizer's own end of text.
+    end: the text of the special token after a document; `none` for no token; None for the tokenizer's own end of text.
     """
     if which == BYTES:
         return _bytes(end)
@@ -93,7 +93,7 @@ def opened(which: str, end: str | None = None) -> Vocabulary:
 
 
 def rounded(size: int) -> int:
-    """The vocabulary of a model for ids below `size`."""
+    """The vocabulary size of a model for ids below `size`."""
     return -(-size // ROUND_TO) * ROUND_TO
 
 
@@ -141,7 +141,7 @@ def _hugging_face(folder: Path, end: str | None) -> Vocabulary:
 
 
 def configuration(files: dict[str, bytes]) -> dict[str, Any]:
-    """tokenizer_config.json of a Hugging Face folder; empty without one."""
+    """tokenizer_config.json of a Hugging Face folder; empty where there is none."""
     try:
         found = json.loads(files.get("tokenizer_config.json", b"{}"))
     except ValueError as error:
@@ -180,7 +180,7 @@ def _tokenizers(name: str, files: dict[str, bytes], end: str | None) -> Vocabula
 
 
 def _tiktoken(path: Path, end: str | None) -> Vocabulary:
-    """A file of tiktoken's, by the name of its encoding, such as cl100k_base.tiktoken: tiktoken has the pattern for the name."""
+    """Open a file of tiktoken. Its name must be its encoding's, such as cl100k_base.tiktoken: tiktoken has the pattern for it."""
     tiktoken = imported("tiktoken", "a .tiktoken file")
     public = imported("tiktoken_ext.openai_public", "a .tiktoken file")
     content = _read(path)
@@ -191,7 +191,7 @@ def _tiktoken(path: Path, end: str | None) -> Vocabulary:
             f"--tokenizer {path}: tiktoken knows no encoding {path.stem}", hint=f"name the file after one of {known}"
         )
     load = tiktoken.load.load_tiktoken_bpe
-    # The encoding's own function would fetch the file; this one is here.
+    # The encoding's own function would download the file. Use the file that is here.
     public.load_tiktoken_bpe = lambda *_, **__: load(str(path))
     try:
         made = tiktoken.Encoding(**make())
@@ -218,7 +218,7 @@ def _tiktoken(path: Path, end: str | None) -> Vocabulary:
 
 
 def _end(name: str, given: str | None, special: dict[str, int]) -> int | None:
-    """The id of the token after a document."""
+    """The id of the token that ends a document."""
     if given == "none":
         return None
     for text in [given] if given else _ENDS:

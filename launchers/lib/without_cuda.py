@@ -1,7 +1,7 @@
-"""Lets megatron.core, which takes CUDA for granted, run on CPUs: for trying a layout on a laptop, and for tests.
+"""Lets megatron.core, which expects CUDA, run on CPUs: for trying a layout on a laptop, and for tests.
 
-Within `pretended()`, tensors asked for on "cuda" are made on the CPU, `.cuda()` does nothing, types answer to their CUDA
-names (megatron's optimizer accepts no others), and the few functions of torch.cuda that it calls have stand-ins.
+Within `pretended()`, tensors for "cuda" are made on the CPU, `.cuda()` does nothing, and tensor types have their CUDA names,
+because megatron's optimizer accepts no others. The few functions of torch.cuda that megatron calls are replaced.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class _CudaMeansCpu(TorchFunctionMode):
 
 @contextmanager
 def pretended() -> Iterator[None]:
-    """CUDA on the CPU, for the calls that megatron.core 0.16 makes."""
+    """Replace CUDA by the CPU, for the calls that megatron.core 0.16 makes."""
     stand_ins = {
         "current_device": lambda: torch.device("cpu"),
         "synchronize": lambda *_: None,
