@@ -35,7 +35,7 @@ def sample(
     end: int,
     generator: torch.Generator,
 ) -> list[list[Completion]]:
-    """`count` completions for each prompt. Log-probabilities are of the distribution sampled from: softmax of logits / temperature."""
+    """`count` completions for each prompt. Log-probabilities are of the sampling distribution: softmax(logits / temperature)."""
     device = net.embedding.weight.device
     rows, lengths = _padded(prompts, room=max_tokens, device=device)
     longest = int(lengths.max())
