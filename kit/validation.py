@@ -167,7 +167,9 @@ def _of_type(errors: Sequence[ErrorDetails], declared: Declared) -> Invalid:
         if isinstance(got, bool):
             problem = f"this key takes {wanted}, and not {shown(got)}"
         example = _example(declared, got)
-        return Invalid(problem, write=example, hint=f"[{dotted(declared.keys)}]" if example is None else "")
+        if example is not None:
+            return Invalid(problem, write=example)
+        return Invalid(problem, hint=f"[{dotted(declared.keys)}]" if "a table" in takes else "remove the line")
     said = [choice.strip("'") for choice in choices]
     near = nearest(str(got), said)
     problem = f"{shown(got)} is not one of the values of this key" + (f"; did you mean {near!r}?" if near else "")

@@ -136,15 +136,16 @@ def _next_steps(folder: Path, image: str, cluster: str) -> list[str]:
     """The commands that lead from here to a run."""
     from kit import config, data_folders
     from kit.images import image_lock
+    from kit.slurm import embedded
     from kit.spec.cluster import Cluster
 
     project = data_folders.project(folder)
-    embedded = config.load_model(config.cluster_entry(cluster, project).path, Cluster).embedded
+    on_this_machine = config.load_model(config.cluster_entry(cluster, project).path, Cluster).embedded
     name = "" if cluster == "local" else f" --name {cluster}"
     where = "" if folder == Path() else f" {folder}"
     option = "" if cluster == config.default_cluster(project) else f" -c {cluster}"
     return [
-        *([f"kit cluster up{name}"] if embedded else []),
+        *([f"kit cluster up{name}"] if on_this_machine and embedded.find(cluster) is None else []),
         *([f"kit build-image {image}"] if image_lock.find(image, project=project) is None else []),
         f"kit submit{where}{option} --follow",
     ]

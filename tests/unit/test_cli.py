@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from kit import data_folders, shell
+from kit.cli import init
 from kit.cli.render_submit import following
+from kit.slurm import embedded
 from tests.support import REPO, plan_of, write_job
 
 
@@ -43,6 +45,17 @@ def test_every_fault_on_a_line_of_its_own(tmp_path: Path) -> None:
     done = kit("render", cwd=tmp_path)
     assert done.returncode == 3
     assert len([line for line in done.stderr.splitlines() if "job.toml: " in line]) == 2
+
+
+@pytest.mark.parametrize("up", [False, True])
+def test_a_first_job_says_to_start_the_cluster_only_where_it_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, up: bool
+) -> None:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setattr(embedded, "find", lambda name: object() if up else None)
+    steps = init._next_steps(tmp_path, "train-cpu", "local")
+    assert ("kit cluster up" in steps) == (not up)
+    assert steps[-1] == f"kit submit {tmp_path} --follow"
 
 
 def test_a_submit_says_how_to_follow(tmp_path: Path) -> None:
