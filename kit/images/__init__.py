@@ -1,1 +1,3 @@
-"""Images: sources -> one .sqsh, named by its digest, in a store that many users and hosts share; pinned by a lock."""
+"""Images: build or import one as a .sqsh, name it by its digest, keep it in a store shared by users and hosts, and pin it by a
+lock.
+"""

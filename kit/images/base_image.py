@@ -1,4 +1,4 @@
-"""Base of an image: packages of a bootstrap, a reference of the engine or a registry, or another image's locked bytes."""
+"""Base of an image: a bootstrapped distribution, a reference in an engine or registry, or the locked .sqsh of another image."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kit.images import host_apt_sources, sqsh_tar, temporary_names
 from kit.images.engine import Engine
 from kit.spec.image import Base, Bootstrap, ImageLock
 
-# Raised when the same bootstrap table gives another tar.
+# Raise this number when the same bootstrap table gives another tar.
 _RECIPE = 1
 
-# A constant, not a string built here: mmdebstrap runs it in a shell with the new root as $1. The mirror's address may be a
-# private one, and would make the bytes depend on the machine.
+# Remove the mirror from the image: its address may be private, and it would make the bytes depend on the machine. mmdebstrap runs
+# this constant in a shell, with the new root as $1.
 _FORGET_MIRROR = '--customize-hook=rm -f "$1/etc/apt/sources.list"'
 
 _CLEAN_ENV = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "SOURCE_DATE_EPOCH": "0"}
@@ -31,7 +31,7 @@ _CLEAN_ENV = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "SOURCE_DATE_EPOCH": "0"}
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyBase:
-    """A base that the engine holds. reference: what `FROM` names. kind, name, digest: for the lock (see LockedBase)."""
+    """A base that the engine holds. reference: the image that `FROM` names. kind, name, digest: for the lock (see LockedBase)."""
 
     reference: str
     kind: Literal["bootstrap", "reference", "image"]
@@ -49,10 +49,10 @@ def ready(
     on_line: Callable[[str], None],
     other: tuple[ImageLock, Path] | None = None,
 ) -> ReadyBase:
-    """Make the base ready in the engine. fresh: bootstrap again even if the engine holds the result of an earlier one.
+    """Make the base available in the engine.
 
-    work: a private folder for the bootstrap's tar. other: lock and .sqsh of the image that `base.image` names. ImageError or
-    ToolError when it cannot be made.
+    fresh: bootstrap again even if the engine holds the result of an earlier bootstrap. work: a private folder for the bootstrap's
+    tar. other: lock and .sqsh of the image that `base.image` names. ImageError or ToolError when the base cannot be made.
     """
     if base.bootstrap is not None:
         return _bootstrapped(engine, base.bootstrap, work, fresh, on_line)
@@ -71,7 +71,7 @@ def ready(
 
 
 def _locked(engine: Engine, locked: ImageLock, sqsh: Path) -> ReadyBase:
-    """The tree of a .sqsh as an image of the engine, by the digest of the .sqsh: the engine is given it once."""
+    """Import the tree of a .sqsh into the engine, tagged by the digest of the .sqsh. The engine imports each digest once."""
     changes = sqsh_tar.changes(locked.config)
     meaning = json.dumps([_RECIPE, locked.sha256, changes])
     reference = f"kit-base/image-{locked.name}:{hashlib.sha256(meaning.encode()).hexdigest()[:32]}"
@@ -96,12 +96,12 @@ def _bootstrapped(
         image = engine.inspect(reference)
     if image is None:
         raise ImageError(f"{reference}: the engine imported it and does not hold it")
-    # The engine names a layer by the sha256 of its tar, which here is the bootstrapped one.
+    # The engine names a layer by the sha256 of its tar. The only layer here is the bootstrapped tar.
     return ReadyBase(reference=reference, kind="bootstrap", name=bootstrap.suite, digest=image.diff_ids[0])
 
 
 def key(bootstrap: Bootstrap) -> str:
-    """16 hex digits, a digest of the bootstrap table and this machine's architecture."""
+    """16 hex digits: a digest of the bootstrap table and of this machine's architecture."""
     meaning = {**bootstrap.model_dump(mode="json"), "recipe": _RECIPE, "machine": platform.machine()}
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -132,9 +132,10 @@ def _mmdebstrap(bootstrap: Bootstrap, sources: list[str], tar: Path, on_line: Ca
 
 @contextlib.contextmanager
 def _temporary() -> Iterator[Path | None]:
-    """A folder for root's mmdebstrap, which a killed one leaves full: the next one removes it. Another user's is not touched.
+    """A temporary folder for mmdebstrap run by root. A killed mmdebstrap leaves files there, and the next run removes them.
 
-    apt's own user must be able to enter it, as it can /tmp: else apt works as root, and the tar holds other owners.
+    For other users there is no such folder. apt's own user must be able to enter the folder, as it can enter /tmp. Otherwise apt
+    works as root, and the tar holds other owners.
     """
     if os.geteuid() != 0:
         yield None
@@ -151,7 +152,7 @@ def _debootstrap(bootstrap: Bootstrap, sources: list[str], tar: Path, on_line: C
     root = tar.with_name("root")
     argv = ["debootstrap", "--variant=minbase", f"--components={','.join(bootstrap.components)}"]
     argv += [f"--include={','.join(bootstrap.packages)}"] if bootstrap.packages else []
-    # It takes one mirror and the release itself: the first source that is not a list of updates.
+    # debootstrap takes one mirror and only the release itself, so choose the first source that is not a list of updates.
     own = next((line.split("]")[-1].split() for line in sources if bootstrap.suite in line.split()), [])
     mirror = bootstrap.mirror or next((word for word in own if "://" in word), None)
     _run([*argv, bootstrap.suite, str(root), *([mirror] if mirror else [])], on_line)

@@ -1,4 +1,4 @@
-"""`kit build-image`: an image's folder -> one .sqsh in the store, and the lock that names it."""
+"""`kit build-image`: turns an image's folder into one .sqsh in the store, and writes the lock that names it."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ from kit.images.progress import Report
 from kit.spec.image import ImageLock, ImageSpec
 
 _PROVENANCE = "kit build-image"
-# Podman's own label names its version: with it, no other engine would give the same bytes.
+# Podman's own label contains its version. With this label, another engine could not give the same bytes.
 _PODMAN = "io.buildah.version"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOrder:
-    """What to build, where to.
+    """The image to build, and the store for it.
 
-    locked, relock: see publish.Target. fresh: from nothing, using neither the engine's cache nor an earlier base or download.
+    locked, relock: see squash_and_lock.Target. fresh: build from nothing; do not use the engine's cache or an earlier base or
+    download.
     """
 
     name: str
@@ -61,14 +62,14 @@ class _BuildFolder:
     path: Path
     spec: ImageSpec
     files: tuple[build_context.ContextFile, ...]
-    other: tuple[ImageLock, Path] | None  # the image that it stands on: its lock and its .sqsh
+    other: tuple[ImageLock, Path] | None  # lock and .sqsh of the image that this one builds on
     needs: dockerfile_needs.Dockerfile
 
 
 def build(order: BuildOrder, report: Report) -> squash_and_lock.Outcome:
-    """Build the image unless the store has it already; see BuildOrder and publish.Outcome.
+    """Build the image unless the store already has it; see BuildOrder and squash_and_lock.Outcome.
 
-    ConfigError for a wrong image.toml, EngineError without an engine, LockError with `locked`, ImageError for the rest.
+    ConfigError for a wrong image.toml, EngineError without an engine, LockError with `locked`, ImageError for everything else.
     """
     start = time.monotonic()
     folder, target = _read(order, report)
@@ -78,7 +79,7 @@ def build(order: BuildOrder, report: Report) -> squash_and_lock.Outcome:
         with cross_host_lock.hold(store.lock_file(order.store, order.name), on_wait=lambda who: _waiting(report, who)):
             done = None if order.fresh else squash_and_lock.unchanged(target)
             if done is None:
-                squash.mksquashfs()  # a missing program is known before the long work, not after it
+                squash.mksquashfs()  # find out that mksquashfs is missing before the long build, not after it
                 engine = _engine(folder, report)
                 with store.workspace(order.store) as work, _content(order, folder, engine, work, report) as content:
                     done = squash_and_lock.make(target, content, work, report)
@@ -122,7 +123,7 @@ def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, squash_and_l
 
 
 def _other(order: BuildOrder, spec: ImageSpec) -> tuple[ImageLock, Path] | None:
-    """The image that this one stands on: its lock, and its file, which must be the locked one."""
+    """Lock and .sqsh of the image that this one builds on. The .sqsh must match its lock."""
     name = spec.base.image
     if name is None:
         return None
@@ -139,7 +140,7 @@ def _other(order: BuildOrder, spec: ImageSpec) -> tuple[ImageLock, Path] | None:
 
 
 def _engine(folder: _BuildFolder, report: Report) -> Engine | None:
-    """The engine; None without one, for an image that can be built without."""
+    """Return the engine; None if no engine answers and the image can be built without one."""
     try:
         return connect()
     except EngineError as error:
@@ -154,7 +155,7 @@ def _engine(folder: _BuildFolder, report: Report) -> Engine | None:
 def _content(
     order: BuildOrder, folder: _BuildFolder, engine: Engine | None, work: Path, report: Report
 ) -> Iterator[squash_and_lock.Content]:
-    """Base, packages, then the Dockerfile."""
+    """Build the image: prepare the base, fetch the packages, then run the Dockerfile."""
     if engine is not None:
         yield _by_engine(order, folder, engine, work, report)
         return
@@ -244,7 +245,7 @@ def _by_engine(
 
 
 def ways(engine: Engine, image: EngineImage) -> tuple[squash_and_lock.Way, ...]:
-    """How to get at an engine's image: its layers where they can be reached, and the engine's export."""
+    """Ways to read an engine's image: its layers if this process can mount them, and the engine's export."""
 
     @contextlib.contextmanager
     def mounted() -> Iterator[squash.Tree]:

@@ -15,17 +15,17 @@ from kit.errors import ImageError
 from kit.images import temporary_names
 from kit.spec.image import ImageSpec, Squash
 
-# Raised when the kit itself writes other bytes from the same inputs (`kit.images.enroot_layout`, `kit.images.squash`).
+# Raise this number when the kit itself writes other bytes from the same inputs (`kit.images.enroot_layout`, `kit.images.squash`).
 RECIPE = 2
 
-# image.toml counts by its meaning, not by its bytes; a comment in it rebuilds nothing.
+# Only the values in image.toml matter for the digest, not its bytes: a new comment does not cause a rebuild.
 _NOT_CONTEXT = frozenset({"image.toml", "image.lock"})
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContextFile:
-    """One entry of the context. mode: 0o755 or 0o644 by the owner's x bit, whatever the umask. target: of a symbolic link."""
+    """One entry of the context. mode: 0o755 or 0o644, by the owner's x bit; the umask has no effect. target: of a symbolic link."""
 
     name: str
     path: Path
@@ -34,7 +34,10 @@ class ContextFile:
 
 
 def scan(folder: Path) -> tuple[ContextFile, ...]:
-    """All files of the image's folder in byte order, less what .dockerignore names; ImageError for a socket or a device."""
+    """All files of the image's folder in byte order, without those that .dockerignore excludes.
+
+    ImageError for a socket or a device.
+    """
     ignored = _dockerignore(folder)
     found = []
     for path in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).as_posix().encode()):
@@ -51,10 +54,10 @@ def scan(folder: Path) -> tuple[ContextFile, ...]:
 
 
 def digest(spec: ImageSpec, files: Iterable[ContextFile], *, base: str = "") -> str:
-    """sha256 (hex) of all in the folder that decides the image's bytes. base: the locked digest of another image."""
+    """sha256 (hex) of everything in the folder that determines the image's bytes. base: the locked digest of another image."""
     listed = [[file.name, file.mode, file.target or _sha256(file.path)] for file in files]
-    # The bound on memory changes how long squashing takes, not what it writes. Without defaults: a key that a later kit adds
-    # makes no lock stale.
+    # The memory limit changes how long squashing takes, not its result. Defaults are excluded, so that a key that a later kit adds
+    # does not make every lock stale.
     squash = spec.squash.model_copy(update={"memory": Squash().memory})
     decisive = spec.model_copy(update={"squash": squash, "description": ""})
     meaning = decisive.model_dump(mode="json", exclude_defaults=True)
@@ -70,7 +73,7 @@ def with_wheels(files: Iterable[ContextFile], wheels: Iterable[Path]) -> tuple[C
 
 
 def stream(files: Iterable[ContextFile], wheels: Iterable[Path]) -> Iterator[bytes]:
-    """The context as a tar for the engine, `wheels/` included; read as it is sent, never copied on the disk."""
+    """The context with `wheels/` as a tar for the engine. Files are read while the tar is sent, and not copied on disk."""
     for file in with_wheels(files, wheels):
         member = tarfile.TarInfo(file.name)
         member.mode = file.mode

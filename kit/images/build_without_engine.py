@@ -1,8 +1,8 @@
-"""A build without an engine: another image's tree, unpacked into the workspace, and the steps of a plain Dockerfile run in it.
+"""A build without an engine: unpacks another image's tree into the workspace and runs the steps of a plain Dockerfile in it.
 
-It is for what `kit init --image` writes: packages on another image of the kit. bubblewrap runs each step as root of a user
-namespace, without a network; an ordinary user may do it where the machine allows user namespaces. The bytes are those of an
-engine's build. What it does not know is refused with its line: an engine does.
+It supports the Dockerfiles that `kit init --image` writes: packages on top of another image of the kit. bubblewrap runs each step
+as root of a user namespace without a network. An ordinary user can do this if the machine allows user namespaces. The bytes are
+those of an engine's build. An instruction that this build does not support is refused with its line; an engine supports it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from kit.images.squash import Stream, Tree
 from kit.images.squash_and_lock import Way
 from kit.spec.image import ImageConfig, ImageSpec
 
-# What an engine gives an image that has none, at its FROM.
+# The PATH that an engine sets for an image without one, at its FROM.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# The rights of a step in an engine (Docker's default), less those about the network, of which there is none.
+# The capabilities of a step in an engine (Docker's default), without those for the network, since steps have no network.
 _CAPABILITIES = (
     "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "SETGID", "SETUID", "SETFCAP", "SETPCAP", "SYS_CHROOT", "KILL",
     "AUDIT_WRITE",
 )  # fmt: skip
-_MOST_LINKS = 40  # the kernel's own bound
+_MOST_LINKS = 40  # the kernel's own limit
 
 
 @dataclass(kw_only=True)
 class _State:
-    """Where the steps have come to."""
+    """The state of the build after the steps so far."""
 
     root: Path
     files: Mapping[str, ContextFile]
@@ -47,7 +47,7 @@ class _State:
 
 
 def why_not(spec: ImageSpec, steps: Iterable[Instruction]) -> str:
-    """Why this image needs an engine, with the Dockerfile's line; empty when it does not."""
+    """Why this image needs an engine, with the line of the Dockerfile; empty if it needs none."""
     if spec.base.image is None:
         return "only an image that stands on another one ([base] image) can be built without an engine"
     build = spec.build
@@ -63,7 +63,7 @@ def why_not(spec: ImageSpec, steps: Iterable[Instruction]) -> str:
 
 
 def _known(one: Instruction) -> bool:
-    """Whether the instruction is of a form whose meaning needs no engine: no variables, no flags, no globs."""
+    """Whether the kit can run the instruction without an engine: it has no variables, flags or globs."""
     rest = one.rest
     plain = {
         "ARG": rest == "BASE",
@@ -97,8 +97,8 @@ def built(
 ) -> Iterator[tuple[Path, ImageConfig]]:
     """The tree after all steps, and its configuration, for the length of the block.
 
-    base: the .sqsh to stand on. given: what COPY finds. work: a private folder. ImageError when a step fails, or where no
-    namespace can be made.
+    base: the .sqsh to build on. given: the files that COPY can copy. work: a private folder. ImageError when a step fails, or when
+    no namespace can be made.
     """
     root = work / "root"
     if sqshfile.has_xattrs(base):
@@ -116,7 +116,7 @@ def built(
     try:
         for number, one in enumerate(steps, start=1):
             on_line(f"Step {number} : {one.word} {one.rest}")
-            _do(one, state)
+            _run_instruction(one, state)
         temporary_names.open_all(root)
         yield root, config.model_copy(update={"env": state.env, "workdir": state.workdir, "cmd": state.cmd})
     finally:
@@ -124,7 +124,7 @@ def built(
 
 
 def ways(root: Path) -> tuple[Way, ...]:
-    """How to squash the tree, fastest first."""
+    """Ways to squash the tree, fastest first."""
 
     @contextlib.contextmanager
     def mounted() -> Iterator[Tree]:
@@ -141,7 +141,7 @@ def ways(root: Path) -> tuple[Way, ...]:
 
 def _unpack(base: Path, root: Path) -> None:
     unsquashfs = shell.require("unsquashfs", hint="apt-get install squashfs-tools")
-    # As root of a namespace: for others unsquashfs drops setuid and sticky bits.
+    # Run unsquashfs as root of a namespace: for other users it drops setuid and sticky bits.
     argv = [
         *_sandbox(Path("/"), cwd="/"),
         unsquashfs,
@@ -188,7 +188,7 @@ def _sandbox(root: Path, *, cwd: str) -> list[str]:
     ]
 
 
-def _do(one: Instruction, state: _State) -> None:
+def _run_instruction(one: Instruction, state: _State) -> None:
     if one.word == "RUN":
         _run(one, state)
     elif one.word == "COPY":
@@ -197,7 +197,7 @@ def _do(one: Instruction, state: _State) -> None:
         state.env |= dict(word.split("=", 1) for word in one.rest.split())
     elif one.word == "WORKDIR":
         state.workdir = str(PurePosixPath(one.rest))
-        _folder(_inside(state.root, state.workdir))
+        _make_folder(_path_in_root(state.root, state.workdir))
     elif one.word == "CMD":
         state.cmd = tuple(json.loads(one.rest))
 
@@ -206,7 +206,7 @@ def _run(one: Instruction, state: _State) -> None:
     env = [
         word for name, value in ({"HOME": _home(state.root)} | state.env).items() for word in ("--setenv", name, value)
     ]
-    # The umask of an engine, whatever the user's.
+    # Use an engine's umask, not the user's.
     argv = [*_sandbox(state.root, cwd=state.workdir), "--clearenv", *env]
     argv += ["/bin/sh", "-c", 'umask 022; exec /bin/sh -c "$0"', one.rest]
     try:
@@ -218,9 +218,9 @@ def _run(one: Instruction, state: _State) -> None:
 
 
 def _home(root: Path) -> str:
-    """The home of root as an engine looks it up: in the image's own list of users."""
+    """root's home folder, from the image's own /etc/passwd, as an engine looks it up."""
     try:
-        lines = untrusted_files.read_text(_inside(root, "/etc/passwd")).splitlines()
+        lines = untrusted_files.read_text(_path_in_root(root, "/etc/passwd")).splitlines()
     except OSError:
         return "/"
     fields = [line.split(":") for line in lines]
@@ -234,18 +234,18 @@ def _copy(one: Instruction, state: _State) -> None:
         name = PurePosixPath(source).as_posix().strip("/")
         if name in state.files:
             place = PurePosixPath(target) / PurePosixPath(name).name if into else PurePosixPath(target)
-            _put(state.files[name], _inside(state.root, str(PurePosixPath(state.workdir) / place)))
+            _put(state.files[name], _path_in_root(state.root, str(PurePosixPath(state.workdir) / place)))
             continue
         below = {inner: file for inner, file in state.files.items() if name == "." or inner.startswith(f"{name}/")}
         if not below:
             raise ImageError(f"line {one.line} of the Dockerfile: COPY {source}: no such file in the image's folder")
         for inner, file in below.items():
             place = PurePosixPath(state.workdir) / target / PurePosixPath(inner).relative_to(name)
-            _put(file, _inside(state.root, str(place)))
+            _put(file, _path_in_root(state.root, str(place)))
 
 
 def _put(file: ContextFile, place: Path) -> None:
-    _folder(place.parent)
+    _make_folder(place.parent)
     place.unlink(missing_ok=True)
     if file.target is not None:
         place.symlink_to(file.target)
@@ -254,16 +254,16 @@ def _put(file: ContextFile, place: Path) -> None:
         place.chmod(file.mode)
 
 
-def _folder(place: Path) -> None:
-    """Make a folder and those above it, mode 755 whatever the umask."""
+def _make_folder(place: Path) -> None:
+    """Make a folder and its missing parents with mode 755, independent of the umask."""
     missing = [one for one in (place, *place.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir()
         one.chmod(0o755)
 
 
-def _inside(root: Path, path: str) -> Path:
-    """Where a path of the image is on this machine; links are followed within the image, but for the last part's own."""
+def _path_in_root(root: Path, path: str) -> Path:
+    """The path on this machine for a path of the image. Links are followed inside the image, except for a link as the last part."""
     left, found, followed = list(PurePosixPath(path).parts[1:]), root, 0
     while left:
         part = left.pop(0)

@@ -1,7 +1,7 @@
 """A build by BuildKit, for a Dockerfile that the engine's classic builder cannot read.
 
-The Docker SDK has no BuildKit session, so the `docker` program holds it, with the engine that the SDK speaks to. Base, network,
-context and clean-up are those of every other build.
+The Docker SDK has no BuildKit session, so the `docker` program holds the session, with the same engine. Base, network, context and
+clean-up are the same as in every other build.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kit.errors import ConfigError, Fault, ImageError, ToolError
 from kit.images.dockerfile_needs import Dockerfile, Instruction, modern_flag
 from kit.spec.image import Build, BuildSecret
 
-# From this release on, the engine's own Dockerfile frontend reads here-documents, and the program leaves BuildKit to its plugin
-# buildx (release notes of Docker Engine 23.0).
+# From this release on, the engine's own Dockerfile frontend reads here-documents, and the `docker` program leaves BuildKit to its
+# plugin buildx (release notes of Docker Engine 23.0).
 _MODERN_RELEASE = 23
 _TAIL_LINES = 15
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A `docker` program that can hold a BuildKit session, and the secrets as values of its --secret. env: its environment."""
+    """A `docker` program that can hold a BuildKit session. secrets: values of its option --secret. env: its environment."""
 
     program: str
     secrets: tuple[str, ...]
@@ -37,7 +37,7 @@ class Session:
 
 
 def agree(toml: Path, file: Path, needs: Dockerfile, options: Build) -> None:
-    """Whether image.toml and the Dockerfile name the same secrets: ConfigError or ImageError with the one that is missing."""
+    """Check that image.toml and the Dockerfile name the same secrets. ConfigError or ImageError names the missing one."""
     for name, one in needs.secrets.items():
         if name not in options.secrets:
             hint = f'in {toml.name}: [build.secrets] {name} = {{ env = "VARIABLE" }}, or {{ file = "PATH" }}'
@@ -50,20 +50,22 @@ def agree(toml: Path, file: Path, needs: Dockerfile, options: Build) -> None:
 
 
 def session(toml: Path, file: Path, needs: Dockerfile, options: Build, engine: str) -> Session:
-    """Look for all that a build by BuildKit needs. engine: its version, or `Podman`.
+    """Find everything that a build by BuildKit needs. engine: its version, or `Podman`.
 
-    ImageError with the line that needs BuildKit, where this engine or this machine has none. ConfigError for a secret that is not
-    there.
+    ImageError with the line that needs BuildKit, if this engine or this machine has none. ConfigError for a secret that does not
+    exist.
     """
     assert needs.buildkit is not None
-    what, instead = _what(needs.buildkit)
+    what, instead = _feature_and_alternative(needs.buildkit)
     place = f"{file}: line {needs.buildkit.line}: {what} needs BuildKit"
     if engine == "Podman":
         hint = "build it with 'buildah build', push it to an OCI layout, and take that: kit import-image ./layout"
         raise ImageError(f"{place}, and the engine is Podman", hint=f"{instead}; or {hint}")
     if needs.heredoc is not None and not needs.syntax and _major(engine) < _MODERN_RELEASE:
         problem = f"a here-document needs Docker Engine {_MODERN_RELEASE}.0 or newer, and this one is {engine}"
-        raise ImageError(f"{file}: line {needs.heredoc.line}: {problem}", hint=_what(needs.heredoc)[1])
+        raise ImageError(
+            f"{file}: line {needs.heredoc.line}: {problem}", hint=_feature_and_alternative(needs.heredoc)[1]
+        )
     env = _environment()
     program = next((one for one in _programs() if _holds_sessions(one, env)), None)
     if program is None:
@@ -85,7 +87,7 @@ def build(
     work: Path,
     on_line: Callable[[str], None],
 ) -> str:
-    """Build from a tar stream with its Dockerfile; return the image's id. base: a tag that the engine holds.
+    """Build from a tar stream that contains the Dockerfile; return the image's id. base: a tag that the engine holds.
 
     ImageError names the step that failed and shows its last lines.
     """
@@ -115,8 +117,8 @@ def build(
     return file.read_text(encoding="utf-8").strip()
 
 
-def _what(one: Instruction) -> tuple[str, str]:
-    """What the line has that is BuildKit's, and how to write it without."""
+def _feature_and_alternative(one: Instruction) -> tuple[str, str]:
+    """The BuildKit feature in the line, and how to write the line without it."""
     if one.heredoc:
         return "a here-document", "write the lines as one RUN, joined with && and a backslash"
     flag = modern_flag(one)
@@ -131,19 +133,19 @@ def _major(version: str) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """The same engine as the SDK's, whatever contexts and builders the user has chosen for the program."""
+    """Environment of the `docker` program: use the SDK's engine, not the contexts and builders that the user has chosen."""
     chosen = {
         "DOCKER_BUILDKIT": "1",
         "DOCKER_HOST": os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock",
         "BUILDX_BUILDER": "default",
-        # An attestation would make an index of the image, and name this machine's builder in it.
+        # An attestation would turn the image into an index and name this machine's builder in it.
         "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
     }
     return {**os.environ, **chosen}
 
 
 def _programs() -> Iterator[str]:
-    """Each `docker` of PATH: the first one may lack the plugin that a later one does not need."""
+    """Each `docker` in PATH: the first one may lack the plugin buildx, and a later, older one may not need it."""
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
         found = shell.which_in(folder, "docker")
         if found is not None:
@@ -182,14 +184,17 @@ def _secrets(toml: Path, wanted: Mapping[str, BuildSecret]) -> Iterator[str]:
 
 
 def _comma_separated(*fields: str) -> str:
-    """One line of CSV, which is what --secret takes: a path may hold a comma."""
+    """One line of CSV, the format of --secret: a path may contain a comma."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(fields)
     return line.getvalue()
 
 
 def _failure(said: list[str]) -> str:
-    """Step, its last lines, and BuildKit's verdict. BuildKit prints each line as `#STEP SECONDS TEXT`, and the verdict last."""
+    """The failed step, its last lines, and BuildKit's final message.
+
+    BuildKit prints each line as `#STEP SECONDS TEXT`, and the final message last.
+    """
     verdict = next((line for line in reversed(said) if line.strip() and not set(line) <= {"-"}), "it printed nothing")
     failed = next((found for line in reversed(said) if (found := re.match(r"#(\d+) ERROR: ", line))), None)
     if failed is None:

@@ -11,9 +11,9 @@ from kit.spec.image import ImageLock
 
 
 def check(lock: ImageLock, store_dir: Path, *, full: bool) -> Path:
-    """The locked image's path, after checking it; LockError, with the command that mends it, when it is not the locked one.
+    """The path of the locked image, after checking its digest. LockError names the command that restores the image.
 
-    The digest decides. It is computed once for each file, about a second per gigabyte (`digests.of`); with full, again.
+    The digest is computed once for each file, about a second per gigabyte (`digests.of`); with full, it is computed again.
     """
     path = store.path(store_dir, lock.sha256)
     mend = f"run '{made_by(lock.name, lock.source)} --store {shlex.quote(str(store_dir))}'"
@@ -28,7 +28,7 @@ def check(lock: ImageLock, store_dir: Path, *, full: bool) -> Path:
 
 
 def require_digest(path: Path, sha256: str, *, what: str, mend: str, full: bool = False) -> None:
-    """LockError, naming both digests, when a file has another digest than `sha256` (64 hex digits)."""
+    """LockError with both digests if the file's digest is not `sha256` (64 hex digits)."""
     try:
         found = store.digest_of(path) if full else digests.of(path)
     except OSError as error:

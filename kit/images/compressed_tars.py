@@ -1,4 +1,4 @@
-"""Compressed tars: gzip, zstd, xz and bzip2, told by their own first bytes and unpacked on the disk."""
+"""Compressed tars: gzip, zstd, xz and bzip2, recognised by their first bytes and unpacked on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPEN: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {"xz": lzma.open, "bzip2": 
 
 
 def kind(file: Path, start: int = 0) -> str:
-    """How the bytes of a file from `start` are compressed: `gzip`, `zstd`, `xz` or `bzip2`; empty for anything else."""
+    """The compression of a file's bytes from `start` on: `gzip`, `zstd`, `xz` or `bzip2`; empty for anything else."""
     with file.open("rb") as stream:
         stream.seek(start)
         first = stream.read(8)
@@ -29,9 +29,9 @@ def kind(file: Path, start: int = 0) -> str:
 
 
 def size(packed: Blob) -> int:
-    """About how many bytes are in a blob, for progress: gzip counts them (RFC 1952, ISIZE), of others it is guessed."""
+    """The approximate unpacked size of a blob, for progress. gzip stores it (RFC 1952, ISIZE); for the others it is a guess."""
     if not packed.file.is_file():
-        return 3 * packed.size  # still in a registry
+        return 3 * packed.size  # still in the registry
     found = kind(packed.file, packed.start)
     source = packed.open()
     counted = int.from_bytes(source.read_at(packed.size - 4, 4), "little") if found == "gzip" else 0
@@ -40,7 +40,7 @@ def size(packed: Blob) -> int:
 
 
 def unpack(packed: Blob, target: Path, ended: threading.Event | None = None) -> None:
-    """Decompress into `target`, until `ended` is set. ImageError for damaged data; OSError for a disk that takes no more."""
+    """Decompress into `target`, until `ended` is set. ImageError for damaged data; OSError for a full disk."""
     with target.open("wb") as out:
         for chunk in chunks(packed, target.parent):
             if ended and ended.is_set():
@@ -49,7 +49,7 @@ def unpack(packed: Blob, target: Path, ended: threading.Event | None = None) -> 
 
 
 def chunks(packed: Blob, work: Path) -> Iterator[bytes]:
-    """What is in a compressed blob. work: for what zstd, a program, must be given as a file."""
+    """The unpacked bytes of a compressed blob. work: a folder for the file that zstd, an external program, reads."""
     found = kind(packed.file, packed.start)
     if found == "gzip":
         tar = GzipTar(packed, work)
@@ -72,7 +72,7 @@ def _by_library(packed: Blob, found: str) -> Iterator[bytes]:
     except (lzma.LZMAError, EOFError, ValueError) as error:
         raise _damaged(packed, found, str(error)) from None
     except OSError as error:
-        if error.errno is not None:  # the disk's; bzip2 says with one without a number that the data are damaged
+        if error.errno is not None:  # an error of the disk; bzip2 reports damaged data as an OSError without a number
             raise
         raise _damaged(packed, found, str(error)) from None
     finally:

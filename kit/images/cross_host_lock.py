@@ -1,9 +1,9 @@
 """A lock that holds across hosts on a shared filesystem.
 
-flock is local to a host on some mounts (NFS without a lock daemon, Lustre without `-o flock`), so the lock is a file that
-link(2) creates: that is atomic on all of them. Where a file system has no links (exFAT, some FUSE mounts) open(2) creates it with
-O_EXCL. It names its owner; a dead owner's lock is taken over, at once on the same
-host and after `_STALE_S` without a heartbeat on another.
+On some mounts flock is local to a host (NFS without a lock daemon, Lustre without `-o flock`), so the lock is a file that link(2)
+creates. link(2) is atomic on all of them. On a file system without hard links (exFAT, some FUSE mounts), open(2) with O_EXCL
+creates the file. The file names the owner. The lock of a dead owner is taken over: at once on the same host, and after `_STALE_S`
+without a heartbeat on another host.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from kit.owning_process import Owner
 _HEARTBEAT_S = 10.0
 _STALE_S = 120.0
 _POLL_S = 0.1
-# What file systems without hard links answer: exFAT and FAT, FUSE mounts, others.
+# Error numbers of file systems without hard links: exFAT and FAT, FUSE mounts, others.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
 
 
 @contextlib.contextmanager
 def hold(path: Path, *, on_wait: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Hold the lock `path` for the block; wait for as long as a living process holds it.
+    """Hold the lock `path` for the block. Wait while a living process holds it.
 
-    on_wait hears the holder's name once, when there is one. ImageError when the folder cannot be written.
+    on_wait is called once with the holder's name if the lock is taken. ImageError when the folder cannot be written.
     """
     claim = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -46,7 +46,7 @@ def hold(path: Path, *, on_wait: Callable[[str], None] = lambda _: None) -> Iter
         with repeating_thread.every(_HEARTBEAT_S, partial(_beat, path, claim), name="lease"):
             yield
     finally:
-        # A lock that somebody took over in the meantime is not ours to remove.
+        # Another process may have taken the lock over; then it is not ours to remove.
         with contextlib.suppress(FileNotFoundError):
             if _same(path, claim):
                 path.unlink()
@@ -54,12 +54,12 @@ def hold(path: Path, *, on_wait: Callable[[str], None] = lambda _: None) -> Iter
 
 
 def _same(path: Path, claim: Path) -> bool:
-    """Whether the lock is this claim's: one inode, or, without links, one text."""
+    """Whether the lock belongs to this claim: the same inode or, without hard links, the same text."""
     return path.samefile(claim) or path.read_bytes() == claim.read_bytes()
 
 
 def sweep(folder: Path) -> None:
-    """Remove the locks and claims of processes that are gone from a folder of locks."""
+    """Remove the locks and claims of dead processes from a folder of locks."""
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):
             owner = Owner.parse(path.read_text(encoding="utf-8"))
@@ -83,13 +83,13 @@ def _take(path: Path, claim: Path, on_wait: Callable[[str], None]) -> None:
 
 
 def _put(claim: Path, path: Path) -> None:
-    """Make the lock, whole and at once; FileExistsError when there is one."""
+    """Create the lock atomically. FileExistsError if it exists."""
     try:
         os.link(claim, path)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        # For a moment it names nobody, and is then taken for a living one's.
+        # The file is empty for a moment. A reader then takes it for a lock of a living process.
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         with os.fdopen(handle, "wb") as out:
             out.write(claim.read_bytes())
@@ -106,8 +106,8 @@ def _stale(path: Path, claim: Path) -> bool:
 
 
 def _break(path: Path) -> None:
-    # Two waiters may come here at once. Each renames what it finds; the loser may carry off the winner's fresh lock, and
-    # then two builders work at the same time. That costs time and nothing else: the store is addressed by content.
+    # Two waiting processes may arrive here at once. Each renames the file that it finds, and the second may remove the first one's
+    # new lock. Then two builders work at the same time. That costs time only: the store is addressed by content.
     grave = path.with_name(f".{path.name}.{secrets.token_hex(6)}.stale")
     with contextlib.suppress(FileNotFoundError):
         path.rename(grave)

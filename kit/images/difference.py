@@ -1,4 +1,4 @@
-"""Two images side by side: packages, files, environment, configuration. The .sqsh files are read as streams."""
+"""Compares two images: packages, files, environment, configuration. The .sqsh files are read as streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Each a line that names one thing, sorted: `+` only in the second, `-` only in the first, `~` in both and not the same."""
+    """Sorted lines, each about one thing. `+`: only in the second image; `-`: only in the first; `~`: different in the two."""
 
     packages: tuple[str, ...]
     files: tuple[str, ...]
@@ -28,12 +28,12 @@ class Difference:
 
     @property
     def any(self) -> bool:
-        """Whether the images differ at all, as far as these tell."""
+        """Whether any difference was found."""
         return any((self.packages, self.files, self.environment, self.configuration))
 
 
 def between(first: Path, second: Path) -> Difference:
-    """What differs between two .sqsh files. ImageError when one cannot be read."""
+    """The differences of two .sqsh files. ImageError when one cannot be read."""
     before, after = installed_packages.packages(first), installed_packages.packages(second)
     config, other = sqshfile.config(first), sqshfile.config(second)
     kinds = (("apt", before.apt, after.apt), ("pip", before.pip, after.pip))
@@ -51,7 +51,7 @@ def files(first: Path, second: Path) -> tuple[str, ...]:
 
 
 def find(name: str, *, project: Path, store_dir: Path) -> Path:
-    """The .sqsh of an image by its name, by the first digits of its digest, or by its path. LockError when there is none."""
+    """The .sqsh of an image, given its name, the first digits of its digest, or its path. LockError when no image matches."""
     if name.endswith(".sqsh") or "/" in name:
         sqshfile.check(Path(name))
         return Path(name)
@@ -71,7 +71,7 @@ def find(name: str, *, project: Path, store_dir: Path) -> Path:
 
 
 def lines(a: Mapping[str, str], b: Mapping[str, str], *, prefix: str = "", values: bool = True) -> tuple[str, ...]:
-    """The names that are not in both with the same value, sorted, as `Difference` has them. values: whether they are shown."""
+    """The sorted names whose values differ, as lines of `Difference`. values: whether the lines show the values."""
     found = []
     for key in sorted({*a, *b}):
         if key not in b:
@@ -88,7 +88,7 @@ def _rest(config: ImageConfig) -> dict[str, str]:
 
 
 def _facts(image: Path) -> dict[str, str]:
-    """Path -> what must be equal, with the sha256 of a file's content in place of where it lies in the stream."""
+    """Path -> everything that must be equal. For a file that includes the sha256 of its content, not its offset in the stream."""
     unsquashfs = shell.require("unsquashfs", hint="apt-get install squashfs-tools")
     with shell.output([unsquashfs, "-quiet", "-no-progress", "-pf", "/dev/stdout", str(image)]) as stream:
         facts: dict[str, str] = {}

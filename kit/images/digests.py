@@ -1,7 +1,8 @@
-"""Digests of image files, computed once: the same device, inode, size and times mean the same bytes.
+"""Digests of image files, each computed once: the same device, inode, size and times mean the same bytes.
 
-What was computed is kept in a file of the user's own, one for each host, since device numbers are the host's. It may be deleted at
-any time; it is not believed when somebody else owns it or may write it. ctime decides: every write changes it, nobody can set it.
+Known digests are kept in a file of the user. Each host has its own file, since device numbers belong to the host. The file may be
+deleted at any time. It is ignored when another user owns it or may write it. ctime is the safe part: every write changes it, and no
+user can set it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from kit import untrusted_files
 from kit.errors import LockError
 from kit.images import store
 
-# What changed this recently could change again within the file system's own clock tick, and look the same.
+# A file that changed more recently could change again within one clock tick of the file system and keep its times.
 _SETTLED_S = 2.0
-# More than a user has images; the oldest lines go.
+# More images than a user has. The oldest lines are removed.
 _MOST_LINES = 1000
 
 
 def of(path: Path) -> str:
-    """sha256 of a file, in hex: read whole the first time, and after every change. LockError when it changes meanwhile."""
+    """sha256 of a file, in hex. The file is read the first time, and after every change. LockError when it changes meanwhile."""
     before = _key(path)
     memory = _memory()
     known = _load(memory)
@@ -65,7 +66,7 @@ def _load(memory: Path) -> dict[str, str]:
 
 def _add(memory: Path, known: dict[str, str]) -> None:
     text = "".join(f"{key} {digest}\n" for key, digest in [*known.items()][-_MOST_LINES:])
-    # What cannot be remembered is read again.
+    # If the digest cannot be saved, it is computed again next time.
     with contextlib.suppress(OSError):
         memory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, name = tempfile.mkstemp(prefix=f".{memory.name}.", dir=memory.parent)

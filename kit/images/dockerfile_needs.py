@@ -21,7 +21,7 @@ _HEREDOC = re.compile(r"<<-?\s*[\"']?([A-Za-z_][A-Za-z0-9_]*)[\"']?")
 
 @dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """One instruction, its continued lines joined. heredoc: whether it has a here-document."""
+    """One instruction, with its continuation lines joined. heredoc: whether it has a here-document."""
 
     line: int
     word: str
@@ -31,9 +31,11 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Dockerfile:
-    """buildkit: the first instruction that only BuildKit understands. heredoc: the first with a here-document. unpinned: images
-    that are named without a digest. steps: all instructions. syntax: the frontend that a `# syntax=` line names; BuildKit
-    fetches it, the classic builder does not read the line. secrets: the first instruction that mounts each secret, by its id.
+    """A parsed Dockerfile. steps: all instructions. buildkit: the first instruction that only BuildKit understands.
+
+    heredoc: the first instruction with a here-document. unpinned: images that are named without a digest. syntax: the frontend that
+    a `# syntax=` line names; BuildKit fetches it, and the classic builder ignores the line. secrets: id -> the first instruction
+    that mounts the secret.
     """
 
     buildkit: Instruction | None
@@ -45,14 +47,14 @@ class Dockerfile:
 
 
 def read(path: Path, *, target: str | None) -> Dockerfile:
-    """Read a Dockerfile. ImageError when there is none, and when the stage that is built does not stand on the image's base."""
+    """Read a Dockerfile. ImageError when it does not exist, or when the stage to build does not start from the image's base."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ImageError(f"{path}: {error.strerror}", hint="it begins with ARG BASE and FROM ${BASE}") from None
     found = list(instructions(text))
     stages = _stages(found)
-    _must_stand_on_base(path, stages, target)
+    _require_base(path, stages, target)
     names = {name for _, name, _ in stages}
     own = names | {"scratch"}
     other = [image for _, _, image in stages if image not in _BASE and image.lower() not in own]
@@ -72,7 +74,7 @@ def read(path: Path, *, target: str | None) -> Dockerfile:
 
 
 def modern_flag(one: Instruction) -> str:
-    """The first flag of the instruction that only BuildKit knows, as `--mount`; empty without one."""
+    """The first flag of the instruction that only BuildKit knows, as `--mount`; empty if there is none."""
     flags = re.match(r"(?:--\S+\s+)*", one.rest)
     for flag in (flags[0] if flags else "").split():
         name = flag.removeprefix("--").partition("=")[0]
@@ -82,7 +84,7 @@ def modern_flag(one: Instruction) -> str:
 
 
 def _secrets(found: list[Instruction]) -> dict[str, Instruction]:
-    """Without an id, a secret is named by the file that it becomes (Dockerfile reference, "RUN --mount=type=secret")."""
+    """Secrets by id. Without an id, a secret has the name of its target file (Dockerfile reference, "RUN --mount=type=secret")."""
     mounted: dict[str, Instruction] = {}
     for one in found:
         for mount in re.findall(r"--mount=(\S+)", one.rest) if one.word == "RUN" else ():
@@ -94,7 +96,7 @@ def _secrets(found: list[Instruction]) -> dict[str, Instruction]:
 
 
 def _syntax(text: str) -> str:
-    """A parser directive: only among the comments that the file begins with."""
+    """The frontend of a `# syntax=` line. It counts only among the comments at the start of the file."""
     for line in text.splitlines():
         directive = re.match(r"#\s*(\w+)\s*=\s*(\S+)\s*$", line.strip())
         if directive is None:
@@ -128,7 +130,7 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 
 def _stages(found: list[Instruction]) -> list[tuple[Instruction, str, str]]:
-    """(FROM, name, image) of each stage; one without a name has its number."""
+    """(FROM, name, image) of each stage. A stage without a name is named by its number."""
     stages = []
     for number, one in enumerate(i for i in found if i.word == "FROM"):
         words = [word for word in one.rest.split() if not word.startswith("--")]
@@ -137,7 +139,7 @@ def _stages(found: list[Instruction]) -> list[tuple[Instruction, str, str]]:
     return stages
 
 
-def _must_stand_on_base(path: Path, stages: list[tuple[Instruction, str, str]], target: str | None) -> None:
+def _require_base(path: Path, stages: list[tuple[Instruction, str, str]], target: str | None) -> None:
     if not stages:
         raise ImageError(f"{path}: it has no FROM", hint="begin with ARG BASE and FROM ${BASE}")
     built = [stage for stage in stages if target is None or stage[1] == target.lower()]

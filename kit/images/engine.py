@@ -1,4 +1,4 @@
-"""The container engine. The only place that uses the Docker SDK, which is imported when an engine is first asked."""
+"""The container engine. Only this module uses the Docker SDK, and imports it when an engine is first needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kit.spec.image import Build, ImageConfig
 if TYPE_CHECKING:
     from docker import APIClient
 
-# Long, because a RUN line may be silent for as long as it works; the engine's death is seen at once all the same.
+# This is long because a RUN line may print nothing for as long as it works. The engine's death is noticed at once anyway.
 _SILENCE_S = 3600
 _EXPORT_CHUNK = 1 << 20
 _TAIL_LINES = 15
@@ -30,9 +30,9 @@ _START = "start Docker (make setup does it where it may), or point DOCKER_HOST a
 class EngineImage:
     """An image that the engine holds.
 
-    size: of all layers, in bytes. layers: folders of the layers on this machine, topmost first; empty when they cannot be
-    reached from here. diff_ids: digests of the layers' tars, lowest first. repo_digests: `name@sha256:…` as registries know it.
-    triggers: what ONBUILD left for whoever builds on it.
+    size: of all layers, in bytes. layers: folders of the layers on this machine, topmost first; empty if this process cannot read
+    them. diff_ids: digests of the layers' tars, lowest first. repo_digests: `name@sha256:…` as registries know it. triggers:
+    ONBUILD instructions for images that build on this one.
     """
 
     id: str
@@ -47,7 +47,7 @@ class EngineImage:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnedContainer:
-    """A container that a kit made and never starts. made: seconds since the epoch, by the engine's clock."""
+    """A container that a kit created and never starts. made: seconds since the epoch, by the engine's clock."""
 
     id: str
     owner: Owner | None
@@ -55,7 +55,7 @@ class OwnedContainer:
 
 
 class Engine:
-    """An engine that answers. Every method raises EngineError when it stops to, ImageError when it refuses."""
+    """An engine that answers. Every method raises EngineError when the engine stops answering, ImageError when it refuses."""
 
     def __init__(self, client: APIClient, version: str, *, podman: bool = False) -> None:
         self._client = client
@@ -63,7 +63,7 @@ class Engine:
         self.podman = podman
 
     def inspect(self, reference: str) -> EngineImage | None:
-        """The image, or None when the engine does not hold it."""
+        """The image; None when the engine does not hold it."""
         from docker.errors import ImageNotFound
 
         with _faults(f"inspect {reference}"):
@@ -83,7 +83,7 @@ class Engine:
         )
 
     def pull(self, reference: str, *, platform: str | None, on_line: Callable[[str], None]) -> None:
-        """Fetch an image from its registry; credentials are those of Docker's own configuration."""
+        """Fetch an image from its registry, with the credentials of Docker's own configuration."""
         with _faults(f"pull {reference}"):
             for item in self._client.pull(reference, stream=True, decode=True, platform=platform):
                 if "error" in item:
@@ -92,13 +92,13 @@ class Engine:
                     on_line(f"{item.get('id', '')} {item['status']}".strip())
 
     def import_tar(self, tar: Path, reference: str) -> None:
-        """Make a one-layer image of a root filesystem's tar."""
+        """Make a one-layer image from a root filesystem's tar."""
         repository, _, tag = reference.rpartition(":")
         with _faults(f"import {reference}"):
             self._client.import_image(src=str(tar), repository=repository, tag=tag, changes=[f'LABEL "{oci.MARK}"="1"'])
 
     def import_stream(self, chunks: Iterable[bytes], reference: str, *, changes: Sequence[str]) -> None:
-        """Make a one-layer image of a tar that comes in pieces. changes: instructions of a Dockerfile that only configure."""
+        """Make a one-layer image from a tar that comes in chunks. changes: Dockerfile instructions that only set configuration."""
         repository, _, tag = reference.rpartition(":")
         with _faults(f"import {reference}"):
             self._client.import_image(
@@ -126,9 +126,9 @@ class Engine:
         no_cache: bool,
         on_line: Callable[[str], None],
     ) -> str:
-        """Build from a tar stream with its Dockerfile; return the image's id. on_line hears each line that the engine prints.
+        """Build from a tar stream that contains the Dockerfile; return the image's id.
 
-        ImageError names the step that failed and shows its last lines.
+        on_line is called with each line that the engine prints. ImageError names the step that failed and shows its last lines.
         """
         said: list[str] = []
         image = ""
@@ -167,8 +167,8 @@ class Engine:
                 self.remove_container(container)
 
     def create(self, image: str) -> str:
-        """Create a container that is never started, with this process as its owner. Returns its id."""
-        # A command is needed although it never runs; an image may have no command.
+        """Create a container that is never started, owned by this process. Return its id."""
+        # The engine requires a command although it never runs, and an image may have none.
         made = self._client.create_container(
             image, command=["/bin/true"], network_disabled=True, labels={OWNER: str(Owner.current())}
         )
@@ -184,19 +184,19 @@ class Engine:
         ]
 
     def remove_container(self, container: str) -> None:
-        """Remove a container and its volumes; nothing happens when it is gone."""
+        """Remove a container and its volumes; do nothing if it does not exist."""
         from docker.errors import NotFound
 
         with _faults("remove a container"), contextlib.suppress(NotFound):
             self._client.remove_container(container, force=True, v=True)
 
     def loose_images(self) -> list[str]:
-        """Ids of marked images that have neither a tag nor an image on top of them."""
+        """Ids of marked images that have no tag and no image built on them."""
         with _faults("list images"):
             return [one["Id"] for one in self._client.images(filters={"dangling": True, "label": oci.MARK})]
 
     def remove_loose(self, image: str) -> None:
-        """Remove an image that has no tag, with what is below it and has none; nothing happens when something uses it."""
+        """Remove an untagged image and its untagged parents; do nothing if something uses it."""
         from docker.errors import APIError
 
         with _faults("remove an image"), contextlib.suppress(APIError):
@@ -209,13 +209,13 @@ class Engine:
         return [name for one in found for name in one.get("RepoTags") or () if name.startswith(f"{repository}:")]
 
     def tag(self, image: str, reference: str) -> None:
-        """Give an image one more name."""
+        """Give an image another tag."""
         repository, _, tag = reference.rpartition(":")
         with _faults(f"tag {reference}"):
             self._client.tag(image, repository, tag)
 
     def remove(self, reference: str) -> None:
-        """Remove a tag, and the image with its last one; nothing happens when there is none."""
+        """Remove a tag, and the image with its last tag; do nothing if the tag does not exist."""
         from docker.errors import ImageNotFound
 
         with _faults(f"remove {reference}"), contextlib.suppress(ImageNotFound):
@@ -223,7 +223,7 @@ class Engine:
 
 
 def connect() -> Engine:
-    """The engine that DOCKER_HOST names, or the local one; EngineError, with what to do, when none answers."""
+    """The engine that DOCKER_HOST names, or the local one. EngineError, with a hint, when none answers."""
     from docker import APIClient
     from docker.errors import DockerException
     from docker.utils import kwargs_from_env
@@ -242,7 +242,7 @@ def connect() -> Engine:
 
 
 def ignored_by(folder: Path, patterns: list[str]) -> Callable[[str], bool]:
-    """Whether a path of `folder` is left out of the context by these lines of a .dockerignore."""
+    """A function that tells whether these lines of a .dockerignore exclude a path of `folder`."""
     from docker.utils.build import exclude_paths
 
     rules = [line.strip() for line in patterns if line.strip() and not line.startswith("#")]
@@ -257,7 +257,7 @@ def _chunks(stream: Iterable[bytes]) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _faults(doing: str) -> Iterator[None]:
-    """The SDK's and its transport's errors as the kit's own."""
+    """Turn errors of the SDK and of its transport into the kit's own."""
     from docker.errors import APIError, DockerException
     from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
@@ -272,7 +272,7 @@ def _faults(doing: str) -> Iterator[None]:
 
 
 def registry_hint(said: str) -> str:
-    """What to do about what a registry, or a tool that asked it, said; empty for something unknown."""
+    """A hint for an error message of a registry, or of a tool that asked it; empty for an unknown message."""
     lower = said.lower()
     if re.search(r"\b429\b", lower) or "toomanyrequests" in lower or "rate limit" in lower:
         return "the registry limits pulls: log in with 'docker login', or try again later"
@@ -286,7 +286,7 @@ def registry_hint(said: str) -> str:
 
 
 def _build_failure(said: list[str], error: str) -> str:
-    """Step, its last lines, and the engine's verdict, without the engine repeating the whole command."""
+    """The failed step, its last lines, and the engine's final message without the command that it repeats."""
     start = max((number for number, line in enumerate(said) if re.match(r"Step \d+/\d+ : ", line)), default=0)
     step, printed = (said[start], said[start + 1 :]) if said else ("before the first step", [])
     code = re.search(r"returned a non-zero code: (\d+)", error)
@@ -295,7 +295,7 @@ def _build_failure(said: list[str], error: str) -> str:
 
 
 def _reachable(driver: dict[str, Any]) -> tuple[Path, ...]:
-    """Layer folders, when this process may mount them: root, the overlay2 driver, and an engine on this very machine."""
+    """Layer folders that this process may mount: it is root, the driver is overlay2, and the engine runs on this machine."""
     if driver.get("Name") != "overlay2" or os.geteuid() != 0:
         return ()
     data = driver.get("Data") or {}

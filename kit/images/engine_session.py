@@ -1,7 +1,8 @@
-"""A build's stay in the engine: what it makes is marked, and what killed builds left in the engine is removed.
+"""Marks what a build creates in the engine, and removes what killed builds left there.
 
-While a builder works it holds a container that is never started. Everybody who asks the engine sees from it who else builds, on
-this machine or another, and removes a loose image only when nobody does: it may be the parent of somebody's next step.
+While a builder works it holds a container that is never started. The containers show every kit which builders use the engine, from
+this machine or another. A kit removes an untagged image only when no other builder is at work, since a builder may need it as the
+parent of its next step.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from kit.images import oci
 from kit.images.engine import Engine, OwnedContainer
 from kit.spec.image import Build
 
-# Repository of the tags that bases have while BuildKit builds on them; each tag is a builder's container.
+# Repository for the tags of bases while BuildKit builds on them. Each tag is the id of a builder's container.
 _BASES = "kit-base/marked"
-# Another builder's clean-up may take a marked base away just before it is held.
+# Another builder's clean-up may remove a marked base just before this builder holds it.
 _TRIES = 3
 # A holder on another host can only be judged by its age.
 _FOREIGN_S = 24 * 3600.0
@@ -28,7 +29,7 @@ _FOREIGN_S = 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Stay:
-    """base: the image to build on, which has the kit's mark. container: what others see of this builder."""
+    """base: the image to build on, with the kit's mark. container: its presence shows others that this builder is at work."""
 
     base: str
     container: str
@@ -36,7 +37,7 @@ class Stay:
 
 @contextlib.contextmanager
 def hold(engine: Engine, base: str, options: Build) -> Iterator[Stay]:
-    """The base with the kit's mark, to build on, for the length of the block; afterwards the engine's leftovers are removed.
+    """The base with the kit's mark, to build on, for the length of the block. Afterwards the engine's leftovers are removed.
 
     base: an image that the engine holds. EngineError when the engine stops answering.
     """
@@ -44,21 +45,21 @@ def hold(engine: Engine, base: str, options: Build) -> Iterator[Stay]:
     try:
         yield stay
     finally:
-        with contextlib.suppress(EngineError, ImageError):  # a dead engine is named by whoever meets it first
+        with contextlib.suppress(EngineError, ImageError):  # the main work reports a dead engine
             engine.remove_container(stay.container)
             tidy(engine)
 
 
 def named(engine: Engine, stay: Stay) -> str:
-    """A tag for the base: BuildKit looks for an id in a registry, and for a tag in the engine first. It ends with the stay."""
+    """Tag the base until the stay ends. BuildKit looks up an id in a registry, but a tag first in the engine."""
     reference = f"{_BASES}:{stay.container}"
     engine.tag(stay.base, reference)
     return reference
 
 
 def tidy(engine: Engine) -> None:
-    """Remove containers of processes that are gone, their tags and, when no other builder is at work, images that nothing needs."""
-    # Before the containers: who made one of them in the meantime is seen by his container.
+    """Remove containers of dead processes and their tags. If no other builder is at work, also remove images that nothing needs."""
+    # List the images first: a builder that creates an image after this has its container by the time containers are listed.
     loose, tags = engine.loose_images(), engine.tags(_BASES)
     left = remove_dead(engine)
     for tag in tags:
@@ -70,7 +71,7 @@ def tidy(engine: Engine) -> None:
 
 
 def remove_dead(engine: Engine) -> list[OwnedContainer]:
-    """Remove the containers of processes that are gone; return those that are left."""
+    """Remove the containers of dead processes; return the remaining ones."""
     left = []
     for container in engine.owned_containers():
         alive = container.owner.alive() if container.owner else None
@@ -95,9 +96,9 @@ def _marked(engine: Engine, base: str, options: Build) -> Stay:
 
 
 def _mark(engine: Engine, base: str, options: Build) -> str:
-    """An image that is the base but for its label, which all that is built on it inherits; the engine makes it once.
+    """An image that differs from the base only by the kit's label, which every image built on it inherits. Made once per engine.
 
-    One whose ONBUILD would be used up here is taken as it is.
+    A base with ONBUILD instructions is used as it is, because this build would consume them.
     """
     image = engine.inspect(base)
     if image is None or image.triggers:

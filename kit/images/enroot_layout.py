@@ -1,7 +1,7 @@
 """Adds and removes files of an image's tree so that its .sqsh behaves like one that Enroot imported.
 
-Enroot reads the image's environment from /etc/environment, its volumes from /etc/fstab, and runs /etc/rc, which enters the
-working directory and starts the entrypoint or the command (field-notes 3).
+Enroot reads the image's environment from /etc/environment, its volumes from /etc/fstab, and runs /etc/rc, which enters the working
+directory and starts the entrypoint or the command (field-notes 3).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import shlex
 from kit.images.tree_edits import ALWAYS_DROPPED, FOLDER_MODE, Addition, Edit
 from kit.spec.image import ImageConfig
 
-# As Enroot's common.sh has them: what else is in the file is removed, and quotes around a value, too. Its set holds a backslash.
+# The same expressions as in Enroot's common.sh. It removes other lines of the file, and quotes around a value. Its set of quotes
+# contains a backslash.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _QUOTED = re.compile(r"[\\\"'](.*)[\\\"']\s*", re.DOTALL | re.ASCII)
 
@@ -24,15 +25,15 @@ _RC_LOCAL = "# /etc/rc reads this file when the container starts; Pyxis and user
 def edit(config: ImageConfig, *, provenance: str, noise: tuple[str, ...] = ()) -> Edit:
     """The changes for an image with this configuration.
 
-    provenance: where it came from, for /etc/rc; nothing that differs between machines. noise: patterns of what is also
-    left out (`edits.BUILD_NOISE` for own builds).
+    provenance: the source of the image, for /etc/rc; it must be the same on every machine. noise: patterns of more paths to leave
+    out (`tree_edits.BUILD_NOISE` for the kit's own builds).
     """
     files = {
         "etc/rc": (0o755, rc(config, provenance)),
         "etc/rc.local": (0o644, _RC_LOCAL),
         "etc/environment": (0o644, environment(config)),
         "etc/fstab": (0o644, fstab(config)),
-        # An engine mounts its own over these when it builds; in a read-only image they must exist to be mounted over.
+        # While an engine builds, it mounts its own files over these. In a read-only image they must exist to be mounted over.
         "etc/hostname": (0o644, ""),
         "etc/hosts": (0o644, _HOSTS),
         "etc/resolv.conf": (0o644, ""),
@@ -50,7 +51,10 @@ def edit(config: ImageConfig, *, provenance: str, noise: tuple[str, ...] = ()) -
 
 
 def environment(config: ImageConfig) -> str:
-    """/etc/environment: one `NAME=value` a line. A value with a newline has no form here and goes into /etc/rc instead."""
+    """/etc/environment: one `NAME=value` per line.
+
+    This format cannot hold a value with a newline, which goes into /etc/rc instead.
+    """
     return "".join(f"{name}={_guarded(value)}\n" for name, value in config.env.items() if _fits(name, value))
 
 
@@ -65,7 +69,7 @@ def _fits(name: str, value: str) -> bool:
 
 
 def _guarded(value: str) -> str:
-    """Enroot takes a pair of quotes from a value, before its hooks and once more after them: one that has any gets two more."""
+    """Add two pairs of quotes to a quoted value. Enroot removes one pair before its hooks and one after them."""
     return f'""{value}""' if _QUOTED.fullmatch(value) else value
 
 
@@ -75,7 +79,7 @@ def _unquoted(value: str) -> str:
 
 
 def fstab(config: ImageConfig) -> str:
-    """/etc/fstab: one bind line per declared volume, blanks escaped as fstab(5) says."""
+    """/etc/fstab: one bind line per declared volume, with blanks escaped as in fstab(5)."""
     lines = []
     for volume in sorted(config.volumes):
         place = volume.replace("\\", "\\134").replace(" ", "\\040").replace("\t", "\\011").replace("\n", "\\012")
@@ -93,7 +97,7 @@ def rc(config: ImageConfig, provenance: str) -> str:
     ]
     workdir = shlex.quote(config.workdir or "/")
     entrypoint = shlex.join(config.entrypoint)
-    # Without arguments and without CMD, Docker refuses to start; a shell is what a person at a prompt wants.
+    # Without arguments and without CMD, Docker refuses to start. A person at a prompt wants a shell.
     default = shlex.join((*config.entrypoint, *config.cmd)) or "/bin/sh"
     lines = [
         "#!/bin/sh",
@@ -113,7 +117,7 @@ def rc(config: ImageConfig, provenance: str) -> str:
 
 
 def warnings(config: ImageConfig) -> list[str]:
-    """What Enroot will not carry as the image's author wrote it, one sentence each."""
+    """Settings of the image that Enroot changes or drops, one sentence each."""
     found = []
     for name, value in config.env.items():
         if not _NAME.fullmatch(name):

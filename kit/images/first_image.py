@@ -1,4 +1,4 @@
-"""A first image of one's own: the folder that `kit init --image` writes, on an image that has a lock."""
+"""The user's first own image: the folder that `kit init --image` writes, based on an image that has a lock."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _UNINSTALL = "    && python3 -m pip uninstall --yes --quiet {names} \\"
 
 
 def dockerfile() -> str:
-    """Of an image that stands on another one, with the packages of requirements.lock."""
+    """The Dockerfile of an image that builds on another one, with the packages of requirements.lock."""
     return _with(_INSTALL, exports="")
 
 
 def dockerfile_replacing(removed: Sequence[str], *, install: bool) -> str:
-    """The same where packages of the base are taken out or replaced, also in a Python that is the distribution's own (PEP 668).
+    """The same Dockerfile, but it removes or replaces packages of the base, even in the distribution's own Python (PEP 668).
 
-    removed: Python packages to take out. install: those of requirements.lock.
+    removed: Python packages to remove. install: whether to install those of requirements.lock.
     """
     lines = [_UNINSTALL.format(names=" ".join(removed))] if removed else []
     return _with(*lines, *([_INSTALL] if install else []), exports=" PIP_BREAK_SYSTEM_PACKAGES=1")
@@ -65,8 +65,8 @@ def _with(*lines: str, exports: str) -> str:
 def write(name: str, *, base: str, packages: Sequence[str], project: Path) -> Path:
     """Write containers/NAME in the project and return the folder.
 
-    base: an image that has a lock. packages: requirements, as pip takes them. UsageError for a name that is taken or is none,
-    LockError for a base without a lock.
+    base: an image that has a lock. packages: requirements in pip's form. UsageError for a name that is taken or invalid, LockError
+    for a base without a lock.
     """
     if not NAME.holds(name):
         raise UsageError(f"--image {name}: not the name of an image", hint=NAME.how)

@@ -1,4 +1,4 @@
-"""A folder of this machine as an image's tree: read by whoever may read it, without a mount."""
+"""A folder of this machine as an image's tree: read by any user who may read it, without a mount."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.images.tree_edits import Seen, walk_key
 from kit.images.tree_stream import ENCODING, ERRORS, Entry
 
 _XATTR = "SCHILY.xattr."
-_ACL = "system.posix_acl_"  # not kept, but warned of
+_ACL = "system.posix_acl_"  # not kept, but reported by a warning
 _TYPES = {
     stat.S_IFREG: tarfile.REGTYPE,
     stat.S_IFDIR: tarfile.DIRTYPE,
@@ -37,7 +37,7 @@ def entries(folder: Path) -> Iterator[Entry]:
 
 
 def looker(folder: Path) -> tree_edits.Look:
-    """What the folder has at a path (see `edits.settled`)."""
+    """A function that returns what the folder has at a path (see `tree_edits.settled`)."""
 
     def look(path: str) -> Seen | None:
         try:
@@ -52,9 +52,9 @@ def looker(folder: Path) -> tree_edits.Look:
 
 
 def unlike(folder: Path, *, keep_times: bool) -> str:
-    """What of the tree mksquashfs would write otherwise from the folder than from a tar stream of it; empty when nothing.
+    """The first thing in the tree that mksquashfs would write differently from the folder than from a tar stream; empty if none.
 
-    Sockets, which no image can hold; attributes that are not kept; times that squashfs cannot count.
+    These are sockets (no image can hold them), attributes that are not kept, and times that squashfs cannot store.
     """
     for place, status in _walk(str(folder)):
         inner = os.path.relpath(place, folder)
@@ -64,7 +64,7 @@ def unlike(folder: Path, *, keep_times: bool) -> str:
             return f"the time of {inner} does not fit into 32 bits"
         if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
             for name in os.listxattr(place, follow_symlinks=False):
-                # The rest is not written at all (xattr(7): mksquashfs knows these name spaces).
+                # mksquashfs writes no other attributes (it knows the name spaces of xattr(7)).
                 if name.startswith(("user.", "trusted.", "security.")) and not _is_kept(name, status.st_mode):
                     return f"{inner} has the attribute {name}"
     return ""
@@ -91,7 +91,7 @@ def _below(folder: Path, path: str, written: dict[tuple[int, int], str]) -> Iter
         status = place.lstat()
         type_ = _TYPES.get(stat.S_IFMT(status.st_mode))
         if type_ is None:
-            continue  # a socket, which no image can hold
+            continue  # an image cannot hold a socket
         inode = (status.st_dev, status.st_ino)
         member = _member(place, inner, status, type_)
         if not member.isdir() and status.st_nlink > 1:

@@ -1,4 +1,4 @@
-"""A gzip layer that is read in place: unpacked in memory as it is asked for, and again from a mark for what lies before."""
+"""Reads a gzip layer in place: it decompresses forward in memory, and goes back by decompressing again from a saved state."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import IO, NamedTuple
 from kit.errors import ImageError
 from kit.images.layer_bytes import Blob
 
-_IN, _OUT = 1 << 16, 1 << 18  # an image may have 127 layers, and each keeps a chunk
-# A mark holds zlib's window and state, some 45 KB: 3 MB for a layer of 1 GB.
-_BETWEEN_MARKS = 16 << 20
-_KEPT = 4096  # of the chunk before, for a header that is read twice
-_GZIP = 31  # zlib's window bits for a gzip header and the largest window
-# What unpacking again may cost, as a part of the layer and at least, before the layer is unpacked to the disk instead.
-_AGAIN, _AGAIN_AT_LEAST = 0.5, 64 << 20
+_READ_BYTES, _CHUNK_BYTES = 1 << 16, 1 << 18  # an image may have 127 layers, and each keeps a chunk
+# A mark holds zlib's window and state, some 45 KB. A layer of 1 GB needs 3 MB of marks.
+_MARK_EVERY_BYTES = 16 << 20
+_KEPT_BYTES = 4096  # bytes kept of the previous chunk, for a header that is read twice
+_GZIP_WINDOW_BITS = 31  # zlib's window bits for a gzip header and the largest window
+# Limits for decompressing again: a fraction of the layer, and a minimum in bytes. Beyond them the layer is unpacked to disk.
+_REPEATED_FRACTION, _REPEATED_MIN_BYTES = 0.5, 64 << 20
 
 
 class _Mark(NamedTuple):
-    """Where unpacking can begin: the place in the tar, the one in the blob, and the state there."""
+    """A position where decompression can restart: offset in the tar, offset in the blob, and zlib's state there."""
 
     place: int
     packed: int
@@ -28,67 +28,70 @@ class _Mark(NamedTuple):
 
 
 class GzipTar:
-    """See blob.Bytes. ImageError for damaged data. work: takes a layer that is read in no order, for which marks are too slow."""
+    """Random access to a gzip layer's tar; see layer_bytes.Bytes. ImageError for damaged data.
+
+    work: a folder for the unpacked layer, used when the layer is read out of order and marks are too slow.
+    """
 
     def __init__(self, blob: Blob, work: Path) -> None:
         self._packed, self._name, self._work = blob.open(), blob.name, work
-        self._marks = [_Mark(0, 0, zlib.decompressobj(_GZIP))]
+        self._marks = [_Mark(0, 0, zlib.decompressobj(_GZIP_WINDOW_BITS))]
         self._chunk, self._again, self._frontier = b"", 0, 0
         self._plain: IO[bytes] | None = None
-        self._begin(self._marks[0])
+        self._restart_at(self._marks[0])
 
     def read_at(self, place: int, size: int) -> bytes:
-        """See Bytes."""
+        """`size` bytes of the tar from `place`."""
         if self._plain is None and place < self._at:
-            self._back(place)
+            self._seek_back(place)
         if self._plain is not None:
             self._plain.seek(place)
             return self._plain.read(size)
         parts = []
         while size > 0:
             part = self._chunk[place - self._at : place - self._at + size]
-            if not part and not self._forward():
+            if not part and not self._read_next_chunk():
                 break
             parts.append(part)
             place, size = place + len(part), size - len(part)
         return b"".join(parts)
 
     def close(self) -> None:
-        """See Bytes."""
+        """Close the blob and the unpacked file."""
         self._packed.close()
         if self._plain is not None:
             self._plain.close()
 
-    def _begin(self, mark: _Mark) -> None:
+    def _restart_at(self, mark: _Mark) -> None:
         self._at, self._chunk = mark.place, b""
         self._read, self._state, self._left = mark.packed, mark.state.copy(), b""
 
-    def _back(self, place: int) -> None:
+    def _seek_back(self, place: int) -> None:
         mark = next(mark for mark in reversed(self._marks) if mark.place <= place)
         self._again += self._at + len(self._chunk) - mark.place
-        if self._again > max(_AGAIN_AT_LEAST, self._frontier * _AGAIN):
-            self._to_disk()
+        if self._again > max(_REPEATED_MIN_BYTES, self._frontier * _REPEATED_FRACTION):
+            self._unpack_to_disk()
         else:
-            self._begin(mark)
+            self._restart_at(mark)
 
-    def _to_disk(self) -> None:
+    def _unpack_to_disk(self) -> None:
         plain = tempfile.TemporaryFile(dir=self._work)  # noqa: SIM115 - see close
-        self._begin(self._marks[0])
-        while self._forward():
+        self._restart_at(self._marks[0])
+        while self._read_next_chunk():
             plain.write(self._chunk[-self._fresh :])
         self._plain, self._marks, self._chunk = plain, [], b""
 
-    def _forward(self) -> bool:
-        """The next chunk of the tar; False at its end."""
+    def _read_next_chunk(self) -> bool:
+        """Decompress the next chunk of the tar; False at its end."""
         fresh = self._unpack()
         if not fresh:
             return False
-        kept = self._chunk[-_KEPT:]
+        kept = self._chunk[-_KEPT_BYTES:]
         self._at += len(self._chunk) - len(kept)
         self._chunk, self._fresh = kept + fresh, len(fresh)
         end = self._at + len(self._chunk)
         self._frontier = max(self._frontier, end)
-        if self._plain is None and end - self._marks[-1].place >= _BETWEEN_MARKS and not self._state.eof:
+        if self._plain is None and end - self._marks[-1].place >= _MARK_EVERY_BYTES and not self._state.eof:
             self._marks.append(_Mark(end, self._read - len(self._left), self._state.copy()))
         return True
 
@@ -98,11 +101,11 @@ class GzipTar:
                 if self._state.eof and not self._next_member():
                     return b""
                 if not self._left:
-                    self._left = self._packed.read_at(self._read, _IN)
+                    self._left = self._packed.read_at(self._read, _READ_BYTES)
                     self._read += len(self._left)
                     if not self._left:
                         raise EOFError("the data end early")
-                fresh = self._state.decompress(self._left, _OUT)
+                fresh = self._state.decompress(self._left, _CHUNK_BYTES)
                 self._left = self._state.unused_data if self._state.eof else self._state.unconsumed_tail
                 if fresh:
                     return fresh
@@ -112,12 +115,12 @@ class GzipTar:
             ) from None
 
     def _next_member(self) -> bool:
-        """Whether more follows the end of a member of gzip; zeros are padding (RFC 1952 leaves them to the reader)."""
+        """Whether another gzip member follows. Zeros are padding (RFC 1952 leaves them to the reader)."""
         while not self._left.lstrip(b"\0"):
-            self._left = self._packed.read_at(self._read, _IN)
+            self._left = self._packed.read_at(self._read, _READ_BYTES)
             self._read += len(self._left)
             if not self._left:
                 return False
         self._left = self._left.lstrip(b"\0")
-        self._state = zlib.decompressobj(_GZIP)
+        self._state = zlib.decompressobj(_GZIP_WINDOW_BITS)
         return True

@@ -1,4 +1,4 @@
-"""The host's own apt sources, as far as they offer a suite: a machine that can install packages can then bootstrap."""
+"""The host's own apt sources for a suite: a machine that can install packages can then bootstrap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _APT = Path("/etc/apt")
 
 
 def lines(suite: str, components: Iterable[str], *, root: Path = _APT) -> list[str]:
-    """One-line entries (sources.list(5)) of the suite, its updates and its security updates; empty when there are none."""
+    """One-line entries (sources.list(5)) of the suite, its updates and its security updates; empty if there are none."""
     wanted = set(components)
     found = []
     for options, uri, entry_suite, offered in _entries(root):
@@ -47,7 +47,7 @@ def _deb822(text: str) -> Iterator[tuple[str, str, str, list[str]]]:
         if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").lower() in {"no", "false"}:
             continue
         key = fields.get("signed-by", "").strip()
-        # A key block inside the stanza has no one-line form; apt then falls back on the machine's trusted keys.
+        # A key block inside the stanza has no one-line form. apt then uses the machine's trusted keys.
         options = f"[signed-by={','.join(key.split())}]" if key.startswith("/") else ""
         for uri in fields.get("uris", "").split():
             for suite in fields.get("suites", "").split():

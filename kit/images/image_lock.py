@@ -1,4 +1,4 @@
-"""image.lock: read, written, compared. Users commit it, so it changes only when something in it does."""
+"""image.lock: read, written, compared. Users commit it, so it is written only when its content changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kit.spec.image import ImageLock
 FILE = "image.lock"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# The lines of a lock that name its bytes, as `write` spells them.
+# The lines of a lock that name its bytes, in the form that `write` gives them.
 _HEAD_LINE = re.compile(
     r'(?P<key>name|sha256|size) = (?:"(?P<text>[a-z0-9._-]+)"|(?P<number>[0-9]+))'
     r"|(?!name|sha256|size )[a-z_]+ = .*|#.*|"
@@ -30,7 +30,7 @@ _HEADER = "# Written by the kit; commit it. A run of this image gets these bytes
 
 
 def find(name: str, *, project: Path) -> Path | None:
-    """The lock of the image `name`: the project's first, then the user's, then the kit's own; None when there is none."""
+    """The lock of the image `name`: the project's first, then the user's, then the kit's own; None if there is none."""
     for root in data_folders.roots(project):
         path = root / "containers" / name / FILE
         if path.is_file():
@@ -39,7 +39,7 @@ def find(name: str, *, project: Path) -> Path | None:
 
 
 def place(entry: data_folders.Entry, *, project: Path) -> Path:
-    """Where the lock of an entry is written: beside its image.toml, or in the project when the kit's own folder is read-only."""
+    """The path for writing an entry's lock: next to its image.toml, or in the project if the kit's own folder is read-only."""
     writable = entry.folder if os.access(entry.folder, os.W_OK) else project / "containers" / entry.name
     return writable / FILE
 
@@ -51,7 +51,7 @@ def read(path: Path) -> ImageLock:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Which bytes a lock names. size in bytes."""
+    """The bytes that a lock names. size in bytes."""
 
     name: str
     sha256: str
@@ -59,9 +59,10 @@ class Head:
 
 
 def head(path: Path) -> Head:
-    """The first lines of a lock, which name its bytes: a store may be named by a thousand locks. ConfigError as `read`.
+    """The first lines of a lock, which name its bytes. ConfigError as `read`.
 
-    The tables come after them. A lock that was edited so that a line is spelt otherwise, or is not there, is read whole.
+    Reading only these lines is fast, and a store may have a thousand locks. The tables come after them. A lock in which a user has
+    changed or removed one of these lines is read completely.
     """
     try:
         with untrusted_files.open_regular(path) as stream:
@@ -69,7 +70,7 @@ def head(path: Path) -> Head:
     except OSError:
         start = ""
     lines = [_HEAD_LINE.fullmatch(line) for line in start.splitlines()]
-    # Every line is looked at: what Git leaves of a merge names two images, and is not a lock.
+    # Check every line: a lock with Git's merge conflict markers names two images and is not valid.
     named = [line for line in lines if line and line["key"]]
     found = {line["key"]: line["text"] or line["number"] for line in named} if all(lines) and len(named) == 3 else {}
     if found.keys() == {"name", "sha256", "size"} and _SHA256.fullmatch(found["sha256"]) and found["size"].isdecimal():
@@ -81,7 +82,7 @@ def head(path: Path) -> Head:
 def write(path: Path, lock: ImageLock) -> bool:
     """Write the lock; return whether the file changed.
 
-    The engine's id of the image differs between two builds of the same bytes: alone it is not a reason to write.
+    The engine's id of the image differs between two builds of the same bytes, so a new id alone is not a reason to write.
     """
     if path.is_file():
         old = read(path)
@@ -99,7 +100,7 @@ def write(path: Path, lock: ImageLock) -> bool:
 
 
 def differences(old: ImageLock, new: ImageLock) -> Iterator[str]:
-    """List the differences of two locks, causes first, one phrase each: `packages.pip.numpy: 2.1.0 -> 2.2.0`."""
+    """The differences of two locks, causes first, one phrase each: `packages.pip.numpy: 2.1.0 -> 2.2.0`."""
     before, after = _deciding(old), _deciding(new)
     changed = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
     results = {"sha256", "size"}
@@ -108,7 +109,9 @@ def differences(old: ImageLock, new: ImageLock) -> Iterator[str]:
 
 
 def _deciding(lock: ImageLock) -> dict[str, object]:
-    """The lock without what may differ between two builds of the same bytes, and without `inputs`, which explains nothing."""
+    """The lock without values that may differ between two builds of the same bytes, and without `inputs`, which
+    explains nothing.
+    """
     table = lock.model_dump(mode="json", by_alias=True, exclude={"inputs": True, "name": True})
     table["tools"] = {"mksquashfs": table["tools"]["mksquashfs"]}
     return _flat(table)

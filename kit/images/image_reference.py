@@ -1,4 +1,4 @@
-"""Names of images in registries and engines, in Enroot's spelling and in the plain OCI one."""
+"""Names of images in registries and engines, in Enroot's spelling and in the plain OCI spelling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAG = r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
 _DIGEST = r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 _HASH_FORM = re.compile(f"^{_USER}{_REGISTRY}#{_PATH}{_TAG}{_DIGEST}$")
 _PLAIN_FORM = re.compile(f"^{_USER}(?:{_REGISTRY}/)?{_PATH}{_TAG}{_DIGEST}$")
-# Enroot's own rule for these two (field-notes 1): no user, no `#`, no digest.
+# Enroot's own rule for dockerd:// and podman:// (field-notes 1): no user, no `#`, no digest.
 _LOCAL_FORM = re.compile(r"^[A-Za-z0-9/._:-]+$")
 
 _HUB = "docker.io"
@@ -22,7 +22,7 @@ _HUB = "docker.io"
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """An image in a registry. A digest wins over a tag; without both the tag is `latest`."""
+    """An image in a registry. A digest takes precedence over a tag; without both the tag is `latest`."""
 
     registry: str
     path: str
@@ -32,19 +32,21 @@ class Reference:
 
     @property
     def plain(self) -> str:
-        """As Docker, Podman and skopeo spell it."""
+        """The spelling of Docker, Podman and skopeo."""
         return f"{self.registry}/{self.path}{self._version}"
 
     @property
     def enroot(self) -> str:
-        """As every Enroot and Pyxis understands it: with `#`, because older ones take `REGISTRY/` for a name on the Hub."""
+        """The spelling that every Enroot and Pyxis understands: with `#`, since older ones take `REGISTRY/` for
+        a name on the Hub.
+        """
         user = f"{self.user}@" if self.user else ""
         registry = "" if self.registry == _HUB else f"{self.registry}#"
         return f"docker://{user}{registry}{self.path}{self._version}"
 
     @property
     def repository(self) -> str:
-        """Without tag and digest."""
+        """The name without tag and digest."""
         return f"{self.registry}/{self.path}"
 
     @property
@@ -58,7 +60,7 @@ class Reference:
 
 
 def parse(uri: str) -> Reference:
-    """`docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]`, the same with `/`, or without a registry: the Docker Hub.
+    """Parse `docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]`, the same with `/`, or without a registry (the Docker Hub).
 
     UsageError for anything else.
     """
@@ -67,7 +69,7 @@ def parse(uri: str) -> Reference:
     if found is None:
         raise _no_name(uri)
     registry, path = found["registry"] or "", found["path"]
-    # As Docker decides: the first part is a registry only when it looks like a host.
+    # Docker's rule: the first part is a registry only when it looks like a host.
     if registry and "#" not in text and not ("." in registry or ":" in registry or registry == "localhost"):
         if registry != registry.lower():
             raise _no_name(uri)
@@ -89,7 +91,7 @@ def _no_name(uri: str) -> UsageError:
 
 
 def local(uri: str) -> str:
-    """The name in `dockerd://NAME` or `podman://NAME`; UsageError where Enroot would refuse it."""
+    """The name in `dockerd://NAME` or `podman://NAME`; UsageError for a name that Enroot would refuse."""
     name = uri.partition("://")[2]
     if not _LOCAL_FORM.match(name):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Variants of an image: some of its Python packages at other versions, to find the package that made a run bad."""
+"""Variants of an image: other versions of some of its Python packages, to find the package that made a run bad."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def make(
     store: Path,
     report: Report,
 ) -> ImageLock:
-    """Build `base` with some packages at other versions, and return its lock, under the base's own name.
+    """Build `base` with other versions of some packages, and return the new lock under the base's own name.
 
-    packages: name -> version; None takes it out. Nothing else changes: what they depend on is not resolved. python: which Python
-    and platform the wheels are for; this machine's own pip configuration says where they are. place: a folder that is kept for the
-    locks, which hold the images against kit prune-images. store: has the base. ImageError where a wheel is not found or installed.
+    packages: name -> version; None removes the package. Nothing else changes: dependencies are not resolved. python: the Python
+    version and platform of the wheels; pip's configuration on this machine says where they are. place: a folder for the locks; keep
+    it, because its locks protect the images from kit prune-images. store: holds the base. ImageError when a wheel is not found or
+    cannot be installed.
     """
     meaning = json.dumps([base.sha256, sorted(packages.items())])
     name = f"{base.name}-{hashlib.sha256(meaning.encode()).hexdigest()[:12]}"
@@ -52,7 +53,7 @@ def make(
         (folder / "Dockerfile").write_text(
             first_image.dockerfile_replacing(removed, install=bool(wanted)), encoding="utf-8"
         )
-        # The last file: a folder without it is not whole, and is written anew.
+        # Written last: a folder without image.toml is incomplete, and is written again.
         (folder / "image.toml").write_text(
             _TOML.format(
                 base=base.name,

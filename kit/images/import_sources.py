@@ -1,4 +1,4 @@
-"""Sources of `kit import-image`: tells them apart and prepares each for squashing."""
+"""Sources of `kit import-image`: recognises the kind of source and prepares it for squashing."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """uri: what the lock calls the source."""
+    """uri: the name of the source in the lock."""
 
     uri: str
     content: Content
 
 
 def ready(uri: str, work: Path, report: Report, *, platform: str = "") -> Source:
-    """Fetch or open the source. work: a private folder for what has to be unpacked. platform: `linux/arm64`; empty: this machine's.
+    """Fetch or open the source. work: a private folder for unpacked data. platform: `linux/arm64`; empty: this machine's.
 
-    UsageError for something that is not a source; ImageError and EngineError for one that cannot be fetched.
+    UsageError for something that is not a source; ImageError and EngineError for a source that cannot be fetched.
     """
     choice = oci.Choice(platform=platform)
     if uri.startswith("dockerd://"):
@@ -147,7 +147,7 @@ def _remote_content(remote: registry.Remote, work: Path, report: Report) -> Cont
             with layer_tree.merged(image.layers, work) as tree:
                 yield _merging(tree)
         except ImageError:
-            layer_cache.drop_damaged(image.layers)  # so that the next import fetches what is damaged
+            layer_cache.drop_damaged(image.layers)  # remove damaged layers, so that the next import fetches them again
             raise
 
     found = _oci_content(image, remote.reference.repository, work, remote.reference.digest)
@@ -155,7 +155,7 @@ def _remote_content(remote: registry.Remote, work: Path, report: Report) -> Cont
 
 
 def _by_another_tool(wanted: image_reference.Reference, work: Path, report: Report, choice: oci.Choice) -> Source:
-    """By skopeo, which knows more of registries and credentials, else by the engine."""
+    """Fetch with skopeo, which supports more registries and credentials, or else with the engine."""
     if shell.which("skopeo"):
         resolved = registry.resolve_with_skopeo(wanted)
         report.stage(f"fetching {resolved.plain} with skopeo")
@@ -196,7 +196,7 @@ def _from_path(path: Path, work: Path, report: Report, choice: oci.Choice) -> So
 
 
 def _is_image_archive(path: Path, work: Path) -> bool:
-    """Whether a tar, compressed or not, holds an image rather than a root filesystem; UsageError when it is not a tar at all."""
+    """Whether a tar, compressed or not, holds an image rather than a root filesystem. UsageError when it is not a tar."""
     names: list[str] = []
     try:
         with (
@@ -205,7 +205,7 @@ def _is_image_archive(path: Path, work: Path) -> bool:
         ):
             names.extend(member.name.removeprefix("./") for member, _ in zip(archive, range(64), strict=False))
     except tarfile.TarError as error:
-        if not names:  # whoever reads all of it reports one that is cut off later
+        if not names:  # a tar that is cut off later is reported when all of it is read
             hint = "a .sqsh, an OCI layout or archive, a docker save, or a rootfs"
             raise UsageError(f"{path}: not an image: {error}", hint=hint) from None
     return any(
@@ -217,7 +217,7 @@ def _is_image_archive(path: Path, work: Path) -> bool:
 
 
 def _tar_chunks(path: Path, work: Path) -> Generator[bytes]:
-    """The tar in a file, compressed or not."""
+    """The chunks of a tar file, compressed or not."""
     if compressed_tars.kind(path):
         yield from compressed_tars.chunks(Blob.whole(path), work)
     else:
@@ -268,7 +268,7 @@ def _folder_content(path: Path) -> Content:
             settle=lambda edit: tree_edits.settled(edit, look),
         )
 
-    # The digest of a folder needs all of it to be read: it is squashed each time, and the result compared.
+    # The digest of a folder requires reading all of it. So the folder is squashed each time, and the results are compared.
     return Content(
         ways=(mounted, walked) if os.geteuid() == 0 else (walked,),
         size=0,

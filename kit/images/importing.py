@@ -1,4 +1,4 @@
-"""`kit import-image`: an image that exists already -> one .sqsh in the store, and the lock that names it."""
+"""`kit import-image`: turns an existing image into one .sqsh in the store, and writes the lock that names it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kit.spec.schema_base import NAME
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOrder:
-    """What to import: see `sources.ready`. name: of the image in containers/; empty: the last part of the source.
+    """The image to import. uri: see `import_sources.ready`. name: in containers/; empty: the last part of the source.
 
-    platform: `linux/arm64`; empty: this machine's. relock: see publish.Target.
+    platform: `linux/arm64`; empty: this machine's. relock: see squash_and_lock.Target.
     """
 
     uri: str
@@ -34,7 +34,7 @@ class ImportOrder:
 
 
 def run(order: ImportOrder, report: Report) -> squash_and_lock.Outcome:
-    """Import unless the store has these very bytes already; see ImportOrder and publish.Outcome.
+    """Import unless the store already has the same bytes; see ImportOrder and squash_and_lock.Outcome.
 
     UsageError for a wrong source or name, EngineError and ImageError when it cannot be fetched, LockError with `locked`.
     """
@@ -45,7 +45,7 @@ def run(order: ImportOrder, report: Report) -> squash_and_lock.Outcome:
     lock_file = order.project / "containers" / name / image_lock.FILE
     if (lock_file.parent / "image.toml").is_file():
         raise UsageError(f"image {name} is built from {lock_file.parent}", hint="import under another name with --name")
-    squash.mksquashfs()  # a missing program is known before the long work, not after it
+    squash.mksquashfs()  # find out that mksquashfs is missing before the long import, not after it
     store.prepare(order.store)
     with (
         cross_host_lock.hold(

@@ -1,4 +1,4 @@
-"""Lists the packages installed in a .sqsh from the file itself: for every source, without an engine."""
+"""Lists the packages installed in a .sqsh by reading the file itself. This needs no engine and works for every source."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _DIST_INFO = re.compile(r"/(?:site|dist)-packages/([^/]+)-([^/-]+)\.(?:dist|egg)
 
 
 def packages(image: Path) -> Packages:
-    """Names and versions of Debian packages and Python distributions, sorted by name; empty where an image has none."""
+    """Names and versions of Debian packages and Python distributions, sorted by name; empty if the image has none."""
     unsquashfs = shell.require("unsquashfs", hint=_INSTALL)
-    listing = shell.lines([unsquashfs, "-d", "", "-l", str(image)])  # of 400,000 files in the largest images
+    listing = shell.lines([unsquashfs, "-d", "", "-l", str(image)])  # up to 400,000 files in the largest images
     python = dict(sorted((canonical(found[1]), found[2]) for line in listing if (found := _DIST_INFO.search(line))))
     status = shell.run([unsquashfs, "-cat", str(image), "var/lib/dpkg/status"], check=False)
     return Packages(apt=_dpkg(status.stdout) if status.returncode == 0 else {}, pip=python)
 
 
 def has_stale_bytecode(image: Path, work: Path) -> bool:
-    """Whether Python will recompile what the image holds, because all its times are 0. It looks at a sample.
+    """Whether Python would recompile the image's byte code because all file times are 0. It checks a sample of the files.
 
-    work: a private folder, for the sample.
+    work: a private folder for the sample.
     """
     unsquashfs = shell.require("unsquashfs", hint=_INSTALL)
     listing = shell.run([unsquashfs, "-d", "", "-l", str(image)]).stdout.splitlines()
@@ -36,7 +36,7 @@ def has_stale_bytecode(image: Path, work: Path) -> bool:
     target, names = work / "bytecode", work / "bytecode.list"
     names.write_text("".join(f"{name}\n" for name in sample), encoding="utf-8")
     shell.run([unsquashfs, "-quiet", "-no-progress", "-no-wildcards", "-d", str(target), "-ef", str(names), str(image)])
-    # PEP 552: after four bytes of magic, flags; 0 means "compare the source's time".
+    # PEP 552: flags follow four bytes of magic; flags of 0 mean "compare with the source's time".
     return any(_flags(target / name) == 0 for name in sample)
 
 
@@ -46,7 +46,7 @@ def _flags(compiled: Path) -> int:
 
 
 def _dpkg(status: str) -> dict[str, str]:
-    """dpkg's status file: stanzas with Package, Status and Version."""
+    """Installed packages from dpkg's status file: stanzas with Package, Status and Version."""
     found = {}
     for stanza in status.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Status|Version): (.*)$", stanza, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""One layer of an image: its entries, applied in order as an engine unpacks them, and kept as numbers."""
+"""One layer of an image: its entries, applied in order as an engine unpacks them, and stored as numbers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from kit.images.tar_headers import Header, Headers
 from kit.images.tree_edits import clean
 from kit.images.tree_stream import ERRORS, Data
 
-# OCI image specification, "Representing Changes": a deleted path, and a folder whose lower content is hidden. What else begins
-# with the double prefix is a driver's own book-keeping.
+# OCI image specification, "Representing Changes": a deleted path, and a folder whose lower content is hidden. Other names with the
+# double prefix are a storage driver's own files.
 WHITEOUT, META, OPAQUE = ".wh.", ".wh..wh.", ".wh..wh..opq"
 
-# An entry of the tree is one number: the layer, the place of its header in the layer's tar, and what it is. 400,000 of them must
-# fit beside the rest in 150 MB.
+# An entry of the tree is one number: the layer, the offset of its header in the layer's tar, and its kind. With this, 400,000
+# entries and everything else fit into 150 MB.
 FOLDER, FILE, LINK, IMPLIED = range(4)
-_KIND, _KIND_BITS, _LAYER_BITS = 3, 2, 56
-_MAX_LINKS = 40  # as the kernel (path_resolution(7))
+_KIND_MASK, _KIND_BITS, _LAYER_BITS = 3, 2, 56
+_MAX_LINKS = 40  # the kernel's limit (path_resolution(7))
 
 _DAMAGE = (tarfile.TarError, ValueError, LookupError, ArithmeticError)
 
-Key = bytes  # edits.walk_key
+Key = bytes  # see tree_edits.walk_key
 
 
 def kind(entry: int) -> int:
-    """FOLDER, FILE (anything that is neither folder nor link), LINK, or IMPLIED: a folder that has no entry of its own."""
-    return entry & _KIND
+    """FOLDER, FILE (anything that is neither folder nor link), LINK, or IMPLIED: a folder without its own entry."""
+    return entry & _KIND_MASK
 
 
 def layer_of(entry: int) -> int:
@@ -38,7 +38,7 @@ def layer_of(entry: int) -> int:
 
 
 class Folder:
-    """A folder of the tree: its own entry, and what is in it by name."""
+    """A folder of the tree: its own entry, and its content by name."""
 
     __slots__ = ("entry", "inner")
 
@@ -47,7 +47,7 @@ class Folder:
         self.inner: dict[bytes, Folder | int] = {}
 
     def at(self, key: Key) -> Folder | int | None:
-        """What is at a path below this folder; nothing leads there through a link."""
+        """The entry at a path below this folder; None if there is none. Links are not followed."""
         found: Folder | int | None = self
         for name in key.split(b"\0") if key else ():
             if not isinstance(found, Folder):
@@ -57,20 +57,20 @@ class Folder:
 
 
 class Layer:
-    """The tree of one layer, and what it hides of the layers below.
+    """The tree of one layer, and the paths that it hides in the layers below.
 
-    number: of the layer, lowest 0. whole: the tar must end as tar(5) says; a layer is held to its digest instead.
-    ImageError for a damaged tar.
+    number: of the layer, lowest 0. whole: the tar must end as tar(5) says; a layer with a digest is checked against the digest
+    instead. ImageError for a damaged tar.
     """
 
     def __init__(self, source: Bytes, name: str, number: int = 0, *, whole: bool = False) -> None:
         self.name = name
         self.root = Folder()
-        self.hidden: set[Key] = set()  # whiteouts: the path and all below it
-        self.opaque: set[Key] = set()  # folders that show nothing from below
-        # A hard link -> its file, or the file's path in a lower layer.
+        self.hidden: set[Key] = set()  # whiteouts: each hides its path and everything below it
+        self.opaque: set[Key] = set()  # folders that hide their content in lower layers
+        # Hard link -> its file, or the file's path in a lower layer.
         self.hard: dict[int, int | Key] = {}
-        self.latest: dict[int, int] = {}  # a file -> its last hard link, which sets mode and time
+        self.latest: dict[int, int] = {}  # file -> its last hard link, which sets mode and time
         self._links: dict[int, str] = {}
         self._number = number
         self._folder_cache: tuple[str, Key, Folder] | None = None
@@ -78,7 +78,7 @@ class Layer:
         self._source, self._headers = source, Headers(source)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the layer's source."""
         self._source.close()
 
     def read(self, ended: threading.Event | None = None) -> None:
@@ -105,7 +105,7 @@ class Layer:
         return self._headers.data(member)
 
     def _members(self) -> Iterator[tuple[int, Header]]:
-        """TarFile's own loop ends quietly at damage; this one does not."""
+        """The headers of all members. TarFile's own loop ends silently at damage; this one raises ImageError."""
         place, name = 0, ""
         while True:
             try:
@@ -140,9 +140,9 @@ class Layer:
         if name.startswith(WHITEOUT):
             self.hidden.add(_join(parent_key, part.removeprefix(WHITEOUT.encode())))
             return
-        self._set(parent, part, place, header)
+        self._set_entry(parent, part, place, header)
 
-    def _set(self, parent: Folder, name: bytes, place: int, header: Header) -> None:
+    def _set_entry(self, parent: Folder, name: bytes, place: int, header: Header) -> None:
         base = self._number << _LAYER_BITS | place << _KIND_BITS
         old = parent.inner.get(name)
         if header.type == tarfile.DIRTYPE:
@@ -164,10 +164,10 @@ class Layer:
         parent.inner[name] = new
 
     def _target(self, header: Header) -> int | Key:
-        """What a hard link leads to: an entry of this layer that is not a link itself, or a path of a lower layer."""
+        """The target of a hard link: an entry of this layer that is not itself a link, or a path in a lower layer."""
         path = clean(header.target)
         folder, _, name = path.rpartition("/")
-        key, parent = self._seek(folder)
+        key, parent = self._find_folder(folder)
         part = name.encode(errors=ERRORS)
         found = parent.inner.get(part) if parent is not None else None
         if found is None:
@@ -177,15 +177,15 @@ class Layer:
         return self.hard.get(found, found)
 
     def _folder(self, path: str) -> tuple[Key, Folder]:
-        """The real folder that `path` is in this layer, made where it is missing; links are followed (usrmerge)."""
+        """The real folder at `path` in this layer, created if it is missing. Links are followed (usrmerge)."""
         if self._folder_cache is None or self._folder_cache[0] != path:
             key, folder = self._walk(path, make=True)
             assert folder is not None, "it was made"
             self._folder_cache = (path, key, folder)
         return self._folder_cache[1], self._folder_cache[2]
 
-    def _seek(self, path: str) -> tuple[Key, Folder | None]:
-        """The same where nothing is made: no folder when there is none."""
+    def _find_folder(self, path: str) -> tuple[Key, Folder | None]:
+        """The same without creating folders: None if the folder does not exist."""
         if self._folder_cache is not None and self._folder_cache[0] == path:
             return self._folder_cache[1], self._folder_cache[2]
         return self._walk(path, make=False)

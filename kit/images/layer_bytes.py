@@ -16,10 +16,10 @@ _CHUNK = 1 << 20
 
 
 class Bytes(Protocol):
-    """The uncompressed tar of a layer."""
+    """Random access to the uncompressed tar of a layer."""
 
     def read_at(self, place: int, size: int) -> bytes:
-        """`size` bytes from `place`; fewer only where the tar ends."""
+        """`size` bytes from offset `place`; fewer only at the end of the tar."""
 
     def close(self) -> None:
         """Close the file."""
@@ -27,9 +27,10 @@ class Bytes(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Blob:
-    """`size` bytes of `file` from `start`, as the image holds them: a tar, compressed or not.
+    """A layer as the image holds it: `size` bytes of `file` from `start`. They are a tar, compressed or not.
 
-    digest: `sha256:…` or `sha512:…` of them, of_tar: of the tar in them; empty: nothing vouches for the bytes. name: for errors.
+    digest: `sha256:…` or `sha512:…` of these bytes, or with of_tar, of the tar in them; empty: the bytes cannot be checked. name:
+    for errors.
     """
 
     file: Path
@@ -41,11 +42,11 @@ class Blob:
 
     @classmethod
     def whole(cls, file: Path, *, name: str = "") -> Blob:
-        """All of a file, which nothing vouches for."""
+        """All of a file, without a digest."""
         return cls(file=file, size=file.stat().st_size, name=name or file.name)
 
     def open(self) -> Plain:
-        """The bytes as they are."""
+        """Open the bytes as they are, without decompression."""
         return Plain(self.file, self.start, self.size)
 
 
@@ -57,23 +58,23 @@ class Plain:
         self._start, self.size = start, size
 
     def read_at(self, place: int, size: int) -> bytes:
-        """See Bytes."""
+        """Up to `size` bytes from `place`."""
         size = min(size, self.size - place)
         return os.pread(self._handle, size, self._start + place) if size > 0 else b""
 
     def close(self) -> None:
-        """See Bytes."""
+        """Close the file."""
         os.close(self._handle)
 
 
 class File:
-    """As much of a file as the standard library's readers ask for."""
+    """A file object with the methods that the standard library's readers need."""
 
     def __init__(self, source: Bytes) -> None:
         self._source, self._place = source, 0
 
     def seek(self, place: int) -> int:
-        """Go to `place`."""
+        """Set the offset of the next read."""
         self._place = place
         return place
 
@@ -82,18 +83,18 @@ class File:
         return self._place
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes."""
+        """Read up to `size` bytes."""
         chunk = self._source.read_at(self._place, size)
         self._place += len(chunk)
         return chunk
 
     def seekable(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
 
 def chunks(source: Bytes, ended: threading.Event | None = None) -> Iterator[bytes]:
-    """All bytes, in turn, until `ended` is set."""
+    """All bytes in order, until `ended` is set."""
     place = 0
     while not (ended and ended.is_set()) and (chunk := source.read_at(place, _CHUNK)):
         place += len(chunk)
@@ -101,7 +102,7 @@ def chunks(source: Bytes, ended: threading.Event | None = None) -> Iterator[byte
 
 
 def check(source: Bytes, digest: str, name: str, ended: threading.Event | None = None) -> None:
-    """ImageError unless all bytes have the digest; nothing is known when `ended` is set meanwhile."""
+    """ImageError unless the bytes have the digest. If `ended` is set meanwhile, the check stops without a result."""
     algorithm = digest.partition(":")[0]
     found = hashlib.new(algorithm)
     for chunk in chunks(source, ended):

@@ -1,7 +1,7 @@
-"""Layers of registries, kept by digest in the user's cache and shared by images: whole, or as far as they came.
+"""Layers of registries, kept by digest in the user's cache and shared by images. A partial download is kept too.
 
-`<cache>/layers/<algorithm>-<hex>` is a whole layer, with `.partial` what came of one before the connection ended. The layer that
-was not used for the longest time goes first when the cache is full. All of it may be deleted at any time.
+`<cache>/layers/<algorithm>-<hex>` is a complete layer. With the suffix `.partial` it is the part that arrived before the connection
+ended. When the cache is full, the least recently used layer is removed first. All of it may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kit.images import cross_host_lock, layer_bytes
 from kit.images.layer_bytes import Blob
 from kit.images.registry_client import BrokenOffError
 
-_AT_ONCE = 4  # layers; skopeo takes 6, the engine 3
-_TRIES = 6  # in a row that bring nothing new: half a minute without a connection
+_PARALLEL_DOWNLOADS = 4  # layers; skopeo takes 6, the engine 3
+_TRIES = 6  # consecutive tries without new bytes: half a minute without a connection
 _FIRST_WAIT_S = 0.5
 _CHUNK = 1 << 20
 _DEFAULT_GB = 20.0
-# What was used this recently is not removed to make room: another import may be about to open it.
+# A layer that was used this recently is not removed to free space: another import may be about to open it.
 _IN_USE_S = 3600.0
 _LIMIT = "KIT_LAYER_CACHE_GB"
 
@@ -36,32 +36,32 @@ Advance = Callable[[int], None]
 
 
 class From(Protocol):
-    """Where blobs come from: see registry_client.Client.blob."""
+    """A source of blobs: see registry_client.Client.blob."""
 
     def blob(self, digest: str, start: int) -> Iterator[tuple[int, bytes]]:
-        """The chunks, with their places."""
+        """The chunks, each with its offset in the blob."""
 
 
 def folder() -> Path:
-    """The folder of the layer cache; created when missing."""
+    """The folder of the layer cache; created if it is missing."""
     place = platformdirs.user_cache_path("kit") / "layers"
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     return place
 
 
 def path(digest: str) -> Path:
-    """Where a layer is, or would be."""
+    """The path of a layer in the cache, whether it exists or not."""
     return folder() / digest.replace(":", "-")
 
 
 def fetch(source: From, digests: Collection[str], advance: Advance, *, name: str) -> None:
-    """Bring layers into the cache, several at once; one that is there, or that another process brings, is not fetched again.
+    """Fetch layers into the cache, several at once. A layer that is there, or that another process fetches, is not fetched again.
 
-    advance hears how many bytes more there are, of layers that were there too. name: of the image, for errors.
-    ImageError for wrong bytes, and for a connection that ends again and again.
+    advance is called with the number of new bytes, also for layers that were already there. name: of the image, for errors.
+    ImageError for wrong bytes, and for a connection that fails repeatedly.
     """
     fetching = _Fetching(source, name, advance)
-    with ThreadPoolExecutor(_AT_ONCE, "fetch") as pool:
+    with ThreadPoolExecutor(_PARALLEL_DOWNLOADS, "fetch") as pool:
         try:
             for one in [pool.submit(fetching.bring, digest) for digest in dict.fromkeys(digests)]:
                 one.result()
@@ -73,7 +73,7 @@ def fetch(source: From, digests: Collection[str], advance: Advance, *, name: str
 
 
 def drop_damaged(layers: Sequence[Blob]) -> None:
-    """Remove those of the cache's layers that do not have their digests any more."""
+    """Remove the cached layers that no longer match their digests."""
     for layer in layers:
         source = layer.open()
         try:
@@ -85,7 +85,7 @@ def drop_damaged(layers: Sequence[Blob]) -> None:
 
 
 def make_room(*, keep: Collection[str] = ()) -> list[tuple[Path, int]]:
-    """Remove what was not used for the longest time, until the cache is as large as it may be; return it with its sizes."""
+    """Remove the least recently used layers until the cache is within its limit; return them with their sizes."""
     limit, gone = limit_bytes(), []
     found = _files()
     total = sum(size for _, size, _ in found)
@@ -101,7 +101,7 @@ def make_room(*, keep: Collection[str] = ()) -> list[tuple[Path, int]]:
 
 
 def prune(*, older_than_s: float, dry_run: bool) -> list[tuple[Path, int]]:
-    """Remove what was not used for so long; return it with its sizes. dry_run: only say what would go."""
+    """Remove layers that were not used for `older_than_s` seconds; return them with their sizes. dry_run: only list them."""
     gone = [(place, size) for place, size, used in _files() if time.time() - used >= older_than_s]
     for place, _ in gone:
         if not dry_run:
@@ -110,7 +110,7 @@ def prune(*, older_than_s: float, dry_run: bool) -> list[tuple[Path, int]]:
 
 
 def limit_bytes() -> float:
-    """How large the cache may be: the environment's KIT_LAYER_CACHE_GB, else 20 GB. UsageError for no number."""
+    """The size limit of the cache: KIT_LAYER_CACHE_GB from the environment, else 20 GB. UsageError for an invalid number."""
     text = os.environ.get(_LIMIT, "")
     try:
         limit = float(text or _DEFAULT_GB)
@@ -122,7 +122,7 @@ def limit_bytes() -> float:
 
 
 def _files() -> list[tuple[Path, int, float]]:
-    """Layers, whole and partial, with size and the time of their last use; the oldest first."""
+    """Layers, complete and partial, with size and time of last use; the oldest first."""
     found = []
     for place in folder().iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -133,25 +133,25 @@ def _files() -> list[tuple[Path, int, float]]:
 
 
 class _Fetching:
-    """Layers of one image on their way. advance hears how many bytes more there are."""
+    """The download of one image's layers. advance is called with the number of new bytes."""
 
     def __init__(self, source: From, name: str, advance: Advance) -> None:
         self._source, self._name, self._advance = source, name, advance
         self.ended = threading.Event()
-        self._telling = threading.Lock()
+        self._advance_lock = threading.Lock()
 
     def bring(self, digest: str) -> None:
-        """One layer; ImageError when it cannot be fetched whole."""
+        """Fetch one layer; ImageError when it cannot be fetched completely."""
         target = path(digest)
         with cross_host_lock.hold(target.with_name(f".{target.name}.lock")):
             if target.is_file():
                 os.utime(target)
-                self._tell(target.stat().st_size)
+                self._report_bytes(target.stat().st_size)
                 return
             partial = target.with_name(f"{target.name}.partial")
             resumed = partial.is_file()
             right = self._download(digest, partial)
-            if resumed and not right:  # what was kept of an earlier time may have been damaged since
+            if resumed and not right:  # the part from an earlier run may have been damaged since
                 partial.unlink()
                 right = self._download(digest, partial)
             if not right:
@@ -164,9 +164,9 @@ class _Fetching:
                 partial.rename(target)
 
     def _download(self, digest: str, partial: Path) -> bool:
-        """Bring all of a layer into `partial`; whether it has its digest. True as well when it was told to end meanwhile."""
-        with _Growing(partial, digest) as layer:
-            self._tell(layer.size)
+        """Download a layer into `partial`. Return whether it has its digest; also true when the download was told to end."""
+        with _PartialLayer(partial, digest) as layer:
+            self._report_bytes(layer.size)
             furthest, tries = layer.size, 0
             while not (layer.whole or self.ended.is_set()):
                 try:
@@ -183,20 +183,20 @@ class _Fetching:
                     self.ended.wait(_FIRST_WAIT_S * 2**tries)
             return self.ended.is_set() or layer.whole
 
-    def _read_into(self, layer: _Growing, digest: str) -> None:
+    def _read_into(self, layer: _PartialLayer, digest: str) -> None:
         for place, chunk in self._source.blob(digest, layer.size):
             layer.put(place, chunk)
-            self._tell(len(chunk))
+            self._report_bytes(len(chunk))
             if self.ended.is_set():
                 return
 
-    def _tell(self, more: int) -> None:
-        with self._telling:
+    def _report_bytes(self, more: int) -> None:
+        with self._advance_lock:
             self._advance(more)
 
 
-class _Growing:
-    """A layer on its way: what is in the file, and the digest so far."""
+class _PartialLayer:
+    """A layer during its download: the bytes so far, and their digest."""
 
     def __init__(self, file: Path, digest: str) -> None:
         self._algorithm, _, self._wanted = digest.partition(":")
@@ -205,7 +205,7 @@ class _Growing:
         while chunk := self._out.read(_CHUNK):
             self._found.update(chunk)
 
-    def __enter__(self) -> _Growing:
+    def __enter__(self) -> _PartialLayer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -215,16 +215,16 @@ class _Growing:
 
     @property
     def size(self) -> int:
-        """How many bytes there are."""
+        """The number of bytes so far."""
         return self._out.tell()
 
     @property
     def whole(self) -> bool:
-        """Whether they have the digest."""
+        """Whether the bytes have the layer's digest."""
         return self._found.hexdigest() == self._wanted
 
     def put(self, place: int, chunk: bytes) -> None:
-        """Add a chunk at the end, or at a place before it: a registry that cannot begin in the middle begins anew."""
+        """Add a chunk at the end, or at an earlier offset: a registry that cannot resume starts again from 0."""
         if place != self.size:
             self._out.seek(place)
             self._out.truncate()

@@ -1,4 +1,4 @@
-"""Merges image layers without unpacking them: no root, no engine, and the tree that an engine's overlay of the layers shows."""
+"""Merges image layers without unpacking them, and without root or an engine, into the tree that an engine's overlay shows."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ _FOLDER_MODE = 0o755
 
 
 class LayerTree:
-    """The merged tree of layers that were read, lowest first. ImageError for a hard link that leads nowhere."""
+    """The merged tree of layers, lowest first. ImageError for a hard link whose target does not exist."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = layers
         self._root = Folder()
         self._hidden: set[Key] = set()
         self._opaque: set[Key] = set()
-        self._marked: set[Key] = set()  # folders with something hidden or opaque in them, at any depth
-        self._below: dict[int, int] = {}  # a hard link to a file of a lower layer -> that file
+        self._folders_with_hidden: set[Key] = set()  # folders that contain a hidden or opaque path, at any depth
+        self._below: dict[int, int] = {}  # hard link to a file of a lower layer -> that file
         for number in reversed(range(len(layers))):
-            self._lay_under(number)
+            self._merge_below(number)
 
     def settled(self, edit: Edit) -> Edit:
-        """See `edits.settled`."""
+        """The edit with its added folders placed in this tree; see `tree_edits.settled`."""
         return settled(edit, self._look)
 
     def entries(self) -> Iterator[Entry]:
-        """The tree in walk order; names of one file become hard links to whichever of them comes first."""
+        """The tree in walk order.
+
+        Of several names of one file, the first gets the content and the others become hard links to it.
+        """
         written: dict[int, str] = {}
         linked = self._linked()
         for path, entry in _walk(self._root, ""):
@@ -56,8 +59,8 @@ class LayerTree:
                 written[source] = path
             yield member, self._layers[layer_of(source)].data(member) if member.isreg() else None
 
-    def _lay_under(self, number: int) -> None:
-        """Show what a layer has, as far as the layers above let it through."""
+    def _merge_below(self, number: int) -> None:
+        """Add a layer's entries that the layers above do not hide."""
         layer = self._layers[number]
         for entry, target in layer.hard.items():
             if isinstance(target, bytes):
@@ -66,19 +69,19 @@ class LayerTree:
             self._show(self._root, layer.root, b"")
         for key in (*layer.hidden, *layer.opaque):
             parts = key.split(b"\0")
-            self._marked.update(b"\0".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+            self._folders_with_hidden.update(b"\0".join(parts[:depth]) for depth in range(1, len(parts) + 1))
         self._hidden |= layer.hidden
         self._opaque |= layer.opaque
         layer.root = Folder()
 
     def _show(self, upper: Folder, lower: Folder, key: Key) -> None:
-        """Add to a folder what the same folder of a lower layer has. key: its path."""
+        """Add the entries of a lower layer's folder to the same folder of the merged tree. key: its path."""
         prefix = key + b"\0" if key else b""
         for name, entry in lower.inner.items():
-            inner = prefix + name if self._marked else b""
+            inner = prefix + name if self._folders_with_hidden else b""
             above = upper.inner.get(name)
             if above is None and inner not in self._hidden:
-                if not isinstance(entry, Folder) or inner not in self._marked:
+                if not isinstance(entry, Folder) or inner not in self._folders_with_hidden:
                     upper.inner[name] = entry
                     continue
                 above = upper.inner[name] = Folder(entry.entry)
@@ -105,7 +108,7 @@ class LayerTree:
         raise ImageError(f"{name}: a hard link to {path}, which neither this layer nor one below holds")
 
     def _source(self, entry: int) -> int:
-        """The entry that holds the content of a name: its own, or the one that a hard link leads to."""
+        """The entry that holds the content of a name: its own entry, or the target of the hard link."""
         while True:
             found = self._layers[layer_of(entry)].hard.get(entry)
             if found is None:
@@ -113,14 +116,14 @@ class LayerTree:
             entry = self._below[entry] if isinstance(found, bytes) else found
 
     def _linked(self) -> set[int]:
-        """Entries that more names than one may lead to."""
+        """Entries that may have more than one name."""
         return {self._source(entry) for layer in self._layers for entry in layer.hard}
 
     def _member(self, entry: int) -> tarfile.TarInfo:
         return self._layers[layer_of(entry)].member(entry)
 
     def _update(self, member: tarfile.TarInfo, source: int) -> None:
-        """As every unpacker does: the header of a hard link sets mode and time of the file that it leads to."""
+        """Set mode and time from the last hard link to the file, as every unpacker does."""
         layer = self._layers[layer_of(source)]
         latest = layer.latest.get(source)
         if latest is not None:
@@ -137,7 +140,7 @@ class LayerTree:
 
 
 def _walk(folder: Folder, path: str) -> Iterator[tuple[str, int]]:
-    """Path and entry of all that is in a folder, at any depth: no deeper recursion than a path has folders."""
+    """Path and entry of everything in a folder, at any depth. It uses no recursion, since paths may be deep."""
     waiting = [(path, folder, iter(sorted(folder.inner)))]
     while waiting:
         path, folder, names = waiting[-1]
@@ -156,16 +159,16 @@ def _walk(folder: Folder, path: str) -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def merged(layers: Sequence[Blob | Path], work: Path | None = None, *, whole: bool = False) -> Iterator[LayerTree]:
-    """The merged tree of layers, lowest first, for the length of a block; a Path is a tar that nothing vouches for.
+    """The merged tree of layers, lowest first, for the length of a block. A Path is a tar without a digest.
 
-    work: takes what must be unpacked to the disk; needed for compressed layers only. whole: see Layer. ImageError for damaged
-    layers; for one without its digest at the end of the block at the latest, since digests are computed meanwhile.
+    work: a folder for layers that must be unpacked to disk; only compressed layers need it. whole: see Layer. ImageError for
+    damaged layers. Digests are computed in the background, so a wrong digest may be reported only at the end of the block.
     """
     blobs = [Blob.whole(layer) if isinstance(layer, Path) else layer for layer in layers]
     with Reading(blobs, work, whole=whole) as reading:
         try:
             yield LayerTree(reading.layers())
         except ImageError:
-            reading.verify()  # wrong bytes explain whatever went wrong with them
+            reading.verify()  # wrong bytes are the cause of any other error in them
             raise
         reading.verify()

@@ -8,7 +8,7 @@ _FREE = 0
 
 
 class Names:
-    """A set of names, kept as 64-bit hashes: 12 to 24 bytes each, where a set of str takes 150."""
+    """A set of names, stored as 64-bit hashes: 12 to 24 bytes each, where a set of str takes 150."""
 
     def __init__(self) -> None:
         self._table = array("q", [_FREE]) * 1024
@@ -27,7 +27,7 @@ class Names:
         return self._table[self._place(hash(name) or 1)] != _FREE
 
     def _place(self, mark: int) -> int:
-        """Where a mark is, or would be (open addressing: the next free place after its own)."""
+        """The index of a hash, or of the free place for it (open addressing with linear probing)."""
         table, last = self._table, len(self._table) - 1
         place = mark & last
         while table[place] not in (mark, _FREE):

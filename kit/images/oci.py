@@ -20,23 +20,32 @@ from kit.images import compressed_tars
 from kit.images.layer_bytes import Blob
 from kit.spec.image import ImageConfig
 
-# The label of images that a build of the kit made in an engine. It is not part of the image.
+# Label that a kit's build puts on images in an engine. It is not part of the finished image.
 MARK = "slurm-kit.build"
-# Go's names of architectures, which the specification uses.
+# The specification uses Go's names of architectures.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "riscv64": "riscv64"}
 _REF_NAME = "org.opencontainers.image.ref.name"
 _LONGEST_JSON = 32 << 20
 _MAX_LINKS = 8
-# What a file of a layout may answer that is not there, or not a file that this user may read.
-_NOT_WHOLE = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
-_MAX_DEPTH = 8  # of an index in an index; the specification needs two
+# Errors when a file of a layout is missing, or is not a file that this user may read.
+_INCOMPLETE_LAYOUT = {
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
+_MAX_DEPTH = 8  # of nested indexes; the specification needs two
 
 
 @dataclass(frozen=True, kw_only=True)
 class OciImage:
-    """layers: lowest first, where they lie. digest: `sha256:…` of the manifest, or of the configuration for docker save.
+    """An image whose layers are not read yet. layers: lowest first. digest: `sha256:…` of the manifest (configuration for docker
+    save).
 
-    whole: the layers must end as a tar does, since no digest vouches for them.
+    whole: the layers must end as a tar does, since there is no digest to check them.
     """
 
     config: ImageConfig
@@ -47,7 +56,10 @@ class OciImage:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which image of several: tag as in `PATH:TAG`, platform as in `linux/amd64`. Empty: the only one, this machine's."""
+    """The choice among several images: tag as in `PATH:TAG`, platform as in `linux/amd64`.
+
+    An empty tag means the only image; an empty platform means this machine's.
+    """
 
     tag: str = ""
     platform: str = ""
@@ -59,7 +71,7 @@ class Choice:
 
 
 class _DamagedError(Exception):
-    """The archive is not an image, or not a whole one."""
+    """The archive is not an image, or is incomplete."""
 
 
 def here() -> str:
@@ -68,12 +80,12 @@ def here() -> str:
 
 
 def is_image(folder: Path) -> bool:
-    """Whether a folder is an OCI layout or an unpacked `docker save`, and no root file system."""
+    """Whether a folder is an OCI layout or an unpacked `docker save`, and not a root file system."""
     return any((folder / name).is_file() for name in ("oci-layout", "index.json", "manifest.json"))
 
 
 def config(raw: dict[str, Any]) -> ImageConfig:
-    """The `config` table of an image, which Docker and OCI spell the same way. ValueError for one that is not a table."""
+    """The `config` table of an image; Docker and OCI spell it the same way. ValueError if it is not a table."""
     pairs = (entry.partition("=") for entry in _words(raw.get("Env")))
     return ImageConfig(
         env={name: value for name, _, value in pairs},
@@ -86,7 +98,7 @@ def config(raw: dict[str, Any]) -> ImageConfig:
 
 
 def _inside(volume: str) -> str:
-    """Without a `..` that leads above the root: /etc/fstab would bind what lies beside the unpacked image."""
+    """The volume's path without a `..` that leads above the root: /etc/fstab would bind a folder outside the unpacked image."""
     return posixpath.normpath(f"/{volume.lstrip('/')}") if ".." in volume.split("/") else volume
 
 
@@ -99,12 +111,12 @@ def _words(value: object) -> list[str]:
 
 
 def read(source: Path, work: Path, choice: Choice | None = None, *, name: str = "") -> OciImage:
-    """The image in an OCI layout or an unpacked `docker save` (folder), or in an archive (tar); its layers are not read yet.
+    """The image in an OCI layout or an unpacked `docker save` (folder), or in an archive (tar). Its layers are not read yet.
 
-    work: takes an archive that is compressed as a whole. name: of the source, for errors.
+    work: a folder for unpacking an archive that is compressed as a whole. name: of the source, for errors.
 
-    ImageError when it is none, when its description is damaged, and when it holds no image for this machine; UsageError when it
-    holds several and the choice does not say which.
+    ImageError when it is not an image, when its description is damaged, and when it holds no image for this machine; UsageError
+    when it holds several and the choice does not select one.
     """
     choice, name = choice or Choice(), name or str(source)
     with _one_error(name), _Folder(source) if source.is_dir() else _Archive(source, work) as blobs:
@@ -121,7 +133,7 @@ def read_blobs(blobs: Blobs, choice: Choice, name: str) -> OciImage:
 
 @contextlib.contextmanager
 def _one_error(name: str) -> Iterator[None]:
-    """ImageError for whatever a description that is wrong leads to."""
+    """Turn every error that a wrong description causes into ImageError."""
     try:
         yield
     except RecursionError:
@@ -138,7 +150,7 @@ def _one_error(name: str) -> Iterator[None]:
     ) as error:
         raise ImageError(f"{name}: not a readable image archive: {_why(error)}") from None
     except OSError as error:
-        if error.errno not in _NOT_WHOLE:
+        if error.errno not in _INCOMPLETE_LAYOUT:
             raise
         raise ImageError(f"{name}: not a whole image: {error.filename}: {error.strerror}") from None
 
@@ -157,10 +169,10 @@ class Blobs(Protocol):
     """The files of a layout, by the names that the specification gives them."""
 
     def open(self, name: str) -> IO[bytes]:
-        """A file's content."""
+        """The content of a file."""
 
     def blob(self, name: str) -> Blob:
-        """Where a layer lies."""
+        """The file, offset and size of a layer."""
 
 
 class _Folder:
@@ -183,11 +195,11 @@ class _Folder:
 
     def blob(self, name: str) -> Blob:
         place = self._place(name)
-        with place.open("rb"):  # one that may not be read is known now
+        with place.open("rb"):  # fail now if the file may not be read
             return Blob.whole(place)
 
     def _place(self, name: str) -> Path:
-        # Path.resolve raises RuntimeError for a link that leads back to itself, until Python 3.13.
+        # Until Python 3.13, Path.resolve raises RuntimeError for a link to itself.
         place = Path(os.path.realpath(self._root / name))
         if not place.is_relative_to(self._root.resolve()):
             raise _DamagedError(f"{name} leads out of it")
@@ -195,7 +207,7 @@ class _Folder:
 
 
 class _Archive:
-    """The same inside a tar, read in place; a compressed one is unpacked into `work` first."""
+    """Blobs of a layout inside a tar, read in place. A compressed tar is unpacked into `work` first."""
 
     def __init__(self, file: Path, work: Path) -> None:
         if compressed_tars.kind(file):
@@ -226,7 +238,7 @@ class _Archive:
     def blob(self, name: str) -> Blob:
         self.open(name).close()
         member = self._members[name]
-        for _ in range(_MAX_LINKS):  # docker save before 25 links a layer that an image has twice
+        for _ in range(_MAX_LINKS):  # docker save before version 25 writes a link for a layer that an image has twice
             if not (member.issym() or member.islnk()):
                 break
             folder = posixpath.dirname(member.name) if member.issym() else ""
@@ -242,16 +254,18 @@ def _from_index(blobs: Blobs, choice: Choice, source: str) -> OciImage:
         descriptor, manifest = _chosen(blobs, manifest, replace(choice, tag=""), source)
     else:
         raise _DamagedError("an index that leads to itself")
-    raw = _json(blobs, _blob(manifest["config"]["digest"]), manifest["config"]["digest"])
+    raw = _json(blobs, _blob_path(manifest["config"]["digest"]), manifest["config"]["digest"])
     _must_run_here(raw, choice, source)
     layers = tuple(
-        replace(blobs.blob(_blob(layer["digest"])), digest=layer["digest"], name=_name(number, layer["digest"]))
+        replace(
+            blobs.blob(_blob_path(layer["digest"])), digest=layer["digest"], name=_layer_name(number, layer["digest"])
+        )
         for number, layer in enumerate(manifest["layers"])
     )
     return OciImage(config=config(raw.get("config") or {}), layers=layers, digest=descriptor["digest"])
 
 
-def _name(number: int, digest: str) -> str:
+def _layer_name(number: int, digest: str) -> str:
     return f"layer {number + 1} ({digest.partition(':')[2][:12]})"
 
 
@@ -273,9 +287,9 @@ def _from_docker_save(blobs: _Folder | _Archive, choice: Choice, source: str) ->
     _must_run_here(raw, choice, source)
     digests = raw["rootfs"]["diff_ids"]
     for digest in digests:
-        _blob(digest)
+        _blob_path(digest)
     layers = tuple(
-        replace(blobs.blob(name), digest=digests[number], of_tar=True, name=_name(number, digests[number]))
+        replace(blobs.blob(name), digest=digests[number], of_tar=True, name=_layer_name(number, digests[number]))
         for number, name in enumerate(manifest["Layers"])
     )
     with blobs.open(manifest["Config"]) as stream:
@@ -284,7 +298,7 @@ def _from_docker_save(blobs: _Folder | _Archive, choice: Choice, source: str) ->
 
 
 def _chosen(blobs: Blobs, index: dict[str, Any], choice: Choice, source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The descriptor of the one image that is meant, and its manifest or index. Skips what is not an image (a signature)."""
+    """The descriptor of the chosen image, and its manifest or index. Entries that are not images (signatures) are skipped."""
     found = [d for d in index["manifests"] if not d.get("artifactType") and _os(d) in ("linux", "")]
     if choice.tag:
         tagged = [d for d in found if (d.get("annotations") or {}).get(_REF_NAME) == choice.tag]
@@ -292,7 +306,7 @@ def _chosen(blobs: Blobs, index: dict[str, Any], choice: Choice, source: str) ->
             raise _no_tag(source, choice.tag, _tags(found))
         found = tagged
     fitting = [d for d in found if _architecture(d) in (choice.architecture, "")]
-    pairs = [(d, _json(blobs, _blob(d["digest"]), d["digest"])) for d in fitting]
+    pairs = [(d, _json(blobs, _blob_path(d["digest"]), d["digest"])) for d in fitting]
     images = {d["digest"]: (d, manifest) for d, manifest in pairs if _is_image(manifest)}
     if not images:
         has = sorted({f"linux/{_architecture(d)}" for d in found if _architecture(d)})
@@ -305,7 +319,7 @@ def _chosen(blobs: Blobs, index: dict[str, Any], choice: Choice, source: str) ->
 
 
 def _is_image(manifest: dict[str, Any]) -> bool:
-    """Whether a manifest is an image's or an index; an artifact (OCI 1.1) has a configuration of another type."""
+    """Whether a manifest is an image's or an index. An artifact (OCI 1.1) has a configuration of another type."""
     if "manifests" in manifest:
         return True
     kind = (manifest.get("config") or {}).get("mediaType", "")
@@ -342,7 +356,7 @@ def _must_run_here(raw: dict[str, Any], choice: Choice, source: str) -> None:
 
 
 def must_fit(architecture: str, choice: Choice, source: str) -> None:
-    """ImageError for an image of another architecture than is wanted; empty fits."""
+    """ImageError if the image's architecture is not the wanted one. An empty architecture always fits."""
     if architecture and architecture != choice.architecture:
         raise ImageError(
             f"{source}: an image for linux/{architecture}, and linux/{choice.architecture} is wanted",
@@ -350,7 +364,7 @@ def must_fit(architecture: str, choice: Choice, source: str) -> None:
         )
 
 
-def _blob(digest: str) -> str:
+def _blob_path(digest: str) -> str:
     algorithm, _, value = digest.partition(":")
     sizes = {"sha256": 64, "sha512": 128}
     if len(value) != sizes.get(algorithm) or not all(c in "0123456789abcdef" for c in value):
@@ -363,11 +377,11 @@ def _json(blobs: Blobs, name: str, digest: str | None = None) -> Any:
         content = stream.read(_LONGEST_JSON + 1)
     if len(content) > _LONGEST_JSON:
         raise _DamagedError(f"{name} is too long for a description")
-    if digest is not None and _of(content, digest) != digest:
+    if digest is not None and _digest_of(content, digest) != digest:
         raise _DamagedError(f"{name} does not have its digest: it is damaged")
     return json.loads(content)
 
 
-def _of(content: bytes, digest: str) -> str:
+def _digest_of(content: bytes, digest: str) -> str:
     algorithm = digest.partition(":")[0]
     return f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}"

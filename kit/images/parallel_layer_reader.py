@@ -1,4 +1,4 @@
-"""Reads the layers of an image at once: unpacked, hashed and made into trees by several threads, while what is ready is used."""
+"""Reads all layers of an image in parallel: several threads unpack, hash and parse them, and each can be used when it is ready."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from kit.images.gzip_layer_reader import GzipTar
 from kit.images.layer import Layer
 from kit.images.layer_bytes import Blob, Bytes
 
-_THREADS = 4  # at most: zlib and hashlib run beside one another, and mksquashfs wants cores, too
+_THREADS = 4  # at most: zlib and hashlib run in parallel, and mksquashfs needs cores too
 
 
 class Reading:
-    """See layer_tree.merged. The largest compressed layer is unpacked into `work`, the other gzip layers are read in place.
+    """Reads layers in threads; see layer_tree.merged. The largest compressed layer is unpacked into `work`; other gzip layers are
+    read in place.
 
-    So there is never more on the disk than the largest layer, but for zstd, xz and bzip2, which cannot be read in place.
+    So the disk holds at most the largest layer, plus zstd, xz and bzip2 layers, which cannot be read in place.
     """
 
     def __init__(self, blobs: Sequence[Blob], work: Path | None, *, whole: bool) -> None:
@@ -48,7 +49,7 @@ class Reading:
                 read.result().close()
 
     def layers(self) -> list[Layer]:
-        """The layers, read. ImageError for a damaged one, OSError for a disk that takes no more."""
+        """The layers, after all are read. ImageError for a damaged layer, OSError for a full disk."""
         return [read.result() for read in self._layers]
 
     def verify(self) -> None:
@@ -71,10 +72,10 @@ class Reading:
         if not kind:
             return one.open()
         assert self._work is not None, "a compressed layer needs a folder to be unpacked into"
-        # What is hashed as a tar is unpacked, so that it is unpacked once.
+        # A layer whose digest is that of its tar is unpacked to a file, so that it is decompressed only once.
         if kind == "gzip" and in_place and not one.of_tar:
             return GzipTar(one, self._work)
-        target = self._unpacked(number)
+        target = self._unpacked_path(number)
         compressed_tars.unpack(one, target, self._ended)
         return Blob.whole(target).open()
 
@@ -83,8 +84,8 @@ class Reading:
         if one.digest and one.of_tar and self._kinds[number]:
             self._layers[number].result()
             one = Blob(
-                file=self._unpacked(number),
-                size=self._unpacked(number).stat().st_size,
+                file=self._unpacked_path(number),
+                size=self._unpacked_path(number).stat().st_size,
                 digest=one.digest,
                 name=one.name,
             )
@@ -95,6 +96,6 @@ class Reading:
             finally:
                 source.close()
 
-    def _unpacked(self, number: int) -> Path:
+    def _unpacked_path(self, number: int) -> Path:
         assert self._work is not None
         return self._work / f"layer-{number}.tar"

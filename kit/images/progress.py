@@ -1,4 +1,4 @@
-"""Shows long work to a person: stages, the tools' own lines, a bar. Everything goes to stderr."""
+"""Shows the progress of long work to a person: stages, the tools' own lines, a bar. Everything goes to stderr."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ _PLAIN_EVERY_S = 5.0
 
 
 class Report(Protocol):
-    """Where the image rooms report to."""
+    """The interface through which kit.images reports progress."""
 
     def stage(self, text: str) -> None:
         """A step begins."""
 
     def line(self, text: str) -> None:
-        """A tool said something."""
+        """A tool printed a line."""
 
     def warn(self, text: str) -> None:
-        """Something that the user should know, and that stops nothing."""
+        """A problem that the user should know and that does not stop the work."""
 
     def counting(self, text: str, total: int) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-        """A step whose progress is counted in bytes; the block gets a function that takes how many more were done."""
+        """A step with progress in bytes. The block gets a function to call with the number of new bytes."""
 
 
 class Silent:
-    """Reports to nobody."""
+    """Discards all reports."""
 
     def stage(self, text: str) -> None:
-        """See Report."""
+        """Discard a stage."""
 
     def line(self, text: str) -> None:
-        """See Report."""
+        """Discard a line."""
 
     def warn(self, text: str) -> None:
-        """See Report."""
+        """Discard a warning."""
 
     @contextlib.contextmanager
     def counting(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
-        """See Report."""
+        """Give the block a function that does nothing."""
         yield lambda _: None
 
 
 class Terminal:
-    """A bar on a terminal; plain lines, at most one every few seconds for counted work, elsewhere."""
+    """Prints to stderr: a bar on a terminal; otherwise plain lines, at most one every few seconds for progress in bytes."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def stage(self, text: str) -> None:
-        """See Report."""
+        """Print a stage in bold."""
         self._console.print(f"==> {text}", style="bold", markup=False)
 
     def line(self, text: str) -> None:
-        """See Report."""
+        """Print a tool's line, dimmed."""
         self._console.print(f"    {text}", style="dim", markup=False)
 
     def warn(self, text: str) -> None:
-        """See Report."""
+        """Print a warning in yellow."""
         self._console.print(f"warning: {text}", style="yellow", markup=False)
 
     @contextlib.contextmanager
     def counting(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
-        """See Report."""
+        """Show a bar, or plain lines if stderr is not a terminal."""
         if not self._console.is_terminal:
             self.stage(text)
             yield self._plain(total)

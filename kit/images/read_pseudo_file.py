@@ -1,4 +1,4 @@
-"""The pseudo file of a .sqsh (mksquashfs(1), "Pseudo file definitions"), as unsquashfs prints it: definitions, then all data."""
+"""Parses a .sqsh's pseudo file (mksquashfs(1), "Pseudo file definitions") as unsquashfs prints it: definitions, then all data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _DATA = b"# START OF DATA - DO NOT MODIFY\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Definition:
-    """kind: D folder, R file, S symbolic link, L hard link, C and B devices, I pipe or socket. size: of a file, whose data come
-    in the definitions' order. target: of a link."""
+    """One entry of the image. kind: D folder, R file, S symbolic link, L hard link, C and B devices, I pipe or socket.
+
+    size: of a file; the data of all files follow in the order of the definitions. target: of a link.
+    """
 
     name: str
     kind: str
@@ -29,7 +31,7 @@ class Definition:
 
 
 def definitions(stream: IO[bytes]) -> Iterator[Definition]:
-    """The definitions, until the data begin. ImageError for what is none."""
+    """The definitions, up to the start of the data. ImageError for a line that is not a definition."""
     for line in stream:
         if line == _DATA:
             stream.readline()

@@ -1,6 +1,6 @@
-"""Images from a registry. A tag becomes a digest first. The kit asks itself; where it cannot, skopeo, else the engine.
+"""Images from a registry. A tag is resolved to a digest first. The kit asks the registry itself, else skopeo, else the engine.
 
-Credentials are Docker's own for all of them, found by Docker's library and by the tools. The kit neither prints nor stores them.
+All three use Docker's own credentials, which Docker's library and the tools find. The kit neither prints nor stores them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from kit.images.registry_client import Client
 
 @dataclass(frozen=True, kw_only=True)
 class Remote:
-    """An image of a registry whose description is known; its layers are still there."""
+    """An image whose description was read from a registry. Its layers are still in the registry."""
 
     reference: Reference
     image: oci.OciImage
 
     def bring(self, advance: Callable[[int], None]) -> None:
-        """Bring the layers into the cache; advance hears how many bytes more there are. ImageError when they cannot be."""
+        """Fetch the layers into the cache.
+
+        advance is called with the number of new bytes. ImageError when a layer cannot be fetched.
+        """
         client = Client(self.reference)
         try:
             digests = [layer.digest for layer in self.image.layers]
@@ -40,17 +43,17 @@ class Remote:
 
 
 def describe(reference: Reference, choice: oci.Choice) -> Remote:
-    """The image by digest. CannotAskError where another tool may do better, ImageError with what to do for all else."""
+    """The image by digest. CannotAskError if another tool may succeed; ImageError with a hint for all other errors."""
     client = Client(reference)
     try:
         resolved = replace(reference, digest=client.resolve())
-        return Remote(reference=resolved, image=oci.read_blobs(_Described(client, resolved), choice, resolved.plain))
+        return Remote(reference=resolved, image=oci.read_blobs(_RemoteLayout(client, resolved), choice, resolved.plain))
     finally:
         client.close()
 
 
-class _Described:
-    """A registry's repository as a layout: descriptions are fetched when they are asked for, layers are not."""
+class _RemoteLayout:
+    """A registry's repository as an OCI layout. It fetches descriptions when they are read, and never layers."""
 
     def __init__(self, client: Client, reference: Reference) -> None:
         self._client = client
@@ -59,22 +62,22 @@ class _Described:
         self._sizes: dict[str, int] = {}
 
     def open(self, name: str) -> IO[bytes]:
-        """See oci.Blobs."""
+        """Fetch a description and return its content."""
         if name == "index.json":
             return io.BytesIO(self._index)
         digest = _digest(name)
         content = self._client.description(digest, manifest=digest not in self._configs)
         if digest not in self._configs:
-            self._note(content)
+            self._note_manifest(content)
         return io.BytesIO(content)
 
     def blob(self, name: str) -> Blob:
-        """See oci.Blobs."""
+        """The file of a layer in the cache, where it will be after `bring`."""
         digest = _digest(name)
         return Blob(file=layer_cache.path(digest), size=self._sizes[digest], digest=digest)
 
-    def _note(self, content: bytes) -> None:
-        """What a manifest says of the blobs that it names; one that is none is found out by its reader."""
+    def _note_manifest(self, content: bytes) -> None:
+        """Note the configuration and the layer sizes in a manifest. Invalid content is ignored here; its reader reports it."""
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             manifest = json.loads(content)
             self._configs.add(manifest["config"]["digest"])
@@ -87,7 +90,7 @@ def _digest(name: str) -> str:
 
 
 def resolve_with_skopeo(reference: Reference) -> Reference:
-    """The same image by digest. ImageError says what the registry said, and what to do."""
+    """The same image by digest. ImageError gives the registry's message and a hint."""
     if reference.digest:
         return reference
     digest = _skopeo(["inspect", "--no-tags", "--format", "{{.Digest}}", f"docker://{reference.plain}"], reference)
@@ -124,7 +127,7 @@ def _skopeo(arguments: list[str], reference: Reference) -> str:
 
 
 def _message(said: str) -> str:
-    """skopeo logs `time=… level=fatal msg="…"`; the message alone is what helps."""
+    """The message of skopeo's log line `time=… level=fatal msg="…"`; the rest does not help the user."""
     for line in reversed(said.splitlines()):
         _, found, message = line.partition("msg=")
         if found:

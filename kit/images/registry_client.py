@@ -1,6 +1,7 @@
-"""One repository of a registry, as the OCI distribution specification has it: manifests and blobs by digest, any part of a blob.
+"""Client for one repository, by the OCI distribution specification: manifests and blobs by digest, and any part of a blob.
 
-Credentials are Docker's own (`docker login`, its helpers too), read by Docker's library; the kit neither prints nor stores them.
+It uses Docker's own credentials (`docker login`, with its helpers), read by Docker's library; the kit neither prints nor stores
+them.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _MANIFESTS = ", ".join(
         "docker.distribution.manifest.v2",
     )
 )
-_TIMEOUT_S = (10, 60)  # to connect; without a byte
+_TIMEOUT_S = (10, 60)  # to connect; without receiving a byte
 _LONGEST_JSON = 32 << 20
-_CHUNK = 1 << 16  # what of it came before a cut is lost
+_CHUNK = 1 << 16  # if the connection ends, the incomplete chunk is lost
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
 
 class CannotAskError(ImageError):
-    """This client cannot talk to the registry: no connection, or credentials that it does not know. Another tool may."""
+    """This client cannot use the registry: it has no connection, or its credentials do not suffice. Another tool may succeed."""
 
 
 class BrokenOffError(Exception):
@@ -43,7 +44,7 @@ class BrokenOffError(Exception):
 
 
 class Client:
-    """A repository. Methods may be called by several threads. ImageError says what the registry said, and what to do."""
+    """A repository. Several threads may call its methods. ImageError gives the registry's message and a hint."""
 
     def __init__(self, reference: Reference) -> None:
         import requests
@@ -61,23 +62,23 @@ class Client:
         self._session.close()
 
     def resolve(self) -> str:
-        """The digest that the tag names now."""
+        """The digest to which the tag points now."""
         if self._reference.digest:
             return self._reference.digest
         import hashlib
 
         with self._get(f"manifests/{self._reference.tag or 'latest'}") as answer:
-            content = _whole(answer)
+            content = _read_limited(answer)
             stated = answer.headers.get("Docker-Content-Digest", "")
         return stated or f"sha256:{hashlib.sha256(content).hexdigest()}"
 
     def description(self, digest: str, *, manifest: bool) -> bytes:
-        """A manifest, an index or a configuration; its digest is the caller's to check."""
+        """A manifest, an index or a configuration. The caller must check its digest."""
         with self._get(f"{'manifests' if manifest else 'blobs'}/{digest}") as answer:
-            return _whole(answer)
+            return _read_limited(answer)
 
     def blob(self, digest: str, start: int) -> Iterator[tuple[int, bytes]]:
-        """The blob's chunks with the place of each, from `start` where the registry can, else from 0.
+        """The blob's chunks with their offsets, from `start` if the registry supports it, else from 0.
 
         BrokenOffError when the connection ends early.
         """
@@ -140,7 +141,10 @@ class Client:
         raise CannotAskError(f"{self._reference.plain}: {said}", hint=registry_hint(f"connection refused: {said}"))
 
     def _authorized(self, challenge: str) -> str:
-        """What to send after a refusal (RFC 6750; Docker's token specification). Empty: nothing helps."""
+        """The Authorization header to send after a refusal (RFC 6750; Docker's token specification).
+
+        Empty if there is none to try.
+        """
         import requests
 
         scheme, _, rest = challenge.partition(" ")
@@ -182,21 +186,21 @@ class Client:
 
 
 class _NoNetrc:
-    """Keeps `requests` from taking credentials out of ~/.netrc."""
+    """Prevents `requests` from using credentials of ~/.netrc."""
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         return request
 
 
 def _bases(registry: str) -> tuple[str, ...]:
-    """Where the registry may be; without TLS only on this machine, as the engine does."""
+    """Possible base URLs of the registry. Plain http is allowed only on this machine, as in the engine."""
     host = _HUB.get(registry, registry)
     name = host.rpartition(":")[0] or host
     local = name == "localhost" or name.startswith("127.")
     return (f"https://{host}", f"http://{host}") if local else (f"https://{host}",)
 
 
-def _whole(answer: requests.Response) -> bytes:
+def _read_limited(answer: requests.Response) -> bytes:
     found = b""
     for chunk in answer.iter_content(_CHUNK):
         found += chunk

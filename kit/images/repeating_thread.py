@@ -1,4 +1,4 @@
-"""A thread that repeats something small beside the main work, for as long as a block runs."""
+"""Calls a small function repeatedly in a thread while a block runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def every(seconds: float, call: Callable[[], None], *, name: str) -> Iterator[None]:
-    """Call `call` after each so many seconds of the block, in a thread of that name, and never after the block's end.
+    """Call `call` every `seconds` during the block, in a thread named `name`, and never after the block's end.
 
-    `call` handles its own errors: one that it raises ends the calls, and the block continues.
+    `call` handles its own errors: an error that it raises ends the calls, and the block continues.
     """
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""requirements.txt in, a hash lock out: pip resolves for the image's platform, against what the image's base holds already."""
+"""Writes the hash lock of a requirements.txt: pip resolves it for the image's platform, given the packages of the image's base."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _HEADER = "# Written by the kit from requirements.txt; commit it. inputs: "
 def refresh(
     packages: PythonPackages, folder: Path, held: Mapping[str, str], *, locked: bool, on_line: Callable[[str], None]
 ) -> bool:
-    """Write the hash lock anew when requirements.txt, or the base's packages, are not those that it was made from.
+    """Write the hash lock again if requirements.txt or the base's packages changed since it was written. Return whether it was.
 
-    held: name -> version of what the base holds: kept at that version, and not in the lock. Return whether it was written; a
-    folder without requirements.txt has a lock of its own. LockError when it would have to be written and is `locked`,
-    ImageError when pip finds no solution.
+    held: name -> version of the base's packages: they keep their versions and are not in the lock. A folder without
+    requirements.txt has a lock written by the user. LockError if the lock is out of date and `locked` is set, ImageError when pip
+    finds no solution.
     """
     source, lock = folder / SOURCE, folder / packages.requirements
     if not source.is_file() or source == lock:
@@ -45,7 +45,7 @@ def refresh(
 
 
 def exact(wanted: Mapping[str, str], packages: PythonPackages, *, on_line: Callable[[str], None]) -> str:
-    """The hash lock of exactly these versions, and of nothing that they depend on. ImageError when pip has no wheel of one."""
+    """The hash lock of exactly these versions, without their dependencies. ImageError when pip finds no wheel for one."""
     lines = []
     for name, version in sorted(wanted.items()):
         with wheels.working_folder("exact") as work:
@@ -64,14 +64,14 @@ def exact(wanted: Mapping[str, str], packages: PythonPackages, *, on_line: Calla
 
 
 def _pip(packages: PythonPackages, work: Path, command: str, *options: str) -> None:
-    """One of pip's commands for the image's platform and indexes. ToolError where it fails."""
+    """Run one of pip's commands for the image's platform and indexes. ToolError when it fails."""
     argv = [*wheels.pip(), command, "--quiet", "--no-input", "--disable-pip-version-check"]
     argv += [*wheels.platform(packages), *(f"--extra-index-url={index}" for index in packages.extra_indexes), *options]
     shell.run(shell.bound(argv), env={**os.environ, "TMPDIR": str(work)})
 
 
 def _made_from(lock: Path) -> str:
-    """What the lock's first line says; empty for a lock that another tool wrote, which is left alone."""
+    """The digest in the lock's first line; empty for a lock that another tool wrote, which the kit does not change."""
     first = lock.read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix(_HEADER) if first.startswith(_HEADER) else ""
 

@@ -1,7 +1,7 @@
 """A software bill of materials of an image, from its lock alone: CycloneDX 1.6 or SPDX 2.3, as JSON.
 
 The lock names each Debian and Python package with its version, and the image with its sha256. cyclonedx-python-lib and spdx-tools
-write and check the two forms; they are the extra `sbom`, since a login node needs neither for a run.
+write and check the two formats. They are the extra `sbom`, since a login node needs neither to start a run.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kit.spec.image import ImageLock
 
 Form = Literal["spdx", "cyclonedx"]
 
-# All documents of the kit have their identity from the image's digest: one image, one document, whoever writes it.
+# Each document's identity comes from the image's digest: one image gives the same document on every machine.
 _IDENTITY = uuid.uuid5(uuid.NAMESPACE_URL, "urn:slurm-kit:sbom")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Package:
-    """A package of the image. kind, namespace: as package URLs have them."""
+    """A package of the image. kind, namespace: as in package URLs."""
 
     kind: Literal["deb", "pypi"]
     namespace: str | None
@@ -33,7 +33,7 @@ class _Package:
 
 
 def of(lock: ImageLock, form: Form, *, now: datetime) -> str:
-    """The document. ToolError when the library that writes it is not installed. now: when it is made, in UTC."""
+    """The document. now: its creation time, in UTC. ToolError when the library that writes it is not installed."""
     try:
         return _cyclonedx(lock, now) if form == "cyclonedx" else _spdx(lock, now)
     except ImportError as error:

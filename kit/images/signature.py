@@ -1,6 +1,7 @@
 """Detached signatures over image.lock, by the user's own SSH key: `ssh-keygen -Y`. Nothing leaves the machine.
 
-The lock names the image's bytes by their digest, and so its signature vouches for them. It lies beside the lock, in image.lock.sig.
+The lock names the image's bytes by their digest, so its signature covers them. The signature is in image.lock.sig, next to the
+lock.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from pathlib import Path
 from kit import shell
 from kit.errors import ImageError, LockError, UsageError
 
-# What ssh-keygen calls a namespace: a signature for anything else, such as a commit, is none for an image.
+# ssh-keygen's namespace: a signature for another purpose, such as a commit, is not valid for an image.
 NAMESPACE = "slurm-kit-image"
 _TIMEOUT_S = 60.0
 _HINT = "install OpenSSH's client (apt: openssh-client)"
 
 
 def file_of(lock_file: Path) -> Path:
-    """Where the signature of a lock lies."""
+    """The path of a lock's signature."""
     return lock_file.with_name(f"{lock_file.name}.sig")
 
 
 def sign(lock_file: Path, key: Path) -> Path:
-    """Sign a lock with an SSH key, or with the agent's where `key` is a public one; the signature's path.
+    """Sign a lock with an SSH key, or through the agent if `key` is a public key; return the signature's path.
 
-    A passphrase is asked for on the terminal.
+    ssh-keygen asks for a passphrase on the terminal.
     """
     if not key.is_file():
         raise UsageError(f"{key}: no such key", hint="ssh-keygen -t ed25519")
@@ -41,7 +42,8 @@ def sign(lock_file: Path, key: Path) -> Path:
 
 
 def require(lock_file: Path, signers: Sequence[str], *, what: str) -> str:
-    """Who signed a lock. LockError when nobody did, when the lock changed since, or when no one of `signers` has the key.
+    """The name of the signer of a lock. LockError when there is no signature, the lock changed since, or the signer is not in
+    `signers`.
 
     signers: as in `[store] signers`: a name and a public key each.
     """
@@ -75,6 +77,6 @@ def name_of(signer: str) -> str:
 
 
 def _line(signer: str) -> str:
-    """A line of allowed_signers (ssh-keygen(1)): the key counts for images alone."""
+    """A line of allowed_signers (ssh-keygen(1)): the key is valid for images only."""
     name, kind, key = signer.split()[:3]
     return f'{name} namespaces="{NAMESPACE}" {kind} {key}\n'

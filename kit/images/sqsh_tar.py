@@ -1,4 +1,4 @@
-"""A .sqsh as a tar stream, for an engine to stand another image on: no mount, no root, nothing unpacked."""
+"""A .sqsh as a tar stream, so that an engine can build an image on it: no mount, no root, nothing unpacked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES = {
 
 @contextlib.contextmanager
 def stream(image: Path) -> Iterator[Iterator[bytes]]:
-    """The tar of an image's tree. ImageError for one that cannot be read, or that has attributes which would be lost."""
+    """The tar of an image's tree. ImageError if it cannot be read, or if it has attributes that would be lost."""
     if sqshfile.has_xattrs(image):
         raise ImageError(
             f"{image}: it has file capabilities, which an image that stands on it would lose",
@@ -39,7 +39,7 @@ def stream(image: Path) -> Iterator[Iterator[bytes]]:
 
 
 def changes(config: ImageConfig) -> list[str]:
-    """The configuration as instructions of a Dockerfile. A value with a newline has no form there and is left out."""
+    """The configuration as Dockerfile instructions. A value with a newline cannot be written there and is left out."""
     found = [f"ENV {name}={_quoted(value)}" for name, value in config.env.items() if "\n" not in value]
     found += [f"LABEL {_quoted(name)}={_quoted(value)}" for name, value in config.labels.items() if "\n" not in value]
     found += [f"WORKDIR {config.workdir}"] if config.workdir != "/" else []
@@ -73,7 +73,7 @@ def _tar(out: IO[bytes]) -> Iterator[bytes]:
     for member in files:
         yield from encoded(member, out)
     for member in links:
-        # Who unpacks a link gives its file the mode and the time of the link.
+        # An unpacker sets mode and time of the file from the link's header.
         member.mode, member.mtime = named[member.linkname].mode, named[member.linkname].mtime
         yield from encoded(member, None)
     yield bytes(2 * tarfile.BLOCKSIZE)

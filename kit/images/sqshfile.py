@@ -1,4 +1,4 @@
-"""Reads a .sqsh: its superblock, and Enroot's files inside."""
+"""Reads a .sqsh: its superblock, and Enroot's files in it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kit.errors import LockError
 from kit.images import enroot_layout
 from kit.spec.image import ImageConfig, Squash
 
-# squashfs 4.0 superblock (kernel: fs/squashfs/squashfs_fs.h), little endian: magic, block size, compressor, used bytes, where
-# the tables of inodes and of folders start.
+# Fields of the squashfs 4.0 superblock (kernel: fs/squashfs/squashfs_fs.h), little endian: magic, block size, compressor, used
+# bytes, offsets of the tables of attributes, inodes and folders.
 MAGIC = b"hsqs"
 _LENGTH = 96
 _BLOCK, _COMPRESSOR, _USED = slice(12, 16), slice(20, 22), slice(40, 48)
 _XATTRS, _INODES, _FOLDERS = slice(56, 64), slice(64, 72), slice(72, 80)
 _DIR, _REG, _SYMLINK, _LDIR, _LREG, _LSYMLINK, _NO_FRAGMENT = 1, 2, 3, 8, 9, 10, 0xFFFFFFFF
-# Folder, devices, pipe, socket, and their longer forms.
+# Sizes of other inodes: folder, devices, pipe, socket, and their extended forms.
 _FIXED = {_DIR: 32, 4: 24, 5: 24, 6: 20, 7: 20, 11: 28, 12: 28, 13: 24, 14: 24}
 _COMPRESSORS = {1: "gzip", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
 
 
 def check(path: Path, *, hint: str = "make it again") -> None:
-    """A squashfs superblock, and a file as long as it says; LockError otherwise."""
+    """Check the superblock, and that the file is as long as it says; LockError otherwise."""
     head = _superblock(path, hint)
     used, size = int.from_bytes(head[_USED], "little"), path.stat().st_size
     if size < used:
@@ -38,7 +38,7 @@ def has_xattrs(path: Path) -> bool:
 
 
 def options(path: Path) -> Squash:
-    """How it was squashed, as far as the superblock tells: compressor and block size."""
+    """The squash options that the superblock records: compressor and block size."""
     head = _superblock(path, "make it again")
     compressor = _COMPRESSORS.get(int.from_bytes(head[_COMPRESSOR], "little"), "none")
     block = int.from_bytes(head[_BLOCK], "little") // 1024
@@ -46,7 +46,7 @@ def options(path: Path) -> Squash:
 
 
 def config(path: Path) -> ImageConfig:
-    """Environment and working directory that Enroot's files in the image declare; empty ones when it has no such files."""
+    """Environment and working directory from Enroot's files in the image; empty ones if it has no such files."""
     workdir = re.search(r"^cd (.+?) && unset OLDPWD", _content(path, "etc/rc"), re.MULTILINE)
     return ImageConfig(
         env=enroot_layout.environment_of(_content(path, "etc/environment")),
@@ -57,9 +57,9 @@ def config(path: Path) -> ImageConfig:
 def forget_folder_times(path: Path) -> None:
     """Set the modification time of every folder to 0, in an image whose inode table is not compressed (-noI).
 
-    An engine gives a folder the time of the unpacking where its layer has no entry for it, and another when it lays its own files
-    over the image; and mksquashfs 4.5 gives the root of a tar stream the current time, whatever -root-time says. LockError when
-    the table is not what it should be.
+    An engine gives a folder without a layer entry the time of unpacking, and changes times when it puts its own files over the
+    image. mksquashfs 4.5 gives the root of a tar stream the current time, whatever -root-time says. LockError when the table is not
+    as expected.
     """
     head = _superblock(path, "make it again")
     start, end = int.from_bytes(head[_INODES], "little"), int.from_bytes(head[_FOLDERS], "little")
@@ -80,7 +80,7 @@ def forget_folder_times(path: Path) -> None:
 
 
 def _blocks(table: bytes, path: Path) -> Iterator[int]:
-    """Where the content of each metadata block begins: after two bytes of length, whose top bit says "not compressed"."""
+    """Offsets of the content of each metadata block. Two bytes of length come first; their top bit means "not compressed"."""
     place = 0
     while place < len(table):
         if not table[place + 1] & 0x80:
@@ -94,7 +94,7 @@ def _size(table: bytes, place: int) -> int:
 
 
 def _folder_inodes(inodes: bytearray, path: Path) -> Iterator[int]:
-    """Where the folders' inodes begin (kernel: fs/squashfs/squashfs_fs.h, struct squashfs_*_inode)."""
+    """Offsets of the folders' inodes (kernel: fs/squashfs/squashfs_fs.h, struct squashfs_*_inode)."""
     place, block = 0, int.from_bytes(_superblock(path, "make it again")[_BLOCK], "little")
     while place < len(inodes):
         kind = inodes[place]

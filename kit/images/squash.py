@@ -1,4 +1,4 @@
-"""Tree or tar stream -> .sqsh, the same bytes for the same content whatever the way."""
+"""Writes a tree or a tar stream as a .sqsh: the same content gives the same bytes, whichever way it is read."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _SAMPLE_S = 0.2
 
 
 class AnotherWayError(ImageError):
-    """A Tree that this machine may not mount, or that mksquashfs would write otherwise than the other ways do."""
+    """This machine may not mount the Tree, or mksquashfs would write it differently from a stream. Try another way."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """Content as folders on this machine, to be mounted by root: an image's layers, topmost first, or one plain folder."""
+    """Content in folders on this machine, which root mounts: an image's layers, topmost first, or one plain folder."""
 
     layers: tuple[Path, ...]
 
     @property
     def method(self) -> str:
-        """The way by which the content reaches mksquashfs, in words for the user."""
+        """How the content is read, in words for the user."""
         return "overlay mount of the layers" if len(self.layers) > 1 else "reading the folder"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Content as members of a tar, in walk order (see `entries.edited`). method: for the user, how it comes.
+    """Content as members of a tar, in walk order (see `tree_stream.edited`). method: how it is read, for the user.
 
-    settle: see `edits.settled`; an engine's export has its working directory made already.
+    settle: see `tree_edits.settled`. An engine's export already contains the working directory.
     """
 
     members: Iterable[tree_stream.Entry]
@@ -51,7 +51,7 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """Content that is squashed already, and is taken as it is."""
+    """Content that is a .sqsh already and is copied unchanged."""
 
     path: Path
     method = "copying the .sqsh"
@@ -59,7 +59,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """keep_times: files keep their modification times, for images whose times are fixed by their digest."""
+    """keep_times: files keep their modification times, for images whose digest fixes the times."""
 
     squash: Squash
     keep_times: bool = False
@@ -84,17 +84,16 @@ def write(
     *,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> str:
-    """Squash `source`, edited, into the new file `target`; return what is lost, for the user. on_bytes hears how many more bytes
-    were read.
+    """Squash the edited `source` into the new file `target`; return a warning about lost data, or an empty text.
 
-    target's folder is private to the caller and takes the working files. ImageError when mksquashfs fails, AnotherWayError
-    for a Tree that must be read in another way.
+    on_bytes is called with the number of bytes read since the last call. target's folder is private to the caller and holds the
+    working files. ImageError when mksquashfs fails, AnotherWayError for a Tree that must be read in another way.
     """
     program, _ = mksquashfs()
     lost = tree_stream.Lost()
     try:
         if isinstance(source, Stream):
-            # -tar comes first: it sets defaults, which the arguments after it take back.
+            # -tar comes first: it sets defaults, which the arguments after it override.
             argv = [program, "-", str(target), "-tar", *_arguments(options)]
             with contextlib.closing(
                 tree_stream.edited(source.members, source.settle(edit), target.parent, lost)
@@ -120,9 +119,9 @@ def _arguments(options: Options) -> list[str]:
         packing = ["-noI", "-noD", "-noF", "-noX"]
     else:
         packing = ["-comp", squash.compressor, *(["-Xcompression-level", str(level)] if level else [])]
-    # -no-exports and -no-tailends: with -tar the tool's defaults differ from those without, and so would the bytes.
-    # -no-sparse: it would count the blocks that a file has on this disk, which a stream does not know.
-    # -root-mode: a tar stream has no entry for the root. -noappend: the default appends to what is there.
+    # -no-exports, -no-tailends: with -tar, mksquashfs has other defaults for these, and would write other bytes. -no-sparse: it
+    # would count the blocks that a file uses on this disk, which a stream does not know. -root-mode: a tar stream has no entry for
+    # the root. -noappend: by default mksquashfs appends to an existing file.
     same = ["-all-root", "-root-mode", "755", "-mkfs-time", "0", "-no-exports", "-no-tailends", "-no-sparse"]
     quiet = ["-noappend", "-no-recovery", "-no-progress", "-quiet", "-exit-on-error"]
     times = ["-root-time", "0", "-noI"] if options.keep_times else ["-all-time", "0"]
@@ -147,7 +146,7 @@ def _from_tree(source: Tree, edit: Edit, target: Path, options: Options, on_byte
     if done.returncode in (squash_overlay.CANNOT_MOUNT, squash_overlay.UNLIKE):
         raise AnotherWayError(done.stderr)
     if done.returncode != 0:
-        raise shell.failed(replace(done, argv=(program,)))  # what the child became
+        raise shell.failed(replace(done, argv=(program,)))  # the child process has become mksquashfs
 
 
 def _place(addition: Addition, number: int, folder: Path) -> squash_overlay.Place:
@@ -165,14 +164,16 @@ def _place(addition: Addition, number: int, folder: Path) -> squash_overlay.Plac
 
 
 def _child_env() -> dict[str, str]:
-    """The kit must be importable in the child, and SOURCE_DATE_EPOCH is fatal to mksquashfs beside its time options."""
+    """Environment for the child: it can import the kit, and SOURCE_DATE_EPOCH is unset, which mksquashfs
+    refuses with time options.
+    """
     env = {key: value for key, value in os.environ.items() if key != "SOURCE_DATE_EPOCH"}
     root = str(Path(__file__).resolve().parents[2])
     return env | {"PYTHONPATH": os.pathsep.join(filter(None, [root, env.get("PYTHONPATH", "")]))}
 
 
 def _reading(pid_file: Path, on_bytes: Callable[[int], None]) -> Callable[[], None]:
-    """Each call reports what the child has read since the one before, as the kernel counts it."""
+    """A function that reports how many bytes the child has read since the previous call, from the kernel's count."""
     before = 0
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""The last part of every way to an image: squash what is ready, check it against the lock, publish, write the lock."""
+"""The last part of every build and import: squash the content, compare with the lock, publish the image, write the lock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STALE = (
     "start. End the Dockerfile's RUN with: python3 -m compileall -q -f --invalidation-mode unchecked-hash FOLDER"
 )
 
-# Files that an error names.
+# An error lists this many files.
 _NAMED = 20
 
 Way = Callable[[], contextlib.AbstractContextManager[Tree | Stream | Finished]]
@@ -38,11 +38,11 @@ Way = Callable[[], contextlib.AbstractContextManager[Tree | Stream | Finished]]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is to come of it.
+    """The image to make.
 
-    source: `build`, or the URI that is imported. inputs: sha256 (hex) of what decides the bytes. locked: fail when the result
-    is not what the lock names, and leave lock and store as they are. relock: write the lock although the same inputs gave other
-    bytes. notes: for the lock; why the bytes may not come again.
+    source: `build`, or the URI to import. inputs: sha256 (hex) of everything that determines the bytes. locked: fail if the result
+    does not match the lock, and leave lock and store unchanged. relock: write the lock even if the same inputs gave other bytes.
+    notes: for the lock; reasons why another build may give other bytes.
     """
 
     name: str
@@ -62,18 +62,18 @@ class Target:
 
     @property
     def command(self) -> str:
-        """The command that makes it."""
+        """The command that makes the image."""
         return check_against_lock.made_by(self.name, self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """An image that is ready to be squashed.
+    """Content that is ready to be squashed.
 
-    ways: each gives the tree, tar stream or file for the length of a block, fastest first; all write the same bytes.
-    size: about, in bytes, for progress. kind, reference, digest: what it is based on (see LockedBase); without a digest, the
-    .sqsh's own. provenance: for /etc/rc, the same on every machine. noise: what is left out beside what always is.
-    keep_times: see squash.Options. engine, image_id: for the lock, when an engine took part.
+    ways: each gives the tree, tar stream or file for the length of a block, fastest first; all give the same bytes. size:
+    approximate, in bytes, for progress. kind, reference, digest: the base (see LockedBase); without a digest, the .sqsh's own is
+    used. provenance: for /etc/rc, the same on every machine. noise: patterns to leave out in addition to those that are always left
+    out. keep_times: see squash.Options. engine, image_id: for the lock, if an engine was used.
     """
 
     ways: tuple[Way, ...]
@@ -91,7 +91,7 @@ class Content:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """built: False when nothing had changed. changes: what the lock says now that it did not say before. seconds: wall."""
+    """built: False when nothing had changed. changes: the differences between the old and the new lock. seconds: wall time."""
 
     lock: ImageLock
     lock_file: Path
@@ -103,7 +103,7 @@ class Outcome:
 
 
 def unchanged(target: Target) -> Outcome | None:
-    """The image that is there already, when it is made of the same inputs; cheap enough to ask every time."""
+    """The existing image, if it was made from the same inputs; else None. This check is cheap."""
     locked = target.current
     if locked is None or locked.inputs != target.inputs:
         return None
@@ -117,8 +117,8 @@ def unchanged(target: Target) -> Outcome | None:
 def make(target: Target, content: Content, work: Path, report: Report) -> Outcome:
     """Squash, compare, publish, lock. work: a workspace of the target's store.
 
-    LockError when the target is locked and the bytes differ, and, unless it is to be locked anew, when the same inputs gave other
-    bytes: the lock stays, and the new image is in the store to be looked at. ImageError when squashing fails.
+    LockError in two cases: the target is locked and the bytes differ; or the same inputs gave other bytes and `relock` is not set.
+    Then the lock stays, and in the second case the new image is in the store for inspection. ImageError when squashing fails.
     """
     finished = work / "image.sqsh"
     method = _squash(target, content, finished, report)
@@ -130,7 +130,7 @@ def make(target: Target, content: Content, work: Path, report: Report) -> Outcom
         _must_be_locked(target, old, new, changes)
     facts = {"name": target.name, "source": target.source, "method": method, "made": time.time()}
     image = store.publish(target.store, finished, new.sha256, facts)
-    if old is not None and not target.relock and _promised(old, new, content) and old.sha256 != new.sha256:
+    if old is not None and not target.relock and _same_bytes_expected(old, new, content) and old.sha256 != new.sha256:
         raise _not_reproducible(target, old, new, changes)
     image_lock.write(target.lock_file, new)
     store.register(target.store, target.lock_file)
@@ -142,7 +142,7 @@ def make(target: Target, content: Content, work: Path, report: Report) -> Outcom
 
 
 def _squash(target: Target, content: Content, finished: Path, report: Report) -> str:
-    """Write the .sqsh by the first way that this machine allows; return how."""
+    """Write the .sqsh by the first way that this machine allows; return the name of that way."""
     edit = enroot_layout.edit(content.config, provenance=content.provenance, noise=content.noise)
     options = squash.Options(squash=target.squash, keep_times=content.keep_times)
     for way in content.ways:
@@ -180,8 +180,8 @@ def _lock(target: Target, content: Content, finished: Path, method: str) -> Imag
     )
 
 
-def _promised(old: ImageLock, new: ImageLock, content: Content) -> bool:
-    """Whether the inputs are the same and are all that decides the bytes. An imported folder has no digest to be known by."""
+def _same_bytes_expected(old: ImageLock, new: ImageLock, content: Content) -> bool:
+    """Whether the inputs are the same and determine the bytes. An imported folder has no digest that identifies it."""
     return old.inputs == new.inputs and old.reproducible and new.reproducible and bool(content.digest)
 
 

@@ -1,10 +1,10 @@
-"""Child process: mount an image's layers where nobody else sees them, then become mksquashfs. Needs root.
+"""Child process: mount an image's layers in a private namespace, then become mksquashfs. Needs root.
 
     python -m kit.images.squash_overlay REQUEST.json
 
-The kit's own files are one more layer on top of the image's, so nothing is copied and nothing of the image is touched. The
-mounts live in a mount namespace of this process: whatever ends it, kill -9 included, ends them; and the kernel ends the
-process when its parent dies. The request is a `Request` as JSON; its folder is private and takes the working files.
+The kit's own files are one more layer above the image's layers, so nothing is copied and the image does not change. The mounts
+exist only in this process's mount namespace and end with the process, even after kill -9. The kernel ends the process when its
+parent dies. The request is a `Request` as JSON. Its folder is private and holds the working files.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _CLONE_NEWNS = 0x00020000
 _MS_RDONLY, _MS_REC, _MS_PRIVATE = 1, 16384, 1 << 18
 _PR_SET_PDEATHSIG = 1
 
-# mount(2) takes one page of options.
+# mount(2) accepts one page of options.
 _PAGE = 4096
 
-# Exit code for "nothing may be mounted here", as root in a container often finds (sysexits.h, EX_UNAVAILABLE).
-# The other is for a tree that mksquashfs would write otherwise than from a stream (EX_SOFTWARE).
+# CANNOT_MOUNT: this process may not mount; root in a container often may not (sysexits.h, EX_UNAVAILABLE). UNLIKE: mksquashfs would
+# write the tree differently from a stream (EX_SOFTWARE).
 CANNOT_MOUNT, UNLIKE = 69, 70
 
 
@@ -39,11 +39,11 @@ class CannotMountError(Exception):
 
 
 class UnlikeError(Exception):
-    """The tree holds what mksquashfs reads from a folder otherwise than from a stream."""
+    """mksquashfs would read something in the tree differently from a folder than from a stream."""
 
 
 class Place(TypedDict):
-    """An `edits.Addition`: content is the name of a file in the request's folder."""
+    """A `tree_edits.Addition`. content: the name of a file in the request's folder."""
 
     path: str
     mode: int
@@ -53,7 +53,7 @@ class Place(TypedDict):
 
 
 class Request(TypedDict):
-    """layers: topmost first. dropped: patterns of what is left out. argv: mksquashfs without its source."""
+    """layers: topmost first. dropped: patterns of paths to leave out. argv: mksquashfs without its source."""
 
     layers: list[str]
     additions: list[Place]
@@ -63,13 +63,13 @@ class Request(TypedDict):
 
 
 def main(request_file: str) -> NoReturn:
-    """Mount, leave the pid for the parent to watch, and exec."""
+    """Mount the layers, write the pid for the parent to watch, and exec mksquashfs."""
     folder = Path(request_file).parent
     request: Request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     _die_with_parent()
     _check(_libc().unshare(_CLONE_NEWNS), "unshare")
     _mount("none", Path("/"), None, _MS_REC | _MS_PRIVATE, None)
-    # The store's file system may know neither links nor modes.
+    # Use a tmpfs: the store's file system may support neither links nor modes.
     own = folder / "own"
     own.mkdir()
     _mount("tmpfs", own, "tmpfs", 0, "mode=755")
@@ -114,7 +114,7 @@ def _edit(request: Request, folder: Path) -> Edit:
 
 
 def _fill(top: Path, image: Path, additions: tuple[Addition, ...]) -> None:
-    """The kit's own layer: it hides what the image has in its place."""
+    """Fill the kit's own layer. Its files hide the image's files at the same paths."""
     top.chmod(FOLDER_MODE)
     made = {top}
     for addition in additions:

@@ -1,8 +1,8 @@
-"""The image store: `<store>/sha256/<hex>.sqsh`, complete or not there at all.
+"""The image store: `<store>/sha256/<hex>.sqsh`. A file there is always complete.
 
-`sha256/` holds images, each with a `<hex>.json` of what is worth knowing and decides nothing. `tmp/` holds one folder per
-builder, on the same filesystem, so that publishing is one rename. `locks/` holds the leases, and `refs/` the places of the
-image.lock files that use this store.
+`sha256/` holds images, each with a `<hex>.json` of facts for people. `tmp/` holds one folder per builder on the same filesystem, so
+that publishing is one rename. `locks/` holds the locks of images that are being made. `refs/` holds the paths of the image.lock
+files that use this store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kit.errors import ImageError
 from kit.images import cross_host_lock, temporary_names
 from kit.owning_process import Owner
 
-# What a builder on another host left behind can only be judged by its age.
+# Leftovers of a builder on another host can only be judged by their age.
 _FOREIGN_LEFTOVER_S = 24 * 3600.0
 
 _DISK_TAKES_NO_MORE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
@@ -31,17 +31,17 @@ NO_SPACE = "free space (or inodes: 'df -i') on the store's filesystem, or name a
 
 
 def path(store: Path, sha256: str) -> Path:
-    """Where the image with this digest (64 hex digits) is, or would be."""
+    """The path of the image with this digest (64 hex digits), whether it exists or not."""
     return store / "sha256" / f"{sha256}.sqsh"
 
 
 def lock_file(store: Path, name: str) -> Path:
-    """The lock under which the image `name` is made (see `lease.hold`)."""
+    """The lock that a process holds while it makes the image `name` (see `cross_host_lock.hold`)."""
     return store / "locks" / f"{name}.lock"
 
 
 def prepare(store: Path) -> None:
-    """Make the store's folders, readable as the store itself is, and remove what dead builders left.
+    """Make the store's folders with the store's own mode, and remove leftovers of dead builders.
 
     ImageError when the store cannot be written.
     """
@@ -52,8 +52,8 @@ def prepare(store: Path) -> None:
             folder = store / name
             if not folder.is_dir():
                 folder.mkdir()
-                # A shared store's owner decides who may write by the mode of the store itself, not by somebody's umask.
-                # No sticky bit on locks: a dead user's lock is anybody's to take over, and costs its holder nothing but time.
+                # In a shared store, the mode of the store itself decides who may write, not a user's umask. `locks` has no sticky
+                # bit: any user may take over a dead user's lock, and that costs only time.
                 _chmod(folder, store.stat().st_mode & (0o6777 if name == "locks" else 0o7777))
         if not os.access(store / "tmp", os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -67,9 +67,9 @@ def prepare(store: Path) -> None:
 
 @contextlib.contextmanager
 def workspace(store: Path) -> Iterator[Path]:
-    """A private folder on the store's filesystem, removed on the way out; after a kill -9, by the next `clean`.
+    """A private folder on the store's filesystem, removed at the end of the block or, after kill -9, by the next `clean`.
 
-    ImageError when the block meets a disk that takes no more.
+    ImageError when the disk is full or fails during the block.
     """
     folder = store / "tmp" / f"{Owner.current()}~{secrets.token_hex(4)}"
     try:
@@ -84,7 +84,7 @@ def workspace(store: Path) -> Iterator[Path]:
 
 
 def clean(store: Path) -> list[Path]:
-    """Remove the temporary folders, notes and locks of processes that are gone, as far as this user may; return the folders."""
+    """Remove the temporary folders, notes and locks of dead processes, if this user may; return the folders."""
     with contextlib.suppress(OSError):
         cross_host_lock.sweep(store / "locks")
     temporary_names.sweep(store / "refs")
@@ -102,10 +102,10 @@ def clean(store: Path) -> list[Path]:
 
 
 def publish(store: Path, finished: Path, sha256: str, facts: Mapping[str, object]) -> Path:
-    """Give a finished .sqsh its place in the store and return it.
+    """Move a finished .sqsh to its place in the store and return its path.
 
-    `finished` lies in a `workspace` of the same store and has been settled: it is on the disk before it is visible, and
-    visible whole.
+    `finished` is in a `workspace` of the same store and was passed to `settle`: the file is complete on disk before it becomes
+    visible.
     """
     target = path(store, sha256)
     mode = 0o644 & store.stat().st_mode | 0o400
@@ -120,7 +120,7 @@ def publish(store: Path, finished: Path, sha256: str, facts: Mapping[str, object
 
 
 def register(store: Path, lock_file: Path) -> None:
-    """Note that a lock uses this store, so that pruning knows of it whoever prunes; nothing happens without permission."""
+    """Note that a lock uses this store, so that pruning keeps its image. Without permission to write, do nothing."""
     place = str(lock_file.absolute())
     note = store / "refs" / hashlib.sha256(place.encode()).hexdigest()[:32]
     with contextlib.suppress(OSError):
@@ -131,14 +131,14 @@ def register(store: Path, lock_file: Path) -> None:
 
 
 def registered(store: Path) -> list[Path]:
-    """The locks that were registered, as far as they still exist."""
+    """The registered locks that still exist."""
     notes = sorted((store / "refs").glob("[0-9a-f]*")) if (store / "refs").is_dir() else []
     places = [Path(note.read_text(encoding="utf-8").rstrip("\n")) for note in notes]
     return [place for place in places if place.is_file()]
 
 
 def settle(file: Path) -> str:
-    """Bring a finished file to the disk while hashing it; its sha256, in hex."""
+    """Write a finished file to disk (fsync) while hashing it; return its sha256, in hex."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         synced = pool.submit(_sync, file)
         digest = digest_of(file)
@@ -153,7 +153,7 @@ def digest_of(file: Path) -> str:
 
 
 def facts(store: Path, sha256: str) -> dict[str, object]:
-    """What `publish` noted about an image; empty when it is not there."""
+    """The facts that `publish` wrote about an image; empty if there are none."""
     try:
         found = json.loads(path(store, sha256).with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -162,7 +162,7 @@ def facts(store: Path, sha256: str) -> dict[str, object]:
 
 
 def _chmod(place: Path, mode: int) -> None:
-    """Set the mode, where the file system has modes; `kit images --doctor` says what is unsafe about one that has not."""
+    """Set the mode, if the file system has modes. `kit images --doctor` reports what is unsafe on one without."""
     try:
         place.chmod(mode)
     except OSError as error:

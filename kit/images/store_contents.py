@@ -1,4 +1,4 @@
-"""Lists the images of a store, the locks that name each, and the images that may be removed."""
+"""Lists the images of a store, the locks that name them, and the images that may be removed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FILE = re.compile(r"^([0-9a-f]{64})\.sqsh$")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One image. name: from a lock, or as it was made; locks: the files that name it. made: seconds since the epoch.
+    """One image. name: from a lock, or from its build. locks: the lock files that name it. made: seconds since the epoch.
 
     present: the file is in the store, with the size that the lock says.
     """
@@ -32,7 +32,7 @@ class Row:
 
 
 def rows(store_dir: Path, project: Path) -> list[Row]:
-    """All images of the store and all that a known lock names, by name."""
+    """All images of the store and all images that a known lock names, sorted by name."""
     locks = known_locks(store_dir, project)
     found = [_locked_row(store_dir, sha256, places) for sha256, places in _by_digest(locks).items()]
     named = {row.sha256 for row in found}
@@ -43,7 +43,7 @@ def rows(store_dir: Path, project: Path) -> list[Row]:
 def known_locks(store_dir: Path, project: Path) -> dict[Path, image_lock.Head]:
     """The locks of the project, of the user and of the kit, and those of other projects that registered with the store.
 
-    A damaged lock of another project is left out here; `prune` keeps everything while there is one.
+    A damaged lock of another project is left out here. While there is one, `prune` removes nothing.
     """
     found = {}
     for path in _lock_files(store_dir, project):
@@ -55,10 +55,10 @@ def known_locks(store_dir: Path, project: Path) -> dict[Path, image_lock.Head]:
 def prune(
     store_dir: Path, project: Path, *, in_use: Collection[str], older_than_s: float, dry_run: bool
 ) -> list[tuple[Path, int]]:
-    """Remove what no lock names, no run uses and is old enough; return what went, with its size in bytes.
+    """Remove images that no lock names, no run uses, and that are old enough; return them with their sizes in bytes.
 
-    in_use: digests (64 hex digits) of queued and running jobs. dry_run: only say what would go.
-    ImageError when a lock cannot be read: what it names cannot be known then.
+    in_use: digests (64 hex digits) of queued and running jobs. dry_run: only list them. ImageError when a lock cannot be read,
+    because the image that it names is then unknown.
     """
     locks = known_locks(store_dir, project)
     unreadable = [path for path in _lock_files(store_dir, project) if path not in locks]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def problems(store: Path) -> Iterator[str]:
-    """One sentence for each thing that lets another user put other bytes in an image's place, with what mends it.
+    """One sentence for each way in which another user could replace an image, with the command that prevents it.
 
-    Runs check the digest all the same: such a change ends a run before it starts, and does not run.
+    Runs check the digest anyway: a replaced image stops a run before it starts.
     """
     if not store.is_dir():
         yield f"{store}: not a folder"

@@ -1,4 +1,4 @@
-"""Headers of a tar that is read at any place: tarfile's own reading of them, with the plain ones told quickly in a first pass."""
+"""Reads headers at any offset of a tar. Plain headers are parsed by a fast path, all others by tarfile."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from kit.images.layer_bytes import Bytes, File
 from kit.images.tree_stream import ENCODING, ERRORS, Data
 
 _BLOCK = tarfile.BLOCKSIZE
-# Places in a ustar header (pax(1), "ustar Interchange Format").
+# Fields of a ustar header (pax(1), "ustar Interchange Format").
 _NAME, _MODE, _SIZE, _TIME, _SUM = slice(0, 100), slice(100, 108), slice(124, 136), slice(136, 148), slice(148, 156)
 _LINK, _PREFIX = slice(157, 257), slice(345, 500)
 _TYPE = 156
 _QUICK = frozenset(tarfile.REGTYPE + tarfile.LNKTYPE + tarfile.SYMTYPE + tarfile.DIRTYPE)
 _REGULAR, _FOLDER = tarfile.REGTYPE[0], tarfile.DIRTYPE[0]
-_BLANKS = 8 * ord(" ")  # the sum's own field counts as blanks
+_BLANKS = 8 * ord(" ")  # the checksum's own field counts as blanks
 
 
 class Header(NamedTuple):
-    """What building a tree needs of a member. end: the place of the next one."""
+    """The parts of a header that building a tree needs. end: the offset of the next header."""
 
     name: str
     type: bytes
@@ -29,17 +29,17 @@ class Header(NamedTuple):
 
 
 class Headers:
-    """The members of one tar. tarfile's own errors for what is none."""
+    """The members of one tar. Raises tarfile's own errors for invalid headers."""
 
     def __init__(self, source: Bytes) -> None:
         self._source = source
         self._file = File(source)
-        # fromtarfile() wants a TarFile for its file, its encoding and its global headers.
+        # fromtarfile() needs a TarFile for its file, its encoding and its global headers.
         self._tar = tarfile.open(fileobj=io.BytesIO(bytes(2 * _BLOCK)), encoding=ENCODING, errors=ERRORS)  # noqa: SIM115
         self._tar.fileobj = self._file  # type: ignore[assignment]
 
     def at(self, place: int) -> Header:
-        """The member whose header, or whose first extended header, is at `place`."""
+        """The member whose header, or whose first extended header, is at offset `place`."""
         found = None if self._tar.pax_headers else _quick(self._source.read_at(place, _BLOCK), place)
         if found is None:
             member = self._from_tarfile(place)
@@ -47,7 +47,7 @@ class Headers:
         return found
 
     def member(self, place: int) -> tarfile.TarInfo:
-        """The same with all that tarfile knows of it."""
+        """The same member as a complete TarInfo."""
         if not self._tar.pax_headers:
             header = self._source.read_at(place, _BLOCK)
             quick = _quick(header, place)
@@ -70,7 +70,7 @@ class Headers:
 
 
 def _quick(header: bytes, place: int) -> Header | None:
-    """A header without extensions, read as `tarfile.TarInfo.frombuf` does; None for any other, and for a damaged one."""
+    """Parse a header without extensions as `tarfile.TarInfo.frombuf` does; None for any other or damaged header."""
     if len(header) < _BLOCK or header[_TYPE] not in _QUICK:
         return None
     try:
@@ -92,7 +92,7 @@ def _quick(header: bytes, place: int) -> Header | None:
 
 
 def _member(quick: Header, header: bytes, place: int) -> tarfile.TarInfo:
-    """All that the tree needs of a plain header. tarfile's error for a field that is not a number."""
+    """A TarInfo for a plain header. Raises tarfile's error for a field that is not a number."""
     try:
         mode, size, mtime = (int(header[field].strip(b" \0") or b"0", 8) for field in (_MODE, _SIZE, _TIME))
         member = tarfile.TarInfo(quick.name)
@@ -104,7 +104,7 @@ def _member(quick: Header, header: bytes, place: int) -> tarfile.TarInfo:
             quick.target,
         )
     except ValueError:
-        member = tarfile.TarInfo.frombuf(header, ENCODING, ERRORS)  # a number in base 256, or none
+        member = tarfile.TarInfo.frombuf(header, ENCODING, ERRORS)  # a number in base 256, or an invalid one
     member.offset, member.offset_data = place, place + _BLOCK
     return member
 
@@ -114,13 +114,13 @@ def _text(field: bytes) -> str:
 
 
 class _Part:
-    """`size` bytes of a tar from `place`."""
+    """`size` bytes of a tar from offset `place`."""
 
     def __init__(self, source: Bytes, place: int, size: int) -> None:
         self._source, self._place, self._left = source, place, size
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes."""
+        """Read up to `size` bytes."""
         chunk = self._source.read_at(self._place, min(size, self._left))
         self._place += len(chunk)
         self._left -= len(chunk)

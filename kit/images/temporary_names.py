@@ -1,6 +1,6 @@
-"""Temporary names beside what they become, so that publishing is one rename; those of dead processes are found and removed.
+"""Temporary names next to their final path, so that publishing is one rename. Leftovers of dead processes are found and removed.
 
-A name is `.<name>~<owner>~<8 hex digits>`, with the owner as `kit.owning_process` spells it.
+A name is `.<name>~<owner>~<8 hex digits>`. kit.owning_process defines the form of the owner.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from kit.owning_process import Owner
 
 @contextlib.contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A name for the file or folder that is to become `path`, on its file system; what has it at the end of the block is removed.
+    """A temporary name for the file or folder that will become `path`, on the same file system. It is removed at the end of the
+    block.
 
-    What processes that are gone left for the same `path` is removed first. The parent must exist.
+    Leftovers of dead processes for the same `path` are removed first. The parent folder must exist.
     """
     sweep(path.parent, path.name)
     place = path.with_name(f".{path.name}~{Owner.current()}~{secrets.token_hex(4)}")
@@ -30,7 +31,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def sweep(folder: Path, name: str = "") -> None:
-    """Remove the temporary files and folders of processes that are gone: those that were to become `name`, or any."""
+    """Remove temporary files and folders of dead processes: those for `name`, or all."""
     with contextlib.suppress(OSError):
         for place in folder.iterdir():
             owner = _owner(place.name)
@@ -40,7 +41,7 @@ def sweep(folder: Path, name: str = "") -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file's name, without its folder, is of this kind."""
+    """Whether a file's name, without its folder, is a temporary name."""
     return _owner(name) is not None
 
 
@@ -50,7 +51,7 @@ def _owner(name: str) -> Owner | None:
 
 
 def remove(place: Path) -> None:
-    """Remove a file or a folder, as far as this user may; folders that their owner may not enter or write are handled, too."""
+    """Remove a file or folder, as far as this user may. Folders that their owner may not enter or write are removed too."""
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
         if place.exists():
@@ -62,7 +63,7 @@ def remove(place: Path) -> None:
 
 
 def open_all(folder: Path) -> None:
-    """Let the owner read every file below a folder, and read, enter and write every folder."""
+    """Allow the owner to read every file below a folder, and to read, enter and write every folder."""
     with contextlib.suppress(OSError):
         _add_mode(folder, stat.S_IRWXU)
         for place in folder.iterdir():

@@ -1,7 +1,7 @@
-"""Edits of an image's tree on its way into a .sqsh, decided here as data; every way of squashing obeys them.
+"""Edits of an image's tree for its .sqsh, described as data. Every way of squashing applies the same edits.
 
-The rules are what an engine's own container of the image shows, so that its export, its mounted layers and the kit's own merge of
-the layers give the same bytes (docs/guides/images.md has the table).
+The rules follow what an engine's own container of the image shows, so that its export, its mounted layers and the kit's own merge
+of the layers give the same bytes (docs/guides/images.md has the table).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-# Device nodes cannot be made by an ordinary user, and the rest is what an engine leaves in the containers that it exports.
+# Device nodes cannot be made by an ordinary user. The other files are leftovers of an engine in its exported containers.
 ALWAYS_DROPPED = ("dev/*", "proc/*", "sys/*", ".dockerenv", "run/.containerenv")
 
-# What differs between two builds of one Dockerfile and means nothing in a container: logs, caches, backups that dpkg and
-# useradd keep, and the machine's identity.
+# Files that differ between two builds of one Dockerfile and have no use in a container: logs, caches, backups of dpkg and useradd,
+# and the machine's identity.
 BUILD_NOISE = (
     "tmp/*",
     "var/tmp/*",
@@ -37,28 +37,29 @@ BUILD_NOISE = (
     "root/.cache",
 )
 
-# An engine lays a layer of its own over every container: these are real folders with this mode in it, whatever the image has.
+# An engine puts its own layer over every container. In that layer these are real folders with this mode, whatever the image has.
 ENGINE_FOLDERS = ("dev", "etc", "proc", "sys")
 FOLDER_MODE = 0o755
 
-# Docker's export keeps this attribute alone. What a file system adds (SELinux) or a user set has no meaning on the next machine.
+# Docker's export keeps only this attribute. Attributes from a file system (SELinux) or a user have no meaning on another machine.
 _XATTR = "SCHILY.xattr."
 KEPT_XATTRS = frozenset({"security.capability"})
 _ACLS = ("SCHILY.acl.", f"{_XATTR}system.posix_acl_")
 
-# squashfs counts seconds in 32 bits without a sign.
+# squashfs stores seconds as unsigned 32-bit numbers.
 LATEST = (1 << 32) - 1
 
 _OWNER_ALL, _OWNER_READ, _ANY_LINK = 0o700, 0o400, 0o777
-_MAX_LINKS = 40  # as the kernel (path_resolution(7))
+_MAX_LINKS = 40  # the kernel's limit (path_resolution(7))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Addition:
-    """A file, folder or symbolic link that the .sqsh gets.
+    """A file, folder or symbolic link to add to the .sqsh.
 
-    path: without a leading slash. A file (content) or link (target) replaces what the image has there. A folder is made only
-    where the image has nothing, but for `ENGINE_FOLDERS`; follows: where the image's links lead (see `settled`).
+    path: without a leading slash. A file (content) or link (target) replaces what the image has at the path. A folder is made only
+    if the image has nothing there; `ENGINE_FOLDERS` are always made. follows: whether links of the image in the path are followed
+    (see `settled`).
     """
 
     path: str
@@ -69,12 +70,12 @@ class Addition:
 
     @property
     def key(self) -> bytes:
-        """Place in the order in which a tree is walked."""
+        """Sort key for the order in which a tree is walked."""
         return walk_key(self.path)
 
     @property
     def replaces(self) -> bool:
-        """Whether it takes the place of what the image has there."""
+        """Whether it replaces what the image has at its path."""
         return self.content is not None or self.target is not None or self.path in ENGINE_FOLDERS
 
 
@@ -90,17 +91,17 @@ Look = Callable[[str], Seen | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """All changes to a tree: additions in walk order, and glob patterns of what is left out (`*` stops at a slash)."""
+    """All changes to a tree: additions in walk order, and glob patterns of paths to drop (`*` stops at a slash)."""
 
     additions: tuple[Addition, ...]
     dropped: tuple[str, ...]
 
     def drops(self, path: str) -> bool:
-        """Whether what the image has at `path` (no leading slash) goes: by a pattern, or because an addition replaces it."""
+        """Whether the image's entry at `path` (no leading slash) is dropped: a pattern matches, or an addition replaces it."""
         return self._matches(path, self._replaced) or self.covers(path)
 
     def covers(self, path: str) -> bool:
-        """Whether a pattern leaves out `path` or a folder that it lies in; then nothing is added there either."""
+        """Whether a pattern drops `path` or a folder above it; then nothing is added there either."""
         return self._matches(path, self._patterns)
 
     @cached_property
@@ -121,7 +122,7 @@ class Edit:
 
 
 def _by_first(patterns: Iterable[str]) -> dict[str, list[list[str]]]:
-    """By first component, which is never a glob: a tree has tens of thousands of paths to look up."""
+    """Patterns by first component, which is never a glob. This makes the lookup fast for tens of thousands of paths."""
     table: dict[str, list[list[str]]] = {}
     for pattern in patterns:
         parts = pattern.split("/")
@@ -130,15 +131,15 @@ def _by_first(patterns: Iterable[str]) -> dict[str, list[list[str]]]:
 
 
 def walk_key(path: str) -> bytes:
-    """Sorts paths as a walk in byte order visits them, which is the order of mksquashfs and of an engine's export.
+    """Sort key that gives the order of a walk in byte order, as in mksquashfs and in an engine's export.
 
-    No name holds a NUL, and nothing sorts before it: a folder's content follows the folder at once.
+    Names hold no NUL, and nothing sorts before it, so a folder's content follows the folder immediately.
     """
     return path.replace("/", "\0").encode(errors="surrogateescape")
 
 
 def clean(name: str) -> str:
-    """A member's name as a path without leading `/` or `./`; empty for the root. ValueError for one that leaves the root."""
+    """A member's name as a path without leading `/` or `./`; empty for the root. ValueError for a path outside the root."""
     if "." not in name and "//" not in name:
         return name.strip("/")
     path = posixpath.normpath(name).lstrip("/")
@@ -148,7 +149,7 @@ def clean(name: str) -> str:
 
 
 def normalise(member: tarfile.TarInfo, name: str) -> None:
-    """Give a member the form that every way writes: root's, readable, with the attributes that are kept."""
+    """Change a member to the form that every way writes: owned by root, readable, with only the kept attributes."""
     member.name = name
     member.uid = member.gid = 0
     member.uname = member.gname = ""
@@ -178,10 +179,10 @@ def is_kept(header: str) -> bool:
 
 
 def settled(edit: Edit, look: Look) -> Edit:
-    """The edit with each added folder where the image's links lead, as an engine makes a working directory.
+    """The edit with the links in its added folders' paths resolved, as an engine does for a working directory.
 
-    look: what the image has at a path; its parents are real folders. Files and links of the kit are never led elsewhere:
-    `ENGINE_FOLDERS` are real folders.
+    look: returns what the image has at a path whose parents are real folders. The kit's own files and links need no resolving: they
+    are in `ENGINE_FOLDERS`, which are real folders.
     """
     found = {a.path: a for a in edit.additions if a.replaces and not edit.covers(a.path)}
     for addition in edit.additions:
@@ -200,7 +201,7 @@ def _nothing(path: str, look: Look) -> list[str]:
 
 
 def _missing(path: str, look: Look, made: frozenset[str]) -> list[str]:
-    """The folders that are to be made so that `path` is one, outermost first; none when a file is in the way."""
+    """The folders to make so that `path` becomes a folder, outermost first; empty when a file is in the way."""
     found: list[str] = []
     left, place, links = path.split("/"), "", 0
     while left:

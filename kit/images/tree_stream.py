@@ -1,4 +1,7 @@
-"""An image's tree as a stream: tar members in, edited, tar bytes for mksquashfs out. Nothing is unpacked, and no root is needed."""
+"""An image's tree as a stream: reads tar members, edits them, writes tar bytes for mksquashfs.
+
+It needs no root and no disk space.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _BLOCK = 1 << 20
 ENCODING, ERRORS = "utf-8", "surrogateescape"
 
 _ORDINARY = frozenset({tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE})
-_OCTAL_END = 8**11  # of the eleven digits of a size and a time (pax(1), "ustar Interchange Format")
+_OCTAL_END = 8**11  # limit of the eleven octal digits of size and time (pax(1), "ustar Interchange Format")
 _BLANK_SUM = 8 * ord(" ")  # the checksum's own field counts as blanks
 
 
@@ -28,14 +31,14 @@ class Data(Protocol):
     """The content of a file, read once from its beginning."""
 
     def read(self, size: int, /) -> bytes:
-        """Up to `size` bytes; none at the end."""
+        """Up to `size` bytes; empty at the end."""
 
 
 Entry = tuple[tarfile.TarInfo, Data | None]
 
 
 def parsed(chunks: Iterable[bytes]) -> Iterator[Entry]:
-    """Yield the members of a tar stream with their data. Read each one's data before you ask for the next.
+    """Yield the members of a tar stream with their data. Read each member's data before asking for the next.
 
     ImageError when the tar is damaged or cut off.
     """
@@ -53,19 +56,19 @@ def parsed(chunks: Iterable[bytes]) -> Iterator[Entry]:
 
 @dataclass
 class Lost:
-    """What of an image is dropped and its user should know: files with access control lists."""
+    """Data of an image that is dropped, for a warning: files with access control lists."""
 
     count: int = 0
     first: str = ""
 
     def add(self, path: str) -> None:
-        """One more."""
+        """Count one more file."""
         self.first = self.first or path
         self.count += 1
 
     @property
     def warning(self) -> str:
-        """For the user; empty when nothing was lost."""
+        """A warning for the user; empty when nothing was lost."""
         more = f" and {self.count - 1} more" if self.count > 1 else ""
         return (
             f"{self.first}{more}: access control lists are not kept, only owner, group and mode" if self.count else ""
@@ -73,18 +76,18 @@ class Lost:
 
 
 def edited(members: Iterable[Entry], edit: Edit, work: Path, lost: Lost | None = None) -> Generator[bytes]:
-    """A tar of the members with `edit` applied; ImageError for a hard link whose target is not there.
+    """A tar of the members with `edit` applied. ImageError for a hard link whose target does not exist.
 
-    The members come in walk order, as an engine exports them and `layer_tree.merged` yields them. Additions are put where the
-    walk would meet them, so that mksquashfs writes the same bytes from this stream as from the tree itself. work: a folder for
-    the data of dropped files, which another name may still need. lost: hears what is not kept.
+    The members come in walk order, as an engine exports them and `layer_tree.merged` yields them. Additions are inserted at their
+    place in the walk, so that mksquashfs writes the same bytes from this stream as from the tree itself. work: a folder for the
+    data of dropped files, which another hard link may still need. lost: collects what is not kept.
     """
     with _Spool(work) as spool:
         yield from _Editing(edit, spool, lost or Lost()).stream(members)
 
 
 class _Spool:
-    """Files that were left out of the stream, for the names that are linked to them and stay."""
+    """Files that were dropped from the stream, kept for hard links to them that remain."""
 
     def __init__(self, work: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=work)  # noqa: SIM115 - closed by __exit__
@@ -97,14 +100,14 @@ class _Spool:
         self._file.close()
 
     def hold(self, name: str, member: tarfile.TarInfo, data: Data | None) -> None:
-        """Keep what may be needed of a member that goes."""
+        """Keep the header and data of a dropped member."""
         self._file.seek(0, io.SEEK_END)
         self._held[name] = (member, self._file.tell())
         while data is not None and (chunk := data.read(_BLOCK)):
             self._file.write(chunk)
 
     def take(self, name: str) -> Entry | None:
-        """The member that was held under a name, as a new one; None when nothing was."""
+        """The dropped member of this name, as a new one; None if there is none."""
         if name not in self._held:
             return None
         member, place = self._held[name]
@@ -119,7 +122,7 @@ class _Part:
         self._file, self._left = file, size
 
     def read(self, size: int) -> bytes:
-        """Up to `size` bytes."""
+        """Read up to `size` bytes."""
         chunk = self._file.read(min(size, self._left))
         self._left -= len(chunk)
         return chunk
@@ -139,7 +142,7 @@ class _Editing:
         self._files = Names()
 
     def stream(self, members: Iterable[Entry]) -> Iterator[bytes]:
-        """See `edited`."""
+        """The edited tar; see `edited`."""
         for member, data in members:
             name = clean(member.name)
             while self._waiting and self._waiting[0].key < walk_key(name):
@@ -171,7 +174,7 @@ class _Editing:
         yield from encoded(member, data)
 
     def _linked(self, member: tarfile.TarInfo, name: str) -> Entry:
-        """A hard link to a name that stays; or, for the first of a file whose first name went, the file itself."""
+        """A hard link to a name that stays. If the file's first name was dropped, its next name gets the file itself."""
         target = clean(member.linkname)
         target = self._moved.get(target, target)
         held = self._spool.take(target)
@@ -184,7 +187,10 @@ class _Editing:
         return member, None
 
     def _add(self, addition: Addition) -> Iterator[bytes]:
-        """One addition. A folder only where the image has nothing, and below real folders (/var/run may be a link)."""
+        """Write one addition.
+
+        A folder is added only if the image has nothing there, and below real folders (/var/run may be a link).
+        """
         below_folders = all(self._seen[parent] for parent in _parents(addition.path))
         there = addition.path in self._met
         if self._edit.covers(addition.path) or (not addition.replaces and (there or not below_folders)):
@@ -205,9 +211,9 @@ class _Editing:
 
 
 def encoded(member: tarfile.TarInfo, data: Data | None) -> Iterator[bytes]:
-    """A member as tar bytes that mksquashfs 4.5 reads rightly. ImageError when its data end early."""
+    """A member as tar bytes that mksquashfs 4.5 reads correctly. ImageError when its data end early."""
     yield from _xattrs(member)
-    # GNU headers: mksquashfs 4.5 loses the leading slash of a link target that is in a PAX header.
+    # GNU headers: mksquashfs 4.5 drops the leading slash of a link target in a PAX header.
     yield _header(member) or member.tobuf(tarfile.GNU_FORMAT, ENCODING, ERRORS)
     if data is None:
         return
@@ -221,7 +227,7 @@ def encoded(member: tarfile.TarInfo, data: Data | None) -> Iterator[bytes]:
 
 
 def _header(member: tarfile.TarInfo) -> bytes:
-    """What `tobuf` makes of an ordinary member of root's, in a fifth of its time; empty for any other."""
+    """The same bytes as `tobuf` for an ordinary member of root, five times as fast; empty for any other member."""
     name = member.name.encode(ENCODING, ERRORS) + (b"/" if member.type == tarfile.DIRTYPE else b"")
     target = member.linkname.encode(ENCODING, ERRORS)
     ordinary = member.type in _ORDINARY and len(name) <= tarfile.LENGTH_NAME and len(target) <= tarfile.LENGTH_LINK
@@ -240,7 +246,7 @@ def _header(member: tarfile.TarInfo) -> bytes:
 
 
 def _xattrs(member: tarfile.TarInfo) -> Iterator[bytes]:
-    """A PAX header with nothing but the member's extended attributes, such as file capabilities."""
+    """A PAX header with only the member's extended attributes, such as file capabilities."""
     records = b"".join(_pax_record(key, value) for key, value in member.pax_headers.items() if tree_edits.is_kept(key))
     if records:
         header = tarfile.TarInfo("xattrs")
@@ -249,7 +255,7 @@ def _xattrs(member: tarfile.TarInfo) -> Iterator[bytes]:
 
 
 def _pax_record(key: str, value: str) -> bytes:
-    """`<length> <key>=<value>` and a newline, the length counting itself (pax(1), "pax Extended Header")."""
+    """`<length> <key>=<value>` and a newline. The length includes its own digits (pax(1), "pax Extended Header")."""
     body = f" {key}=".encode() + value.encode(errors=ERRORS) + b"\n"
     length = len(body)
     while length != len(str(length)) + len(body):
@@ -264,7 +270,7 @@ def _parents(path: str) -> list[str]:
 
 
 class ChunkFile(io.RawIOBase):
-    """A file to read from, over an iterator of chunks."""
+    """A readable file object over an iterator of chunks."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         super().__init__()
@@ -272,7 +278,7 @@ class ChunkFile(io.RawIOBase):
         self._rest = memoryview(b"")
 
     def read(self, size: int = -1) -> bytes:
-        """Up to `size` bytes."""
+        """Read up to `size` bytes."""
         parts: list[memoryview] = []
         wanted = size
         while wanted > 0:

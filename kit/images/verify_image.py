@@ -1,4 +1,4 @@
-"""`kit verify-image`: an image file against its lock, or a lock against a build from nothing."""
+"""`kit verify-image`: checks an image file against its lock, or a lock against a new build."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.spec.image import ImageLock
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What was checked and is right. image: as it was named. digest: `sha256:<hex>`, empty where nothing needed it."""
+    """A successful check. image: its name or path as given. digest: `sha256:<hex>`; empty if it was not computed."""
 
     image: str
     digest: str
@@ -26,7 +26,7 @@ class Verified:
 
 
 def checked(image: str, *, project: Path, store: Path, full: bool) -> Verified:
-    """Check an image by name, or a .sqsh by path. LockError when it is not right."""
+    """Check an image by name, or a .sqsh by path. LockError when the check fails."""
     path = Path(image)
     if image.endswith(".sqsh") or "/" in image:
         return _checked_file(path, full=full)
@@ -39,7 +39,7 @@ def checked(image: str, *, project: Path, store: Path, full: bool) -> Verified:
 def rebuilt(name: str, *, project: Path, store: Path, report: Report) -> Verified:
     """Build an image from nothing and compare the result with its lock.
 
-    LockError, naming what changed, when they are not.
+    LockError, naming what changed, when they differ.
     """
     locked = _lock_of(name, project)
     if locked.source != "build":
@@ -55,7 +55,7 @@ def _checked_file(path: Path, *, full: bool) -> Verified:
     if not full:
         return Verified(image=str(path), digest="", checked="superblock and size right")
     digest = store.digest_of(path)
-    # A file of a store is named by its digest; any other file has only its digest to tell.
+    # A file in a store is named by its digest, so compare the two. For any other file just report the digest.
     if path.parent.name == "sha256" and path.stem != digest:
         raise LockError(f"{path}: has the digest sha256:{digest}: it is damaged", hint="remove it, then make it again")
     return Verified(image=str(path), digest=f"sha256:{digest}", checked="")

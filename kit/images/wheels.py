@@ -21,7 +21,7 @@ from kit.spec.image import PythonPackages
 
 
 def fetch(packages: PythonPackages, folder: Path, *, fresh: bool, on_line: Callable[[str], None]) -> tuple[Path, ...]:
-    """The packages of the lock file in `folder`, from the cache or the index: wheels, or sources where named; sorted.
+    """The packages of the lock file in `folder`, from the cache or the index, sorted: wheels, and sources for those in `sdists`.
 
     fresh: fetch again even if the cache has them. ImageError when the lock is missing or a package cannot be downloaded.
     """
@@ -33,7 +33,7 @@ def fetch(packages: PythonPackages, folder: Path, *, fresh: bool, on_line: Calla
         raise ImageError(f"{lock}: no such file, and the wheels are fetched against it", hint=hint)
     cached = platformdirs.user_cache_path("kit") / "wheels" / _key(packages, lock)
     if fresh or not cached.is_dir():
-        _fill(cached, packages, lock, on_line)
+        _download_to_cache(cached, packages, lock, on_line)
     return tuple(sorted(p for p in cached.iterdir() if p.name.endswith((".whl", ".tar.gz"))))
 
 
@@ -42,8 +42,8 @@ def _key(packages: PythonPackages, lock: Path) -> str:
     return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:16]
 
 
-def _fill(cached: Path, packages: PythonPackages, lock: Path, on_line: Callable[[str], None]) -> None:
-    """Download into a folder beside the cache, then swap: a broken download is never taken for a whole one."""
+def _download_to_cache(cached: Path, packages: PythonPackages, lock: Path, on_line: Callable[[str], None]) -> None:
+    """Download into a folder next to the cache, then rename it, so that an interrupted download never looks complete."""
     with working_folder(cached.name) as work:
         (work / "wheels").mkdir()
         _download(packages, lock, work / "wheels", on_line)
@@ -53,7 +53,7 @@ def _fill(cached: Path, packages: PythonPackages, lock: Path, on_line: Callable[
 
 @contextlib.contextmanager
 def working_folder(name: str) -> Iterator[Path]:
-    """A private folder beside the cached wheels for pip to work in, removed afterwards; after a kill -9, by the next one."""
+    """A private folder for pip next to the cached wheels, removed afterwards; after a kill -9, by the next call."""
     cache = platformdirs.user_cache_path("kit") / "wheels"
     cache.mkdir(parents=True, exist_ok=True)
     temporary_names.sweep(cache)
@@ -65,7 +65,7 @@ def working_folder(name: str) -> Iterator[Path]:
 def _download(packages: PythonPackages, lock: Path, target: Path, on_line: Callable[[str], None]) -> None:
     argv = [*pip(), "download", "--require-hashes", "--progress-bar=off", "--no-input", "--disable-pip-version-check"]
     argv += platform(packages)
-    # A lock with hashes names every package, so pip need not look for more; and only then does it take a source.
+    # --no-deps: a lock with hashes names every package, so pip need not look for more. Also, pip accepts --no-binary only with it.
     argv += ["--no-deps", *(f"--no-binary={name}" for name in packages.sdists)]
     argv += [f"--dest={target}", f"--requirement={lock}"]
     try:
@@ -87,9 +87,9 @@ def platform(packages: PythonPackages) -> list[str]:
 
 
 def _run(argv: list[str], work: Path, on_line: Callable[[str], None]) -> None:
-    # pip's own temporary files lie in a folder that somebody removes, should it or the kit be killed.
+    # pip's own temporary files go into a folder that is removed even after pip or the kit is killed.
     for line in shell.lines(shell.bound(argv), env={**os.environ, "TMPDIR": str(work)}):
-        # pip also says where it looked and what it saved where; a failure shows its last lines whatever they are.
+        # pip also prints search locations and saved files. A failure shows pip's last lines, whatever they are.
         if line.lstrip().startswith(("Collecting", "Downloading", "Processing")):
             on_line(line.strip())
 

@@ -32,16 +32,16 @@ def stored(work: Path, content: bytes, name: str = "x") -> Blob:
 
 @pytest.fixture
 def small_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gzip_layer_reader, "_BETWEEN_MARKS", 20_000)
-    monkeypatch.setattr(gzip_layer_reader, "_IN", 700)
-    monkeypatch.setattr(gzip_layer_reader, "_OUT", 3000)
-    monkeypatch.setattr(gzip_layer_reader, "_KEPT", 100)
+    monkeypatch.setattr(gzip_layer_reader, "_MARK_EVERY_BYTES", 20_000)
+    monkeypatch.setattr(gzip_layer_reader, "_READ_BYTES", 700)
+    monkeypatch.setattr(gzip_layer_reader, "_CHUNK_BYTES", 3000)
+    monkeypatch.setattr(gzip_layer_reader, "_KEPT_BYTES", 100)
 
 
 @pytest.mark.usefixtures("small_marks")
 @pytest.mark.parametrize("limit", [1 << 40, 50_000], ids=["marks", "disk"])
 def test_a_gzip_layer_is_read_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(gzip_layer_reader, "_AGAIN_AT_LEAST", limit)
+    monkeypatch.setattr(gzip_layer_reader, "_REPEATED_MIN_BYTES", limit)
     dice = random.Random(7)
     content = b"".join(dice.randbytes(dice.randrange(2000)) + bytes(dice.randrange(2000)) for _ in range(300))
     half = len(content) // 2
