@@ -1,1 +1,1 @@
-"""Checkpoints on disk: how large one becomes, and other formats of one."""
+"""Checkpoints on disk: their size, and their conversion to other formats."""

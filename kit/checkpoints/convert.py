@@ -1,4 +1,4 @@
-"""`kit convert-checkpoint`: starts launchers/convert/convert.py, which has torch, in an image on this machine."""
+"""`kit convert-checkpoint`: runs launchers/convert/convert.py, which needs torch, in an image on this machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NEEDS: dict[Format, tuple[str, ...]] = {"pytorch": ("torch", "numpy"), "huggingf
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What to convert. image: in what, by name; python: without a container, an interpreter that has torch.
+    """The conversion to make. image: name of the image to run in; python: an interpreter with torch, to run without a container.
 
-    options: words for convert.py, handed on. store: of images.
+    options: extra arguments for convert.py. store: of images.
     """
 
     source: Path
@@ -37,10 +37,10 @@ class Conversion:
 
 
 def convert(order: Conversion, report: Report) -> dict[str, Any]:
-    """Convert and return what was made: source, target, to, tensors, bytes, files, model_config.
+    """Convert and return facts about the result: source, target, to, tensors, bytes, files, model_config.
 
-    RunError for a checkpoint that is incomplete, or cannot become what was asked; the target is then as it was. UsageError for
-    paths that cannot be, ImageError and LockError for the image, ToolError when the program fails otherwise.
+    RunError for a checkpoint that is incomplete or cannot be converted to this format; the target is then unchanged. UsageError for
+    impossible paths, ImageError and LockError for the image, ToolError when the program fails otherwise.
     """
     source, target = _checkpoint(order.source), order.target.absolute()
     _check(order, source, target)
@@ -59,7 +59,7 @@ def convert(order: Conversion, report: Report) -> dict[str, Any]:
 
 
 def _checkpoint(source: Path) -> Path:
-    """A run folder means its checkpoints."""
+    """The checkpoint folder. For a run folder, the folder of its checkpoints."""
     source = source.absolute()
     paths = RunPaths(source)
     if not source.is_dir():
@@ -68,7 +68,7 @@ def _checkpoint(source: Path) -> Path:
 
 
 def _check(order: Conversion, source: Path, target: Path) -> None:
-    """What can be refused before anything is started."""
+    """Refuse wrong paths before anything is started."""
     if not target.parent.is_dir():
         raise RunError(f"{target}: its folder does not exist", hint=f"mkdir -p {target.parent}")
     resolved, held = target.resolve(), source.resolve()
@@ -79,5 +79,5 @@ def _check(order: Conversion, source: Path, target: Path) -> None:
 
 
 def lacking(lock: ImageLock, to: Format) -> list[str]:
-    """The packages that `--to` needs and the image has not, by its lock; none where the lock lists no packages."""
+    """The packages that `--to` needs and that the image lacks, by its lock; empty if the lock lists no packages."""
     return lock.packages.lacking(NEEDS[to])

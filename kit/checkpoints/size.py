@@ -1,4 +1,4 @@
-"""`kit checkpoint-size`: what a checkpoint weighs, and what is on the disk to compare with."""
+"""`kit checkpoint-size`: predicts the size of a checkpoint, and compares it with one on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from kit.model_size import CheckpointBytes, Optimizer, Parallelism, Precision, S
 
 @dataclass(frozen=True, kw_only=True)
 class OnDisk:
-    """What was found. weights_only: a .pt or safetensors, without an optimizer. files: how many hold tensors; size: their bytes."""
+    """A checkpoint on disk.
+
+    weights_only: a .pt or safetensors, without an optimizer. files: number of tensor files. size: in bytes.
+    """
 
     path: Path
     weights_only: bool
@@ -23,7 +26,7 @@ class OnDisk:
 def facts(
     shape: Shape, parallel: Parallelism, precision: Precision, optimizer: Optimizer, *, keep: int, compare: Path | None
 ) -> dict[str, Any]:
-    """What is predicted, in bytes, and beside it what is at `compare`. RunError when there is no checkpoint."""
+    """The predicted sizes in bytes, and the size of the checkpoint at `compare`. RunError when there is no checkpoint."""
     predicted = checkpoint_bytes(
         shape.parameters, precision, optimizer, distributed_optimizer=parallel.distributed_optimizer
     )
@@ -33,7 +36,7 @@ def facts(
         "master": predicted.master,
         "moments": predicted.moments,
         "total": predicted.total,
-        # One more than is kept: the oldest goes when the newest is whole.
+        # One more than `keep`: the oldest is removed only when the newest is complete.
         "disk": predicted.total * (keep + 1),
     }
     if parallel.tp * parallel.pp * parallel.dp > 1:
@@ -53,7 +56,7 @@ def _compared(found: OnDisk, predicted: CheckpointBytes) -> dict[str, Any]:
 
 
 def on_disk(path: Path) -> OnDisk:
-    """What is at `path`: a sharded checkpoint, the folder that they are saved in, a Hugging Face folder, or a .pt file."""
+    """The checkpoint at `path`: a sharded one, a folder of several, a Hugging Face folder, or a .pt file."""
     if path.is_file():
         return OnDisk(path=path, weights_only=True, files=1, size=path.stat().st_size)
     latest = path / "latest"

@@ -1,4 +1,5 @@
-"""The ledger of a run: every rank-second from submit to the end in one account and no two.
+"""The ledger of a run: every rank-second from submit to the end is in exactly one account.
 
-`read` gathers what a run folder holds into records; `timeline`, `ranks` and `ledger` are pure: records in, ledger out.
+`read_run` gathers the files of a run folder into records. `timeline`, `rank_account` and `ledger` are pure: they turn records into
+a ledger.
 """

@@ -1,4 +1,4 @@
-"""A ledger as `kit time --json` and the report have it."""
+"""A ledger as JSON, for `kit time --json` and the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kit.spec.cluster import Price
 
 
 def as_dict(one: Ledger, price: Price | None) -> dict[str, object]:
-    """A ledger as JSON has it: seconds, rank-seconds, shares of 1."""
+    """A ledger as a JSON table: seconds, rank-seconds, and shares between 0 and 1."""
     return {
         "run": one.run_id,
         "live": one.live,

@@ -1,4 +1,4 @@
-"""Ledgers by the names that a user gives: of a run, or of all points of a sweep."""
+"""Finds ledgers by the names that a user gives: of a run, or of all points of a sweep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kit.spec.cluster import Cluster, Price
 
 @dataclass(frozen=True, kw_only=True)
 class FoundLedgers:
-    """What a name means. sweep: its id; None for a run. price: of the cluster; None where its file has none."""
+    """The runs and ledgers for one name. sweep: its id; None for a run. price: of the cluster; None if its file sets none."""
 
     sweep: str | None
     runs: tuple[Status, ...]
@@ -29,7 +29,7 @@ class FoundLedgers:
 
 
 def ledgers(name: str | None, folders: list[Path], *, queue: Queue, now: float) -> FoundLedgers:
-    """The ledgers of a run or sweep; RunError where there is no such one, or where its points have not been submitted."""
+    """The ledgers of a run or sweep. RunError if it does not exist, or if its points have not been submitted."""
     points = sweep_points(name, folders)
     run_dirs = points or [find_runs.find_one(name, folders)]
     found = of.of(run_dirs, queue=queue)
@@ -52,7 +52,7 @@ def one(status: Status, *, now: float) -> Ledger:
 
 
 def sweep_points(name: str | None, folders: list[Path]) -> list[Path]:
-    """The run folders of a sweep's points; empty where the name is not a sweep's."""
+    """The run folders of a sweep's points; empty if the name is not a sweep's."""
     if name is None:
         return []
     places = [Path(name), *(folder / name for folder in folders)]
@@ -68,7 +68,7 @@ def made_on(found: list[Status]) -> str:
 
 
 def price_of(cluster: str) -> Price | None:
-    """What the cluster's file says; None where there is no such file any more, or none that can be read."""
+    """The price in the cluster's file; None if the file no longer exists or cannot be read."""
     try:
         project = data_folders.project()
         entry = data_folders.find("clusters", cluster, project_dir=project)

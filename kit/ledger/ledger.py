@@ -1,10 +1,10 @@
-"""The ledger: every rank-second in one account, by attempt and by node, and what the published definitions make of it.
+"""The ledger: every rank-second in one account, by attempt and by node, and the published efficiency figures computed from it.
 
 Sources. ETTR: A. Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025
-(arXiv:2410.21680): the productive run time of a job run over its wall clock, the wait in the queue included; unproductive are
-starts, restarts and steps made once more. Goodput: Google's ML productivity goodput (2024) is the product of scheduling goodput
-(the share of time in which all resources are there), runtime goodput (the share of that in which training makes progress that is
-kept) and program goodput (the share of the hardware's peak: MFU).
+(arXiv:2410.21680): the productive run time of a job divided by its wall clock, including the wait in the queue. Starts, restarts
+and repeated steps are unproductive. Goodput: Google's ML productivity goodput (2024) is the product of scheduling goodput (the
+share of time in which all resources are available), runtime goodput (the share of that time in which training makes progress that
+is kept) and program goodput (the share of the hardware's peak: MFU).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from kit.ledger.records import Rank, RankProcess, Records, Reported
 from kit.ledger.time_accounts import KEPT, LOOP, NOT_HELD, Account
 from kit.ledger.timeline import Window
 
-# How far a ledger is from the phases of each rank.
+# The detail of a ledger, from phases of each rank to only the batch script's events.
 PHASES, METRICS, EVENTS = "phases", "metrics", "events"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A rank's seconds in one stretch: an attempt's window, or a span that all ranks share. node: empty where it is not known."""
+    """A rank's seconds in one time span: an attempt's window, or a span that all ranks share. node: empty if it is not known."""
 
     rank: Rank
     node: str
@@ -37,9 +37,10 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """One run. wall: seconds from submit to the end. detail: 'phases', 'metrics' or 'events', the coarsest of its attempts.
+    """The ledger of one run. wall: seconds from submit to the end. detail: 'phases', 'metrics' or 'events'; the coarsest of its
+    attempts.
 
-    mfu: program goodput, where the program reported it. gpu_seconds: that the job held GPUs.
+    mfu: program goodput, if the program reported it. gpu_seconds: the GPU-seconds that the job held.
     """
 
     run_id: str
@@ -56,17 +57,17 @@ class Ledger:
 
     @cached_property
     def accounts(self) -> dict[Account, float]:
-        """Rank-seconds of each account that has any, in the order of a run."""
+        """Rank-seconds of each account that is not empty, in the order of a run."""
         return rank_account.ordered(share.amounts for share in self.shares)
 
     @property
     def total(self) -> float:
-        """Rank-seconds that there were: wall x ranks, and those of spare nodes."""
+        """All rank-seconds: wall x ranks, plus those of spare nodes."""
         return self.wall * self.ranks + self.spare_seconds
 
     @property
     def gap(self) -> float:
-        """The share of the total that is in no account, or in two. 0.0 but for what floating point makes of it."""
+        """The share of the total that is in no account or in two: 0.0 except for floating-point error."""
         return abs(sum(self.accounts.values()) - self.total) / self.total if self.total else 0.0
 
     def share_of(self, *accounts: Account) -> float:
@@ -75,7 +76,9 @@ class Ledger:
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio: the training loop, waits in it included, without lost steps, over the wall clock."""
+        """Effective training time ratio: time in the training loop with its waits, without lost steps, divided
+        by the wall clock.
+        """
         return self.share_of(*LOOP, Account.PROGRAM)
 
     @property
@@ -85,21 +88,21 @@ class Ledger:
 
     @property
     def runtime_goodput(self) -> float:
-        """Of that, the share in steps that were kept. A program whose phases are not known is taken whole."""
+        """The share of the scheduled time in steps that were kept. A program without reported phases counts completely."""
         scheduled = self.scheduling_goodput
         return self.share_of(*KEPT) / scheduled if scheduled else 0.0
 
     @property
     def goodput(self) -> float:
-        """Scheduling goodput x runtime goodput; times `mfu` it is Google's product."""
+        """Scheduling goodput x runtime goodput. Multiplied by `mfu`, it is Google's product."""
         return self.scheduling_goodput * self.runtime_goodput
 
     def cost(self, gpu_hour: float) -> float:
-        """What the GPUs cost while the job held them."""
+        """The cost of the GPUs while the job held them."""
         return self.gpu_seconds / 3600 * gpu_hour
 
     def cost_of(self, account: Account, gpu_hour: float) -> float:
-        """An account's part of the cost; 0 for what is not paid for."""
+        """An account's part of the cost; 0 for an account of time that is not paid for."""
         held = self.total * self.scheduling_goodput
         return self.cost(gpu_hour) * self.accounts.get(account, 0.0) / held if held and account not in NOT_HELD else 0.0
 
@@ -112,11 +115,11 @@ class Ledger:
 
 
 def close(records: Records) -> Ledger:
-    """The ledger of a run."""
+    """Compute the ledger of a run."""
     line = timeline.build(records)
     wall, all_ranks = line.end - line.start, records.ranks
     nodes = _nodes(line.windows, records)
-    # Of what is before and after all attempts: the rank's first node.
+    # For time before and after all attempts, use the rank's first node.
     home = {rank: next((nodes[rank, one.attempt] for one in line.windows), "") for rank in all_ranks}
     shares = [
         Share(rank=rank, node=home[rank], attempt=span.attempt, amounts={span.account: span.end - span.start})
@@ -128,7 +131,7 @@ def close(records: Records) -> Ledger:
     for place, window in enumerate(line.windows):
         entries = _entries(window, records, lives=bool(records.now) and place == len(line.windows) - 1)
         details.append(_detail(window, records, entries))
-        # What was lost is known when the next attempt says from where it continues.
+        # The lost steps of an attempt are known only when the next attempt reports the step from which it continues.
         shares = _with_lost(shares, before, entries)
         shares += [
             Share(rank=rank, node=nodes[rank, window.attempt], attempt=window.attempt, amounts=one.amounts)
@@ -159,7 +162,7 @@ def close(records: Records) -> Ledger:
 
 
 def together(run_id: str, several: Sequence[Ledger]) -> Ledger:
-    """One ledger of several runs, such as the points of a sweep: seconds and rank-seconds are sums; wall is the mean's per rank."""
+    """One ledger of several runs, such as the points of a sweep. Seconds and rank-seconds are summed; wall is the mean per rank."""
     ranks_sum = sum(one.ranks for one in several)
     rank_seconds = sum(one.wall * one.ranks for one in several)
     found = {one.detail for one in several}
@@ -183,25 +186,25 @@ def _entries(window: Window, records: Records, *, lives: bool) -> dict[Rank, Ran
         if process.attempt == window.attempt and window.start <= process.looked:
             mine[process.role, process.rank].append(process)
     failures = [one for one in records.failures if one.attempt == window.attempt and one.at >= window.start]
-    # A service is stopped once the others have ended: that is not a failure.
+    # A service is stopped after the others have ended, so its end is not a failure.
     ended = [one for one in failures if not one.alone and (one.role in records.world or one.at < window.end)]
     failed = min((one.at for one in ended), default=None)
     died: defaultdict[Rank, list[float]] = defaultdict(list)
     for failure in failures:
         died[failure.role, failure.rank].append(failure.at)
     reported = next((one for one in records.reported if one.attempt == window.attempt), None)
-    stepped = _stepped(window, records)
+    stepped = _role_starts(window, records)
     entries = {
         rank: rank_account.entry(
             window, mine[rank], failed=failed, died=died[rank], stepped=stepped.get(rank[0], 0.0), reported=reported, lives=lives
         )
         for rank in records.ranks
     }  # fmt: skip
-    return _settled(window, entries, failed=failed, lives=lives)
+    return _adjusted_across_ranks(window, entries, failed=failed, lives=lives)
 
 
-def _stepped(window: Window, records: Records) -> dict[str, float]:
-    """When each role was first started in this attempt; nothing of a plain job, whose ranks start with it."""
+def _role_starts(window: Window, records: Records) -> dict[str, float]:
+    """The time when each role was first started in this attempt. Empty for a plain job, whose ranks start with the attempt."""
     found: dict[str, float] = {}
     for event in records.events:
         if event.name == "role" and window.start <= event.at <= window.end:
@@ -209,40 +212,42 @@ def _stepped(window: Window, records: Records) -> dict[str, float]:
     return found
 
 
-def _meeting(role: str) -> str:
-    """Roles whose ranks meet each other: those that differ by a number alone, as replica groups do."""
+def _group_name(role: str) -> str:
+    """The role's name without its number: roles that differ only by a number, as replica groups do, meet each other."""
     return role.rstrip("0123456789")
 
 
-def _least(entries: Mapping[Rank, RankAmounts]) -> dict[str, float]:
-    """By `_meeting`: the seconds of communication that a step has in any case.
+def _least_communication(entries: Mapping[Rank, RankAmounts]) -> dict[str, float]:
+    """By `_group_name`: the least communication time of a step among the ranks, in seconds.
 
-    A rank that made less than half of the steps of the others, as one that came late, says nothing of that.
+    Ranks with less than half of the others' steps, such as late ones, do not count.
     """
     steps: dict[str, int] = {}
     for (role, _), one in entries.items():
-        steps[_meeting(role)] = max(steps.get(_meeting(role), 0), one.steps)
+        steps[_group_name(role)] = max(steps.get(_group_name(role), 0), one.steps)
     least: dict[str, float] = {}
     for (role, _), one in entries.items():
-        name = _meeting(role)
+        name = _group_name(role)
         if one.steps and 2 * one.steps >= steps[name]:
             seconds = one.amounts.get(Account.STRAGGLERS, 0.0) / one.steps
             least[name] = min(least.get(name, float("inf")), seconds)
     return least
 
 
-def _settled(
+def _adjusted_across_ranks(
     window: Window, entries: dict[Rank, RankAmounts], *, failed: float | None, lives: bool
 ) -> dict[Rank, RankAmounts]:
-    """What needs all ranks: the communication that is nobody's wait, and when the last rank ended."""
+    """Adjust amounts that depend on all ranks: the least communication is productive, and the time after the
+    last rank is teardown.
+    """
     stops = [one.stop for one in entries.values()]
     known = [stop for stop in stops if stop is not None]
     last = max(known) if known and len(known) == len(stops) and failed is None and not lives else window.end
-    least = _least(entries)
+    least = _least_communication(entries)
     found = {}
     for rank, one in entries.items():
         amounts = dict(one.amounts)
-        own = min(least.get(_meeting(rank[0]), 0.0) * one.steps, amounts.get(Account.STRAGGLERS, 0.0))
+        own = min(least.get(_group_name(rank[0]), 0.0) * one.steps, amounts.get(Account.STRAGGLERS, 0.0))
         if own:
             amounts[Account.STRAGGLERS] -= own
             amounts[Account.PRODUCTIVE] = amounts.get(Account.PRODUCTIVE, 0.0) + own
@@ -257,7 +262,7 @@ def _settled(
 def _with_lost(
     shares: list[Share], before: Mapping[Rank, tuple[int, float]], entries: Mapping[Rank, RankAmounts]
 ) -> list[Share]:
-    """The shares with the steps that this attempt makes once more in an account of their own, the last ones first."""
+    """The shares with repeated steps moved to the account LOST. An attempt's last steps move first."""
     lost: dict[Rank, float] = {}
     for rank, (step, made) in before.items():
         one = entries.get(rank)
@@ -297,7 +302,7 @@ def _notes(records: Records, details: Sequence[str]) -> tuple[str, ...]:
 
 
 def _nodes(windows: Sequence[Window], records: Records) -> dict[tuple[Rank, int], str]:
-    """Where each rank ran in each attempt: by its own report, else by its number, as ranks are laid out node by node."""
+    """The node of each rank in each attempt: from its own report, or else from its number, as ranks are laid out node by node."""
     found = {((one.role, one.rank), one.attempt): one.node for one in records.processes}
     for window in windows:
         for rank in records.ranks:

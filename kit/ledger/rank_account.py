@@ -11,7 +11,7 @@ from kit.ledger.records import RankProcess, Reported
 from kit.ledger.time_accounts import Account
 from kit.ledger.timeline import Window
 
-# kit_rank's phases. What a rank communicates is split when all ranks are known: ledger.py.
+# kit_rank's phases. ledger.py splits the communication time later, when all ranks are known.
 _OF_PHASE = {
     "start": Account.START,
     "rendezvous": Account.RENDEZVOUS,
@@ -30,10 +30,10 @@ Amounts = Mapping[Account, float]
 
 @dataclass(frozen=True, kw_only=True)
 class RankAmounts:
-    """A rank's share of a window: its amounts add up to the window's length. stop: when its last process ended; None where unknown.
+    """A rank's part of a window: its amounts add up to the window's length. stop: the end of its last process; None if unknown.
 
-    made: seconds that a step computes. step, first: of its last and its first process; None where it reported no loop. steps: made
-    by all of its processes.
+    made: seconds to compute a step. step: of its last process. first: of its first process. Both are None if it reported no loop.
+    steps: the total over all its processes.
     """
 
     amounts: Amounts
@@ -45,7 +45,7 @@ class RankAmounts:
 
 
 def filled(amounts: Amounts, length: float, rest: Account) -> dict[Account, float]:
-    """The amounts, scaled down where they are more than `length` seconds, else what is left in `rest`. Their sum is `length`."""
+    """Fill up to `length` seconds: put the missing time in `rest`, or scale the amounts down if they exceed `length`."""
     summed = sum(amounts.values())
     if summed > length:
         return {account: value * length / summed for account, value in amounts.items()}
@@ -64,10 +64,10 @@ def entry(
     reported: Reported | None = None,
     lives: bool = False,
 ) -> RankAmounts:
-    """A rank's share. processes: its own in this attempt. failed: when the first rank failed whose end was the attempt's.
+    """A rank's part of a window. processes: its own in this attempt. failed: the time of the failure that ended the attempt.
 
-    died: when this one did. stepped: when its role was started, 0 where that was with the attempt. reported: what rank 0 reported,
-    for a rank without processes. lives: the attempt continues.
+    died: the times when this rank failed. stepped: the time when its role was started; 0 if it started with the attempt. reported:
+    rank 0's report, for a rank without processes. lives: the attempt still runs.
     """
     end = window.end if failed is None else min(max(failed, window.start), window.end)
     after = {window.after: window.end - end}
@@ -80,7 +80,7 @@ def entry(
         following = mine[place + 1] if place + 1 < len(mine) else None
         began, stop = _lifetime(one, at, following.began if following else end, end, died)
         _add(amounts, _restarted(began - at) if place else _before(one, at, began, stepped))
-        _add(amounts, moved(_spent(one, began, stop), _made_again(one, following), Account.LOST))
+        _add(amounts, moved(_spent(one, began, stop), _repeated_seconds(one, following), Account.LOST))
         at = stop
     if at < end:
         _add(amounts, {Account.IDLE_END if failed is None else window.after: end - at})
@@ -96,20 +96,20 @@ def entry(
 
 
 def _step_s(one: RankProcess) -> float:
-    """Seconds that a step of this process computes; 0 where it made none. The first one is in an account of its own."""
+    """Seconds that this process computes for a step; 0 if it made none. The first step has its own account."""
     steps = one.step - (one.first or 0) - (1 if one.spent.get("first", 0.0) > 0 else 0)
     return one.spent.get("compute", 0.0) / steps if steps > 0 else 0.0
 
 
-def _made_again(one: RankProcess, following: RankProcess | None) -> float:
-    """Seconds of a process's steps that the next one of the same attempt makes once more."""
+def _repeated_seconds(one: RankProcess, following: RankProcess | None) -> float:
+    """Seconds of this process's steps that the rank's next process in the same attempt repeats."""
     if following is None or following.first is None or one.first is None:
         return 0.0
     return max(0, one.step - max(following.first, one.first)) * _step_s(one)
 
 
 def _lifetime(one: RankProcess, at: float, following: float, end: float, died: Sequence[float]) -> tuple[float, float]:
-    """From when until when a process lived, within what is left of the attempt."""
+    """Start and end of a process, within the remaining time of the attempt."""
     began = min(max(one.began, at), end)
     ends = [end, following, *(when for when in died if when > one.began)]
     if one.ended:
@@ -118,19 +118,21 @@ def _lifetime(one: RankProcess, at: float, following: float, end: float, died: S
 
 
 def _restarted(seconds: float) -> Amounts:
-    """From the end of a process to the next one of the same rank."""
+    """The time from the end of a process to the start of the rank's next one."""
     return {Account.RESTART: seconds}
 
 
 def _before(one: RankProcess, at: float, began: float, stepped: float) -> Amounts:
-    """From the attempt's start to the process: a role waits for those that it needs, and it is the image until its task began."""
+    """The time from the attempt's start to the process: waiting for other roles, then the image until the task begins, then the
+    start.
+    """
     waited = min(max(stepped, at), began)
     worker = min(max(one.worker, waited), began) if one.worker else began
     return {Account.RENDEZVOUS: waited - at, Account.IMAGE: worker - waited, Account.START: began - worker}
 
 
 def _spent(one: RankProcess, began: float, stop: float) -> Amounts:
-    """The life of a process: what it reported, what it has been doing since, and where that was too long a stall."""
+    """The lifetime of a process: the phases that it reported, and its current phase, which may be a stall."""
     length = stop - began
     amounts = _sums()
     for name, seconds in one.spent.items():
@@ -145,7 +147,7 @@ def _spent(one: RankProcess, began: float, stop: float) -> Amounts:
         return filled(amounts, length, Account.UNATTRIBUTED)
     seen = min(left, max(0.0, idle))
     amounts[_OF_PHASE.get(one.phase, Account.UNATTRIBUTED)] += seen
-    # Since the monitor's last look it continued as before.
+    # After the monitor's last look, assume that the process continued in the same proportions.
     loop = {_OF_PHASE[name]: one.spent.get(name, 0.0) for name in (*_LOOPED, "save", "evaluate")}
     ahead = left - seen
     if one.first is not None and (summed := sum(loop.values())) > 0:
@@ -158,7 +160,7 @@ def _spent(one: RankProcess, began: float, stop: float) -> Amounts:
 def _without_steps(
     start: float, end: float, mine: Sequence[RankProcess], reported: Reported | None, *, stepped: float, lives: bool
 ) -> Amounts:
-    """A rank that reported no loop: rank 0's records where there are some, else its program is one amount."""
+    """A rank that reported no loop: use rank 0's metrics if there are any; otherwise the program is one amount."""
     amounts, at = _sums(), start
     if mine:
         began = min(max(mine[0].began, start), end)
@@ -183,13 +185,13 @@ def _by_metrics(at: float, end: float, reported: Reported, *, lives: bool) -> Am
 
 
 def ordered(several: Iterable[Amounts]) -> dict[Account, float]:
-    """Their sums, in the order of a run; without what is 0."""
+    """The sums of several amounts, in the order of a run, without zeros."""
     found = _sums(*several)
     return {account: found[account] for account in Account if found[account]}
 
 
 def moved(amounts: Amounts, seconds: float, to: Account) -> Amounts:
-    """The same with up to `seconds` of productive steps in another account. Waits have causes of their own, and stay."""
+    """Move up to `seconds` of productive steps to another account. Waits have their own causes and stay."""
     taken = min(max(0.0, seconds), amounts.get(Account.PRODUCTIVE, 0.0))
     if taken == 0.0:
         return amounts

@@ -1,4 +1,4 @@
-"""Gathers a run's records from its folder, whatever is missing or damaged there."""
+"""Gathers a run's records from its folder. Missing or damaged files are tolerated."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kit.runs.status import Status
 from kit.spec.run_paths import RunPaths
 from kit.spec.world_size_text import PLAIN
 
-# kit_rank.SPENT of templates/lib, in the order in which it is written.
+# kit_rank.SPENT of templates/lib, in the order of the file.
 SPENT = ("start", "rendezvous", "data", "compute", "communicate", "save", "evaluate", "compile", "first", "end")
 _FILE = re.compile(r"slurm-(?P<job>[0-9]+)\.(?P<node>.+)\.[0-9]+\.spent")
 _KNOWN = {"time", "epoch", "event", "job_id", "restart", "attempt"}
 
 
 def records(one: Status, *, now: float) -> Records:
-    """What is known of a run. now: seconds since the epoch, for a run that has not ended."""
+    """Everything known about a run. now: seconds since the epoch, for a run that has not ended."""
     run_dir = one.run_dir
     job = _job(run_dir)
     sizes = one.facts.world_sizes
-    # The one role of a plain job has no name in reports.
+    # Reports give the only role of a plain job an empty name.
     world = {"": sizes[PLAIN]} if list(sizes) == [PLAIN] else dict(sizes)
     events = tuple(_events(run_dir))
     ended = any(event.name == "end" for event in events[-1:])
@@ -48,7 +48,7 @@ def records(one: Status, *, now: float) -> Records:
 
 
 def _cancelled(run_dir: Path) -> float:
-    """When a job that waited was cancelled; 0 where it was not."""
+    """The time when a waiting job was cancelled; 0 if it was not."""
     try:
         return RunPaths(run_dir).cancelled.stat().st_mtime
     except OSError:
@@ -56,7 +56,7 @@ def _cancelled(run_dir: Path) -> float:
 
 
 def _job(run_dir: Path) -> dict[str, Any]:
-    """The table `resources` of the run's own job.toml; empty where it cannot be read."""
+    """The table `resources` of the run's own job.toml; empty if it cannot be read."""
     try:
         found = tomllib.loads(untrusted_files.read_text(RunPaths(run_dir).job)).get("resources", {})
     except (OSError, ValueError):
@@ -78,7 +78,7 @@ def _events(run_dir: Path) -> Iterable[Event]:
 
 
 def processes(run_dir: Path) -> list[RankProcess]:
-    """The last report of each process, of all jobs and starts of the run."""
+    """The last report of each process, from all jobs and starts of the run."""
     found: dict[tuple[str, int, float], RankProcess] = {}
     for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.spent")):
         named = _FILE.fullmatch(path.name)
@@ -96,7 +96,7 @@ def processes(run_dir: Path) -> list[RankProcess]:
 
 
 def _process(line: str, node: str) -> RankProcess | None:
-    """A line of rank_progress::spent; None for one that was cut off."""
+    """Parse a line of rank_progress::spent; None for a line that was cut off."""
     try:
         looked, now, more = line.split("\t")
         name, step, phase, since, took, every = now.split()[:6]
@@ -123,7 +123,10 @@ def _process(line: str, node: str) -> RankProcess | None:
 
 
 def _failures(run_dir: Path) -> Iterable[Failure]:
-    """The records of lib/failures.sh: state/failures-ATTEMPT/ROLE-START/rank-RANK.CODE; dot before ROLE: the attempt continued."""
+    """The failure records of lib/failures.sh: state/failures-ATTEMPT/ROLE-START/rank-RANK.CODE.
+
+    A dot before ROLE means that the attempt continued.
+    """
     for path in RunPaths(run_dir).state.glob("failures-*/*/rank-*"):
         attempt, rank = path.parts[-3].removeprefix("failures-"), path.name.removeprefix("rank-").partition(".")[0]
         try:
@@ -137,7 +140,7 @@ def _failures(run_dir: Path) -> Iterable[Failure]:
 
 
 def _reported(run_dir: Path) -> list[Reported]:
-    """Of each attempt what rank 0 reported; of replica groups the first group's."""
+    """Rank 0's report of each attempt; with replica groups, that of the first group."""
     attempts: dict[int, dict[str, float]] = {}
     for record in metrics.records(run_dir):
         at, attempt = _time(record.get("time")), record.get("restart")

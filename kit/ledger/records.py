@@ -1,4 +1,4 @@
-"""Records that a ledger is made of: what the batch script, the monitors and the program wrote, in seconds since the epoch."""
+"""Records for a ledger: the data of the batch script, the monitors and the program. Times are seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Rank = tuple[str, int]
-"""A rank by its role ('' for a plain job) and number."""
+"""A rank: its role ('' for a plain job) and its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One line of events.jsonl. values: its further keys, as text."""
+    """One line of events.jsonl. values: its other keys, as text."""
 
     at: float
     name: str
@@ -22,12 +22,12 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class RankProcess:
-    """One process of a rank, by its last report (kit_rank).
+    """One process of a rank, from its last report (kit_rank).
 
-    looked: when its node's monitor read that report. step: steps done; first: those done when its loop began, None before that.
-    phase, since: what it does, since when. usual: seconds between two reports of a step, 0 before the second. began, ended: of the
-    process, ended 0 where it reported no end. worker: when the node's task began, 0 where that is not known. spent: seconds in each
-    phase of kit_rank, up to `since`.
+    looked: the time when its node's monitor read that report. step: steps done. first: steps done when its loop began; None before
+    that. phase, since: the current phase and its start. usual: seconds between two reports of a step; 0 before the second. began,
+    ended: start and end of the process; ended is 0 if it reported no end. worker: the start of the node's task; 0 if unknown.
+    spent: seconds in each phase of kit_rank, up to `since`.
     """
 
     role: str
@@ -50,7 +50,7 @@ class RankProcess:
 class Failure:
     """A rank that recorded its own end.
 
-    alone: its role was started again or given up without the others, as replica groups are; the attempt continued.
+    alone: its role was restarted or given up without the others, as with replica groups, and the attempt continued.
     """
 
     role: str
@@ -62,9 +62,9 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Reported:
-    """What rank 0 reported of an attempt in metrics.jsonl, for programs without phases.
+    """Rank 0's metrics.jsonl of an attempt, for programs without phases.
 
-    began: of the training loop. first: of its first record of a step. last: of any. save, evaluation: seconds.
+    began: start of the training loop. first: its first record of a step. last: its last record. save, evaluation: seconds.
     """
 
     attempt: int
@@ -77,10 +77,10 @@ class Reported:
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """One run.
+    """All records of one run.
 
-    submitted: 0 where it is not known. now: until when it is accounted, for a run that lives; 0 for one that has ended. ended: when
-    a job that never began was cancelled, else 0. world: ranks of each role. gpus: of the whole job. ranks_per_node: of a node.
+    submitted: 0 if unknown. now: the current time for a running run; 0 for an ended one. ended: the time when a job that never
+    started was cancelled, else 0. world: number of ranks of each role. gpus: of the whole job. ranks_per_node: on one node.
     """
 
     run_id: str

@@ -1,4 +1,4 @@
-"""Accounts: the names under which a second of a rank can be entered, and what each of them means."""
+"""Accounts: the names under which a second of a rank is booked, and their meanings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Account(StrEnum):
-    """One account. The order is that of a run, and of every table and bar."""
+    """One account. The members are in the order of a run; every table and bar uses this order."""
 
     QUEUE = "queue"
     HELD = "held after requeue"
@@ -59,9 +59,9 @@ MEANINGS = {
     Account.UNATTRIBUTED: "not known",
 }
 
-# Where the allocation is not held: nothing of it is paid for.
+# Accounts of time without an allocation. It is not paid for.
 NOT_HELD = frozenset({Account.QUEUE, Account.HELD, Account.NOT_SUBMITTED})
-# Training continues: what the published definitions of goodput call productive.
+# Accounts of progress in training, which the published definitions of goodput call productive.
 KEPT = frozenset({Account.PRODUCTIVE, Account.PROGRAM})
-# The training loop runs, whatever a rank waits for in it.
+# Accounts of time in the training loop, including the waits in it.
 LOOP = (Account.PRODUCTIVE, Account.STRAGGLERS, Account.INPUT)

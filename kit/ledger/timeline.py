@@ -1,4 +1,4 @@
-"""The timeline that all ranks share: from submit to the end, cut by the batch script's events."""
+"""The timeline that all ranks share: from submit to the end, divided by the batch script's events."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """An attempt, from the start of the ranks to the end of the last: what each rank did there is its own.
+    """An attempt, from the start of the ranks to the end of the last one. Each rank divides it into accounts in its own way.
 
-    after: the account of what is left of it behind its first failure. nodes: with ranks.
+    after: the account of the time after its first failure. nodes: those with ranks.
     """
 
     start: float
@@ -42,7 +42,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocatedSpan:
-    """One start of a job, for as long as it held its nodes. spare: nodes without ranks."""
+    """One start of a job, for the time in which it held its nodes. spare: number of nodes without ranks."""
 
     start: float
     end: float
@@ -52,7 +52,7 @@ class AllocatedSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """One run. start, end: seconds since the epoch. Spans and windows follow each other without a gap."""
+    """The timeline of one run. start, end: seconds since the epoch. Spans and windows follow each other without a gap."""
 
     start: float
     end: float
@@ -62,12 +62,12 @@ class Timeline:
 
 
 def build(records: Records) -> Timeline:
-    """The timeline of a run. A run without any event has waited in the queue all the time."""
+    """Build the timeline of a run. A run without any event was in the queue all the time."""
     return _Builder(records).built()
 
 
 class _Builder:
-    """Walks over the events. `_at` is how far the time is accounted, `_state` what it is in since then."""
+    """Processes the events in order. `_at`: the time is accounted up to here. `_state`: the account since then."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -88,20 +88,20 @@ class _Builder:
 
     def built(self) -> Timeline:
         for event in self._events:
-            # What two nodes' clocks differ by is not a time.
+            # Clocks of two nodes differ, so an event may seem to come before the previous one.
             at = max(event.at, self._at)
             if event.name == "start":
-                self._started(event, at)
+                self._on_start(event, at)
             elif event.name == "attempt":
-                self._attempted(event, at)
+                self._on_attempt(event, at)
             elif event.name == "phase" and event.values.get("name") in _PHASES:
-                self._leave(at, _PHASES[event.values["name"]])
+                self._change_state(at, _PHASES[event.values["name"]])
             elif event.name in {"requeue", "end"}:
-                self._released(event, at)
+                self._on_release(event, at)
         end = self._end()
         if self._window is not None:
             self._close_window(self._last_sign(end), Account.TEARDOWN)
-        self._pass(end)
+        self._book_until(end)
         if self._held is not None:
             self._release(end)
         return Timeline(
@@ -113,14 +113,14 @@ class _Builder:
         )
 
     def _end(self) -> float:
-        """Until when it is accounted. A batch script that was killed has left no end: the last sign of life is one."""
+        """The end of the accounted time. A killed batch script leaves no end event; then the last sign of life is the end."""
         if self._over:
             return self._at
         known = self._records.now or self._records.ended
         return max(self._at, known or self._last_sign(float("inf")))
 
     def _last_sign(self, most: float) -> float:
-        """The last that is known of the attempt that is open: of a live run now."""
+        """The last known time of the open attempt, at most `most`. A live run returns `most`."""
         if self._records.now:
             return most
         signs = [one.looked for one in self._records.processes if one.attempt == self._attempt]
@@ -128,30 +128,30 @@ class _Builder:
         signs += [one.last for one in self._records.reported if one.attempt == self._attempt]
         return min(max([self._at, *signs]), most)
 
-    def _started(self, event: Event, at: float) -> None:
+    def _on_start(self, event: Event, at: float) -> None:
         if self._window is not None:
             self._close_window(self._last_sign(at), Account.RESTART)
         if self._held is not None:
-            # No end, no requeue: the node was lost, and Slurm put the job back.
+            # Neither an end nor a requeue event: the node was lost, and Slurm requeued the job.
             self._release(self._at)
             self._state = Account.HELD
         if self._over:
             submitted = self._records.submitted
             self._state = Account.NOT_SUBMITTED
             if self._at < submitted < at:
-                self._pass(submitted)
+                self._book_until(submitted)
                 self._state = Account.QUEUE
             self._over = False
         allocated = _number(event.values.get("allocated"))
         if self._at < allocated < at:
-            self._pass(allocated)
+            self._book_until(allocated)
             self._state = Account.SETUP
             self._held = (allocated, event.attempt)
         self._attempt = event.attempt
-        self._leave(at, Account.SETUP)
+        self._change_state(at, Account.SETUP)
         self._held = self._held or (at, event.attempt)
 
-    def _attempted(self, event: Event, at: float) -> None:
+    def _on_attempt(self, event: Event, at: float) -> None:
         if self._window is not None:
             self._close_window(at, Account.RESTART)
         elif self._state is Account.TEARDOWN:
@@ -163,21 +163,21 @@ class _Builder:
                         start=last.start, end=last.end, attempt=last.attempt, after=Account.RESTART, nodes=last.nodes
                     )
                 )
-        self._pass(at)
+        self._book_until(at)
         self._attempt = event.attempt
         self._spare = max(self._spare, int(_number(event.values.get("spare"))))
         nodes = tuple(name for name in event.values.get("nodes", "").split(",") if name)
         self._window = (at, nodes)
 
-    def _leave(self, at: float, state: Account) -> None:
+    def _change_state(self, at: float, state: Account) -> None:
         if self._window is not None:
             self._close_window(at, Account.TEARDOWN)
-        self._pass(at)
+        self._book_until(at)
         self._state = state
 
-    def _released(self, event: Event, at: float) -> None:
+    def _on_release(self, event: Event, at: float) -> None:
         requeued = event.name == "requeue"
-        self._leave(at, Account.HELD if requeued else Account.TEARDOWN)
+        self._change_state(at, Account.HELD if requeued else Account.TEARDOWN)
         self._release(at)
         self._over = not requeued
 
@@ -194,15 +194,15 @@ class _Builder:
         self._windows.append(Window(start=start, end=at, attempt=self._attempt, after=after, nodes=nodes))
         self._at, self._window = at, None
 
-    def _pass(self, at: float) -> None:
-        """All until `at` is in the account of the state."""
+    def _book_until(self, at: float) -> None:
+        """Book all time until `at` in the account of the current state."""
         if at > self._at:
             self._spans.append(Span(start=self._at, end=at, account=self._state, attempt=self._attempt))
             self._at = at
 
 
 def _number(value: str | None) -> float:
-    """A number of an event; 0 where it is none."""
+    """A number in an event; 0 if it is not a number."""
     try:
         return float(value or 0)
     except ValueError:

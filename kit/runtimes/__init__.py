@@ -1,4 +1,4 @@
-"""Container runtimes: one module each, found by name. A new one is a new module that satisfies `base.Runtime`."""
+"""Container runtimes: each is one module, found by name. A new runtime is a new module that satisfies `base.Runtime`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No container: the command runs on the node itself (modules or a virtual environment come from the job's `setup`)."""
+"""No container: the command runs on the node itself. Modules or a virtual environment come from the job's `setup`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from kit.runtimes.base import Container
 
 
 class Bare:
-    """The srun line with the command behind it."""
+    """Appends the command to the srun line."""
 
     containerized = False
     pulls = False
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
-        """Return the srun line with the command: nothing is wrapped around it."""
+        """Return the srun line followed by the command, without a container."""
         return [*srun, *command]
 
 

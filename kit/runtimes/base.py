@@ -1,4 +1,4 @@
-"""Protocol of a container runtime: it turns an srun line and a command into one argv."""
+"""Protocol of a container runtime: it combines an srun line and a command into one argv."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kit.spec.mount import Mount
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """In what a step runs.
+    """The container of a step.
 
-    image: absolute path of a .sqsh, or a `docker://` reference with its digest. mounts: sources are absolute.
-    bin: host folder of the programs that nodes run. home: the user's home folder on the host.
+    image: absolute path of a .sqsh, or a `docker://` reference with its digest. mounts: sources are absolute paths. bin: host
+    folder of the programs that nodes run. home: the user's home folder on the host.
     """
 
     image: str
@@ -33,14 +33,14 @@ class Container:
 
 
 class Runtime(Protocol):
-    """One module of kit/runtimes/ holds one; its name there is its name in cluster and job files.
+    """Each module of kit/runtimes/ holds one runtime. Cluster and job files refer to it by the module's name.
 
-    containerized: False for the node itself. pulls: it can start an image from a registry; else image files only.
+    containerized: False for the node itself. pulls: whether it can start an image from a registry; if False, only image files.
     """
 
     containerized: bool
     pulls: bool
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
-        """The argv that runs `command` in `container` on every task of `srun` (an argv that starts with 'srun')."""
+        """The argv that runs `command` in `container` in every task of `srun` (an argv that starts with 'srun')."""
         ...

@@ -1,6 +1,6 @@
-"""bubblewrap: the .sqsh is mounted, never unpacked, in a mount namespace of the task; nothing outlives the task.
+"""bubblewrap: mounts the .sqsh in the task's own mount namespace without unpacking it. The mount ends with the task.
 
-For clusters without Pyxis, and for one machine. The work is done by templates/bin/bubblewrap.sh on the node.
+It is for clusters without Pyxis, and for a single machine. templates/bin/bubblewrap.sh does the work on the node.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from kit.spec.run_paths import CONTAINER_RUN
 
 
 class Bubblewrap:
-    """Hands the container to bubblewrap.sh as plain words: three per mount, then the command."""
+    """Passes the container to bubblewrap.sh as options, `--mount` with three words each, then the command."""
 
     containerized = True
     pulls = False
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
-        """See Runtime."""
+        """The srun line, then bubblewrap.sh with the container's options, then the command."""
         choice = container.options
         words = [f"--image={container.image}", f"--workdir={container.workdir}"]
         words += ["--writable"] if choice.writable else []

@@ -10,19 +10,22 @@ from kit.spec.run_paths import CONTAINER_RUN
 
 
 def mount_option(mount: Mount) -> str:
-    """`enroot start --mount`: fstab fields joined by ':'; the target is made when the image lacks it."""
+    """The value of `enroot start --mount`: fstab fields joined by ':'. Enroot creates a target that the image lacks."""
     flags = ["x-create=dir"] if mount.source == "tmpfs" else ["x-create=auto", "rbind"]
     return f"{mount.source}:{mount.target}:{','.join([*flags, *mount.flags])}"
 
 
 class Enroot:
-    """`enroot start` mounts the .sqsh with squashfuse; the image's own rc script is left out unless asked for."""
+    """Runs `enroot start`, which mounts the .sqsh with squashfuse.
+
+    The image's own rc script is skipped unless `entrypoint` is set.
+    """
 
     containerized = True
     pulls = False
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
-        """See Runtime."""
+        """The srun line, then enroot.sh with the container's options, then the command."""
         choice = container.options
         start = [f"{container.bin}/enroot.sh"]
         start += ["--root"] if choice.remap_root else []

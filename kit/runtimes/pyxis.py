@@ -1,4 +1,4 @@
-"""Pyxis: container options on srun, and nowhere else (on sbatch they would put the batch script into the container)."""
+"""Pyxis: puts container options on srun only. On sbatch they would run the batch script itself in the container."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from kit.runtimes.base import Container
 from kit.spec.mount import Mount
 
-# [docker://][USER@]REGISTRY(#|/)NAME: a first part with a dot, a port or 'localhost' is a registry, as Docker reads it.
+# [docker://][USER@]REGISTRY(#|/)NAME. A first part with a dot, a port or 'localhost' is a registry, as in Docker.
 _REGISTRY = re.compile(r"^(?P<user>[^@/#]+@)?(?P<registry>localhost(:\d+)?|[^/#@]+[.:][^/#@]*)[/#](?P<rest>.+)$")
 
 
 def image_uri(image: str) -> str:
-    """An image as `--container-image` takes it: a path as it is, a reference with '#' behind its registry.
+    """The value of `--container-image`: a path unchanged, a reference with '#' after its registry.
 
-    Enroot before 4.0 takes `reg.io/name` for a name on Docker Hub (field-notes 1), so '/' is never written there.
+    Enroot before 4.0 takes `reg.io/name` for a name on Docker Hub (field-notes 1), so the kit never writes '/' there.
     """
     if image.startswith("/"):
         return image
@@ -27,19 +27,19 @@ def image_uri(image: str) -> str:
 
 
 def mount_option(mount: Mount) -> str:
-    """SOURCE:TARGET[:FLAG+FLAG]; the target is always written, since `/d:ro` would make 'ro' the target."""
+    """SOURCE:TARGET[:FLAG+FLAG]. The target is always written: in `/d:ro`, 'ro' would be the target."""
     text = f"{mount.source}:{mount.target}"
     return f"{text}:{'+'.join(mount.flags)}" if mount.flags else text
 
 
 class Pyxis:
-    """The SPANK plugin reads its options from the srun line."""
+    """Adds options to the srun line, where the SPANK plugin reads them."""
 
     containerized = True
     pulls = True
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
-        """See Runtime."""
+        """The srun line with Pyxis's options, then the command."""
         choice = container.options
         options = [
             f"--container-image={image_uri(container.image)}",
