@@ -106,11 +106,9 @@ class Lab:
 
     def wait(self, condition: Callable[[], object], run: Path, *, seconds: float = TIMEOUT_S) -> None:
         """Until a condition holds; fails with the batch log."""
-        end = time.monotonic() + seconds
-        while not condition():
+        if not came(condition, seconds=seconds):
             log = run / "logs" / "batch.log"
-            assert time.monotonic() < end, log.read_text() if log.exists() else "no batch log"
-            time.sleep(0.1)
+            raise AssertionError(log.read_text() if log.exists() else "no batch log")
 
     def wait_end(self, run: Path, *, seconds: float = TIMEOUT_S) -> dict[str, str]:
         """Until Slurm is done with the job, for good; what it then says of it."""
@@ -211,13 +209,15 @@ class Lab:
 
     def settled(self, run: Path, *, seconds: float = SETTLE_S) -> list[str]:
         """What is left of a run once what was on its way out is out. Reports that stay are removed: each test fails for itself."""
-        end = time.monotonic() + seconds
-        while left := self.leftovers(run):
-            if time.monotonic() > end:
-                self._remove_reports()
-                return left
-            time.sleep(0.2)
-        return []
+        left: list[str] = []
+
+        def nothing() -> bool:
+            left[:] = self.leftovers(run)
+            return not left
+
+        if not came(nothing, seconds=seconds):
+            self._remove_reports()
+        return left
 
     def _remove_reports(self) -> None:
         if self.cluster.isolated:
@@ -237,6 +237,23 @@ class Lab:
                     "+",
                 ]
                 shell.run([*self.cluster.node_exec_argv(node.name), *argv], check=False)
+
+
+def came(condition: Callable[[], object], *, seconds: float = TIMEOUT_S) -> bool:
+    """Whether a condition held within so many seconds.
+
+    After each look, twice its own time is waited, 0.1 s at least and 1.5 s at most: a look that starts a `kit` costs a third of a
+    second of a core, and on a busy machine the looks of a few tests would take all of it.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        began = time.monotonic()
+        if condition():
+            return True
+        now = time.monotonic()
+        if now > end:
+            return False
+        time.sleep(min(max(0.1, 2 * (now - began)), 1.5))
 
 
 def job_id(run: Path) -> int | None:

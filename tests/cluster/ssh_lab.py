@@ -24,7 +24,7 @@ import pytest
 from kit import shell
 from kit.shell import Completed
 from kit.slurm.embedded import EmbeddedCluster
-from tests.cluster.lab import TIMEOUT_S
+from tests.cluster.lab import TIMEOUT_S, came
 
 # One for each process of pytest: labs may stand side by side.
 _USERS = "kit-far-"
@@ -126,13 +126,15 @@ class Far:
 
     def wait(self, run: str, *states: str) -> dict[str, object]:
         """Until `kit runs` shows one of these states."""
-        end = time.monotonic() + TIMEOUT_S
-        ended = 0
-        while (one := self.listed().get(run, {})).get("state") not in states:
-            ended += one.get("state") in {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"}
-            assert time.monotonic() < end and ended < 20, one
-            time.sleep(0.3)
-        return one
+        seen: list[dict[str, object]] = []
+
+        def there() -> bool:
+            seen.append(self.listed().get(run, {}))
+            ended = sum(one.get("state") in {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"} for one in seen)
+            return seen[-1].get("state") in states or ended == 20
+
+        assert came(there) and seen[-1].get("state") in states, seen[-1]
+        return seen[-1]
 
     def sessions(self) -> list[int]:
         """The processes of sshd that serve connections, without the daemon and without what they have started.

@@ -129,10 +129,7 @@ def uninterrupted(lab: Lab, example: str, tmp_path_factory: pytest.TempPathFacto
 
 
 def wait_until_ended(lab: Lab, run: Path) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while json.loads(lab.kit("status", run.name, "--json").stdout)["state"] in {"RUNNING", "PENDING", "COMPLETING"}:
-        assert time.monotonic() < end, (run / "logs" / "batch.log").read_text()
-        time.sleep(0.5)
+    lab.wait(lambda: lab.status(run)["state"] not in {"RUNNING", "PENDING", "COMPLETING"}, run)
 
 
 def pid_of_a_rank(run: Path) -> int:

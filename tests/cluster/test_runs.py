@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.cluster.lab import TIMEOUT_S, Lab
+from tests.cluster.lab import Lab
 
 pytestmark = pytest.mark.cluster
 
@@ -161,11 +161,11 @@ def test_cancel_leaves_nothing(lab: Lab, runtime: str) -> None:
         "import os, pathlib, time\npathlib.Path(os.environ['KIT_RUN_DIR'], 'up-' + os.environ['RANK']).touch()\ntime.sleep(600)\n",
     )
     run = lab.submit(*options)
-    wait_for(lambda: len(list(run.glob("up-*"))) == 4, run)
+    lab.wait(lambda: len(list(run.glob("up-*"))) == 4, run)
     assert lab.leftovers(run), "the check sees a run that is alive"
     lab.kit("cancel", run.name)
-    wait_for(lambda: status(lab, run)["state"] == "CANCELLED", run)
-    wait_for(lambda: not lab.leftovers(run), run)
+    lab.wait(lambda: status(lab, run)["state"] == "CANCELLED", run)
+    lab.wait(lambda: not lab.leftovers(run), run)
     assert '"event": "end"' in (run / "state" / "events.jsonl").read_text()
     assert "ended already" in lab.kit("cancel", run.name).stderr
 
@@ -335,16 +335,6 @@ def test_typo_ends_with_the_config_code(lab: Lab) -> None:
 def status(lab: Lab, run: Path) -> dict[str, object]:
     facts: dict[str, object] = json.loads(lab.kit("status", run.name, "--json").stdout)
     return facts
-
-
-def wait_for(condition: object, run: Path) -> None:
-    """Until a condition holds; fails with the batch log after TIMEOUT_S."""
-    assert callable(condition)
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        log = run / "logs" / "batch.log"
-        assert time.monotonic() < end, log.read_text() if log.exists() else "no batch log"
-        time.sleep(0.2)
 
 
 def test_the_check_for_leftovers_finds_one(lab: Lab) -> None:
