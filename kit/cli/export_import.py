@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from kit.cli import completion_candidates
+from kit.cli.typer_later import typer
 
 
 def export(

@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from kit.cli.render_submit import ClusterName
+from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from kit.health.failing_nodes import NodeRecord

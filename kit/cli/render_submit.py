@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from kit.cli import choose_cluster, completion_candidates
+from kit.cli.typer_later import typer
 from kit.safe_text import clean
 
 if TYPE_CHECKING:

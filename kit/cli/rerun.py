@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
 from kit.cli import completion_candidates
 from kit.cli.render_submit import Overrides
+from kit.cli.typer_later import typer
 
 
 def rerun(

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from kit.cli import completion_candidates
+from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from kit.sweeps.results import Results

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-import typer
-
 from kit.cli.runs import AsJson, RunName, RunsDir, folders
+from kit.cli.typer_later import typer
 
 
 def stacks(

@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from kit.cli import completion_candidates
 from kit.cli.render_submit import After, ClusterName, Containers, JobFile, Overrides, show_warnings
+from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -8,9 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from kit.cli.runs import AsJson, RunName, RunsDir, find_dir
+from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,64 @@
+"""The commands, in the groups of `kit --help`, and where each is written."""
+
+from __future__ import annotations
+
+# Each command by its group and name, as module of this package and function there. A name with `app` is a noun with commands of its
+# own.
+GROUPS = {
+    "Jobs": {
+        "init": "init.init",
+        "render": "render_submit.render",
+        "submit": "render_submit.submit",
+        "sweep": "sweep.sweep",
+        "when": "when.when",
+        "shell": "shell.shell",
+    },
+    "Runs": {
+        "runs": "runs.runs",
+        "status": "runs.status",
+        "why": "why.why",
+        "diff": "diff.diff",
+        "bisect": "bisect.bisect",
+        "top": "top.top",
+        "stacks": "stacks.stacks",
+        "time": "time.time",
+        "report": "report.report",
+        "watch": "watch.watch",
+        "logs": "logs_tmux.logs",
+        "results": "results.results",
+        "cancel": "runs.cancel",
+        "resume": "runs.resume",
+        "rerun": "rerun.rerun",
+        "export": "export_import.export",
+        "import": "export_import.import_",
+        "tmux": "logs_tmux.tmux",
+        "port": "port_notebook.port",
+        "notebook": "port_notebook.notebook",
+        "code": "port_notebook.code",
+        "prune-snapshots": "snapshots.prune_snapshots",
+    },
+    "Images": {
+        "build-image": "images.build_image",
+        "import-image": "images.import_image",
+        "images": "images.images",
+        "verify-image": "images.verify_image",
+        "sign-image": "images.sign_image",
+        "prune-images": "images.prune_images",
+        "diff-images": "images.diff_images",
+    },
+    "Clusters": {
+        "cluster": "cluster.app",
+        "nodes": "nodes.nodes",
+    },
+    "Tools": {
+        "serve": "serve.serve",
+        "model": "model.model",
+        "checkpoint-size": "checkpoints.checkpoint_size",
+        "convert-checkpoint": "checkpoints.convert_checkpoint",
+        "prepare-data": "prepare_data.prepare_data",
+        "generate": "generate.generate",
+        "template": "template.app",
+        "schema": "schema.schema",
+    },
+}
+PLACES = {name: (group, place) for group, commands in GROUPS.items() for name, place in commands.items()}

@@ -1,0 +1,118 @@
+"""The command line as typer reads it: all of it, with its help, its completion and its errors."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from kit.cli import interrupts
+from kit.cli.groups import PLACES
+from kit.cli.help_lines import HELP_LINES
+from kit.cli.typer_later import declare
+
+# Click's base of all usage errors. Typer brings a click of its own in some releases and uses the installed one in others; its own
+# exception knows which.
+_UsageFault: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+class _Ended(Exception):  # noqa: N818 - it carries what ended a command past typer
+    """What typer would end the process for in its own way: a Ctrl-C, and a reader of the output that went away."""
+
+    def __init__(self, by: BaseException) -> None:
+        super().__init__()
+        self.by = by
+
+
+class _Commands(TyperGroup):
+    """Imports a command's module when the command is asked for: no other module delays it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Typer looks here for names that are near to a misspelt one.
+        self.commands: Any = dict.fromkeys(PLACES)
+        self._only_named = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, in the order of the groups."""
+        return list(PLACES)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Typer's page, from the commands' names and lines alone."""
+        self._only_named = True
+        super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Click's, from the same."""
+        self._only_named = True
+        return super().shell_complete(ctx, incomplete)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Typer's; what main() answers goes past it."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, BrokenPipeError) as error:
+            raise _Ended(error) from error
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name; None when there is none."""
+        if cmd_name not in PLACES:
+            return None
+        if self._only_named and cmd_name in HELP_LINES:
+            return TyperCommand(cmd_name, help=HELP_LINES[cmd_name], rich_help_panel=PLACES[cmd_name][0])
+        group, place = PLACES[cmd_name]
+        module, _, function = place.partition(".")
+        found = getattr(import_module(f"kit.cli.{module}"), function)
+        if function == "app":
+            command: Any = typer.main.get_group(found)
+        else:
+            one = typer.Typer(add_completion=False)
+            one.command(cmd_name)(declare(found))
+            command = typer.main.get_command(one)
+        command.name, command.rich_help_panel = cmd_name, group
+        return command
+
+
+app = typer.Typer(
+    name="kit",
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from kit import __version__
+
+        print(f"kit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _kit(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """One job file and one command: container-pinned training runs on Slurm with Enroot and Pyxis."""
+
+
+def run() -> int:
+    """The command's own exit code; KitError and OSError are the caller's."""
+    try:
+        # Without standalone mode the code of a command's typer.Exit is what the call returns.
+        code = app(standalone_mode=False)
+    except typer.Exit as done:
+        return int(done.exit_code)
+    except typer.Abort:
+        return interrupts.end()
+    except _UsageFault as error:
+        error.show()
+        return int(error.exit_code)
+    except _Ended as ended:
+        raise ended.by from None
+    return code if isinstance(code, int) else 0
