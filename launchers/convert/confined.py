@@ -1,7 +1,7 @@
-"""Unpickling that runs no code: the classes that a checkpoint's own files need, and an empty stand-in for any other.
+"""Unpickling that runs no code: it finds the classes that a checkpoint's own files need, and a stand-in for any other.
 
-A checkpoint's .metadata and common.pt are pickles, and a pickle may name any function. Those of somebody else's checkpoint
-must not run; those of a framework that is not installed (Megatron-LM's enumerations) cannot.
+A checkpoint's .metadata and common.pt are pickles, and a pickle may name any function. Functions that somebody else's checkpoint
+names must not run. Classes of a framework that is not installed (Megatron-LM's enumerations) cannot be loaded.
 """
 
 import pickle
@@ -41,7 +41,7 @@ _ALLOWED = {
 
 
 class StandIn:
-    """What became of an object whose class is not known here."""
+    """Replaces an object whose class is not known here."""
 
     def __init__(self, *_args: Any, **_values: Any) -> None:
         pass
@@ -57,12 +57,12 @@ class StandIn:
 
 
 def _member(of: Any, name: str) -> Any:
-    """getattr, by which Python 3.11.2 (Debian 12) pickles a member of an enumeration, and for nothing else."""
+    """Replace getattr, with which Python 3.11.2 (Debian 12) pickles a member of an enumeration. Allows nothing else."""
     return of[name] if isinstance(of, EnumMeta) else StandIn()
 
 
 def _put_back(one: type, before: Mapping[str, Any]) -> list[str]:
-    """Make a class what it was; the attributes that were not."""
+    """Restore the attributes of a class. Returns the names of those that had changed."""
     now, nothing = dict(vars(one)), object()
     changed = [name for name in {**before, **now} if now.get(name, nothing) is not before.get(name, nothing)]
     for name in changed:
@@ -74,14 +74,14 @@ def _put_back(one: type, before: Mapping[str, Any]) -> list[str]:
 
 
 class Unpickler(pickle.Unpickler):
-    """pickle's, with `_ALLOWED` and torch's data and storage types as all that it finds."""
+    """pickle's Unpickler, which finds only `_ALLOWED` and torch's data types and storage types."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._classes: dict[type, dict[str, Any]] = {}
 
     def load(self) -> Any:
-        """As pickle's; UnpicklingError when the pickle has set an attribute of a class, as its opcode BUILD can."""
+        """Load as pickle does. UnpicklingError where the pickle has set an attribute of a class, as its opcode BUILD can."""
         try:
             content = super().load()
         finally:
@@ -93,7 +93,7 @@ class Unpickler(pickle.Unpickler):
         return content
 
     def find_class(self, module: str, name: str) -> Any:
-        """The class or function that a pickle asks for; StandIn when it may not have it."""
+        """The class or function that a pickle asks for, or StandIn where it is not allowed."""
         found = self._find(module, name)
         if isinstance(found, type):
             self._classes.setdefault(found, dict(vars(found)))
@@ -110,13 +110,13 @@ class Unpickler(pickle.Unpickler):
 
 
 def metadata(path: Path) -> Any:
-    """The Metadata in a .metadata file. pickle.UnpicklingError and others when it is damaged."""
+    """The Metadata in a .metadata file. pickle.UnpicklingError and other errors where it is damaged."""
     with path.open("rb") as file:
         return Unpickler(file).load()
 
 
 class _Module:
-    """What torch.load takes as its pickle_module."""
+    """The pickle_module that torch.load takes."""
 
     Unpickler = Unpickler
     UnpicklingError = pickle.UnpicklingError
@@ -124,5 +124,5 @@ class _Module:
 
 
 def common(path: Path) -> Any:
-    """The content of a .pt file, with stand-ins for what is not plain data."""
+    """The content of a .pt file, with stand-ins for everything but plain data."""
     return torch.load(path, map_location="cpu", pickle_module=_Module, weights_only=False)

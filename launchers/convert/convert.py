@@ -1,10 +1,10 @@
-"""A sharded checkpoint as one .pt file, or as a Hugging Face folder. `kit convert-checkpoint` runs this in an image.
+"""Converts a sharded checkpoint to one .pt file or to a Hugging Face folder. `kit convert-checkpoint` runs this in an image.
 
     PYTHONPATH=launchers python launchers/convert/convert.py runs/gpt-1/checkpoints model.pt --to pytorch
     PYTHONPATH=launchers python launchers/convert/convert.py runs/gpt-1/checkpoints/step-00000100 model/ --to huggingface --heads 8
 
-Reads the distributed checkpoints of torch (.metadata, *.distcp) and of megatron (and common.pt, metadata.json), and what
-launchers/ddp, sft, rl and diloco write, with torch alone.
+Reads, with torch alone: the distributed checkpoints of torch (.metadata, *.distcp) and of megatron (also common.pt, metadata.json),
+and the checkpoints of launchers/ddp, sft, rl and diloco.
 Writes a line of JSON to stdout at the end. Exit code 7: the checkpoint or the request is refused. See docs/guides/checkpoints.md.
 """
 
@@ -27,7 +27,7 @@ REFUSED = 7
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("source", type=Path, help="a checkpoint, or the folder that the run saves them in")
     made.add_argument("target", type=Path)
@@ -43,7 +43,7 @@ def parse() -> argparse.Namespace:
 
 
 def convert(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
-    """Do it; what was made."""
+    """Convert the checkpoint, and return a description of the result."""
     with Output(args.target, force=args.force) as output:
         source = opened(args.source, progress)
         for name in source.dropped:
@@ -54,7 +54,7 @@ def convert(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         if args.to == "huggingface":
             shape = shapes.of(source, given)
             groups = write_huggingface.check(source, shape)
-            assert shape is not None  # else check() had refused it
+            assert shape is not None  # check() refuses a model without a shape
             size = args.shard_size
             written = write_huggingface.write(output.new, source, shape, groups, shard_size=size, progress=progress)
             files = [path.name for path in written]
@@ -76,7 +76,7 @@ def convert(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the program, and return its exit code."""
     args = parse()
     signal.signal(signal.SIGTERM, _ended)
     try:
@@ -92,7 +92,7 @@ def main() -> int:
 
 
 def _ended(number: int, _frame: object) -> NoReturn:
-    raise SystemExit(128 + number)  # unwinds, so that nothing half is left
+    raise SystemExit(128 + number)  # unwinds, so that no incomplete output is left
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""From the tensors of a model to those of Hugging Face's Llama, Qwen2 or Qwen3: names, and how fused weights are split.
+"""Maps the tensors of a model to those of Hugging Face's Llama, Qwen2 or Qwen3: their names, and the splits of fused weights.
 
-Megatron fuses queries, keys and values by query group: for each group its query heads, one key head, one value head. The GPT of
+Megatron fuses queries, keys and values by query group: each group has its query heads, one key head and one value head. The GPT of
 launchers/lib/model.py stacks all queries, all keys, all values. Both stack the feed-forward part's gate on its up projection.
 """
 
@@ -31,7 +31,8 @@ _LAYER = {
     "megatron": re.compile(r"decoder\.layers\.(\d+)\.(.+)"),
     "gpt": re.compile(r"blocks\.(\d+)\.(.+)"),
 }
-# The norm before a linear layer has that layer's name where Transformer Engine fuses the two, and in the checkpoints of both.
+# Transformer Engine fuses a norm with the linear layer after it, and names the norm after that layer. Checkpoints of both kinds of
+# layers use this name.
 _QKV = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")
 _GATED = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
 _IN_LAYER = {
@@ -62,7 +63,7 @@ _IN_LAYER = {
 }
 
 
-# What only Qwen2 (the bias) and Qwen3 (the norms) have.
+# Tensors that only Qwen2 (the bias) and Qwen3 (the norms) have.
 _OF_QWEN = {
     "gpt": ("qkv.bias", "query_norm.weight", "key_norm.weight"),
     "megatron": (
@@ -76,7 +77,7 @@ _FIRST = {"gpt": "blocks.0.", "megatron": "decoder.layers.0."}
 
 @dataclass(frozen=True)
 class Group:
-    """One tensor of the source and what becomes of it: names, and in the same order shapes."""
+    """A tensor of the source, and the tensors that it becomes: their names, and their shapes in the same order."""
 
     piece: Piece
     names: tuple[str, ...]
@@ -141,13 +142,13 @@ def _split_by_group(shape: Shape) -> Split:
     def split(tensor: torch.Tensor) -> list[torch.Tensor]:
         fused = tensor.view(groups, each + 2, shape.head_dim, -1)  # group, its queries then key then value, row, column
         parts = (fused[:, :each], fused[:, each], fused[:, each + 1])
-        return [part.reshape(-1, *tensor.shape[1:]) for part in parts]  # of a bias a single column
+        return [part.reshape(-1, *tensor.shape[1:]) for part in parts]  # a bias has a single column
 
     return split
 
 
 def _order(name: str) -> tuple[int, int]:
-    """Embedding, layers by number, norm, head: the order in which a shard is filled."""
+    """The sort key of a tensor, in the order in which files are filled: embedding, layers by number, norm, head."""
     in_layer = re.match(r"model\.layers\.(\d+)\.", name)
     if in_layer:
         return 1, int(in_layer[1])

@@ -1,4 +1,4 @@
-"""Writes the result under a temporary name beside its place, syncs it, and renames it."""
+"""Writes the result under a temporary name next to its target, syncs it, and renames it."""
 
 import fcntl
 import os
@@ -11,9 +11,9 @@ from lib.faults import Refused
 
 
 class Output:
-    """`target` is made, or is left as it was. What a killed conversion to it left behind goes at the next one.
+    """Makes `target`, or leaves it unchanged. Removes what a killed conversion to the same target left behind.
 
-    .NAME.converting/ beside it holds the lock of the conversion, `new`, and `old` for the moment of a replacement.
+    .NAME.converting/ next to the target holds the lock of the conversion, `new`, and `old` for the moment of a replacement.
     """
 
     def __init__(self, target: Path, *, force: bool) -> None:
@@ -45,13 +45,13 @@ class Output:
         self._lock.close()
 
     def need(self, size: int) -> None:
-        """Refused when the disk has no room for `size` bytes."""
+        """Refused where the disk has no room for `size` bytes."""
         free = shutil.disk_usage(self._work).free
         if size > free:
             raise Refused(f"{self.target}: {size / 1e9:.2f} GB are needed, and {free / 1e9:.2f} GB are free")
 
     def commit(self) -> None:
-        """Give `new` its name. An old folder is away for the moment between two renames; a file never is."""
+        """Rename `new` to the target. An old folder is missing for the moment between two renames; an old file never is."""
         for path in (*self.new.rglob("*"), self.new):
             sync(path)
         if self.target.is_dir():
@@ -64,7 +64,7 @@ class Output:
             return
         if not self._force:
             raise Refused(f"{self.target}: it exists", hint="--force replaces it, once the new one is whole")
-        # Not any folder: --force must not take away what no conversion made.
+        # Not any folder: --force must only replace the result of a conversion.
         if self.target.is_dir() and not (self.target / "config.json").is_file():
             raise Refused(f"{self.target}: it is a folder without config.json, which --force does not replace")
 

@@ -1,7 +1,7 @@
-"""Checkpoints that torch.save wrote, mapped, so that no more of them is read than is asked for.
+"""Checkpoints that torch.save wrote. They are memory-mapped, so that only the requested tensors are read.
 
-state.pt of launchers/ddp, sft and rl holds a model whole; rank-<n>.pt of launchers/diloco the parameters that all groups share, or,
-with FSDP in a group, each rank's rows.
+state.pt of launchers/ddp, sft and rl holds a whole model. rank-<n>.pt of launchers/diloco holds the parameters that all groups
+share, or, with FSDP in a group, each rank's rows of them.
 """
 
 import json
@@ -16,7 +16,7 @@ FILE, SHARED, AT = "state.pt", "rank-0.pt", "at.json"
 
 
 class Plain(Source):
-    """Has the model under "model" and the step under "at"; the attributes are Source's."""
+    """A checkpoint with the model under "model" and the step under "at". Its attributes are those of Source."""
 
     def __init__(self, folder: Path, progress: Progress) -> None:
         self.folder = resolve(folder)
@@ -38,7 +38,7 @@ class Plain(Source):
 
 
 class Shared(Source):
-    """A checkpoint of launchers/diloco: its shared parameters, not a group's own. The attributes are Source's."""
+    """A checkpoint of launchers/diloco: the parameters that all groups share. Its attributes are those of Source."""
 
     def __init__(self, folder: Path, progress: Progress) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Shared(Source):
         self.kind, self.common, self.dropped = family(set(self._parts[0])), {}, []
 
     def read(self, piece: Piece) -> torch.Tensor:
-        """One tensor, put together from the ranks' rows."""
+        """One tensor, joined from the ranks' rows."""
         return torch.cat([part[piece.stored] for part in self._parts])
 
     def _piece(self, name: str) -> Piece:
@@ -68,7 +68,7 @@ class Shared(Source):
 
 
 def opened(folder: Path, progress: Progress) -> Source:
-    """The checkpoint in a folder, of whichever kind it is."""
+    """The checkpoint in a folder, of any kind that can be read."""
     folder = resolve(_furthest(folder))
     if (folder / FILE).is_file():
         return Plain(folder, progress)
@@ -76,7 +76,7 @@ def opened(folder: Path, progress: Progress) -> Source:
 
 
 def _furthest(folder: Path) -> Path:
-    """Of the folder of a DiLoCo run's checkpoints, that of the group with the most outer steps; another folder as it is."""
+    """The folder of the group with the most outer steps, where `folder` is of a DiLoCo run; else `folder`."""
 
     def outer_steps(group: Path) -> int:
         try:

@@ -1,4 +1,4 @@
-"""The shape of a model: what its tensors tell, and what they do not (heads, context, norm), from wherever it is said."""
+"""The shape of a model: from its tensors, and from other sources what tensors do not show (heads, context, norm)."""
 
 import argparse
 import dataclasses
@@ -10,15 +10,15 @@ import torch
 from lib.faults import Refused
 from source import Source
 
-# torch's RMSNorm without eps, as launchers/lib/model.py has it, takes the smallest step of its input's type.
+# The default eps of torch's RMSNorm, which launchers/lib/model.py uses, is the machine epsilon of its input's type.
 _GPT_NORM_EPS = torch.finfo(torch.float32).eps
-# megatron.core's own where a program does not say otherwise: TransformerConfig.layernorm_epsilon, GPTModel's rotary_base.
+# Defaults of megatron.core: TransformerConfig.layernorm_epsilon, and rotary_base of GPTModel.
 _NORM_EPS, _ROPE_BASE = 1e-5, 10000.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the user says; it wins over what is found."""
+    """Values that the user gives. They win over values that are found."""
 
     heads: int | None = None
     context: int | None = None
@@ -28,7 +28,7 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A decoder of the Llama family. heads, kv_heads, head_dim: None where nothing tells; context: the longest sequence."""
+    """A decoder of the Llama family. heads, kv_heads, head_dim: None where not known. context: the longest sequence."""
 
     layers: int
     dim: int
@@ -47,7 +47,7 @@ class Shape:
 
 
 def config(source: Source, given: Given) -> dict[str, Any]:
-    """model_config of a .pt file: plain values, all that is known of the model."""
+    """model_config of a .pt file: all that is known of the model, as plain values."""
     shape = of(source, given)
     return {
         "architecture": {"megatron": "megatron-gpt", "gpt": "kit-gpt", "other": "unknown"}[source.kind],
@@ -57,7 +57,7 @@ def config(source: Source, given: Given) -> dict[str, Any]:
 
 
 def of(source: Source, given: Given) -> Shape | None:
-    """The shape; None for a model of neither family."""
+    """The shape, or None for a model of neither family."""
     if source.kind == "other":
         return None
     size = {piece.name: piece.shape for piece in source.pieces}
@@ -109,7 +109,7 @@ _GPT = {
 
 
 def _heads(heads: int | None, head_dim: int | None, *, rows: int, wide: int) -> tuple[int | None, int | None]:
-    """Size of a head, and key-value heads. rows: of the query, key and value weights together. wide: heads x size of a head."""
+    """Size of a head, and number of key-value heads. rows: of all query, key and value weights. wide: heads x size of a head."""
     if heads is None:
         return None, None
     head_dim = head_dim or wide // heads
@@ -123,7 +123,7 @@ def _heads(heads: int | None, head_dim: int | None, *, rows: int, wide: int) -> 
 
 
 def _told(source: Source) -> dict[str, Any]:
-    """What model.json of the kit's own checkpoints says, or else Megatron-LM's arguments in common.pt."""
+    """The content of model.json in the kit's own checkpoints, else Megatron-LM's arguments in common.pt."""
     if source.model:
         return source.model
     args = source.common.get("args")
@@ -139,7 +139,7 @@ def _told(source: Source) -> dict[str, Any]:
 
 
 def not_llama(source: Source) -> str | None:
-    """Why the model is not of the Llama family, as far as Megatron-LM's arguments tell; None when nothing speaks against it."""
+    """The reason why the model is not of the Llama family, by Megatron-LM's arguments; None where they give no reason."""
     args = source.common.get("args")
     if not isinstance(args, argparse.Namespace):
         return None

@@ -1,7 +1,7 @@
-"""A checkpoint of torch.distributed.checkpoint, megatron's or torch's own, checked first, then read a tensor at a time.
+"""A checkpoint of torch.distributed.checkpoint, by megatron or by torch. It is checked first, then read one tensor at a time.
 
-torch's reader does the reading, in one process without a process group; Megatron is not needed. Megatron stores the layers of
-a model stacked, one tensor with a leading layer dimension for each kind of weight; here each layer is a piece of its own.
+torch's reader reads it, in one process without a process group. Megatron is not needed. Megatron stores the layers of a model
+stacked: one tensor with a leading layer dimension for each kind of weight. Here each layer is a separate piece.
 """
 
 import json
@@ -21,16 +21,16 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 from torch.distributed.checkpoint.planner import LoadItemType
 
 _STACKED = re.compile(r"(decoder\.layers\.)(?!\d)(.+)")
-# Where programs put the model among what they save, in torch's own checkpoints.
+# Keys under which programs save the model, in torch's own checkpoints.
 _MODEL = ("model", "model_state_dict", "state_dict", "module")
-# What is not part of the model in megatron's.
+# Keys in megatron's checkpoints that do not belong to the model.
 _NOT_MODEL = re.compile(r"optimizer|chained_\d|opt_param_scheduler|rng|rerun|iteration|args")
 _BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of the model: one that is stored so, or the slice `layer` of a stacked one."""
+    """A tensor of the model: a stored tensor, or the slice `layer` of a stacked one."""
 
     name: str
     stored: str
@@ -40,14 +40,14 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """The size of the tensor."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 class Source:
-    """A checkpoint that is complete. kind: megatron, gpt (launchers/lib/model.py), or other. step: None where it does not say.
+    """A complete checkpoint. kind: megatron, gpt (launchers/lib/model.py), or other. step: None where it is not stored.
 
-    model: what model.json says of the model; empty where there is none.
+    model: the content of model.json; empty where there is none.
     """
 
     def __init__(self, folder: Path, progress: Progress) -> None:
@@ -85,7 +85,7 @@ class Source:
         return sum(piece.bytes for piece in self.pieces)
 
     def read(self, piece: Piece) -> torch.Tensor:
-        """One tensor. What it takes of memory is the tensor, and one stored chunk of it at a time."""
+        """One tensor. Takes memory for the tensor and for one stored chunk of it."""
         whole = self._tensors[piece.stored]
         first = [piece.layer or 0] + [0] * (len(whole.size) - 1) if piece.layer is not None else [0] * len(whole.size)
         last = [start + (1 if piece.layer is not None and d == 0 else whole.size[d]) for d, start in enumerate(first)]
@@ -114,7 +114,7 @@ class Source:
 
 
 class _Into(DefaultLoadPlanner):
-    """Hands the reader the place in one tensor that each chunk goes to."""
+    """Gives the reader the place of each chunk in one tensor."""
 
     def __init__(self, into: torch.Tensor) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def _minus(left: Iterable[int], right: Iterable[int]) -> torch.Size:
 
 
 def resolve(folder: Path) -> Path:
-    """The checkpoint itself, where `folder` is the one that checkpoints are saved in."""
+    """The checkpoint itself, where `folder` may also be the folder that checkpoints are saved in."""
     if folder.name.startswith(".tmp-"):
         raise Refused(f"{folder}: incomplete: its save did not end")
     latest, iteration = folder / "latest", folder / "latest_checkpointed_iteration.txt"
@@ -142,7 +142,7 @@ def resolve(folder: Path) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One of the two files of the kit's own checkpoints; empty for others."""
+    """complete.json or model.json of the kit's own checkpoints; empty where there is none."""
     if not path.is_file():
         return {}
     try:
@@ -153,7 +153,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_megatron(folder: Path) -> bool:
-    """Whether it is megatron's, which has metadata.json, written last, and common.pt beside torch's files."""
+    """Whether it is a checkpoint of megatron, which adds common.pt and, written last, metadata.json to torch's files."""
     sign, common = folder / "metadata.json", folder / "common.pt"
     if sign.is_file() != common.is_file():
         missing = common.name if sign.is_file() else sign.name
@@ -190,7 +190,7 @@ def _metadata(folder: Path) -> Any:
 
 
 def _check_files(folder: Path, stored: Iterable[Any]) -> None:
-    """Refused unless each shard file is there and as long as what the metadata says of it."""
+    """Refused where a shard file is missing, or shorter than the metadata says."""
     ends: dict[str, int] = {}
     for one in stored:
         ends[one.relative_path] = max(ends.get(one.relative_path, 0), one.offset + one.length)
@@ -203,7 +203,7 @@ def _check_files(folder: Path, stored: Iterable[Any]) -> None:
 
 
 def check_sums(folder: Path, files: dict[str, list[int]], progress: Progress) -> None:
-    """Refused unless every file is as complete.json has it."""
+    """Refused unless every file has the size and checksum that complete.json lists."""
     with progress.counting("checking the checkpoint", sum(size for size, _ in files.values())) as advance:
         for name, (size, want) in sorted(files.items()):
             path = folder / name
@@ -221,12 +221,12 @@ def check_sums(folder: Path, files: dict[str, list[int]], progress: Progress) ->
 
 
 def _model_keys(metadata: Any, is_megatron: bool) -> Iterator[tuple[str, str]]:
-    """Stored key and name in the model, of all that belongs to the model."""
+    """The stored key of each tensor that belongs to the model, and its name in the model."""
     keys = list(metadata.state_dict_metadata)
     if is_megatron:
         yield from ((key, key) for key in keys if not _NOT_MODEL.match(key))
         return
-    # The path of a key in what was saved, ("model", "blocks.0.qkv.weight"), where the program saved a nested state.
+    # The path of a key in the saved state, such as ("model", "blocks.0.qkv.weight"), where a program saved a nested state.
     paths = {key: [str(part) for part in (metadata.planner_data or {}).get(key, (key,))] for key in keys}
     tops = {path[0] for path in paths.values() if len(path) > 1}
     top = next((name for name in _MODEL if name in tops), None)
@@ -247,7 +247,7 @@ def family(names: set[str]) -> str:
 def _covered(
     folder: Path, key: str, one: TensorStorageMetadata, stored: dict[MetadataIndex, Any]
 ) -> TensorStorageMetadata:
-    """`one`, when its chunks are stored and make up the whole tensor."""
+    """Return `one`. Refused where a chunk of it is not stored, or the chunks do not make up the whole tensor."""
     for chunk in one.chunks:
         if chunk.sizes.numel() and MetadataIndex(key, chunk.offsets) not in stored:
             raise Refused(f"{folder}: incomplete: a part of {key} is stored nowhere")

@@ -1,6 +1,6 @@
-"""A folder that transformers loads as LlamaForCausalLM, or Qwen2's or Qwen3's: config.json, model*.safetensors and their index.
+"""Writes a folder that transformers loads as LlamaForCausalLM, or Qwen2's or Qwen3's: config.json, model*.safetensors, their index.
 
-Held in memory: the tensors of one file of the output (--shard-size, or the one tensor that is larger) and one stored chunk.
+Memory holds the tensors of one output file (--shard-size, or one tensor that is larger) and one stored chunk.
 """
 
 import json
@@ -19,12 +19,12 @@ try:
 except ModuleNotFoundError:
     save_file = None
 
-# What config.json says of a model whose longest sequence nobody told: Llama's own. No weight depends on it.
+# max_position_embeddings where the longest sequence is not known: Llama's own. No weight depends on it.
 _CONTEXT = 2048
 
 
 def check(source: Source, shape: Shape | None) -> list[Group]:
-    """What is to be written. Refused, with the reason, when it cannot be."""
+    """The tensors to write. Refused, with the reason, where the model cannot be written."""
     if save_file is None:
         raise Refused(
             "the Python that converts lacks the package 'safetensors'", hint="an image whose requirements.in names it"
@@ -47,7 +47,7 @@ def check(source: Source, shape: Shape | None) -> list[Group]:
 def write(
     folder: Path, source: Source, shape: Shape, groups: list[Group], *, shard_size: int, progress: Progress
 ) -> list[Path]:
-    """Write the folder, which must not be there; its files."""
+    """Write the folder, which must not exist. Returns its files."""
     folder.mkdir()
     shards = _shards(groups, shard_size)
     single = len(shards) == 1
@@ -58,13 +58,13 @@ def write(
             tensors: dict[str, torch.Tensor] = {}
             for group in shard:
                 parts = group.split(source.read(group.piece))
-                # A part may be a view of the whole, and a file of views would hold the whole for each.
+                # A part may be a view of the whole tensor. Saving a view would store the whole tensor with each part.
                 tensors |= {
                     to: part.clone() if len(parts) > 1 else part for to, part in zip(group.names, parts, strict=True)
                 }
                 advance(group.piece.bytes)
             save_file(tensors, folder / name, metadata={"format": "pt"})
-            (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors makes files for its user alone
+            (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors lets only the user read its files
             weight_map |= dict.fromkeys(tensors, name)
     if not single:
         index = {"metadata": {"total_size": source.bytes}, "weight_map": dict(sorted(weight_map.items()))}
@@ -78,7 +78,7 @@ def write(
 
 
 def _shards(groups: list[Group], shard_size: int) -> list[list[Group]]:
-    """The tensors of each file, in order; a tensor that is larger than a file may be has one of its own."""
+    """The tensors of each file, in order. A tensor that is larger than a file may be gets its own file."""
     shards: list[list[Group]] = []
     filled = 0
     for group in groups:
@@ -91,7 +91,7 @@ def _shards(groups: list[Group], shard_size: int) -> list[list[Group]]:
 
 
 def _rope(shape: Shape) -> dict[str, Any]:
-    """What transformers 5 reads of the rotary positions."""
+    """The rotary positions, as transformers 5 reads them."""
     if shape.rope_scaling is None:
         return {"rope_type": "default", "rope_theta": shape.rope_base}
     factor, low, high, length = shape.rope_scaling
@@ -130,7 +130,7 @@ def _config(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
         "tie_word_embeddings": shape.tied_embeddings,
         "attention_bias": False,
         "mlp_bias": False,
-        # The tokenizer stays with the user: no token is special until they name it.
+        # The tokenizer is not converted: no token is special until the user names it.
         "bos_token_id": None,
         "eos_token_id": None,
     }

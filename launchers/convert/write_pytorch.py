@@ -1,7 +1,7 @@
-"""One .pt file with model_state_dict and model_config, which torch.load(..., weights_only=True) reads.
+"""Writes one .pt file with model_state_dict and model_config, which torch.load(..., weights_only=True) reads.
 
-torch lays the file out first, without the tensors' data; each tensor is then written to its place.
-Held in memory: one tensor, and one stored chunk of it. The checksums in the file are not filled in, and torch checks none.
+torch first lays out the file without the tensors' data. Then each tensor is written to its place. Memory holds one tensor and one
+stored chunk of it. The checksums in the file are not filled in, and torch does not check them.
 """
 
 import os
@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def write(path: Path, source: Source, config: dict[str, Any], progress: Progress) -> None:
-    """Write the file, which must not be there. Names are the source's, with the layers one by one."""
+    """Write the file, which must not exist. The names are those of the source, with one tensor for each layer."""
     with FakeTensorMode():
         empty = {piece.name: torch.empty(piece.shape, dtype=piece.dtype) for piece in source.pieces}
     with torch.serialization.skip_data(materialize_fake_tensors=True):
@@ -27,7 +27,7 @@ def write(path: Path, source: Source, config: dict[str, Any], progress: Progress
             if not piece.bytes:
                 continue
             data = memoryview(source.read(piece).reshape(-1).view(torch.uint8).numpy())
-            file.seek(laid_out[piece.name].untyped_storage()._checkpoint_offset)  # of skip_data's documentation
+            file.seek(laid_out[piece.name].untyped_storage()._checkpoint_offset)  # see skip_data in torch
             file.write(data)
             advance(piece.bytes)
         file.flush()

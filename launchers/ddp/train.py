@@ -12,8 +12,8 @@ or one Slurm task for each rank; the kit's worker script sets RANK, WORLD_SIZE, 
 or as a single process: python train.py. `lib` lies beside this file in a run folder; in the checkout, set
 PYTHONPATH=launchers.
 
-Without --data it trains on the digits that scikit-learn ships. Started again with the same checkpoint folder it
-continues where it stopped. docs/guides/training.md says what it reads and writes, lib/stop.py what TERM and USR1 do.
+Without --data it trains on the digits that scikit-learn ships. Started again with the same checkpoint folder, it
+continues where it stopped. docs/guides/training.md lists the files that it reads and writes. lib/stop.py handles TERM and USR1.
 """
 
 import contextlib
@@ -47,23 +47,23 @@ args = options.parse(parser)
 
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
-    """Train to the last epoch, or until a stop is asked for; the exit code."""
+    """Train to the last epoch, or until a stop is requested. Returns the exit code."""
     log = metrics.Metrics(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
     log.say(
         f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {world.device.type}, seed {args.seed}"
     )
 
-    # ---- data: each rank a part of each epoch's order, the same order for the same seed ----
+    # ---- data: each rank takes its part of each epoch; the seed sets the order ----
 
     train_set, test_set, classes = data.images(args.data, args.image_size)
     micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
     sampler = data.ResumableSampler(train_set, world.ddp_world_size, world.ddp_rank, seed=args.seed, drop_last=True)
-    # Making an iterator draws a number; it must not come from the model's generator, which a resume puts back.
+    # Making an iterator draws a random number. It must not come from the model's generator, which a resume restores.
     loading = {"num_workers": args.workers, "pin_memory": world.device.type == "cuda"}
     draws = torch.Generator().manual_seed(args.seed)
     train_loader = data.Loader(train_set, micro_batch, sampler=sampler, drop_last=True, generator=draws, **loading)
-    # For the test each image counts once, so a rank takes every world_size-th without padding.
+    # The test counts each image once, so a rank takes every world_size-th image, without padding.
     mine = Subset(test_set, range(world.ddp_rank, len(test_set), world.ddp_world_size))
     test_loader = data.Loader(mine, 256, generator=draws, **loading)
     steps_per_epoch = len(train_set) // args.batch_size
@@ -93,8 +93,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
             return nn.functional.cross_entropy(ddp(images), targets)
 
-    # One backward that counts for nothing: DDP orders its buckets after the first, and the order of sums depends on
-    # them. With this, a resumed run has the buckets of the uninterrupted one.
+    # One backward pass whose gradients are dropped. DDP orders its buckets after the first pass, and the order of sums
+    # depends on the buckets. So a resumed run has the buckets of an uninterrupted one.
     images, targets = next(iter(DataLoader(train_set, micro_batch)))
     loss_of(images.to(world.device), targets.to(world.device)).backward()
     optimizer.zero_grad(set_to_none=True)
@@ -105,7 +105,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     log.started("ddp/train.py", world, speed, parameters=sum(p.numel() for p in net.parameters()), seed=args.seed)
     told = resume.told("ddp/train.py", args, data=data.images_told(args.data))
     saves, found = resume.begun(args, world, told, log)
-    # Where the run is: optimizer steps, epochs, images of this epoch over all ranks; and the sum of this rank's losses.
+    # The position in the run: optimizer steps, epochs, images of this epoch over all ranks. And the sum of this rank's losses.
     at = {"step": 0, "epoch": 0, "images": 0}
     losses = torch.zeros((), dtype=torch.float64, device=world.device)
     if found:
@@ -171,7 +171,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                     scaler.scale(loss / args.accumulate).backward()
                 step_loss += loss.detach() / args.accumulate
             losses += step_loss
-            # Clip true gradients: fp16's scaling is undone first.
+            # Clip unscaled gradients: undo the loss scaling of fp16 first.
             scaler.unscale_(optimizer)
             norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
             lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)

@@ -4,7 +4,8 @@
     srun --ntasks-per-node=4 worker.sh python train_gpt.py --data prepared/ --precision bf16 --compile
     python train_gpt.py
 
-Started again with the same checkpoint folder it continues where it stopped. `lib`, options and files: docs/guides/training.md.
+Started again with the same checkpoint folder, it continues where it stopped. For `lib`, options and files see
+docs/guides/training.md.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ args = options.parse(parser)
 
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
-    """Train to the last step, or until a stop is asked for; the exit code."""
+    """Train to the last step, or until a stop is requested. Returns the exit code."""
     log = metrics.Metrics(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
     profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
@@ -39,7 +40,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
     torch.manual_seed(args.seed)
     shape = huggingface.chosen(args, corpus.vocabulary)
-    # Built without memory first: each rank then fills in the weights, drawn or read from --init-from.
+    # Built without memory first. Then each rank fills in the weights: random ones, or those of --init-from.
     with torch.device("meta"):
         net = model.GPT(shape, apart=corpus.apart)
     huggingface.begin(net, args, world.device)
@@ -55,13 +56,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     log.say(f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} tokens")
 
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
-        # (micro batch, context) each; targets are the tokens, one place to the left.
+        # (micro batch, context) each. The targets are the tokens shifted by one.
         tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in batch)
         with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
             return ddp(tokens, targets)
 
-    # One backward that counts for nothing: DDP orders its buckets after the first, and the order of sums depends on
-    # them. With this, a resumed run has the buckets of the uninterrupted one.
+    # One backward pass whose gradients are dropped. DDP orders its buckets after the first pass, and the order of sums
+    # depends on the buckets. So a resumed run has the buckets of an uninterrupted one.
     loss_of(next(iter(DataLoader(train_set, micro_batch)))).backward()
     optimizer.zero_grad(set_to_none=True)
 
@@ -69,7 +70,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     told = resume.told("ddp/train_gpt.py", args, data=corpus.told)
     saves, found = resume.begun(args, world, told, log)
-    # The place in the run, saved in each checkpoint: a resumed run reads on from exactly there.
+    # The position in the run, saved in each checkpoint. A resumed run continues reading its data from here.
     at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
     if found:
@@ -109,13 +110,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     while steps.go_on():
         losses = torch.zeros((), device=world.device)
         for micro_step in range(args.accumulate):
-            # Gradients are all-reduced in the last micro-step alone; the others add to them on this rank.
+            # Gradients are all-reduced only in the last micro-step. Before it they add up on this rank.
             last_micro_step = micro_step == args.accumulate - 1
             with contextlib.nullcontext() if last_micro_step else ddp.no_sync():
                 loss = loss_of(next(batches)) / args.accumulate
                 scaler.scale(loss).backward()
             losses += loss.detach()
-        # Clipping needs true gradients: undo the scaling of fp16 first. bf16 and fp32 are never scaled.
+        # Clipping needs unscaled gradients: undo the loss scaling of fp16 first. bf16 and fp32 are never scaled.
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
         lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)

@@ -1,7 +1,7 @@
-"""DeepSpeed's checkpoints in two halves: it gathers its states in the training loop, and they are written on a thread.
+"""DeepSpeed's checkpoints in two halves: the training loop collects the states, and a thread writes them.
 
-DeepSpeed 0.19 has a writer of its own for this, `checkpoint.writer.decoupled`: a process beside each rank, which would live through
-a kill -9 of it, and which compiles a kernel for its input and output at the first start. This needs neither.
+DeepSpeed 0.19 has its own writer for this, `checkpoint.writer.decoupled`. It runs a process for each rank, which would survive a
+kill -9 of the rank, and it compiles a kernel for its input and output at the first start. This module needs neither.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointComm
 
 
 class Later(CheckpointEngine):
-    """Replaces DeepSpeed's writer, `then`: what is to be saved is kept until writes() is called."""
+    """Replaces DeepSpeed's writer, `then`. Keeps the states to save until writes() is called."""
 
     def __init__(self, then: CheckpointEngine) -> None:
         super().__init__()
@@ -21,8 +21,8 @@ class Later(CheckpointEngine):
         self._states: dict[str, Any] = {}
 
     def writes(self, copy: Callable[[Any], Any]) -> Callable[[], None]:
-        """What writes the states since the last call, as they are now. `copy` makes the copy that training cannot change."""
-        # By name and not by path, which is another for each checkpoint: so that the copy's memory is used again.
+        """A function that writes the states since the last call, as they are now. copy: keeps them from changing in training."""
+        # By name, because the path differs for each checkpoint. So the copy can reuse its memory.
         folders = {Path(path).name: Path(path).parent for path in self._states}
         states = copy({Path(path).name: state for path, state in self._states.items()})
         self._states = {}
@@ -34,7 +34,7 @@ class Later(CheckpointEngine):
         return write
 
     def preserves_storage_sharing(self) -> bool:
-        """No: the copy has a storage for each tensor, and DeepSpeed need not clone the views first."""
+        """False: the copy has a storage for each tensor, so DeepSpeed need not clone views first."""
         return False
 
     def save(self, state_dict: Any, path: str) -> None:

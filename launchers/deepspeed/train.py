@@ -4,10 +4,10 @@
     torchrun --standalone --nproc-per-node=4 train.py --ds-config ds_config.json
     python train.py --ds-config ds_config.json
 
-One process for each GPU, RANK, LOCAL_RANK, WORLD_SIZE and MASTER_* set by whoever starts it: no ssh, no mpi4py, no deepspeed
-launcher. Batch sizes, precision, clipping, ZeRO and offload are in the configuration; without an "optimizer" there, it is
-torch's AdamW with --lr and --weight-decay, and the schedule of the other programs.
-`lib`, options and files: docs/guides/training.md.
+One process runs for each GPU. Its launcher sets RANK, LOCAL_RANK, WORLD_SIZE and MASTER_*: no ssh, no mpi4py, no deepspeed
+launcher. Batch sizes, precision, clipping, ZeRO and offload are in the configuration. Without an "optimizer" there, the program
+uses torch's AdamW with --lr and --weight-decay, and the schedule of the other programs.
+For `lib`, options and files see docs/guides/training.md.
 """
 
 import json
@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, resume, stop, text
 
-TAG = "deepspeed"  # the folder below the checkpoint's that DeepSpeed writes
+TAG = "deepspeed"  # DeepSpeed's folder in a checkpoint
 parser = options.parser(__doc__)
 options.add_gpt(parser)
 parser.add_argument("--ds-config", type=Path, default=Path(__file__).with_name("ds_config.json"))
-# The configuration says these; two places for one number would differ one day.
+# The configuration has these. With two places for one number, the numbers would differ one day.
 parser.set_defaults(batch_size=None, accumulate=None, clip=None)
 args = options.parse(parser)
 if args.batch_size or args.accumulate or args.clip:
@@ -30,22 +30,22 @@ if args.batch_size or args.accumulate or args.clip:
 
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
-    """Train to the last step, or until a stop is asked for; the exit code."""
-    # DeepSpeed picks CPU or GPU when it is imported, and asks the environment first.
+    """Train to the last step, or until a stop is requested. Returns the exit code."""
+    # DeepSpeed picks CPU or GPU when it is imported, and reads the environment first.
     os.environ.setdefault("DS_ACCELERATOR", world.device.type)
-    os.environ.setdefault("LOCAL_RANK", "0")  # a single process has none, and DeepSpeed insists
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed needs it, and a single process has none
     import deepspeed  # noqa: PLC0415
     from later import Later  # noqa: PLC0415
 
-    # On CPU it would compile a kernel that only inference uses, and fail in an image without a compiler.
+    # On CPU DeepSpeed would compile a kernel that only inference uses, and would fail in an image without a compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # DeepSpeed 0.19 calls functions under names that torch 2.13 warns of, at every call.
+    # DeepSpeed 0.19 calls functions by names that torch 2.13 warns about, at every call.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 
     log = metrics.Metrics(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
     profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
-    deepspeed.init_distributed(dist_backend=world.backend)  # takes the process group that is there
+    deepspeed.init_distributed(dist_backend=world.backend)  # uses the existing process group
     config = json.loads(args.ds_config.read_text(encoding="utf-8"))
 
     # ---- data, model, engine ----
@@ -58,7 +58,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         net = model.GPT(shape, apart=corpus.apart)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
     if config.get("zero_optimization", {}).get("stage") == 3:
-        # Each parameter is cut as soon as it is made, and put together once more for its first weights.
+        # Each parameter is sharded as soon as it is made, and gathered once for its first weights.
         with deepspeed.zero.Init(config_dict_or_path=config):
             net = model.GPT(shape, apart=corpus.apart, drawn=False)
         put = huggingface.setter(net, args)
@@ -68,7 +68,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                     put(name, parameter.data, 0, len(parameter))
     else:
         huggingface.begin(net, args, world.device)
-    own = None  # an optimizer of this program's, with its schedule
+    own = None  # this program's own optimizer, with its schedule
     if "optimizer" not in config:
         own = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
     factor = options.cosine(args.warmup, args.steps)
@@ -136,7 +136,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in next(batches))
             loss = engine(tokens, targets)
             engine.backward(loss)  # scales the loss by the accumulation steps
-            engine.step()  # updates after the last of them
+            engine.step()  # updates after the last micro-step
             losses += loss.detach() / accumulate
         steps.done(losses.item, lr=engine.get_lr()[0], gradient_norm=engine.get_global_grad_norm())
 

@@ -1,12 +1,13 @@
-"""Muon: momentum whose update is made orthogonal, for the weight matrices inside a transformer's blocks.
+"""Muon: momentum with an orthogonal update, for the weight matrices inside a transformer's blocks.
 
-Source: Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks", kellerjordan.github.io/posts/muon
-(2024): Nesterov momentum, five Newton-Schulz steps, their coefficients. The factor 0.2 sqrt(larger side), which gives
-the update the size of AdamW's, so that both share one learning rate and weight decay: Liu et al., "Muon is scalable for
-LLM training", arXiv 2502.16982, section 2.2. As the inner optimizer of DiLoCo: Therien et al., "MuLoCo", arXiv 2505.23725.
+Sources: Keller Jordan et al., "Muon: An optimizer for hidden layers in neural networks", kellerjordan.github.io/posts/muon
+(2024), for Nesterov momentum, the five Newton-Schulz steps and their coefficients. Liu et al., "Muon is scalable for LLM
+training", arXiv 2502.16982, section 2.2, for the factor 0.2 sqrt(larger side): it gives the update the size of AdamW's, so
+that both share one learning rate and weight decay. Therien et al., "MuLoCo", arXiv 2505.23725, for Muon as the inner
+optimizer of DiLoCo.
 
-Muon takes the matrices of the blocks. Embedding, output layer and norms stay on AdamW: the first two are tables of rows
-rather than maps between hidden states, and a vector has no singular values to even out.
+Muon takes the matrices of the blocks. Embedding, output layer and norms stay on AdamW: the first two are tables of rows and
+not maps between hidden states, and a vector has no singular values to equalize.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-# Matrices that are several maps stacked by rows; each part is made orthogonal by itself (the Muon post does so for qkv).
+# Matrices that stack several maps by rows. Each part is made orthogonal separately (the Muon post does so for qkv).
 STACKED = {"qkv.weight": 3, "gate_up.weight": 2}
 Made = Callable[[torch.Tensor], torch.Tensor]
 
@@ -33,9 +34,9 @@ def optimizers(
     beta2: float = 0.95,
     group: dist.ProcessGroup | None = None,
 ) -> list[Optimizer]:
-    """The inner optimizers of a GPT: AdamW for all of it, or Muon for the blocks' matrices and AdamW for the rest.
+    """The inner optimizers of a GPT: AdamW for all parameters, or Muon for the blocks' matrices and AdamW for the rest.
 
-    beta2: how long AdamW remembers squared gradients, 1 / (1 - beta2) steps. group: the ranks that share Muon's work.
+    beta2: AdamW averages squared gradients over about 1 / (1 - beta2) steps. group: the ranks that share Muon's work.
     """
     taken: dict[int, list[nn.Parameter]] = {}
     rest = []
@@ -53,10 +54,10 @@ def optimizers(
 
 
 class Muon(Optimizer):
-    """For matrices only. `parts` of a group: into how many blocks of rows its matrices fall.
+    """Updates matrices only. `parts` of a parameter group: the number of row blocks in each of its matrices.
 
     group: the ranks that share the work, each with whole matrices (DDP) or with rows of them (FSDP); None: this rank alone.
-    Newton-Schulz is done for each matrix by one rank, in rounds of as many matrices of one shape as there are ranks.
+    One rank does Newton-Schulz for each matrix. A round handles as many matrices of one shape as there are ranks.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Muon(Optimizer):
                     self._round(parameters[first : first + count], group)
 
     def _round(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
-        """Update as many matrices of one shape as there are ranks, or fewer."""
+        """Update matrices of one shape: at most as many as there are ranks."""
         directions = [self._direction(parameter, group["momentum"]) for parameter in parameters]
         rows, columns = parameters[0].shape
         parts = group["parts"]
@@ -108,7 +109,7 @@ class Muon(Optimizer):
             mine.add_(update.to(mine.dtype), alpha=-group["lr"] * 0.2 * max(rows // parts, columns) ** 0.5)
 
     def _direction(self, parameter: torch.Tensor, momentum: float) -> torch.Tensor:
-        """Where the momentum points, one step ahead (Nesterov): the whole matrix, or this rank's rows of it."""
+        """The direction of the momentum one step ahead (Nesterov): of the whole matrix, or of this rank's rows."""
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
@@ -118,7 +119,7 @@ class Muon(Optimizer):
 
 
 def _by_matrix(directions: list[torch.Tensor], ranks: dist.ProcessGroup, made: Made) -> list[torch.Tensor]:
-    """The updates of matrices that all ranks have whole: rank i makes the i-th, and all get all."""
+    """The updates of matrices that all ranks hold whole: rank i makes the i-th, and all ranks get all."""
     mine = made(directions[ranks.rank()]) if ranks.rank() < len(directions) else None
     kind = orthogonal_type(directions[0])
     rows, columns = directions[0].shape
@@ -129,9 +130,9 @@ def _by_matrix(directions: list[torch.Tensor], ranks: dist.ProcessGroup, made: M
 
 
 def _by_rows(directions: list[torch.Tensor], rows: int, ranks: dist.ProcessGroup, made: Made) -> list[torch.Tensor]:
-    """This rank's rows of the updates of matrices of which each rank has some rows: rank i gets the i-th whole, and makes it."""
+    """This rank's rows of the updates, where each rank holds rows of each matrix. Rank i gathers and makes the i-th."""
     columns = directions[0].shape[1]
-    each = -(-rows // ranks.size())  # as FSDP cuts: equal parts, the last ones shorter or empty
+    each = -(-rows // ranks.size())  # as FSDP shards: equal parts, the last ones shorter or empty
     parts = [max(0, min(each, rows - each * rank)) for rank in range(ranks.size())]
     has_one = ranks.rank() < len(directions)
     out = [directions[0].numel() if rank < len(directions) else 0 for rank in range(ranks.size())]
@@ -146,15 +147,15 @@ def _by_rows(directions: list[torch.Tensor], rows: int, ranks: dist.ProcessGroup
 
 
 def orthogonal_type(matrix: torch.Tensor) -> torch.dtype:
-    """What orthogonal() computes in: bfloat16 on a GPU, as in the source; float32 on a CPU."""
+    """The type that orthogonal() computes in: bfloat16 on a GPU, as in the source; float32 on a CPU."""
     return torch.bfloat16 if matrix.is_cuda else torch.float32
 
 
 def orthogonal(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """[…, rows, columns] -> the same with its singular values near 1 (0.7 to 1.2, but for ones that are nearly 0), vectors kept.
+    """[…, rows, columns] -> the same singular vectors, with singular values near 1 (0.7 to 1.2, except values that are nearly 0).
 
-    Newton-Schulz: x <- a x + b (x x') x + c (x x')^2 x maps each singular value s to a s + b s^3 + c s^5, which these
-    coefficients drive to about 1 from anywhere in (0, 1]. In the numbers of orthogonal_type().
+    Newton-Schulz: x <- a x + b (x x') x + c (x x')^2 x maps each singular value s to a s + b s^3 + c s^5. These
+    coefficients drive s to about 1 from anywhere in (0, 1]. Computed in orthogonal_type().
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.to(orthogonal_type(matrices))

@@ -4,11 +4,12 @@
     Streaming DiLoCo  Douillard et al., arXiv 2501.18512: fragments in turn, traffic under computing, mixing by alpha
 
 One outer step averages one fragment. Fragment 0 is averaged after H / F inner steps, fragment 1 after as many more, and
-so on, so that each comes round every H steps. After the last inner step every fragment is averaged once more, in an
-outer step of its own. With overlap, not the fragment whose average is in flight then: its last `delay` inner steps do not count.
+so on, so that each fragment is averaged every H steps. After the last inner step every fragment is averaged once more, each
+in a separate outer step. With overlap, the fragment whose average is in flight at that time is left out: its last `delay`
+inner steps do not count.
 
-All groups hold the same global parameters, to the last bit; each meeting compares checksums. A group that differs (it
-committed alone, say, when the others' connections broke) takes the others' state. A group that fails in a meeting
+All groups hold the same global parameters, to the last bit. Each meeting compares checksums. A group whose checksum differs
+takes the others' state; it may have committed alone when the others' connections broke. A group that fails in a meeting
 meets again with the same pseudo-gradient, so a peer's death costs time, not steps.
 """
 
@@ -26,13 +27,13 @@ from replica_group import Group
 from state import Globals, give_inner, local, take_inner
 from torch import nn
 
-BEHIND = -1  # told to the lighthouse instead of the outer step: this group needs another's state
+BEHIND = -1  # sent to the lighthouse instead of the outer step: this group needs another group's state
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`every` inner steps (H) bring each of the `fragments` (F) round once; a fragment's average takes `delay` of them."""
+    """`every` inner steps (H) average each of the `fragments` (F) once. An average takes `delay` of these steps."""
 
     steps: int
     every: int
@@ -50,7 +51,7 @@ class Settings:
         return self.every // self.fragments
 
     def check(self, blocks: int) -> None:
-        """Refuse what cannot be, with the numbers."""
+        """End the program where the settings do not fit together. The error shows the numbers."""
         if not 1 <= self.fragments <= blocks:
             raise SystemExit(f"--fragments {self.fragments} must be from 1 to {blocks}, the layers of the model.")
         if self.every < 1 or self.every % self.fragments:
@@ -64,13 +65,13 @@ class Settings:
 
 
 def ended(at: dict[str, int], settings: Settings) -> bool:
-    """Whether all inner steps are done, and every fragment averaged after the last of them."""
+    """Whether all inner steps are done, and every fragment was averaged after the last one."""
     return at["step"] >= settings.steps and at["flushed"] >= settings.fragments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """What the members told each other: who counts, the inner step that the average stands for, seconds waited."""
+    """What the members told each other: whose pseudo-gradients count, the inner step of the average, seconds waited."""
 
     members: Members
     weights: list[int]
@@ -83,9 +84,9 @@ class Meeting:
 
 
 class DiLoCo:
-    """The outer loop of one rank. `meanwhile` is called with `at` while waiting for others, and may raise."""
+    """The outer loop of one rank. `meanwhile` is called with `at` while this rank waits for others, and may raise."""
 
-    def __init__(  # noqa: PLR0917 - what a rank is made of
+    def __init__(  # noqa: PLR0917 - the parts of a rank
         self,
         net: nn.Module,
         inner: list[torch.optim.Optimizer],
@@ -103,7 +104,7 @@ class DiLoCo:
             net, world, wire, fragments=settings.fragments, lr=settings.lr, momentum=settings.momentum
         )
         self._average = Average(seat.pg, settings.bits, settings.top_k)
-        # Outer steps done; inner steps done; those when the last outer step was; fragments averaged after the last.
+        # Outer steps; inner steps; inner steps at the last outer step; fragments averaged after the last inner step.
         self.at = {"outer": 0, "step": 0, "committed": 0, "flushed": 0}
         self._behind = False
         self._flying: tuple[Meeting, torch.Tensor, Answer[torch.Tensor]] | None = None
@@ -116,7 +117,7 @@ class DiLoCo:
 
     @property
     def fragment(self) -> int:
-        """The one whose turn it is."""
+        """The fragment whose turn it is."""
         return self.at["outer"] % self.settings.fragments
 
     @property
@@ -125,10 +126,10 @@ class DiLoCo:
         return min(self.at["committed"] + self.settings.interval, self.settings.steps)
 
     def open(self, patience: float) -> Record | None:
-        """At a start: wait for the other groups, at most `patience` seconds once there are enough for a quorum.
+        """Wait for the other groups at a start, at most `patience` seconds once there are enough for a quorum.
 
-        Where they are under way, this group takes part in their next outer step, without a pseudo-gradient of its own,
-        and only then trains. Returns the record of that step.
+        Where the others are already training, this group takes part in their next outer step without a pseudo-gradient
+        of its own, and trains only after that. Returns the record of that step.
         """
         began = time.monotonic()
         while True:
@@ -145,7 +146,7 @@ class DiLoCo:
         return self.synchronise()
 
     def synchronise(self) -> Record | None:
-        """The outer step, if one is due; with overlap, before that the start of its average."""
+        """Do the outer step, if one is due. With overlap, start its average when that is due."""
         if self.at["step"] >= self.landing:
             if self._flying is None:
                 return self._finish(self._meet(1))
@@ -154,17 +155,17 @@ class DiLoCo:
             return self._finish(meeting, values, work)
         if self._flying is None and self.at["step"] >= self.landing - self.settings.delay:
             meeting = self._meet(1)
-            if not meeting.weight:  # this group missed outer steps and has taken state: on with the others at once
+            if not meeting.weight:  # this group missed outer steps and took state: finish with the others at once
                 return self._finish(meeting)
             self._flying = self._launch(meeting)
         return None
 
     def give(self) -> Record:
-        """What a group that missed outer steps needs: the global state, and the moments of an inner optimizer."""
+        """The state for a group that missed outer steps: the global state, and the moments of the inner optimizers."""
         return {"at": dict(self.at), "globals": self.globals.give(), "inner": give_inner(self._net, self._inner)}
 
     def take(self, state: Record) -> None:
-        """Continue from what another group gave, the model at the global parameters."""
+        """Continue from another group's state. Sets the model to the global parameters."""
         self.at = dict(state["at"])
         self.globals.take(state["globals"])
         take_inner(self._net, self._inner, state["inner"])
@@ -173,7 +174,7 @@ class DiLoCo:
         self._flying = None
 
     def save(self) -> Record:
-        """What a checkpoint holds: more than give(), so that this group continues exactly where it was. Called by all ranks."""
+        """The content of a checkpoint: more than give(), so that this group continues exactly here. Called by all ranks."""
         own = {name: local(parameter).detach() for name, parameter in self._net.named_parameters()}
         residuals = {
             number: self.globals.whole(number, kept) for number, kept in sorted(self._average.residuals.items())
@@ -193,12 +194,12 @@ class DiLoCo:
                 parts = {number: self.globals.part(whole) for number, whole in state["residuals"].items()}
                 self._average.residuals = {number: part.to(self._wire) for number, part in parts.items()}
         else:
-            self.at["step"] = self.at["committed"]  # what that group had done since is not in its global parameters
+            self.at["step"] = self.at["committed"]  # that group's later inner steps are not in its global parameters
 
     # ---- one outer step ----
 
     def _meet(self, weight: int, *, waited: float = 0.0) -> Meeting:
-        """Join a quorum whose members all have the same global parameters, and hear who counts."""
+        """Join a quorum whose members all hold the same global parameters, and learn whose pseudo-gradients count."""
         began = time.perf_counter()
         while True:
             try:
@@ -218,7 +219,7 @@ class DiLoCo:
             states = Counter((row[0], row[1]) for row in rows)
             if len(states) == 1:
                 break
-            # Most groups are right; of equally many, those of the lowest rank, which most_common() names first.
+            # The state of most groups is right. Of equally frequent states, it is the lowest rank's, which comes first.
             self._behind = states.most_common(1)[0][0] != mine
             self._seat.again()
         self._waited["quorum"] += time.perf_counter() - began
@@ -232,7 +233,7 @@ class DiLoCo:
     def _finish(
         self, meeting: Meeting, values: torch.Tensor | None = None, work: Answer[torch.Tensor] | None = None
     ) -> Record | None:
-        """Average, in as many meetings as it takes, and step. None when in the end nobody had anything to average."""
+        """Average, in as many meetings as needed, and step. None where in the end no group has a pseudo-gradient."""
         meetings = 1
         while sum(meeting.weights):
             try:
@@ -243,14 +244,14 @@ class DiLoCo:
             except Failed:
                 self._seat.again()
                 meeting, work, meetings = self._meet(meeting.weight), None, meetings + 1
-                values = values if meeting.weight else None  # after taking state another fragment may be on
+                values = values if meeting.weight else None  # after taking state it may be another fragment's turn
             else:
                 self._step(meeting, mean)
                 return self._record(meeting, meetings)
         return None
 
     def _launch(self, meeting: Meeting) -> tuple[Meeting, torch.Tensor, Answer[torch.Tensor]]:
-        """Start the average on a thread of its own, and on a GPU on a stream of its own."""
+        """Start the average on a separate thread, and on a GPU on a separate stream."""
         values = self.globals.pseudo_gradient(self.fragment)
         fragment, weights, me = self.fragment, meeting.weights, meeting.members.me
         if not values.is_cuda:

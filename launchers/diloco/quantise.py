@@ -1,12 +1,12 @@
-"""Averaging over replica groups: in float32; or with error feedback, quantised to 8, 4 or 2 bits, or the largest values only.
+"""Averages over replica groups: in float32; or, with error feedback, quantised to 8, 4 or 2 bits, or only the largest values.
 
-A quantised average takes two steps, so that its traffic does not grow with the number of groups: each group sends to
-every other the part that the other averages, quantised; then each sends out the average of its part, quantised again.
-All groups unpack the same bytes, so their results are equal to the last bit.
+A quantised average takes two steps, so that its traffic does not grow with the number of groups. First, each group sends to
+every other group the part that this other group averages, quantised. Then each group sends out the average of its part,
+quantised again. All groups unpack the same bytes, so their results are equal to the last bit.
 
-With `top_k` each group sends to all others the values of largest size, that share of all, with their places.
+With `top_k` each group sends its values of largest magnitude, with their positions, to all others. `top_k` is their share.
 
-What rounding or leaving out takes away is kept and added the next time (error feedback: Seide et al., "1-bit stochastic gradient
+The error of rounding or leaving out is kept and added the next time (error feedback: Seide et al., "1-bit stochastic gradient
 descent", Interspeech 2014; for the pseudo-gradients of DiLoCo: "MuLoCo", arXiv 2505.23725).
 """
 
@@ -18,9 +18,9 @@ from torchft.process_group import ProcessGroup
 from wire import traffic
 
 BLOCK = 256  # values that share one float32 scale, which adds 1/8 bit to each value
-# The step between levels, in standard deviations of a block. Wider than what loses least for normal values (0.335 and
-# 0.996: Joel Max, "Quantizing for minimum distortion", IRE Transactions on Information Theory 6, 1960): what lies beyond
-# the last level is made up for in later rounds only, and pseudo-gradients have longer tails than that.
+# The step between levels, in standard deviations of a block. The steps with the least loss for normal values are smaller (0.335
+# and 0.996: Joel Max, "Quantizing for minimum distortion", IRE Transactions on Information Theory 6, 1960). Wider ones are
+# better here: values beyond the last level are made up for only in later rounds, and pseudo-gradients have longer tails.
 STEP = {4: 0.5, 2: 1.5}
 
 
@@ -42,7 +42,7 @@ def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    """What pack() wrote -> float32 [rows, n]."""
+    """The output of pack() -> float32 [rows, n]."""
     rows, size = packed.shape
     blocks = size // (4 + BLOCK * bits // 8)
     scale = packed[:, : 4 * blocks].contiguous().view(torch.float32).view(rows, blocks, 1)
@@ -53,20 +53,20 @@ def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 class Average:
-    """The weighted mean of a vector over the groups that are in the process group `pg`.
+    """The weighted mean of a vector over the groups in the process group `pg`.
 
-    `sent` counts the bytes that this rank sends, by what the usual ring algorithms need, without headers.
+    `sent` counts the bytes that this rank sends, as the usual ring algorithms need them, without headers.
     """
 
     def __init__(self, pg: ProcessGroup, bits: int = 32, top_k: float = 0.0) -> None:
-        """top_k: the share of the values that is sent; 0: all, with `bits` each."""
+        """top_k: the share of the values to send; 0: all, with `bits` each."""
         self._pg, self._bits, self._top_k = pg, bits, top_k
         self.sent = 0.0
-        self.residuals: dict[int, torch.Tensor] = {}  # fragment -> what is still to be sent
+        self.residuals: dict[int, torch.Tensor] = {}  # fragment -> values that are still to be sent
         self._next: dict[int, torch.Tensor] = {}
 
     def __call__(self, fragment: int, values: torch.Tensor, weights: list[int], me: int) -> torch.Tensor:
-        """The mean of `values` over groups, each with its weight; `me` is this group's place in `weights`."""
+        """The mean of `values` over the groups, by their weights. me: this group's place in `weights`."""
         values = values if weights[me] else torch.zeros_like(values)
         if self._top_k:
             return self._largest(fragment, values, weights, me)
@@ -80,7 +80,7 @@ class Average:
         return self._quantised(fragment, values, weights, me)
 
     def commit(self) -> None:
-        """The last average was used by all: its residuals count from now."""
+        """Accept the last average, which all groups have used. Its residuals count from now."""
         self.residuals |= self._next
         self._next = {}
 
@@ -107,7 +107,7 @@ class Average:
         parts = self._gathered(packed, groups)
         self.sent += 2 * (groups - 1) * packed.nbytes
 
-        # This group makes up for the rounding of the mean that it sent out, too: in its sum, hence times `total`.
+        # This group also makes up for rounding the mean that it sent out. That error is in the sum, hence times `total`.
         lost = lost if weights[me] else torch.zeros_like(lost)
         lost[me] += (mean - unpack(packed, self._bits))[0] * total
         self._next[fragment] = lost.view(-1)[: len(values)] + (0 if weights[me] else residual)
@@ -120,7 +120,7 @@ class Average:
         places = wanted.abs().topk(count).indices
         packed = torch.stack((places.to(torch.int32), wanted[places].view(torch.int32)))
         mean = torch.zeros_like(values)
-        # In the same order everywhere, so that all groups have the same bits.
+        # Add in the same order everywhere, so that all groups get the same bits.
         for weight, theirs in zip(weights, self._gathered(packed, len(weights)), strict=True):
             mean.index_add_(0, theirs[0].long(), theirs[1].contiguous().view(torch.float32), alpha=weight)
         self.sent += (len(weights) - 1) * packed.nbytes

@@ -1,17 +1,17 @@
-"""A replica group's seat in the quorum: with whom it synchronises, and how it gets the state that it missed.
+"""A replica group's seat in the quorum: it connects the group to the others, and brings it the state that it missed.
 
-Built on torchft's parts: the lighthouse says which groups are alive, the manager server (one per group) sends it
-heartbeats and asks for a quorum, the reconfigurable process group connects the ranks of equal number of all groups, and
-the transport sends state from a group that has it to one that missed it. A meeting goes so:
+Built on torchft's parts. The lighthouse knows which groups are alive. The manager server (one per group) sends it
+heartbeats and asks for a quorum. The reconfigurable process group connects the ranks of equal number in all groups. The
+transport sends state from a group that has it to one that missed it. A meeting has these steps:
 
     join     wait until the lighthouse names the groups; connect to them; send or take state where one is behind
     gather   a row of numbers from each group
     (the caller averages)
     confirm  nobody failed; only then may the caller use the average
 
-Each step ends the same way on all ranks of a group. After a failure, `again()` makes the next join connect anew.
-torchft's own Manager does the first step too, but gives up for good when one quorum request fails, and lets one group
-commit what another missed without either noticing.
+Each step ends in the same way on all ranks of a group. After a failure, `again()` makes the next join connect anew.
+torchft's own Manager does the first step too. But it gives up for good when one quorum request fails, and it lets one
+group commit what another missed, without either noticing.
 """
 
 import hashlib
@@ -40,17 +40,17 @@ from wire import Lost, traffic
 T = TypeVar("T")
 FOREVER = timedelta(days=30)
 CONNECT = timedelta(seconds=60)  # to find the lighthouse at the start
-# Failures in a row after which this group gives up: far more than any number of deaths makes, as each is one or two.
+# Failures in a row after which this group gives up. A death causes one or two, so no number of deaths comes near.
 MOST_FAILURES = 100
 
 
 class Failed(Exception):  # noqa: N818 - a way to continue, not an error
-    """A step of a meeting did not work out on some rank of this group; meet again."""
+    """A step of a meeting failed on some rank of this group. Meet again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Members:
-    """The groups of a quorum in the order of their ranks in it, this one's place, and whether it took state."""
+    """The groups of a quorum in the order of their ranks, this group's place, and whether it took state."""
 
     quorum_id: int
     replica_ids: list[str]
@@ -63,7 +63,7 @@ class Members:
 
 
 class Answer(Generic[T]):
-    """The result of `work`, which runs on a thread of its own. A daemon: it must not hold a program that ends."""
+    """The result of `work`, which runs on a separate daemon thread, so that it cannot keep the program from ending."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._box: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
@@ -73,11 +73,11 @@ class Answer(Generic[T]):
     def _run(self, work: Callable[[], T]) -> None:
         try:
             self._box.put((work(), None))
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever asks for the value
+        except BaseException as error:  # noqa: BLE001 - value() raises it again
             self._box.put((None, error))
 
     def ready(self, seconds: float) -> bool:
-        """Whether the result is there, waiting up to `seconds` for it."""
+        """Whether the result is there. Waits up to `seconds` for it."""
         if self._got is None:
             try:
                 self._got = self._box.get(timeout=seconds)
@@ -86,7 +86,7 @@ class Answer(Generic[T]):
         return True
 
     def value(self) -> T:
-        """The result, or what went wrong."""
+        """The result. Raises the error of `work`."""
         self.ready(3600 * 24)
         assert self._got is not None
         if self._got[1] is not None:
@@ -95,7 +95,7 @@ class Answer(Generic[T]):
 
 
 class Seat:
-    """Made by all ranks of the group together. `wire` is the device that traffic starts from: the CPU for gloo."""
+    """Made by all ranks of the group together. wire: the device that traffic starts from, the CPU for gloo."""
 
     def __init__(self, group: Group, world: Ranks, *, min_replicas: int, timeout: float, wire: torch.device) -> None:
         self._world, self._min_replicas, self._timeout = world, min_replicas, timedelta(seconds=timeout)
@@ -105,7 +105,7 @@ class Seat:
         self._failures = 0
         self._in_a_row = 0
         self._connected: tuple[object, ...] = ()
-        alone = "RANK" not in os.environ  # then nobody has made a store
+        alone = "RANK" not in os.environ  # then no launcher has made a store
         address, port = ("127.0.0.1", 0) if alone else (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         self._store = TCPStore(address, port, is_master=alone, wait_for_workers=False)
         key = f"diloco/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/manager"
@@ -137,9 +137,9 @@ class Seat:
     def join(
         self, outer_step: int, *, give: Callable[[], Any], take: Callable[[Any], None], meanwhile: Callable[[], None]
     ) -> Members:
-        """Wait for a quorum and connect to it. A group at an earlier `outer_step` than another takes that one's state.
+        """Wait for a quorum and connect to it. A group at an earlier `outer_step` than another takes the other's state.
 
-        `meanwhile` is called while waiting, by all ranks of the group together, and may raise to leave.
+        `meanwhile` is called during the wait, by all ranks of the group together, and may raise to leave.
         """
         answer = Answer(
             lambda: self._client._quorum(
@@ -157,7 +157,7 @@ class Seat:
             pause = min(2 * pause, 0.25)
             meanwhile()
         found = answer.value()
-        if found.replica_world_size < self._min_replicas:  # the lighthouse was told of a smaller least number
+        if found.replica_world_size < self._min_replicas:  # the lighthouse has a smaller minimum
             time.sleep(1)
             raise Failed(f"{found.replica_world_size} groups, of at least {self._min_replicas}")
 
@@ -184,12 +184,12 @@ class Seat:
         )
 
     def _connect(self, found: Any) -> None:
-        """Connect to the members, unless they are the same as before and no one failed (a failure moves the id)."""
+        """Connect to the members, unless they are the same as before and none failed (a failure changes the id)."""
         wanted = (found.quorum_id, found.store_address, tuple(found.replica_ids))
         if wanted == self._connected:
             return
         self._connected = ()
-        # Ids start again at 1 in a new lighthouse; the rest keeps apart what lies under the same id in the store.
+        # A new lighthouse counts ids from 1 again. The other values keep entries with the same id apart in the store.
         salt = hashlib.sha256(repr((*wanted, found.max_step)).encode()).hexdigest()[:16]
         self.pg.configure(
             f"{found.store_address}/diloco/{salt}/{self._world.ddp_rank}",
@@ -215,14 +215,14 @@ class Seat:
         return self.together(work)
 
     def confirm(self) -> None:
-        """Return only when every member called this, so that what went before worked out for all that are alive."""
+        """Return only when every member has called this. Then the steps before it succeeded for all that are alive."""
         self.gather([1])
         self._failures = self._in_a_row = 0
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do `work` on this rank; where a peer is lost to any rank of the group, Failed on all of them.
+        """Do `work` on this rank. Raises Failed on all ranks of the group where any of them loses a peer.
 
-        Any other error is this program's own and ends it, and so do MOST_FAILURES without an average between them.
+        Any other error is this program's own and ends it. MOST_FAILURES without an average between them end it, too.
         """
         failure: BaseException | None = None
         result = None
@@ -247,16 +247,16 @@ class Seat:
         return result  # type: ignore[return-value]
 
     def again(self) -> None:
-        """The next join connects anew, in all groups."""
+        """Make the next join connect anew, in all groups."""
         self._failures += 1
 
     def close(self) -> None:
-        """Leave: no more heartbeats. The other groups do not wait for this one any longer."""
+        """Leave and stop the heartbeats. The other groups then no longer wait for this one."""
         if self._world.is_main_process:
             self._server.shutdown()
 
     def _all(self, good: bool) -> bool:
-        """Whether it is so on all ranks of the group."""
+        """Whether `good` is true on all ranks of the group."""
         if self._world.ddp_world_size == 1:
             return good
         flag = torch.tensor([good], dtype=torch.int32)

@@ -1,10 +1,10 @@
-"""This replica group among the others: who it is, where its files go, which checkpoint it starts from.
+"""This replica group among the others: its id, the folder of its files, and the checkpoint that it starts from.
 
 Read here: REPLICA_GROUP_ID and NUM_REPLICA_GROUPS. RANK, WORLD_SIZE and MASTER_* are those within the group.
 
     RUN_DIR/replica-0/          metrics.jsonl, profile/ and state/ of group 0
-    CHECKPOINT_DIR/replica-0/   its checkpoints, as in lib/checkpoint.py; at.json in each says where the run was. Their
-                                numbers count inner and outer steps, so that no two states have the same
+    CHECKPOINT_DIR/replica-0/   its checkpoints, as in lib/checkpoint.py; at.json in each holds the position in the run.
+                                Their numbers count inner and outer steps, so that no two states have the same number
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ AT = "at.json"
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A replica group, its id counted from 0."""
+    """A replica group. Its id counts from 0."""
 
     id: int
     count: int
@@ -33,13 +33,13 @@ class Group:
         return f"replica-{self.id}"
 
     def everywhere(self, world: Ranks) -> Ranks:
-        """This rank among the ranks of all groups, for sharing out data: groups of equal size, one after another."""
+        """This rank among the ranks of all groups, for sharing out data. All groups have the same size."""
         rank, world_size = self.id * world.ddp_world_size + world.ddp_rank, self.count * world.ddp_world_size
         return dataclasses.replace(world, ddp_rank=rank, ddp_world_size=world_size)
 
 
 def from_environment() -> Group:
-    """The group that the environment names; without it, the only one."""
+    """The group that the environment names. Without one: the only group."""
     group = Group(int(os.environ.get("REPLICA_GROUP_ID") or 0), int(os.environ.get("NUM_REPLICA_GROUPS") or 1))
     if not 0 <= group.id < group.count:
         raise SystemExit(f"REPLICA_GROUP_ID {group.id} is not among NUM_REPLICA_GROUPS {group.count} (0 is the first).")
@@ -54,7 +54,7 @@ def agreed(value: Any, world: Ranks) -> Any:
 
 
 def newest(folder: Path, group: Group, world: Ranks, saves: checkpoint.Checkpoints) -> Path | None:
-    """The checkpoint to start from: a sound one of the furthest outer step, this group's own where it is as far."""
+    """The checkpoint to start from: a sound one of the latest outer step. Of equal ones, this group's own."""
     best = saves.newest()
     if world.is_main_process:
         reached = _outer_step(best) if best else -1
@@ -69,7 +69,7 @@ def newest(folder: Path, group: Group, world: Ranks, saves: checkpoint.Checkpoin
 
 
 def _outer_step(folder: Path) -> int:
-    """The outer step of a checkpoint; -1 when it cannot be read. It may vanish meanwhile, being another group's."""
+    """The outer step of a checkpoint; -1 where it cannot be read. Its group may remove it at any time."""
     try:
         return int(json.loads((folder / AT).read_text())["outer"])
     except (OSError, ValueError, KeyError):
@@ -77,18 +77,18 @@ def _outer_step(folder: Path) -> int:
 
 
 def furthest(folder: Path) -> dict[str, Any] | None:
-    """Where the furthest group was at its newest checkpoint (at.json); None without any."""
+    """The position of the furthest group at its newest checkpoint (at.json); None where there is no checkpoint."""
     found = []
     for pointer in folder.glob("replica-*/latest"):
         try:
             found.append(json.loads((pointer.parent / pointer.read_text().strip() / AT).read_text()))
         except (OSError, ValueError):
-            continue  # being replaced, or damaged: another group's will do
+            continue  # being replaced, or damaged: use another group's
     return max(found, key=lambda at: at["outer"], default=None)
 
 
 def _sound(folder: Path) -> bool:
-    """Whether all files of another group's checkpoint are as complete.json says. It may vanish meanwhile."""
+    """Whether all files of another group's checkpoint match complete.json. Its group may remove it at any time."""
     try:
         for name, (size, crc) in checkpoint.marker(folder)["files"].items():
             found, length = 0, 0

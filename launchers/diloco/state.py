@@ -1,7 +1,7 @@
-"""The model as DiLoCo sees it: fragments, global parameters, and the state that recovery and checkpoints carry.
+"""The model as DiLoCo handles it: fragments, global parameters, and the state for recovery and checkpoints.
 
-Of a sharded parameter (FSDP) each rank handles its own shard, here always a plain tensor. What a rank gives is thus what
-the rank of the same number in another group can take.
+Of a sharded parameter (FSDP) each rank handles its own shard, always as a plain tensor. So a rank's state fits the rank
+of the same number in another group.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a sharded tensor; another tensor as it is."""
+    """This rank's shard of a sharded tensor. Other tensors are returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def like(tensor: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
-    """The opposite of local(): `shard` as a part of a tensor that is sharded as `tensor` is."""
+    """The opposite of local(): `shard` as a part of a tensor that is sharded like `tensor`."""
     if not isinstance(tensor, DTensor):
         return shard
     return DTensor.from_local(
@@ -33,8 +33,8 @@ def like(tensor: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
 def split(net: nn.Module, count: int) -> list[list[str]]:
     """The names of the parameters of each fragment.
 
-    Block i goes to fragment i modulo `count` (the strided pattern of Streaming DiLoCo, section 2.3), what comes before
-    the blocks to the first fragment, what comes after them to the last.
+    Block i goes to fragment i modulo `count` (the strided pattern of Streaming DiLoCo, section 2.3). Parameters before
+    the blocks go to the first fragment, those after them to the last.
     """
     fragments: list[list[str]] = [[] for _ in range(count)]
     after = False
@@ -71,7 +71,7 @@ class Globals:
     def pseudo_gradient(self, fragment: int) -> torch.Tensor:
         """Global minus local parameters of a fragment, as a vector: the part that this rank averages with its peers.
 
-        Of a sharded model that is its shard; where each rank has the whole model, an equal part for each.
+        In a sharded model, the part is this rank's shard. Where each rank has the whole model, it is an equal share.
         """
         flat = torch.cat(
             [
@@ -82,7 +82,7 @@ class Globals:
         return self.part(flat)
 
     def part(self, flat: torch.Tensor) -> torch.Tensor:
-        """Of a vector of a fragment's values, the part that this rank averages with its peers."""
+        """The part of a fragment's vector that this rank averages with its peers."""
         if self._sharded or self._world.ddp_world_size == 1:
             return flat
         padded = nn.functional.pad(flat, (0, -len(flat) % self._world.ddp_world_size))
@@ -99,7 +99,7 @@ class Globals:
 
     @torch.no_grad()
     def step(self, fragment: int, mean: torch.Tensor) -> None:
-        """One step of the outer optimizer; `mean` is the average of what pseudo_gradient() gave."""
+        """Make one step of the outer optimizer. mean: the average of the vectors that pseudo_gradient() returned."""
         if not self._sharded and self._world.ddp_world_size > 1:
             parts = [torch.empty_like(mean) for _ in range(self._world.ddp_world_size)]
             dist.all_gather(parts, mean.contiguous())
@@ -115,7 +115,7 @@ class Globals:
 
     @torch.no_grad()
     def put(self, fragments: range | list[int], alpha: float = 0.0) -> None:
-        """Set the model to the global parameters, keeping `alpha` of what it was."""
+        """Set the model to the global parameters. alpha: the share of its own values to keep."""
         for fragment in fragments:
             for name in self.fragments[fragment]:
                 mine = local(self._parameters[name])
@@ -123,14 +123,14 @@ class Globals:
 
     @property
     def checksum(self) -> int:
-        """Of the whole group: groups with equal parameters have equal checksums."""
+        """A checksum over the whole group. Groups with equal parameters have equal checksums."""
         total = torch.tensor(sum((place + 1) * part for place, part in enumerate(self._sums)) % 2**62)
         if self._sharded:
             dist.all_reduce(total, group=self._world.control)
         return int(total.item()) % 2**62
 
     def digest(self) -> str:
-        """SHA-256 over all global parameters, in the model's order, put together from shards."""
+        """SHA-256 over all global parameters, in the model's order, gathered from the shards."""
         sha = hashlib.sha256()
         for name, value in self.values.items():
             parameter = self._parameters[name]
@@ -147,7 +147,7 @@ class Globals:
 
     @torch.no_grad()
     def take(self, state: dict[str, Tensors]) -> None:
-        """Put back what give() returned."""
+        """Restore what give() returned."""
         for name, value in self.values.items():
             value.copy_(state["values"][name])
             kept = state["momentum"].get(name)
@@ -155,7 +155,7 @@ class Globals:
         self._sum_up(range(len(self.fragments)))
 
     def _sum_up(self, fragments: range | list[int]) -> None:
-        """The sum of the bit patterns of a fragment: one changed bit changes it."""
+        """Compute the sum of a fragment's bit patterns. One changed bit changes it."""
         for fragment in fragments:
             sums = [self.values[name].view(torch.int32).sum(dtype=torch.int64) for name in self.fragments[fragment]]
             self._sums[fragment] = sum((place + 1) * int(part) for place, part in enumerate(sums))
@@ -172,12 +172,12 @@ def give_inner(net: nn.Module, optimizers: list[Optimizer]) -> dict[str, dict[st
 
 
 def take_inner(net: nn.Module, optimizers: list[Optimizer], state: dict[str, dict[str, torch.Tensor]]) -> None:
-    """Put back what give_inner() returned."""
+    """Restore what give_inner() returned."""
     names = {parameter: name for name, parameter in net.named_parameters()}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                # What has the parameter's shape is sharded as it is; the rest (AdamW's step) is a number on the CPU.
+                # A value of the parameter's shape is sharded like it. Other values (AdamW's step) are numbers on the CPU.
                 optimizer.state[parameter] = {
                     key: like(parameter, value.to(parameter.device, copy=True))
                     if value.shape == local(parameter).shape

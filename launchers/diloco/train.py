@@ -6,7 +6,7 @@
     python train.py                                           one group, no lighthouse needed
 
 Any group may die and come back: it takes the state of a live one. Started again as a whole, the job continues from the
-newest checkpoint, with any number of groups. How it works, options and files: docs/guides/diloco.md.
+newest checkpoint, with any number of groups. docs/guides/diloco.md describes the method, options and files.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ args = options.parse(parser)
 
 
 class Leave(Exception):  # noqa: N818 - a way out, not an error
-    """Raised while waiting for other groups: a stop was asked for, the job is done without us, or nobody comes."""
+    """Raised while waiting for other groups: a stop was requested, the others have finished the job, or nobody comes."""
 
     def __init__(self, why: str, signal: int = 0) -> None:
         super().__init__(why)
@@ -67,7 +67,7 @@ class Leave(Exception):  # noqa: N818 - a way out, not an error
 
 
 def waiting(world: ranks.Ranks, requests: stop.StopRequest, settings: Settings) -> Callable[[dict[str, int]], None]:
-    """What all ranks of the group do while they wait for a quorum, standing at `at`: look for a reason to leave."""
+    """A function that all ranks of the group call, with their position, while they wait for a quorum. It may raise Leave."""
     stood, since, looked = {"outer": -1}, 0.0, 0.0
 
     def look(at: dict[str, int]) -> None:
@@ -92,7 +92,7 @@ def waiting(world: ranks.Ranks, requests: stop.StopRequest, settings: Settings) 
 
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
-    """Train to the last outer step, or until a stop is asked for; the exit code."""
+    """Train to the last outer step, or until a stop is requested. Returns the exit code."""
     group = replica_group.from_environment()
     folder = args.run_dir / group.folder
     log = metrics.Metrics(folder, world)
@@ -200,7 +200,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
                     json.dumps(diloco.at | {"groups": group.count}) + "\n", encoding="utf-8"
                 )
             elif args.inside == "ddp":
-                return None  # all ranks have the same
+                return None  # all ranks have the same state
             kept = saves.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, target / f"rank-{world.ddp_rank}.pt")
 
@@ -222,13 +222,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
             return forward(tokens, targets)
 
-    # DDP settles the order of its sums in the first backward: have that before any that counts.
+    # DDP sets the order of its sums in the first backward pass. Run that pass before any that counts.
     if args.inside == "ddp":
         loss_of(next(iter(DataLoader(train_set, micro_batch)))).backward()
         net.zero_grad(set_to_none=True)
 
     def inner_step() -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Loss and gradient norm of this rank, and the learning rate."""
+        """Make an inner step. Returns the loss and gradient norm of this rank, and the learning rate."""
         losses = torch.zeros((), device=world.device)
         for micro_step in range(args.accumulate):
             last_micro_step = micro_step == args.accumulate - 1
@@ -250,7 +250,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         return loop.test_loss(net, test_set, args.test_windows, micro_batch, world)
 
     def met(others: Callable[[], Record | None]) -> Record | None:
-        """What an average came to, if one was due. What a group waits for the others is told as such."""
+        """The record of an average, if one was due. The wait for other groups is reported as `communicate`."""
         with reports.progress.phase("communicate"):
             return others()
 
@@ -281,11 +281,11 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         reports.progress.step(diloco.at["step"])
         while not diloco.done:
             began = time.perf_counter()
-            if diloco.at["step"] >= diloco.landing:  # resumed where an average is due, or the last ones
+            if diloco.at["step"] >= diloco.landing:  # resumed when an average, or one of the last ones, is due
                 outer_step(met(diloco.synchronise), began)
                 reports.progress.step(diloco.at["step"])
                 continue
-            if next_step != diloco.at["step"]:  # outer steps went by without this group
+            if next_step != diloco.at["step"]:  # the others made outer steps without this group
                 batches, next_step = batches_from(diloco.at["step"]), diloco.at["step"]
             profile.step(diloco.at["step"] + 1)
             losses, norm, lr = inner_step()

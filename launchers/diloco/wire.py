@@ -1,4 +1,4 @@
-"""Tells a lost connection, after which groups meet again, from a mistake of this program, after which it must end."""
+"""Separates a lost connection, after which groups meet again, from an error of this program, after which it must end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ class Lost(Exception):  # noqa: N818 - a way to continue, not an error
 
 @contextmanager
 def traffic() -> Iterator[None]:
-    """Around calls that talk to other groups, and nothing else: what fails in here is a lost peer."""
+    """Wraps calls that talk to other groups, and nothing else: an error in here means a lost peer."""
     try:
         yield
     except Exception as error:
-        # torch and torchft raise RuntimeError, TimeoutError, AssertionError and more, as the peer happens to die.
+        # torch and torchft raise RuntimeError, TimeoutError, AssertionError and more, depending on how the peer died.
         raise Lost(f"{type(error).__name__}: {error}") from error

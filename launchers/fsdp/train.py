@@ -5,7 +5,7 @@
     srun --ntasks-per-node=4 worker.sh python train.py --cpu-offload --recompute
 
 Checkpoints are torch's distributed ones: each rank writes its shards (in the background with --checkpoint-async), and any
-number of ranks reads them back. `lib`, options and files: docs/guides/training.md.
+number of ranks can read them. For `lib`, options and files see docs/guides/training.md.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ args = options.parse(parser)
 
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
-    """Train to the last step, or until a stop is asked for; the exit code."""
+    """Train to the last step, or until a stop is requested. Returns the exit code."""
     log = metrics.Metrics(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
     profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
@@ -44,7 +44,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     train_set, test_set = corpus.train, corpus.test
     micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
 
-    # ---- model: without memory first; then each rank has its shards' ----
+    # ---- model: built without memory; then each rank gets memory for its shards ----
 
     if world.ddp_world_size % args.replicate:
         raise SystemExit(f"--replicate {args.replicate} does not divide {world.ddp_world_size} ranks.")
@@ -65,7 +65,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
     if args.compile:
         net.compile_blocks()
-    # Each block is gathered for its forward and backward alone; the rest (embedding, norm, head) is one unit.
+    # Each block is gathered only for its forward and backward. The rest (embedding, norm, head) is one unit.
     for block in net.blocks:
         fully_shard(block, reshard_after_forward=not args.keep_gathered, **sharding)
     fully_shard(net, **sharding)
@@ -120,9 +120,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     while steps.go_on():
         losses = torch.zeros((), device=world.device)
         for micro_step in range(args.accumulate):
-            # Gradients are reduce-scattered in the last micro-step alone.
+            # Gradients are reduce-scattered only in the last micro-step.
             net.set_requires_gradient_sync(micro_step == args.accumulate - 1)
-            # (micro batch, context) each; targets are the tokens, one place to the left.
+            # (micro batch, context) each. The targets are the tokens shifted by one.
             tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in next(batches))
             loss = net(tokens, targets) / args.accumulate
             loss.backward()

@@ -1,12 +1,12 @@
-"""Finds Megatron-LM's pretrain_gpt.py, checks what it needs beside it, and becomes it.
+"""Finds Megatron-LM's pretrain_gpt.py, checks that the files that it needs are there, and runs it in this process.
 
     torchrun --nproc-per-node=8 run.py --num-layers 24 --hidden-size 1024 …
 
-MEGATRON_LM names the checkout; without it /opt/Megatron-LM, /workspace/Megatron-LM and the working folder are looked through. All
-arguments are Megatron-LM's own and are passed on untouched.
+MEGATRON_LM names the checkout. Without it, the program looks in /opt/Megatron-LM, /workspace/Megatron-LM and the working folder.
+All arguments are Megatron-LM's own and are passed on unchanged.
 
-With --exit-signal-handler Megatron-LM saves and ends at a TERM, with code 0. The lead signal of a time limit is a USR1: it becomes
-a TERM here, and the code 138, by which the batch script tells a stopped run from one that is done.
+With --exit-signal-handler Megatron-LM saves and ends at a TERM, with code 0. The signal before a time limit is a USR1. This program
+turns it into a TERM, and exits with code 138, by which the batch script tells a stopped run from one that is done.
 """
 
 import importlib.util
@@ -18,12 +18,12 @@ from pathlib import Path
 from types import FrameType
 
 SCRIPT = "pretrain_gpt.py"
-# What pretrain_gpt.py imports from its own folder, by release: a copy of the script alone fails after all ranks have loaded.
+# Files that pretrain_gpt.py imports from its own folder, by release. A copy of the script alone fails after all ranks have loaded.
 COMPANIONS = ("gpt_builders.py", "model_provider.py")
 
 
 def find() -> Path:
-    """The checkout that holds pretrain_gpt.py; an error that says how to get one otherwise."""
+    """The checkout that holds pretrain_gpt.py. Where there is none, the error says how to get one."""
     named = os.environ.get("MEGATRON_LM")
     places = [Path(named)] if named else [Path("/opt/Megatron-LM"), Path("/workspace/Megatron-LM"), Path.cwd()]
     for place in places:
@@ -36,7 +36,7 @@ def find() -> Path:
 
 
 def check(folder: Path) -> None:
-    """An error, before any rank loads, for a checkout that is not whole."""
+    """Exit with an error, before any rank loads, where the checkout is incomplete."""
     text = (folder / SCRIPT).read_text(encoding="utf-8")
     missing = [name for name in COMPANIONS if f"from {name[:-3]} import" in text and not (folder / name).is_file()]
     if missing:
@@ -52,11 +52,11 @@ def check(folder: Path) -> None:
 
 
 def become(script: Path) -> None:
-    """Run it as the main program; after a USR1, a good end is the end of a stopped run."""
-    came: list[int] = []
+    """Run it as the main program. A successful end after a USR1 gets the exit code of a stopped run."""
+    received: list[int] = []
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
         os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGUSR1, pass_on)
@@ -65,7 +65,7 @@ def become(script: Path) -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
-    if came:
+    if received:
         raise SystemExit(128 + signal.SIGUSR1)
 
 

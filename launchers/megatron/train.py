@@ -1,12 +1,12 @@
-"""A GPT on your own text of the Llama family on megatron.core: tensor, pipeline, context and data parallel, in any layout.
+"""A GPT of the Llama family on your own text, with megatron.core: tensor, pipeline, context and data parallel, in any layout.
 
     torchrun --standalone --nproc-per-node=4 train.py --tp 2 --pp 2 --data books/ --steps 1000
     torchrun --nnodes=2 --node-rank=0 --nproc-per-node=8 --master-addr=node1 --master-port=29500 train.py --tp 8 --precision bf16
     srun --ntasks-per-node=4 worker.sh python train.py --tp 2 --distributed-optimizer
 
 The ranks that remain after tp x pp x cp are data parallel. Checkpoints are megatron's distributed ones (.distcp files, common.pt,
-metadata.json); any layout reads them back. Needs megatron-core (pip install megatron-core==0.16.1) and no Megatron-LM. `lib`,
-options and files: docs/guides/training.md.
+metadata.json), which any layout can read. Needs megatron-core (pip install megatron-core==0.16.1) and no Megatron-LM. For `lib`,
+options and files see docs/guides/training.md.
 """
 
 import contextlib
@@ -33,8 +33,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from two_halves import TwoHalves
 
-# How the distributed optimizer's state is written. The format for any layout cannot be read back with torch's Adam, which
-# megatron.core 0.16 takes where neither Transformer Engine nor Apex is; then another number of data parallel ranks can.
+# The format of the distributed optimizer's state. megatron.core 0.16 uses torch's Adam where neither Transformer Engine nor Apex is
+# installed. With torch's Adam the format for any layout cannot be read back. The other format fits any number of data parallel
+# ranks.
 CONTENT = {"distrib_optim_sharding_type": "fully_reshardable" if HAVE_APEX_OR_TE else "dp_reshardable"}
 
 NORM_EPS = 1e-5
@@ -42,8 +43,8 @@ LLAMA3 = (
     1.0,
     4.0,
     8192.0,
-)  # low and high frequency factor and first length, which megatron.core does not let anyone choose
-# What a checkpoint must have as this run does, beside what every program's must: the kind of optimizer and of layers.
+)  # low and high frequency factor and original length, which are fixed in megatron.core
+# Options that must be the checkpoint's, besides those of every program: the kind of optimizer and of layers.
 EQUAL = ("distributed_optimizer", "transformer_engine", "precision", "weight_decay")
 
 parser = options.parser(__doc__)
@@ -69,7 +70,7 @@ args = options.parse(parser)
 
 
 def begun(vocabulary: int) -> model.Shape:
-    """The model's shape: that of --init-from, which --layers and its like then say too, or theirs. vocabulary: of the data."""
+    """The shape of --init-from, which then sets --layers, --heads and --dim, or of these options. vocabulary: the data's."""
     if args.init_from is None:
         size = {"layers": args.layers, "heads": args.heads, "dim": args.dim, "context": args.context}
         return model.Shape(**size, vocabulary=vocabulary, kv_heads=args.kv_heads, norm_eps=NORM_EPS)
@@ -81,7 +82,7 @@ def begun(vocabulary: int) -> model.Shape:
 
 
 def check_layout(world_size: int) -> int:
-    """The number of data parallel ranks; a layout that cannot be is refused with its numbers."""
+    """The number of data parallel ranks. Where the layout cannot work, the program ends with an error that shows the numbers."""
     model_parallel, kv_heads = args.tp * args.pp * args.cp, args.kv_heads or args.heads
     faults = [
         f"{what} {whole} cannot be divided by {by} {part}"
@@ -133,7 +134,7 @@ def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParalle
         attention_dropout=0.0,
         hidden_dropout=0.0,
         init_method_std=0.02,
-        # Weights are drawn whole on the CPU and cut, so that they are the same for every --tp.
+        # Weights are drawn whole on the CPU and then sharded, so that they are the same for every --tp.
         use_cpu_initialization=True,
         bf16=half,
         pipeline_dtype=torch.bfloat16 if half else torch.float32,
@@ -169,7 +170,7 @@ def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParalle
         net.bfloat16()
     ddp_config = DistributedDataParallelConfig(
         use_distributed_optimizer=args.distributed_optimizer,
-        # Gradients travel while others are computed, from the last micro-batch's backward pass on: hence no_sync in the others.
+        # Gradients are reduced while others are computed, in the last micro-batch's backward pass: hence no_sync in the others.
         overlap_grad_reduce=True,
         grad_reduce_in_fp32=True,
     )
@@ -181,25 +182,26 @@ def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParalle
 def forward_step(
     batches: Iterator[list[torch.Tensor]], net: torch.nn.Module, apart: int | None = None
 ) -> tuple[torch.Tensor, Any]:
-    """One micro-batch through this stage; megatron's schedules call it, and the loss function on the last stage.
+    """Run one micro-batch through this stage. Megatron's schedules call this, and on the last stage the loss function that it
+    returns.
 
-    apart: the token that ends a document, where none is to see another.
+    apart: the token that ends a document, where no token may attend to another document; else None.
     """
     device = torch.cuda.current_device()
     tokens, targets, *weights = (tensor.to(device, non_blocking=True) for tensor in next(batches))
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
-    # Megatron's masks are True where a token is not seen; without one its layers make the causal one.
+    # Megatron's masks are True where a token is not seen. Without a mask, its layers use the causal one.
     mask = None if apart is None else ~model.within(tokens, apart)
     output = net(tokens, positions, mask, labels=targets)
 
     def summed(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Of a test: the sum over windows that count."""
+        """The loss of a test: the sum over the windows that count."""
         loss = (losses.float().mean(1).double() * weights[0]).sum()
         return loss, {"loss": loss.detach().clone()}
 
     def mean(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         loss = losses.float().mean()
-        return loss, {"loss": loss.detach().clone()}  # the schedule scales the other in place
+        return loss, {"loss": loss.detach().clone()}  # the schedule scales the other tensor in place
 
     return output, summed if weights else mean
 
@@ -211,27 +213,27 @@ def load(
     sharded_state: Callable[..., dict[str, Any]],
 ) -> None:
     """Fill model and optimizer from a checkpoint of this or another layout."""
-    if args.distributed_optimizer:  # a step that changes nothing gives it the tensors that the load fills
+    if args.distributed_optimizer:  # a step that changes nothing makes the tensors that the load fills
         net.zero_grad_buffer()
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         optimizer.step()
     state = dist_checkpointing.load(sharded_state(loading=True), str(found))
     net.module.load_state_dict(state["model"])
-    with torch.no_grad():  # it copies into the weights
+    with torch.no_grad():  # the load copies into the weights
         optimizer.load_state_dict(state["optimizer"])
     if args.distributed_optimizer and not HAVE_APEX_OR_TE:
-        # The load leaves torch's Adam with the step count of the empty step above, in one tensor for all parameters, so
-        # that each would count it up.
+        # The load leaves torch's Adam with the step count of the empty step above, in one tensor that all parameters
+        # share, so that each parameter would count it up.
         for one in optimizer.chained_optimizers:
             for moments in one.optimizer.state.values():
                 moments["step"] = torch.tensor(float(checkpoint.marker(found)["step"]))
 
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
-    """Train to the last step, or until a stop is asked for; the exit code."""
+    """Train to the last step, or until a stop is requested. Returns the exit code."""
     if args.init_from:
-        begun(0)  # the layout is checked with the model's own shape
+        begun(0)  # sets the model's own shape, with which the layout is checked
     data_parallel = check_layout(world.ddp_world_size)
     log = metrics.Metrics(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
@@ -239,13 +241,15 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=args.tp, pipeline_model_parallel_size=args.pp, context_parallel_size=args.cp
     )
-    tensor_parallel.model_parallel_cuda_manual_seed(args.seed, inference_rng_tracker=True)  # no dropout: no generators
+    tensor_parallel.model_parallel_cuda_manual_seed(
+        args.seed, inference_rng_tracker=True
+    )  # no dropout needs no generators
     log.say(
         f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}: tensor {args.tp} x pipeline {args.pp} x "
         f"context {args.cp} x data {data_parallel}, seed {args.seed}"
     )
 
-    # ---- data: the ranks of one model copy read the same ----
+    # ---- data: the ranks of one model copy read the same data ----
 
     copy = dataclasses.replace(world, ddp_rank=parallel_state.get_data_parallel_rank(), ddp_world_size=data_parallel)
     corpus = text.opened(args, world, log)
@@ -305,7 +309,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
             def finish() -> None:
                 writes()
-                # Not before Megatron has begun: it warns of a folder that a faster rank has put a file into.
+                # Only after Megatron has begun: it warns about a folder that already has a file of a faster rank.
                 checkpoint.write_rank(folder, world, mine)
                 checkpoint.write_model(folder, world, shape.described("megatron-gpt"))
 
@@ -315,7 +319,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         log.saved(at["step"], saves)
 
     def loss_of_all(losses: list[dict[str, torch.Tensor]]) -> float:
-        """The mean over micro-batches, made so that its mean over all ranks is the loss: only last stages have one."""
+        """This rank's loss over micro-batches, scaled so that the mean over all ranks is the loss: only last stages have one."""
         return sum(part["loss"].item() for part in losses) / len(losses) * args.pp if losses else 0.0
 
     # ---- train ----
@@ -340,7 +344,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                 **schedule,
             )
         net.train()
-        # Every rank of a last stage has the sum of its model copy's windows.
+        # Every rank of a last stage has the sum over the windows of its model copy.
         (summed,) = ranks.total(sum(part["loss"].item() for part in losses), world=world)
         return summed * data_parallel * args.pp / world.ddp_world_size / count
 
@@ -367,9 +371,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
 
 def counted(shape: model.Shape) -> tuple[int, float]:
-    """Weights of the whole model; its operations for each token, forward and backward, by PaLM's 6 N + 12 L H Q T (appendix B).
+    """Weights of the whole model; its operations per token, forward and backward: PaLM's 6 N + 12 L H Q T (appendix B).
 
-    The embedding is a table that nothing is multiplied with: not in N.
+    N leaves out the embedding, because it is a table and not a matrix product.
     """
     with torch.device("meta"):
         net = model.GPT(shape)

@@ -1,7 +1,7 @@
-"""Megatron's distributed checkpoints in two halves: planned and copied in the training loop, written by whoever calls.
+"""Megatron's distributed checkpoints in two halves: planned and copied in the training loop, written by the caller's thread.
 
 Megatron's own asynchronous save forks a process of each rank, and ends with collectives in the training loop at a later save. Here
-a thread writes, with collectives on the group of the checkpoints, so that a save is complete as soon as it is on disk.
+a thread writes, with collectives on the process group of the checkpoints. So a save is complete as soon as it is on disk.
 """
 
 from pathlib import Path
@@ -19,19 +19,19 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
-# Megatron would start a process that serves this queue to its forked writers; one of a killed rank would stay behind.
+# Megatron would start a process that serves this queue to its forked writers. It would stay behind when its rank is killed.
 filesystem_async._results_queue = Queue()
 
 
 class TwoHalves(TorchDistSaveShardedStrategy):
     """The torch_dist format. dist_checkpointing.save(..., async_sharded_save=True) is the first half, writes() the second.
 
-    is_checked: the first half has been done once, and need not ask all ranks again whether their shards make up the state.
-    _live: where the tensors of the state are. Megatron copies what is a part of one of them; such a copy needs no other.
+    is_checked: the first half was done once. Then all ranks need not check again that their shards make up the state.
+    _live: the storages of the state's tensors. Megatron copies parts of tensors; such a copy is not live and is not copied again.
     """
 
     def __init__(self) -> None:
-        # What goes where is planned by all ranks together in the first two saves, and kept: the state never changes its form.
+        # In the first two saves all ranks plan together what goes where. The plan is kept: the state never changes its form.
         super().__init__("torch_dist", 1, cached_metadata=True)
         self._writer: FileSystemWriterAsync
         self._metadata: Any = None
@@ -39,14 +39,14 @@ class TwoHalves(TorchDistSaveShardedStrategy):
         self.is_checked = False
 
     def writes(self, folder: Path, saves: Checkpoints) -> Finish:
-        """What writes the state as it is now. Called by all ranks, and so is what it returns."""
+        """A function that writes the state as it is now. All ranks call this, and the returned function."""
         writer, metadata = self._writer, self._metadata
         buckets = writer.write_buckets or []
         live = [[tensor if self._is_live(tensor) else None for _, tensor in tensors] for _, _, (_, tensors) in buckets]
         kept = saves.copy(live)
 
         def write() -> None:
-            wrote: list[Any] | None = None  # of a rank that failed
+            wrote: list[Any] | None = None  # stays None on a rank that failed
             failure = None
             done: list[Any] = []
             try:
@@ -54,7 +54,7 @@ class TwoHalves(TorchDistSaveShardedStrategy):
                     pairs = zip(tensors, copies, strict=True)
                     items = [(item, tensor if copied is None else copied) for (item, tensor), copied in pairs]
                     done += _write([writer.transforms], (path, key, (others, items)))
-            except Exception as error:  # noqa: BLE001 - raised below, when no rank waits for this one any more
+            except Exception as error:  # noqa: BLE001 - raised below, once no rank waits for this one
                 failure = error
             else:
                 wrote = done
@@ -69,7 +69,7 @@ class TwoHalves(TorchDistSaveShardedStrategy):
         return write
 
     def async_save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> AsyncRequest:
-        """The first half, as Megatron has it."""
+        """The first half, as Megatron does it. Notes which tensors are live."""
         shards = [one.data for one in nested_values(sharded_state_dict) if isinstance(one, ShardedTensor)]
         self._live = {data.untyped_storage().data_ptr() for data in shards if data is not None}
         return super().async_save(sharded_state_dict, checkpoint_dir)
@@ -78,13 +78,13 @@ class TwoHalves(TorchDistSaveShardedStrategy):
         return tensor.untyped_storage().data_ptr() in self._live
 
     def _get_save_and_finalize_callbacks(self, writer: FileSystemWriterAsync, planned: Any) -> AsyncRequest:
-        """Keep what was planned; the request, for Megatron's own way, is left alone."""
+        """Keep the plan. The returned request, for Megatron's own way, is not used."""
         self._writer, (_, self._metadata, _), self.is_checked = writer, planned, True
         return super()._get_save_and_finalize_callbacks(writer, planned)
 
 
 def _write(transforms: list[Any], bucket: Any) -> list[Any]:
-    """Write one file; torch's WriteResult of each thing in it."""
+    """Write one file. Returns torch's WriteResult of each item in it."""
     result: Queue[Any] = Queue()
     count: Queue[Any] = Queue()
     count.put(None)

@@ -1,7 +1,7 @@
-"""Weights of Hugging Face (lib/huggingface.py) in the tensors of megatron.core: this rank's stage, and its shards of each tensor.
+"""Puts Hugging Face weights (lib/huggingface.py) into the tensors of megatron.core: this rank's stage, and its shards.
 
-Megatron fuses queries, keys and values by group: its query heads, one key head, one value head; and a rank of --tp holds whole
-groups. Of the gate and the up projection a rank holds its rows of both.
+Megatron fuses queries, keys and values by group: the query heads of a group, one key head, one value head. A rank of --tp holds
+whole groups. Of the gate and the up projection, a rank holds its rows of both.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _AROUND = {
     "decoder.final_layernorm.weight": "norm.weight",
     "output_layer.weight": "head.weight",
 }
-# The norm before a linear layer has that layer's name where Transformer Engine fuses the two.
+# Where Transformer Engine fuses a norm with the linear layer after it, the norm has that layer's name.
 _IN_LAYER = {
     "input_layernorm.weight": "attention_norm.weight",
     "self_attention.linear_qkv.layer_norm_weight": "attention_norm.weight",
@@ -48,7 +48,7 @@ def put(net: GPTModel, folder: Path, shape: model.Shape) -> None:
 
 
 def renamed(name: str, net: GPTModel) -> str:
-    """What the GPT of lib/model.py calls a parameter."""
+    """The name that the GPT of lib/model.py gives to a parameter."""
     if name in _AROUND:
         return _AROUND[name]
     _, _, number, rest = name.split(".", 3)
@@ -56,7 +56,7 @@ def renamed(name: str, net: GPTModel) -> str:
 
 
 def rows(name: str, shape: model.Shape) -> int:
-    """Of a parameter of the GPT, whole."""
+    """The number of rows of a whole parameter of the GPT."""
     last = name.rpartition(".")[0].rpartition(".")[2]
     known = {"embedding": shape.vocabulary, "head": shape.vocabulary, "gate_up": 2 * shape.wide}
     known |= {"qkv": (shape.heads + 2 * shape.keys) * shape.each, "query_norm": shape.each, "key_norm": shape.each}

@@ -1,4 +1,4 @@
-"""Tokenizes text once, in several processes, into memory-mapped shards that every GPT program reads. No torch.
+"""Tokenizes text once, in several processes, into memory-mapped shards that every GPT program reads. Needs no torch.
 
     python prepare.py books/ web.jsonl.zst --to prepared/ --tokenizer llama/ --processes 16
 

@@ -1,12 +1,12 @@
 """Sends weights from the trainer to the inference servers: by files on shared storage, or by a collective (gloo, nccl).
 
-The trainer announces each version in <run>/broadcast/latest.json, moved into place as a whole; the orchestrator reads it
-and hands it to every server as POST /update_weights, with the server's rank.
+The trainer announces each version in <run>/broadcast/latest.json, which it renames into place. The orchestrator reads it
+and sends it to every server as POST /update_weights, with the server's rank.
 
-By files, the weights are written, synced and renamed before they are announced; older files go once two newer ones exist.
-By a collective, the announcement comes first. The servers (ranks 1 on) say in the trainer's store that they are here, and once
-all have, the trainer (rank 0) says go and all form a group, which lives for one transfer. So a server that was started again
-is a member of the next, and a transfer that lost a member is tried again with the one that took its place.
+By files, the weights are written, synced and renamed before they are announced. Older files are removed once two newer ones exist.
+By a collective, the announcement comes first. Each server (ranks from 1) reports in the trainer's store that it is ready. Once all
+have, the trainer (rank 0) gives the start signal, and all form a group for one transfer. So a restarted server is a member of the
+next group, and a transfer that lost a member is tried again with the member's replacement.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ import torch.distributed as dist
 from lib.policy import Weights
 
 POINTER, AGAIN = "latest.json", "again"
-# HTTP status of a server that has no weights yet, and of one that could not get those it was told of.
+# HTTP status of a server that has no weights yet, and of one that could not fetch the announced weights.
 NO_WEIGHTS, MISSED = 503, 409
 KEPT = 2
 ATTEMPTS = 3
@@ -38,9 +38,9 @@ POLL_S = 0.02
 class Announcement:
     """Weights that can be fetched.
 
-    start: drawn at each start of the trainer, since versions count from its checkpoint. number: counts the announcements
-    of a start, as a version may be announced twice. path: the file of the weights; or, for a collective, store: host and
-    port of the trainer's TCPStore, ranks: members of the group, rank: that of the server which is told.
+    start: drawn at each start of the trainer, because versions continue from its checkpoint. number: counts the announcements
+    of a start, because a version may be announced twice. path: the file of the weights. For a collective instead: store, host and
+    port of the trainer's TCPStore; ranks, the number of members; rank, that of the server that gets the announcement.
     """
 
     start: str
@@ -55,13 +55,13 @@ class Announcement:
 
     @classmethod
     def parse(cls, content: dict[str, Any]) -> "Announcement":
-        """From JSON, which knows no tuples."""
+        """Parse an announcement from JSON, which has no tuples."""
         store = content["store"]
         return cls(**{**content, "store": tuple(store) if store else None})
 
 
 def announced(run_dir: Path) -> Announcement | None:
-    """The newest announcement; None before the first."""
+    """The newest announcement; None where there is none yet."""
     try:
         return Announcement.parse(json.loads((run_dir / "broadcast" / POINTER).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -69,13 +69,13 @@ def announced(run_dir: Path) -> Announcement | None:
 
 
 def ask_again(run_dir: Path) -> None:
-    """Ask the trainer to hand out its weights once more: a server was started again and has none."""
-    with contextlib.suppress(FileNotFoundError):  # a trainer that starts makes the folder anew
+    """Ask the trainer to send its weights again, because a server was restarted and has none."""
+    with contextlib.suppress(FileNotFoundError):  # a starting trainer makes the folder anew
         (run_dir / "broadcast" / AGAIN).touch()
 
 
 class Broadcaster:
-    """The trainer's side, on its rank 0 alone. Making one forgets what an earlier start announced."""
+    """The trainer's side, on its rank 0 only. Making one removes the announcements of an earlier start."""
 
     def __init__(
         self, run_dir: Path, shape: dict[str, int], *, how: str, servers: int, address: tuple[str, int], timeout: float
@@ -92,7 +92,7 @@ class Broadcaster:
             self._address = (address[0], self._store.port)
 
     def publish(self, version: int, weights: Weights) -> None:
-        """Hand out a version. By a collective: returns when all servers have it. RuntimeError when they cannot be reached."""
+        """Send out a version. A collective returns when all servers have it. RuntimeError where they cannot be reached."""
         self._published = (version, weights)
         (self._folder / AGAIN).unlink(missing_ok=True)
         if self._store is None:
@@ -101,7 +101,7 @@ class Broadcaster:
             self._by_collective(version, weights)
 
     def repeat_if_asked(self) -> None:
-        """Hand out the last version once more, for a server that was started again."""
+        """Send the last version again, for a server that was restarted."""
         if (self._folder / AGAIN).exists():
             self.publish(*self._published)
 
@@ -138,9 +138,9 @@ class Broadcaster:
 
 
 def fetch(news: Announcement, like: Weights, timeout: float, superseded: Callable[[], bool]) -> Weights:
-    """A server's side: the announced weights. RuntimeError when they cannot be fetched, or are no longer wanted.
+    """Fetch the announced weights, on a server. RuntimeError where they cannot be fetched, or are no longer wanted.
 
-    like: tensors of the right names, shapes and device, which are not changed. superseded: whether there is a newer announcement.
+    like: tensors of the right names, shapes and device; they are not changed. superseded: whether there is a newer announcement.
     """
     if news.path:
         return torch.load(news.path, map_location="cpu", weights_only=True)
@@ -158,7 +158,7 @@ def fetch(news: Announcement, like: Weights, timeout: float, superseded: Callabl
 
 
 def _store(news: Announcement, timeout: float) -> dist.PrefixStore:
-    """The part of the trainer's store that belongs to one announcement, over a connection of its own."""
+    """The part of the trainer's store for one announcement, over a separate connection."""
     assert news.store is not None
     host, port = news.store
     whole = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout))
@@ -166,7 +166,7 @@ def _store(news: Announcement, timeout: float) -> dist.PrefixStore:
 
 
 def _transfer(store: dist.PrefixStore, news: Announcement, flat: torch.Tensor, timeout: float) -> None:
-    """Form a group, send `flat` from rank 0 into the others' `flat`, and part. RuntimeError when that fails."""
+    """Form a group, send `flat` from rank 0 into the others' `flat`, and leave the group. RuntimeError where that fails."""
     wait = timedelta(seconds=timeout)
     if news.backend == "nccl":
         limits = dist.ProcessGroupNCCL.Options()
@@ -175,7 +175,7 @@ def _transfer(store: dist.PrefixStore, news: Announcement, flat: torch.Tensor, t
     else:
         group = dist.ProcessGroupGloo(store, news.rank, news.ranks, wait)
     group.broadcast(flat, 0).wait(wait)
-    # Nobody leaves before all have it.
+    # No rank leaves before all have the weights.
     group.allreduce(flat.new_zeros(1)).wait(wait)
     if flat.is_cuda:
         torch.cuda.synchronize(flat.device)
@@ -186,7 +186,7 @@ def _flat(weights: Weights) -> torch.Tensor:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Make a file so that a reader sees all of it or none."""
+    """Write a file so that a reader sees all of it or none."""
     new = path.with_name(f".{path.name}.new")
     write(new)
     handle = os.open(new, os.O_RDONLY)

@@ -1,17 +1,17 @@
-"""Serves the policy over HTTP: completions with their log-probabilities, from weights that are replaced while it runs.
+"""Serves the policy over HTTP: completions with their log-probabilities, from weights that can be replaced while it runs.
 
     python inference.py --port 8000 --workers 2
 
-    GET  /health          {"version": 3, "workers": 2, "waiting": 0}; version is null until the first weights have come
+    GET  /health          {"version": 3, "workers": 2, "waiting": 0}; version is null until the first weights are loaded
     POST /generate        {"prompts": [[49, 43, 50, 61]], "count": 16, "max_tokens": 4, "temperature": 1.0, "end": 10}
                           -> {"start": "9f2c", "version": 3, "completions":
                           [[{"tokens": [51, 10], "logprobs": [-0.1, -0.01]}, ...]]};
                           503 while there are no weights
-    POST /update_weights  what broadcast.py announces -> {"version": 4}; 409 when they could not be loaded
+    POST /update_weights  an announcement of broadcast.py -> {"version": 4}; 409 when its weights could not be loaded
 
-Each worker is a thread with the policy on a device of its own: a GPU of this node, or the CPU. It takes what waits, as many
-requests as fit a batch, so that many small requests cost one forward pass a token. A batch is sampled with one version.
-There is one server on each node of the role; TERM ends it. docs/guides/rl.md says how the three programs work together.
+Each worker is a thread with the policy on its own device: a GPU of this node, or the CPU. It takes as many waiting requests as fit
+a batch, so that many small requests cost one forward pass per token. All of a batch is sampled with one version.
+Each node of the role runs one server. TERM ends it. docs/guides/rl.md describes how the three programs work together.
 """
 
 import argparse
@@ -45,7 +45,7 @@ parser.add_argument(
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request that waits for a worker. `asked` is what all requests of a batch must share."""
+    """A request that waits for a worker. asked: the values that all requests of a batch must share."""
 
     prompts: list[list[int]]
     asked: dict[str, Any]
@@ -68,7 +68,7 @@ class Waiting:
             self._changed.notify()
 
     def take(self, rows: int) -> list[Request]:
-        """The next request, and those behind it that ask for the same and fit into `rows`; waits for the first."""
+        """The next request, and those after it that have the same `asked` and fit into `rows`. Waits for the first."""
         with self._changed:
             self._changed.wait_for(lambda: self._requests)
             taken = [self._requests.popleft()]
@@ -84,7 +84,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Which weights a worker has: the trainer's start that they come from, and their version in it."""
+    """Identifies a worker's weights: the trainer's start that they come from, and their version in it."""
 
     start: str
     version: int
@@ -102,7 +102,7 @@ class Worker(threading.Thread):
         self.weights: Weights | None = None
 
     def replace(self, net: model.GPT, weights: Weights) -> None:
-        """Continue with another policy, from the next batch on."""
+        """Use another policy, from the next batch on."""
         with self._lock:
             self._net, self.weights = net, weights
 
@@ -127,7 +127,7 @@ class Worker(threading.Thread):
 
 
 class Server:
-    """The HTTP side. Heavy work is on threads, so that /health answers at any time."""
+    """The HTTP side. Heavy work runs on threads, so that /health answers at any time."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args, self._waiting = args, Waiting()
@@ -140,7 +140,7 @@ class Server:
         seed = args.seed * 1_000_003 + int(os.environ.get("NODE_RANK") or 0) * len(devices)
         self._workers = [Worker(d, self._waiting, seed + n, args.max_batch) for n, d in enumerate(devices)]
         self._updating = asyncio.Lock()
-        self._newest: tuple[str, int] | None = None  # of the announcements that came
+        self._newest: tuple[str, int] | None = None  # start and number of the newest announcement
         self._weights: Weights | None = None  # what all workers have
         for worker in self._workers:
             worker.start()
@@ -163,7 +163,7 @@ class Server:
         news = Announcement.parse(await request.json())
         self._newest = (news.start, news.number)
         async with self._updating:
-            # A collective needs all its members, also one that has these weights already.
+            # A collective needs all its members, also a server that has these weights already.
             if news.store or self._weights != Weights(start=news.start, version=news.version):
                 try:
                     if self._superseded(news):
@@ -175,7 +175,7 @@ class Server:
         return web.json_response({"version": news.version})
 
     async def give_up(self, _: web.Application) -> None:
-        """On the way out: a thread that waits for weights would keep this process until its time is up."""
+        """Release the thread that waits for weights at shutdown. It would keep this process alive until its timeout."""
         self._newest = None
 
     def _superseded(self, news: Announcement) -> bool:

@@ -1,15 +1,15 @@
-"""Turns the policy's own answers into training batches: rollouts by the inference servers, rewards, advantages.
+"""Makes training batches from the policy's own answers: rollouts by the inference servers, rewards, advantages.
 
     python orchestrator.py --servers http://127.0.0.1:8000 --max-steps 60
 
-For each step it draws problems, asks the servers for several completions of each (rollouts), rewards those that are right
+For each step it draws problems, and asks the servers for several completions of each (rollouts). It rewards right completions
 (lib/tasks.py: sums, or --problems by --reward), and compares each with the others of its problem: the group-relative advantage of
-GRPO (Shao et al. 2024, arXiv 2402.03300, section 4.1.2). The batch goes to the trainer as <run>/rollouts/<start>/step-<n>.json. New
-weights are announced by the trainer (broadcast.py) and handed to every server here.
+GRPO (Shao et al. 2024, arXiv 2402.03300, section 4.1.2). The batch goes to the trainer as <run>/rollouts/<start>/step-<n>.json. The
+trainer announces new weights (broadcast.py), and this program passes each announcement to every server.
 
-The batch of step n may be sampled while step n - 1 is still being trained: never from weights older than version
-n - 1 - max_async_level; what comes back from older ones is thrown away and asked for again. It keeps no state: on which step
-it is, the trainer's announcements say. It runs until TERM, and tests the policy on the held-out problems periodically.
+The batch of step n may be sampled while step n - 1 is still being trained, but never from weights older than version
+n - 1 - max_async_level. Completions from older weights are dropped and requested again. The program keeps no state: it gets its
+step from the trainer's announcements. It runs until TERM, and tests the policy on the held-out problems periodically.
 """
 
 import argparse
@@ -56,11 +56,11 @@ POLL_S = 0.02
 
 
 class StartedAnew(Exception):  # noqa: N818 - nothing is wrong
-    """The trainer was started again: what it said before no longer counts."""
+    """The trainer was restarted: its earlier announcements no longer count."""
 
 
 class Servers:
-    """The inference servers. A request goes to the one with the fewest; one that does not answer is asked again, for a time."""
+    """The inference servers. A request goes to the least busy one, and is sent again for a time where it gets no answer."""
 
     def __init__(self, urls: list[str], session: aiohttp.ClientSession, run_dir: Path, timeout: float) -> None:
         self._urls, self._session, self._run_dir, self._timeout = urls, session, run_dir, timeout
@@ -69,13 +69,13 @@ class Servers:
     async def generate(
         self, task: tasks.Task, problems: list[tasks.Problem], asked: dict[str, Any], start: str, oldest: int
     ) -> list[dict[str, Any]]:
-        """A rollout for each completion, by weights no older than version `oldest`; those of a problem beside each other."""
+        """A rollout for each completion, by weights no older than version `oldest`. Rollouts of one problem follow each other."""
         parts = [problems[n :: len(self._urls)] for n in range(len(self._urls))]
         found = await asyncio.gather(*(self._part(task, part, asked, start, oldest) for part in parts if part))
         return [rollout for part in found for rollout in part]
 
     async def update(self, news: Announcement) -> None:
-        """Hand weights to all servers. One may miss them, such as those that a newer announcement has replaced meanwhile."""
+        """Send weights to all servers. A server may miss them, for example because a newer announcement has replaced them."""
         told = [replace(news, rank=number) for number in range(1, len(self._urls) + 1)]
         await asyncio.gather(
             *(self._post(url, "update_weights", asdict(one)) for url, one in zip(self._urls, told, strict=True))
@@ -104,7 +104,7 @@ class Servers:
             await asyncio.sleep(POLL_S)
 
     async def _post(self, url: str, what: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The server's answer. One that is being started again does not answer, then has no weights: it gets its time."""
+        """The server's answer. A restarting server first gives no answer and then has no weights, so it gets some time."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:
@@ -122,7 +122,7 @@ class Servers:
 
 
 class Weights:
-    """Follows the trainer's announcements and hands each to the servers. `start` and `version` are what the servers have."""
+    """Follows the trainer's announcements, and passes each to the servers. `start` and `version`: of the servers' weights."""
 
     def __init__(self, run_dir: Path, servers: Servers) -> None:
         self._run_dir, self._servers = run_dir, servers
@@ -130,14 +130,14 @@ class Weights:
         self.start, self.version = "", -1
 
     async def follow(self) -> None:
-        """Without end."""
+        """Follow the announcements without end."""
         known: Announcement | None = None
         handing: asyncio.Task[None] | None = None
         while True:
             news = announced(self._run_dir)
             if news is not None and news != known:
                 if handing is not None:
-                    handing.cancel()  # a transfer that failed is announced again, and nobody waits for the first
+                    handing.cancel()  # a failed transfer is announced again, and nobody waits for the first one
                 known, handing = news, asyncio.create_task(self._hand_on(news))
             if handing is not None and handing.done():
                 handing.result()
@@ -145,14 +145,14 @@ class Weights:
             await asyncio.sleep(POLL_S)
 
     async def at_least(self, start: str, version: int) -> None:
-        """Wait until the servers have that version. StartedAnew when the trainer has another start by then."""
+        """Wait until the servers have that version. StartedAnew where the trainer was restarted in the meantime."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.start != start or self.version >= version)
             if self.start != start:
                 raise StartedAnew
 
     async def another_start(self, than: str) -> str:
-        """Wait until the servers have weights of another start of the trainer; which."""
+        """Wait until the servers have weights of another start of the trainer. Returns that start."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.start != than)
             return self.start
@@ -167,7 +167,7 @@ class Weights:
 async def make_batches(
     task: tasks.Task, servers: Servers, weights: Weights, *, start: str, log: metrics.Metrics, args: argparse.Namespace
 ) -> None:
-    """The batches of one start of the trainer, to the last step."""
+    """Make the batches of one start of the trainer, to the last step."""
     asked = {"max_tokens": args.max_tokens, "temperature": args.temperature, "end": task.end}
     longest = max(len(task.prompt(problem)) for problem in task.training + task.held_out) + args.max_tokens
     if longest > args.seq_len:
@@ -211,7 +211,7 @@ async def make_batches(
 
 
 async def add_rewards(task: tasks.Task, found: list[dict[str, Any]]) -> None:
-    """Give each rollout its reward. On a thread: weights are handed on while a function of the user's takes its time."""
+    """Give each rollout its reward. Runs on a thread, so that weights can be passed on while the user's function runs."""
 
     def rewarded() -> list[float]:
         return [task.reward(one["problem"], one["tokens"]) for one in found]
@@ -225,7 +225,7 @@ async def add_rewards(task: tasks.Task, found: list[dict[str, Any]]) -> None:
 
 
 def add_advantages(found: list[dict[str, Any]], group: int) -> None:
-    """Give each rewarded rollout its advantage: the reward less the mean of its group, over the group's deviation."""
+    """Give each rewarded rollout its advantage: the reward less the mean of its group, divided by the group's deviation."""
     for first in range(0, len(found), group):
         members = found[first : first + group]
         rewards = [one["reward"] for one in members]
@@ -235,14 +235,14 @@ def add_advantages(found: list[dict[str, Any]], group: int) -> None:
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """The trainer sees a whole file or none."""
+    """Write a file so that the trainer sees all of it or none."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(content), encoding="utf-8")
     new.replace(path)
 
 
 async def orchestrate(args: argparse.Namespace) -> None:
-    """Batches for every start of the trainer, one after the other, without end."""
+    """Make batches for every start of the trainer, one after the other, without end."""
     port = options.port("inference", "http", 8000)
     urls = args.servers or [f"http://{address}:{port}" for address in options.addresses("inference")]
     task = tasks.opened(args)
@@ -265,7 +265,7 @@ async def orchestrate(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Work until TERM."""
+    """Run until TERM."""
     args = options.parse(parser)
     if args.batch_size % args.rollouts_per_example:
         raise SystemExit(

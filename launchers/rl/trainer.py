@@ -3,14 +3,15 @@
     torchrun --standalone --nproc-per-node=2 trainer.py --max-steps 60
     python trainer.py --model ../sft-run/checkpoints --weight-broadcast nccl
 
-It learns the problems of --problems by the function of --reward (lib/tasks.py), or sums. Without --model it starts from a new one.
-For sums that is taught, with supervised steps on random digits, what an answer looks like; which answer is right it learns from the
-rewards alone. --model is a checkpoint of this program or of launchers/sft, or a folder of Hugging Face's.
+It learns the problems of --problems by the function of --reward (lib/tasks.py), or sums. Without --model it starts from a new
+policy. For sums, supervised steps on random digits first teach that policy the form of an answer. Which answer is right, it learns
+only from the rewards. --model is a checkpoint of this program or of launchers/sft, or a Hugging Face folder.
 
-Step n takes <run>/rollouts/<start>/step-<n>.json, makes --updates optimizer steps of it, and hands out the weights as version n
-(broadcast.py). With --dp-replicate copies of the model, each copy lies in shards over world size / copies ranks (FSDP2); as many
-copies as ranks is plain data parallelism (DDP). Its end is the end of the run. Started again with the same checkpoint folder it
-continues where it stopped; the other two programs notice. `lib`, options and files: docs/guides/training.md and docs/guides/rl.md.
+Step n reads <run>/rollouts/<start>/step-<n>.json, makes --updates optimizer steps with it, and sends out the weights as version n
+(broadcast.py). With --dp-replicate copies of the model, each copy is sharded over world size / copies ranks (FSDP2). As many
+copies as ranks is plain data parallelism (DDP). The run ends with this program. Started again with the same checkpoint folder, it
+continues where it stopped, and the other two programs notice. For `lib`, options and files see docs/guides/training.md and
+docs/guides/rl.md.
 """
 
 import json
@@ -66,7 +67,7 @@ OF_THE_RUN = ("weight_broadcast", "inference_servers", "broadcast_port", "broadc
 
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
-    """Train to the last batch, or until a stop is asked for; the exit code."""
+    """Train to the last batch, or until a stop is requested. Returns the exit code."""
     log = metrics.Metrics(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
     profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
@@ -111,7 +112,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         saves.save(at["step"], start, last=last)
 
     def update(loss: torch.Tensor, lr: float = args.lr) -> float:
-        """One optimizer step; the gradient norm."""
+        """Make one optimizer step. Returns the gradient norm."""
         loop.set_pace(optimizer, lr=lr)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
@@ -119,7 +120,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         optimizer.zero_grad(set_to_none=True)
         return spread.number(norm)
 
-    # ---- the form of an answer, not its value ----
+    # ---- teach the form of an answer, not its value ----
 
     if task.guess and not (found or args.model):
         draw = random.Random(args.seed + world.ddp_rank)
@@ -128,11 +129,11 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             rows = policy.batch(prompts, [task.guess(draw) for _ in prompts], world.device)
             update(policy.masked_mean(-policy.logprobs(forward(rows.tokens), rows), rows.mask))
 
-    # ---- hand out the weights ----
+    # ---- send out the weights ----
 
     caster: Broadcaster | None = None
     if world.is_main_process:
-        shutil.rmtree(args.run_dir / "rollouts", ignore_errors=True)  # what was sampled for an earlier start
+        shutil.rmtree(args.run_dir / "rollouts", ignore_errors=True)  # samples for an earlier start
         address = (options.addresses("trainer")[0], args.broadcast_port)
         caster = Broadcaster(
             args.run_dir,
@@ -144,7 +145,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         )
 
     def hand_out() -> policy.Weights:
-        """Weights to the servers, as the version of this step; the weights, whole, on rank 0."""
+        """Send the weights to the servers, as the version of this step. Returns the whole weights on rank 0."""
         weights = spread.weights(net)
         if caster:
             caster.publish(at["step"], {name: tensor.to(world.device) for name, tensor in weights.items()})
@@ -169,7 +170,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- train ----
 
     def next_batch(step: int) -> tuple[list[dict[str, Any]], int]:
-        """The rollouts of a step, or the number of a signal that came while waiting for them. The same on all ranks."""
+        """The rollouts of a step, or the number of a signal that came during the wait. The same on all ranks."""
         deadline = time.monotonic() + args.batch_timeout
         while True:
             box: list[Any] = [None]
@@ -205,7 +206,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             )
         profile.step(step)
         waited = time.perf_counter() - began
-        random.Random(args.seed + step).shuffle(rollouts)  # so that no part of a batch is of a few problems
+        random.Random(args.seed + step).shuffle(rollouts)  # so that each part of a batch has many problems
         clipped = loss_of_all = 0.0
         lr = args.lr * (1 - at["step"] / args.max_steps)
         for number in range(args.updates):
@@ -218,7 +219,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             ratio = (policy.logprobs(scores, rows) - old).exp()
             limited = ratio.clamp(1 - args.clip_ratio, 1 + args.clip_ratio)
             gain = torch.minimum(ratio * advantages, limited * advantages) + args.entropy * policy.entropy(scores)
-            # Each token counts the same; the backward pass takes the mean over ranks, whose numbers of tokens differ.
+            # Each token counts the same. The backward pass averages over ranks, whose numbers of tokens differ.
             tokens = sum(len(one["tokens"]) for one in part)
             loss = -(gain * rows.mask).sum() * world.ddp_world_size / tokens
             norm = update(loss, lr=lr)

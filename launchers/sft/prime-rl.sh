@@ -1,10 +1,10 @@
 #!/bin/bash
-# A rank of prime-rl's supervised fine-tuning: prime-rl.sh CONFIG CHECKPOINTS
+# Starts a rank of prime-rl's supervised fine-tuning: prime-rl.sh CONFIG CHECKPOINTS
 set -euo pipefail
 
-# Left to itself, each rank draws a name of its own for the folder that all write to.
+# All ranks write to one folder. Without --run.dir each rank would choose another name for it.
 argv=(python -m prime_rl.trainer.sft.train @ "$1" --run.dir .)
-# It resumes when it is told to. .metadata is what torch's distributed checkpoint writes last.
+# prime-rl resumes only when it is told to. torch's distributed checkpoint writes .metadata last.
 newest=0
 for whole in "$2"/checkpoints/step_*/trainer/.metadata; do
     step="${whole%/trainer/.metadata}"

@@ -4,10 +4,10 @@
     torchrun --standalone --nproc-per-node=2 train.py --max-steps 100
     python train.py --model ../rl-run/checkpoints
 
---data has a chat in each line (lib/chats.py); the loss counts the assistant's tokens only. Without it the program learns the sums
-of launchers/rl (lib/arithmetic.py), each with its right answer. --model is a checkpoint of this program or of launchers/rl, and
-launchers/rl starts from one of this; or a folder of Hugging Face's. Started again with the same checkpoint folder it continues
-where it stopped. `lib`, options and files: docs/guides/training.md, docs/guides/data.md and docs/guides/rl.md.
+Each line of --data is a chat (lib/chats.py). The loss counts the assistant's tokens only. Without --data the program learns the
+sums of launchers/rl (lib/arithmetic.py), each with its right answer. --model is a Hugging Face folder, or a checkpoint of this
+program or of launchers/rl, which can also start from a checkpoint of this program. Started again with the same checkpoint folder,
+it continues where it stopped. For `lib`, options and files see docs/guides/training.md, docs/guides/data.md and docs/guides/rl.md.
 """
 
 import random
@@ -56,12 +56,12 @@ parser.add_argument(
 parser.set_defaults(log_every=10)
 args = options.parse(parser)
 
-# Options that decide the chats' tokens, whose digest is compared.
+# Options that decide the chats' tokens. The digest of the data is compared instead.
 OF_THE_DATA = ("tokenizer", "chat_template", "turns", "test_chats")
 
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
-    """Train to the last step, or until a stop is asked for; the exit code."""
+    """Train to the last step, or until a stop is requested. Returns the exit code."""
     log = metrics.Metrics(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
     profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
@@ -69,13 +69,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     if args.eval_every and not args.data:
         raise SystemExit("--eval-every: only with --data; sums are tested before and after.")
 
-    # ---- what is learned: chats, or sums ----
+    # ---- data: chats, or sums ----
 
     taught = chat_dataset.opened(args, world, log) if args.data else None
     sums = tasks.sums()
 
     def drawn(step: int) -> list[chats.Row]:
-        """The examples of a step, counted from 0: the same on every world size and in every start."""
+        """The examples of a step, the same on every world size and in every start. Steps count from 0."""
         if taught:
             return taught.drawn(step, args.batch_size, args.seed)
         problems = random.Random(args.seed * 1_000_003 + step).choices(sums.training, k=args.batch_size)
@@ -96,7 +96,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     )
 
     def test_sums() -> tuple[float, float]:
-        """On the first rank: mean reward, and the share that is right."""
+        """The mean reward and the share of right answers, on the first rank."""
         weights = spread.weights(net)
         if not world.is_main_process:
             return 0.0, 0.0
@@ -143,11 +143,11 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     while at["step"] < args.max_steps:
         profile.step(at["step"] + 1)
         rows = drawn(at["step"])
-        counted = sum(sum(row.mask[1:]) for row in rows)  # nothing comes before the first token
+        counted = sum(sum(row.mask[1:]) for row in rows)  # the first token is never a target
         loss = 0.0
         for number in range(world.ddp_rank, world.ddp_world_size * args.accumulate, world.ddp_world_size):
             part = policy.rows(rows[number * micro_batch :][:micro_batch], world.device)
-            # Each token counts the same; the backward pass takes the mean over ranks, whose numbers of tokens differ.
+            # Each token counts the same. The backward pass averages over ranks, whose numbers of tokens differ.
             share = (
                 -(policy.logprobs(forward(part.tokens).float(), part) * part.mask).sum()
                 * world.ddp_world_size

@@ -1,17 +1,17 @@
-"""Finds TorchTitan, tells it its configuration file, its seed, its output folder and its replica group, and becomes it.
+"""Finds TorchTitan, passes it its configuration file, seed, output folder and replica group, and runs it in this process.
 
     torchrun --nproc-per-node=8 run.py --job.config_file llama3_8b.toml --training.steps 1000
 
-All arguments are TorchTitan's own and are passed on untouched, after those that are added here, so that they win. Read here:
+All arguments are TorchTitan's own and are passed on unchanged. They come after the added arguments, so that they win. Read here:
 
     TORCHTITAN           the checkout; without it the installed package, /opt/torchtitan, then the working folder
-    TORCHTITAN_MODULE    the module to run; without it the one that trains in the release that is there
-    KIT_RUN_DIR          config.toml in it is the configuration where no argument names one; outputs/ in it gets what is written
+    TORCHTITAN_MODULE    the module to run; without it the module that trains in the release that is there
+    KIT_RUN_DIR          its config.toml is the configuration where no argument names one; its outputs/ gets the output
     KIT_SEED             the seed of all ranks
     REPLICA_GROUP_ID, NUM_REPLICA_GROUPS
                          this replica group, and how many there are; torchft then averages over them
 
-Options have moved between releases: `release_of` looks at the files of the one that is there, and imports nothing.
+Options have moved between releases. `release_of` recognises the release by its files, and imports nothing.
 """
 
 import importlib.util
@@ -29,10 +29,10 @@ CONFIG = "--job.config_file"
 
 @dataclass(frozen=True)
 class Release:
-    """Where a release of TorchTitan has what this program adds.
+    """The names that a release of TorchTitan has for the arguments that this program adds.
 
-    name: its number, or those of releases that are alike. config: option that names a TOML; None: it reads none.
-    groups: module that trains replica groups.
+    name: its number, or those of releases that are alike. config: the option that names a TOML; None: it reads none.
+    groups: the module that trains replica groups.
     """
 
     name: str
@@ -54,7 +54,7 @@ RELEASES = {
 
 
 def find() -> Path:
-    """The package's folder, made importable; an error that says how to get it otherwise."""
+    """Make the package importable, and return its folder. Where there is none, the error says how to get it."""
     named = os.environ.get("TORCHTITAN")
     places = [Path(named)] if named else [Path("/opt/torchtitan"), Path.cwd()]
     if named or importlib.util.find_spec("torchtitan") is None:
@@ -70,7 +70,7 @@ def find() -> Path:
 
 
 def release_of(package: Path) -> Release:
-    """The release whose options this package has, by where its configuration is defined."""
+    """The release whose options this package has, by the file that defines its configuration."""
     if (package / "config_manager.py").is_file():
         return RELEASES["0.1"]
     options = package / "config" / "job_config.py"
@@ -94,7 +94,7 @@ def value(arguments: list[str], *names: str) -> str | None:
 
 
 def chosen_outputs(release: Release, arguments: list[str]) -> bool:
-    """Whether an argument says where to write, or the configuration file names a place that is not relative."""
+    """Whether an argument names the output folder, or the configuration file names an absolute one."""
     if value(arguments, release.outputs) is not None:
         return True
     file = release.config and value(arguments, release.config)
@@ -105,7 +105,7 @@ def chosen_outputs(release: Release, arguments: list[str]) -> bool:
 
 
 def added(release: Release, arguments: list[str]) -> list[str]:
-    """What the environment says of this run, as arguments of this release."""
+    """The environment's values for this run, as arguments of this release."""
     words = []
     run = os.environ.get("KIT_RUN_DIR")
     if release.config is None:
@@ -117,7 +117,7 @@ def added(release: Release, arguments: list[str]) -> list[str]:
     elif value(arguments, release.config) is None and run:
         words += [release.config, str(Path(run) / "config.toml")]
     if run and not chosen_outputs(release, [*words, *arguments]):
-        # Relative to the working folder, two runs would continue from each other's checkpoints.
+        # With a folder relative to the working folder, two runs would continue from each other's checkpoints.
         words.append(f"{release.outputs}={Path(run) / 'outputs'}")
     if "KIT_SEED" in os.environ:
         words.append(f"{release.seed}={os.environ['KIT_SEED']}")
@@ -131,17 +131,17 @@ def added(release: Release, arguments: list[str]) -> list[str]:
 
 
 def module_of(release: Release) -> str:
-    """The module to run. Without the one that averages, replica groups would be as many trainings of the same data."""
+    """The module to run. Replica groups need the one that averages, or each group would train alone on the same data."""
     if named := os.environ.get("TORCHTITAN_MODULE"):
         return named
     return release.groups if "REPLICA_GROUP_ID" in os.environ else "torchtitan.train"
 
 
 def report() -> None:
-    """Have its steps reported, where the run has kit_callbacks. A release that cannot be wrapped trains as it is."""
+    """Report the steps, where the run has kit_callbacks. A release that cannot be wrapped trains without reports."""
     try:
         import_module("kit_callbacks").torchtitan()
-    except Exception as error:  # noqa: BLE001 - a report is never worth a training
+    except Exception as error:  # noqa: BLE001 - a missing report must not end a training
         print(f"its steps are not reported: {error}", file=sys.stderr)
 
 

@@ -1,9 +1,9 @@
-"""Serves the environments of prime-rl's orchestrator: one env-server for each source, at the address where it is looked for.
+"""Serves the environments of prime-rl's orchestrator: one env-server for each source, at the address that it expects.
 
     python environments.py ORCHESTRATOR.toml FOLDER
 
-That address is 127.0.0.1 with the first port and the source's place among all, training sources first. A source that names an
-address of its own is served elsewhere. FOLDER gets the options of each. The first server that ends is the end of all.
+The address is 127.0.0.1. The port is the first port plus the source's place among all sources, with training sources first. A
+source that names its own address is served elsewhere. FOLDER gets the options of each server. When one server ends, all end.
 """
 
 import json
@@ -21,7 +21,7 @@ first = int(os.environ["KIT_ROLE_ENVIRONMENTS_PORT_FIRST"])
 
 
 def options(source: dict[str, Any], port: int) -> dict[str, Any]:
-    """An env-server's options, as prime-rl's own launcher makes them of a source."""
+    """An env-server's options, as prime-rl's own launcher makes them from a source."""
     serve = {**source.get("serve", {}), "address": f"tcp://127.0.0.1:{port}"}
     log = config.get("log", {})
     shown = {"level": log["vf_level"]} if "vf_level" in log else {}
@@ -33,7 +33,7 @@ def options(source: dict[str, Any], port: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Serve until TERM, or until a server ends; its exit code."""
+    """Serve until TERM, or until a server ends. Returns that server's exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     servers = []

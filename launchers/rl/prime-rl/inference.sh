@@ -1,5 +1,5 @@
 #!/bin/bash
-# prime-rl's inference server on one node, all its copies of the model behind one port: inference.sh CONFIG
+# prime-rl's inference server on one node, with all its copies of the model on one port: inference.sh CONFIG
 set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR
@@ -7,5 +7,5 @@ source "${BASH_SOURCE[0]%/*}/infiniband.sh"
 infiniband::prefer
 
 ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"
-# The router is a role of its own.
+# The router runs as a separate role.
 exec inference @ "$1" --router None --server.host 0.0.0.0 --server.port "${KIT_ROLE_INFERENCE_PORT_HTTP}"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Which network cards NCCL may use, where a node has InfiniBand beside Ethernet cards that speak the same protocol.
+# Chooses the network cards of NCCL on nodes that have InfiniBand and also Ethernet cards with the same protocol.
 
-# infiniband::devices SYSFS: names of the cards with an InfiniBand port that is up, with commas between.
+# infiniband::devices SYSFS: prints the cards with an active InfiniBand port, separated by commas.
 infiniband::devices() {
     local -r root="$1"
     local port card
@@ -18,7 +18,7 @@ infiniband::devices() {
     printf '%s\n' "${found[*]}"
 }
 
-# infiniband::prefer: unless the cluster or the job has chosen, and where there is any.
+# infiniband::prefer: sets NCCL_IB_HCA to these cards, if there are any and neither the cluster nor the job has set it.
 infiniband::prefer() {
     local -r devices="$(infiniband::devices /sys/class/infiniband)"
     if [[ -z "${NCCL_IB_HCA:-}" && -n "${devices}" ]]; then

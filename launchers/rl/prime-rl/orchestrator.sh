@@ -8,7 +8,7 @@ source "${BASH_SOURCE[0]%/*}/identity.sh"
 source "${BASH_SOURCE[0]%/*}/resume.sh"
 identity::export
 
-# Completions come through the router; weights go to each server itself.
+# Completions come through the router. Weights are sent to each server itself.
 admin=()
 for node in ${KIT_ROLE_INFERENCE_NODES}; do
     admin+=("http://${node}:${KIT_ROLE_INFERENCE_PORT_HTTP}/v1")

@@ -1,8 +1,8 @@
 #!/bin/bash
-# prime-rl resumes when it is told to. A job that was started again continues from the newest step that is whole.
+# prime-rl resumes only when it is told to. These functions let a restarted job continue from its newest complete step.
 
-# resume::step OUTPUTS CHECKPOINTS: the newest step that both the orchestrator and the trainer have saved; nothing where there is none.
-# .metadata is what torch's distributed checkpoint writes last.
+# resume::step OUTPUTS CHECKPOINTS: prints the newest step that both the orchestrator and the trainer have saved, if there is one.
+# torch's distributed checkpoint writes .metadata last.
 resume::step() {
     local path step newest=0
     for path in "$1"/checkpoints/step_*/orchestrator/progress.pt; do
@@ -17,7 +17,7 @@ resume::step() {
     fi
 }
 
-# resume::options OUTPUTS CHECKPOINTS: a line for each option to resume.
+# resume::options OUTPUTS CHECKPOINTS: prints the options to resume, one per line.
 resume::options() {
     local step=""
     if ((KIT_RESTART_COUNT > 0)); then
@@ -28,7 +28,7 @@ resume::options() {
     fi
 }
 
-# resume::clean OUTPUTS: weights and rollouts of the start before would be taken for new ones.
+# resume::clean OUTPUTS: removes weights and rollouts of the previous start, which would be taken for new ones.
 resume::clean() {
     if ((KIT_RESTART_COUNT > 0)); then
         rm -rf -- "${1:?}/broadcasts" "${1:?}/rollouts"

@@ -11,7 +11,7 @@ source "${BASH_SOURCE[0]%/*}/resume.sh"
 identity::export
 infiniband::prefer
 
-# ZMQ is how rollouts come, unless the configuration names another transport; then these two conflict with it: leave them out there.
+# Rollouts come by ZMQ. If the configuration names another transport, leave out these two options, which conflict with it.
 argv=(python -m prime_rl.trainer.rl.train @ "$1"
     --rollout_transport.host "${KIT_ROLE_ORCHESTRATOR_ADDR}"
     --rollout_transport.port "${KIT_ROLE_ORCHESTRATOR_PORT_ROLLOUTS}")
