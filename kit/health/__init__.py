@@ -2,14 +2,17 @@
 
 | module | does |
 |---|---|
-| `answer` | an answer: a rule, a verdict, one line, evidence, the next command |
-| `record` | what the rules read of a run, bounded whatever the size of its logs |
-| `endings` | how a program's log ends: its exception, the place in the user's code |
-| `pending`, `before_ranks`, `programs`, `frameworks` | the rules, as data |
-| `ranks` | which rank is to blame: the first that failed, or the one that the first was waiting for |
-| `progress` | what the ranks report, and which of them stands still |
-| `evidence`, `stalls` | what was gathered of each rank at a stall, and the rules that name the culprit and the cause |
-| `deviation`, `rotation` | the last steps again with the ranks on other nodes, and the node that a deviation follows |
-| `ends` | rules of how Slurm or the user ended a run |
+| `answer` | types: an answer with its rule, verdict, one line, evidence and next command |
+| `run_record` | the data of a run that the rules read; its size is limited, even for huge logs |
+| `log_endings` | finds the end of a program's log: its exception, and the place in the user's code |
+| `pending_reasons`, `batch_log_rules`, `program_rules`, `framework_rules` | the rules, as data |
+| `blamed_rank`, `collectives` | finds the rank to blame: the first that failed, or the one that the first was waiting for |
+| `progress` | the ranks' reports, and the ranks that stand still |
+| `stall_evidence`, `stall_cause_rules`, `stall_rules` | the evidence of each rank at a stall, and the rules for the culprit and the
+cause |
+| `rotate_ranks`, `miscomputing_nodes` | repeats the last steps with the ranks on other nodes, and finds a node that computes wrong
+numbers |
+| `failing_nodes` | nodes that fail more runs than others |
+| `slurm_state_rules` | rules for ends by Slurm or the user |
 | `why` | the order of the rules |
 """

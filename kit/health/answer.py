@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-# `wait` and `nothing to do` are of runs that are not sick.
+# `wait` and `nothing to do` are the verdicts for healthy runs.
 Verdict = Literal[
     "fix the code", "fix the job", "try again", "bad node", "ask the administrator", "wait", "nothing to do"
 ]
@@ -27,7 +27,7 @@ SUBMIT, WITHOUT_NODE = "kit submit {job_file}", "kit submit {job_file} --set slu
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A line of a file of the run folder. line: counted from 1; 0 where the whole file, or Slurm, says it."""
+    """A line of a file in the run folder. line: counted from 1; 0 for the whole file, or for an answer of Slurm."""
 
     file: str
     line: int
@@ -36,7 +36,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Why a run is as it is. line: one sentence. advice: what to do, in words. next: the command to run."""
+    """Why a run is in its state. line: one sentence. advice: what to do, in words. next: the command to run."""
 
     rule: str
     verdict: Verdict
@@ -48,9 +48,10 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule that a text decides. pattern: searched in it, its named groups fill `says`, `advice` and `next`.
+    """A rule that applies if `pattern` matches a text. Its named groups fill `says`, `advice` and `next`.
 
-    says: what happened, without its subject's name. victim: another rank's end is the cause. code: only of this exit code.
+    says: what happened, without the subject's name. victim: the cause is the end of another rank. code: the rule applies only to
+    this exit code.
     """
 
     id: str
@@ -63,12 +64,12 @@ class Rule:
     code: int | None = None
 
     def search(self, text: str) -> re.Match[str] | None:
-        """The match in `text`; the pattern's `^` and `$` are those of lines."""
+        """The match in `text`; `^` and `$` match at each line."""
         return re.search(self.pattern, text, re.MULTILINE)
 
 
 def filled(template: str, *values: Mapping[str, object]) -> str:
-    """A sentence with its `{names}`; a name without a value is empty, and the last mapping that has it wins."""
+    """A sentence with its `{names}` filled in. A name without a value becomes empty; the last mapping with the name wins."""
     known: defaultdict[str, object] = defaultdict(str)
     for mapping in values:
         known.update({name: value for name, value in mapping.items() if value is not None})

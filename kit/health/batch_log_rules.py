@@ -1,10 +1,10 @@
-"""Rules on what ends a run from outside or before its ranks: on the batch script's log and the preflight's reports."""
+"""Rules for ends before the ranks start or from outside: on the batch script's log and the preflight's reports."""
 
 from __future__ import annotations
 
 from kit.health.answer import ADMIN, AGAIN, JOB, LOGS, NODE, SUBMIT, WITHOUT_NODE, Rule
 
-# Reports of nodes: `NODE: FAULT`.
+# Reports of nodes have the form `NODE: FAULT`.
 _AT = r"^(?P<node>[\w.-]+): "
 _CHECK = "sinfo --Node --nodes={node} --long"
 
@@ -162,7 +162,7 @@ BATCH = (
         id="srun-failed",
         verdict=AGAIN,
         pattern=(
-            # On Slurm 26.05 a step may be over as soon as its srun: none is left to be called gone.
+            # On Slurm 26.05 a step may end together with its srun. Then the batch script does not print that srun is gone.
             r"(?:error: (?P<gone>srun is gone and step \S+ is not)"
             r"|error: (?:step \S+: )?(?P<unsaid>the ranks ended with 137, and no rank recorded why)"
             r"|srun: error: (?P<what>Unable to create "

@@ -1,7 +1,7 @@
-"""Blames a rank, and names the rule.
+"""Finds the rank to blame, and the rule for its end.
 
-The first rank that recorded an end is mostly the culprit. One that only lost its connection to another, or waited for it, is its
-victim: then the others' logs are read for what happened first.
+The first rank that recorded an end is usually the culprit. But if it only lost its connection to another rank, or waited for one,
+it is a victim. Then the other ranks' logs are searched for the first cause.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kit.health.run_record import MOST_RANKS, Failed, Log, Record
 from kit.spec.run_paths import CONTAINER_RUN, CONTAINER_WORKSPACE
 
 _RULES = (*framework_rules.ALL, *program_rules.RULES)
-# 128 + SIGABRT, and what C and C++ say before.
+# 128 + SIGABRT. C and C++ programs print these lines before they abort.
 _ABORTED = 134
-_SAYS = re.compile(r"^ *what\(\): |Assertion .* failed")
+_ABORT_MESSAGE = re.compile(r"^ *what\(\): |Assertion .* failed")
 _FAILED_SOME = "it ended with exit code {code}"
 _EXCEPTION = Rule(
     id="exception",
@@ -37,9 +37,9 @@ _ASSERTION = replace(
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A rule that a rank's end meets. values: fill the placeholders of the rule's sentences.
+    """A rule that matches a rank's end. values: fill the placeholders of the rule's sentences.
 
-    certain: an exception or a message says it, not the exit code alone.
+    certain: an exception or a message supports the rule, not only the exit code.
     """
 
     failed: Failed
@@ -56,24 +56,27 @@ class Found:
 
 
 def answer(record: Record) -> Answer | None:
-    """Why the ranks of the last start failed; None when none recorded an end."""
+    """Why the ranks of the last start failed; None if none recorded an end."""
     found = [judge(record, one) for one in record.failed[:MOST_RANKS]]
     if not found:
         return None
     first = found[0]
     if mismatch := next((one for one in found if one.rule.id == "collective-mismatch"), None):
-        return _mismatched(record, mismatch)
+        return _collective_mismatch(record, mismatch)
     culprit = next((one for one in found if not one.rule.victim and one.certain), None)
     if first.rule.victim or not first.certain:
-        culprit = (culprit if first.rule.victim else None) or _among_the_rest(record, first)
+        culprit = (culprit if first.rule.victim else None) or _unrecorded_culprit(record, first)
     if culprit is None or culprit.failed == first.failed:
         return _answered(record, first, f"{_named(first)} failed first: {first.line()}", first)
     tail = f"; {_named(first)}, the first to end: {first.line()}" if first.rule.victim else ""
     return _answered(record, culprit, f"{_named(culprit)} failed: {culprit.line()}{tail}", culprit, first)
 
 
-def _mismatched(record: Record, found: Found) -> Answer:
-    """By what each rank's recorder said as it ended: gloo's message comes from the rank that received, whoever is to blame."""
+def _collective_mismatch(record: Record, found: Found) -> Answer:
+    """Find the rank that called another collective, from the lines that each rank's flight recorder printed at its end.
+
+    gloo's own message comes from the rank that received, even if another rank is to blame.
+    """
     said_by = next((at for at, line in enumerate(found.log.lines) if found.rule.search(line)), None)
     if said_by is not None:
         quoted = found.log.lines[said_by].strip()
@@ -85,7 +88,7 @@ def _mismatched(record: Record, found: Found) -> Answer:
     here = next((n for n, (_, rank) in enumerate(places) if rank == found.failed.rank), -1)
     others = next((calls[-1] for calls in said if calls), None)
     if odd is None and others and here >= 0 and not said[here] and _expects_less(found, others.sizes, len(places)):
-        # It was ended by gloo itself, and said nothing; the others agree.
+        # gloo itself ended this rank before it printed its collectives, and the other ranks agree.
         line = (
             f"{_named(found)} called a collective with other tensors than the other ranks: their last is {others.what}"
         )
@@ -105,14 +108,14 @@ def _mismatched(record: Record, found: Found) -> Answer:
 
 
 def _expects_less(found: Found, sizes: str, world: int) -> bool:
-    """Whether gloo's message speaks of a rank whose own tensor is smaller: what came is the usual part of the others' tensors."""
+    """Whether gloo's message means that this rank's own tensor is smaller: it received the usual part of the others' tensors."""
     received, expected = float(str(found.values["received"] or 0)), float(str(found.values["expected"] or 0))
     usual = 4.0 * math.prod(int(n) for n in re.findall(r"\d+", sizes)) / (2 * world)
     return abs(received - usual) < abs(expected - usual)
 
 
 def judge(record: Record, failed: Failed) -> Found:
-    """One rank by its log and its exit code."""
+    """Match one rank's log and exit code with the rules."""
     log = record.rank_log(failed.rank, failed.role)
     end = ending(log, _roots(record))
     rule, values = _matched(end if failed.code != _ABORTED else replace(end, text=_last_words(log, end)), failed)
@@ -129,8 +132,8 @@ def judge(record: Record, failed: Failed) -> Found:
 
 
 def _last_words(log: Log, end: Ending) -> str:
-    """Of a program that aborted: faulthandler's stacks stand behind what it said."""
-    return "\n".join([*(line for line in log.lines if _SAYS.search(line)), end.text])
+    """The text of an aborted program: the abort message may come before faulthandler's stacks."""
+    return "\n".join([*(line for line in log.lines if _ABORT_MESSAGE.search(line)), end.text])
 
 
 def _matched(end: Ending, failed: Failed) -> tuple[Rule, dict[str, object]]:
@@ -155,8 +158,8 @@ def _groups(found: dict[str, str | None]) -> dict[str, object]:
     return {name: value.strip() if value else "" for name, value in found.items()}
 
 
-def _among_the_rest(record: Record, first: Found) -> Found | None:
-    """A rank that raised an exception of its own, and was ended before it could record that."""
+def _unrecorded_culprit(record: Record, first: Found) -> Found | None:
+    """A rank that raised its own exception and was ended before it could record that."""
     known = {one.rank for one in record.failed if one.role == first.failed.role}
     for role, rank in record.ranks():
         if rank in known or role != first.failed.role:
@@ -170,7 +173,7 @@ def _among_the_rest(record: Record, first: Found) -> Found | None:
 
 
 def _roots(record: Record) -> list[tuple[str, str]]:
-    """Folders of the user's code and of the kit's copy of it, and what they are called in an answer."""
+    """Folders of the user's code and of the kit's copy of it, each with its name in an answer."""
     try:
         job_folder = str(PurePosixPath(record.status.manifest.job_file).parent)
     except RunError:

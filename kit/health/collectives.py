@@ -1,4 +1,4 @@
-"""The last collectives of each rank, by torch's flight recorder (kit_recorder.py), and which rank's are not the others'."""
+"""The last collectives of each rank, from torch's flight recorder (kit_recorder.py), and the ranks whose calls differ."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 _LINE = re.compile(
     r"^kit: collective (?P<group>\S+) #(?P<number>\d+) (?P<name>\S+) of (?P<kind>\S+) (?P<sizes>\S+)(?P<waits> waits)?$"
 )
-# Collectives whose tensors have one shape on all ranks.
-_ALIKE = frozenset({"all_reduce", "allreduce", "reduce", "broadcast", "all_gather", "allgather", "reduce_scatter"})
+# Collectives whose tensors have the same shape on all ranks.
+_SAME_SHAPE = frozenset({"all_reduce", "allreduce", "reduce", "broadcast", "all_gather", "allgather", "reduce_scatter"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One entry. number: counts in its process group. sizes: of the tensors, as JSON. line: its number in the file."""
+    """One call. number: its sequence number in the process group. sizes: of the tensors, as JSON. line: its number in the file."""
 
     group: str
     number: int
@@ -28,13 +28,13 @@ class Collective:
 
     @property
     def what(self) -> str:
-        """As a sentence has it."""
+        """The call in words, for a sentence."""
         return f"{self.name} #{self.number} of {self.kind} {self.sizes}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Odd:
-    """Ranks (by their place) that are not where the others are. how: order, shape or behind. own, others: what both called."""
+    """Ranks that differ from the others, by their index. how: order, shape or behind. own, others: calls of the two groups."""
 
     how: str
     places: tuple[int, ...]
@@ -43,7 +43,7 @@ class Odd:
 
 
 def parse(lines: Iterable[tuple[int, str]]) -> list[Collective]:
-    """Of numbered lines those that say a collective, in their order."""
+    """Parse the numbered lines that describe a collective, in their order."""
     found = []
     for number, text in lines:
         if one := _LINE.match(text.strip()):
@@ -57,25 +57,27 @@ def parse(lines: Iterable[tuple[int, str]]) -> list[Collective]:
 
 
 def odd(ranks: Sequence[Sequence[Collective]]) -> Odd | None:
-    """Which ranks called another collective than the rest, or one of another shape, at the first number where they differ; else
-    which have not come as far. None where fewer than two ranks say anything, or none is apart."""
+    """Find ranks that called another collective, or one of another shape, at the first number where the ranks differ.
+
+    If there are none, find ranks that made fewer calls. None if fewer than two ranks have calls, or if no rank differs.
+    """
     for group in dict.fromkeys(one.group for rank in ranks for one in rank):
         said = {
             place: {c.number: c for c in rank if c.group == group}
             for place, rank in enumerate(ranks)
             if any(c.group == group for c in rank)
         }
-        if len(said) >= 2 and (found := _apart(said) or _behind(said)):
+        if len(said) >= 2 and (found := _different_call(said) or _behind(said)):
             return found
     return None
 
 
-def _apart(said: Mapping[int, Mapping[int, Collective]]) -> Odd | None:
+def _different_call(said: Mapping[int, Mapping[int, Collective]]) -> Odd | None:
     for number in sorted(set.intersection(*(set(calls) for calls in said.values()))):
         calls = {place: of[number] for place, of in said.items()}
         if found := _minority("order", calls, {place: c.name for place, c in calls.items()}):
             return found
-        if all(c.name in _ALIKE for c in calls.values()) and (
+        if all(c.name in _SAME_SHAPE for c in calls.values()) and (
             found := _minority("shape", calls, {place: f"{c.kind} {c.sizes}" for place, c in calls.items()})
         ):
             return found

@@ -1,4 +1,4 @@
-"""Finds nodes that fail more runs than others: one day's record, judged by `kit why` of each run that ended badly."""
+"""Finds nodes that fail more runs than others, by `kit why` for each run that ended badly within the last day."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kit.runs.run_facts import events
 from kit.runs.status import Status
 
 DAY_S = 24 * 3600.0
-# A node is put before the user from so many failed runs on, and when its share of failed runs is so many times that of the others.
-_LEAST, _TIMES = 2, 2.0
-# Ends that are mostly the program's or the job's, and that a bad node makes, too.
+# A node is a suspect after this many failed runs, if its share of failed runs is this many times that of the other nodes.
+_MIN_FAILURES, _SUSPECT_RATIO = 2, 2.0
+# Ends whose usual cause is the program or the job, but that a bad node causes, too.
 _SUSPECT = frozenset(
     {"killed", "segfault", "bus-error", "aborted", "illegal-instruction", "nccl-timeout", "stall-elsewhere"}
 )
@@ -23,7 +23,7 @@ _SUSPECT = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class FailedRun:
-    """A run that a node failed. rule, line: what `kit why` says of it."""
+    """A run that failed because of a node. rule, line: from the answer of `kit why`."""
 
     run: str
     rule: str
@@ -32,7 +32,7 @@ class FailedRun:
 
 @dataclass(kw_only=True)
 class NodeRecord:
-    """One node's day. runs: those that had it. failures: those of them that it failed."""
+    """One node's last day. runs: number of runs that used it. failures: those that failed because of it."""
 
     node: str
     runs: int = 0
@@ -40,7 +40,7 @@ class NodeRecord:
 
     @property
     def share(self) -> float:
-        """Of its runs those that it failed, from 0 to 1."""
+        """The share of its runs that failed because of it, from 0 to 1."""
         return len(self.failures) / self.runs if self.runs else 0.0
 
 
@@ -62,17 +62,17 @@ def read(runs: Iterable[Status], *, now: float) -> list[NodeRecord]:
 
 
 def suspects(records: Sequence[NodeRecord]) -> list[NodeRecord]:
-    """Those that fail twice as many of their runs as the other nodes do of theirs, the worst first."""
+    """Nodes whose share of failed runs is at least twice that of the other nodes, the worst first."""
     found = []
     for one in records:
         others = [other.share for other in records if other is not one]
-        if len(one.failures) >= _LEAST and others and one.share >= _TIMES * statistics.mean(others):
+        if len(one.failures) >= _MIN_FAILURES and others and one.share >= _SUSPECT_RATIO * statistics.mean(others):
             found.append(one)
     return sorted(found, key=lambda one: -one.share)
 
 
 def _blamed(one: Status) -> tuple[str, FailedRun] | None:
-    """The node that failed a run; None where the program or the job did, or nobody knows."""
+    """The node that made a run fail; None if the program or the job did, or if the cause is unknown."""
     record = Record(status=one)
     answer = explain(record)
     if answer.verdict not in {AGAIN, NODE, ADMIN} and answer.rule not in _SUSPECT:

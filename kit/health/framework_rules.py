@@ -1,4 +1,4 @@
-"""Rules on programs of torch, NCCL, DeepSpeed and Megatron: on the end of a rank's log."""
+"""Rules for programs of torch, NCCL, DeepSpeed and Megatron: on the end of a rank's log."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ RULES = (
     ),
 )
 
-# Decided by the file that raised it: its message is Megatron's own.
+# Chosen by the file that raised the error: the message itself is Megatron's own.
 MEGATRON = Rule(
     id="megatron-arguments",
     verdict=JOB,
@@ -275,5 +275,5 @@ MEGATRON = Rule(
     says="Megatron refuses its arguments: {what}",
     advice="mend [megatron] in the job file",
 )
-# The order of all: what says more comes first.
+# The order of all rules: more specific ones come first.
 ALL = (*CUDA, *COLLECTIVES, *RULES)

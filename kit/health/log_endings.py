@@ -1,4 +1,4 @@
-"""Reads the end of a program's log: the exception and its place in the user's code, or the last lines."""
+"""Finds the end of a program's log: the exception and its place in the user's code, or the last lines."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import PurePosixPath
 
 from kit.health.run_record import START, Log, shown
 
-# torch prefixes a traceback with the rank, torchrun a line with the role's name.
+# torch prefixes each line of a traceback with the rank, torchrun with the role's name.
 _PREFIX = re.compile(r"^(?:\[(?:rank|default|[a-z_]+)\d+\]:\s?)+")
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
-# faulthandler's: the innermost frame first.
+# faulthandler's traceback: the innermost frame comes first.
 _FATAL = re.compile(r"^Fatal Python error: (?P<what>.+)$")
 _FATAL_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
-_OF_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
+_LIBRARY_PATHS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
 _IGNORED = "Exception ignored in"
-# A log's own lines, a C++ stack or an empty line end a message.
+# A message ends at one of the log's own lines, a C++ stack or an empty line.
 _STOP = re.compile(
     r"^$|^\[?\d{4}-\d\d-\d\d[T ]|^Exception raised from|^(?:During handling|The above exception)|^srun: |^slurmstepd"
 )
 _MOST_LINES = 30
-# Lines after an exception that it is still the end of the program with: what is said while Python and torch end.
-_AFTER = 60
+# An exception counts as the program's end if at most this many lines follow it, such as messages of Python and torch at exit.
+_MOST_LINES_AFTER = 60
 _LAST = 40
-# What ends last is not always what says why.
+# Last lines that do not explain the end.
 _NOISE = re.compile(r"^\s*$|^Terminated$|^Killed$|^\[W\d|^\*+$|^-+$|^=+$|\(core dumped\)$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """The end of a log. type: the exception's, without its module; empty where there is none.
+    """The end of a log. type: the exception's, without its module; empty if there is no exception.
 
     text: the exception with its message, else the last lines. place: `file.py:12 in function`. line: its number in the file.
     quoted: that line.
@@ -53,7 +53,7 @@ class Ending:
 
 
 def ending(log: Log, roots: Sequence[tuple[str, str]]) -> Ending:
-    """The end of a rank's log. roots: folders that names of files are shown relative to, each with what takes its place."""
+    """The end of a rank's log. roots: pairs of a folder and its replacement in the shown file names."""
     lines = [_PREFIX.sub("", line) for line in log.lines]
     found = _exception(log, lines, roots) or _fatal(log, lines, roots)
     if found is not None:
@@ -75,7 +75,7 @@ def _exception(log: Log, lines: list[str], roots: Sequence[tuple[str, str]]) -> 
     while frames:
         last = frames.pop()
         at = next((n for n in range(last + 1, len(lines)) if lines[n][:1] not in {" ", "\t"}), None)
-        if at is None or len(lines) - at > _AFTER:
+        if at is None or len(lines) - at > _MOST_LINES_AFTER:
             return None
         raised = _RAISED.match(lines[at])
         if raised and not _is_ignored(lines, last):
@@ -109,7 +109,7 @@ def _fatal(log: Log, lines: list[str], roots: Sequence[tuple[str, str]]) -> Endi
 
 
 def _header(lines: list[str], last: int) -> int:
-    """Where the traceback that holds a frame begins."""
+    """The line where the traceback of a frame begins."""
     place = last
     while place > 0 and not lines[place].startswith("Traceback") and "Traceback (most recent" not in lines[place]:
         place -= 1
@@ -117,14 +117,14 @@ def _header(lines: list[str], last: int) -> int:
 
 
 def _is_ignored(lines: list[str], last: int) -> bool:
-    """Whether Python only reported it: an exception in a destructor ends nothing."""
+    """Whether Python only reported the exception: an exception in a destructor does not end the program."""
     header = _header(lines, last)
     return header > 0 and lines[header - 1].startswith(_IGNORED)
 
 
 def _place(frames: Sequence[re.Match[str]], roots: Sequence[tuple[str, str]]) -> str:
     """The innermost frame of the user's own code, else the innermost of all. frames: the innermost first."""
-    own = [frame for frame in frames if not any(part in frame["file"] for part in _OF_OTHERS)]
+    own = [frame for frame in frames if not any(part in frame["file"] for part in _LIBRARY_PATHS)]
     chosen = next(iter(own or frames), None)
     if chosen is None:
         return ""

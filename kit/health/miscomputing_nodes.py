@@ -1,8 +1,8 @@
-"""Finds a node that computes wrong numbers, by runs of the same steps with the ranks on different nodes.
+"""Finds a node that computes wrong numbers, by running the same steps with the ranks on different nodes.
 
-A program that repeats to the bit gives every rank the same numbers in each of them. Where a rank's numbers part from those that it
-has in the other runs, the run that stands alone is the odd one, and the node that had the rank there is the suspect. A wrong number
-reaches all other ranks with the next sum of gradients: only the earliest parting counts.
+A bitwise reproducible program gives every rank the same numbers in each run. If a rank's numbers in one run differ from those in
+the other runs, the node that had the rank in that run is the suspect. A wrong number reaches all other ranks with the next gradient
+sum, so only the earliest difference counts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from kit import untrusted_files
 from kit.runs import metrics
 
 _FOLDER = "ranks"
-# In the order in which a rank computes them; then what the program reports of a rank.
+# A rank computes these in this order; any other numbers of the rank come after them.
 _NAMES = ("forward", "gradient")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """One run of the same steps. order: its nodes, in the order of the ranks. numbers: rank -> what it computed, in order.
+    """One run of the same steps. order: its nodes, in the order of the ranks. numbers: rank -> the numbers that it computed, in
+    order.
 
-    A number is (step, name, value); steps count from the run's own start, or are those that the program names.
+    A number is (step, name, value). Steps count from the run's own start, or are those that the program reports.
     """
 
     run_id: str
@@ -39,7 +40,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
-    """A rank whose number in one run is not that of the others. run: which of the placements."""
+    """A rank whose number in one run differs from the other runs. run: index of that run among the placements."""
 
     rank: int
     step: int
@@ -50,10 +51,10 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """What the runs say together.
+    """The result of comparing the runs.
 
-    compared: numbers of each rank at most; 0 where the program reports none. node: that the deviation follows; None where there is
-    none, or it follows no single node. suspects: the ranks that parted first of all.
+    compared: the most numbers of one rank; 0 if the program reports none. node: the node that the deviation follows; None if there
+    is no deviation, or it follows no single node. suspects: the ranks that differed first.
     """
 
     compared: int
@@ -63,7 +64,7 @@ class Deviation:
 
 
 def read(run_dir: Path) -> dict[int, list[tuple[int, str, object]]]:
-    """What each rank of a run computed: ranks/rank-<n>.jsonl, and those records of metrics.jsonl that name a rank."""
+    """The numbers of each rank of a run: from ranks/rank-<n>.jsonl, and from records of metrics.jsonl that name a rank."""
     found: dict[int, list[tuple[int, str, object]]] = {}
     for path in sorted((run_dir / _FOLDER).glob("rank-*.jsonl")):
         rank = int(path.stem.removeprefix("rank-"))
@@ -78,9 +79,9 @@ def read(run_dir: Path) -> dict[int, list[tuple[int, str, object]]]:
 
 
 def find(runs: Sequence[Placement]) -> Deviation:
-    """The node that the deviation follows, over three runs or more."""
+    """The node that the deviation follows, from three or more runs."""
     ranks = sorted(set.intersection(*(set(one.numbers) for one in runs)))
-    firsts = {rank: found for rank in ranks if (found := _first_parting(runs, rank)) is not None}
+    firsts = {rank: found for rank in ranks if (found := _first_difference(runs, rank)) is not None}
     compared = max((len(runs[0].numbers[rank]) for rank in ranks), default=0)
     if not firsts:
         return Deviation(compared=compared, parted=False, node=None, suspects=())
@@ -101,18 +102,18 @@ def _of_line(line: bytes) -> Iterator[tuple[int, str, object]]:
     try:
         record = json.loads(line)
     except ValueError:
-        return  # cut off with its writer
+        return  # the last line is incomplete if its writer was killed
     yield from ((record["step"], name, record[name]) for name in _NAMES if name in record)
 
 
-def _first_parting(runs: Sequence[Placement], rank: int) -> int | None:
-    """The place of the first number of a rank that is not the same in all runs. NaN, as text, equals itself."""
+def _first_difference(runs: Sequence[Placement], rank: int) -> int | None:
+    """The index of a rank's first number that is not the same in all runs. NaN is compared as text and equals itself."""
     columns = zip(*(one.numbers[rank] for one in runs), strict=False)
     return next((place for place, values in enumerate(columns) if len({repr(one) for one in values}) > 1), None)
 
 
 def _odd_one(values: Sequence[object]) -> int | None:
-    """The place of the one value that the others, which agree, do not have."""
+    """The index of the only value that differs from the others; None if the others do not agree."""
     texts = [repr(one) for one in values]
     alone = [place for place, text in enumerate(texts) if texts.count(text) == 1]
     return alone[0] if len(alone) == 1 and len(set(texts)) == 2 else None

@@ -1,4 +1,4 @@
-"""Reasons why a job waits, in words. Slurm's names: squeue(1), "JOB REASON CODES"."""
+"""Rules for the reasons why a job waits. The names are Slurm's: squeue(1), "JOB REASON CODES"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules on programs of any framework: on the end of a rank's log, then on its exit code."""
+"""Rules for programs of any framework: on the end of a rank's log, then on its exit code."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ RULES = (
     ),
 )
 
-# Once no text said why, by exit code: 128 + the signal. The last two take any code.
+# Rules by exit code (128 + the signal), for ends that no text explains. The last two accept any code.
 BY_CODE = (
     Rule(
         id="setup-line",

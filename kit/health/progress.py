@@ -13,32 +13,32 @@ from kit import untrusted_files
 from kit.health.answer import AGAIN, CODE, JOB, NODE, Rule
 from kit.spec.run_paths import RunPaths
 
-# Of each node's file the end: with 8 ranks a look has 500 bytes.
+# Read this much from the end of each node's file; with 8 ranks, one line has 500 bytes.
 _TAIL_BYTES = 64 << 10
 _FILE = re.compile(r"slurm-(?P<job>\d+)\.(?P<node>.+)\.progress")
-# What is slow by nature has ten minutes, or ten steps; other phases three times the usual time between two reports, twice the
-# longest one of late, at least 10 s; a save or an evaluation, once there was one, three times the longest of them.
-# templates/lib/stall.awk judges by the same rules on the nodes.
+# Time limits without a report. Slow phases: ten minutes, or ten steps. Other phases: three times the usual time between two
+# reports, or twice the longest recent one, at least 8 s (plus the collector's interval). A save or evaluation after the first one:
+# three times the longest so far. templates/lib/stall.awk applies the same rules on the nodes.
 SLOW = frozenset({"start", "rendezvous", "compile", "save", "evaluate"})
-_SLOW_S, _LEAST_S, _TIMES, _SLOW_TIMES, _LONGEST_TIMES = 600.0, 8.0, 3.0, 10.0, 2.0
-# rank.sh: its program has ended.
+_SLOW_S, _LEAST_S, _USUAL_FACTOR, _SLOW_STEPS, _LONGEST_FACTOR = 600.0, 8.0, 3.0, 10.0, 2.0
+# rank.sh reports this phase when its program has ended.
 _ENDED = "end"
-# A straggler does a tenth of a step more by itself than the median of its role, and at least this much.
-_STRAGGLES, _STRAGGLES_S = 0.1, 0.01
-# The collector looks every 2 s and writes at least every 30.
+# A straggler's own work is longer than the median of its role by a tenth of a step, and by at least this many seconds.
+_STRAGGLER_SHARE, _STRAGGLER_S = 0.1, 0.01
+# The collector looks every 2 s and writes at least every 30 s.
 _LOOK_S, _QUIET_S = 2.0, 30.0
-# By more a node's clock may not differ from the file server's, which sees its lines written.
+# A node's clock is wrong if it differs by this much from the file server's clock, which stamps the file.
 _CLOCK_S = 10.0
 _WAITING = frozenset({"compute", "communicate"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """One rank's last report. step: steps done. idle: seconds since it reported anything. took: seconds of a step.
+    """One rank's last report. step: steps done. idle: seconds since its last report. took: seconds of a step.
 
-    every: steps between two reports. age: seconds since the collector of its node wrote anything. longest: seconds between two
-    reports, the longest of the last thousand or so. waited, read: seconds of a step in the phases communicate and data.
-    slowest: of the phase that it is in, the longest before; 0 where it is the first. skew: seconds that its node's clock is ahead.
+    every: steps between two reports. age: seconds since the node's collector last wrote. longest: the longest time between two of
+    about the last thousand reports. waited, read: seconds of a step in the phases communicate and data. slowest: the longest
+    earlier time in the current phase; 0 if it is the first. skew: seconds by which its node's clock is ahead.
     """
 
     role: str
@@ -58,13 +58,13 @@ class Rank:
 
     @property
     def name(self) -> str:
-        """As an answer calls it."""
+        """The rank's name in an answer."""
         return f"{f'role {self.role}: ' if self.role else ''}rank {self.rank} on {self.node}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """Ranks that stand still. culprits: those that the others wait for; empty where none can be told apart."""
+    """Ranks that stand still. culprits: those that the others wait for; empty if none can be singled out."""
 
     rule: Rule
     culprits: tuple[Rank, ...]
@@ -132,7 +132,7 @@ STRAGGLES = Rule(
 def read(run_dir: Path, job_id: object, *, now: float | None = None, since: float = 0.0) -> list[Rank]:
     """The ranks' last reports, by role and rank. now: seconds since the epoch, by the clock of the run folder's file system.
 
-    since: reports from before it are those of an earlier attempt.
+    since: earlier reports belong to an earlier attempt and are ignored.
     """
     now = time.time() if now is None else now
     found: list[Rank] = []
@@ -151,12 +151,12 @@ def read(run_dir: Path, job_id: object, *, now: float | None = None, since: floa
 
 
 def begun(events: Iterable[Mapping[str, object]]) -> float:
-    """When the ranks were last started, in seconds since the epoch; 0 where no event says it."""
+    """When the ranks were last started, in seconds since the epoch; 0 if there is no such event."""
     return max((float(str(one.get("epoch", 0))) for one in events if one["event"] == "attempt"), default=0.0)
 
 
 def _of_line(line: str, node: str, now: float, wrote: float) -> list[Rank]:
-    """The reports of one look, written at `wrote`. A line that was cut off has those that are whole."""
+    """The reports in one line, written at `wrote`. Of a truncated line, the complete reports are used."""
     looked, *reports = line.split("\t")
     age, found = max(0.0, now - wrote), []
     for report in reports:
@@ -179,36 +179,41 @@ def _of_line(line: str, node: str, now: float, wrote: float) -> list[Rank]:
 
 
 def limit(phase: str, usual: float | None, longest: float = 0.0, slowest: float = 0.0) -> float:
-    """Seconds that a rank may report nothing. usual: between two reports of a step; None before the second. longest: of those.
+    """Seconds that a rank may report nothing. usual: between two reports of a step; None before the second. longest: the longest of
+    these.
 
-    slowest: how long this phase has taken at most.
+    slowest: the longest time that this phase has taken so far.
     """
     if phase in SLOW and slowest and usual is not None:
-        return max(_LEAST_S, _TIMES * max(usual, slowest)) + _LOOK_S
+        return max(_LEAST_S, _USUAL_FACTOR * max(usual, slowest)) + _LOOK_S
     if phase in SLOW or usual is None:
-        return max(_SLOW_S, _SLOW_TIMES * (usual or 0.0))
-    return max(_LEAST_S, _TIMES * usual, _LONGEST_TIMES * longest) + _LOOK_S
+        return max(_SLOW_S, _SLOW_STEPS * (usual or 0.0))
+    return max(_LEAST_S, _USUAL_FACTOR * usual, _LONGEST_FACTOR * longest) + _LOOK_S
 
 
 def usual(ranks: Sequence[Rank]) -> float | None:
-    """The median time between two reports of a step, in seconds; None where no rank has made two."""
+    """The median time between two reports of a step, in seconds; None if no rank has made two."""
     return statistics.median(times) if (times := [one.took * one.every for one in ranks if one.every]) else None
 
 
 def stall(ranks: Sequence[Rank]) -> Stall | None:
-    """Whether ranks stand still, and which of them the others wait for. Role by role; the first that does."""
-    # Once a rank has ended, the others of its role may write for longer.
+    """The ranks that stand still, and which of them the others wait for. Of several roles, the first with such ranks."""
+    # After one rank of a role has ended, the others may still write for a longer time.
     over = {one.role for one in ranks if one.phase == _ENDED}
     ranks = [one for one in ranks if one.phase != _ENDED]
     for role in dict.fromkeys(one.role for one in ranks):
         mine = [one for one in ranks if one.role == role]
         between, longest = usual(mine), max(one.longest for one in mine)
-        # What was left out as unchanged is no older than the next line that must come.
-        past = [o for o in mine if o.idle > (_last(between) if role in over else _limit_of(o, between, longest))]
-        # Ranks that wait, at the next step or at the end of a save, may wait for one that saves and has the time to.
+        # Unchanged reports are not written, so a report may be as old as the collector's longest pause.
+        past = [
+            o
+            for o in mine
+            if o.idle > (_limit_after_an_end(between) if role in over else _limit_of(o, between, longest))
+        ]
+        # Ranks that wait, at the next step or the end of a save, may wait for a rank that is saving within its time limit.
         held = any(one.phase in SLOW and one not in past for one in mine)
         still = [one for one in past if not (held and one.phase in _WAITING | SLOW and not _silent(one))]
-        # A collector that was killed says nothing of its ranks: they stand still where those of other nodes do.
+        # A killed collector reports nothing about its ranks. They count as stalled only if ranks of other nodes stand still.
         if any(not _silent(one) for one in still):
             return _judged(mine, still, limit("compute", between, longest))
     return None
@@ -218,8 +223,8 @@ def _limit_of(one: Rank, between: float | None, longest: float) -> float:
     return limit(one.phase, between, longest, one.slowest)
 
 
-def _last(between: float | None) -> float:
-    """Seconds that the last ranks have, once another one of the role has ended."""
+def _limit_after_an_end(between: float | None) -> float:
+    """Seconds that the remaining ranks have after another rank of the role has ended."""
     return limit("save", between)
 
 
@@ -228,14 +233,14 @@ def _silent(one: Rank) -> bool:
 
 
 def clock_is_wrong(one: Rank) -> bool:
-    """Whether its node's clock is not that of the file server."""
+    """Whether its node's clock differs too much from the file server's."""
     return abs(one.skew) >= _CLOCK_S
 
 
 def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
-    """The rank that the others of its role wait for, step after step, and the share of a step that it costs them, from 0 to 1.
+    """The rank that the others of its role wait for at every step, and the share of a step that this costs them, from 0 to 1.
 
-    By what a step takes outside the phase communicate. None where no rank reports that phase.
+    It compares the time of a step outside the phase communicate. None if no rank reports that phase.
     """
     worst: tuple[Rank, float] | None = None
     for role in dict.fromkeys(one.role for one in ranks):
@@ -246,13 +251,13 @@ def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
         own = slowest.took - slowest.waited
         more = own - statistics.median(one.took - one.waited for one in mine if one is not slowest)
         share = more / slowest.took if slowest.took else 0.0
-        if share >= _STRAGGLES and more >= _STRAGGLES_S and (worst is None or share > worst[1]):
+        if share >= _STRAGGLER_SHARE and more >= _STRAGGLER_S and (worst is None or share > worst[1]):
             worst = slowest, min(1.0, share)
     return worst
 
 
 def reads(one: Rank, ranks: Sequence[Rank]) -> bool:
-    """Whether most of what a straggler does by itself, and the others of its role do not, is the phase data."""
+    """Whether most of a straggler's extra time is in the phase data."""
     others = [r for r in ranks if r.role == one.role and r.every and r is not one]
     more = one.took - one.waited - statistics.median(r.took - r.waited for r in others)
     return one.read - statistics.median(r.read for r in others) > more / 2
@@ -267,7 +272,7 @@ def _judged(mine: Sequence[Rank], still: Sequence[Rank], most: float) -> Stall:
     if behind:
         least = min(one.step for one in behind)
         behind = [one for one in behind if one.step == least]
-        # Of those that are behind, one that does something else than wait.
+        # Among the ranks behind, prefer those that are not waiting.
         busy = [one for one in behind if one.phase not in _WAITING] or behind
         return Stall(rule=STALLS["stalled-behind"], culprits=tuple(busy), stalled=tuple(still), limit=most)
     elsewhere = [one for one in still if one.phase not in _WAITING]
@@ -280,7 +285,7 @@ def _judged(mine: Sequence[Rank], still: Sequence[Rank], most: float) -> Stall:
 
 
 def values(found: Stall, ranks: Sequence[Rank]) -> dict[str, object]:
-    """What the rule's sentences are filled with."""
+    """Values for the placeholders in the rule's sentences."""
     one = (found.culprits or found.stalled)[0]
     more = len(found.culprits) - 1
     return {

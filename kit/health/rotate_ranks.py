@@ -1,4 +1,6 @@
-"""`kit rerun --rotate`: the last steps of a run three times, the ranks one node further each time: which node counts wrong?"""
+"""`kit rerun --rotate`: repeats a run's last steps three times, each time with the ranks one node further, to find a node that
+computes wrong numbers.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,18 @@ from kit.runs.submit import Prepared
 from kit.slurm import client
 from kit.spec.world_size_text import PLAIN
 
-# One more than two: of two that differ nobody knows which is right.
+# Three, because with two different results nobody knows which one is right.
 TIMES = 3
-# The ranks stay where they are put: no other node takes over, and no start is done twice.
+# Ranks must stay on their nodes: no other node takes over, and nothing is restarted.
 _FIXED = {"rendezvous": "static"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation:
-    """What is to be run. from_step: the checkpoint; None from the beginning. runs: with the ranks in place, then moved."""
+    """The planned runs.
+
+    from_step: the checkpoint; None for the beginning. orders: the nodes of each run, in the order of the ranks.
+    """
 
     run_dir: Path
     from_step: int | None
@@ -36,7 +41,7 @@ class Rotation:
 
 @dataclass(frozen=True, kw_only=True)
 class Rotated:
-    """What came of it. run_dirs: of the runs, in the order of the placements."""
+    """The result. run_dirs: of the runs, in the order of the placements."""
 
     run_dirs: tuple[Path, ...]
     placements: tuple[Placement, ...]
@@ -48,8 +53,8 @@ def prepare(
 ) -> Rotation:
     """Plan the three runs; nothing is written.
 
-    from_step: the checkpoint to begin at; None for the newest one before the last step that the run reported, and for its beginning
-    where there is none. RunError for what cannot be rotated: a job of roles, a cluster with fewer than three nodes.
+    from_step: the checkpoint to begin at; None for the newest one before the last step that the run reported, or for the beginning
+    if there is none. RunError for a run that cannot be rotated: a job of roles, a cluster with fewer than three nodes.
     """
     first = reading.read(run_dir)
     if set(first.manifest.world_sizes) != {PLAIN}:
@@ -69,7 +74,7 @@ def prepare(
 
 
 def run(made: Rotation, say: Callable[[str], None]) -> Rotated:
-    """Submit all three, wait for them, and compare. RunError where one of them does not end well."""
+    """Submit all three runs, wait for them, and compare. RunError if one of them does not end well."""
     for order, one in zip(made.orders, made.runs, strict=True):
         sent = submit.submit(one)
         say(f"job {sent.job_id}, run {sent.run_id}: ranks on {' '.join(order)}")
@@ -104,11 +109,11 @@ def _placed(job: Table, order: Sequence[str]) -> Table:
 
 
 def _orders(first: Earlier) -> tuple[tuple[str, ...], ...]:
-    """The run's nodes, and the same shifted by one and by two in a ring of three nodes at least."""
+    """The run's nodes, then the same shifted by one and by two in a ring of at least three nodes."""
     name = first.run_dir.name
     (one,) = status.of([first.run_dir], queue=which_slurm.queue())
     env = which_slurm.env_of(one.facts.cluster)
-    # Behind the nodes of the ranks are spares.
+    # Spare nodes come after the nodes of the ranks.
     mine = client.hostnames(one.nodes, env=env)[: first.job["resources"]["nodes"]]
     if not mine:
         raise RunError(f"run {name}: nothing says which nodes it had", hint=f"kit rerun {name}")

@@ -1,4 +1,4 @@
-"""Record that `kit why` reads: status, events, ends of logs. Memory is bounded whatever the size of the logs."""
+"""Record that `kit why` reads: status, events, ends of logs. Its memory is limited, even for huge logs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kit.runs import run_facts
 from kit.runs.status import Status
 from kit.spec.run_paths import RunPaths
 
-# Of each log the end: a traceback with its frames has some tens of KiB.
+# Read this much from the end of each log; a traceback with its frames has some tens of KiB.
 _TAIL_BYTES = 256 << 10
 _CHUNK = 1 << 20
 _LINE = 400
-# A job of thousands of ranks has as many logs: the end of this many is looked at.
+# A job of thousands of ranks has as many logs. At most this many are read.
 MOST_RANKS = 1024
 START = re.compile(r": (?:\S+: )?rank (?P<rank>\d+) of \d+: node rank \d+, local rank \d+, restart \d+$")
 _HOST = re.compile(r"^\S+ (?P<host>\S+): ")
@@ -34,7 +34,7 @@ class Log:
     first: int
 
     def since(self, pattern: re.Pattern[str]) -> Log:
-        """From the last line that matches; all of it where none does."""
+        """The lines from the last match on; all lines if none matches."""
         for place in range(len(self.lines) - 1, -1, -1):
             if pattern.search(self.lines[place]):
                 return Log(self.name, self.lines[place:], self.first + place)
@@ -58,19 +58,19 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One run. expected_start: when Slurm expects to start a job that waits; empty when it does not say."""
+    """One run. expected_start: Slurm's estimate for a waiting job; empty if Slurm gives none."""
 
     status: Status
     expected_start: str = ""
 
     @property
     def run_dir(self) -> Path:
-        """Its folder."""
+        """The run's folder."""
         return self.status.run_dir
 
     @cached_property
     def events(self) -> list[dict[str, object]]:
-        """Of the run's newest job, oldest first."""
+        """Events of the run's newest job, oldest first."""
         every = run_facts.events(self.run_dir)
         last = every[-1].get("job_id") if every else None
         return [event for event in every if event.get("job_id") == last]
@@ -82,7 +82,7 @@ class Record:
 
     @cached_property
     def values(self) -> Mapping[str, object]:
-        """What sentences and commands are filled with."""
+        """Values for the placeholders in sentences and commands."""
         one = self.status
         try:
             job_file: str | None = one.manifest.job_file
@@ -97,7 +97,7 @@ class Record:
         }
 
     def has_event(self, event: str, **values: str) -> bool:
-        """Whether the newest job recorded it."""
+        """Whether the newest job recorded this event with these values."""
         return any(e["event"] == event and all(e.get(k) == v for k, v in values.items()) for e in self.events)
 
     def starts(self) -> int:
@@ -105,7 +105,7 @@ class Record:
         return sum(event["event"] == "attempt" for event in self.events)
 
     def log(self, path: Path, most: int = _TAIL_BYTES) -> Log:
-        """The end of a file; empty where there is none."""
+        """The end of a file; empty if the file does not exist."""
         name = path.relative_to(self.run_dir).as_posix()
         try:
             end = untrusted_files.tail(path, most)
@@ -117,7 +117,7 @@ class Record:
         return Log(name, tuple(lines[:-1] if lines[-1] == "" else lines), first)
 
     def rank_log(self, rank: int, role: str) -> Log:
-        """A rank's log since its last start; what the launcher said where ranks have none of their own."""
+        """A rank's log since its last start. If ranks have no own logs, the launcher's log."""
         folder = RunPaths(self.run_dir).logs / role
         own = folder / f"rank-{rank}.log"
         if own.exists():
@@ -139,7 +139,7 @@ class Record:
 
     @cached_property
     def failed(self) -> list[Failed]:
-        """The ranks of the last start that recorded an end other than 0, the earliest first."""
+        """The ranks of the last start that recorded an exit code other than 0, the earliest first."""
         state = RunPaths(self.run_dir).state
         attempts = sorted((int(p.name[9:]) for p in state.glob("failures-*") if p.name[9:].isdecimal()), reverse=True)
         if not attempts:
@@ -148,19 +148,19 @@ class Record:
         return sorted((one for one in found if one is not None), key=lambda one: one.at)
 
     def host_of(self, log: Log) -> str:
-        """The node of a rank without a record: the first line of its log says it."""
+        """The node of a rank without a record, from the first line of its log."""
         found = _HOST.match(log.lines[0]) if log.lines and START.search(log.lines[0]) else None
         return found["host"] if found else ""
 
 
 def shown(line: str) -> str:
-    """A line of a log as it is quoted: what a progress bar left on it, nothing that a terminal would obey, not endless."""
+    """A line of a log as it is quoted: the last state of a progress bar, without control characters, limited in length."""
     last = line.rstrip("\r").rpartition("\r")[2]
     return safe_text.clean_lines(last.encode(errors="replace"))[:_LINE].decode(errors="replace").strip()
 
 
 def _failed(path: Path) -> Failed | None:
-    """A record of failures.sh. On a full disk it is empty, and its name and time say what it would."""
+    """Parse a record of failures.sh. On a full disk the file is empty; its name and time still give rank, code and time."""
     rank, _, code = path.name.removeprefix("rank-").partition(".")
     if not (rank.isdecimal() and code.isdecimal() and len(rank) < 10 and len(code) < 10):
         return None
@@ -174,7 +174,7 @@ def _failed(path: Path) -> Failed | None:
 
 
 def _newlines(path: Path, before: int) -> int:
-    """Ends of lines in the first `before` bytes."""
+    """The number of line ends in the first `before` bytes."""
     count = 0
     with untrusted_files.open_regular(path) as source:
         while before > 0 and (chunk := source.read(min(_CHUNK, before))):
@@ -184,7 +184,7 @@ def _newlines(path: Path, before: int) -> int:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 where there is none."""
+    """The size of a file in bytes; 0 if it does not exist."""
     try:
         return os.stat(path).st_size  # noqa: PTH116 - follows a link to where the job wants its log
     except OSError:

@@ -1,4 +1,4 @@
-"""Rules on ends by Slurm or the user, and on runs that have not ended: on Slurm's state, the events and the batch log."""
+"""Rules for ends by Slurm or the user, and for runs that have not ended: on Slurm's state, the events and the batch log."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from kit.runs.run_facts import UNREADABLE
 from kit.spec.run_paths import RunPaths
 
 _EVENTS = "state/events.jsonl"
-# What Slurm writes into a job's output when it ends it.
-# `DUE to SIGNAL Terminated` is what Slurm 26.05 says of a plain scancel.
+# The line that Slurm writes into a job's output when it ends the job. Slurm 26.05 writes `DUE to SIGNAL Terminated` for a plain
+# scancel.
 _SLURM_ENDED = (
     r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+"
     r"(?: DUE TO (?P<why>[A-Z ]+?)| DUE to SIGNAL [^*]+?)?(?:,| \*\*\*)"
@@ -46,7 +46,7 @@ def answer(
     then: str = "",
     evidence: tuple[Evidence, ...] = (),
 ) -> Answer:
-    """An answer whose sentences are filled with what is known of the run."""
+    """An answer whose sentences are filled with the run's values."""
     known = record.values
     return Answer(
         rule=rule,
@@ -59,7 +59,7 @@ def answer(
 
 
 def cite(record: Record, pattern: str) -> tuple[Evidence, ...]:
-    """The last line of the batch log that matches."""
+    """The last matching line of the batch log."""
     for place in range(len(record.batch.lines) - 1, -1, -1):
         line = record.batch.lines[place]
         if re.search(pattern, line):
@@ -68,7 +68,7 @@ def cite(record: Record, pattern: str) -> tuple[Evidence, ...]:
 
 
 def unfinished(record: Record) -> Answer | None:
-    """A run that waits, runs, or never got anywhere; None when it has ended."""
+    """The answer for a run that waits, runs, or was never started; None if it has ended."""
     one = record.status
     if one.state == UNREADABLE:
         advice = "restore the file, or remove the folder; the logs are still there"
@@ -129,7 +129,7 @@ def _waiting(record: Record) -> Answer:
 
 
 def _newest_line(record: Record) -> tuple[Evidence, ...]:
-    """The last line of the log that was written last."""
+    """The last line of the most recently written log."""
     logs = [path for path in RunPaths(record.run_dir).logs.glob("**/rank-*.log") if path.is_file()]
     if not logs:
         return ()
@@ -140,9 +140,9 @@ def _newest_line(record: Record) -> tuple[Evidence, ...]:
 
 
 def outside(record: Record) -> Answer | None:
-    """An end that came from outside the program: a cancel, a limit, a preemption, a lost node."""
+    """The answer for an end from outside the program: a cancel, a limit, a preemption, a lost node."""
     one = record.status
-    ended = _slurms_word(record)
+    ended = _slurm_end_line(record)
     why = ended[1]
     evidence = ended[0]
     if one.state == "TIMEOUT" or why == "TIME LIMIT":
@@ -223,7 +223,7 @@ def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | No
     if one.state != "CANCELLED" and not (record.has_event("signal", name="TERM") and one.exit_code == 143):
         return None
     waited = not record.events
-    if _noted(record) or not evidence:
+    if _cancelled_by(record) or not evidence:
         line = f"it was cancelled by {_who(record)}" + (" before it began" if waited else "")
         return answer(
             record,
@@ -247,17 +247,17 @@ def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | No
 
 
 def _who(record: Record) -> str:
-    """Who cancelled it: what `kit cancel` noted, or Slurm's accounting knows."""
+    """Who cancelled the run: from the note of `kit cancel`, or from Slurm's accounting."""
     accounted = record.status.accounted
     return (
-        _noted(record)
+        _cancelled_by(record)
         or (accounted.cancelled_by if accounted and accounted.cancelled_by else "")
         or "a user that Slurm does not name"
     )
 
 
-def _noted(record: Record) -> str:
-    """Who cancelled the run since it was last submitted; empty where `kit cancel` did not."""
+def _cancelled_by(record: Record) -> str:
+    """Who cancelled the run with `kit cancel` since its last submit; empty if nobody did."""
     path = RunPaths(record.run_dir).cancelled_by
     try:
         if path.stat().st_mtime < record.status.facts.submitted_at:
@@ -267,8 +267,8 @@ def _noted(record: Record) -> str:
         return ""
 
 
-def _slurms_word(record: Record) -> tuple[tuple[Evidence, ...], str]:
-    """Slurm's own line in the logs of batch script and launchers, and why it ended the job."""
+def _slurm_end_line(record: Record) -> tuple[tuple[Evidence, ...], str]:
+    """Slurm's own line in the logs of batch script and launchers, and its reason for ending the job."""
     logs = RunPaths(record.run_dir).logs
     tasks: list[Path] = sorted(logs.glob("**/task-*.log"))[:8]
     job = ()
@@ -280,7 +280,7 @@ def _slurms_word(record: Record) -> tuple[tuple[Evidence, ...], str]:
 
 
 def silent(record: Record) -> Answer | None:
-    """A run whose batch script has no last word."""
+    """The answer for a run whose batch script recorded no end."""
     one = record.status
     if one.state == "LOST":
         advice = "Slurm may have been set up anew, or lost its state; nothing runs any more"

@@ -1,4 +1,4 @@
-"""Rules on the evidence of one rank that stands still: what keeps it. stall_rules.py says which rank they are asked of."""
+"""Rules for the cause of one rank's stall, from its evidence. stall_rules.py chooses the rank."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from kit.health.answer import ADMIN, AGAIN, CODE, JOB, NODE, WITHOUT_NODE, Rule
 from kit.health.run_record import shown
 from kit.health.stall_evidence import RankEvidence
 
-# Percent of a CPU over a second; the second where it is found running: with more processes than CPUs a loop gets its share.
-_BUSY, _RUNS = 80, 5
+# Percent of a CPU during one second. The second is for a process in state R: with more processes than CPUs, a loop gets a share.
+# share.
+_BUSY_PERCENT, _RUNNING_PERCENT = 80, 5
 _STACKS = "kit stacks {run} --rank {rank}"
 
 
 @dataclass(frozen=True)
 class Cited:
-    """What a rule found: the lines that show it, and what its sentences are filled with."""
+    """The result of a rule: the lines that show it, and values for the placeholders of its sentences."""
 
     lines: tuple[int, ...]
     values: dict[str, object]
@@ -29,11 +30,11 @@ def stopped(one: RankEvidence) -> Cited | None:
 
 def in_kernel(one: RankEvidence) -> Cited | None:
     for process in one.processes:
-        # A read from FUSE that no signal has reached yet waits so in state S.
+        # A read from FUSE waits in state S until a signal reaches it.
         if process.state == "D" or process.wchan in {"request_wait_answer", "fuse_wait_answer"}:
             opened = next(iter(one.opened()), None)
             place = one.own
-            # An open() that does not come back has no file yet.
+            # During an open() that does not return, the file is not yet open.
             where = f" with {shown(opened[1])} open" if opened else f" in {place.place}" if place else ""
             lines = [process.at, *([opened[0]] if opened else [place.at] if place else [])]
             return Cited(tuple(lines), {"wchan": process.wchan, "file": where})
@@ -61,9 +62,9 @@ def _saving(one: RankEvidence) -> Cited | None:
     return Cited((found.at,) if found else (), {"place": f", at {found.place}" if found else ""})
 
 
-def _holds(one: RankEvidence) -> Cited | None:
+def _holds_gil(one: RankEvidence) -> Cited | None:
     first = one.processes[0] if one.processes else None
-    if not one.holds or first is None or first.state != "S" or first.cpu >= _BUSY:
+    if not one.holds or first is None or first.state != "S" or first.cpu >= _BUSY_PERCENT:
         return None
     place = one.own
     return Cited(
@@ -76,9 +77,9 @@ def _other_collective(one: RankEvidence) -> Cited | None:
     return Cited((one.collective.at,), {"own": one.collective.function}) if one.collective else None
 
 
-def _loops(one: RankEvidence) -> Cited | None:
+def _busy_loop(one: RankEvidence) -> Cited | None:
     first = one.processes[0] if one.processes else None
-    busy = first is not None and (first.cpu >= _BUSY or (first.state == "R" and first.cpu >= _RUNS))
+    busy = first is not None and (first.cpu >= _BUSY_PERCENT or (first.state == "R" and first.cpu >= _RUNNING_PERCENT))
     if first is None or not busy or one.collective:
         return None
     place = one.own
@@ -123,7 +124,7 @@ RULES: tuple[tuple[Rule, Callable[[RankEvidence], Cited | None]], ...] = (
             advice="native code that blocks and does not release the GIL: no other thread of the rank can run",
             next=_STACKS,
         ),
-        _holds,
+        _holds_gil,
     ),
     (
         Rule(
@@ -167,7 +168,7 @@ RULES: tuple[tuple[Rule, Callable[[RankEvidence], Cited | None]], ...] = (
             advice="a loop that does not end, or one step's work that is far longer on this rank",
             next=_STACKS,
         ),
-        _loops,
+        _busy_loop,
     ),
     (
         Rule(

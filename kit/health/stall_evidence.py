@@ -1,4 +1,4 @@
-"""Evidence of a stall: what bin/evidence.sh has gathered of each rank, read for the rules of stall_rules.py."""
+"""Evidence of a stall: reads the files that bin/evidence.sh wrote for each rank, for the rules of stall_rules.py."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from kit.health.collectives import Collective
 _MOST_BYTES = 128 << 10
 _MOST_RANKS = 1024
 _SECTION = re.compile(r"^== (?P<name>[a-z ]+)$")
-# faulthandler's line, and py-spy's.
+# Frames in faulthandler's form, and in py-spy's form.
 _FRAMES = (
     re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$'),
     re.compile(r"^    (?P<function>.+) \((?P<file>.+):(?P<line>\d+)\)$"),
 )
 _PROCESS = re.compile(r"^Process (?P<pid>\d+)")
-# The thread that a signal reaches is the main one; py-spy gives threads their names only once the program has imported threading.
+# The main thread is the one that receives the signal. py-spy names threads only if the program has imported threading.
 _MAIN = re.compile(r'^(?:Current thread |Thread .*"MainThread")')
 _THREAD = re.compile(r"^Thread (?P<number>\S+)")
-# py-spy's word for the thread that has the interpreter; kit_recorder's thread gives no answer while another one does.
-_HAS_INTERPRETER = re.compile(r'^Thread [^"]*\+gil\)')
+# py-spy marks the thread that holds the GIL. kit_recorder's thread gives no answer while another thread holds it.
+_HOLDS_GIL = re.compile(r'^Thread [^"]*\+gil\)')
 _NO_ANSWER = re.compile(r"^no answer within ")
 _COLLECTIVES = re.compile(
     r"^(?:all_?reduce|all_?gather\w*|reduce\w*|broadcast\w*|(?:monitored_)?barrier|all_?to_?all\w*|gather\w*|scatter\w*|i?send|i?recv|wait)$"
 )
-# Files of every Python program and of the kit, which say nothing about what a rank does.
-_DULL = re.compile(
+# Files that every Python program and the kit open. They do not show what a rank is doing.
+_COMMON_FILES = re.compile(
     r"\.(?:so[.\d]*|py|pyc|log|whl)$|/site-packages/|/logs/|^/(?:proc|sys|usr|run)/|/(?:state|monitor)/| \(deleted\)$|^/memfd:"
 )
 
@@ -47,12 +47,12 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """Function, file and line, as an answer has them."""
+        """Function, file and line, as shown in answers."""
         return f"{self.function} ({PurePosixPath(self.file).name}:{self.line})"
 
     @property
     def collective(self) -> bool:
-        """Whether it waits for other ranks in torch.distributed."""
+        """Whether the frame waits for other ranks in torch.distributed."""
         return "torch/distributed/" in self.file and _COLLECTIVES.match(self.function) is not None
 
 
@@ -70,14 +70,14 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class RankEvidence:
-    """What one rank did. file: of the evidence, relative to the run folder."""
+    """The evidence of one rank. file: its path, relative to the run folder."""
 
     file: str
     lines: tuple[str, ...]
 
     @cached_property
     def sections(self) -> dict[str, list[tuple[int, str]]]:
-        """Lines with their numbers, by section."""
+        """Numbered lines by section."""
         found: dict[str, list[tuple[int, str]]] = {}
         name = ""
         for number, line in enumerate(self.lines, start=1):
@@ -94,29 +94,29 @@ class RankEvidence:
 
     @property
     def role(self) -> str:
-        """Empty in a plain job."""
+        """The rank's role; empty in a plain job."""
         return self._fact("role")
 
     @property
     def rank(self) -> int:
-        """Its number; -1 where the file was cut off."""
+        """The rank's number; -1 if the file is truncated."""
         number = self._fact("rank")
         return int(number) if number.isdecimal() else -1
 
     @property
     def node(self) -> str:
-        """Where it runs."""
+        """The rank's node."""
         return self._fact("node")
 
     @property
     def phase(self) -> str:
-        """As it reported last; empty where it reports nothing."""
+        """The last reported phase; empty if the rank reports none."""
         words = self._fact("report").split(" ")
         return words[1] if len(words) > 1 else ""
 
     @cached_property
     def processes(self) -> list[Process]:
-        """Its own first."""
+        """The rank's processes, its own first."""
         found = []
         for number, line in self.sections.get("processes", ()):
             words = line.split(" ", 4)
@@ -126,7 +126,7 @@ class RankEvidence:
 
     @cached_property
     def stack(self) -> list[Frame]:
-        """Of the main thread of the rank's own process, the innermost frame first."""
+        """The stack of the main thread of the rank's own process, the innermost frame first."""
         process, inside, frames = "", False, list[Frame]()
         for number, line in self.sections.get("stacks", ()):
             if found := _PROCESS.match(line):
@@ -143,21 +143,21 @@ class RankEvidence:
 
     @cached_property
     def calls(self) -> list[Collective]:
-        """Its last collectives, by torch's flight recorder."""
+        """Its last collectives, from torch's flight recorder."""
         return collectives.parse(self.sections.get("recorder", ()))
 
     @property
     def holds(self) -> int:
-        """The line that says that a thread of it keeps the interpreter from the others; 0 where none does."""
+        """The line which shows that one of its threads holds the GIL; 0 if none does."""
         silent = (number for number, line in self.sections.get("recorder", ()) if _NO_ANSWER.match(line))
-        return next(silent, 0) or self._main_has_interpreter()
+        return next(silent, 0) or self._main_holds_gil()
 
-    def _main_has_interpreter(self) -> int:
+    def _main_holds_gil(self) -> int:
         process = ""
         for number, line in self.sections.get("stacks", ()):
             if found := _PROCESS.match(line):
                 process = found["pid"]
-            elif _NO_ANSWER.match(line) or (_HAS_INTERPRETER.match(line) and _is_main(line, process)):
+            elif _NO_ANSWER.match(line) or (_HOLDS_GIL.match(line) and _is_main(line, process)):
                 return number
         return 0
 
@@ -168,20 +168,20 @@ class RankEvidence:
 
     @property
     def own(self) -> Frame | None:
-        """The innermost frame that is the user's."""
+        """The innermost frame of the user's code."""
         outside = [f for f in self.stack if "site-packages" not in f.file and not re.search(r"/lib/python3|^<", f.file)]
         return outside[0] if outside else (self.stack[0] if self.stack else None)
 
     def opened(self) -> Iterator[tuple[int, str]]:
-        """Files that a process of it has open and that may be what it reads or writes, with the line that names each."""
+        """Open files of its processes that it may be reading or writing, with the number of the line that names each."""
         for number, line in self.sections.get("files", ()):
             path = line.partition(" ")[2]
-            if path.startswith("/") and not _DULL.search(path):
+            if path.startswith("/") and not _COMMON_FILES.search(path):
                 yield number, path
 
 
 def _is_main(line: str, process: str) -> bool:
-    """Whether a line of a stack begins the main thread, whose number is its process's."""
+    """Whether a line of a stack begins the main thread. Its thread number equals the process number."""
     found = _THREAD.match(line)
     return bool(_MAIN.match(line)) or bool(found and process and found["number"] == process)
 
@@ -194,7 +194,7 @@ def _frame(line: str, at: int) -> Frame | None:
 
 
 def read(run_dir: Path, folder: Path) -> list[RankEvidence]:
-    """All ranks that gave evidence, by role and rank; at most 1024."""
+    """The evidence of all ranks, by role and rank; at most 1024."""
     found = []
     for path in sorted(folder.glob("**/rank-*.txt"))[:_MOST_RANKS]:
         try:

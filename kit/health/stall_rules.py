@@ -1,7 +1,7 @@
-"""Ranks that stand still: which rank the others wait for, and why, by their reports and by the evidence that was gathered.
+"""Rules for ranks that stand still: which rank the others wait for, and why, from the reports and the gathered evidence.
 
-The reports (progress.py) say which rank is behind. The evidence (stall_evidence.py) says where each rank is: the culprit is the one
-that is not where the others are. What keeps it, stall_cause_rules.py says.
+The reports (progress.py) show which rank is behind. The evidence (stall_evidence.py) shows where each rank is: the culprit is at
+another place than the others. stall_cause_rules.py finds what keeps it there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kit.health.stall_cause_rules import CLOCK, DOWN, ORDER, RULES, SHAPE, UNREA
 from kit.health.stall_evidence import RankEvidence
 from kit.spec.run_paths import RunPaths
 
-# stall_watch.sh: the ranks were ended since they stood still.
+# Exit code of stall_watch.sh: it ended the ranks because they stood still.
 ENDED_CODE = 76
 _CITED = 8
 
@@ -45,7 +45,9 @@ def live(record: Record) -> Answer | None:
 
 
 def _down(record: Record, ranks: Sequence[progress.Rank], stall: dict[str, object] | None) -> Answer | None:
-    """A role that has ended and has not come back yet, or came back after others stood still: a lighthouse, an inference server."""
+    """A role, such as a lighthouse or an inference server, that ended and is not back yet, or came back after
+    others stood still.
+    """
     since = float(str(stall.get("epoch", 0))) - float(str(stall.get("idle", 0))) if stall else math.inf
     last: dict[str, dict[str, object]] = {}
     times: Counter[str] = Counter()
@@ -60,7 +62,7 @@ def _down(record: Record, ranks: Sequence[progress.Rank], stall: dict[str, objec
             times[name] += 1
             back.discard(name)
         elif event["event"] in {"ready", "lost"} or (event["event"] == "role" and name not in checked):
-            # Without a check it is there as soon as it is started.
+            # Without a readiness check, a role is back as soon as it is started.
             back.add(name)
             checked |= {name} if event["event"] == "ready" else set()
     away = [name for name, event in last.items() if name not in back or float(str(event.get("epoch", 0))) > since]
@@ -82,7 +84,7 @@ def _down(record: Record, ranks: Sequence[progress.Rank], stall: dict[str, objec
 
 
 def _nodes_of(record: Record, role: str) -> str:
-    """As the batch script placed it; empty where that cannot be read."""
+    """The role's nodes, as the batch script placed it; empty if its file cannot be read."""
     try:
         placed = json.loads(untrusted_files.read_text(RunPaths(record.run_dir).state / "roles.json", most=1 << 20))
         return shown(" ".join(placed[role]["nodes"]))
@@ -91,7 +93,7 @@ def _nodes_of(record: Record, role: str) -> str:
 
 
 def ended(record: Record) -> Answer | None:
-    """A run that was ended since its ranks stood still."""
+    """The answer for a run that was ended because its ranks stood still."""
     event = _last_stall(record)
     if record.status.exit_code != ENDED_CODE or event is None:
         return None
@@ -101,12 +103,12 @@ def ended(record: Record) -> Answer | None:
 
 
 def _reported(record: Record) -> list[progress.Rank]:
-    """The reports of the ranks that were started last."""
+    """The reports of the ranks since their last start."""
     return progress.read(record.run_dir, record.status.job_id, since=progress.begun(record.events))
 
 
 def _by_event(record: Record, event: dict[str, object]) -> Answer:
-    """By what the batch script recorded of the alarm."""
+    """An answer from the batch script's record of the alarm."""
     role, where = event.get("role"), f"rank {event.get('rank')} on {event.get('node')}"
     known = {
         **record.values,
@@ -120,7 +122,7 @@ def _by_event(record: Record, event: dict[str, object]) -> Answer:
 
 
 def _last_stall(record: Record) -> dict[str, object] | None:
-    """The newest alarm, unless the ranks continued after it or were started again."""
+    """The newest alarm; None if the ranks continued after it or were started again."""
     for event in reversed(record.events):
         if event["event"] in {"progress", "attempt", "start"}:
             return None
@@ -130,7 +132,7 @@ def _last_stall(record: Record) -> dict[str, object] | None:
 
 
 def _by_evidence(record: Record, event: dict[str, object]) -> Answer | None:
-    """By where each rank was at the alarm; None where that tells nothing."""
+    """An answer from each rank's place at the alarm; None if the places do not explain it."""
     role, rank = str(event.get("role", "")), str(event.get("rank", ""))
     folder = RunPaths(record.run_dir).state / f"stall-{event.get('number')}"
     every = stall_evidence.read(record.run_dir, folder)
@@ -141,20 +143,20 @@ def _by_evidence(record: Record, event: dict[str, object]) -> Answer | None:
         return found
     nobody = event["rule"] in {"stalled-together", "stalled-silent"}
     culprits = _culprits(ranks, [] if nobody else [one for one in ranks if str(one.rank) == rank])
-    if not any(_sick(one) for one in culprits):
-        # What all of them wait for may be another role: a lighthouse, an inference server.
-        culprits = [one for one in every if one.role != role and _sick(one)] or culprits
+    if not any(_stopped_or_in_kernel(one) for one in culprits):
+        # All of them may wait for another role, such as a lighthouse or an inference server.
+        culprits = [one for one in every if one.role != role and _stopped_or_in_kernel(one)] or culprits
     waiting = [one for one in ranks if one not in culprits]
     for rule, look in RULES:
         for one in culprits:
             if cited := look(one):
-                known, shows = _story(one, cited, len(culprits), waiting)
+                known, shows = _describe(one, cited, len(culprits), waiting)
                 return _filled(rule, {**record.values, **known}, shows)
     return None
 
 
 def _unreachable(record: Record, role: str, ranks: Sequence[RankEvidence], folder: Path) -> Answer | None:
-    """A node of which nothing came, while others of the role gave evidence."""
+    """A node without any evidence, while other ranks of the role gave some."""
     if not ranks or not (folder / "complete").exists():
         return None
     reported = [o for o in _reported(record) if o.role == role]
@@ -180,7 +182,9 @@ def _by_recorder(record: Record, ranks: Sequence[RankEvidence]) -> Answer | None
         return None
     one = ranks[found.places[0]]
     other = next(r for place, r in enumerate(ranks) if place not in found.places and found.others in r.calls)
-    known, _ = _story(one, Cited((), {}), len(found.places), [r for n, r in enumerate(ranks) if n not in found.places])
+    known, _ = _describe(
+        one, Cited((), {}), len(found.places), [r for n, r in enumerate(ranks) if n not in found.places]
+    )
     known |= {"own": found.own.what, "where": found.others.what}
     shows = tuple(
         Evidence(file=r.file, line=c.line, text=shown(r.lines[c.line - 1].strip()))
@@ -190,8 +194,8 @@ def _by_recorder(record: Record, ranks: Sequence[RankEvidence]) -> Answer | None
 
 
 def _culprits(ranks: Sequence[RankEvidence], named: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """Those that are not where most of the others are; of them, where there are some, those that the reports name, too."""
-    sick = [one for one in ranks if _sick(one)]
+    """The ranks that are not where most of the others are. If the reports name some of these, only those."""
+    sick = [one for one in ranks if _stopped_or_in_kernel(one)]
     outside = [one for one in ranks if not _waits(one)]
     waits = Counter(one.collective.function for one in ranks if one.collective)
     if 0 < len(outside) < len(ranks):
@@ -208,7 +212,7 @@ def _culprits(ranks: Sequence[RankEvidence], named: Sequence[RankEvidence]) -> l
     return sick or both or odd or list(named)
 
 
-def _sick(one: RankEvidence) -> bool:
+def _stopped_or_in_kernel(one: RankEvidence) -> bool:
     return stopped(one) is not None or (in_kernel(one) is not None and not _waits(one))
 
 
@@ -216,10 +220,10 @@ def _waits(one: RankEvidence) -> bool:
     return one.collective is not None or one.phase == "communicate"
 
 
-def _story(
+def _describe(
     one: RankEvidence, cited: Cited, culprits: int, waiting: Sequence[RankEvidence]
 ) -> tuple[dict[str, object], tuple[Evidence, ...]]:
-    """What a rule's sentences are filled with, and the lines that show it: the culprit's, and those of two that wait."""
+    """Values for a rule's placeholders, and the lines that show it: the culprit's, and those of two waiting ranks."""
     where = Counter(r.collective.function for r in waiting if r.collective).most_common(1)
     collective = f" in {where[0][0]}" if where else ""
     others = f"{len(waiting)} {'rank waits' if len(waiting) == 1 else 'ranks wait'}"

@@ -1,6 +1,6 @@
-"""One answer for every run: the rules in their order, the surest first.
+"""Finds one answer for every run: applies the rules in order, the most certain first.
 
-Deterministic and without a network: it comes from the run folder and from what Slurm said.
+The answer is deterministic and needs no network. It uses the run folder and Slurm's answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_REPORTS = 64
 
 
 def explain(record: Record) -> Answer:
-    """Why a run is as it is. Never raises for what its folder holds."""
+    """Why a run is in its state. Never raises, whatever its folder contains."""
     return (
         slurm_state_rules.unfinished(record)
         or _completed(record)
@@ -34,7 +34,7 @@ def explain(record: Record) -> Answer:
 
 
 def _completed(record: Record) -> Answer | None:
-    # A job whose node is lost may record 0: its ranks ended well at Slurm's TERM.
+    # A job that lost a node may record exit code 0: its ranks ended well after Slurm's TERM.
     if record.status.state != "COMPLETED":
         return None
     starts = record.starts()
@@ -50,7 +50,7 @@ def _completed(record: Record) -> Answer | None:
 
 
 def _before_ranks(record: Record) -> Answer | None:
-    """What kept the ranks from starting: the preflight's reports on nodes, then the batch log."""
+    """The reason why the ranks did not start: from the preflight's reports on nodes, then from the batch log."""
     if record.status.exit_code == RunExitCode.PREFLIGHT:
         folder = RunPaths(record.run_dir).state / "preflight"
         reports = sorted(folder.glob("*.failed"))[:_MOST_REPORTS]
@@ -67,12 +67,12 @@ def _before_ranks(record: Record) -> Answer | None:
 
 
 def _without_stepd(record: Record) -> Answer | None:
-    """The batch script ends a job that Slurm cannot end any more by a cancel of its own."""
+    """The case in which Slurm cannot end the job any more, and the batch script itself cancelled it."""
     return _batch(record, tuple(rule for rule in batch_log_rules.BATCH if rule.id == "stepd-killed"))
 
 
 def _batch(record: Record, rules: tuple[Rule, ...]) -> Answer | None:
-    """By the batch log, and by what srun and Pyxis said."""
+    """The first rule that matches the batch log, or a log with output of srun and Pyxis."""
     logs = RunPaths(record.run_dir).logs
     said = [
         record.batch,
@@ -120,7 +120,7 @@ def _ranks(record: Record) -> Answer | None:
 
 
 def _unknown(record: Record) -> Answer:
-    """Nothing above fits: the batch script's last error, word for word."""
+    """No rule above matches: quote the batch script's last error."""
     log = record.batch
     for place in range(len(log.lines) - 1, -1, -1):
         if found := Rule(id="", verdict=CODE, pattern=_FATAL, says="", advice="").search(log.lines[place]):

@@ -1,1 +1,1 @@
-"""Reports: what runs came to, gathered, and as one page that needs no network."""
+"""Reports: the data of finished and running runs, collected into one HTML page that needs no network."""

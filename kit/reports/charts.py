@@ -1,6 +1,6 @@
-"""Charts as Vega-Lite (https://vega.github.io/vega-lite/docs/): data of report.json in, specifications out.
+"""Charts as Vega-Lite (https://vega.github.io/vega-lite/docs/): turns data of report.json into chart specifications.
 
-Colours: Okabe and Ito's, which the colour-blind can tell apart. Each chart's data is in a table or a tip, too.
+Colours are those of Okabe and Ito, which colour-blind people can tell apart. Each chart's data is also in a table or a tooltip.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ COLOURS = {
     Account.SPARE: "#EEEEEE",
     Account.UNATTRIBUTED: "#000000",
 }
-# One colour a run, or node, in turn.
-# The palette's black is not seen on a dark page, nor would white be on a light one.
+# One colour for each run or node. Instead of the palette's black there is grey: black is invisible on a dark page, white on a light
+# one.
 _LINES = [_BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, _RED, "#808080", _YELLOW]
 _MOST_BARS, _MOST_NAMED, _STRETCHES = 64, 24, 100
 
 
 def ledger(groups: Mapping[str, Mapping[str, float]], what: str) -> Spec:
-    """A stacked bar for each group: rank-seconds by account. Of many groups the first 64."""
+    """A stacked bar for each group: rank-seconds by account. It shows at most the first 64 groups."""
     shown = list(groups.items())[:_MOST_BARS]
     order = [str(account) for account in Account if any(str(account) in of for _, of in shown)]
     values = [
@@ -85,7 +85,7 @@ def ledger(groups: Mapping[str, Mapping[str, float]], what: str) -> Spec:
 
 
 def lines(series: Mapping[str, Sequence[Sequence[float | None]]], *, x: str, y: str, time: bool = False) -> Spec:
-    """A line for each series of (x, y); zoomed by the wheel, picked in the legend. time: x is seconds since the epoch."""
+    """A line for each series of (x, y). The wheel zooms, the legend selects. time: x is seconds since the epoch."""
     values = [
         {"of": name, "xs": [p[0] for p in points], "ys": [p[1] for p in points]} for name, points in series.items()
     ]
@@ -94,7 +94,7 @@ def lines(series: Mapping[str, Sequence[Sequence[float | None]]], *, x: str, y: 
     named = several and len(series) <= _MOST_NAMED
     colour: Spec = {"value": _BLUE}
     legend = {"orient": "bottom", "title": None, "columns": {"expr": "width < 500 ? 1 : 4"}}
-    # Of more, a legend would be longer than the chart; the tips name them.
+    # For more series a legend would be longer than the chart. The tooltips name them.
     legend_or_none = legend if named else None
     if several:
         colour = {"field": "of", "type": "nominal", "sort": None, "scale": {"range": _LINES}, "legend": legend_or_none}
@@ -127,7 +127,7 @@ def lines(series: Mapping[str, Sequence[Sequence[float | None]]], *, x: str, y: 
 
 
 def of_nodes(series: Mapping[str, Sequence[Sequence[float | None]]], unit: str) -> Spec:
-    """A line for each node over time; of more nodes than have colours apart, nodes x time: dark is much."""
+    """A line for each node over time. With more nodes than colours, a heat map of nodes x time; dark means a high value."""
     times = [point[0] for points in series.values() for point in points if point[0] is not None]
     if len(series) <= _MOST_NAMED or not times:
         return lines(series, x="", y=unit, time=True)
@@ -150,7 +150,10 @@ def heat(
     what: str = "rank",
     unit: str = "s a step",
 ) -> Spec:
-    """Step times, ranks x time: dark is slow. The scale's end is the 98th of a hundred, so that one save does not hide all else."""
+    """A heat map of step times, ranks x time; dark is slow.
+
+    The scale ends at the 98th percentile, so that one save does not hide the rest.
+    """
     every = sorted(value for row in rows.values() for value in row if value is not None)
     most = every[min(len(every) - 1, int(len(every) * 0.98))] if every else 1.0
     values = [{"rank": rank, "v": list(row)} for rank, row in rows.items()]
@@ -165,11 +168,11 @@ def heat(
             {"calculate": f"datum.at + {length * 1000}", "as": "until"},
         ],
         "height": 420 if tall else max(60, 14 * len(rows)),
-        # Fifty thousand elements of an SVG would make the page slow.
+        # An SVG with fifty thousand elements would make the page slow.
         "usermeta": {"embedOptions": {"renderer": "canvas"}},
         "mark": {"type": "rect"},
         "encoding": {
-            # More ticks would fall between the seconds of a short run, and all be called .800.
+            # More ticks would fall between the seconds of a short run, and all would be labelled .800.
             "x": {"field": "at", "type": "temporal", "title": None, "axis": {"tickCount": 6}},
             "x2": {"field": "until"},
             "y": {
@@ -201,13 +204,13 @@ def heat(
 
 
 def timeline(events: Iterable[Mapping[str, Any]]) -> Spec:
-    """A tick for each event, a line for each kind."""
+    """A mark for each event, in a row for each kind of event."""
     values = [{**event, "at": event["at"] * 1000, "attempt": str(event["attempt"])} for event in events]
     return {
         "data": {"values": values},
         "height": 24 * len({event["event"] for event in values}),
         "params": [{"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}],
-        # Half transparent, as Vega draws points, they are not seen on a dark page.
+        # Vega draws points half transparent, which is hard to see on a dark page.
         "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
         "encoding": {
             "x": {"field": "at", "type": "temporal", "title": None},
@@ -230,9 +233,9 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Spec:
 
 
 def parallel(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], metric: str | None) -> Spec:
-    """A line for each point of a sweep over its keys and the metric, each axis from its least to its most value.
+    """A line for each point of a sweep over its keys and the metric. Each axis goes from its least to its greatest value.
 
-    What is not a number has a place of its own on its axis, in the order in which it first came.
+    Values that are not numbers are spread over the axis in the order in which they first occur.
     """
     axes = [*keys, *([metric] if metric else [])]
     places = {axis: _places([row[axis] for row in rows if row.get(axis) is not None]) for axis in axes}
@@ -281,7 +284,7 @@ def parallel(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], metric: str
 
 
 def _places(values: Sequence[Any]) -> dict[Any, float]:
-    """Value -> its place on an axis, 0 to 1."""
+    """Value -> its position on an axis, 0 to 1."""
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     order = sorted(set(values)) if numbers else list(dict.fromkeys(values))
     if not numbers or len(order) < 2:

@@ -1,4 +1,4 @@
-"""Gathers what a report shows, as plain JSON: report.json beside the page."""
+"""Collects the data of a report as plain JSON: report.json next to the page."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from kit.spec.cluster import Price
 from kit.spec.run_paths import RunPaths
 
 SCHEMA = 1
-# A page of many runs, nodes and ranks stays below two megabytes.
+# Limits that keep a page of many runs, nodes and ranks below two megabytes.
 _POINTS, _GPU_POINTS, _EVENTS, _FAILED, _LOG_LINES, _PATCH = 400, 6000, 300, 8, 40, 20_000
 _SPEEDS = ("tokens_per_second", "images_per_second")
-# A rank that works this much longer than the median of all is a straggler.
+# A rank is a straggler if its own work takes this many times the median of all ranks.
 _SLOWER = 1.1
 
 
 def run(one: Status, closed: Ledger, price: Price | None) -> dict[str, Any]:
-    """All that is shown of one run."""
+    """All data that the report shows for one run."""
     record = Record(status=one)
     return {
         "id": one.run_dir.name,
@@ -49,7 +49,7 @@ def run(one: Status, closed: Ledger, price: Price | None) -> dict[str, Any]:
 
 
 def brief(one: Status, closed: Ledger, price: Price | None) -> dict[str, Any]:
-    """Of one run among several: its facts, its end, its ledger and curves."""
+    """The data of one run among several: facts, end, ledger and curves."""
     made = as_dict(closed, price)
     made.pop("by_node")
     return {
@@ -105,7 +105,7 @@ def _patch(run_dir: Path) -> str:
 
 
 def _curves(run_dir: Path) -> dict[str, Any]:
-    """Of each step the newest report: a step that was made once more counts as it was made last."""
+    """Loss, validation loss and speed by step. For a repeated step, the last report counts."""
     loss: dict[int, float] = {}
     test: dict[int, float] = {}
     speed: dict[int, float] = {}
@@ -128,14 +128,14 @@ def _curves(run_dir: Path) -> dict[str, Any]:
 
 
 def _thinned(points: Sequence[tuple[float, float]], most: int = _POINTS) -> list[list[float | None]]:
-    """Every n-th point and the last, so that at most about `most` are left; four digits of a value."""
+    """Every n-th point and the last, at most about `most` points; values with five digits."""
     every = max(1, -(-len(points) // most))
     kept = [*points[::every], *([points[-1]] if points and (len(points) - 1) % every else [])]
     return [[x, _short(y)] for x, y in kept]
 
 
 def _short(value: float) -> float | None:
-    """JSON has no NaN: a loss that diverged is a gap in its curve."""
+    """Five digits of a value; None for NaN, which JSON lacks: a diverged loss becomes a gap in its curve."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
@@ -169,7 +169,7 @@ def _events(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _stragglers(run_dir: Path) -> list[dict[str, Any]]:
-    """Ranks of the last attempt whose own work takes longer than the median's, the slowest first."""
+    """Ranks of the last attempt whose own work takes longer than the median, the slowest first."""
     every = ledger_read.processes(run_dir)
     last = max((one.attempt for one in every), default=0)
     worked = [

@@ -1,4 +1,4 @@
-"""`nvidia-smi dmon` as the monitor left it: nvidia-smi(1), "Device Monitoring", with -o DT (date and time in front)."""
+"""Reads the monitor's `nvidia-smi dmon` files: nvidia-smi(1), "Device Monitoring", with -o DT (date and time first)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kit import untrusted_files
 from kit.spec.run_paths import RunPaths
 
 _FILE = re.compile(r"slurm-[0-9]+\.(?P<node>.+)\.gutil")
-# dmon's column -> what it is. Others are passed over.
+# dmon's column -> its title and unit. Other columns are ignored.
 COLUMNS = {"sm": "use, %", "fb": "memory, MB", "pwr": "power, W", "pclk": "clock, MHz", "gtemp": "temperature, C"}
 _MOST_BYTES = 32 << 20
 Samples = dict[str, list[tuple[float, float]]]
@@ -35,7 +35,7 @@ def read(run_dir: Path) -> dict[str, Samples]:
 
 
 def parse(lines: Iterable[str]) -> Samples:
-    """Column -> (time, mean over GPUs). The headers, which dmon repeats, name the columns; '-' is not a value."""
+    """Column -> (time, mean over GPUs). The repeated header lines name the columns; '-' means no value."""
     names: list[str] = []
     values: defaultdict[str, defaultdict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:

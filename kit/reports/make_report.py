@@ -1,4 +1,4 @@
-"""Makes the report of a run, of a sweep, or of several runs: report.json's content, from names."""
+"""Makes the content of report.json for a run, a sweep, or several runs, given by name."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from kit.safe_text import clean
 from kit.sweeps.key_names import short_names, shown
 from kit.sweeps.results import Results, gather
 
-# Curves of more runs than this hide each other, and do not fit into the page.
+# With more runs than this, curves hide each other and do not fit into the page.
 MOST_RUNS = 200
 _DIFF_LINES = 400
 
 
 def report(names: Sequence[str], folders: list[Path], *, queue: Queue, now: float) -> dict[str, Any]:
-    """The report. names: none for the newest run, one run or sweep, or several runs. now: seconds since the epoch.
+    """The report. names: empty for the newest run, one run or sweep, or several runs. now: seconds since the epoch.
 
-    RunError for a name that is none; UsageError where sweeps and runs are mixed.
+    RunError for an unknown name; UsageError if sweeps and runs are mixed.
     """
     made_at = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
     head = {"schema": collect.SCHEMA, "kit": __version__, "made_at": made_at}
@@ -72,7 +72,7 @@ def _of_several(found: Sequence[FoundLedgers]) -> dict[str, Any]:
 
 
 def _diff(a: Status, b: Status) -> list[str]:
-    """What `kit diff A B` says, without what accounting alone knows."""
+    """The output of `kit diff A B`, without data that only accounting has."""
     made = compare(*(recorded_run.read(one, explain(Record(status=one))) for one in (a, b)))
     return [clean(line) for line in as_text.lines(made, full=False)][:_DIFF_LINES]
 
@@ -141,5 +141,5 @@ def _of_sweep(found: FoundLedgers, results: Results) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """A swept value that a chart can place: lists and tables by their text."""
+    """A swept value in a form that a chart can place; lists and tables become text."""
     return value if isinstance(value, int | float | str) else None if value is None else str(value)

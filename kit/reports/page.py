@@ -1,4 +1,4 @@
-"""The page: one HTML file with its data, its charts and the library that draws them. Nothing is fetched from anywhere."""
+"""The page: one HTML file with its data, its charts and the chart library. It fetches nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEMPLATES = jinja2.Environment(
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart with its heading. says: what it shows, for who cannot see it."""
+    """A chart with its heading. says: a description for readers who cannot see the chart."""
 
     name: str
     title: str
@@ -29,10 +29,11 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Live:
-    """Of a page that a server keeps up to date. page: what the server calls it. base: from the page to the server's first one.
+    """Settings of a page that a server keeps up to date. page: the server's name for it. base: path from the page to the server's
+    root.
 
-    nonce: of the page's own scripts, which alone may run. data: where its JSON is. control: what a reader may do.
-    made: which one it is.
+    nonce: of the page's own scripts; no other script may run. data: path of its JSON. control: actions that the reader may use.
+    made: version of the page.
     """
 
     page: str
@@ -43,24 +44,24 @@ class Live:
     control: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, str]:
-        """What the page's script needs."""
+        """The values that the page's script needs."""
         return {"page": self.page, "base": self.base, "made": self.made}
 
 
 def template(name: str) -> jinja2.Template:
-    """A template of this folder; what it is filled with is escaped."""
+    """A template of this folder. Inserted values are escaped."""
     return _TEMPLATES.get_template(name)
 
 
 def html(report: Mapping[str, Any], script: str, *, live: Live | None = None) -> str:
-    """The page of a report.json. script: of library.script(); a live page has it from its server."""
+    """The page of a report.json. script: from vega_library.script(); a live page gets it from its server."""
     drawn = _charts(report)
     specs = {chart.name: {**chart.spec, "width": "container", "description": chart.says} for chart in drawn}
     return template("page.html.jinja").render(
         live=live,
         report=report,
         charts={chart.name: chart for chart in drawn},
-        # No tag in it can end the <script> that holds it.
+        # Escape '<', so that no tag in the data ends the <script> element.
         specs=json.dumps(specs, separators=(",", ":")).replace("<", "\\u003c"),
         library=script,
         meanings={str(account): text for account, text in MEANINGS.items()},
@@ -70,7 +71,7 @@ def html(report: Mapping[str, Any], script: str, *, live: Live | None = None) ->
 
 def _charts(report: Mapping[str, Any]) -> list[Chart]:
     found = _of_run(report["runs"][0]) if report["kind"] == "run" else _of_several(report)
-    # A chart of a run that has not begun, or left no events, would have no axis.
+    # Leave out charts without data, as of a run that has not begun. They would have no axis.
     return [chart for chart in found if chart.spec["data"]["values"]]
 
 

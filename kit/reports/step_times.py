@@ -1,4 +1,4 @@
-"""Step times of all ranks over time, from what the monitors collected: ranks x stretches of time."""
+"""Step times of all ranks over time, from the monitors' files: ranks x time slices."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from kit import untrusted_files
 from kit.spec.run_paths import RunPaths
 
 _FILE = re.compile(r"slurm-[0-9]+\.(?P<node>.+)\.progress")
-# Of each node's file the end; and how finely time is cut.
+# _MOST_BYTES: read at most this much from the end of each node's file. STRETCHES: number of time slices.
 _MOST_BYTES = 8 << 20
 STRETCHES = 100
-# Of a node's looks, evenly: three a stretch.
+# Use this many lines of a node's file, evenly spaced: three for each time slice.
 _LOOKS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """rows: a rank's name -> seconds of a step in each stretch, None where it reported none. start, length: in seconds."""
+    """rows: a rank's name -> seconds of a step in each time slice; None without a report. start, length of a slice: in seconds."""
 
     start: float
     length: float
@@ -28,7 +28,7 @@ class StepTimes:
 
 
 def read(run_dir: Path) -> StepTimes | None:
-    """None where no rank has reported a step."""
+    """Read the step times of a run; None if no rank has reported a step."""
     looks: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.progress")):
         if not _FILE.fullmatch(path.name):
@@ -38,7 +38,7 @@ def read(run_dir: Path) -> StepTimes | None:
         except OSError:
             continue
         for line in lines[:: max(1, len(lines) // _LOOKS)]:
-            _look(line, looks)
+            _parse_line(line, looks)
     times = [at for points in looks.values() for at, _ in points]
     if not times:
         return None
@@ -53,8 +53,8 @@ def read(run_dir: Path) -> StepTimes | None:
     return StepTimes(start=start, length=length, rows=rows)
 
 
-def _look(line: str, looks: dict[tuple[str, int], list[tuple[float, float]]]) -> None:
-    """A line of rank_progress::look; reports that were cut off are passed over."""
+def _parse_line(line: str, looks: dict[tuple[str, int], list[tuple[float, float]]]) -> None:
+    """Parse a line of rank_progress::look. Truncated reports are ignored."""
     looked, *reports = line.split("\t")
     for report in reports:
         words = report.split(" ")

@@ -1,4 +1,4 @@
-"""Vega, Vega-Lite and Vega-Embed as one script, from vl-convert: made once, then kept in the user's cache."""
+"""Vega, Vega-Lite and Vega-Embed as one script, made by vl-convert once and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VEGA_LITE = "6.1"
 
 
 def script() -> str:
-    """The script; it sets window.vegaEmbed. ToolError where vl-convert is not installed."""
+    """The script; it sets window.vegaEmbed. ToolError if vl-convert is not installed."""
     try:
         import vl_convert
     except ImportError:
@@ -31,7 +31,7 @@ def script() -> str:
     try:
         return untrusted_files.read_text(path)
     except OSError:
-        # Its types want a snippet, which is optional: without one the script sets window.vegaEmbed.
+        # vl-convert's types require a snippet, but it is optional. Without one, the script sets window.vegaEmbed.
         bundle: Any = vl_convert.javascript_bundle
         made = str(bundle(vl_version=_VEGA_LITE))
     if re.search("</script|<!--", made, re.IGNORECASE):
@@ -39,7 +39,7 @@ def script() -> str:
             f"vl-convert-python {version('vl-convert-python')}: its script cannot be put into a page",
             hint="pip install --upgrade 'slurm-kit[report]'",
         )
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time and nothing else
+    with contextlib.suppress(OSError):  # without a writable cache, the script is made again each time
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - as the index does
         atomic_write.write(path, made, durable=False)
     return made
