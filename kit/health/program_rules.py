@@ -21,7 +21,7 @@ RULES = (
         pattern=r"(?:^ModuleNotFoundError: |: )No module named '?(?P<name>[\w.]+)'?",
         next=_EDIT,
         says="there is no module {name!r}",
-        advice="add the package to the image, or the folder to the program's path",
+        advice="build an image with the package (kit init --image NAME --from IMAGE --pip PACKAGE), or add its folder to the program's path",
     ),
     Rule(
         id="import-name",
