@@ -21,7 +21,7 @@ RULES = (
         pattern=r"(?:^ModuleNotFoundError: |: )No module named '?(?P<name>[\w.]+)'?",
         next=_EDIT,
         says="there is no module {name!r}",
-        advice="build an image with the package (kit init --image NAME --from IMAGE --pip PACKAGE), or add its folder to the program's path",
+        advice="add the package to an image (kit init --image NAME --from IMAGE --pip PACKAGE), or its folder to the path",
     ),
     Rule(
         id="import-name",
