@@ -88,10 +88,22 @@ def of_record(run_dir: Path) -> Status:
 def of_facts(runs: Sequence[tuple[Path, Facts]], *, queue: Queue) -> list[Status]:
     """The same for runs whose folders have been read."""
     queues = {name: queue(name) for name in dict.fromkeys(one.cluster for _, one in runs if not one.problem)}
-    found = [_status(path, one, queues.get(one.cluster, {})) for path, one in runs]
+    found = [_newest(_status(path, one, queues.get(one.cluster, {})), queues) for path, one in runs]
     for one in found:
         _clean(one)
     return found
+
+
+def _newest(one: Status, queues: Mapping[str, Mapping[JobId, QueuedJob] | None]) -> Status:
+    """The same run by what its record says now, where Slurm says that it has ended and its record, read before, does not.
+
+    A job may end while Slurm is asked, and a busy controller takes seconds to answer: without a second look the run
+    would be one whose batch script was killed.
+    """
+    if one.active or one.exit_code is not None or not one.facts.started or one.state == UNKNOWN:
+        return one
+    now = run_facts.read(one.run_dir)
+    return one if now == one.facts else _status(one.run_dir, now, queues.get(now.cluster, {}))
 
 
 def wait(run_dir: Path, *, queue: Queue, on_poll: Callable[[Status], None]) -> Status:

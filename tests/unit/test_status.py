@@ -96,3 +96,27 @@ def test_a_run_is_asked_about_every_five_seconds_and_when_its_record_turns(
     assert len(asked) <= 58 / 5 + 6
     assert ended.exit_code == 0
     assert clock.now < 64
+
+
+def test_a_run_that_ends_while_slurm_is_asked_has_its_own_code(run_dir: Path) -> None:
+    """Its record was read before the answer came: it seemed to have no end, and `kit submit --wait` returned 1 for it."""
+    record = RunPaths(run_dir).events
+    record.write_text(json.dumps({"event": "start", "job_id": "7", "nodes": "n1", "restart": "0"}) + "\n")
+
+    def slow(cluster: str) -> dict[int | str, QueuedJob]:
+        with record.open("a") as file:
+            file.write(json.dumps({"event": "end", "exit_code": "74"}) + "\n")
+        return {7: QueuedJob(job_id=7, state="FAILED", reason="NonZeroExitCode", nodes="n1", elapsed="0:30")}
+
+    ended = status.wait(run_dir, queue=slow, on_poll=lambda _: None)
+    assert (ended.state, ended.exit_code, ended.reason) == ("FAILED", 74, "NonZeroExitCode")
+
+
+def test_a_run_without_an_end_stays_one_at_the_second_look(run_dir: Path) -> None:
+    RunPaths(run_dir).events.write_text(
+        json.dumps({"event": "start", "job_id": "7", "nodes": "n1", "restart": "0"}) + "\n"
+    )
+    ended = {7: QueuedJob(job_id=7, state="FAILED", reason="None", nodes="n1", elapsed="0:30")}
+    (found,) = status.of([run_dir], queue=lambda cluster: ended)
+    assert found.exit_code is None
+    assert "it recorded no end" in found.reason
