@@ -35,6 +35,9 @@ _SLURM_ENDED = (
     r"(?: DUE TO (?P<why>[A-Z ]+?)| DUE to SIGNAL [^*]+?)?(?:,| \*\*\*)"
 )
 
+# What templates/lib/retry.sh records of a preempted job whose ranks ended with 0: 128 + SIGTERM.
+_DOUBTED = 143
+
 
 def answer(
     record: Record,
@@ -158,6 +161,19 @@ def outside(record: Record) -> Answer | None:
             then=RESUME,
             evidence=evidence,
         )
+    if one.exit_code == _DOUBTED and (doubted := cite(record, "Slurm preempted the job, and the ranks ended with 0")):
+        advice = (
+            "end with 128 + the signal when the work is cut short; a 0 is taken for an end, and nothing is queued again"
+        )
+        return answer(
+            record,
+            "preempted",
+            AGAIN,
+            "it was preempted, and its ranks ended with 0: whether they were done is not known",
+            advice=advice,
+            then=RESUME,
+            evidence=doubted,
+        )
     if one.state == "PREEMPTED" or why == "PREEMPTION":
         advice = "set retry.requeue, and a preempted job goes back to the queue by itself"
         return answer(
@@ -197,7 +213,9 @@ def outside(record: Record) -> Answer | None:
 
 def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | None:
     one = record.status
-    lead = record.has_event("signal", name="USR1") and one.exit_code is not None
+    # A request to end that came later outweighs the lead signal.
+    signals = [event.get("name") for event in record.events if event["event"] == "signal"]
+    lead = signals[-1:] == ["USR1"] and one.exit_code is not None
     if lead and (late := cite(record, r"the ranks did not end within \d+ s after USR1")):
         advice = "save at USR1, or give it more time: slurm.lead"
         return answer(

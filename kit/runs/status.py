@@ -191,7 +191,9 @@ def _state(queued: QueuedJob | None, one: Facts, *, submitted: bool, run_dir: Pa
     if one.problem:
         return run_facts.UNREADABLE
     if queued is not None:
-        return queued.state
+        # The mark of a preemption stays on a job that has gone back to the queue since, whatever its end. A batch script
+        # that was itself preempted records no 0.
+        return "COMPLETED" if queued.state == "PREEMPTED" and one.exit_code == 0 else queued.state
     if one.exit_code is not None:
         return "COMPLETED" if one.exit_code == 0 else "FAILED"
     return "CANCELLED" if _was_cancelled(run_dir, one) else "LOST" if submitted else "SUBMITTED"

@@ -5,7 +5,7 @@
 # task's own process holds open, as heartbeat.sh has it.
 
 # Seconds between looks; each reads one file of /proc.
-readonly orphans_look_s=5
+readonly orphans_look_s=5 orphans_again_s=0.5
 # 128 + SIGKILL, as for a rank that is killed itself.
 readonly orphans_code=137
 
@@ -47,6 +47,14 @@ orphans::read_parent() {
     read -r _ orphans_parent _ <<<"${line##*) }"
 }
 
+# orphans::has_lost SLURMSTEPD: whether it is gone, at two looks: a busy machine may fail one of them, for want of memory or of a file number,
+# and what follows ends the task.
+orphans::has_lost() {
+    ! orphans::is_slurmstepd "$1" || return 1
+    sleep "${orphans_again_s}" 2>&-
+    ! orphans::is_slurmstepd "$1"
+}
+
 # Whether it is one and lives; a dead one may be there until its parent has taken note. Here and below messages go nowhere by a closed
 # stderr: where Slurm has ended the FUSE daemons of a container, /dev/null cannot be opened, and bash would not read at all.
 orphans::is_slurmstepd() {
@@ -70,7 +78,7 @@ orphans::watch_container() {
 orphans::end_without() {
     local path
     while kill -0 "$$" 2>/dev/null; do
-        if ! orphans::is_slurmstepd "$1"; then
+        if orphans::has_lost "$1"; then
             for path in /proc/[0-9]*; do
                 orphans::read_parent "${path#/proc/}" || continue
                 [[ "${orphans_parent}" != "$$" || "${path#/proc/}" == "${BASHPID}" ]] || kill -TERM "${path#/proc/}" 2>/dev/null
@@ -97,12 +105,12 @@ orphans::loop() {
             rank="${line#rank }"
         elif ((status <= 128)); then
             # The end of the pipe without a line: torchrun has ended, or the task was killed, as bubblewrap does when its parent is gone.
-            orphans::is_slurmstepd "$1" && return 0
+            orphans::has_lost "$1" || return 0
             orphans::collect
             [[ "${KIT_SHAPE:-srun}" == srun || -n "${orphans_rank_left}" ]] || return 0
             break
         fi
-        orphans::is_slurmstepd "$1" || break
+        ! orphans::has_lost "$1" || break
     done
     orphans::say "${rank}"
     failures::record "${rank}" "${orphans_code}"

@@ -10,6 +10,8 @@ export KIT_RESTART_COUNT="${SLURM_RESTART_COUNT:-0}"
 retry_possible=1
 # What a run ends with that gets nowhere, and whether it does. No requeue follows.
 readonly retry_nowhere_code=77 retry_progress_file="${KIT_RUN_DIR}/state/furthest"
+# 128 + SIGTERM: of a job that was preempted and whose ranks ended with 0.
+readonly retry_doubted_code=143
 # The collector of a node looks every five seconds.
 readonly retry_look_s=6
 retry_nowhere=""
@@ -164,10 +166,19 @@ retry::slurm_requeued() {
     ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0}))
 }
 
-# Whether Slurm has chosen the job to make room. With a GraceTime only the steps hear of it, by TERM, or with preempt_send_user_signal
+# Whether Slurm has chosen the job to make room since this start; the mark of an earlier one may stay over a requeue. With a GraceTime only the steps hear of it, by TERM, or with preempt_send_user_signal
 # this script alone, by USR1; the job that ends within the grace has to go back to the queue by itself.
 retry::preempted() {
-    [[ -n "${environment_batch}" ]] && scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -qE ' PreemptTime=[0-9]'
+    [[ -n "${environment_batch}" ]] && scontrol show job "${environment_job}" --oneliner 2>/dev/null | awk '
+        { for (i = 1; i <= NF; i++) { at = index($i, "="); value[substr($i, 1, at - 1)] = substr($i, at + 1) } }
+        END { exit !(value["PreemptTime"] ~ /^[0-9]/ && value["PreemptTime"] >= value["StartTime"]) }'
+}
+
+# Of a preempted job whose ranks ended with 0 after the signal: it may be done, or may have saved only. So it is not done, and as after any
+# 0 nothing is queued again, which from 24.05 on Slurm would do by itself.
+retry::doubt_end() {
+    log::info "Slurm preempted the job, and the ranks ended with 0: whether they were done is not known, so the run ends with ${retry_doubted_code}"
+    ! retry::slurm_requeues || scontrol update "JobId=${environment_job}" Requeue=0 || true
 }
 
 # Whether Slurm puts the preempted job back by itself once this script ends: from 24.05 on, where the preemption is by requeue. A requeue of
@@ -224,9 +235,14 @@ retry::exclude() {
     scontrol update "JobId=${environment_job}" "ExcNodeList=${now:+${now},}${met}${retry_without}" || true
 }
 
-retry::end() {
+# Before anything that takes time, and once.
+retry::record_end() {
     rm -f -- "${KIT_RUN_DIR}/.secrets"
     events::record end exit_code "$1"
+}
+
+# The last words, when all steps are gone.
+retry::end() {
     log::info "end of job ${SLURM_JOB_ID}: exit code $1"
     if [[ -n "${environment_batch}" ]] && ! retry::has_slurmstepd; then
         log::error "the batch script's slurmstepd is gone: killed, or out of memory; Slurm would not hear of the end, so the job is cancelled"

@@ -4,6 +4,9 @@
 # 128 + SIGKILL: what a rank ends with whose node is lost.
 readonly role_policy_lost_code=137
 
+# 128 + SIGTERM: of a job whose work a signal kept from starting.
+readonly role_policy_unstarted_code=143
+
 role_policy::on_end() {
     local -n of="KIT_STEP_$1"
     local -r name="${of[name]}"
@@ -109,6 +112,24 @@ role_policy::judge() {
         esac
     done
     ((working || (waiting && !finished))) || roles::finish
+}
+
+# Whether the job has work that a signal kept from starting, such as ranks that waited for their lighthouse: all other roles may have ended
+# well, and the job is not done. Replicas are one work: it is enough that one of them was there.
+role_policy::misses_work() {
+    local -i i replicas=0 unstarted=0
+    local missed=""
+    for ((i = 0; i < KIT_STEPS; i++)); do
+        local -n of="KIT_STEP_${i}"
+        case "${of[policy]}${roles_unstarted[${of[name]}]:+ unstarted}" in
+            'main unstarted') missed+=" ${of[name]}" ;;
+            'replica unstarted') replicas+=1 unstarted+=1 ;;
+            replica) replicas+=1 ;;
+        esac
+    done
+    ((!replicas || unstarted < replicas)) || missed+=" replicas"
+    [[ -n "${missed}" ]] || return 1
+    log::info "${signals_got} came before these were started:${missed}"
 }
 
 role_policy::stop_rest() {

@@ -16,13 +16,15 @@ readonly roles_look_starting=1 roles_look_up=5 roles_deaf_after=3
 readonly roles_sound_after=600
 
 declare -A roles_state=() roles_start=() roles_since=() roles_look=() roles_deaf=() roles_restarts=() roles_due=()
+# Roles that a signal found waiting.
+declare -A roles_unstarted=()
 roles_over="" roles_failed=""
 declare -i roles_code=0
 
 # All roles from their first start to the last end; the code of the first that failed.
 roles::run() {
     local -i i
-    roles_over="" roles_failed="" roles_code=0
+    roles_over="" roles_failed="" roles_code=0 roles_unstarted=()
     for ((i = 0; i < KIT_STEPS; i++)); do
         local -n of="KIT_STEP_${i}"
         roles_state["${of[name]}"]=waiting roles_restarts["${of[name]}"]=0 roles_due["${of[name]}"]=0
@@ -37,7 +39,9 @@ roles::run() {
         steps::pause "${!roles_state[@]}"
     done
     events::record phase name teardown
-    if ((roles_code)); then
+    if ((!roles_code)) && role_policy::misses_work; then
+        roles_code="${role_policy_unstarted_code}"
+    elif ((roles_code)); then
         failures::explain "${roles_code}" "${roles_failed}"
         roles_code=$?
     fi
@@ -124,6 +128,7 @@ roles::start_if_due() {
     local -r name="${of[name]}"
     local needed
     if [[ -n "${signals_got}${roles_over}" ]]; then
+        [[ -n "${roles_over}" ]] || roles_unstarted["${name}"]=1
         roles_state["${name}"]=ended
         return 0
     fi

@@ -3,7 +3,7 @@
 # ranks, which save and end; HUP and QUIT are taken as TERM. INT is the user's Ctrl-C where the script runs by hand; a second one does not
 # wait for the ranks.
 
-# The signal that came last, and whether it was a TERM of Slurm's own.
+# The signal that counts: the one that came last, but for a lead signal after a request to end. And whether it was a TERM of Slurm's own.
 signals_got="" signals_slurms_term=""
 # Steps that carry a signal to the ranks, and which one.
 declare -A signals_carried=()
@@ -20,6 +20,11 @@ signals::trap() {
 signals::pass_on() {
     local -r again="${signals_got}"
     local seconds=0
+    # The lead signal would put the job back into the queue: after a request to end, or while that one is being passed on, it counts no more.
+    if [[ "$1" == USR1 && ("${again}" == TERM || "${again}" == INT) ]]; then
+        log::info "got USR1 after ${again}: the job is ending already"
+        return 0
+    fi
     signals_got="$1"
     # Before anything that takes time: `kit cancel` waits for this record.
     events::record signal name "$1"
@@ -35,6 +40,8 @@ signals::pass_on() {
     roles::running || return 0
     if [[ "$1$again" != INTINT ]]; then
         seconds="$(retry::time_to_save "$1")"
+        # Another signal may have come in the middle of this one: it has set the time, and its own step carries it.
+        [[ "${signals_got}" == "$1" ]] || return 0
         steps::set_deadline "${seconds}" "the ranks did not end within ${seconds} s after $1"
     fi
     # A job that Slurm is ending takes no new step, and has had Slurm's own TERM.

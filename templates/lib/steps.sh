@@ -109,7 +109,8 @@ steps::wait() {
     return "${steps_code}"
 }
 
-# No more time: the tasks are killed, and three and ten seconds later srun too, when it still waits for a node that does not answer.
+# No more time: the tasks are killed, and three and ten seconds later srun too, when it still waits for a node that does not answer. An srun
+# whose step Slurm has not made yet, such as one that waits for nodes, has no tasks: it goes within two seconds.
 steps::enforce_deadline() {
     local -r name="$1"
     local -ri own="${steps_deadline_of[${name}]:-0}"
@@ -119,8 +120,23 @@ steps::enforce_deadline() {
     case "${steps_kill_next[${name}]:-KILL step}" in
         'KILL step')
             log::error "step ${name} is killed: ${steps_why_of[${name}]:-${steps_why:-it is still there at its deadline}}"
-            steps::signal KILL "${name}"
             steps_kill_since["${name}"]="${EPOCHSECONDS}" steps_kill_next["${name}"]='TERM srun'
+            steps::signal KILL "${name}" || steps_kill_next["${name}"]='TERM waiting srun'
+            ;;
+        'TERM waiting srun')
+            ((EPOCHSECONDS > steps_kill_since[${name}])) || return 0
+            # The step may have come up meanwhile, or srun may be about to end after it.
+            if steps::signal KILL "${name}"; then
+                steps_kill_next["${name}"]='TERM srun'
+            else
+                kill -TERM "${steps_pid[${name}]}" 2>/dev/null
+                steps_kill_next["${name}"]='KILL waiting srun'
+            fi
+            ;;
+        'KILL waiting srun')
+            ((EPOCHSECONDS > steps_kill_since[${name}] + 1)) || return 0
+            steps::signal KILL "${name}"
+            kill -KILL "${steps_pid[${name}]}" 2>/dev/null
             ;;
         'TERM srun')
             ((EPOCHSECONDS - steps_kill_since[${name}] >= 3)) || return 0
@@ -140,13 +156,14 @@ steps::ids() {
         | awk -v names=" $* " 'index(names, " " $2 " ") { print $1 }'
 }
 
-# steps::signal SIGNAL NAME…: signals go to the step, never to srun, which would kill its tasks at once.
+# steps::signal SIGNAL NAME…: signals go to the step, never to srun, which would kill its tasks at once. 1 where Slurm has none of these.
 steps::signal() {
     local -r signal="$1"
     shift
     local -a ids
     mapfile -t ids < <(steps::ids "$@")
-    ((${#ids[@]} == 0)) || scancel --signal="${signal}" "${ids[@]}" 2>/dev/null || true
+    ((${#ids[@]})) || return 1
+    scancel --signal="${signal}" "${ids[@]}" 2>/dev/null || true
 }
 
 # Ends every step that still runs: asked first, then killed, never waited for longer than ten seconds. Their containers go last.
@@ -178,6 +195,7 @@ steps::end() {
     for ((tenths = 0; tenths < most; tenths++)); do
         steps::some_left "${left[@]}" || break
         # A step that ignores TERM, or that never came up, is not asked twice.
+        ((tenths != 10)) || steps::end_waiting TERM "${left[@]}"
         ((tenths != 20)) || steps::force "${left[@]}"
         sleep 0.1
     done
@@ -198,9 +216,24 @@ steps::some_left() {
 
 steps::force() {
     local name
+    steps::end_waiting KILL "$@"
     steps::signal KILL "$@"
     for name in "$@"; do
         kill -TERM "${steps_pid[${name}]}" 2>/dev/null
+    done
+}
+
+# steps::end_waiting SIGNAL NAME…: to each srun whose step Slurm has not made: it waits for nodes, and hears of no signal to its step.
+steps::end_waiting() {
+    local -r signal="$1"
+    shift
+    local -A made=()
+    local name
+    while read -r name; do
+        made["${name}"]=1
+    done < <(squeue --noheader --steps --jobs="${environment_job}" --format=%j 2>/dev/null)
+    for name in "$@"; do
+        [[ -n "${made[${name}]:-}" ]] || kill -s "${signal}" "${steps_pid[${name}]}" 2>/dev/null
     done
 }
 

@@ -451,6 +451,29 @@ def test_preemption(preempting_lab: Lab, runtime_of: RuntimeOf, grace: int, lead
     assert lab.settled(run) == []
 
 
+@pytest.mark.parametrize("mode", ["CANCEL", "REQUEUE"])
+def test_a_preempted_job_whose_ranks_end_with_0(preempting_lab: Lab, runtime_of: RuntimeOf, mode: str) -> None:
+    """They may be done, or may have saved only: the run is not done, and from 24.05 on Slurm does not queue it again by itself."""
+    lab = preempting_lab
+    lab.slurm("scontrol", "update", "PartitionName=main", "GraceTime=20", f"PreemptMode={mode}")
+    try:
+        write(lab, "[slurm]\nrequeue = true\nlead = 0\n", how="well")
+        run = lab.submit(*runtime_of("bubblewrap"))
+        wait_up(lab, run)
+        lab.slurm("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
+        job = lab.wait_end(run)
+    finally:
+        lab.slurm("scontrol", "update", "PartitionName=main", "GraceTime=0", "PreemptMode=REQUEUE")
+    log = read(run, "batch")
+    assert len(list(run.glob("saved-*"))) == 4, log
+    # Before 24.05 Slurm makes nothing of a preemption within which the job ended.
+    assert job["JobState"] in {"PREEMPTED", "FAILED"}, log
+    assert (job["Restarts"], lab.status(run)["exit_code"]) == ("0", 143), log
+    said = why(lab, run)
+    assert (said["rule"], said["verdict"]) == ("preempted", "try again"), said
+    assert lab.settled(run) == []
+
+
 # ---- nodes ----
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from kit import shell
 from tests.cluster.image_lab import needs_root
+from tests.scripts.batch_lab import LIB
 from tests.scripts.test_worker import JOB, TASK, run_folder
 
 SLEEPS = "import os, subprocess, sys, time\nsubprocess.Popen(['sleep', '600'])\nopen('{up}', 'w').write('1')\ntime.sleep({s})\n"
@@ -164,3 +166,23 @@ def test_without_a_slurmstepd_nothing_is_watched(folder: Path) -> None:
         for pid in alive(pids):
             os.kill(pid, signal.SIGKILL)
         process.wait(10)
+
+
+@pytest.mark.parametrize(("looks", "says"), [("1 0", "lives"), ("1 1", "lost"), ("0", "lives")])
+def test_one_look_that_fails_is_no_lost_slurmstepd(looks: str, says: str) -> None:
+    """A machine that is out of memory or of file numbers fails a look at /proc, and the task was ended for it."""
+    script = f"""
+source {LIB}/orphans.sh
+looks=({looks})
+orphans::is_slurmstepd() {{ local look="${{looks[0]}}"; looks=("${{looks[@]:1}}"); return "${{look}}"; }}
+orphans::collect() {{ :; }}
+orphans::say() {{ said=lost; }}
+failures::record() {{ :; }}
+exec {{KIT_TASK_FD}}> >(orphans::loop 1 0 >&2; echo "${{said:-lives}}" >&2)
+sleep 7
+orphans::ended
+exec {{KIT_TASK_FD}}>&-
+wait
+"""
+    done = shell.run(["bash", "-c", script], env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7"}, check=False)
+    assert done.stderr.split()[-1] == says

@@ -248,10 +248,17 @@ def test_slurms_own_requeue_has_counted_already(tmp_path: Path, signal: str, res
 
 @pytest.mark.parametrize(
     ("batch", "time", "preempted"),
-    [("1", "2026-11-22T10:00:00", True), ("1", "None", False), ("''", "2026-11-22T10:00:00", False)],
+    [
+        ("1", "2026-11-22T10:00:00", True),
+        ("1", "2026-11-22T09:30:00", True),
+        ("1", "None", False),
+        ("''", "2026-11-22T10:00:00", False),
+        # Of an earlier start, before the job went back to the queue.
+        ("1", "2026-11-22T09:00:00", False),
+    ],
 )
 def test_whether_slurm_makes_room(tmp_path: Path, batch: str, time: str, preempted: bool) -> None:
-    commands = {"scontrol": f"echo 'JobId=7 PreemptTime={time} SuspendTime=None'"}
+    commands = {"scontrol": f"echo 'JobId=7 StartTime=2026-11-22T09:30:00 PreemptTime={time} SuspendTime=None'"}
     said = script_of(tmp_path, "retry::preempted && echo yes || echo no", commands=commands, environment_batch=batch)
     assert said == ["yes" if preempted else "no"]
 
@@ -279,7 +286,7 @@ def test_a_preempted_job_is_put_back_once(
         "scontrol": f"""case "$1 $2" in
             "show config") printf '%s = %s\\n' PreemptMode {mode} PreemptType {kind} SLURM_VERSION {version} ;;
             "show partition") [[ "$3" == main ]] && echo "PartitionName=main PreemptMode={own} State=UP" ;;
-            "show job") echo "JobId=7 Requeue={requeue} PreemptTime={time} SuspendTime=None" ;;
+            "show job") echo "JobId=7 Requeue={requeue} StartTime=2026-11-22T09:00:00 PreemptTime={time} SuspendTime=None" ;;
             *) echo "$*" ;;
         esac""",
         "sacctmgr": f'[[ "$*" == *" low "* ]] && echo {own}',
@@ -296,7 +303,7 @@ def test_a_preempted_job_is_put_back_once(
 def test_the_end_leaves_no_secrets_and_reaches_slurm(tmp_path: Path, batch: str, alive: bool, cancelled: bool) -> None:
     (tmp_path / ".secrets").touch()
     commands = {"log::error": 'echo "error $*"', "scancel": 'echo "scancel $*"'}
-    script = f"retry::has_slurmstepd() {{ {'true' if alive else 'false'}; }}\nSLURM_JOB_ID=7\nretry::end 3"
+    script = f"retry::has_slurmstepd() {{ {'true' if alive else 'false'}; }}\nSLURM_JOB_ID=7\nretry::record_end 3; retry::end 3"
     said = script_of(tmp_path, script, commands=commands, environment_batch=batch)
     assert said[:2] == ["event end exit_code 3", "end of job 7: exit code 3"]
     assert ("scancel 7" in said) == cancelled

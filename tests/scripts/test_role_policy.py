@@ -28,7 +28,7 @@ nodes::replace() { ((${spare:-0})); }
 endpoints::place_one() { echo "place $1"; }
 endpoints::write() { echo write; }
 stall_watch::leave_out() { echo "leave out $1"; }
-declare -A roles_state roles_start roles_since roles_restarts endpoints_nodes steps_pid stall_watch_ended
+declare -A roles_unstarted roles_state roles_start roles_since roles_restarts endpoints_nodes steps_pid stall_watch_ended
 stall_watch_code=76 KIT_ON_STALL=end
 declare -a nodes_bad=()
 signals_got="" KIT_OUTLIVES=0 roles_sound_after=600 KIT_STEPS=0
@@ -196,6 +196,21 @@ def test_lost_replicas_do_not_count_as_left() -> None:
 )
 def test_when_the_job_is_over(roles: str, over: bool) -> None:
     assert bash(f"{roles}\nrole_policy::judge") == (["roles::finish "] if over else [])
+
+
+@pytest.mark.parametrize(
+    ("roles", "missed"),
+    [
+        ("role a main ended; role b service ended", ""),
+        ("role a main ended; role b main ended; roles_unstarted[b]=1", "b"),
+        ("role a service ended; role b main ended; roles_unstarted[a]=1", ""),
+        ("role a replica ended; role b replica ended; roles_unstarted[b]=1", ""),
+        ("role a replica ended; role b replica ended; roles_unstarted[a]=1 roles_unstarted[b]=1", "replicas"),
+    ],
+)
+def test_what_a_signal_kept_from_starting_is_missed(roles: str, missed: str) -> None:
+    said = bash(f"signals_got=USR1; {roles}\nrole_policy::misses_work && echo missed")
+    assert said == ([f"log::info USR1 came before these were started: {missed}", "missed"] if missed else [])
 
 
 # ---- the rest ----

@@ -232,11 +232,83 @@ def test_a15_hup_and_quit_are_taken_as_term(lab: BatchLab, name: str) -> None:
     assert events(lab) == ["signal"]
 
 
+@pytest.mark.parametrize(("first", "second", "counts"), [("TERM", "USR1", "TERM"), ("USR1", "TERM", "TERM")])
+def test_a_request_to_end_outweighs_the_lead_signal(lab: BatchLab, first: str, second: str, counts: str) -> None:
+    """A lead signal that comes while the job ends, or just before a TERM, would put a cancelled job back into the queue."""
+    said = lab.bash(f'signals::trap; kill -{first} $$; kill -{second} $$; echo "got ${{signals_got}}"')
+    assert said[-1] == f"got {counts}"
+
+
+def test_a_term_in_the_middle_of_the_lead_signal_sets_the_time(lab: BatchLab) -> None:
+    """The handler of USR1 asks Slurm for nothing, but is as long as any: a TERM comes in the middle of it, is passed on, and it goes on."""
+    script = """
+roles::running() { return 0; }
+retry::time_to_save() { [[ "$1" != USR1 ]] || kill -TERM "$$"; [[ "$1" == USR1 ]] && echo 600 || echo 9; }
+signals::carry() { echo "carry $*"; }
+signals::trap
+kill -USR1 $$
+echo "got ${signals_got}, within $((steps_deadline - EPOCHSECONDS))"
+"""
+    *said, last = lab.bash(script)
+    assert last in {"got TERM, within 9", "got TERM, within 8"}
+    assert [line for line in said if line.startswith("carry")] == ["carry TERM 9"]
+
+
 def test_a13_a_cancelled_program_has_the_time_that_the_job_says(lab: BatchLab) -> None:
     """Not KillWait - 5: Slurm was not told of anything."""
     lab.command("scontrol", 'echo "KillWait = 10 sec"')
     assert lab.bash("retry::time_to_save TERM")[-1] == "90"
     assert lab.bash("signals_slurms_term=1; retry::time_to_save TERM")[-1] == "5"
+
+
+WAITS = """
+steps::start a srun true
+sleep 0.3
+pid="${steps_pid[a]}"
+"""
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["hears TERM", "deaf"])
+def test_an_srun_that_waits_for_nodes_is_gone_within_seconds(lab: BatchLab, deaf: bool) -> None:
+    """Slurm has no step of it that a signal could go to, and its TERM came three seconds late, its KILL ten."""
+    on_term = "''" if deaf else "-"
+    lab.command("srun", f"trap {on_term} TERM; for ((i = 0; i < 300; i++)); do sleep 0.1; done")
+    script = f"""{WAITS}
+began="${{EPOCHREALTIME/,/.}}"
+steps::doom a "it has to go"
+until steps::ended a; do steps::enforce_deadline a; steps::pause a; done
+awk -v began="$began" -v now="${{EPOCHREALTIME/,/.}}" 'BEGIN {{ print (now - began < 6 ? "soon" : "late " now - began) }}'
+"""
+    assert lab.bash(script)[-1] == "soon"
+    calls = [line for line in lab.calls("squeue") if "--steps" in line]
+    assert calls, "whether it waits is Slurm's to say"
+
+
+def test_an_srun_whose_step_has_come_up_is_not_taken_for_one_that_waits(lab: BatchLab) -> None:
+    """A TERM to srun would kill its tasks; they get the KILL of their step, and srun three seconds to say how they ended."""
+    lab.say("steps", "7.0 a\n")
+    lab.command(
+        "srun",
+        "trap 'echo termed >\"${0%/*}/termed\"; exit 1' TERM; for ((i = 0; i < 15; i++)); do sleep 0.1; done; exit 9",
+    )
+    script = f"""{WAITS}
+steps::doom a "it has to go"
+until steps::ended a; do steps::enforce_deadline a; steps::pause a; done
+echo "code ${{steps_code}}"
+"""
+    assert lab.bash(script)[-1] == "code 9"
+    assert not (lab.programs / "termed").exists()
+    assert lab.calls("scancel")[0] == "scancel --signal=KILL 7.0"
+
+
+def test_at_the_end_an_srun_that_waits_for_nodes_is_killed_after_two_seconds(lab: BatchLab) -> None:
+    lab.command("srun", "trap '' TERM; for ((i = 0; i < 300; i++)); do sleep 0.1; done")
+    script = f"""{WAITS}
+began="${{EPOCHREALTIME/,/.}}"
+steps::end_all
+awk -v began="$began" -v now="${{EPOCHREALTIME/,/.}}" 'BEGIN {{ print (now - began < 6 ? "soon" : "late " now - began) }}'
+"""
+    assert lab.bash(script)[-1] == "soon"
 
 
 def test_p2_a_killed_step_prints_no_source(lab: BatchLab) -> None:
@@ -332,3 +404,25 @@ def test_chain_255_is_a_code_of_the_programs_own(tmp_path: Path) -> None:
     script = f"KIT_RUN_DIR={tmp_path}; source {LIB}/log.sh; source {LIB}/chain.sh; chain::require_more; echo on"
     done = shell.run(["bash", "-c", script], env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "1"}, check=False)
     assert done.returncode == 255
+
+
+@pytest.mark.parametrize("signal_name", ["USR1", "TERM"])
+def test_ranks_that_a_signal_found_waiting_are_no_good_end(lab: BatchLab, signal_name: str) -> None:
+    """A lighthouse that is not ready yet: its replicas were never started, and the job ended with 0, as if it were done."""
+    script = f"""
+KIT_STEPS=2
+KIT_STEP_0=([name]=lighthouse [folder]=roles/l [variable]=L [policy]=service [first]=0 [nodes]=1 [ranks]=1 [ports]= [after]=
+    [ready]="tcp 1" [ready_timeout]=60 [restart]=0 [least]=1 [health]=)
+KIT_STEP_1=([name]=group [folder]=roles/g [variable]=G [policy]=replica [first]=1 [nodes]=1 [ranks]=1 [ports]= [after]=lighthouse
+    [ready]= [restart]=0 [least]=1 [health]=)
+KIT_STEP_0_ARGV=(srun sleep 30)
+declare -A KIT_ROLE_L=([address]=n1 [master]=1) KIT_ROLE_G=([address]=n2 [master]=1) endpoints_nodes=([lighthouse]=n1 [group]=n2)
+roles::answers() {{ return 1; }}
+KIT_RESTART_COUNT=0
+signals::trap
+(sleep 1; kill -{signal_name} $$) &
+roles::run; echo "code $?"
+"""
+    said = lab.bash(script)
+    assert said[-1] == "code 143", said
+    assert any(f"{signal_name} came before these were started: replicas" in line for line in said)

@@ -87,6 +87,37 @@ def test_a_case_in_the_words_of_slurm_26_05(name: str, instead: tuple[str, str],
     assert (found.rule, found.verdict) == (CASES[name].rule, CASES[name].verdict), found
 
 
+def test_a_preempted_run_whose_ranks_ended_with_0_is_named_on_every_slurm(tmp_path: Path) -> None:
+    """On 22.05 such a job is FAILED, and nothing of Slurm's says why."""
+    run = shutil.copytree(FOLDER / "preempted", tmp_path / "preempted")
+    log = run / "logs" / "batch.log"
+    first, *_ = log.read_text(encoding="utf-8").splitlines()
+    doubt = "Slurm preempted the job, and the ranks ended with 0: whether they were done is not known, so the run ends with 143"
+    log.write_text(f"{first}\n2026-11-22T13:06:59+0000 n1: {doubt}\n", encoding="utf-8")
+    assert doubt.split(":")[0] in (REPO / "templates/lib/retry.sh").read_text(encoding="utf-8")
+    events = run / "state" / "events.jsonl"
+    kept = [line for line in events.read_text(encoding="utf-8").splitlines() if '"requeue"' not in line]
+    events.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    job = QueuedJob(job_id=138, state="FAILED", reason="NonZeroExitCode", nodes="n1", elapsed="0:01")
+    (one,) = status.of([run], queue=lambda cluster: {138: job})
+    found = explain(Record(status=one))
+    assert (found.rule, found.verdict) == ("preempted", CASES["preempted"].verdict), found
+    assert "whether they were done is not known" in found.line
+
+
+def test_a_run_that_was_cancelled_after_the_lead_signal_is_cancelled(tmp_path: Path) -> None:
+    """It was one whose time limit had come."""
+    run = shutil.copytree(FOLDER / "time-limit-saved", tmp_path / "time-limit-saved")
+    events = run / "state" / "events.jsonl"
+    lines = events.read_text(encoding="utf-8").splitlines()
+    (usr1,) = (line for line in lines if '"USR1"' in line)
+    lines.insert(lines.index(usr1) + 1, usr1.replace("USR1", "TERM"))
+    events.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    job = QueuedJob(job_id=136, state="CANCELLED", reason="None", nodes="n1", elapsed="0:01")
+    (one,) = status.of([run], queue=lambda cluster: {136: job})
+    assert explain(Record(status=one)).rule == "cancelled"
+
+
 # Ends that the lab does not make by a small job, with a line that decides them.
 LINES = {
     "preflight": "n1: this node's clock differs by 9 s from that of the run folder's file system; at most 5 are allowed",

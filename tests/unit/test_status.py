@@ -98,6 +98,19 @@ def test_a_run_is_asked_about_every_five_seconds_and_when_its_record_turns(
     assert clock.now < 64
 
 
+@pytest.mark.parametrize(("code", "state"), [(0, "COMPLETED"), (143, "PREEMPTED")])
+def test_a_run_that_was_preempted_once_and_ended_well_later_is_completed(run_dir: Path, code: int, state: str) -> None:
+    """Slurm 24.11 calls it PREEMPTED all the same: the mark of the preemption stayed on the job."""
+    lines = [
+        {"event": "start", "job_id": "7", "nodes": "n1", "restart": "1"},
+        {"event": "end", "exit_code": str(code)},
+    ]
+    RunPaths(run_dir).events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    ended = {7: QueuedJob(job_id=7, state="PREEMPTED", reason="None", nodes="n1", elapsed="0:30")}
+    (found,) = status.of([run_dir], queue=lambda cluster: ended)
+    assert found.state == state
+
+
 def test_a_run_that_ends_while_slurm_is_asked_has_its_own_code(run_dir: Path) -> None:
     """Its record was read before the answer came: it seemed to have no end, and `kit submit --wait` returned 1 for it."""
     record = RunPaths(run_dir).events

@@ -1,0 +1,85 @@
+"""The end of the batch script: what is on record, and when."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.batch_lab import BIN, BatchLab
+
+# What may take so long that Slurm kills the script in the middle of it.
+SLOW = ("steps::end_all", "stall_watch::end_evidence", "task_logs::merge", "notices::tell_last", "heartbeat::stop")
+
+
+def finish(lab: BatchLab, code: int, head: str = "") -> list[str]:
+    """What the script says and calls when it ends with a code, and what is on record at each call."""
+    text = (BIN / "batch.sh").read_text()
+    function = text[text.index("finish() {") : text.index("\ntrain() {")]
+    record = lab.run_dir / "state" / "events.jsonl"
+    stubs = "".join(
+        f'{name}() {{ echo "{name}: $(grep -c exit_code {record} 2>/dev/null || true) on record"; }}\n' for name in SLOW
+    )
+    return lab.bash(f"{stubs}{function}\n{head}\ntrap finish EXIT\nexit {code}")
+
+
+def ends(lab: BatchLab) -> list[tuple[str, str]]:
+    """The ends that are on record."""
+    lines = (lab.run_dir / "state" / "events.jsonl").read_text().splitlines()
+    return [(one["event"], one["exit_code"]) for one in map(json.loads, lines) if "exit_code" in one]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> BatchLab:
+    return BatchLab(tmp_path)
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_the_code_is_on_record_before_anything_that_takes_time(lab: BatchLab, code: int) -> None:
+    """Slurm kills the script KillWait seconds after its TERM: a run that had ended with 143 had no code."""
+    said = finish(lab, code, "signals_got=TERM signals_slurms_term=1" if code else "")
+    calls = [line for line in said if line.startswith(SLOW)]
+    assert len(calls) == len(SLOW)
+    assert all(line.endswith(": 1 on record") for line in calls), calls
+    assert ends(lab) == [("end", str(code))], "and once"
+
+
+def test_a_job_that_cannot_go_back_to_the_queue_has_ended(lab: BatchLab) -> None:
+    lab.command("scontrol", '[[ "$1" != requeue ]]')
+    finish(lab, 137, "KIT_RETRY_REQUEUE=1")
+    assert ends(lab) == [("requeue", "137"), ("end", "137")]
+
+
+def test_a_job_that_goes_back_to_the_queue_has_no_end(lab: BatchLab) -> None:
+    finish(lab, 137, "KIT_RETRY_REQUEUE=1")
+    assert ends(lab) == [("requeue", "137")]
+
+
+SITE = """case "$1 $2" in
+"show job") cat "${0%/*}/job" ;;
+"show config") printf '%s = %s\\n' PreemptMode REQUEUE PreemptType preempt/partition_prio SLURM_VERSION 24.11.5 ;;
+"show partition") echo "PartitionName=main PreemptMode=REQUEUE State=UP" ;;
+esac"""
+
+
+@pytest.mark.parametrize(
+    ("preempted", "code", "recorded"),
+    [
+        ("2026-11-22T10:00:00", 0, ("end", "143")),
+        ("2026-11-22T10:00:00", 143, ("requeue", "143")),
+        ("2026-11-22T08:00:00", 0, ("end", "0")),
+        ("None", 0, ("end", "0")),
+    ],
+    ids=["ended with 0", "said that it was cut", "in an earlier start", "never"],
+)
+def test_a_preempted_job_that_ends_with_0_is_neither_done_nor_run_again(
+    lab: BatchLab, preempted: str, code: int, recorded: tuple[str, str]
+) -> None:
+    """From 24.05 on Slurm queues it again whatever its code, and where it does not, the run counted as done."""
+    lab.command("scontrol", SITE)
+    lab.say("job", f"JobId=7 Requeue=1 Restarts=0 StartTime=2026-11-22T09:00:00 PreemptTime={preempted} \n")
+    finish(lab, code)
+    assert ends(lab) == [recorded]
+    told = [line for line in lab.calls("scontrol") if line.startswith("scontrol update")]
+    assert told == (["scontrol update JobId=7 Requeue=0"] if recorded == ("end", "143") else [])
