@@ -425,17 +425,20 @@ def test_restarts_are_capped(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grace", "lead", "code"),
-    [(0, 60, 143), (20, 0, 143), (20, 60, 138)],
-    ids=["at-once", "with-grace", "told-by-USR1"],
+    ("preempts", "lead", "code"),
+    [(("REQUEUE", 0), 60, 143), (("REQUEUE", 20), 0, 143), (("REQUEUE", 20), 60, 138), (("CANCEL", 20), 0, 143)],
+    ids=["at-once", "with-grace", "told-by-USR1", "by-cancel"],
 )
-def test_preemption(preempting_lab: Lab, runtime_of: RuntimeOf, grace: int, lead: int, code: int) -> None:
+def test_preemption(
+    preempting_lab: Lab, runtime_of: RuntimeOf, preempts: tuple[str, int], lead: int, code: int
+) -> None:
     """A job of another partition takes the nodes; the ranks save, the job waits, and continues in its own folder.
 
     code: of the ranks. The cluster has preempt_send_user_signal: within a grace the lead's signal comes instead of TERM.
+    With CANCEL the kit queues the job again, and from 24.05 on Slurm calls it PREEMPTED whatever its next start ends with.
     """
-    lab = preempting_lab
-    lab.slurm("scontrol", "update", "PartitionName=main", f"GraceTime={grace}")
+    lab, (mode, grace) = preempting_lab, preempts
+    lab.slurm("scontrol", "update", "PartitionName=main", f"GraceTime={grace}", f"PreemptMode={mode}")
     write(lab, f'[slurm]\nrequeue = true\nlead = {lead}\n[secrets]\nenv = ["API_KEY"]\n')
     run = lab.submit(*runtime_of("bubblewrap"), env={"API_KEY": "canary"})
     wait_up(lab, run)
@@ -447,7 +450,10 @@ def test_preemption(preempting_lab: Lab, runtime_of: RuntimeOf, grace: int, lead
     assert "failed first" not in read(run, "batch")
     wait_up(lab, run, start=1)
     job = lab.wait_end(run)
-    assert (job["JobState"], job["Restarts"], lab.status(run)["exit_code"]) == ("COMPLETED", "1", 0), read(run, "batch")
+    facts = lab.status(run)
+    assert (facts["state"], job["Restarts"], facts["exit_code"]) == ("COMPLETED", "1", 0), read(run, "batch")
+    assert job["JobState"] == "COMPLETED" or mode == "CANCEL"
+    assert why(lab, run)["rule"] == "completed"
     assert lab.settled(run) == []
 
 

@@ -248,17 +248,25 @@ finish() {
         what=requeued
     elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted; then
         what=requeue
+    elif ((code == 0)) && retry::preempted; then
+        retry::doubt_end
+        code="${retry_doubted_code}"
     fi
     [[ -z "${retry_nowhere}" ]] || code="${retry_nowhere_code}"
     # First of all, since after a TERM there are seconds only until Slurm kills this script.
-    [[ "${what}" != end ]] || rm -f -- "${KIT_RUN_DIR}/.secrets"
+    [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
     stall_watch::end_evidence
     heartbeat::stop
     failures::release_space
     task_logs::merge
     case "${what}" in
-        requeue) retry::requeue "${code}" || retry::end "${code}" ;;
+        requeue)
+            if ! retry::requeue "${code}"; then
+                retry::record_end "${code}"
+                retry::end "${code}"
+            fi
+            ;;
         requeued)
             log::info "exit code ${code}; Slurm has put the job back into the queue"
             events::record requeue exit_code "${code}"
