@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.runs import manifest, status
-from kit.slurm.client import QueuedJob
+from kit.slurm.client import JobId, QueuedJob
 from kit.spec.run_paths import RunPaths
 from tests.support import make_site, plan_of, write_job
 
@@ -106,7 +106,9 @@ def test_a_run_that_was_preempted_once_and_ended_well_later_is_completed(run_dir
         {"event": "end", "exit_code": str(code)},
     ]
     RunPaths(run_dir).events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    ended = {7: QueuedJob(job_id=7, state="PREEMPTED", reason="None", nodes="n1", elapsed="0:30")}
+    ended: dict[JobId, QueuedJob] = {
+        7: QueuedJob(job_id=7, state="PREEMPTED", reason="None", nodes="n1", elapsed="0:30")
+    }
     (found,) = status.of([run_dir], queue=lambda cluster: ended)
     assert found.state == state
 
@@ -129,7 +131,7 @@ def test_a_run_without_an_end_stays_one_at_the_second_look(run_dir: Path) -> Non
     RunPaths(run_dir).events.write_text(
         json.dumps({"event": "start", "job_id": "7", "nodes": "n1", "restart": "0"}) + "\n"
     )
-    ended = {7: QueuedJob(job_id=7, state="FAILED", reason="None", nodes="n1", elapsed="0:30")}
+    ended: dict[JobId, QueuedJob] = {7: QueuedJob(job_id=7, state="FAILED", reason="None", nodes="n1", elapsed="0:30")}
     (found,) = status.of([run_dir], queue=lambda cluster: ended)
     assert found.exit_code is None
     assert "it recorded no end" in found.reason
