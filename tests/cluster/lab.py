@@ -14,6 +14,7 @@ from typing import Any
 
 from kit import shell
 from kit.shell import Completed
+from kit.slurm.client import ACTIVE
 from kit.slurm.embedded import EmbeddedCluster
 
 # Longest wait for one short job on a slow machine.
@@ -112,8 +113,7 @@ class Lab:
 
     def wait_end(self, run: Path, *, seconds: float = TIMEOUT_S) -> dict[str, str]:
         """Until Slurm is done with the job, for good; what it then says of it."""
-        active = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
-        self.wait(lambda: self.job(run)["JobState"] not in active, run, seconds=seconds)
+        self.wait(lambda: self.job(run)["JobState"] not in ACTIVE, run, seconds=seconds)
         return self.job(run)
 
     def processes(self, run: Path) -> list[Process]:

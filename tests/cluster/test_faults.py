@@ -471,7 +471,7 @@ def test_a_preempted_job_whose_ranks_end_with_0(preempting_lab: Lab, runtime_of:
     finally:
         lab.slurm("scontrol", "update", "PartitionName=main", "GraceTime=0", "PreemptMode=REQUEUE")
     log = read(run, "batch")
-    assert len(list(run.glob("saved-*"))) == 4, log
+    assert len(list(run.glob("saved-*"))) == 4, (job, log)
     # Before 24.05 Slurm makes nothing of a preemption within which the job ended.
     assert job["JobState"] in {"PREEMPTED", "FAILED"}, log
     assert (job["Restarts"], lab.status(run)["exit_code"]) == ("0", 143), log
