@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
@@ -26,7 +27,9 @@ from kit.errors import ToolError
 from kit.remote import shell_program
 from kit.remote.answers import Reply, read
 from kit.shell import Completed
-from kit.spec.cluster import SshRules
+
+if TYPE_CHECKING:
+    from kit.spec.cluster import SshRules
 
 # A line that says nothing for so long is broken: three questions of ssh without an answer.
 _ALIVE_S, _ALIVE_TIMES = 5, 3

@@ -22,16 +22,18 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
-from filelock import FileLock
 
 from kit.errors import KitError, RunError, ToolError
 from kit.remote import shell_program
-from kit.remote.answers import Reply, Sent
-from kit.remote.connection import Connection
-from kit.shell import Completed
-from kit.spec.cluster import Cluster
+
+if TYPE_CHECKING:
+    from kit.remote.answers import Reply, Sent
+    from kit.remote.connection import Connection
+    from kit.shell import Completed
+    from kit.spec.cluster import Cluster
 
 _NOTE = "mirror.json"
 # A path as `find` prints it: relative, nothing that leads elsewhere, nothing that is hidden.
@@ -110,6 +112,8 @@ class Mirror:
             self.runs.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise RunError(f"{self.root}: cannot be written: {error.strerror}", hint="free some space") from None
+        from filelock import FileLock
+
         with FileLock(self.root / "lock"):
             yield
 

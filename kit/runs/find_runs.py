@@ -5,14 +5,17 @@ from __future__ import annotations
 import getpass
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kit import config, data_folders
+from kit import data_folders
 from kit.errors import ConfigError, RunError
 from kit.remote import run_folder_mirror as mirrors
-from kit.runs import index
+from kit.runs import index, known_files
 from kit.runs.index import POINTS
 from kit.runs.run_facts import Facts
-from kit.spec.cluster import Cluster
+
+if TYPE_CHECKING:
+    from kit.spec.cluster import Cluster
 
 
 def folder_of(cluster: Cluster, project: Path) -> Path:
@@ -50,11 +53,18 @@ def folders(project: Path) -> list[Path]:
     for name in data_folders.names("clusters", project_dir=project):
         try:
             entry = data_folders.find("clusters", name, project_dir=project)
-            rules = config.load_model(entry.path, Cluster)
-            found.append(mirrors.of(name, rules).runs if rules.ssh else folder_of(rules, project))
+            known = known_files.cluster(entry.path)
+            found.append(_mirror_of(name, entry.path) if known.ssh else _filled(known.runs, project))
         except ConfigError:
             continue
     return list(dict.fromkeys(found))
+
+
+def _mirror_of(name: str, path: Path) -> Path:
+    from kit import config
+    from kit.spec.cluster import Cluster
+
+    return mirrors.of(name, config.load_model(path, Cluster)).runs
 
 
 def find_all(folders: list[Path]) -> list[tuple[Path, Facts]]:

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ POINTS = "points"
 
 # Of the file's own form and of what Facts holds: another number, and all is read anew.
 _FORM = 1
+# About 1,500 runs; reading more takes longer than importing what reads a manifest.
+_SMALL_BYTES = 1 << 20
 # The signature of what may not be looked at.
 _HIDDEN = (-1, 0, 0)
 _NAMES = tuple(field.name for field in fields(Facts))
@@ -45,12 +47,7 @@ def runs(folder: Path) -> list[tuple[Path, Facts]]:
     known, now = _load(place), dict[str, _Entry]()
     found = []
     for path, seen in _run_dirs(str(folder)):
-        entry = known.get(path)
-        if entry is None or entry[0] != seen:
-            one = run_facts.read(Path(path))
-            entry = [seen, [getattr(one, name) for name in _NAMES]]
-        else:
-            one = _facts(entry[1])
+        one, entry = _read(path, seen, known.get(path))
         if not one.problem:
             # What could not be read may be readable the next time: a permission changes no time.
             now[path] = entry
@@ -58,6 +55,55 @@ def runs(folder: Path) -> list[tuple[Path, Facts]]:
     if now != known:
         _store(place, now)
     return found
+
+
+def facts(run_dirs: Sequence[Path]) -> list[tuple[Path, Facts]]:
+    """What some run folders say, each with its path; the manifest of one that is in the index already is not read again."""
+    loaded: dict[Path, tuple[dict[str, _Entry], dict[str, _Entry]]] = {}
+    found = []
+    for run_dir in run_dirs:
+        path, folder = str(run_dir), _folder_of(run_dir)
+        if folder not in loaded:
+            known = _load(_place(folder)) if _is_small(_place(folder)) else {}
+            loaded[folder] = known, dict(known)
+        seen = _signature(path)
+        if seen is None:
+            found.append((run_dir, run_facts.read(run_dir)))
+            continue
+        known, now = loaded[folder]
+        one, entry = _read(path, seen, known.get(path))
+        if not one.problem:
+            now[path] = entry
+        found.append((run_dir, one))
+    for folder, (known, now) in loaded.items():
+        if now != known and _is_small(_place(folder)):
+            _store(_place(folder), now)
+    return found
+
+
+def _folder_of(run_dir: Path) -> Path:
+    """The folder of runs that holds a run; a sweep's point is two folders further down."""
+    return run_dir.parent.parent.parent if run_dir.parent.name == POINTS else run_dir.parent
+
+
+def _is_small(place: Path) -> bool:
+    """Whether an index takes less time to read than a manifest; one that is not there is small."""
+    try:
+        return place.stat().st_size < _SMALL_BYTES
+    except OSError:
+        return True
+
+
+def _read(path: str, seen: list[int], entry: _Entry | None) -> tuple[Facts, _Entry]:
+    """What a run's folder says, and its entry; `entry`: what the index has of it."""
+    if entry is not None and entry[0] == seen:
+        return _facts(entry[1]), entry
+    if entry is not None and entry[0][:3] == seen[:3] and seen[0] > 0:
+        # While a run continues, its events grow and its manifest stays.
+        one = run_facts.with_events(_facts(entry[1]), Path(path))
+    else:
+        one = run_facts.read(Path(path))
+    return one, [seen, [getattr(one, name) for name in _NAMES]]
 
 
 def is_run(path: Path) -> bool:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
 from kit.spec.run_paths import RunPaths
 
 Record = dict[str, Any]
@@ -122,6 +120,8 @@ def _tail(path: Path) -> list[str]:
 
 def parsed(text: bytes) -> list[Record]:
     """The records of one file. All lines at once, since that takes a third of the time; one by one where one of them is cut off."""
+    from pydantic_core import from_json
+
     lines = [line for line in text.splitlines() if line]
     try:
         every = from_json(b"[" + b",".join(lines) + b"]")

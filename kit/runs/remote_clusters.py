@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from kit import config, data_folders
 from kit.errors import ConfigError, KitError, RunError, ToolError, UsageError
 from kit.remote import run_folder_mirror as mirrors
-from kit.remote.connection import Connection, LineError
 from kit.remote.run_folder_mirror import ClusterAnswer, Mirror
-from kit.runs import index, run_facts
+from kit.runs import index, known_files, run_facts
 from kit.slurm import accounting
 from kit.slurm.client import JobId, QueuedJob
 from kit.slurm.run_local_or_ssh import OverSsh
-from kit.spec.cluster import Cluster
+
+if TYPE_CHECKING:
+    from kit.remote.connection import Connection
+    from kit.spec.cluster import Cluster
 
 # An answer is as good as new for as long as one command takes to read it.
 _FRESH_S = 2.0
@@ -91,6 +92,11 @@ def of(name: str, *, project: Path | None = None) -> RemoteCluster | None:
     if name not in _known:
         try:
             entry = data_folders.find("clusters", name, project_dir=project or data_folders.project())
+            if not known_files.cluster(entry.path).ssh:
+                _known[name] = None
+                return None
+            from kit.spec.cluster import Cluster
+
             rules = config.load_model(entry.path, Cluster)
         except ConfigError:
             return None
@@ -105,6 +111,8 @@ def made(name: str, rules: Cluster) -> RemoteCluster | None:
     known = _known.get(name)
     if known is not None and known.rules == rules:
         return known
+    from kit.remote.connection import Connection
+
     connection = Connection(name, rules.ssh, timeout=rules.ssh.timeout_s)
     _known[name] = RemoteCluster(name, rules, connection, mirrors.of(name, rules))
     return _known[name]
@@ -120,6 +128,8 @@ def refresh(project: Path, names: Sequence[str | None] = (None,)) -> dict[str, s
     """Bring the mirrors up to date that these names of runs may be in, all at once; cluster -> why it does not answer."""
     wanted = [one for one in all_of(project) if any(_may_be_in(one, name, project) for name in names)]
     if wanted:
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(max_workers=len(wanted)) as pool:
             list(pool.map(_try, wanted))
     return {one.name: one.silent for one in wanted if one.silent}
@@ -213,4 +223,6 @@ def refuse(cluster: str, command: str) -> NoReturn:
 
 def is_line(error: KitError) -> bool:
     """Whether the connection broke, or none could be made: the same may work in a moment."""
+    from kit.remote.connection import LineError
+
     return isinstance(error, LineError)

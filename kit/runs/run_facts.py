@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kit import untrusted_files
 from kit.errors import RunError
-from kit.runs import manifest
-from kit.runs.manifest import Manifest
 from kit.slurm.client import JobId
 from kit.spec.run_paths import RunPaths
+
+if TYPE_CHECKING:
+    from kit.runs.manifest import Manifest
 
 UNREADABLE = "UNREADABLE"
 
@@ -65,6 +66,8 @@ class Facts:
 
 def read(run_dir: Path) -> Facts:
     """Never raises for what the folder holds: a manifest that cannot be read is said in `problem`."""
+    from kit.runs import manifest
+
     recorded = events(run_dir)
     try:
         made = manifest.read(RunPaths(run_dir).manifest)
@@ -93,6 +96,11 @@ def read(run_dir: Path) -> Facts:
         interactive=made.interactive,
         **_of_jobs(made, recorded),
     )
+
+
+def with_events(one: Facts, run_dir: Path) -> Facts:
+    """The facts of a run whose manifest is as it was, with the events that its folder has now."""
+    return replace(one, **_of_events(events(run_dir)) | ({"started": ()} if one.imported else {}))
 
 
 def events(run_dir: Path) -> list[dict[str, object]]:

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit import untrusted_files
-from kit.config import load_toml, shown
+from kit import config, untrusted_files
 from kit.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -129,11 +128,11 @@ def remove(run_dir: Path) -> None:
 def _from_file(path: Path) -> dict[str, str]:
     if path.suffix != ".toml":
         return _from_lines(path)
-    table = load_toml(path)
+    table = config.load_toml(path)
     wrong = [name for name, value in table.items() if not isinstance(value, str) or not name.isidentifier()]
     if wrong:
         problem, hint = "a secret is text with a variable's name", 'NAME = "value"'
-        raise ConfigError.of(*(Fault(file=shown(path), key=name, problem=problem, hint=hint) for name in wrong))
+        raise ConfigError.of(*(Fault(file=config.shown(path), key=name, problem=problem, hint=hint) for name in wrong))
     return dict(table)
 
 
@@ -142,7 +141,7 @@ def _from_lines(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{shown(path)}: cannot be read: {error}") from None
+        raise ConfigError(f"{config.shown(path)}: cannot be read: {error}") from None
     values, faults = {}, []
     for number, line in enumerate(lines, 1):
         name, value = _assignment(line)
@@ -150,7 +149,7 @@ def _from_lines(path: Path) -> dict[str, str]:
             values[name] = value
         elif name or value:
             problem = "this is not NAME=VALUE, with quotes around a value that has blanks"
-            faults.append(Fault(file=shown(path), key=f"line {number}", problem=problem, hint="NAME='a value'"))
+            faults.append(Fault(file=config.shown(path), key=f"line {number}", problem=problem, hint="NAME='a value'"))
     if faults:
         raise ConfigError.of(*faults)
     return values

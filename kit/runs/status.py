@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kit.remote import run_folder_mirror as mirrors
-from kit.runs import run_facts, secret
-from kit.runs.manifest import Manifest, read
+from kit.runs import index, run_facts, secret
 from kit.runs.run_facts import Facts
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import ACTIVE, JobId, QueuedJob
 from kit.spec.run_paths import RunPaths
+
+if TYPE_CHECKING:
+    from kit.runs.manifest import Manifest
 
 # Between two looks at a run's own record, which is a file, and between two questions to Slurm: of the latter a controller has to
 # answer those of all users.
@@ -60,12 +63,14 @@ class Status:
     @cached_property
     def manifest(self) -> Manifest:
         """Its manifest, read when it is first asked for; RunError when it cannot be."""
+        from kit.runs.manifest import read
+
         return read(RunPaths(self.run_dir).manifest)
 
 
 def of(run_dirs: Sequence[Path], *, queue: Queue) -> list[Status]:
     """The status of some runs. `queue` is asked once per cluster."""
-    found = [(path, run_facts.read(path)) for path in run_dirs]
+    found = index.facts(run_dirs)
     elsewhere = {path for path, _ in found if mirrors.holding(path)}
     if not elsewhere:
         return of_facts(found, queue=queue)

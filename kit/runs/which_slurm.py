@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kit import config, data_folders
+from kit import data_folders
 from kit.errors import ConfigError
-from kit.runs import remote_clusters
+from kit.runs import known_files, remote_clusters
 from kit.runs.status import Queue
-from kit.slurm import accounting, client, embedded
+from kit.slurm import accounting, client
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.cluster import Cluster
 
 
 def queue() -> Queue:
@@ -43,14 +42,14 @@ def env_of(cluster: str) -> dict[str, str]:
     remote = remote_clusters.of(cluster)
     if remote is not None:
         return remote.env()
-    running = embedded.find(cluster)
-    return client.environment(running.env() if running else {})
+    conf = known_files.embedded_conf(cluster)
+    return client.environment({"SLURM_CONF": str(conf)} if conf else {})
 
 
 def is_up(cluster: str) -> bool:
     """Whether there is a Slurm to ask: an embedded cluster may be down, any other is taken to be there."""
     try:
         entry = data_folders.find("clusters", cluster, project_dir=data_folders.project())
-        return not config.load_model(entry.path, Cluster).embedded or embedded.find(cluster) is not None
+        return not known_files.cluster(entry.path).embedded or known_files.embedded_conf(cluster) is not None
     except ConfigError:
-        return embedded.find(cluster) is not None
+        return known_files.embedded_conf(cluster) is not None

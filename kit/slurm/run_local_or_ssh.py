@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kit import shell
-from kit.remote.connection import Connection
 from kit.shell import Completed
+
+if TYPE_CHECKING:
+    from kit.remote.connection import Connection
 
 
 class OverSsh(dict[str, str]):

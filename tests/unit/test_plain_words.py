@@ -23,6 +23,7 @@ from kit import shell
 from kit.cli import plain_words, typed_words
 from kit.cli.command_table import COMMANDS
 from kit.cli.groups import PLACES
+from kit.spec.run_paths import RunPaths
 from tests.support import REPO
 from tests.unit.test_command_line import KIT
 from tests.unit.test_command_line import project as project  # noqa: PLC0414 - a fixture
@@ -150,6 +151,20 @@ def test_no_typer_is_imported(project: Path, line: str) -> None:
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
     assert "kit.cli.plain_words" in loaded
     assert not {"typer", "click", "rich"} & loaded
+
+
+def test_an_unchanged_project_is_read_without_pydantic(project: Path) -> None:
+    """What a manifest and the clusters' files say is kept."""
+    listing = "import atexit; atexit.register(lambda: print(*sys.modules)); main()"
+    argv = [sys.executable, "-c", KIT.replace("main()", listing)]
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(project)}
+    for name in ("digits-7", "digits-8"):
+        RunPaths(project / "runs" / name).events.write_text('{"event": "end", "exit_code": "0"}\n')
+    for words in (["status", "digits-7"], ["status"], ["runs"]):
+        shell.run([sys.executable, "-c", KIT, *words], cwd=project, env=env)
+        done = shell.run([*argv, *words], cwd=project, env=env)
+        assert "digits-7" in done.stdout or "digits-8" in done.stdout
+        assert not {"pydantic", "pydantic_core", "typer", "jinja2"} & set(done.stdout.split())
 
 
 @pytest.mark.parametrize(

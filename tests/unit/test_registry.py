@@ -15,7 +15,7 @@ from kit import shell
 from kit.errors import RunError
 from kit.owning_process import Owner
 from kit.runs import atomic_write, find_runs, folder, index, manifest, status
-from kit.runs.manifest import Manifest
+from kit.runs.manifest import Imported, Manifest
 from kit.spec.run_paths import RunPaths
 from tests.support import make_site, plan_of, write_job
 
@@ -146,6 +146,42 @@ def test_an_index_is_used(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kit.runs.run_facts.read", lambda _: pytest.fail("read again"))
     assert find_runs.find_all([runs]) == before
     assert find_runs.find_one("3", [runs]).name == "d-3"
+
+
+def test_the_status_of_one_run_reads_its_manifest_once(
+    runs: Path, record: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it runs its events grow; only another manifest is read anew."""
+
+    def state() -> tuple[str, int, int | None]:
+        (one,) = status.of([runs / "d-2"], queue=lambda _: {})
+        return one.state, one.restarts, one.exit_code
+
+    assert state() == ("COMPLETED", 0, 0)
+    assert len(find_runs.find_all([runs])) == 4
+    with monkeypatch.context() as patch:
+        patch.setattr("kit.runs.manifest.read", lambda _: pytest.fail("read again"))
+        with RunPaths(runs / "d-2").events.open("a") as file:
+            file.write(event("start", job_id=2, restart=1) + event("end", exit_code=7))
+        assert state() == ("FAILED", 1, 7)
+        assert find_runs.find_all([runs])[1][1].exit_code == 7
+    record.model_copy(update={"run_id": "d-2", "job_id": 22}).write(RunPaths(runs / "d-2").manifest)
+    (one,) = status.of([runs / "d-2"], queue=lambda _: {})
+    assert (one.job_id, one.exit_code) == (22, 7)
+    RunPaths(runs / "d-2").manifest.write_text("{}")
+    assert state()[0] == "UNREADABLE"
+    record.write(RunPaths(runs / "d-2").manifest)
+    assert state() == ("FAILED", 1, 7)
+
+
+def test_an_imported_run_has_no_job_here_however_often_it_is_read(runs: Path, record: Manifest) -> None:
+    moved = record.model_copy(update={"run_id": "d-3", "job_id": 3, "imported": Imported(at=NOON, index="0")})
+    moved.write(RunPaths(runs / "d-3").manifest)
+    for code in (4, 5):
+        with RunPaths(runs / "d-3").events.open("a") as file:
+            file.write(event("start", job_id=3) + event("end", exit_code=code))
+        (one,) = status.of([runs / "d-3"], queue=lambda _: {})
+        assert (one.job_id, one.exit_code, one.facts.imported) == (None, code, True)
 
 
 def test_an_index_that_cannot_be_written_is_done_without(runs: Path, cache: Path) -> None:

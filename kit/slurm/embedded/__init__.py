@@ -25,20 +25,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kit.slurm.embedded.cluster_record import ClusterSize, EmbeddedCluster, Node
-from kit.slurm.embedded.find_cluster import default_folder, find
-
 if TYPE_CHECKING:
+    from kit.slurm.embedded.cluster_record import ClusterSize, EmbeddedCluster, Node
+    from kit.slurm.embedded.find_cluster import default_folder, find
     from kit.slurm.embedded.lifecycle import ClusterStatus, down, status, up
 
 __all__ = ["ClusterSize", "ClusterStatus", "EmbeddedCluster", "Node", "default_folder", "down", "find", "status", "up"]
+# Where a name is, but for those of lifecycle: each is imported when it is first used.
+_PLACES = {
+    "ClusterSize": "cluster_record",
+    "EmbeddedCluster": "cluster_record",
+    "Node": "cluster_record",
+    "default_folder": "find_cluster",
+    "find": "find_cluster",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from kit.slurm.embedded import lifecycle
-
-    return getattr(lifecycle, name)
+    return getattr(import_module(f"kit.slurm.embedded.{_PLACES.get(name, 'lifecycle')}"), name)

@@ -147,11 +147,6 @@ class EmbeddedCluster(Model):
         return None
 
 
-def this_boot() -> str:
-    """The kernel's id of this boot: pids recorded under another one mean nothing."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 def machine_memory_mb() -> int:
     """The machine's memory in MiB, Slurm's unit."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20

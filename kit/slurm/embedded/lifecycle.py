@@ -31,9 +31,8 @@ from kit.slurm.embedded.cluster_record import (
     EmbeddedCluster,
     Node,
     machine_memory_mb,
-    this_boot,
 )
-from kit.slurm.embedded.find_cluster import layout_of
+from kit.slurm.embedded.find_cluster import layout_of, this_boot
 from kit.slurm.embedded.paths import Layout, node_names
 from kit.slurm.embedded.pyxis import PyxisPlugin, choose, plugstack_conf
 
