@@ -315,7 +315,9 @@ def _disagreements(options: Mapping[str, Options], programs: Programs, name: str
     trainer = next((value for where, value in lengths.items() if where.startswith("trainer.")), None)
     for where, value in lengths.items():
         if trainer is not None and value > trainer:
-            problem = f"{value} is above the trainer's {trainer}, and it trains on what the others make"
+            problem = (
+                f"{value} is above the trainer's {trainer}: the trainer reads every sample that the other roles make"
+            )
             yield Fault(key=where, problem=problem, hint=f"seq_len = {trainer}")
 
 

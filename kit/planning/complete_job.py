@@ -52,7 +52,7 @@ def _lead(resolved: Resolved) -> int:
     if not seconds or lead < seconds:
         return lead
     if "lead" in resolved.asked_slurm:
-        problem = f"{lead} s before the end of resources.time = {limit} the job has not begun"
+        problem = f"a lead of {lead} s is the whole time limit, resources.time = {limit}, or more"
         raise ConfigError.of(
             Fault(key="slurm.lead", problem=problem, hint=f"lead = {seconds // 4}"), file=resolved.job_file
         )

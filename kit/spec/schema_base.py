@@ -110,7 +110,7 @@ Memory = Annotated[
     Form(
         pattern=r"[0-9]+[KMGT]?",
         what="an amount of memory",
-        how="Slurm's is a whole number with K, M, G or T after it, M without one; 0 is all of the node's",
+        how="write a whole number and K, M, G or T (M where none is given); 0 means all memory of the node",
         example="64G",
         nearest=_as_memory,
     ),

@@ -108,7 +108,7 @@ def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) 
     if faults:
         raise ConfigError.of(*faults.values())
     if not points:
-        none = f"the conditions refuse all {refused} points"
+        none = f"the conditions leave none of the {refused} points"
         raise ConfigError.of(Fault(file=file, key="sweep.when", problem=none, hint="loosen a condition, or remove it"))
     return Expansion(points=tuple(points), duplicates=tuple(duplicates), refused=refused)
 

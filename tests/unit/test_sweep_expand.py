@@ -144,7 +144,7 @@ def test_names_of_the_sweeps_own_make_no_other_job() -> None:
 
 
 def test_conditions_that_refuse_all_points() -> None:
-    with pytest.raises(ConfigError, match="refuse all 2 points"):
+    with pytest.raises(ConfigError, match="leave none of the 2 points"):
         expanded('when = ["seed > 5"]\ngrid.seed = [1, 2]\n')
 
 
