@@ -1,7 +1,7 @@
-"""`kit bisect`: rounds of runs between a good run and a bad one, until one change is left. Started again, it continues.
+"""`kit bisect`: rounds of runs between a good run and a bad one, until one change is left. A restarted bisection continues.
 
-The runs of a round are jobs of their own, not tasks of one array: an array has one script, and with it one workspace, one image and
-one list of nodes, which are what differs here.
+The runs of a round are separate jobs, not tasks of one array. An array has one script, and so one workspace, one image and one list
+of nodes; but these differ here.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from kit.slurm import client
 from kit.spec.run_paths import RunPaths
 from kit.spec.schema_base import Model
 
-# What a killed `kit bisect` had asked sbatch for may still be on its way to Slurm.
+# A killed `kit bisect` may have called sbatch just before; Slurm gets the job within this time.
 _SENDING_S = 10.0
 Say = Callable[[str], None]
-# What `kit why` says of a run that has ended.
+# Returns the answer of `kit why` for a run that has ended.
 Explain = Callable[[Path], Ended]
 
 
 class Result(Model):
-    """How a bisection ended. changes: those that may have made it bad, one but where states between could not be tried.
+    """The result of a bisection. changes: those that may have made it bad: one, or several if states between them are untestable.
 
-    good, bad: the runs on either side of them.
+    good, bad: the runs before and after these changes.
     """
 
     conclusion: str
@@ -55,7 +55,7 @@ class Result(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Bisection:
-    """One bisection. folder: of its record. explain: of a run that has ended. width: states in one round."""
+    """One bisection. folder: of its record. explain: returns `kit why`'s answer for an ended run. width: states in one round."""
 
     folder: Path
     pair: Pair
@@ -63,8 +63,11 @@ class Bisection:
     width: int = 1
 
     def run(self, say: Say) -> Result:
-        """All rounds that are left. say hears of each run. SlurmError where Slurm cannot be asked: the same command continues."""
-        with self._alone():
+        """Run all remaining rounds.
+
+        say is called for each run. SlurmError if Slurm cannot be asked; the same command then continues.
+        """
+        with self._exclusive():
             known = self._record()
             while waiting := [one.state for one in known.points if one.verdict is None] or self._next(known):
                 known = self._round(known, waiting, say)
@@ -77,32 +80,32 @@ class Bisection:
         return known
 
     def _next(self, known: BisectionRecord) -> list[int]:
-        """Empty as well where an end is not what the run was that it repeats."""
+        """The next states to try. Also empty if a repeated end has another verdict than the original run."""
         verdicts, last = known.verdicts, len(known.changes)
         if verdicts.get(0, "good") != "good" or verdicts.get(last, "bad") != "bad":
             return []
         return search.next_states(verdicts, last, self.width)
 
     def _round(self, known: BisectionRecord, states: Sequence[int], say: Say) -> BisectionRecord:
-        """Submit what is not submitted, and wait for all."""
+        """Submit the states that are not submitted yet, and wait for all of them."""
         begun = {one.state for one in known.points}
         number = known.rounds + 1
         for state in states:
             if state not in begun:
                 known = known.with_point(Trial(state=state, round=number, run_dir="", verdict=None))
-        # All of a round at once: a kill within it makes no further round.
+        # Record the whole round before submitting, so that after a kill it is the same round.
         known.write(self.folder)
         for state in states:
-            known = self._begun(known, known.of(state), say)
+            known = self._submitted(known, known.of(state), say)
         for state in states:
             point = known.of(state)
             if point.verdict is None:
-                known = self._ended(known, point, say)
+                known = self._judged(known, point, say)
         return known
 
-    def _begun(self, known: BisectionRecord, point: Trial, say: Say) -> BisectionRecord:
-        """The state's run is one that Slurm has; a state that cannot be submitted says nothing."""
-        if point.run_dir and self._is_sent(Path(point.run_dir)):
+    def _submitted(self, known: BisectionRecord, point: Trial, say: Say) -> BisectionRecord:
+        """Make sure that Slurm has the state's job. A state that cannot be submitted is untestable."""
+        if point.run_dir and self._is_submitted(Path(point.run_dir)):
             return known
         state = point.state
         try:
@@ -110,12 +113,12 @@ class Bisection:
                 known.changes[:state], known.changes, run_id=self._run_id(known, state), place=self.folder
             )
             point = point.model_copy(update={"run_dir": str(made.plan.run_dir)})
-            # Known before it is sent: a run that is there is found again, whatever ends this process.
+            # Record the run folder before submitting, so that the run is found again after a kill.
             known = known.with_point(point)
             known.write(self.folder)
             sent = submit.submit(made)
         except (ConfigError, ImageError, RunError, JobRefusedError) as error:
-            # An engine that is not there says nothing of the state, either.
+            # A missing engine also says nothing about the state.
             if state in {0, len(known.changes)} or isinstance(error, EngineError):
                 raise
             said = f"it cannot be submitted: {error.message.splitlines()[0]}"
@@ -130,8 +133,8 @@ class Bisection:
     def _run_id(self, known: BisectionRecord, state: int) -> str:
         return f"{self.pair.good.manifest.job_name}-{self.folder.name}-{state}"
 
-    def _is_sent(self, run_dir: Path) -> bool:
-        """Whether Slurm had its job. What was written and never sent is removed, to be sent anew."""
+    def _is_submitted(self, run_dir: Path) -> bool:
+        """Whether Slurm has had its job. A run folder that was written but not submitted is removed, to be submitted again."""
         path = RunPaths(run_dir).manifest
         if not path.exists():
             return False
@@ -153,7 +156,7 @@ class Bisection:
                 return False
             time.sleep(1)
 
-    def _ended(self, known: BisectionRecord, point: Trial, say: Say) -> BisectionRecord:
+    def _judged(self, known: BisectionRecord, point: Trial, say: Say) -> BisectionRecord:
         run_dir = Path(point.run_dir)
         status.wait(run_dir, queue=which_slurm.queue(), on_poll=_require_up)
         verdict, said = judge(known.by, self.explain(run_dir))
@@ -163,8 +166,8 @@ class Bisection:
         return known
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One process at a time, on this machine at least: the system takes the lock from a killed one."""
+    def _exclusive(self) -> Iterator[None]:
+        """Allow one process at a time on this machine. The system releases the lock of a killed process."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.folder / "lock")
         try:
@@ -181,9 +184,9 @@ class Bisection:
 def begin(
     pair: Pair, by: Criterion, ends: tuple[Ended, Ended], *, over: Sequence[Kind], explain: Explain, width: int
 ) -> Bisection:
-    """A bisection of two runs that have ended: a new one, or the one that was begun with the same words.
+    """The bisection of two runs that have ended: a new one, or an earlier one with the same arguments.
 
-    UsageError where the criterion does not tell the two runs apart, or nothing differs that can be tried.
+    UsageError if the criterion does not distinguish the two runs, or if there is no difference that can be tried.
     """
     good, bad = (one.status.run_dir for one in ends)
     kinds = [kind for kind in KINDS if kind in over]
@@ -213,7 +216,7 @@ def begin(
 
 
 def result(known: BisectionRecord) -> Result:
-    """The sentence, and the two runs that stand on either side of what made it bad."""
+    """The concluding sentence, and the runs before and after the change that made it bad."""
     verdicts, last = known.verdicts, len(known.changes)
     low, high = search.interval(verdicts, last)
     if verdicts[0] != "good" or verdicts[last] != "bad":

@@ -1,6 +1,6 @@
 """Changes between a good run and a bad one, in order: code, then keys of the job, image, nodes.
 
-Code comes first, in the order of its history: a key that a later commit reads is then set where that commit is.
+Code comes first, in the order of its history. So when a key changes, the commit that reads the key is already there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kit.spec.set_by import SetBy
 
 Kind = Literal["code", "keys", "image", "nodes"]
 KINDS: tuple[Kind, ...] = ("code", "keys", "image", "nodes")
-# Where the run is put is the business of `nodes`.
+# These keys belong to the changes of kind `nodes`.
 _PLACEMENT = frozenset({"slurm.nodelist", "slurm.exclude"})
 _OPTION = "args."
 
@@ -26,8 +26,8 @@ _OPTION = "args."
 class Change(Model):
     """One change.
 
-    name: of code a commit (`SHA`, or `SHA^` where it is taken back), `tree:HASH`, or `programs` of the launcher; a key;
-    `pip:PACKAGE`, or the bad image's digest; `OLD NEW` of nodes.
+    name: for code, a commit (`SHA`, or `SHA^` to undo it), `tree:HASH`, or `programs` of the launcher; for a key, its name; for an
+    image, `pip:PACKAGE` or the bad image's digest; for nodes, `OLD NEW`.
     """
 
     kind: Kind
@@ -38,10 +38,10 @@ class Change(Model):
 def of_keys(
     good: Mapping[str, Any], bad: Mapping[str, Any], set_by: Sequence[Sequence[SetBy]], *, fixed: Iterable[str] = ()
 ) -> list[Change]:
-    """A change for each key that differs, and for each option of `args` where both lists have every option once.
+    """A change for each key that differs. `args` gives a change for each option if both lists have every option only once.
 
-    What no layer set in either run follows from other keys, and is not a change of its own, except the drawn seed. fixed: keys that
-    are another change's.
+    A key that no layer set in either run follows from other keys, so it is not a separate change, except for the drawn seed. fixed:
+    keys that belong to another change.
     """
     left_out = {*fixed, *_PLACEMENT}
     found = []
@@ -59,7 +59,7 @@ def of_keys(
 
 
 def derived(good: Mapping[str, Any], bad: Mapping[str, Any], set_by: Sequence[Sequence[SetBy]]) -> list[str]:
-    """The keys that differ and follow from others: a state between the two has them computed anew."""
+    """The keys that differ and follow from other keys: each state between the two computes them again."""
     return [
         one.key
         for one in keys.between(good, bad, *set_by)
@@ -70,7 +70,7 @@ def derived(good: Mapping[str, Any], bad: Mapping[str, Any], set_by: Sequence[Se
 def job_with(
     good: Mapping[str, Any], bad: Mapping[str, Any], made: Iterable[str], *, every: bool, without: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The good run's job with some keys as in the bad one. every: all changes of keys are among them. without: keys to take out."""
+    """The good run's job with some keys of the bad one. every: all changes of keys are included. without: keys to remove."""
     table: dict[str, Any] = json.loads(json.dumps(good))
     for key in without:
         _copy(table, {}, key.split("."))
@@ -87,7 +87,7 @@ def job_with(
 
 
 def of_nodes(good: Sequence[str], bad: Sequence[str]) -> list[Change]:
-    """One change for each node that only the good run had. Empty when the runs have different numbers of nodes."""
+    """One change for each node that only the good run had. Empty if the runs have different numbers of nodes."""
     if len(good) != len(bad):
         return []
     old, new = ([one for one in mine if one not in theirs] for mine, theirs in ((good, bad), (bad, good)))
@@ -103,7 +103,7 @@ def nodes_with(good: Sequence[str], made: Iterable[str]) -> tuple[str, ...]:
 
 
 def _copy(table: dict[str, Any], bad: Mapping[str, Any], parts: Sequence[str]) -> None:
-    """Set one key as in `bad`, or take it out where it is not there."""
+    """Set one key as in `bad`, or remove it if `bad` lacks it."""
     at: Any = bad
     for part in parts:
         at = at.get(part) if isinstance(at, Mapping) else None
@@ -115,8 +115,8 @@ def _copy(table: dict[str, Any], bad: Mapping[str, Any], parts: Sequence[str]) -
         table[parts[-1]] = at
 
 
-def _groups(args: Sequence[str]) -> dict[str, list[str]] | None:
-    """Option -> its words, in order; words before the first option have no name. None where an option occurs twice."""
+def _words_by_option(args: Sequence[str]) -> dict[str, list[str]] | None:
+    """Option -> its words, in order. Words before the first option have the name ''. None if an option occurs twice."""
     found: dict[str, list[str]] = {"": []}
     name = ""
     for word in args:
@@ -133,7 +133,7 @@ def _groups(args: Sequence[str]) -> dict[str, list[str]] | None:
 def _options_of(a: object, b: object) -> list[Change] | None:
     if not isinstance(a, list | None) or not isinstance(b, list | None):
         return None
-    good, bad = _groups(a or []), _groups(b or [])
+    good, bad = _words_by_option(a or []), _words_by_option(b or [])
     if good is None or bad is None or good[""] != bad[""]:
         return None
     names = [name for name in dict.fromkeys([*good, *bad]) if good.get(name) != bad.get(name)]
@@ -148,7 +148,7 @@ def _options_of(a: object, b: object) -> list[Change] | None:
 
 
 def _with_options(good: Sequence[str], bad: Sequence[str], names: Sequence[str]) -> list[str]:
-    words, other = _groups(good) or {}, _groups(bad) or {}
+    words, other = _words_by_option(good) or {}, _words_by_option(bad) or {}
     for name in names:
         if name in other:
             words[name] = other[name]

@@ -1,4 +1,4 @@
-"""Commits between two snapshots, and the workspace as it was at one. Nothing of the user's repository is written."""
+"""Commits between two snapshots, and the workspace at a commit. The user's repository is never written."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _MOST_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """name: as git takes it; `SHA^` for a commit that is taken back. text: for people."""
+    """name: in a form that git accepts; `SHA^` for a commit to undo. text: for people."""
 
     name: str
     text: str
 
 
 def between(folder: Path, good: str, bad: str) -> list[Commit] | None:
-    """The commits that change the folder, from one to the other along first parents; those that are taken back end with `^`.
+    """The commits that change the folder, from one commit to the other along first parents. Commits to undo end with `^`.
 
-    None where neither commit is an ancestor of the other, or the repository has one of them no more.
+    None if neither commit is an ancestor of the other, or if the repository lacks one of them.
     """
     try:
         if _is_ancestor(folder, good, bad):
@@ -55,10 +55,10 @@ def _listed(folder: Path, above: str, below: str) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Workspaces:
-    """Makes the folder's workspace at a commit and keeps it among the snapshots.
+    """Makes the folder's workspace at a commit and stores it as a snapshot.
 
-    left: what is not part of it, as the submit had it. extra: files of both runs that neither commit has: they are in every
-    workspace. source: a folder that holds those.
+    left: the files that the submit excluded. extra: files of both runs that neither commit has; they are added to every workspace.
+    source: a folder with these files.
     """
 
     folder: Path
@@ -70,7 +70,7 @@ class Workspaces:
     def at(self, commit: str, *, bare: bool = False) -> Listing:
         """The workspace at a commit. bare: without the extra files.
 
-        RunError where git cannot give it; ConfigError as `scan` has it.
+        RunError if git cannot give it; ConfigError as in `scan`.
         """
         with tempfile.TemporaryDirectory(prefix="kit-bisect-") as place:
             copy = Path(place, "files")
@@ -87,7 +87,7 @@ class Workspaces:
                 rules=self.left.rules,
                 asked_by=str(self.folder),
             )
-            entries = [self._placed(one, copy) for one in found.tree.entries]
+            entries = [self._with_link_target(one, copy) for one in found.tree.entries]
             if not bare:
                 here = {one.path for one in entries}
                 for one in self.extra:
@@ -99,16 +99,16 @@ class Workspaces:
         return tree
 
     def _export(self, commit: str, place: Path) -> None:
-        """Write the files of a commit. Its own index: the user's stays as it is."""
+        """Write the files of a commit. This uses its own index, so the user's does not change."""
         env = {**os.environ, "GIT_INDEX_FILE": str(place / "index"), "GIT_OPTIONAL_LOCKS": "0"}
         below = _git(self.folder, "rev-parse", "--show-prefix").strip()
         _git(self.folder, "read-tree", f"{commit}:{below}", env=env)
         top = Path(_git(self.folder, "rev-parse", "--show-toplevel").strip())
-        # From the top: a prefix is put before paths from there.
+        # Run from the top folder: checkout-index puts the prefix before paths from there.
         _git(top, "checkout-index", "--all", "--force", f"--prefix={place / 'files'}/", env=env)
 
-    def _placed(self, entry: ListedFile, copy: Path) -> ListedFile:
-        """A link that leads out of the copy leads there from the folder itself."""
+    def _with_link_target(self, entry: ListedFile, copy: Path) -> ListedFile:
+        """The entry of a link. The target of a link out of the copy is relative to the folder itself."""
         if entry.kind != "link":
             return entry
         target = os.readlink(copy / entry.path)  # noqa: PTH115 - as it is written

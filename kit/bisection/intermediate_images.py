@@ -1,4 +1,4 @@
-"""Images between those of two runs: the good run's, with one package after the other as the bad run had it, built by the kit."""
+"""Images between those of two runs: the good run's image with more and more packages in the bad run's version, built by the kit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PACKAGE = "pip:"
 
 
 def changes(good: Earlier, bad: Earlier) -> list[Change]:
-    """A change for each Python package, then one for the rest: with it the image is the bad run's own, to the byte.
+    """A change for each Python package, then one for the rest, after which the image is exactly the bad run's.
 
-    Only the rest where no package differs, or a lock is not there. Empty for one image, and where a run had none.
+    Only the last one if no package differs or a lock is missing. Empty if both runs have the same image, or if one has none.
     """
     digests = [one.manifest.image_digest for one in (good, bad)]
     names = [one.manifest.image_name for one in (good, bad)]
@@ -33,14 +33,14 @@ def changes(good: Earlier, bad: Earlier) -> list[Change]:
 
 
 def is_whole(names: Sequence[str]) -> bool:
-    """Whether the changes that are made leave the bad run's own image."""
+    """Whether the made changes include the last one, and so give the bad run's own image."""
     return any(not name.startswith(_PACKAGE) for name in names)
 
 
 def built(good: Earlier, bad: Earlier, names: Sequence[str], *, place: Path, store: Path) -> ImageLock:
-    """The lock of the good run's image with some packages as the bad run had them, built now where the store lacks it.
+    """The lock of the good run's image with some packages in the bad run's version. The image is built if the store lacks it.
 
-    names: of changes. place: a folder for its locks. ImageError where it cannot be.
+    names: of changes. place: a folder for its locks. ImageError when it cannot be built.
     """
     locks = [one.lock(one.manifest.image_name) for one in (good, bad)]
     assert locks[0] is not None
@@ -66,7 +66,7 @@ def _packages(good: ImageLock | None, bad: ImageLock | None) -> list[Change]:
 
 
 def _python(good: Earlier, lock: ImageLock) -> PythonPackages:
-    """Python and platform of the image's wheels: as its folder says, where there is one still."""
+    """Python version and platform of the image's wheels, from the image's folder if it still exists, else from the lock."""
     project = data_folders.project(Path(good.manifest.job_file).parent)
     try:
         entry = data_folders.find("containers", lock.name, project_dir=project)

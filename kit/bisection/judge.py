@@ -1,4 +1,4 @@
-"""Verdict on a run, by its exit code, by a metric, or by a program of the user's: good, bad, or untestable."""
+"""Judges a run as good, bad or untestable: by its exit code, by a metric, or by the user's program."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from kit.health.answer import Answer
     from kit.runs.status import Status
 
-# git-bisect(1), "Bisect run": 125 for what cannot be tested, 1 to 127 for bad, anything else ends the bisection.
+# git-bisect(1), "Bisect run": 125 means untestable, 1 to 127 bad; any other code ends the bisection.
 _SKIP, _MOST_BAD = 125, 127
-# Ends that say nothing of the code, unless the bad run ended so too.
+# These ends say nothing about the code, unless the bad run ended in the same way.
 _OUTSIDE = frozenset({AGAIN, NODE, ADMIN, WAIT})
 
 
 class Criterion(Model):
-    """What makes a run bad. worse_than: of the metric; null: no number is bad, only NaN."""
+    """The criterion for a bad run. worse_than: limit of the metric; null: no number is bad, only NaN."""
 
     kind: Literal["exit-code", "metric", "check"]
     metric: str = ""
@@ -37,21 +37,21 @@ class Criterion(Model):
 
 
 class Judged(NamedTuple):
-    """said: what decided, such as 'test_loss 2.31'."""
+    """A verdict. said: its reason, such as 'test_loss 2.31'."""
 
     verdict: Verdict
     said: str
 
 
 class Ended(NamedTuple):
-    """A run that has ended, and what `kit why` says of it."""
+    """A run that has ended, and the answer of `kit why`."""
 
     status: Status
     answer: Answer
 
 
 def judge(by: Criterion, one: Ended) -> Judged:
-    """Of a run that has ended. RunError where the user's program ends with a code that means neither."""
+    """Judge a run that has ended. RunError if the user's program ends with a code that has no meaning."""
     if by.kind == "check":
         return _checked(by.check, one.status.run_dir)
     code = one.status.exit_code
@@ -73,15 +73,15 @@ def judge(by: Criterion, one: Ended) -> Judged:
 
 
 def value_of(run_dir: Path, metric: str) -> float | None:
-    """The last value of a metric in a run's records; None without one."""
+    """The last value of a metric in a run's records; None if there is none."""
     found = [r[metric] for r in metrics.records(run_dir) if isinstance(r.get(metric), int | float)]
     return float(found[-1]) if found else None
 
 
 def by_metric(metric: str, worse_than: float | None, good: Ended, bad: Ended) -> Criterion:
-    """A criterion that calls the one good and the other bad. worse_than: None: half-way between the two.
+    """A criterion that judges one run good and the other bad. worse_than: None for the middle between the two values.
 
-    UsageError where it cannot.
+    UsageError if there is no such criterion.
     """
     values = [value_of(one.status.run_dir, metric) for one in (good, bad)]
     for one, value in zip((good, bad), values, strict=True):

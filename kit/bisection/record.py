@@ -1,4 +1,4 @@
-"""bisect.json: the changes, and what is known of each state so far. Written whole before and after every step."""
+"""bisect.json: the changes, and the results of each state so far. It is written atomically before and after every step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILE = "bisect.json"
 
 
 class Trial(Model):
-    """A state that was tried. run_dir: empty where it was not planned yet, or cannot be."""
+    """A state that was tried. run_dir: empty if it is not planned yet, or cannot be."""
 
     state: int = Field(description="How many of the changes it has, the first ones.")
     round: int
@@ -41,20 +41,20 @@ class BisectionRecord(Model):
 
     @property
     def verdicts(self) -> dict[int, Verdict]:
-        """Of the states that are known."""
+        """State -> verdict, for the states with a verdict."""
         return {one.state: one.verdict for one in self.points if one.verdict is not None}
 
     @property
     def rounds(self) -> int:
-        """How many there were."""
+        """The number of rounds so far."""
         return max((one.round for one in self.points), default=0)
 
     def of(self, state: int) -> Trial:
-        """The point of a state that was tried."""
+        """The trial of a state."""
         return next(one for one in self.points if one.state == state)
 
     def with_point(self, point: Trial) -> BisectionRecord:
-        """The same with one trial added; it replaces what was known of its state."""
+        """A copy with one trial added; it replaces an earlier trial of its state."""
         rest = tuple(one for one in self.points if one.state != point.state)
         return self.model_copy(update={"points": (*rest, point)})
 
@@ -65,7 +65,7 @@ class BisectionRecord(Model):
 
 
 def read(folder: Path) -> BisectionRecord | None:
-    """What is known in a folder; None where nothing is. RunError where it cannot be read."""
+    """The record in a folder; None if there is none. RunError if it cannot be read."""
     path = folder / _FILE
     if not path.exists():
         return None

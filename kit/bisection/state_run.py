@@ -1,4 +1,4 @@
-"""Run of a state: the good run with the first changes made, and nothing else of the bad one."""
+"""The run of a state: the good run with the first changes of the list, and otherwise unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TREE, _PROGRAMS = "tree:", "programs"
 
 @dataclass(frozen=True, kw_only=True)
 class _Mixed(Earlier):
-    """A run to repeat, in the images of another one. built: instead of the job's own image."""
+    """An earlier run to repeat, with the images of another run. built: replaces the job's own image."""
 
     images: Earlier
     built: ImageLock | None = None
@@ -47,7 +47,7 @@ class Pair:
     bad_nodes: tuple[str, ...]
 
     def changes(self, over: Sequence[Kind] = KINDS) -> tuple[list[Change], list[str]]:
-        """What differs, in order, and in words what differs and cannot be tried. over: the kinds that are wanted."""
+        """The changes in order, and descriptions of differences that cannot be tried. over: the wanted kinds."""
         found: dict[Kind, list[Change]] = {
             "code": [*self._code(), *self._programs()],
             "image": intermediate_images.changes(self.good, self.bad),
@@ -65,9 +65,9 @@ class Pair:
         return wanted, [*others, *self._not_tried()]
 
     def prepare(self, made: Sequence[Change], every: Sequence[Change], *, run_id: str, place: Path) -> Prepared:
-        """The plan of the state with the changes `made`, of all there are; its image is built. place: a folder for what that needs.
+        """Plan the state with the changes `made` of `every` change, and build its image. place: a folder for the image's files.
 
-        ConfigError, ImageError and RunError where there can be none.
+        ConfigError, ImageError and RunError if the state cannot be planned.
         """
         names = {kind: [one.name for one in made if one.kind == kind] for kind in KINDS}
         all_keys = len(names["keys"]) == sum(one.kind == "keys" for one in every)
@@ -115,7 +115,7 @@ class Pair:
 
     @cached_property
     def _workspaces(self) -> Workspaces:
-        """Of the commits of the job's folder; with the untracked files that both runs had."""
+        """The workspaces at commits of the job's folder, with the untracked files that both runs had."""
         good, store, bad, _ = self._trees()
         sources = self.good.sources(cluster=None, overrides=[])
         left = workspace.left(self.good.resolve(sources), store.root.parent)
@@ -130,7 +130,7 @@ class Pair:
         return replace(plain, extra=extra, source=store.files_of(good.hash))
 
     def _code(self) -> list[Change]:
-        """The commits between, with what the runs had beside them before and after; else all that differs as one change."""
+        """The commits between the runs, and their uncommitted changes before and after; otherwise the whole code as one change."""
         good, _, bad, _ = self._trees()
         if good.hash == bad.hash:
             return []
@@ -156,7 +156,7 @@ class Pair:
         return [*before, *(Change(kind="code", name=one.name, text=one.text) for one in found), *after]
 
     def _workspace_of(self, names: Sequence[str]) -> tuple[Listing, Store, Git | None]:
-        """The code of a state, kept among the snapshots: as the last of its changes left it."""
+        """The code of a state, stored as a snapshot: the state after the last of these changes."""
         good, store, _, bad_store = self._trees()
         if not names:
             return good, store, self.good.manifest.git
@@ -168,7 +168,7 @@ class Pair:
         return tree, store, Git(commit=last, branch=branch, dirty=False)
 
     def _programs(self) -> list[Change]:
-        """The launcher's own programs, where the job runs them."""
+        """A change for the launcher's own programs, if the job runs them and they differ."""
         if not is_launchers(self.good.job) or _contents(self.good) == _contents(self.bad):
             return []
         return [Change(kind="code", name=_PROGRAMS, text="the launcher's programs")]

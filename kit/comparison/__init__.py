@@ -1,12 +1,12 @@
-"""Comparison of two runs: what is recorded of each is read once, and pure functions say how it differs.
+"""Comparison of two runs: the records of each are read once, and pure functions compute the differences.
 
 | module | what it does |
 |---|---|
-| `recorded` | reads a run folder, its snapshot and its image's lock: all that a comparison sees |
-| `series` | reported numbers, step by step: where they part |
+| `recorded_run` | reads a run folder, its snapshot and its image's lock: all data of a comparison |
+| `metric_divergence` | reported numbers, step by step: the first step at which they differ |
 | `keys` | keys of the resolved jobs, with the layers that set them |
-| `texts` | two sets of files: unified diffs, and words for what has none |
+| `text_diffs` | two sets of files: unified diffs, and a description where there is none |
 | `images` | two locks: packages, base, environment |
-| `compare` | all of it, and the sentence that ends it |
-| `shown` | a comparison as lines of text |
+| `compare` | combines all of these, with a concluding sentence |
+| `as_text` | a comparison as lines of text |
 """

@@ -1,4 +1,4 @@
-"""A comparison as lines of text, the most telling first; what does not differ is left out."""
+"""A comparison as lines of text, the most telling differences first. Equal parts are left out."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from kit.comparison.compare import code_differs, reporter
 from kit.spec.comparison import Comparison, FileDifference, MetricsDifference, ValueDifference
 
-# Of one file, of all files of a kind, and of an image's packages.
+# Limits without --full: lines of one patch, files of one kind, packages of an image.
 _PATCH_LINES, _FILES, _PACKAGES = 60, 20, 40
 
 
 def lines(made: Comparison, *, full: bool) -> Iterator[str]:
-    """The text. full: every line of every patch."""
+    """The lines of text. full: without limits, such as on the lines of a patch."""
     for side, one in (("A", made.a), ("B", made.b)):
         code = "" if one.exit_code is None else f", exit code {one.exit_code}"
         yield f"{side}  {one.run}: {one.state}{code}: {one.why}"

@@ -1,4 +1,4 @@
-"""Two recorded runs into one comparison. Nothing is read here, and nothing is asked of Slurm."""
+"""Compares two recorded runs. It reads no files and does not ask Slurm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kit.spec.comparison import CodeDifference, Comparison, FileDifference, Metr
 
 
 def compare(a: Recorded, b: Recorded) -> Comparison:
-    """How two runs differ, and in one sentence why."""
+    """The differences of two runs, with a concluding sentence."""
     metrics = metric_divergence.between(a.records, b.records)
     both = a.job is not None and b.job is not None
     unknown = [f"{side}: {line}" for side, one in (("A", a), ("B", b)) for line in one.unknown]
@@ -36,7 +36,7 @@ def compare(a: Recorded, b: Recorded) -> Comparison:
 
 
 def conclusion(made: Comparison) -> str:
-    """One sentence: what differs, and what came of it."""
+    """One sentence: the differences, and their result."""
     what = differing(made)
     results = [_parted(made.metrics.parted[0])] if made.metrics.parted else []
     if made.outcome and made.a.state != made.b.state:
@@ -52,7 +52,10 @@ def conclusion(made: Comparison) -> str:
 
 
 def differing(made: Comparison) -> list[str]:
-    """The kinds of what differs, without the results. Scripts follow from the rest: they count where nothing else differs."""
+    """The kinds of differences, without results.
+
+    Rendered scripts follow from the rest, so they count only if nothing else differs.
+    """
     count = len(made.keys)
     found = [
         (count, f"{count} keys" if count > 1 else f"the key {made.keys[0].key}" if count else ""),
@@ -68,7 +71,7 @@ def differing(made: Comparison) -> list[str]:
 
 
 def code_differs(code: CodeDifference) -> bool:
-    """By the files, else by the snapshots' hashes, else by the commits. Where one is not recorded, it is not known."""
+    """Whether the code differs: by the snapshots' hashes, else by the commits. False if neither is recorded for both runs."""
     if code.tree_a and code.tree_b:
         return code.tree_a != code.tree_b
     return bool(code.commit_a and code.commit_b and code.commit_a != code.commit_b)
@@ -94,7 +97,7 @@ def _parted(one: Parting) -> str:
 
 
 def reporter(one: Parting) -> str:
-    """The rank or replica that reported it, where records name one."""
+    """The rank or replica group that reported the metric, if the records name one."""
     said = [
         f" on {noun} {number}"
         for noun, number in (("replica group", one.replica), ("rank", one.rank))
@@ -104,7 +107,7 @@ def reporter(one: Parting) -> str:
 
 
 def _differences(a: Mapping[str, str | None], b: Mapping[str, str | None]) -> tuple[ValueDifference, ...]:
-    """Sort by the first appearance of each name."""
+    """The names whose values differ, in the order of their first appearance."""
     names = dict.fromkeys([*a, *b])
     return tuple(ValueDifference(name=n, a=a.get(n), b=b.get(n)) for n in names if a.get(n) != b.get(n))
 
@@ -136,7 +139,7 @@ def _commit(one: Recorded) -> str | None:
 
 
 def _cluster(a: Recorded, b: Recorded) -> tuple[ValueDifference, ...]:
-    """Its name, the runtime, and the keys of the cluster's and the launcher's files as they were at submit."""
+    """Cluster, runtime, and the keys of the cluster's and the launcher's files as they were at submit."""
     named = [{"cluster": one.manifest.cluster, "runtime": one.manifest.runtime} for one in (a, b)]
     found = [*_differences(named[0], named[1])]
     for noun, x, y in (("cluster", a.cluster, b.cluster), ("launcher", a.launcher, b.launcher)):

@@ -1,4 +1,4 @@
-"""Two images by what is recorded of them: package by package, then base, environment and tools."""
+"""Compares two images by their records: package by package, then base, environment and tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kit.spec.image import ImageConfig, ImageLock, Packages
 
 @dataclass(frozen=True, kw_only=True)
 class ImageContent:
-    """What is in an image. facts: base and tools, of the lock alone."""
+    """The content of an image. facts: base and tools, known only from a lock."""
 
     packages: Packages
     config: ImageConfig
@@ -20,7 +20,7 @@ class ImageContent:
 
 
 def of_lock(lock: ImageLock) -> ImageContent:
-    """An image by its lock. The engine's own id of the image is left out: no two builds share it."""
+    """An image's content from its lock, without the engine's own id of the image: it differs in each build."""
     facts = {
         "base": f"{lock.base.reference}@{lock.base.digest}",
         "squash": f"{lock.squash.compressor} {lock.squash.block}",
@@ -33,7 +33,10 @@ def of_lock(lock: ImageLock) -> ImageContent:
 
 
 def between(a: str, b: str, held_a: ImageContent | None, held_b: ImageContent | None) -> ImageDifference:
-    """How two images differ. a, b: what each is called; empty without a container. None: what is in it is not known."""
+    """The differences of two images.
+
+    a, b: their names; empty without a container. held_a, held_b: None if the content is unknown.
+    """
     if a == b or held_a is None or held_b is None:
         return ImageDifference(a=a, b=b, packages=(), rest=())
     first, second = held_a.packages, held_b.packages

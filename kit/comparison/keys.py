@@ -1,4 +1,4 @@
-"""Keys of two resolved jobs that are not the same, each with the layer that set it."""
+"""Keys that differ between two resolved jobs, each with the layer that set it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kit.spec.comparison import KeyDifference
 from kit.spec.set_by import USERS, SetBy
 
 _ABSENT = object()
-# What no layer set: a default, what follows from other keys, or the drawn seed.
+# For keys that no layer set: a default, a value derived from other keys, or the drawn seed.
 OWN = "the kit"
 
 
@@ -19,9 +19,9 @@ def between(
     set_by_a: Sequence[SetBy] = (),
     set_by_b: Sequence[SetBy] = (),
 ) -> tuple[KeyDifference, ...]:
-    """The keys that differ: those that a user set come first, since the others follow from them or from the place.
+    """The keys that differ. Keys set by a user come first, since the others follow from them or from the place.
 
-    set_by: of a run that did not record it, empty.
+    set_by: empty for a run that did not record it.
     """
     first, second = dict(_flat(a)), dict(_flat(b))
     found = []

@@ -1,4 +1,4 @@
-"""Reported numbers of two runs, step by step: the first step at which they part, and by how much."""
+"""Compares the reported numbers of two runs, step by step: the first step at which they differ, and by how much."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from typing import Any, NamedTuple
 
 from kit.spec.comparison import MetricsDifference, Parting, ValueDifference
 
-# Of kit/spec/metrics.py: what a machine's mood decides, and what names a record.
+# Names of kit/spec/metrics.py that are not compared: rates depend on the machine's load, others identify a record.
 RATES = ("tokens_per_second", "images_per_second", "mfu")
 _NOT_COMPARED = frozenset({*RATES, "step", "restart", "replica", "rank", "seconds", "memory_bytes", "built_bytes"})
-# Records that repeat what others said, or say how the program was started.
+# Records that repeat other records, or describe the program's start.
 _NOT_OF_STEPS = frozenset({"start", "saved", "resumed", "stopped", "changed"})
 
 
 class Reporter(NamedTuple):
-    """Which of a run's reporters, and what: rank and replica are None where records name none."""
+    """A metric and its reporter. rank and replica are None if the records name none."""
 
     metric: str
     replica: int | None
     rank: int | None
 
 
-# Step -> value. A step that was done twice, before and after a restart, counts as it was done last.
+# Step -> value. If a step was repeated after a restart, the last value counts.
 Series = dict[int, float]
 
 
 def series(records: Iterable[Mapping[str, Any]]) -> dict[Reporter, Series]:
-    """Group the numbers of a run's records by reporter and metric. Skips values that are not numbers and records without a step."""
+    """Group the numbers of a run's records by reporter and metric.
+
+    Values that are not numbers and records without a step are skipped.
+    """
     found: dict[Reporter, Series] = {}
     for record in records:
         step, replica, rank = (_whole(record.get(name)) for name in ("step", "replica", "rank"))
@@ -42,7 +45,10 @@ def series(records: Iterable[Mapping[str, Any]]) -> dict[Reporter, Series]:
 
 
 def between(a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]]) -> MetricsDifference:
-    """How the records of two runs differ. Of each metric the reporter that parted first is named, the lowest rank among equals."""
+    """The differences between the records of two runs.
+
+    For each metric it names the reporter that differed first; of several, the lowest rank.
+    """
     a, b = list(a), list(b)
     first, second = series(a), series(b)
     partings: dict[str, Parting] = {}
@@ -70,7 +76,7 @@ def between(a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]]) -> M
 
 
 def start_facts(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What the program said of itself when it last started: device, precision, world size."""
+    """The program's facts from its last start: device, precision, world size."""
     starts = [record for record in records if record.get("kind") == "start"]
     skipped = {"kind", "time", "restart", "schema", "replica", "rank", "built_bytes", "seed"}
     return {name: str(value) for name, value in starts[-1].items() if name not in skipped} if starts else {}
@@ -118,7 +124,7 @@ def _reporter(one: Reporter) -> tuple[str, int, int]:
 
 
 def _weight(metric: str) -> int:
-    """Losses first: everything else follows from what made them part. The training's own before a validation's."""
+    """Sort key: losses first, since the other metrics follow from them; the training loss before a validation loss."""
     return 0 if metric == "loss" else 1 if "loss" in metric else 2
 
 

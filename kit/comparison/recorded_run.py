@@ -1,4 +1,4 @@
-"""Record of a run as a comparison sees it, read once. What is missing, damaged or gone is said in words, and is never guessed."""
+"""Reads the records of a run for a comparison, once. Missing or damaged parts are described in words, never guessed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kit.health.answer import Answer
     from kit.runs.status import Status
 
-# What the kit writes into a run folder; the rest is the run's own output.
+# The kit's own files in a run folder; all other files are the run's output.
 _SCRIPTS = (
     "*.sh",
     "layout.txt",
@@ -38,10 +38,10 @@ _UNNAMED = "no container"
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """One run. unknown: what is not known of it, in words.
+    """One run. unknown: descriptions of what is not known.
 
-    job: its keys as resolved, None where they cannot be read; cluster, launcher: their files at submit, None of an older kit.
-    code: of its snapshot; None where that is gone. scripts: without the run's own name in them.
+    job: its resolved keys; None if they cannot be read. cluster, launcher: their files at submit; None for a run of an older kit.
+    code: from its snapshot; None if that is missing. scripts: with the run's own name replaced.
     """
 
     run: ComparedRun
@@ -59,7 +59,7 @@ class Recorded:
 
 
 def read(status: Status, answer: Answer) -> Recorded:
-    """Read a run's folder. RunError where its manifest cannot be read: then nothing of it can be compared."""
+    """Read a run's folder. RunError if its manifest cannot be read, since then nothing can be compared."""
     made, paths, unknown = status.manifest, RunPaths(status.run_dir), list[str]()
     tables = [_table(path, made, unknown) for path in (paths.job, paths.cluster, paths.launcher)]
     reported = metrics.records(status.run_dir)
@@ -97,7 +97,7 @@ def read(status: Status, answer: Answer) -> Recorded:
 
 
 def tree_of(run_dir: Path, tree: str) -> Store:
-    """The store that holds a run's snapshot. RunError where none does that this user may read."""
+    """The store that holds a run's snapshot. RunError if there is none that this user may read."""
     above = run_dir.parent.parent.parent if run_dir.parent.name == POINTS else run_dir.parent
     closed = False
     for root in sorted(above.glob(f"{FOLDER}-*")):
@@ -151,7 +151,7 @@ def _contained(made: Manifest) -> bool:
 
 
 def _image(made: Manifest, paths: RunPaths, unknown: list[str]) -> images.ImageContent | None:
-    """By the lock of then, else by the file itself, which its digest names."""
+    """The image's content: from the lock in the run folder, else from the image file itself, which its digest identifies."""
     if not _contained(made):
         return None
     own = paths.locks / f"{made.image_name}.lock"
@@ -186,7 +186,7 @@ def _scripts(run_dir: Path, made: Manifest) -> Files:
 
 
 def facts(one: Recorded) -> Iterator[tuple[str, str]]:
-    """Versions beside the kit's, and what the program said of itself when it last started."""
+    """Versions other than the kit's, prepared data, and the program's facts from its last start."""
     yield from ((name, value) for name, value in one.manifest.versions.items() if name != "kit")
     yield from ((f"data {name}", value) for name, value in one.manifest.data.items())
     yield from start_facts(one.records).items()

@@ -1,4 +1,4 @@
-"""Two sets of files: a unified diff of each that differs, and words for those that have none."""
+"""Compares two sets of files: a unified diff for each changed file, or a description if there can be no diff."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from kit.snapshots.tree_listing import Listing
 from kit.spec.comparison import Change, FileDifference
 
-# difflib's time grows with the square of the lines that differ.
+# difflib's time grows with the square of the number of differing lines.
 MOST_BYTES = 1 << 20
 _MOST_LINES = 20_000
 _CONTEXT = 3
 
-# The content of a file; OSError where it cannot be read.
+# Returns the content of a file; OSError if it cannot be read.
 Read = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
 class Files:
-    """One side: path -> what must be equal (kind and digest, or the content itself), and how to read one."""
+    """One side: path -> the values to compare (kind and digest, or the content itself), and a function that reads a file."""
 
     marks: Mapping[str, tuple[str, object]]
     read: Read
@@ -34,12 +34,12 @@ def of_tree(tree: Listing, read: Read) -> Files:
 
 
 def of_contents(contents: Mapping[str, bytes]) -> Files:
-    """Files that are read already."""
+    """Files whose content is in memory."""
     return Files({path: ("file", content) for path, content in contents.items()}, lambda path: contents[path])
 
 
 def between(a: Files, b: Files) -> tuple[FileDifference, ...]:
-    """The files that differ, by path."""
+    """The files that differ, sorted by path."""
     paths = sorted(path for path in {*a.marks, *b.marks} if a.marks.get(path) != b.marks.get(path))
     return tuple(_one(path, a, b) for path in paths)
 

@@ -1,4 +1,4 @@
-"""Answers of `kit when`: each choice with its start, by the plan of the queue where there is one, else by Slurm's estimate."""
+"""Answers of `kit when`: each choice with its start, from the plan of the queue if there is one, else from Slurm's estimate."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from kit.spec.alternative_sizes import JobSize
 
 By = Literal["plan", "slurm"]
 
-# Slurm says a start some seconds ahead even where nothing waits.
+# Slurm's estimate is some seconds in the future even if no job waits.
 _WAITS_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class WhenAnswer:
-    """One choice. start: None where it is refused. slurms: Slurm's own estimate of the start. gap: for how many seconds from now
-    so many nodes are free, where the job does not start at once.
+    """One choice. start: None if it is refused. slurms: Slurm's own estimate of the start.
 
-    by: where the start comes from. command: what submits this size.
+    gap: if the job does not start at once, for how many seconds from now this many nodes are free. by: the source of the start.
+    command: the command that submits this size.
     """
 
     cluster: str
@@ -50,7 +50,7 @@ class WhenAnswer:
     command: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json. Times are in UTC, as ISO 8601 has them."""
+        """The answer for --json. Times are in UTC, in ISO 8601 form."""
         start = self.start
         return {
             "cluster": self.cluster,
@@ -81,9 +81,10 @@ def ask(
     more: tuple[JobSize, ...] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> list[WhenAnswer]:
-    """The answers of all clusters, what starts first before the rest, unless it then runs for much longer; refused choices last.
+    """The answers of all clusters. The earliest start comes first, unless that choice then runs much longer; refused choices come
+    last.
 
-    say: hears which cluster could not be asked, where there are several; the error of a single one is raised.
+    say: with several clusters, called for each that cannot be asked. With a single cluster, its error is raised.
     """
     found: list[WhenAnswer] = []
     for cluster in clusters:
@@ -154,7 +155,7 @@ def _answer(one: Planned, own: Plan, queue: Queue, env: Mapping[str, str], job_f
 def start_of(
     queue: Queue, made: Plan, slurms: client.ExpectedStart | None, *, pieces: int = 1
 ) -> tuple[StartEstimate, By]:
-    """The start of a plan's job, and where it comes from."""
+    """The start of a plan's job, and the source of this estimate."""
     wanted = request_of(made)
     if can_plan(made) and not queue.seen.hidden:
         found = queue.start(wanted, pieces=pieces)
@@ -165,7 +166,7 @@ def start_of(
 
 
 def at_submit(prepared: Prepared, slurms: client.ExpectedStart | None) -> WhenAnswer | None:
-    """The start of a job that is about to be submitted. The queue is read only where Slurm says that the job will wait."""
+    """The start of a job that is about to be submitted. The queue is read only if Slurm says that the job will wait."""
     made, wanted = prepared.plan, request_of(prepared.plan)
     now = time.time()
     if slurms is None:

@@ -1,9 +1,9 @@
 """A plan of the queue, made as Slurm's backfill scheduler makes its own.
 
-The rules are those of sched/backfill (slurm.conf(5), SchedulerParameters): a running job holds its nodes until its limit; jobs that
-wait are looked at by priority; each gets the earliest time at which enough nodes are free for as long as its limit, and those nodes
-are kept for it. A new job comes last. What the plan cannot know: jobs that come later with a higher priority, and jobs that end
-before their limit, so that a start by limits is late more often than early.
+The rules are those of sched/backfill (slurm.conf(5), SchedulerParameters): a running job holds its nodes until its limit. Waiting
+jobs are processed by priority; each gets the earliest time at which enough nodes are free for the length of its limit, and these
+nodes are reserved for it. A new job comes last. The plan cannot know of later jobs with a higher priority, nor of jobs that end
+before their limit. So a start by limits is more often too late than too early.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from operator import or_
 
 from kit.slurm.queue_snapshot import UNLIMITED, Amount, QueueNode, QueueSnapshot, WaitingJob
 
-# Slurm looks at so many waiting jobs too (bf_max_job_test).
+# Slurm also considers this many waiting jobs (bf_max_job_test).
 _MOST = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRequest:
-    """A job as the scheduler sees it. each: on each node. limit: seconds.
+    """A job as the scheduler sees it. each: resources on each node. limit: seconds.
 
-    partitions: any of them; none: every node. only, never: names of nodes. features: that a node must have.
+    partitions: the job may use any of them; empty: every node. only, never: names of nodes. features: each node must have all of
+    them.
     """
 
     nodes: int
@@ -37,58 +38,58 @@ class NodeRequest:
 
     @property
     def kind(self) -> NodeRequest:
-        """What decides which nodes it can use, whatever its size."""
+        """The part that determines which nodes it can use, independent of its size."""
         return replace(self, nodes=0, limit=0.0)
 
 
 def request_of(job: WaitingJob) -> NodeRequest:
-    """What a job that waits asks for."""
+    """The request of a waiting job."""
     return NodeRequest(
         nodes=job.nodes, each=job.each, limit=job.limit, partitions=job.partitions, whole_nodes=job.whole_nodes
     )
 
 
 class BackfillPlan:
-    """Which nodes are kept for whom, and when. Sets of nodes are the bits of a number, as in Slurm."""
+    """Which nodes are reserved for which job, and when. A set of nodes is a bit mask, as in Slurm."""
 
     def __init__(self, seen: QueueSnapshot, *, tier: int = 0) -> None:
-        """tier: of the partition that the new job asks for. Jobs that wait in partitions of lower ones come after it."""
+        """tier: of the partition that the new job asks for. Jobs that wait in partitions of lower tiers come after it."""
         self.now = seen.now
         self._nodes = seen.nodes
         self._held = _held(seen)
-        self._times = [seen.now]  # where something changes, in order
-        self._kept = {seen.now: 0}  # nodes kept for waiting jobs from this time to the next
+        self._times = [seen.now]  # times at which something changes, in order
+        self._kept = {seen.now: 0}  # time -> nodes reserved for waiting jobs until the next time
         self._free_at: dict[NodeRequest, tuple[list[float], list[int]]] = {}
         self._no_earlier: dict[tuple[NodeRequest, int, float], float] = {}
         for end in {end for ends in self._held.values() for end, _ in ends if end < UNLIMITED}:
-            self._cut(end)
-        # Of each job that waits, its start and its nodes; none where there never are enough.
+            self._insert_time(end)
+        # Each waiting job that gets nodes, with its start and its nodes.
         self.placed: list[tuple[WaitingJob, float, int]] = []
         for job in [one for one in seen.waiting if one.tier >= tier][:_MOST]:
-            found = self._take(request_of(job))
+            found = self._reserve_earliest(request_of(job))
             if found is not None:
                 self.placed.append((job, *found))
 
     def copy(self) -> BackfillPlan:
-        """The same plan, to keep nodes in it for what may never be submitted."""
+        """A copy of the plan, for reserving nodes for jobs that may never be submitted."""
         made = object.__new__(BackfillPlan)
         made.__dict__ = {**self.__dict__, "_times": [*self._times], "_kept": {**self._kept}}
         made._no_earlier = dict(self._no_earlier)
         return made
 
     def take(self, wanted: NodeRequest) -> float | None:
-        """The earliest start, whose nodes are kept from now on; None when there never are enough."""
-        found = self._take(wanted)
+        """The earliest start. Its nodes are reserved from now on. None if there are never enough nodes."""
+        found = self._reserve_earliest(wanted)
         return found[0] if found else None
 
-    def _take(self, wanted: NodeRequest) -> tuple[float, int] | None:
-        found = self._place(wanted)
+    def _reserve_earliest(self, wanted: NodeRequest) -> tuple[float, int] | None:
+        found = self._find_earliest(wanted)
         if found is None:
             return None
         start, free = found
         nodes = _lowest(free, wanted.nodes)
-        self._keep(start, start + wanted.limit, nodes)
-        # A job of the same kind and size that comes later starts no earlier.
+        self._reserve(start, start + wanted.limit, nodes)
+        # A later job of the same kind and size does not start earlier.
         self._no_earlier[wanted.kind, wanted.nodes, wanted.limit] = start
         return start, nodes
 
@@ -97,12 +98,12 @@ class BackfillPlan:
         return tuple(node.name for bit, node in enumerate(self._nodes) if nodes >> bit & 1)
 
     def earliest(self, wanted: NodeRequest) -> float | None:
-        """The earliest start; nothing is kept. None when there never are enough nodes."""
-        found = self._place(wanted)
+        """The earliest start, without reserving nodes. None if there are never enough nodes."""
+        found = self._find_earliest(wanted)
         return found[0] if found else None
 
     def gap(self, wanted: NodeRequest) -> float:
-        """For how many seconds from now so many nodes are free: infinite where nobody waits for them, 0 where they are not."""
+        """For how many seconds from now this many nodes are free: infinite if no job waits for them, 0 if they are not free."""
         free = self._usable(wanted.kind, self.now)
         for place, start in enumerate(self._times):
             free &= ~self._kept[start]
@@ -110,7 +111,7 @@ class BackfillPlan:
                 return self._times[place] - self.now
         return UNLIMITED
 
-    def _place(self, wanted: NodeRequest) -> tuple[float, int] | None:
+    def _find_earliest(self, wanted: NodeRequest) -> tuple[float, int] | None:
         first = self._no_earlier.get((wanted.kind, wanted.nodes, wanted.limit), self.now)
         for start in self._times[bisect_left(self._times, first) :]:
             free = self._usable(wanted.kind, start)
@@ -129,17 +130,17 @@ class BackfillPlan:
             found |= self._kept[time]
         return found
 
-    def _keep(self, start: float, end: float, nodes: int) -> None:
-        self._cut(start)
+    def _reserve(self, start: float, end: float, nodes: int) -> None:
+        self._insert_time(start)
         if end < UNLIMITED:
-            self._cut(end)
+            self._insert_time(end)
         for time in self._times[bisect_left(self._times, start) :]:
             if time >= end:
                 break
             self._kept[time] |= nodes
 
-    def _cut(self, time: float) -> None:
-        """Let something change at this time."""
+    def _insert_time(self, time: float) -> None:
+        """Insert a time at which something changes."""
         if time in self._kept:
             return
         place = bisect_left(self._times, time)
@@ -147,15 +148,15 @@ class BackfillPlan:
         insort(self._times, time)
 
     def _usable(self, kind: NodeRequest, time: float) -> int:
-        """Nodes on which running jobs leave room for one of this kind, from this time on."""
+        """Nodes on which running jobs leave enough for a request of this kind, from this time on."""
         if kind not in self._free_at:
-            self._free_at[kind] = self._frees(kind)
+            self._free_at[kind] = self._usable_times(kind)
         times, usable = self._free_at[kind]
         place = bisect_right(times, time)
         return usable[place - 1] if place else 0
 
-    def _frees(self, kind: NodeRequest) -> tuple[list[float], list[int]]:
-        """The times at which nodes become usable, and all those that are from then on."""
+    def _usable_times(self, kind: NodeRequest) -> tuple[list[float], list[int]]:
+        """The times at which nodes become usable, and all nodes that are usable from each time on."""
         found: dict[float, int] = {}
         for bit, node in enumerate(self._nodes):
             if _may_use(node, kind):
@@ -182,7 +183,7 @@ class BackfillPlan:
 
 
 def _held(seen: QueueSnapshot) -> dict[str, list[tuple[float, Amount]]]:
-    """Node -> when each job on it ends, and what comes free then; earliest first."""
+    """Node -> the end of each job on it, and the resources that become free then; earliest first."""
     found: dict[str, list[tuple[float, Amount]]] = {}
     for job in seen.running:
         for node in job.nodes:
@@ -199,7 +200,7 @@ def _may_use(node: QueueNode, kind: NodeRequest) -> bool:
 
 
 def _lowest(nodes: int, count: int) -> int:
-    """So many of them, those with the lowest numbers first."""
+    """A number of nodes from a set, those with the lowest bits first."""
     found = 0
     for _ in range(count):
         one = nodes & -nodes

@@ -1,4 +1,4 @@
-"""Free space and quota of the folder that checkpoints go to."""
+"""Free space and quota of the checkpoint folder."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 from kit import shell
 from kit.errors import ToolError
 
-# A submit does not wait for a file server that does not answer.
+# A submit must not wait for a file server that does not answer.
 _TIMEOUT_S = 2.0
 _KIB = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """Bytes that this user can still write. by: what limits them, for people."""
+    """Bytes that this user can still write. by: the limit, in words."""
 
     free: int
     by: str
 
 
 def under(folder: Path, *, env: Mapping[str, str]) -> Room | None:
-    """The room where `folder` is, or will be; None where it cannot be known."""
+    """The room at `folder`, which need not exist yet; None if it is unknown."""
     place = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
     if place is None:
         return None
@@ -39,7 +39,7 @@ def under(folder: Path, *, env: Mapping[str, str]) -> Room | None:
 
 
 def _quotas(place: Path, env: Mapping[str, str]) -> list[Room]:
-    """What the user's quota leaves, on the file system of `place`: of disk quotas, NFS's among them, and of Lustre."""
+    """The room left by the user's quota on the file system of `place`: disk quotas, including NFS's, and Lustre's."""
     kind, mount = _mounted(place)
     if kind == "lustre" and shutil.which("lfs"):
         said = _asked(["lfs", "quota", "-q", "-u", str(os.getuid()), str(place)], env)
@@ -51,7 +51,7 @@ def _quotas(place: Path, env: Mapping[str, str]) -> list[Room]:
 
 
 def left_of(said: str, mount: str) -> list[int]:
-    """Bytes that `quota` or `lfs quota` say are left at a mount point: its line has used, soft and hard limit in KiB."""
+    """Bytes left at a mount point, from the output of `quota` or `lfs quota`. Its line has used, soft and hard limit in KiB."""
     found = []
     for line in said.splitlines():
         if mount not in line.split():
@@ -66,14 +66,14 @@ def left_of(said: str, mount: str) -> list[int]:
 
 def _asked(argv: list[str], env: Mapping[str, str]) -> str:
     try:
-        # `quota` ends with 1 where the user is over a limit.
+        # `quota` exits with 1 if the user is over a limit.
         return shell.run(argv, env={**env, "LC_ALL": "C"}, timeout=_TIMEOUT_S, check=False).stdout
     except ToolError:
         return ""
 
 
 def _mounted(place: Path) -> tuple[str, str]:
-    """Kind and mount point of the file system that holds a folder."""
+    """Type and mount point of a folder's file system."""
     path, best = str(place.resolve()), ("", "")
     try:
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()

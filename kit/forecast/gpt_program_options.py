@@ -1,7 +1,7 @@
 """Reads the model's shape from the options of the kit's own GPT programs, without starting them.
 
-Their options and defaults are those of launchers/lib/options.py. Nothing is said where an option decides it elsewhere: a model of
-Hugging Face, a --config file, data whose vocabulary is not known here.
+Options and defaults are those of launchers/lib/options.py. There is no result if an option takes the shape from elsewhere: a model
+of Hugging Face, a --config file, data with an unknown vocabulary.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _DEFAULTS = {
     "layers": 4, "heads": 4, "dim": 128, "context": 128, "steps": 200, "batch-size": 32, "accumulate": 1, "replicate": 1,
     "eval-every": 0,
 }  # fmt: skip
-# Options that put the model, or its tokens, somewhere that is not read here; --compile makes another program of it.
+# Options that take the model or its tokens from a place that is not read here. --compile changes the memory of the program.
 _UNKNOWN = frozenset({"config", "init-from", "data", "tokenizer", "vocabulary", "attend", "compile"})
 _FLAGS = frozenset({"recompute", "cpu-offload", "keep-gathered", "checkpoint-async"})
-# Bytes are the tokens of the text that they train on by default.
+# By default the programs train on text with bytes as tokens.
 _BYTES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class GptTraining:
-    """A training: the model, and a rank's part of each step.
+    """A training: the model, and one rank's part of each step.
 
-    tokens: of a micro-batch of one rank. accumulate: micro-batches in a step. copies: of a sharded model. every: steps between
-    checkpoints, 0: at the end alone.
+    tokens: in a micro-batch of one rank. accumulate: micro-batches in a step. copies: of a sharded model. every: steps between
+    checkpoints; 0: only at the end.
     """
 
     kind: Kind
@@ -53,19 +53,19 @@ class GptTraining:
 
     @property
     def shards(self) -> int:
-        """Among how many ranks the model is dealt out."""
+        """The number of ranks that share one copy of the model."""
         return self.ranks // self.copies if self.kind == "fsdp" else 1
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of a rank in a step: 6 N + 12 L D T a token (PaLM, arXiv 2204.02311, appendix B)."""
+        """Floating-point operations of a rank in a step: 6 N + 12 L D T per token (PaLM, arXiv 2204.02311, appendix B)."""
         weights = self.shape.parameters - self.shape.embedding
         each = 6 * weights + 12 * self.shape.layers * self.shape.dim * self.shape.context
         return float(each * self.tokens * self.accumulate)
 
 
 def of_plan(made: Plan) -> GptTraining | None:
-    """The program of a plan; None for any other program, and where the options do not give the model's shape."""
+    """The training of a plan; None for any other program, or if the options do not give the model's shape."""
     job = made.job
     if made.roles and not made.roles[0].plain:
         return None
@@ -85,7 +85,10 @@ def of_plan(made: Plan) -> GptTraining | None:
 
 
 def read(launcher: str, script: str, args: Sequence[str], *, ranks: int, every: int, gpus: bool) -> GptTraining | None:
-    """The program of a launcher with these options. every: checkpoint.every of the job. gpus: whether its nodes have them."""
+    """The training of a launcher's program with these options.
+
+    every: checkpoint.every of the job. gpus: whether its nodes have GPUs.
+    """
     name, kind = _PROGRAMS.get(launcher, ("", "ddp"))
     options = _options(args)
     if PurePath(script).name != name or options is None or _UNKNOWN & options.keys():
@@ -101,7 +104,7 @@ def read(launcher: str, script: str, args: Sequence[str], *, ranks: int, every: 
             context=number["context"],
         )
     except (ValueError, UsageError):
-        return None  # the program says it better
+        return None  # the program itself reports this error better
     share = ranks * number["accumulate"]
     if share <= 0 or number["batch-size"] % share or ranks % number["replicate"]:
         return None
@@ -123,7 +126,7 @@ def read(launcher: str, script: str, args: Sequence[str], *, ranks: int, every: 
 
 
 def _options(args: Sequence[str]) -> dict[str, str] | None:
-    """Option -> its value, the last one counts; None for words that are not options."""
+    """Option -> its value; the last one counts. None if there are words that are not options."""
     found: dict[str, Any] = {}
     words = list(args)
     while words:

@@ -1,7 +1,7 @@
 """Measures earlier runs of the same job: seconds of a step, of a start, of a save; memory of a rank.
 
-Runs of the same name on the same cluster are looked at, the newest first, few of them: a submit does not wait for this. What they
-report is read from their metrics and their events; nothing else is asked.
+It reads the metrics and events of runs with the same name on the same cluster, the newest first. Only a few runs are read, because
+a submit must not wait for this.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from kit.runs.manifest import Manifest
 from kit.spec.run_paths import RunPaths, is_launchers
 
 _MOST_RUNS = 8
-# Above this, a run's metrics are not read whole: the first records, and the last.
+# Metrics larger than this are not read.
 _MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class PastRun:
-    """One run. Seconds and bytes, None where it reported none.
+    """One run, in seconds and bytes. None if the run reported no value.
 
-    same: the new job has its program, its options and its ranks. begins: from the start of the batch script to the first step.
-    step: of one step, the median. quarters: the same of each quarter of the run. save, evaluate: of one. ends: after the last step.
-    whole: of a run that ended well, all of it.
+    same: it has the new job's program, options and number of ranks. begins: from the start of the batch script to the first step.
+    step: the median time of a step. quarters: this median for each quarter of the run. save, evaluate: median time of one. ends:
+    time after the last step. whole: total time of a run that ended well.
     """
 
     run_id: str
@@ -54,7 +54,7 @@ class PastRun:
 
 
 def newest(made: Plan) -> list[PastRun]:
-    """Runs of this job's name, the newest first; those whose folders say nothing are left out."""
+    """Runs of this job's name, the newest first, without those whose folders cannot be used."""
     runs_dir = made.decisions.site.runs_dir
     prefix = f"{made.job.name}-"
     try:
@@ -62,7 +62,7 @@ def newest(made: Plan) -> list[PastRun]:
             names = [one.name for one in entries if one.name.startswith(prefix) and one.name != made.run_id]
     except OSError:
         return []
-    # A run's name ends in the time of its submit.
+    # A run's name ends with the time of its submit.
     names = sorted(names, key=lambda name: name[len(prefix) :], reverse=True)[:_MOST_RUNS]
     return [one for name in names if (one := _read(runs_dir / name, made)) is not None]
 
@@ -128,7 +128,7 @@ def _program(job: Mapping[str, Any], record: Manifest, made: Plan) -> GptTrainin
 
 
 def _lived(run_dir: Path) -> tuple[float | None, float | None, int | None]:
-    """When its batch script began and ended, in seconds since the epoch, and its code; of a run that began once."""
+    """Start and end of its batch script, in seconds since the epoch, and its exit code; only for a run that was started once."""
     events = run_facts.events(run_dir)
     begun = [one for one in events if one["event"] == "start"]
     ended = [one for one in events if one["event"] == "end"]
@@ -140,7 +140,7 @@ def _lived(run_dir: Path) -> tuple[float | None, float | None, int | None]:
 
 
 def _steps(started: Mapping[str, Any] | None, steps: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Seconds of each step that was logged. The first one, which warms up, counts where there is no other."""
+    """Seconds of each logged step. The first step, which warms up, counts only if there is no other."""
     tokens = (started or {}).get("tokens_per_step")
     rates = [one["tokens_per_second"] for one in steps if _is_number(one.get("tokens_per_second"))]
     if not _is_number(tokens) or not rates or min(rates) <= 0:
@@ -150,7 +150,7 @@ def _steps(started: Mapping[str, Any] | None, steps: Sequence[Mapping[str, Any]]
 
 
 def _quarters(took: Sequence[float]) -> tuple[float, ...]:
-    """The median of each quarter. One slow step says nothing of a whole run; a slow quarter says that others used the node."""
+    """The median of each quarter. One slow step says nothing about a whole run. A slow quarter shows that others used the node."""
     cuts = [len(took) * place // 4 for place in range(5)]
     return tuple(median(part) for a, b in pairwise(cuts) if (part := took[a:b]))
 
@@ -161,7 +161,7 @@ def _seconds(told: Sequence[Mapping[str, Any]], kind: str) -> float | None:
 
 
 def _checkpoint(folder: Path) -> int | None:
-    """Bytes of its newest checkpoint, whatever program made it; None without one."""
+    """Bytes of its newest checkpoint, from any program; None if there is none."""
     try:
         inside = [one for one in folder.iterdir() if one.is_dir() and not one.name.startswith(".")]
         newest = max(inside, key=lambda one: one.stat().st_mtime, default=None)

@@ -1,4 +1,4 @@
-"""The queue, played on: jobs end when they are likely to, and Slurm plans by limits each time one has."""
+"""Simulates the queue: each job ends at its likely time, and after each end Slurm plans again by limits."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from statistics import fmean
 from kit.forecast.backfill import BackfillPlan
 from kit.slurm.queue_snapshot import UNLIMITED, Amount, QueueSnapshot, RunningJob
 
-# So many jobs are placed in all: some seconds, on a queue of any length.
+# The maximum number of placed jobs. It limits the time to some seconds for a queue of any length.
 _MOST_PLACED = 20_000
 # Jobs that end within a second of each other end together.
 _TOGETHER_S = 1.0
 
 
 def plans(seen: QueueSnapshot, *, tier: int = 0) -> Iterator[BackfillPlan]:
-    """Slurm's plan now, and after each likely end, until nothing runs. The snapshot has shares."""
+    """Slurm's plan now, and after each likely end, until no job runs. The snapshot must have shares."""
     share = fmean(seen.shares)
     running = [(job, likely_end(job, seen.now, seen.shares)) for job in seen.running]
     waiting = [job for job in seen.waiting if job.tier >= tier]
@@ -43,7 +43,7 @@ def plans(seen: QueueSnapshot, *, tier: int = 0) -> Iterator[BackfillPlan]:
 
 
 def likely_end(job: RunningJob, now: float, shares: Sequence[float]) -> float:
-    """When a running job ends: by the mean of those that, with its limit, would still run by now."""
+    """The likely end of a running job: the mean over ended jobs that, with its limit, would still be running now."""
     if job.limit in {0.0, UNLIMITED} or job.end <= now:
         return job.end
     longer = [share * job.limit for share in shares if share * job.limit > job.used]

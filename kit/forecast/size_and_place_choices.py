@@ -1,7 +1,7 @@
-"""The sizes and places at which a job may run, each planned: as written, its [[when]] tables, and the cluster's other rows.
+"""The sizes and places at which a job may run, each planned: as written, its [[when]] tables, and the cluster's other QOS rows.
 
-A size that the cluster or the launcher refuses is kept with the reason; a row of the cluster that does not take the job is
-left out.
+A size that the cluster or the launcher refuses is kept with the reason. A QOS of the cluster that does not accept the job is left
+out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _KEYS = {"nodes": "resources.nodes", "time": "resources.time", "qos": "qos", "pa
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A size at one place. prepared: its plan; None where it is refused, and why. pieces: so many of it. own: as written."""
+    """A size at one place. prepared: its plan; None if it is refused. refused: the reason. pieces: number of such jobs.
+
+    choice: None for the job as written.
+    """
 
     choice: JobSize | None
     pieces: int
@@ -37,13 +40,13 @@ class Planned:
 
     @property
     def request(self) -> NodeRequest:
-        """What the scheduler sees of it."""
+        """The request that the scheduler sees."""
         assert self.prepared is not None
         return request_of(self.prepared.plan)
 
     @property
     def settings(self) -> list[str]:
-        """The `--set` options that make a submit of this size."""
+        """The `--set` options for submitting this size."""
         return [
             f"{_KEYS[key]}={shlex.quote(str(value))}"
             for key, value in (_values(self.choice).items() if self.choice else ())
@@ -58,7 +61,10 @@ def of_job(
     containers: bool = True,
     more: tuple[JobSize, ...] = (),
 ) -> list[Planned]:
-    """All choices on one cluster, the job as written first. more: beside those of the job. ConfigError where that one is wrong."""
+    """All choices on one cluster, the job as written first.
+
+    more: sizes in addition to the job's own. ConfigError if the job is wrong.
+    """
     sources = config.read_job(config.job_path(job_file), cluster=cluster, overrides=overrides)
     written = sources.merged()
     if written.get("stages"):
@@ -76,7 +82,7 @@ def of_job(
 
 
 def _points(sources: Sources, *, containers: bool) -> Planned:
-    """A sweep: as many pieces as it has points, of the first one's size."""
+    """A sweep: one piece for each point, all with the size of the first point."""
     from kit.sweeps import prepare
 
     made = prepare.prepare_sources(sources, containers=containers)
@@ -123,7 +129,7 @@ def _short(error: KitError) -> str:
 
 
 def request_of(made: Plan) -> NodeRequest:
-    """A plan's job as the scheduler sees it. Constraints that are not plain words are Slurm's to read, and left out here."""
+    """A plan's job as the scheduler sees it. Constraints that are not plain words are left out, since only Slurm can read them."""
     job, allocation = made.job, made.allocation
     slurm = job.slurm
     avoided = {*made.decisions.site.avoid, *hosts(slurm.exclude or "")}
@@ -147,7 +153,7 @@ def request_of(made: Plan) -> NodeRequest:
 
 
 def can_plan(made: Plan) -> bool:
-    """Whether nothing but nodes decides when it starts, as far as the job says."""
+    """Whether only nodes determine the job's start, as far as the job file shows."""
     slurm, resources = made.job.slurm, made.job.resources
     simple = slurm.constraint is None or slurm.constraint.replace("_", "").isalnum()
     return simple and not (slurm.reservation or slurm.licenses or resources.switches or resources.segment)

@@ -1,4 +1,4 @@
-"""Predicts when a request would start, by a plan of the queue."""
+"""Predicts the start of a request, from a plan of the queue."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from kit.forecast import simulate_queue
 from kit.forecast.backfill import BackfillPlan, NodeRequest
 from kit.slurm.queue_snapshot import UNLIMITED, QueueSnapshot
 
-# In seconds of waiting. Users ask for a time of which jobs take a part that nobody knows, so that an end is a worse guess than a
-# start; and who goes by ends alone takes many nodes for long, and waits for the others who do (make bench-when).
+# One second of running counts like this many seconds of waiting. Jobs use an unknown part of their limit, so an end is a less
+# certain guess than a start. Choosing only by ends would also take many nodes for a long time, and wait for others who do the same
+# (make bench-when).
 _A_SECOND_OF_RUNNING = 0.25
-# Fewer ended jobs say nothing of those that run.
+# Fewer ended jobs say nothing about the running ones.
 _LEAST_SHARES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartEstimate:
-    """When a request starts, in seconds since the epoch; None: never, as the cluster is now.
+    """The start of a request, in seconds since the epoch. None: never, with the cluster in its present state.
 
-    by_limits: when every job takes its whole limit. last: of the last of several pieces, else the same. ends_by: its own limit
-    later.
-    likely, likely_end: when jobs, this one too, use as much of their limits as those did that ended a short while ago; None where
-    too few did.
+    by_limits: the start if every job uses its whole limit. last: the start of the last of several pieces, else the same. ends_by:
+    `last` plus its own limit. likely, likely_end: start and end if all jobs, including this one, use as much of their limits as
+    recently ended jobs did; None if too few jobs ended recently.
     """
 
     by_limits: float | None
@@ -41,7 +41,7 @@ class StartEstimate:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """What starts first comes first, unless it then runs for much longer; of what is equal in that, what ends first."""
+        """Sort key: the earliest start first, unless that request then runs much longer; among equals, the earliest end."""
         start, end = (self.last, self.ends_by) if self.likely_end is None else (self.likely, self.likely_end)
         if start is None or end is None:
             return UNLIMITED, UNLIMITED
@@ -49,17 +49,17 @@ class StartEstimate:
 
 
 class Queue:
-    """A snapshot, with its plans: one by limits, one by what jobs use of them."""
+    """A snapshot of the queue with its plans: by limits, and by the likely use of limits."""
 
     def __init__(self, seen: QueueSnapshot) -> None:
         self.seen = seen
-        # A job holds its nodes for as long as it takes, so that the mean counts and not the median.
+        # Use the mean, not the median: a job holds its nodes for as long as it takes.
         self._share = fmean(seen.shares) if len(seen.shares) >= _LEAST_SHARES else None
         self._plans: dict[int, BackfillPlan] = {}
         self._played: dict[int, tuple[list[BackfillPlan], Iterator[BackfillPlan]]] = {}
 
     def start(self, wanted: NodeRequest, *, pieces: int = 1) -> StartEstimate:
-        """When it starts. pieces: so many of it, beside each other."""
+        """The start of a request. pieces: the number of such jobs, which may run at the same time."""
         wanted = self._placed(wanted)
         times = self._starts(wanted, pieces)
         first, last = times[0], None if None in times else times[-1]
@@ -72,7 +72,7 @@ class Queue:
         return StartEstimate(by_limits=first, last=last, ends_by=ends_by, likely=likely, likely_end=end)
 
     def _likely(self, wanted: NodeRequest) -> float | None:
-        """The first moment at which Slurm's plan, by limits as it then would be, has room for it at once."""
+        """The first time at which Slurm's plan, made by limits at that time, could start the request at once."""
         tier = self._tier(wanted)
         known, rest = self._played.setdefault(tier, ([], simulate_queue.plans(self.seen, tier=tier)))
         for plan in itertools.chain(known, _kept(rest, known)):
@@ -81,12 +81,12 @@ class Queue:
         return None
 
     def gap(self, wanted: NodeRequest) -> float:
-        """For how many seconds from now so many nodes are free."""
+        """For how many seconds from now this many nodes are free."""
         wanted = self._placed(wanted)
         return self._plan(wanted).gap(wanted)
 
     def _placed(self, wanted: NodeRequest) -> NodeRequest:
-        """A job that names no partition goes to the default one."""
+        """A request without a partition goes to the default one."""
         if wanted.partitions or self.seen.default is None:
             return wanted
         return replace(wanted, partitions=(self.seen.default,))
@@ -109,7 +109,7 @@ class Queue:
 
 
 def _kept(plans: Iterator[BackfillPlan], known: list[BackfillPlan]) -> Iterator[BackfillPlan]:
-    """The rest of the plans, each noted as it is made."""
+    """The remaining plans; each is added to `known` when it is made."""
     for plan in plans:
         known.append(plan)
         yield plan

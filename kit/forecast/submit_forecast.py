@@ -1,6 +1,6 @@
-"""All that a submit can say before it happens: whether the job fits, its first checkpoint, the room for more, its end.
+"""Everything that can be said about a job before its submit: whether it fits, its first checkpoint, the room for more, its end.
 
-What is not known is left out: nothing here guesses. Slurm is not asked.
+Unknown facts are left out, never guessed. Slurm is not asked.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ from kit.planning.plan import Plan
 from kit.runs.submit import Prepared
 from kit.slurm import embedded
 
-# Nearer to the limit than this, what the arithmetic leaves out decides.
-_CLOSE = 0.95
-# Of a time, to both sides: what differs by more is not a figure, and a span is said.
+# Above this share of the limit, effects that the arithmetic leaves out decide whether the job fits.
+_CLOSE_TO_LIMIT = 0.95
+# If times differ by more than this share in both directions, the forecast gives a range instead of one figure.
 _STEADY = 0.1
-# The rate of a run of another size says little of one with many times its work.
-_SIZES_APART = 4.0
-# What is kept unless the job says otherwise (launchers/lib/options.py).
+# The speed of a run is not used for a job with this many times its work.
+_MAX_WORK_RATIO = 4.0
+# The number of checkpoints that are kept by default (launchers/lib/options.py).
 _KEEP = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Memory of a rank and of those of a node, or of a GPU, in bytes. held: what they cannot do without. limit: what there is."""
+    """Memory in bytes.
+
+    rank: of one rank. ranks: on one node. held: the least that a rank needs. limit: memory of the node or GPU.
+    """
 
     rank: int
     ranks: int
@@ -42,21 +45,21 @@ class Fit:
 
     @property
     def whole(self) -> int:
-        """What has to fit into the limit."""
+        """The memory that must fit into the limit."""
         return self.rank if self.on_gpu else self.rank * self.ranks
 
     @property
     def where(self) -> str:
-        """What holds them."""
+        """The place of the memory, in words."""
         return "a GPU" if self.on_gpu else "a node"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """Seconds from the start to the end, and to the first checkpoint. steps: with their seconds each, where they are known.
+    """Seconds from the start to the end, and to the first checkpoint. steps: their number. step: seconds of one, if known.
 
-    basis: the run that they come from. exact: it was the same training but for its number of steps. least, most: by the fastest and
-    the slowest that its steps, and those of other runs of the same training, were for a quarter of a run.
+    basis: the run that the figures come from. exact: that run was the same training, except for its number of steps. least, most:
+    by the fastest and the slowest quarter among runs of the same training.
     """
 
     whole: float
@@ -70,7 +73,7 @@ class Duration:
 
     @property
     def between(self) -> tuple[float, float] | None:
-        """The least and the most, where they are too far apart for one figure."""
+        """The least and the most, if they differ too much for one figure."""
         if self.least is None or self.most is None or self.most - self.least <= 2 * _STEADY * self.whole:
             return None
         return self.least, self.most
@@ -78,7 +81,7 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What is known of a job. checkpoint: bytes of one. limit: seconds, None for none."""
+    """The known facts about a job. checkpoint: bytes of one. limit: seconds; None for no limit."""
 
     file: str
     fit: Fit | None
@@ -94,7 +97,7 @@ def look(prepared: Prepared) -> Outlook:
     """The outlook of a planned job."""
     made = prepared.plan
     program = gpt_program_options.of_plan(made)
-    # Runs of a cluster that is reached over ssh are on its own disks.
+    # The runs of a cluster reached over ssh are on that cluster's disks.
     earlier = [] if prepared.remote else past_runs.newest(made)
     size = _checkpoint(program, earlier)
     folder = made.run_dir / "checkpoints"
@@ -112,7 +115,7 @@ def look(prepared: Prepared) -> Outlook:
 
 
 def refuse(found: Outlook) -> None:
-    """ConfigError for a job that cannot fit, whatever the arithmetic leaves out."""
+    """ConfigError for a job that cannot fit, even by the least estimate."""
     fit = found.fit
     if fit is None or fit.limit is None:
         return
@@ -127,10 +130,10 @@ def refuse(found: Outlook) -> None:
 
 
 def warnings(found: Outlook) -> list[Fault]:
-    """What may go wrong."""
+    """Warnings about what may go wrong."""
     said = []
     fit, took, room_ = found.fit, found.duration, found.room
-    if fit and fit.limit and fit.whole > _CLOSE * fit.limit:
+    if fit and fit.limit and fit.whole > _CLOSE_TO_LIMIT * fit.limit:
         problem = f"about {gigabytes(fit.whole)} of memory, and the job has {gigabytes(fit.limit)} of {fit.where}: it may not fit"
         said.append(Fault(key="args", problem=problem, hint="a smaller batch, --accumulate, or fewer ranks on a node"))
     if took and found.limit and took.whole > found.limit and not found.goes_on:
@@ -145,7 +148,7 @@ def warnings(found: Outlook) -> list[Fault]:
 
 
 def sentences(found: Outlook, *, start: float | None = None) -> list[str]:
-    """What to tell the user, a line each. start: of the job, in seconds since the epoch."""
+    """Lines to tell the user. start: of the job, in seconds since the epoch."""
     from kit.forecast import time_wording
 
     lines = []
@@ -183,7 +186,9 @@ def _fit(prepared: Prepared, program: GptTraining, earlier: Sequence[PastRun]) -
     made = prepared.plan
     limit = _gpu_limit(made) if program.on_gpu else _host_limit(prepared)
     rank = rank_memory.of_rank(program)
-    measured = next((one for one in earlier if one.memory and one.program and _alike(one.program, program)), None)
+    measured = next(
+        (one for one in earlier if one.memory and one.program and _same_training(one.program, program)), None
+    )
     if measured and measured.memory:
         rank = measured.memory
     held = 0 if program.offload and program.on_gpu else rank_memory.held(program)
@@ -191,13 +196,13 @@ def _fit(prepared: Prepared, program: GptTraining, earlier: Sequence[PastRun]) -
 
 
 def _gpu_limit(made: Plan) -> int | None:
-    """Bytes of a GPU; None where the cluster's file does not say."""
+    """Bytes of a GPU; None if the cluster's file does not say."""
     each = made.decisions.node.gpu_memory
     return 1024 * kilobytes(each) if each else None
 
 
 def _host_limit(prepared: Prepared) -> int | None:
-    """Bytes that the job may have of a node: what it asks for, else what the node has."""
+    """Bytes that the job may use on a node: the amount that it asks for, else the node's memory."""
     made = prepared.plan
     asked = made.allocation.memory or made.decisions.node.memory
     if asked and kilobytes(asked):
@@ -215,10 +220,10 @@ def _checkpoint(program: GptTraining | None, earlier: Sequence[PastRun]) -> int 
 def _duration(program: GptTraining | None, earlier: Sequence[PastRun]) -> Duration | None:
     if program is not None:
         timed = [(one, one.program) for one in earlier if one.program and one.step and one.begins is not None]
-        if same := [one for one, its in timed if _alike(its, program)]:
+        if same := [one for one, its in timed if _same_training(its, program)]:
             return _of_steps(program, same, 1.0)
-        near = min(timed, key=lambda pair: _apart(pair[1], program), default=None)
-        if near and _apart(near[1], program) <= _SIZES_APART:
+        near = min(timed, key=lambda pair: _work_ratio(pair[1], program), default=None)
+        if near and _work_ratio(near[1], program) <= _MAX_WORK_RATIO:
             return _of_steps(program, [near[0]], program.flops / near[1].flops, exact=False)
     done = next((one for one in earlier if one.same and one.whole), None)
     if done is None or done.whole is None:
@@ -227,7 +232,10 @@ def _duration(program: GptTraining | None, earlier: Sequence[PastRun]) -> Durati
 
 
 def _of_steps(program: GptTraining, like: Sequence[PastRun], work: float, *, exact: bool = True) -> Duration:
-    """From runs of the same training, the newest first, or from one whose steps are `work` times as much here."""
+    """From runs of the same training, the newest first, or from one other run.
+
+    work: the factor from its steps to this job's steps.
+    """
     steps = [one.step for one in like if one.step]
     begins = [one.begins for one in like if one.begins is not None]
     quarters = [one for run in like for one in run.quarters] or steps
@@ -255,23 +263,23 @@ def _of_steps(program: GptTraining, like: Sequence[PastRun], work: float, *, exa
     )
 
 
-def _alike(one: GptTraining, other: GptTraining) -> bool:
-    """Whether two trainings differ in nothing but how long they run, and what they do in between."""
+def _same_training(one: GptTraining, other: GptTraining) -> bool:
+    """Whether two trainings are the same, except for their number of steps, checkpoints and evaluations."""
     return replace(one, steps=0, every=0, eval_every=0) == replace(other, steps=0, every=0, eval_every=0)
 
 
-def _apart(one: GptTraining, other: GptTraining) -> float:
+def _work_ratio(one: GptTraining, other: GptTraining) -> float:
     ratio = one.flops / other.flops
     return max(ratio, 1 / ratio) if (one.kind, one.on_gpu) == (other.kind, other.on_gpu) else float("inf")
 
 
 def gigabytes(count: int) -> str:
-    """`1.2 GB`, `340 MB`."""
+    """A size in words: `1.2 GB`, `340 MB`."""
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
 
 
 def minutes_of(seconds: float) -> str:
-    """`45 s`, `2 h 10 min`."""
+    """A duration in words: `45 s`, `2 h 10 min`."""
     from kit.forecast.time_wording import span
 
     return span(seconds)

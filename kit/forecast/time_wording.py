@@ -1,4 +1,4 @@
-"""Times and spans as a person says them."""
+"""Times and durations in words."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from datetime import UTC, datetime, timedelta
 
 from kit.slurm.queue_snapshot import UNLIMITED
 
-# What starts within a minute starts now: Slurm itself takes that long to turn round.
+# A start within a minute counts as now: Slurm itself needs that long.
 _NOW_S = 60.0
 
 
 def iso(time: float | None) -> str | None:
-    """In UTC, to the second."""
+    """A time in UTC, to the second, in ISO 8601 form."""
     return (
         None if time is None or time == UNLIMITED else datetime.fromtimestamp(time, UTC).isoformat(timespec="seconds")
     )
 
 
 def moment(time: float, now: float) -> str:
-    """In local time: `now`, `14:10`, `tomorrow at 03:20`, `on Thu 26 Nov at 03:20`."""
+    """A time in local time: `now`, `at 14:10`, `tomorrow at 03:20`, `on Thu 26 Nov at 03:20`."""
     if time - now < _NOW_S:
         return "now"
     at, today = datetime.fromtimestamp(time).astimezone(), datetime.fromtimestamp(now).astimezone()
@@ -30,7 +30,7 @@ def moment(time: float, now: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """`45 s`, `50 min`, `2 h`, `1 h 30 min`, `3 d 4 h`; of an infinite one `no limit`."""
+    """A duration: `45 s`, `50 min`, `2 h`, `1 h 30 min`, `3 d 4 h`; `no limit` if it is infinite."""
     if seconds == UNLIMITED:
         return "no limit"
     if seconds < 120:
@@ -43,5 +43,5 @@ def span(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
+    """A number with its noun: `1 node`, `2 nodes`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

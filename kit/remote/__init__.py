@@ -1,4 +1,4 @@
-"""Clusters that are reached over ssh: a kept connection to each, programs in sh that run there, a mirror of run folders here.
+"""Clusters reached over ssh: a persistent connection to each, shell programs that run there, a local mirror of run folders.
 
-Nothing of the kit is needed on the other side: sh, coreutils, find, awk, gzip, tar and Slurm's commands.
+The kit need not be installed on the cluster. It uses sh, coreutils, find, awk, gzip, tar and Slurm's commands.
 """

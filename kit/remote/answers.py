@@ -1,8 +1,8 @@
-"""Parses the answer of a program on the other side: sections of known length, then an archive of files.
+"""Parses the answer of a program on the cluster: sections of known length, then an archive of files.
 
-answer NAME CODE LENGTH\\n<bytes>\\n     what a command printed, and its exit code
-grown OFFSET LENGTH PATH\\n<bytes>\\n    the end of a file that had OFFSET bytes before
-end\\n                                  the program came to its end; what follows is a tar archive, which may be empty
+answer NAME CODE LENGTH\\n<bytes>\\n     the output of a command, and its exit code
+grown OFFSET LENGTH PATH\\n<bytes>\\n    the new end of a file that had OFFSET bytes before
+end\\n                                  the program has finished; a tar archive follows, which may be empty
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kit.shell import Completed
 
 @dataclass(frozen=True, kw_only=True)
 class Grown:
-    """Bytes that a file has got. path: relative to the folder that was asked about."""
+    """New bytes at the end of a file. path: relative to the folder of the request."""
 
     path: str
     offset: int
@@ -27,7 +27,7 @@ class Grown:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """A whole file. mtime: seconds since the epoch."""
+    """A complete file. mtime: seconds since the epoch."""
 
     path: str
     content: bytes
@@ -36,7 +36,7 @@ class Sent:
 
 @dataclass(kw_only=True)
 class Reply:
-    """One answer. whole: whether the program came to its end. stderr: of all that ran."""
+    """One answer. whole: whether the program finished. stderr: of all its commands."""
 
     stderr: str = ""
     whole: bool = False
@@ -46,12 +46,12 @@ class Reply:
     files: list[Sent] = field(default_factory=list)
 
     def completed(self, name: str, argv: Sequence[str]) -> Completed:
-        """A command's answer as if it had run here."""
+        """A command's result as if it had run on this machine."""
         code, out = self.codes[name], self.texts[name].rstrip("\n")
         return Completed(argv=tuple(argv), returncode=code, stdout=out, stderr=self.stderr.rstrip("\n") if code else "")
 
     def text(self, name: str) -> str:
-        """What a command printed; ToolError when it failed."""
+        """A command's output; ToolError if it failed."""
         if self.codes.get(name, 1) != 0:
             raise ToolError(
                 "\n".join([f"{name} failed there", *(f"  {line}" for line in self.stderr.splitlines()[-8:])])
@@ -59,12 +59,12 @@ class Reply:
         return self.texts[name]
 
     def table(self, name: str) -> dict[str, str]:
-        """Lines of `KEY VALUE`."""
+        """A command's output, parsed as lines of `KEY VALUE`."""
         return dict(line.partition(" ")[::2] for line in self.text(name).splitlines())
 
 
 def read(content: bytes, *, stderr: str) -> Reply:
-    """Parse an answer. What is not of this form makes it less than whole."""
+    """Parse an answer. At an invalid section, parsing stops and `whole` stays False."""
     reply = Reply(stderr=stderr)
     at = 0
     while not reply.whole:
@@ -79,7 +79,7 @@ def read(content: bytes, *, stderr: str) -> Reply:
 
 
 def _section(words: Sequence[str], content: bytes, at: int, reply: Reply) -> int:
-    """Take one section; where the next begins. ValueError or IndexError for anything else."""
+    """Parse one section; return the offset of the next. ValueError or IndexError for anything else."""
     if list(words) == ["end"]:
         reply.whole = True
         return at

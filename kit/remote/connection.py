@@ -1,7 +1,8 @@
-"""One connection to a login node by the system's OpenSSH, kept open between commands, and requests over it.
+"""A connection to a login node by the system's OpenSSH, kept open between commands, and requests over it.
 
-A request is one ssh session: a program for `sh`, its data, and an answer. Program and data go over standard input, so that nothing
-of them is a word of a command line, neither here nor there; ssh itself gets words of the kit's own, and the host, which is checked.
+A request is one ssh session: a program for `sh`, its data, and an answer. Program and data go over standard input, so that no part
+of them is on a command line, here or on the cluster. The ssh command line has only the kit's own words and the host, which is
+checked.
 """
 
 from __future__ import annotations
@@ -31,32 +32,32 @@ from kit.shell import Completed
 if TYPE_CHECKING:
     from kit.spec.cluster import SshRules
 
-# A line that says nothing for so long is broken: three questions of ssh without an answer.
+# A connection is broken after three unanswered keep-alive messages of ssh.
 _ALIVE_S, _ALIVE_TIMES = 5, 3
-# How long a connection that nobody uses stays open.
+# How long an unused connection stays open.
 _KEEP = "15m"
 _WAIT_S = 0.05
-# sun_path holds 108 bytes; ssh makes the socket under a name that is 17 longer: unix(7), ssh_config(5).
+# sun_path holds 108 bytes. ssh creates the socket under a temporary name that is 17 bytes longer: unix(7), ssh_config(5).
 _MOST_SOCKET_PATH = 88
 _SSH_FAILED = 255
 
 
-# Programs that only look, and so may be asked again at once when the line broke.
-_LOOKING = frozenset({"index", "fetch", "have", "lacking", "digest", "tree"})
+# Read-only programs, which may run again after the connection broke.
+_READ_ONLY = frozenset({"index", "fetch", "have", "lacking", "digest", "tree"})
 _LOOKING_COMMANDS = frozenset({"squeue", "sacct", "sinfo"})
 _LOOKING_WORDS = frozenset({("sbatch", "--test-only"), ("sbatch", "--version"), ("scontrol", "show")})
 _AGAIN_S = (0.5, 2.0)
-# What ssh says when a connection ended that was there.
+# ssh's messages when an existing connection ended.
 _BROKEN = re.compile(r"(?i)closed by|reset by|broken pipe|timeout, server|lost connection|session open refused|^$")
 
 
-# Options that came to OpenSSH later than the rest, 7.6 being of 2017, and what an ssh says that does not know one.
+# Options that are newer than OpenSSH 7.6 (2017), and the message of an ssh that does not know one.
 _NEWER = frozenset({"remotecommand"})
 _UNKNOWN_OPTION = re.compile(r"(?i)Bad configuration option: (\w+)")
 
 
 class LineError(ToolError):
-    """The cluster cannot be reached, or the line broke before the answer had come. broken: there was a line."""
+    """The cluster cannot be reached, or the connection broke before the answer came. broken: there was a connection."""
 
     def __init__(self, message: str, *, hint: str = "", broken: bool = True) -> None:
         super().__init__(message, hint=hint)
@@ -65,9 +66,9 @@ class LineError(ToolError):
 
 @dataclass
 class Connection:
-    """A cluster's login node. name: of the cluster. timeout: seconds to connect in.
+    """A cluster's login node. name: of the cluster. timeout: for connecting, in seconds.
 
-    known: answers to Slurm's commands that came with another question; each is used once.
+    known: answers to Slurm's commands that came with an earlier request; each is used once.
     """
 
     name: str
@@ -75,12 +76,12 @@ class Connection:
     timeout: float = 20.0
     known: dict[tuple[str, ...], Completed] = field(default_factory=dict)
     uid: str = ""
-    # Options that this machine's ssh does not know: none of its configuration can have set them.
+    # Options that this machine's ssh does not know. So its configuration cannot have set them.
     refused: set[str] = field(default_factory=set)
 
     @property
     def host(self) -> str:
-        """As ssh_config has it."""
+        """The host's name in ssh_config."""
         return self.rules.host
 
     def ask(
@@ -93,13 +94,13 @@ class Connection:
         timeout: float | None = None,
         looking: bool = False,
     ) -> Reply:
-        """Run templates/remote/<name>.sh there with `constants` set; what it answered.
+        """Run templates/remote/<name>.sh on the cluster with `constants` set; return its answer.
 
-        data: its standard input. environment: what Slurm's commands get there besides their own. timeout: seconds for it all; None:
-        as long as the line lives. LineError when there is no whole answer: the program may have run nonetheless. One that only
-        looks, as others do with `looking`, is asked again.
+        data: its standard input. environment: additional variables for Slurm's commands. timeout: seconds for everything; None:
+        until the connection ends. LineError if there is no complete answer; the program may have run anyway. A read-only program,
+        or any program with `looking`, is asked a second time.
         """
-        looking = looking or name in _LOOKING
+        looking = looking or name in _READ_ONLY
         pieces = [*data] if looking else data
         for pause in _AGAIN_S if looking else ():
             try:
@@ -122,7 +123,7 @@ class Connection:
         mark = f"kit-{secrets.token_hex(16)}"
         text = shell_program.text(name, constants, mark=mark, path=self.rules.path or "", environment=environment or {})
         body = text.encode(errors="surrogateescape")
-        # A fixed text: the login shell, whichever it is, sees no word that comes from outside.
+        # This text is fixed, so the login shell, whichever it is, sees no word from outside.
         command = f"exec sh -c 'p=$(head -c {len(body)}) && eval \"$p\"'"
         argv = [*self._ssh(), "-T", "-o", "ControlMaster=no", "--", self.host, command]
         done = shell.exchange(argv, _joined(body, data), timeout=timeout)
@@ -131,7 +132,7 @@ class Connection:
     def run(
         self, argv: Sequence[str], *, env: Mapping[str, str], text: str | None, timeout: float | None, check: bool
     ) -> Completed:
-        """One command there. Raises what `shell.run` raises."""
+        """Run one command on the cluster. Raises the errors of `shell.run`."""
         words = tuple(argv)
         done = self.known.pop(words, None)
         if done is None:
@@ -155,7 +156,10 @@ class Connection:
         return done
 
     def terminal(self, argv: Sequence[str], *, env: Mapping[str, str]) -> list[str]:
-        """The argv of a command with this terminal there; its words, and what it gets in its environment, are not secrets."""
+        """The argv for a command on the cluster with this terminal.
+
+        Its words and environment are visible, so they must not be secrets.
+        """
         self._connect()
         text = shell_program.alone(argv, path=self.rules.path or "", environment=env)
         return [
@@ -174,18 +178,18 @@ class Connection:
         return ["-T" if word == "-tt" else word for word in words]
 
     def login(self) -> int:
-        """Open the connection on the user's own terminal, where ssh may ask for whatever it needs; ssh's exit code."""
+        """Open the connection on the user's own terminal, where ssh may ask for a password; return ssh's exit code."""
         self.close()
         argv = ["ssh", *self._config(), *self._options(), "-f", "-N", "-o", f"ControlPersist={_KEEP}", "--", self.host]
         return shell.call(argv)
 
     def close(self) -> None:
-        """End the connection, if there is one."""
+        """Close the connection, if it is open."""
         with contextlib.suppress(ToolError):
             shell.run([*self._ssh(), "-O", "exit", "--", self.host], check=False, timeout=5)
 
     def is_open(self) -> bool:
-        """Whether a connection is kept. Nothing is sent."""
+        """Whether a connection is open. Nothing is sent."""
         try:
             return shell.run([*self._ssh(), "-O", "check", "--", self.host], check=False, timeout=5).returncode == 0
         except ToolError:
@@ -211,7 +215,7 @@ class Connection:
         return reply
 
     def _connect(self) -> None:
-        """Open the connection unless it is there. It outlives this command, and has no terminal that it could ask on."""
+        """Open the connection if it is not open. It outlives this command, and has no terminal to ask for a password."""
         if self.is_open():
             return
         shell.require("ssh", hint="install OpenSSH's client (Debian: openssh-client)")
@@ -224,7 +228,7 @@ class Connection:
             while not self.is_open():
                 if shell.ended(pid) and not self.is_open():
                     said = log.read_text(encoding="utf-8", errors="replace").strip()
-                    if self._is_older(said):
+                    if self._drop_refused_option(said):
                         self._connect()
                         return
                     raise self._unreachable(said)
@@ -241,8 +245,8 @@ class Connection:
             f"cluster {self.name}: {self.host} cannot be reached{_indented(said)}", hint=hint, broken=broken
         )
 
-    def _is_older(self, said: str) -> bool:
-        """Whether ssh refused an option of the kit's that is new to it; it is left out from here on."""
+    def _drop_refused_option(self, said: str) -> bool:
+        """Whether ssh refused one of the kit's options that is too new for it. The option is left out from then on."""
         found = _UNKNOWN_OPTION.search(said)
         name = found[1].lower() if found else ""
         if name in self.refused or name not in _NEWER:
@@ -257,7 +261,7 @@ class Connection:
         return ["-F", str(Path(self.rules.config).expanduser())] if self.rules.config else []
 
     def _options(self) -> list[str]:
-        # What a user's ssh_config may have for sessions of a terminal, and a session of the kit does not.
+        # Disable options of a user's ssh_config that are meant for terminal sessions.
         unwanted = ("RemoteCommand=none", "RequestTTY=no", "ClearAllForwardings=yes", "PermitLocalCommand=no")
         kept = [one for one in unwanted if one.partition("=")[0].lower() not in self.refused]
         none = [word for one in kept for word in ("-o", one)]
@@ -276,7 +280,7 @@ def _indented(said: str) -> str:
 
 
 def _sockets() -> Path:
-    """The folder of the kept connections, for others closed: who may use a socket in it is logged in."""
+    """The folder for the sockets of open connections. It is closed to other users: whoever can use a socket is logged in."""
     own = platformdirs.user_cache_path("kit") / "ssh"
     folder = own if len(os.fsencode(own)) + 41 <= _MOST_SOCKET_PATH else Path(f"/tmp/kit-ssh-{os.geteuid()}")
     try:

@@ -1,13 +1,13 @@
-"""A copy of what a cluster's run folders say, here: the commands that read runs read these files, as they would over there.
+"""A local mirror of a cluster's run folders, which commands read in place of the folders on the cluster.
 
     ~/.cache/kit/remote/<cluster>-<id>/
-      mirror.json     whose it is, and what is known of the login node
+      mirror.json     its cluster, and the known facts about the login node
       index           inode, size, time and path of each run's record, as it was sent
-      files/<run>     the same of the other files of a run that a command has asked for
+      files/<run>     the same for other files of a run that a command has asked for
       runs/           the run folders
-      snapshots/      what was read of workspaces, for the next scan
+      snapshots/      caches of workspace scans
 
-A cache and nothing more: it may be removed while no command runs, and is sent again.
+It is only a cache: it may be removed while no command runs, and is then sent again.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from kit.spec.cluster import Cluster
 
 _NOTE = "mirror.json"
-# A path as `find` prints it: relative, nothing that leads elsewhere, nothing that is hidden.
+# A path as `find` prints it: relative, inside the folder, without hidden parts.
 _PATH = re.compile(r"(?!\.)[^\0\n/]+(?:/(?!\.)[^\0\n/]+)*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class There:
-    """The login node, as it said itself. runs, store: the user's folders."""
+    """The login node's own facts. runs, store: the user's folders."""
 
     user: str
     uid: str
@@ -56,7 +56,7 @@ class There:
 
 @dataclass(frozen=True, kw_only=True)
 class FailedNode:
-    """A node that failed a preflight. since: seconds since the epoch, by the clock over there."""
+    """A node that failed a preflight. since: seconds since the epoch, by the cluster's clock."""
 
     node: str
     since: float
@@ -65,7 +65,7 @@ class FailedNode:
 
 @dataclass(frozen=True)
 class ClusterAnswer:
-    """What one question to the cluster brought. keys: batch script -> the job that runs it, of jobs that Slurm remembers."""
+    """The answer to one request. keys: batch script -> its job, for the jobs that Slurm still knows."""
 
     there: There
     keys: dict[str, int]
@@ -80,11 +80,11 @@ class Mirror:
 
     @property
     def runs(self) -> Path:
-        """The run folders that are here."""
+        """The folder of the mirrored run folders."""
         return self.root / "runs"
 
     def there(self) -> There | None:
-        """What is known of the login node; None before the first answer."""
+        """The known facts about the login node; None before the first answer."""
         try:
             return There(**json.loads((self.root / _NOTE).read_text(encoding="utf-8"))["there"])
         except (OSError, ValueError, TypeError, KeyError):
@@ -95,11 +95,11 @@ class Mirror:
         return str(json.loads((self.root / _NOTE).read_text(encoding="utf-8"))["cluster"])
 
     def name_of(self, run_dir: Path) -> str:
-        """The run folder relative to the folder of runs."""
+        """A run folder's path, relative to the folder of runs."""
         return run_dir.relative_to(self.runs).as_posix()
 
     def path_there(self, run_dir: Path) -> str:
-        """The same run folder over there."""
+        """A run folder's path on the cluster."""
         known = self.there()
         if known is None:
             raise RunError(f"{run_dir}: nothing is known of its cluster yet", hint="kit runs")
@@ -107,7 +107,7 @@ class Mirror:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """One command at a time changes the mirror."""
+        """Lock the mirror: one command at a time changes it."""
         try:
             self.runs.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
@@ -120,9 +120,9 @@ class Mirror:
     def refresh(
         self, connection: Connection, cluster: Cluster, *, plan: bool = False, timeout: float | None = None
     ) -> ClusterAnswer:
-        """Ask for all that a command begins with, and bring the records of runs up to date: one request.
+        """Update the run records, and fetch everything that a command needs first, in one request.
 
-        plan: with what only a submit needs. Slurm's queue is left among the answers that `connection` knows.
+        plan: also fetch what only a submit needs. Slurm's queue is stored in `connection.known`.
         """
         with self.changing():
             known = _read(self.root / "index")
@@ -130,7 +130,7 @@ class Mirror:
             reply = connection.ask("index", constants, data=[known], timeout=timeout)
             facts = reply.table("facts")
             connection.uid = facts["uid"]
-            self._put(reply, self.root / "index", known)
+            self._apply(reply, self.root / "index", known)
             there = _there(facts, reply, before=self.there())
             note = {"cluster": connection.name, "host": connection.host, "there": asdict(there)}
             _write(self.root / _NOTE, json.dumps(note).encode())
@@ -151,10 +151,10 @@ class Mirror:
         queue: bool = False,
         whole: bool = False,
     ) -> None:
-        """Bring the files of a run up to date: logs by what they have grown, the others whole. One request.
+        """Update the files of a run, in one request: of logs only the new bytes, all other files completely.
 
-        sacct: a question to accounting that goes with it. queue: Slurm's queue as well; both answers are known to `connection`.
-        whole: with the programs that the kit put there.
+        sacct: an accounting command to run in the same request. queue: also fetch Slurm's queue. Both answers are stored in
+        `connection.known`. whole: include the programs that the kit put there.
         """
         name = self.name_of(run_dir)
         state = self.root / "files" / name.replace("/", "~")
@@ -167,7 +167,7 @@ class Mirror:
                 "WHOLE": int(whole) or "",
             }
             reply = connection.ask("fetch", {**constants, **words}, data=[known])
-            self._put(reply, state, known)
+            self._apply(reply, state, known)
         there = self.there()
         assert there is not None
         if sacct:
@@ -175,8 +175,8 @@ class Mirror:
         if queue:
             connection.known.update(primed(reply, ("squeue", queue_options(there.uid), "queue")))
 
-    def _put(self, reply: Reply, state: Path, known: bytes) -> None:
-        """Apply what has changed, files first: what a kill leaves undone is sent again."""
+    def _apply(self, reply: Reply, state: Path, known: bytes) -> None:
+        """Apply the changes, files first. If the process is killed, the remaining changes are sent again."""
         said = reply.text("changes")
         if said == "closed":
             raise ToolError("the folder of runs over there may not be entered", hint="set paths.runs of the cluster")
@@ -220,14 +220,14 @@ class Mirror:
             )
 
     def _path(self, name: str) -> Path:
-        """Where a file goes; ToolError for a name that would lead out of the mirror."""
+        """The path of a file in the mirror; ToolError for a name that leads out of the mirror."""
         if not _PATH.fullmatch(name):
             raise ToolError(f"the cluster named a file {name!r}, which no run has")
         return self.runs / name
 
 
 def of(cluster: str, rules: Cluster) -> Mirror:
-    """The mirror of a cluster; another host, or another folder of runs, has another one."""
+    """The mirror of a cluster. Another host or folder of runs has another mirror."""
     assert rules.ssh is not None
     what = json.dumps([rules.ssh.host, rules.ssh.config, rules.runs])
     own = hashlib.sha256(what.encode()).hexdigest()[:8]
@@ -235,7 +235,7 @@ def of(cluster: str, rules: Cluster) -> Mirror:
 
 
 def holding(run_dir: Path) -> Mirror | None:
-    """The mirror that a run folder is in; None for one of this machine's own."""
+    """The mirror that contains a run folder; None for a run of this machine."""
     for folder in run_dir.parents:
         if folder.name == "runs" and (folder.parent / _NOTE).is_file():
             return Mirror(folder.parent)
@@ -251,12 +251,12 @@ def folders(cluster: Cluster) -> dict[str, object]:
 
 
 def queue_options(uid: str) -> tuple[str, ...]:
-    """Those of `client.queue`."""
+    """The options of `client.queue`."""
     return ("--noheader", "--array", "--states=all", f"--user={uid}", "--format=%F|%K|%T|%r|%N|%M")
 
 
 def primed(reply: Reply, *asked: tuple[str, Sequence[str], str]) -> dict[tuple[str, ...], Completed]:
-    """Answers by their argv: (program, options, name in the answer)."""
+    """Results by their argv, from triples of program, options and name in the answer."""
     return {(tool, *options): reply.completed(name, (tool, *options)) for tool, options, name in asked}
 
 
@@ -293,7 +293,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole, under a temporary name first."""
+    """Write a file atomically, under a temporary name first."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)

@@ -1,1 +1,1 @@
-"""Slurm: the embedded cluster, and the commands of any other."""
+"""Slurm: the embedded cluster, and Slurm's commands on any cluster."""

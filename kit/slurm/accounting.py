@@ -1,4 +1,4 @@
-"""Reads Slurm's accounting, which outlives slurmctld's memory: one `sacct` for all jobs, never one for each."""
+"""Reads Slurm's accounting, which keeps jobs that slurmctld has forgotten. One `sacct` asks for all jobs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from kit.errors import ToolError
 from kit.slurm import run_local_or_ssh
 from kit.slurm.client import JobId
 
-# sacct(1): --duplicates shows every start of a requeued job, --noconvert plain bytes.
+# sacct(1): --duplicates shows every start of a requeued job, --noconvert gives plain bytes.
 _FIELDS = ("JobID", "State", "ExitCode", "ElapsedRaw", "NodeList", "MaxRSS", "TotalCPU", "Submit")
 _TIMEOUT_S = 20.0
 _DISABLED = "accounting storage is disabled"
-# Linux gives an argument list 2 MiB, and slurmdbd answers a question of this size within a second.
+# Linux limits an argument list to 2 MiB, and slurmdbd answers a request of this size within a second.
 _MOST_JOBS = 5000
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accounted:
-    """One job as accounting knows it, over all its starts.
+    """One job in accounting, over all its starts.
 
-    exit_code: as a shell says it, 128 and the signal's number for a job that a signal ended; of the last start, as state is.
-    starts: the node list of each start, oldest first. max_rss: bytes, of the largest task; None where nothing was sampled.
-    cpu_s, elapsed_s: seconds, of all starts together. cancelled_by: a user, by name where this machine knows it.
+    exit_code: as in a shell: 128 plus the signal's number for a job that a signal ended. It and `state` are from the last start.
+    starts: the node list of each start, oldest first. max_rss: bytes of the largest task; None if nothing was sampled. cpu_s,
+    elapsed_s: seconds, summed over all starts. cancelled_by: a user, by name if this machine knows it.
     """
 
     job_id: JobId
@@ -45,7 +45,10 @@ class Accounted:
 def history(
     job_ids: Sequence[JobId], *, env: Mapping[str, str], say: Callable[[str], None] = lambda _: None
 ) -> dict[JobId, Accounted]:
-    """The jobs that accounting knows, by id. Empty where a cluster has none; where it does not answer, `say` hears why."""
+    """The jobs that accounting knows, by id.
+
+    Empty for a cluster without accounting. If accounting does not answer, `say` is told why.
+    """
     if not job_ids:
         return {}
     try:
@@ -55,7 +58,7 @@ def history(
         say(f"accounting does not answer: {error.message}")
         return {}
     if done.returncode != 0:
-        # Without accounting nothing is missing that the kit shows elsewhere.
+        # A cluster without accounting needs no message.
         if _DISABLED not in done.stderr:
             say(f"accounting does not answer: {shell.failed(done).message}")
         return {}
@@ -63,14 +66,14 @@ def history(
 
 
 def question(job_ids: Sequence[JobId]) -> tuple[str, ...]:
-    """The argv that asks for jobs; times are seconds since the epoch with SLURM_TIME_FORMAT=%s."""
+    """The argv that asks for jobs. With SLURM_TIME_FORMAT=%s, times are seconds since the epoch."""
     wanted = ",".join(map(str, job_ids[-_MOST_JOBS:]))
     options = ("--noheader", "--parsable2", "--duplicates", "--noconvert", f"--jobs={wanted}")
     return ("sacct", *options, f"--format={','.join(_FIELDS)}")
 
 
 def parse(text: str) -> dict[JobId, Accounted]:
-    """sacct's lines: of each start a line of the job, then those of its steps (`12.batch`, `12.0`)."""
+    """Parse sacct's lines: for each start a line of the job, then lines of its steps (`12.batch`, `12.0`)."""
     rows: dict[JobId, list[tuple[bool, dict[str, str]]]] = {}
     for line in text.splitlines():
         row = dict(zip(_FIELDS, line.split("|"), strict=True))
@@ -92,7 +95,7 @@ def _accounted(job_id: JobId, starts: list[dict[str, str]], steps: list[dict[str
     sampled = [size for row in steps if (size := _bytes(row["MaxRSS"])) is not None]
     return Accounted(
         job_id=job_id,
-        # `CANCELLED by 1000`
+        # The state may be `CANCELLED by 1000`.
         state=last["State"].split()[0],
         exit_code=128 + int(signal) if int(signal or 0) else int(code or 0),
         submitted_at=datetime.fromtimestamp(int(starts[0]["Submit"]), UTC),
@@ -105,7 +108,7 @@ def _accounted(job_id: JobId, starts: list[dict[str, str]], steps: list[dict[str
 
 
 def _user(state: str) -> str:
-    """Of `CANCELLED by 1000` the user's name, or number."""
+    """The user's name or number in `CANCELLED by 1000`."""
     found = re.search(r" by (\d+)$", state)
     if not found:
         return ""
@@ -116,7 +119,7 @@ def _user(state: str) -> str:
 
 
 def seconds(text: str) -> float:
-    """sacct's `[DD-[HH:]]MM:SS.mmm`, in seconds."""
+    """Convert sacct's `[DD-[HH:]]MM:SS.mmm` to seconds."""
     days, _, clock = text.rpartition("-")
     total = 0.0
     for part in clock.split(":"):

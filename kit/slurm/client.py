@@ -1,4 +1,4 @@
-"""Slurm's own commands: submit, one batched query, cancel. Every call is an argv; the environment is what this module says."""
+"""Slurm's own commands: submit, query all jobs at once, cancel. Every call is an argv; this module sets the environment."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from dataclasses import dataclass
 from kit.errors import JobRefusedError, SlurmError, ToolError
 from kit.slurm import run_local_or_ssh
 
-# What a job may inherit from the submitter. Everything else stays behind: SLURM_* and SBATCH_* of an allocation that the user is
-# in (field-notes 25), PYXIS_* and SLURM_SPANK_* that would move the batch script into a container, and secrets that slurmctld
-# would keep in the job's environment file.
+# The variables that a job may inherit from the submitter. All others are left out: SLURM_* and SBATCH_* of an allocation that the
+# user is in (field-notes 25), PYXIS_* and SLURM_SPANK_* that would move the batch script into a container, and secrets that
+# slurmctld would keep in the job's environment file.
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "SLURM_CONF", "DEBUG")
 
-# squeue(1): the states in which a job still holds or awaits nodes.
+# squeue(1): the states in which a job still holds nodes or waits for them.
 ACTIVE = frozenset(
     {"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING",
      "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 )  # fmt: skip
 
 _TIMEOUT_S = 60.0
-# For what the kit can do without: where there is no slurm.conf, Slurm's commands look for one a minute long.
+# For optional requests: without a slurm.conf, Slurm's commands search for one for a minute.
 _SHORT_S = 5.0
 
-# A job's number; for a task of an array, the array's number and the task's: '123_4'.
+# A job's number, or for a task of an array the array's number and the task's: '123_4'.
 JobId = int | str
 
-# What `sbatch --test-only` says of a job that it would take; the time by SLURM_TIME_FORMAT.
+# The output of `sbatch --test-only` for a job that Slurm would accept. SLURM_TIME_FORMAT sets the form of the time.
 _TO_START = re.compile(r"Job \d+ to start at (\d+) using \d+ processors on (?:nodes )?(\S+)(?: in partition (\S+))?")
-# What it says when a job asks for more nodes than there are.
+# Its output for a job with more nodes than the cluster has.
 _NO_NODES = "Requested node configuration is not available"
-# What Slurm's commands say when no controller answers, or none is configured.
+# Messages of Slurm's commands when no controller answers, or none is configured.
 _NO_CONTROLLER = ("Unable to contact slurm controller", "Could not establish a configuration source")
 _IN_SERVICE = frozenset({"idle", "allocated", "mixed", "completing", "planned", "reserved"})
 _WHERE = "this is to be run where Slurm's commands are: a login node, or after 'make setup'"
@@ -40,7 +40,7 @@ _WHERE = "this is to be run where Slurm's commands are: a login node, or after '
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """One line of squeue. elapsed: squeue's own text. reason: why it waits, or how it ended."""
+    """One line of squeue. elapsed: squeue's own text. reason: why the job waits, or how it ended."""
 
     job_id: JobId
     state: str
@@ -59,15 +59,15 @@ class ExpectedStart:
 
 
 def environment(extra: Mapping[str, str], *, inherit: Sequence[str] = ()) -> dict[str, str]:
-    """The environment of Slurm's commands, and so of the job: the allow-list, what the job inherits, then `extra`.
+    """The environment of Slurm's commands, which the job inherits: the allowed variables, those in `inherit`, then `extra`.
 
-    extra: SLURM_CONF of an embedded cluster.
+    extra: such as SLURM_CONF of an embedded cluster.
     """
     return {**{name: os.environ[name] for name in (*_INHERITED, *inherit) if name in os.environ}, **extra}
 
 
 def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
-    """Run an `sbatch --parsable` argv and return the job id. SlurmError with sbatch's own words when it refuses."""
+    """Run an `sbatch --parsable` argv and return the job id. SlurmError with sbatch's own message if it refuses."""
     try:
         done = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False)
     except ToolError as error:
@@ -81,9 +81,9 @@ def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
 
 
 def queue(*, env: Mapping[str, str], job_ids: Sequence[JobId] = ()) -> dict[JobId, QueuedJob]:
-    """The user's jobs that Slurm remembers, by id, in one squeue call whatever their number. Tasks of arrays are jobs here."""
+    """The user's jobs that Slurm still knows, by id, from one squeue call. A task of an array counts as a job."""
     wanted = set(job_ids)
-    # A pending task of an array has no number of its own yet: %F and %K, the array's and the task's, always tell it apart.
+    # A pending task of an array has no own number yet. %F and %K, the array's and the task's number, always identify it.
     argv = [
         "squeue",
         "--noheader",
@@ -109,7 +109,7 @@ def queue(*, env: Mapping[str, str], job_ids: Sequence[JobId] = ()) -> dict[JobI
 
 
 def expected_start(job_id: JobId, *, env: Mapping[str, str]) -> str:
-    """When Slurm expects to start a job that waits, in local time: '2026-11-22T14:05:00'. Empty where it does not say."""
+    """Slurm's estimate of a waiting job's start, in local time: '2026-11-22T14:05:00'. Empty if Slurm gives none."""
     argv = ["squeue", "--noheader", "--start", f"--jobs={job_id}", "--format=%S"]
     try:
         said = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout.strip()
@@ -119,16 +119,16 @@ def expected_start(job_id: JobId, *, env: Mapping[str, str]) -> str:
 
 
 def knows(job_id: JobId, *, env: Mapping[str, str]) -> bool:
-    """Whether the controller knows a job, anybody's: it forgets one some minutes after its end (MinJobAge).
+    """Whether the controller knows a job of any user. It forgets a job some minutes after its end (MinJobAge).
 
-    A controller that does not answer is not a reason to doubt a number: the next command reports the failure.
+    If the controller does not answer, the result is True: the next command reports the failure.
     """
     done = run_local_or_ssh.run(["scontrol", "show", "job", str(job_id)], env=env, timeout=_TIMEOUT_S, check=False)
     return "Invalid job id" not in done.stderr
 
 
 def scripts(*, env: Mapping[str, str]) -> dict[str, int]:
-    """The batch scripts of the user's jobs that Slurm remembers, as sbatch was given them: path -> job id, for an array its own."""
+    """The batch scripts of the user's jobs that Slurm still knows: path as given to sbatch -> job id, or the array's id."""
     argv = ["squeue", "--noheader", "--states=all", f"--user={run_local_or_ssh.uid(env)}", "--format=%F|%o"]
     found: dict[str, int] = {}
     for line in run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout.splitlines():
@@ -139,7 +139,7 @@ def scripts(*, env: Mapping[str, str]) -> dict[str, int]:
 
 
 def hostnames(nodes: str, *, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The nodes of Slurm's short form: `n[1-3]` is n1, n2, n3. The form as it is where scontrol cannot be asked."""
+    """The nodes of Slurm's short form: `n[1-3]` is n1, n2, n3. Returns the form unchanged if scontrol cannot be asked."""
     if not nodes:
         return ()
     if "[" not in nodes:
@@ -153,7 +153,7 @@ def hostnames(nodes: str, *, env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def nodes_in_service(*, env: Mapping[str, str], partition: str | None = None) -> tuple[str, ...]:
-    """The nodes that run jobs or may, sorted. partition: the default one without a name. SlurmError when Slurm gives no answer."""
+    """The nodes that run jobs or can run them, sorted. partition: None for the default one. SlurmError if Slurm does not answer."""
     chosen = [f"--partition={partition}"] if partition else []
     try:
         said = run_local_or_ssh.run(
@@ -170,10 +170,10 @@ def nodes_in_service(*, env: Mapping[str, str], partition: str | None = None) ->
 
 
 def cancel(*job_ids: JobId, env: Mapping[str, str], gently: bool = False) -> None:
-    """scancel; SlurmError when Slurm does not know one of the jobs.
+    """Run scancel; SlurmError if Slurm does not know one of the jobs.
 
-    gently: ask the batch scripts alone. Slurm's own TERM goes to every process of a job, a container's FUSE daemon among them, and
-    ranks whose files are gone cannot save.
+    gently: send TERM only to the batch scripts. Slurm's own TERM goes to every process of a job, including a container's FUSE
+    daemon, and ranks that lose their files cannot save.
     """
     options = ["--batch", "--signal=TERM"] if gently else []
     numbers = [str(job_id) for job_id in job_ids]
@@ -183,12 +183,10 @@ def cancel(*job_ids: JobId, env: Mapping[str, str], gently: bool = False) -> Non
 
 
 def test_only(script: str, *, env: Mapping[str, str], options: Sequence[str] = ()) -> ExpectedStart | None:
-    """Ask Slurm whether it would take a batch script, without submitting it. SlurmError with its own words when it would not.
+    """Ask Slurm whether it would accept a batch script, without submitting it. SlurmError with Slurm's own message if not.
 
-    When and where it would start it, as Slurm estimates; None where it does not say.
-
-    Slurm counts nodes that are down or drained as absent here, though sbatch takes a job that waits for them: while there are
-    such nodes, too few nodes are not a reason to refuse.
+    Returns Slurm's estimate of start and nodes; None if it gives none. Here Slurm does not count nodes that are down or drained,
+    but sbatch accepts a job that waits for them. So while there are such nodes, too few nodes are no reason to refuse.
     """
     argv, seconds = ["sbatch", "--test-only", *options], run_local_or_ssh.with_variable(env, "SLURM_TIME_FORMAT", "%s")
     try:
@@ -210,7 +208,7 @@ def _some_nodes_are_out(env: Mapping[str, str]) -> bool:
 
 
 def max_array_size(*, env: Mapping[str, str]) -> int | None:
-    """The controller's MaxArraySize: tasks are numbered from 0 to one less. None when it cannot be asked."""
+    """The controller's MaxArraySize: the largest task number is one less. None if the controller cannot be asked."""
     try:
         text = run_local_or_ssh.run(["scontrol", "show", "config"], env=env, timeout=_SHORT_S).stdout
     except ToolError:
@@ -220,7 +218,7 @@ def max_array_size(*, env: Mapping[str, str]) -> int | None:
 
 
 def version(*, env: Mapping[str, str]) -> str:
-    """Slurm's version, such as '22.05.8'; empty where its commands are missing."""
+    """Slurm's version, such as '22.05.8'; empty if its commands are missing."""
     try:
         return (
             run_local_or_ssh.run(["sbatch", "--version"], env=env, timeout=_TIMEOUT_S)

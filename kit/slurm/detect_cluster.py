@@ -1,4 +1,4 @@
-"""A first cluster file from what Slurm says of itself: `sinfo` and `scontrol show` of the cluster that the kit runs on."""
+"""Makes a first cluster file from the output of `sinfo` and `scontrol show` on the current cluster."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kit.slurm import client
 
 _TIMEOUT_S = 30.0
 _UNLIMITED = {"UNLIMITED", "INFINITE", "NONE", "N/A"}
-# RealMemory is 1 MB where nobody configured it.
+# RealMemory is 1 MB if nobody configured it.
 _UNSET_MEMORY_MB = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Shape:
-    """What Slurm offers of one node. memory_mb: its RealMemory, in MB."""
+    """The resources of one node in Slurm. memory_mb: its RealMemory, in MB."""
 
     cpus: int
     memory_mb: int
@@ -54,12 +54,12 @@ def detect(*, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _fields(text: str) -> dict[str, str]:
-    """`scontrol show config` as name -> value."""
+    """Parse `scontrol show config` as name -> value."""
     return dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
 
 
 def _commonest(listed: str, partition: str) -> _Shape:
-    """The shape that most nodes of a partition have; GPUs break a tie."""
+    """The most common node shape in a partition. Of equally common ones, the one with more GPUs."""
     rows = [line.split("|") for line in listed.splitlines()]
     mine = [row for row in rows if row[0] == partition] or rows
     if not mine:
@@ -69,7 +69,7 @@ def _commonest(listed: str, partition: str) -> _Shape:
 
 
 def gpus_of(gres: str) -> int:
-    """`gpu:h100:8(S:0-1),nvme:1` -> 8."""
+    """The number of GPUs: `gpu:h100:8(S:0-1),nvme:1` -> 8."""
     return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,(]+)*?:(\d+)(?=\(|,|$)", gres))
 
 
@@ -78,12 +78,12 @@ def _memory(node: _Shape) -> dict[str, str]:
 
 
 def row_name(partition: str) -> str:
-    """A partition's name as a name of the kit: lower case, other characters as dashes."""
+    """A partition's name as a name for the kit: lower case, other characters replaced by dashes."""
     return re.sub(r"[^a-z0-9._-]+", "-", partition.lower()).strip("-._") or "partition"
 
 
 def row_of(partition: Mapping[str, str]) -> dict[str, Any]:
-    """A partition as a row of the QOS table. No QOS is asked for: which one a user may have, Slurm does not say here."""
+    """A partition as a row of the QOS table. It sets no QOS: these commands do not show which one a user may have."""
     row: dict[str, Any] = {"partition": partition["PartitionName"], "qos": False}
     if partition.get("MaxTime", "UNLIMITED") not in _UNLIMITED:
         row["time"] = partition["MaxTime"]

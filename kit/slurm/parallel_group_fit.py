@@ -1,6 +1,6 @@
-"""Checks whether a tensor or expert parallel group fits into a block, or a leaf switch, of the cluster. Warns, never refuses.
+"""Checks whether a tensor or expert parallel group fits into a block or leaf switch of the cluster. It warns and never refuses.
 
-A block is a set of nodes with a faster link among them, such as NVLink. Slurm is asked only when a group needs several nodes.
+A block is a set of nodes with a faster link between them, such as NVLink. Slurm is asked only if a group needs several nodes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _LINE = re.compile(r"(?m)^(BlockName=\S+ BlockIndex=\d+|SwitchName=\S+ Level=0 .
 # Options of Megatron-LM, of TorchTitan, and of the kit's own programs, with '_' as '-'.
 _TENSOR = ("--tensor-model-parallel-size", "--parallelism.tensor-parallel-degree", "--tp")
 _EXPERT = ("--expert-model-parallel-size", "--parallelism.expert-parallel-degree")
-# Megatron-LM splits each expert too, over as many ranks as the rest of the model unless told.
+# Megatron-LM also splits each expert, by default over as many ranks as the rest of the model.
 _EXPERT_TENSOR = "--expert-tensor-parallel-size"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelGroup:
-    """Ranks that exchange data within each layer, and the option that says how many. They are neighbours by number."""
+    """Ranks that exchange data within each layer, and the option that sets their number. They have consecutive rank numbers."""
 
     option: str
     ranks: int
@@ -35,14 +35,14 @@ class ParallelGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """kind: what holds nodes together. largest: nodes of the largest."""
+    """kind: the unit that connects nodes. largest: number of nodes in the largest one."""
 
     kind: str
     largest: int
 
 
 def warnings(made: Plan, *, env: Mapping[str, str]) -> list[Fault]:
-    """What to tell the user; nothing where Slurm knows no topology, cannot be asked, or the job has roles."""
+    """Warnings for the user; none if Slurm has no topology or cannot be asked, or if the job has roles."""
     whole = made.roles[0]
     words = (*made.job.args, *made.decisions.extra.args)
     group = largest_group(words)
@@ -60,9 +60,9 @@ def warnings(made: Plan, *, env: Mapping[str, str]) -> list[Fault]:
 def broken(
     group: ParallelGroup, found: Topology, *, nodes: int, ranks_per_node: int, segment: int | None
 ) -> Iterator[Fault]:
-    """A warning for a group that is too large for the largest block, or that Slurm may put on two.
+    """A warning for a group that is larger than the largest block, or that Slurm may place on two blocks.
 
-    Its key is empty where the option itself is meant: the caller knows which table holds it.
+    Its key is empty if it concerns the option itself: the caller knows which table contains it.
     """
     wide = -(-group.ranks // ranks_per_node)
     said = f"{group.option} makes groups of {group.ranks} ranks on {wide} nodes"
@@ -75,7 +75,7 @@ def broken(
 
 
 def largest_group(words: Sequence[str]) -> ParallelGroup | None:
-    """The largest group that a program's options ask for; None when they ask for none."""
+    """The largest group that a program's options ask for; None if they ask for none."""
     values = _values(words)
     tensor = [ParallelGroup(option=option, ranks=values[option]) for option in _TENSOR if option in values]
     split = values.get(_EXPERT_TENSOR, tensor[0].ranks if tensor else 1)
@@ -88,7 +88,7 @@ def largest_group(words: Sequence[str]) -> ParallelGroup | None:
 
 
 def ask(*, env: Mapping[str, str]) -> Topology | None:
-    """The cluster's topology; None where there is none, or scontrol does not answer."""
+    """The cluster's topology; None if it has none, or if scontrol does not answer."""
     try:
         return parse(
             run_local_or_ssh.run(["scontrol", "show", "topology"], env=env, timeout=_TIMEOUT_S, check=False).stdout
@@ -98,7 +98,7 @@ def ask(*, env: Mapping[str, str]) -> Topology | None:
 
 
 def parse(text: str) -> Topology | None:
-    """What `scontrol show topology` prints. A block of blocks and a switch of switches are not counted."""
+    """Parse the output of `scontrol show topology`. Higher levels (blocks of blocks, switches of switches) are ignored."""
     lines = _LINE.findall(text)
     if not lines:
         return None
@@ -107,7 +107,7 @@ def parse(text: str) -> Topology | None:
 
 
 def count(hosts: str) -> int:
-    """How many hosts an expression of Slurm's names: `a[1-2,05],b` are four."""
+    """The number of hosts in one of Slurm's expressions: `a[1-2,05],b` has four."""
     names = re.findall(r"(?:\[[^]]*\]|[^,[])+", hosts)
     return sum(prod(map(_numbers, re.findall(r"\[([^]]*)\]", name))) for name in names)
 
@@ -118,7 +118,7 @@ def _numbers(ranges: str) -> int:
 
 
 def _values(words: Sequence[str]) -> dict[str, int]:
-    """Option -> its whole number, written as `--option 8` or `--option=8`; the last one counts."""
+    """Option -> its integer, from `--option 8` or `--option=8`; the last one counts."""
     found = {}
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         option, _, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Snapshot of the queue by one sinfo and one squeue: nodes, the jobs that hold them and until when, the jobs that wait."""
+"""Snapshot of the queue from one sinfo and one squeue: nodes, running jobs with their nodes and ends, and waiting jobs."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kit.slurm import run_local_or_ssh
 from kit.slurm.detect_cluster import gpus_of
 
 _TIMEOUT_S = 20.0
-# sinfo(1), squeue(1): a suffix of its own for each field, since names and lists have any length.
+# sinfo(1), squeue(1): each field gets its own suffix, since names and lists may have any length.
 _NODE = ("NodeHost", "Partition", "StateLong", "CPUsState", "Memory", "Gres", "PriorityTier", "Features")
 _JOB = (
     "JobArrayID", "StateCompact", "Reason", "PriorityLong", "NumNodes", "TimeLimit", "TimeUsed", "EndTime", "tres-alloc",
     "tres-per-node", "NodeList", "Partition", "OverSubscribe",
 )  # fmt: skip
-# Of StateLong, without the signs after it: '*' no answer, '$' maintenance.
+# Values of StateLong, without the signs after it: '*' no answer, '$' maintenance.
 _IN_SERVICE = frozenset({"idle", "allocated", "mixed", "completing", "planned", "reserved", "blocked"})
 _OUT = frozenset("*$!%")
-# Reasons for which the scheduler passes a job over: no time will come for it by waiting alone.
+# Reasons for which the scheduler skips a job: waiting alone will not start it.
 _PASSED_OVER = re.compile(r"Dependency|BeginTime|Held|JobHold|Limit|Resource_Down|Reservation|BadConstraints|Qos|Assoc")
 _UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0 * 1024}
 UNLIMITED = float("inf")
@@ -29,28 +29,28 @@ UNLIMITED = float("inf")
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:
-    """Of one node. memory: MB."""
+    """Resources of one node. memory: MB."""
 
     cpus: int = 0
     memory: float = 0.0
     gpus: int = 0
 
     def fits(self, into: Amount) -> bool:
-        """Whether a node with `into` free can give so much."""
+        """Whether a node with `into` free has enough for this."""
         return self.cpus <= into.cpus and self.memory <= into.memory and self.gpus <= into.gpus
 
     def minus(self, other: Amount) -> Amount:
-        """What is left."""
+        """The difference."""
         return Amount(cpus=self.cpus - other.cpus, memory=self.memory - other.memory, gpus=self.gpus - other.gpus)
 
     def plus(self, other: Amount) -> Amount:
-        """Both together."""
+        """The sum."""
         return Amount(cpus=self.cpus + other.cpus, memory=self.memory + other.memory, gpus=self.gpus + other.gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueNode:
-    """One node. whole: all that it has. taken_cpus: by whatever runs on it, also what may not be seen. features: Slurm's words."""
+    """One node. whole: all its resources. taken_cpus: used by all jobs on it, also by hidden ones. features: Slurm's words."""
 
     name: str
     whole: Amount
@@ -62,7 +62,10 @@ class QueueNode:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningJob:
-    """A job that holds nodes. each: of each node. end: when its limit is over, seconds since the epoch. limit, used: seconds."""
+    """A job that holds nodes.
+
+    each: resources of each node. end: end of its limit, seconds since the epoch. limit, used: seconds.
+    """
 
     nodes: tuple[str, ...]
     each: Amount
@@ -73,7 +76,7 @@ class RunningJob:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingJob:
-    """A job that waits for nodes. each: on each node. limit: seconds. whole_nodes: it shares none. tier: of its partition."""
+    """A job that waits for nodes. each: on each node. limit: seconds. whole_nodes: it shares no node. tier: of its partition."""
 
     nodes: int
     each: Amount
@@ -85,10 +88,10 @@ class WaitingJob:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSnapshot:
-    """The queue at one moment. waiting: in the order in which Slurm looks at it.
+    """The queue at one moment. waiting: in the order in which Slurm considers the jobs.
 
-    shares: of jobs that ended by themselves a short while ago, the share of their limit that they used. tiers: of partitions, by
-    name; Slurm starts jobs of a higher one first. default: the partition of a job that names none.
+    shares: for recently ended jobs that ended by themselves, the share of their limit that they used. tiers: of partitions, by
+    name; Slurm starts jobs in higher tiers first. default: the partition of a job that names none.
     """
 
     now: float
@@ -101,7 +104,7 @@ class QueueSnapshot:
 
     @property
     def hidden(self) -> bool:
-        """Whether something runs that this user may not see (Slurm's PrivateData): no plan can be made then."""
+        """Whether there are running jobs that this user may not see (Slurm's PrivateData). Then no plan can be made."""
         seen: dict[str, int] = {}
         for job in self.running:
             for node in job.nodes:
@@ -126,7 +129,7 @@ def _columns(names: Sequence[str]) -> str:
 
 
 def parse(nodes: str, jobs: str, *, now: float) -> QueueSnapshot:
-    """A snapshot from what sinfo and squeue print with the columns of this module."""
+    """A snapshot from the output of sinfo and squeue with the columns of this module."""
     found, tiers, default = _nodes(nodes)
     rows = [
         dict(zip(_JOB, line.split("|"), strict=False)) for line in jobs.splitlines() if line.count("|") >= len(_JOB)
@@ -145,7 +148,7 @@ def parse(nodes: str, jobs: str, *, now: float) -> QueueSnapshot:
 
 
 def _nodes(text: str) -> tuple[list[QueueNode], dict[str, int], str | None]:
-    """All nodes, each once; the tier of each partition; the default one, which sinfo marks."""
+    """All nodes, each once; the tier of each partition; and the default partition, which sinfo marks."""
     found: dict[str, QueueNode] = {}
     tiers: dict[str, int] = {}
     default = None
@@ -170,7 +173,7 @@ def _nodes(text: str) -> tuple[list[QueueNode], dict[str, int], str | None]:
 
 def _running(row: Mapping[str, str], now: float) -> RunningJob:
     nodes = hosts(row["NodeList"])
-    # What completes is gone in a moment; a job past its limit goes when Slurm next looks.
+    # A completing job ends in a moment; a job past its limit ends when Slurm next checks.
     end = float(row["EndTime"]) if row["EndTime"].isdecimal() else UNLIMITED
     leaves = row["StateCompact"] == "CG"
     return RunningJob(
@@ -195,7 +198,7 @@ def _waiting(row: Mapping[str, str], tier: int) -> WaitingJob:
 
 
 def _each(row: Mapping[str, str], nodes: int) -> Amount:
-    """A node's part of a job. GPUs are in the TRES only where the site accounts for them."""
+    """The resources of a job on one node. The TRES contain GPUs only if the site accounts for them."""
     tres = dict(re.findall(r"([^,=]+)=([^,]*)", row["tres-alloc"]))
     gpus = tres.get("gres/gpu")
     per_node = sum(
@@ -224,7 +227,7 @@ def _number(job_id: str) -> tuple[int, ...]:
 
 
 def seconds(text: str) -> float:
-    """Slurm's [days-]hours:minutes:seconds; infinite where there is no limit, 0 for what is not a time."""
+    """Seconds from Slurm's [days-]hours:minutes:seconds; infinite for no limit, 0 for other text."""
     if text == "UNLIMITED":
         return UNLIMITED
     days, _, clock = text.rpartition("-")
@@ -238,13 +241,13 @@ def seconds(text: str) -> float:
 
 
 def megabytes(text: str) -> float:
-    """`18078M`, `1.5G` -> MB; a bare number is MB."""
+    """MB from `18078M` or `1.5G`; a bare number is MB."""
     found = re.fullmatch(r"([\d.]+)([KMGT]?)", text)
     return float(found[1]) * _UNITS[found[2]] if found else 0.0
 
 
 def hosts(text: str) -> tuple[str, ...]:
-    """The hosts of Slurm's short form: `a[1-2,05],b` are a1, a2, a05, b."""
+    """The hosts of Slurm's short form: `a[1-2,05],b` is a1, a2, a05, b."""
     return tuple(name for one in re.findall(r"(?:\[[^]]*\]|[^,[])+", text) for name in _spread(one))
 
 

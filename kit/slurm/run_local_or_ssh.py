@@ -1,6 +1,6 @@
-"""Runs Slurm's commands: on this machine, or on a login node that is reached over ssh. The environment says which.
+"""Runs Slurm's commands on this machine, or on a login node over ssh. The environment decides which.
 
-All of kit/slurm goes through here, so that what asks Slurm need not know where it is.
+All modules of kit/slurm use this module, so they need not know where Slurm is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OverSsh(dict[str, str]):
-    """The environment of Slurm's commands on a cluster that is reached over ssh: what they get besides their login's own."""
+    """The environment of Slurm's commands on a cluster reached over ssh: variables in addition to those of the login."""
 
     def __init__(self, connection: Connection, inherited: Mapping[str, str] | None = None) -> None:
         super().__init__(inherited or {})
@@ -32,7 +32,7 @@ def run(
     timeout: float | None = None,
     check: bool = True,
 ) -> Completed:
-    """As `shell.run`, wherever the cluster is."""
+    """Run a command as `shell.run` does, on the machine where Slurm is."""
     if isinstance(env, OverSsh):
         return env.connection.run(argv, env=env, text=input, timeout=timeout, check=check)
     return shell.run(argv, env=env, input=input, timeout=timeout, check=check)
@@ -46,5 +46,5 @@ def with_variable(env: Mapping[str, str], name: str, value: str) -> Mapping[str,
 
 
 def uid(env: Mapping[str, str]) -> str:
-    """The user's number where Slurm is."""
+    """The user's numeric id on the machine where Slurm is."""
     return env.connection.uid if isinstance(env, OverSsh) else str(os.getuid())

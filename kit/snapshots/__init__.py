@@ -1,11 +1,10 @@
-"""Snapshots: a job's workspace as it was at submit, kept once per content, so that a run is its code.
+"""Snapshots: copies of a job's workspace at submit, stored once per content, so that each run keeps its code.
 
 | module | what it does |
 |---|---|
-| `chosen` | which files of a folder are its workspace: what git does not ignore, or all but `.kitignore`'s |
-| `listing` | a tree in text: its files, modes, links and digests; the digest of that text is the tree's hash |
-| `scan` | reads a workspace into a listing, with a cache of what was read before; the limits on sizes |
-| `store` | trees and the files that they share, in a folder beside the runs; pruning |
-| `patch` | how a workspace differs from its commit |
-| `changes` | how two trees differ |
+| `chosen_files` | chooses the files of a workspace: those that git does not ignore, or all without those in `.kitignore` |
+| `tree_listing` | a tree as text: its files, modes, links and digests; the digest of that text is the tree's hash |
+| `scan` | reads a workspace into a listing, with a cache of earlier reads; checks the limits on sizes |
+| `store` | stores trees and their shared files in a folder next to the runs; prunes them |
+| `patch` | the difference between a workspace and its commit |
 """

@@ -1,4 +1,4 @@
-"""Chooses the files of a workspace: those that git does not ignore, else all; never those that `.kitignore` names."""
+"""Chooses the files of a workspace: those that git does not ignore, else all; but never those that `.kitignore` names."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from kit import shell, untrusted_files
 from kit.errors import ConfigError, Fault, ToolError
 
 IGNORE_FILE = ".kitignore"
-# Nobody's code, where no git says it.
+# Files that are never code, for a folder without git.
 _NEVER = (".git/", "__pycache__/", ".venv/")
 _GIT_S = 120.0
-# git-ls-files(1) continues after it (dir.c, read_directory_recursive).
+# git ls-files(1) only warns and continues (dir.c, read_directory_recursive).
 _CLOSED = re.compile(r"warning: could not open directory '(?P<path>.*)': (?P<why>.*)")
-# A folder with more files is somebody's home, or data.
+# A folder with more files is probably a home folder, or data.
 MOST_FILES = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """Relative paths with what lstat(2) says of each. added: those that git does not track. passed: FIFOs, sockets and devices.
+    """Relative paths with their lstat(2) results. added: files that git does not track. passed: FIFOs, sockets and devices.
 
-    without: what the caller left out, relative. by_git: whether git chose them.
+    without: relative paths that the caller excluded. by_git: whether git chose the files.
     """
 
     files: dict[str, os.stat_result]
@@ -40,16 +40,16 @@ class Chosen:
 
 
 def choose(folder: Path, *, without: Collection[Path] = (), rules: Sequence[str] = (), asked_by: str) -> Chosen:
-    """The workspace's files in `folder`. without: folders and files in it that are not: the runs, what is mounted, secrets.
+    """Choose the workspace's files in `folder`. without: folders and files to exclude: the runs, mounted folders, secrets.
 
-    rules: of files that are not, as .gitignore has them. asked_by: the job file, for ConfigError where git refuses, and where there
-    are more than MOST_FILES.
+    rules: patterns of more files to exclude, in the syntax of .gitignore. asked_by: the job file, named in the ConfigError. It is
+    raised when git refuses, and for more than MOST_FILES files.
     """
     try:
-        listed = _of_git(folder, asked_by)
+        listed = _git_files(folder, asked_by)
     except _ClosedFolder as closed:
-        raise _closed(closed.path, closed.why, asked_by) from None
-    # What lies in the folder alone counts, under the name that it has there.
+        raise _unreadable(closed.path, closed.why, asked_by) from None
+    # Only paths inside the folder matter, relative to it.
     out = tuple(os.path.relpath(path, folder) for path in without if path.is_relative_to(folder))
     if listed:
         ignore = _ignored(folder, rules, (IGNORE_FILE,))
@@ -63,9 +63,9 @@ def choose(folder: Path, *, without: Collection[Path] = (), rules: Sequence[str]
         try:
             seen = os.lstat(f"{folder}/{path}")
         except (FileNotFoundError, NotADirectoryError):
-            continue  # deleted, and git still tracks it
+            continue  # git tracks the file, but it was deleted
         except PermissionError as error:
-            raise _closed(os.path.dirname(path), error, asked_by) from None  # noqa: PTH120 - relative
+            raise _unreadable(os.path.dirname(path), error, asked_by) from None  # noqa: PTH120 - relative
         if stat.S_ISDIR(seen.st_mode):
             continue
         if not (stat.S_ISREG(seen.st_mode) or stat.S_ISLNK(seen.st_mode)):
@@ -79,14 +79,16 @@ def choose(folder: Path, *, without: Collection[Path] = (), rules: Sequence[str]
     by_git = bool(listed)
     if by_git:
         beside = [
-            path for path in _beside(folder, found) if not (_within(path, out) or (ignore and ignore.match_file(path)))
+            path
+            for path in _special_files(folder, found)
+            if not (_within(path, out) or (ignore and ignore.match_file(path)))
         ]
         passed += _not_ignored(folder, beside)
     return Chosen(files=found, added=tuple(added) if by_git else (), passed=tuple(passed), without=out, by_git=by_git)
 
 
-def _beside(folder: Path, found: Iterable[str]) -> Iterator[str]:
-    """FIFOs, sockets and devices in the folders of these files: git does not list them."""
+def _special_files(folder: Path, found: Iterable[str]) -> Iterator[str]:
+    """FIFOs, sockets and devices in the folders of these files. git does not list them."""
     for below in sorted({"", *(path.rpartition("/")[0] for path in found)}):
         with contextlib.suppress(OSError), os.scandir(f"{folder}/{below}") as entries:
             for one in entries:
@@ -95,7 +97,7 @@ def _beside(folder: Path, found: Iterable[str]) -> Iterator[str]:
 
 
 def _not_ignored(folder: Path, paths: Sequence[str]) -> list[str]:
-    """Those that git does not ignore."""
+    """The paths that git does not ignore."""
     if not paths:
         return []
     done = shell.run(
@@ -116,7 +118,7 @@ def _too_many(folder: Path, asked_by: str) -> ConfigError:
     return ConfigError.of(Fault(file=asked_by, key="snapshot", problem=problem, hint=hint))
 
 
-def _closed(path: str, why: str | OSError, asked_by: str) -> ConfigError:
+def _unreadable(path: str, why: str | OSError, asked_by: str) -> ConfigError:
     said = why.strerror if isinstance(why, OSError) else why
     problem = f"the folder {path or '.'} cannot be read: {said}"
     hint = f"chmod u+rx {path or '.'}, or name it in {IGNORE_FILE}; or snapshot = false"
@@ -124,7 +126,7 @@ def _closed(path: str, why: str | OSError, asked_by: str) -> ConfigError:
 
 
 def _ignored(folder: Path, rules: Iterable[str], names: Iterable[str]) -> GitIgnoreSpec | None:
-    """These rules and those of the files of these names, as git reads its own; None without any."""
+    """These rules and those in files of these names in the folder, in git's syntax; None if there are none."""
     lines = [*rules]
     for name in names:
         try:
@@ -135,14 +137,14 @@ def _ignored(folder: Path, rules: Iterable[str], names: Iterable[str]) -> GitIgn
 
 
 def _walk(folder: Path, ignore: GitIgnoreSpec | None, out: Sequence[str], asked_by: str) -> Iterator[tuple[str, bool]]:
-    """Everything under a folder but what is ignored, as `_listed` has it; links are not followed."""
+    """All files under a folder that are not ignored, in the form of `_listed`. Links are not followed."""
     waiting = [""]
     while waiting:
         below = waiting.pop()
         try:
             entries = os.scandir(f"{folder}/{below}")
         except PermissionError as error:
-            raise _closed(below.rstrip("/"), error, asked_by) from None
+            raise _unreadable(below.rstrip("/"), error, asked_by) from None
         with entries as found:
             for one in found:
                 path = f"{below}{one.name}"
@@ -152,8 +154,8 @@ def _walk(folder: Path, ignore: GitIgnoreSpec | None, out: Sequence[str], asked_
                     waiting.append(f"{path}/")
 
 
-def _of_git(folder: Path, asked_by: str) -> list[tuple[str, bool]] | None:
-    """What `_listed` has. Empty where git has no say; None without git."""
+def _git_files(folder: Path, asked_by: str) -> list[tuple[str, bool]] | None:
+    """The files as `_listed` yields them. Empty if the folder is in no repository; None if git is not installed."""
     if not any((above / ".git").exists() for above in (folder, *folder.parents)):
         return []
     if shell.which("git") is None:
@@ -170,7 +172,7 @@ def _of_git(folder: Path, asked_by: str) -> list[tuple[str, bool]] | None:
 
 
 class _ClosedFolder(Exception):  # noqa: N818
-    """git may not look into a folder, which it passes over with a warning."""
+    """git may not enter a folder. It skips the folder with a warning."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(path)
@@ -178,11 +180,11 @@ class _ClosedFolder(Exception):  # noqa: N818
 
 
 class _NoRepository(Exception):  # noqa: N818
-    """git says that the folder is in none."""
+    """git reports that the folder is in no repository."""
 
 
 def _listed(folder: Path, below: str = "") -> Iterator[tuple[str, bool]]:
-    """Each path with whether git tracks it. A submodule's files, and those of a repository inside this one, are among them."""
+    """Each path, and whether git tracks it. The files of submodules and of nested repositories are included."""
     options = ["-z", "-t", "--cached", "--others", "--exclude-standard", "--deduplicate"]
     argv = ["git", "-C", f"{folder}/{below}", "ls-files", *options]
     done = shell.run(argv, check=False, timeout=_GIT_S, errors="surrogateescape", env={**os.environ, "LC_ALL": "C"})
@@ -195,7 +197,7 @@ def _listed(folder: Path, below: str = "") -> Iterator[tuple[str, bool]]:
     for word in done.stdout.split("\0"):
         path = f"{below}{word[2:]}"
         if word.endswith("/") or (word and _is_repository(f"{folder}/{path}")):
-            # git lists its folder alone; one that was never fetched is empty.
+            # git lists only the folder of a nested repository. A submodule that was never fetched is empty.
             if _is_repository(f"{folder}/{path}"):
                 yield from _listed(folder, f"{path.rstrip('/')}/")
         elif word:

@@ -1,4 +1,4 @@
-"""Writes the difference between a workspace and its commit, as `git apply` reads it."""
+"""Writes the difference between a workspace and its commit, in the form that `git apply` reads."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _MOST_S = 120.0
 
 
 def against_commit(done: Scan) -> str:
-    """The difference of the tracked and of the added files; empty where there is none, no commit, or no git.
+    """The difference of tracked and added files; empty if there is none, or if there is no commit or no git.
 
-    Nothing of git's is written: its index is copied, and the copy is told of the added files, whose contents become no objects.
+    Nothing in the repository is written: added files are registered in a copy of git's index, without storing their contents as
+    objects.
     """
     if not done.by_git:
         return ""
@@ -44,5 +45,5 @@ def _git(folder: Path, *words: str, env: dict[str, str] | None = None, given: st
     done = shell.run(
         ["git", "-C", str(folder), *words], env=env, input=given, timeout=_MOST_S, errors="surrogateescape"
     )
-    # The end of a binary patch is an empty line, which `shell.run` takes for the end of the output.
+    # A binary patch ends with an empty line, and `shell.run` removes it.
     return f"{done.stdout}\n\n" if "GIT binary patch" in done.stdout else f"{done.stdout}\n" if done.stdout else ""

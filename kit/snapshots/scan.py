@@ -1,4 +1,4 @@
-"""Reads a workspace into its tree: files that are as they were when they were last read are not read again."""
+"""Reads a workspace into its tree. Files that did not change since the last scan are not read again."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from kit.snapshots.tree_listing import ListedFile, Listing
 
 MOST_BYTES_OF_A_FILE = 50_000_000
 MOST_BYTES = 500_000_000
-# Times of a file may be no finer than this: what changed so shortly before it was read is read again the next time.
+# File times may be this coarse. A file that changed within this time before it was read is read again at the next scan.
 _COARSEST_NS = 2_000_000_000
 _TRIES = 3
 _NAMED = 5
 _FORM = 1
 
-# Path -> what lstat said of the file, and its sha256.
+# Path -> the file's lstat signature, and its sha256.
 Known = dict[str, list[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scan:
-    """A workspace as it was read. sizes: bytes of each file. by_git, added, passed, without: as Chosen has them.
+    """A workspace that was read. sizes: bytes of each file. by_git, added, passed, without: as in Chosen.
 
-    known: for the next scan; news: whether that is more than this one knew.
-    outward: links that lead out of the workspace, as 'path -> target'.
+    known: the cache for the next scan. news: whether the cache changed. outward: links that lead out of the workspace, as 'path ->
+    target'.
     """
 
     folder: Path
@@ -51,14 +51,15 @@ class Scan:
 
     @property
     def total(self) -> int:
-        """Bytes of all files."""
+        """The size of all files, in bytes."""
         return sum(self.sizes.values())
 
 
 def scan(
     folder: Path, *, index: Path, without: Collection[Path] = (), rules: Sequence[str] = (), asked_by: str
 ) -> Scan:
-    """The workspace in `folder`; nothing is written. index: of an earlier scan, if there is one. The others as `choose` has them.
+    """Scan the workspace in `folder`; nothing is written. index: the cache of an earlier scan, if it exists. The others: see
+    `choose`.
 
     ConfigError, with all names, for files that are too large, that cannot be read, or that change while they are read.
     """
@@ -100,12 +101,12 @@ def scan(
 
 
 def index_text(done: Scan) -> str:
-    """What the next scan of the same folder may be given in `index`."""
+    """The text of the cache for the next scan of the same folder; pass its file as `index`."""
     return json.dumps({"form": _FORM, "folder": str(done.folder), "files": done.known}, separators=(",", ":"))
 
 
 def index_name(folder: Path) -> str:
-    """The name of a folder's index."""
+    """The file name of a folder's cache."""
     return f"{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
 
 
@@ -144,7 +145,7 @@ def _fault(path: str, what: str, asked_by: str, instead: str) -> Fault:
 
 
 def _target(folder: Path, path: str) -> tuple[str, bool]:
-    """Where a link leads, and whether that is out of the workspace: such a target is made absolute, so that it holds in a copy."""
+    """The target of a link, and whether it is outside the workspace. Such a target is made absolute, so that it works in a copy."""
     target = os.readlink(f"{folder}/{path}")  # noqa: PTH115
     if target.startswith("/"):
         return target, True
@@ -154,11 +155,11 @@ def _target(folder: Path, path: str) -> tuple[str, bool]:
 
 
 class _Unsteady(Exception):  # noqa: N818
-    """A file was changed while it was read, each time."""
+    """A file changed during every attempt to read it."""
 
 
 def _digest(path: str, seen: os.stat_result, before: list[Any] | None) -> tuple[str, os.stat_result]:
-    """The file's sha256, and what it was while that was computed."""
+    """The file's sha256, and its lstat signature while it was computed."""
     if before is not None and before[:-1] == _signature(seen):
         return str(before[-1]), seen
     for _ in range(_TRIES):
@@ -176,7 +177,7 @@ def _signature(seen: os.stat_result) -> list[int]:
 
 
 def _load(index: Path, folder: Path) -> Known:
-    """Empty for a file that is not there, or not what `keep` makes."""
+    """Read the cache; empty if the file is missing or is not one of `index_text`."""
     try:
         table = json.loads(untrusted_files.read_bytes(index))
         known = table["files"] if table["form"] == _FORM and table["folder"] == str(folder) else {}

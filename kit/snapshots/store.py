@@ -1,13 +1,13 @@
-"""Trees in a folder beside the runs, each once: they share their files, which are named by content.
+"""Stores trees in a folder next to the runs, each once. Trees share their files, which are named by content.
 
     .snapshots-<uid>/
-      objects/3f/3f2a…      a file's content; `3f2a….x` where it is a program. Read-only.
-      trees/<hash>/files/   the tree, its files links to objects; <hash>/listing names all that is in it; <hash>/damaged: a run
-                            found that it is not what its listing says, and the next submit of the same files mends it
-      index/                what was read of each workspace, and when
+      objects/3f/3f2a…      a file's content; `3f2a….x` for a program. Read-only.
+      trees/<hash>/files/   the tree; its files are hard links to objects. <hash>/listing names everything in it.
+      trees/<hash>/damaged  a run found that the tree differs from its listing; the next submit of the same files repairs it
+      index/                caches of scans, one for each workspace
 
-Whatever is here has been whole since it got its name: files and trees are written under another one first. What a kill leaves goes
-with the next change of the store.
+Files and trees are written under a temporary name first, so whatever has its final name is complete. The next change of the store
+removes leftovers of killed processes.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ from kit.snapshots.tree_listing import ListedFile, Listing
 
 FOLDER = ".snapshots"
 _PARTIAL, _DAMAGED = ".partial-", "damaged"
-# A submit that is under way on another machine may have linked to it already, and its run is not to be seen yet.
-_YOUNG_S = 24 * 3600.0
+# A submit in progress on another machine may already use a tree of this age before its run is visible.
+_MIN_AGE_TO_PRUNE_S = 24 * 3600.0
 _MODES = {"file": 0o444, "program": 0o555}
 
 
 @dataclass(frozen=True)
 class Store:
-    """The snapshots of the runs in one folder. root: where they are, for others closed."""
+    """The snapshots of the runs in one folder. root: their folder, which other users cannot enter."""
 
     root: Path
 
     def tree(self, tree_hash: str) -> Path:
-        """The folder of a tree: its `listing`, and its `files`."""
+        """The folder of a tree, with its `listing` and its `files`."""
         return self.root / "trees" / tree_hash
 
     def files_of(self, tree_hash: str) -> Path:
-        """The tree itself, as it was submitted."""
+        """The files of a tree, as they were submitted."""
         return self.tree(tree_hash) / "files"
 
     def index(self, folder: Path) -> Path:
-        """What was read of a workspace, for the next scan."""
+        """The path of a workspace's cache for the next scan."""
         return self.root / "index" / index_name(folder)
 
     def holds(self, tree_hash: str) -> bool:
-        """Whether the tree is here."""
+        """Whether the store has the tree."""
         return (self.tree(tree_hash) / "listing").exists()
 
     def read(self, tree_hash: str) -> Listing:
-        """A tree's listing; RunError when the tree is gone or its listing is another one's."""
+        """A tree's listing; RunError when the tree is missing or its listing does not match its hash."""
         path = self.tree(tree_hash) / "listing"
         try:
             text = untrusted_files.read_bytes(path)
@@ -73,7 +73,10 @@ class Store:
         return tree_listing.parse(text, name=str(path))
 
     def damaged(self, tree: Listing) -> list[str]:
-        """The files of a tree that are not as they were put here; every file is read. The next `put` of the same mends them."""
+        """The files of a tree that have changed since they were stored.
+
+        Every file is read. The next `put` of the same tree repairs them.
+        """
         found = [entry.path for entry in tree.entries if not _is_sound(self.files_of(tree.hash) / entry.path, entry)]
         if found:
             self._mark(tree.hash)
@@ -84,9 +87,9 @@ class Store:
             (self.tree(tree_hash) / _DAMAGED).touch()
 
     def put(self, done: Scan) -> Path:
-        """Keep a workspace; the folder of its tree. Nothing is copied that is here already.
+        """Store a workspace; return the folder of its tree. Files that the store already has are not copied.
 
-        RunError when a file is not what it was when it was scanned, or the disk refuses.
+        RunError when a file changed since the scan, or when the disk refuses.
         """
 
         def source(entry: ListedFile) -> Path:
@@ -99,26 +102,26 @@ class Store:
         return self.tree(done.tree.hash)
 
     def put_folder(self, tree: Listing, folder: Path) -> Path:
-        """The same for a folder that holds a tree's files."""
+        """Store a tree whose files are in `folder`."""
         return self.put_from(tree, lambda entry: folder / entry.path)
 
     def put_from(self, tree: Listing, source: Callable[[ListedFile], Path]) -> Path:
-        """The same for files that are wherever `source` says."""
+        """Store a tree whose files are at the paths that `source` returns."""
         with self._changing():
             self._add(tree, source)
         return self.tree(tree.hash)
 
     def prune(self, used: Collection[str], *, dry_run: bool = False) -> list[str]:
-        """Remove the trees that are not `used`, but for those of the last day, and files that no tree has; the trees' hashes."""
+        """Remove trees that are not `used` and older than a day, and files that no tree has; return the trees' hashes."""
         gone: list[str] = []
         if not self.root.is_dir():
             return gone
         with self._changing():
             for tree in sorted((self.root / "trees").iterdir()):
-                if tree.name not in used and _age(tree) > _YOUNG_S:
+                if tree.name not in used and _age(tree) > _MIN_AGE_TO_PRUNE_S:
                     gone.append(tree.name)
                     if not dry_run:
-                        # A kill in the middle leaves no half tree under its name.
+                        # Rename first: after a kill, no incomplete tree keeps its name.
                         half = tree.with_name(f"{_PARTIAL}{os.getpid()}-{tree.name}")
                         tree.rename(half)
                         _remove(half)
@@ -131,19 +134,19 @@ class Store:
             with os.scandir(folder) as found:
                 for one in found:
                     seen = one.stat(follow_symlinks=False)
-                    if seen.st_nlink == 1 and time.time() - seen.st_ctime > _YOUNG_S:
+                    if seen.st_nlink == 1 and time.time() - seen.st_ctime > _MIN_AGE_TO_PRUNE_S:
                         Path(one.path).unlink()
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """One change at a time, on this machine at least; another machine's is harmless, since what it links to stays."""
+        """One change at a time on this machine. A change by another machine does no harm, because existing files stay."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             for name in ("objects", "trees", "index"):
                 (self.root / name).mkdir(exist_ok=True)
             lock = FileLock(self.root / "lock")
             with contextlib.ExitStack() as held:
-                # Where the file system knows no locks, the renames are enough.
+                # On a file system without locks, the renames suffice.
                 with contextlib.suppress(NotImplementedError):
                     held.enter_context(lock)
                 self._clean()
@@ -153,22 +156,22 @@ class Store:
             raise RunError(f"{self.root}: the workspace cannot be kept: {error}", hint=hint) from None
 
     def _clean(self) -> None:
-        """What killed processes left: younger ones may be another machine's."""
+        """Remove leftovers of killed processes. Younger ones may belong to another machine's process."""
         for path in self.root.glob(f"*/{_PARTIAL}*"):
-            if _age(path) > _YOUNG_S / 24:
+            if _age(path) > _MIN_AGE_TO_PRUNE_S / 24:
                 _remove(path)
 
     def _add(
         self, tree: Listing, source: Callable[[ListedFile], Path], *, sizes: Mapping[str, int] | None = None
     ) -> None:
-        """sizes: path -> bytes, where they are known: see _linked."""
+        """Add a tree. sizes: path -> bytes, if they are known: see _linked."""
         final = self.tree(tree.hash)
         if self.holds(tree.hash):
-            os.utime(final)  # in use: it is not pruned today
+            os.utime(final)  # mark it as used: it is not pruned today
             if (final / _DAMAGED).exists():
-                self._mend(tree, source)
+                self._repair(tree, source)
             return
-        _remove(final)  # without a listing it is what is left of one
+        _remove(final)  # a tree without a listing is a leftover
         partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=final.parent))
         try:
             self._fill(partial / "files", tree, source, sizes or {})
@@ -180,8 +183,10 @@ class Store:
         finally:
             _remove(partial)
 
-    def _mend(self, tree: Listing, source: Callable[[ListedFile], Path]) -> None:
-        """Replace what is not as the listing says, one rename each: who copies the tree meanwhile sees the old or the new."""
+    def _repair(self, tree: Listing, source: Callable[[ListedFile], Path]) -> None:
+        """Replace files that differ from the listing, each by one rename: a process that copies the tree sees the old or the new
+        file.
+        """
         final, partial = self.tree(tree.hash), Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.root / "trees"))
         try:
             for entry in tree.entries:
@@ -195,7 +200,7 @@ class Store:
                     kept = self._object(entry)
                     if not _is_sound(kept, entry):
                         kept.unlink(missing_ok=True)
-                        self._keep(entry, source(entry), kept)
+                        self._store_object(entry, source(entry), kept)
                     _link(kept, made)
                 made.rename(target)
             _write_whole(final / "listing", tree.text)
@@ -214,15 +219,15 @@ class Store:
                 continue
             kept = self._object(entry)
             if not _linked(kept, target, sizes.get(entry.path)):
-                self._keep(entry, source(entry), kept)
+                self._store_object(entry, source(entry), kept)
                 _link(kept, target)
 
     def _object(self, entry: ListedFile) -> Path:
         name = entry.content + (".x" if entry.kind == "program" else "")
         return self.root / "objects" / entry.content[:2] / name
 
-    def _keep(self, entry: ListedFile, source: Path, kept: Path) -> None:
-        """Copy a file into the store under the digest that it was scanned with."""
+    def _store_object(self, entry: ListedFile, source: Path, kept: Path) -> None:
+        """Copy a file into the store under the digest from its scan."""
         kept.parent.mkdir(exist_ok=True)
         partial = self.root / "objects" / f"{_PARTIAL}{os.getpid()}-{entry.content}"
         try:
@@ -255,7 +260,7 @@ def _is_sound(path: Path, entry: ListedFile) -> bool:
 
 
 def _link(kept: Path, target: Path) -> None:
-    """Make a hard link, or a copy where the file system allows no link, or no further one to this file."""
+    """Make a hard link; copy if the file system has no links, or if the file has the maximum number of them."""
     try:
         os.link(kept, target)
     except OSError as error:
@@ -265,7 +270,7 @@ def _link(kept: Path, target: Path) -> None:
 
 
 def _linked(kept: Path, target: Path, size: int | None) -> bool:
-    """Link an object that is there. One that is not of its size is removed: a full disk or a power cut left it short."""
+    """Link an existing object. If its size is wrong, because of a full disk or a power cut, remove the object and return False."""
     try:
         _link(kept, target)
     except FileNotFoundError:
@@ -294,7 +299,7 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """The listing is on the disk before the tree has its name. Files are not, one by one: each run checks them against it."""
+    """Bring the listing to disk before the tree gets its name. Files are not flushed: each run checks them against the listing."""
     for path in (folder / "listing", folder):
         handle = os.open(path, os.O_RDONLY)
         try:

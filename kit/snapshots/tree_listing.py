@@ -1,6 +1,6 @@
-"""A tree in text: one line per file, link or mode. The sha256 of the text is the tree's hash, so that it names all that is in it.
+"""A tree as text: one line per file, link or mode. The sha256 of the text is the tree's hash, and so identifies all its content.
 
-`sha256sum --check` reads the same text: its lines are its own, and what it has no word for (a mode, a link) are its comments.
+`sha256sum --check` can read the same text: checksum lines have its format, and modes and links are comments to it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Kind = Literal["file", "program", "link"]
 
 
 class ListedFile(NamedTuple):
-    """One file of a tree. path: relative, with '/'. content: a link's target, else the sha256 of what is in it.
+    """One file of a tree. path: relative, with '/'. content: a link's target, else the sha256 of the file's content.
 
-    A program is a file with its x bit.
+    A program is a file with its x bit set.
     """
 
     path: str
@@ -42,7 +42,7 @@ class Listing:
 
     @cached_property
     def text(self) -> bytes:
-        """The listing. File names that are not UTF-8 keep their bytes."""
+        """The listing as bytes. File names that are not UTF-8 keep their bytes."""
         lines = [_HEAD]
         for path, kind, content in self.entries:
             if kind == "link":
@@ -55,7 +55,7 @@ class Listing:
 
     @cached_property
     def hash(self) -> str:
-        """64 hexadecimal digits."""
+        """The tree's hash: 64 hexadecimal digits."""
         return hashlib.sha256(self.text).hexdigest()
 
     @cached_property
@@ -75,7 +75,7 @@ def made(entries: Iterable[ListedFile]) -> Listing:
 
 
 def parse(text: bytes, *, name: str) -> Listing:
-    """The inverse of `Listing.text`. RunError, with `name`, for anything that it would not have written."""
+    """The inverse of `Listing.text`. RunError, with `name`, for any other text."""
     lines = text.decode(errors="surrogateescape").split("\n")
     entries, programs = [], set[str]()
     try:
@@ -109,14 +109,14 @@ def _of_checksum(line: str, programs: set[str]) -> ListedFile:
 
 
 def _safe(path: object) -> str:
-    """A path that stays in the tree's folder; ValueError for any other."""
+    """Return a path that stays in the tree's folder; ValueError for any other."""
     if not isinstance(path, str) or "\0" in path or any(part in {"", ".", ".."} for part in path.split("/")):
         raise ValueError(path)
     return path
 
 
 def _checksum(path: str, digest: str) -> str:
-    """As sha256sum(1) writes it: a name with a line break or a backslash is escaped, and its line begins with a backslash."""
+    """A line of sha256sum(1). A name with a line break or a backslash is escaped, and its line begins with a backslash."""
     escaped = re.sub(r"[\\\n\r]", lambda found: _ESCAPES[found[0]], path)
     mark = "\\" if escaped != path else ""
     return f"{mark}{digest}  {escaped}"

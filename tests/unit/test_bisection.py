@@ -328,7 +328,7 @@ def test_a_commit_is_the_snapshot_of_its_folder(repository: tuple[Path, list[str
     assert places.at(made[3]).hash == submitted.tree.hash
 
 
-def test_a_run_that_slurm_never_got_is_sent_anew(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_slurm_never_got_is_submitted_anew(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a kill between the run folder and sbatch leaves."""
     run = made.run("a", job_id=None)
     (run / "state/events.jsonl").unlink()
@@ -339,14 +339,14 @@ def test_a_run_that_slurm_never_got_is_sent_anew(made: Made, monkeypatch: pytest
     scripts: dict[str, int] = {str(run / "batch.sh"): 12}
     monkeypatch.setattr(client, "scripts", lambda **_: scripts)
     one = Bisection(folder=made.runs / "b", pair=None, explain=None)  # type: ignore[arg-type]
-    assert one._is_sent(run), "Slurm has a job of its script"
+    assert one._is_submitted(run), "Slurm has a job of its script"
     assert json.loads((run / "manifest.json").read_text())["job_id"] == 12
     other = made.run("b", job_id=None)
     (other / "state/events.jsonl").unlink()
     os.utime(other / "manifest.json", (old, old))
-    assert not one._is_sent(other)
+    assert not one._is_submitted(other)
     assert not other.exists()
-    assert not one._is_sent(other)
+    assert not one._is_submitted(other)
 
 
 def test_two_at_once_do_not_mix(tmp_path: Path) -> None:

@@ -100,13 +100,13 @@ def test_half_an_answer_is_not_whole() -> None:
 def test_a_mirror_takes_no_file_that_leads_out(tmp_path: Path, name: str) -> None:
     reply = _reply({name: b"x"}, [f"new 1 1 1.0 {name}"])
     with pytest.raises(ToolError, match="which no run has"):
-        Mirror(tmp_path)._put(reply, tmp_path / "index", b"")
+        Mirror(tmp_path)._apply(reply, tmp_path / "index", b"")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_mirror_follows_what_changes(tmp_path: Path) -> None:
     place, state = Mirror(tmp_path), tmp_path / "index"
-    place._put(
+    place._apply(
         _reply(
             {"r/manifest.json": b"{}", "r/logs/a.log": b"one\n"},
             ["new 1 2 1.0 r/manifest.json", "new 2 4 1.0 r/logs/a.log"],
@@ -116,12 +116,12 @@ def test_a_mirror_follows_what_changes(tmp_path: Path) -> None:
     )
     grown = _reply({}, ["grown 4 2 8 2.0 r/logs/a.log"])
     grown.grown = [answers.Grown(path="r/logs/a.log", offset=4, content=b"two\n")]
-    place._put(grown, state, state.read_bytes())
+    place._apply(grown, state, state.read_bytes())
     assert (place.runs / "r/logs/a.log").read_text() == "one\ntwo\n"
     # What is said to be new and did not come (it went away meanwhile) is asked for again.
-    place._put(_reply({}, ["new 3 1 1.0 r/state/x"]), state, state.read_bytes())
+    place._apply(_reply({}, ["new 3 1 1.0 r/state/x"]), state, state.read_bytes())
     assert state.read_text().splitlines() == ["1 2 1.0 r/manifest.json", "2 8 2.0 r/logs/a.log"]
-    place._put(_reply({}, ["gone 1 2 1.0 r/manifest.json"]), state, state.read_bytes())
+    place._apply(_reply({}, ["gone 1 2 1.0 r/manifest.json"]), state, state.read_bytes())
     assert not (place.runs / "r").exists()
 
 

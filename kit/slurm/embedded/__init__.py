@@ -1,4 +1,4 @@
-"""The embedded cluster: a real Slurm (slurmctld, several slurmd, munged) on this machine, its state in one folder.
+"""The embedded cluster: a real Slurm (slurmctld, several slurmd, munged) on this machine, with its state in one folder.
 
     from kit.slurm.embedded import ClusterSize, down, find, up
     cluster = up("local", ClusterSize(nodes=2, gpus_per_node=4))
@@ -7,20 +7,20 @@
 
 | module | does |
 |---|---|
-| `model` | what is recorded of a cluster: `EmbeddedCluster`, `Node`, `ClusterSize` |
-| `layout` | every path and name |
-| `address` | free ports, a free subnet |
-| `gpus`, `pyxis` | which devices a node offers, whether the container plugin can be loaded |
+| `cluster_record` | the record of a cluster: `EmbeddedCluster`, `Node`, `ClusterSize` |
+| `paths` | every path and name |
+| `free_addresses` | free ports, a free subnet |
+| `gpus`, `pyxis` | the GPU devices of each node; whether the container plugin can be loaded |
 | `conf` | the text of slurm.conf and its companions; pure |
-| `settings` | what `--conf` may set in slurm.conf |
-| `process` | finds and ends processes without ever trusting a name or a bare pid |
+| `settings` | keys of slurm.conf that `--conf` may set |
+| `process` | finds and ends processes without trusting a name or a bare pid |
 | `nodes` | the namespaces and the network of virtual nodes |
-| `links` | bytes that went over the links, and how fast they may be |
+| `node_links` | bytes sent over the nodes' links, and limits of their speed |
 | `daemons` | munged, slurmctld, slurmd |
-| `accounting` | slurmdbd on a MariaDB, with an account, the user and QOS |
-| `cgroups` | whether `--cgroups` can work on this machine, and what it leaves |
-| `recorded` | what is recorded of a cluster, without loading the rest |
-| `lifecycle` | up, down, status |
+| `accounting` | slurmdbd with a MariaDB, an account, the user and QOS |
+| `cgroup_support` | whether `--cgroups` works on this machine; removes cgroups |
+| `find_cluster` | the record of a cluster, without loading the other modules |
+| `lifecycle`, `teardown`, `lock` | up, down, status |
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Accounting of the embedded cluster: slurmdbd on a MariaDB of its own, an account, the user who starts it, and QOS with limits.
+"""Accounting of the embedded cluster: slurmdbd with its own MariaDB, an account, the user who starts it, and QOS with limits.
 
-The database listens on this machine alone, on a port of its own, and lives and dies with the cluster's folder.
+The database listens only on this machine, on its own port. It is in the cluster's folder and is removed with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kit.slurm.embedded.cluster_record import Accounting, EmbeddedCluster, Proce
 from kit.slurm.embedded.paths import Layout
 
 ACCOUNT = "research"
-# QOS beside Slurm's own `normal`, which has no limit. A job that breaks a limit is refused (DenyOnLimit) or waits.
+# QOS in addition to Slurm's own `normal`, which has no limit. A job that exceeds a limit is refused (DenyOnLimit) or waits.
 QOS: Mapping[str, tuple[str, ...]] = {
     "short": ("MaxWall=00:15:00", "MaxJobsPerUser=2", "Flags=DenyOnLimit"),
     "single": ("MaxTRESPerJob=node=1", "Flags=DenyOnLimit"),
@@ -29,25 +29,28 @@ _HINT = "apt-get install slurmdbd mariadb-server-core mariadb-client-core; or le
 _USER, _DATABASE = "slurm", "slurm_acct_db"
 _START_S = 60.0
 _POLL_S = 0.1
-# sacctmgr waits for an answer of slurmdbd for as long as MessageTimeout.
+# sacctmgr waits for slurmdbd's answer for up to MessageTimeout.
 _SACCTMGR_S = 60.0
 
 
 def require_programs() -> None:
-    """ToolError that names every program that is missing and the packages that hold it."""
+    """ToolError that names every missing program and the packages that contain them."""
     missing = [name for name in _PROGRAMS if shell.which(name) is None]
     if missing:
         shell.require(", ".join(missing), hint=_HINT)
 
 
 def start(cluster: EmbeddedCluster, env: Mapping[str, str]) -> dict[str, ProcessId]:
-    """Start the database and slurmdbd, and add the account, the user and the QOS. munged has to run, slurmctld comes later."""
+    """Start the database and slurmdbd, and add the account, the user and the QOS.
+
+    munged must run already; slurmctld starts later.
+    """
     layout, ports = cluster.layout, cluster.accounting
     assert ports is not None
     password = secrets.token_hex(16)
     database = _start_database(layout, ports, password, env)
     conf = layout.folder / "slurmdbd.conf"
-    # slurmdbd refuses one that others may read.
+    # slurmdbd refuses a file that others may read.
     conf.touch(mode=0o600)
     conf.write_text(slurmdbd_conf(cluster, user=daemons.user(), password=password))
     slurmdbd = daemons.start(layout, "slurmdbd", [daemons.program("slurmdbd"), "-D"], env)
@@ -58,7 +61,7 @@ def start(cluster: EmbeddedCluster, env: Mapping[str, str]) -> dict[str, Process
 
 
 def slurmdbd_conf(cluster: EmbeddedCluster, *, user: str, password: str) -> str:
-    """slurmdbd.conf. user: whom slurmdbd runs as. password: the database's."""
+    """The text of slurmdbd.conf. user: the daemon's user. password: of the database."""
     layout, ports = cluster.layout, cluster.accounting
     assert ports is not None
     return f"""\
@@ -82,9 +85,9 @@ StorageLoc={_DATABASE}
 
 
 def settings(cluster: EmbeddedCluster) -> str:
-    """The lines of slurm.conf. jobacct_gather/linux reads /proc and makes no cgroup.
+    """The lines of slurm.conf for accounting. jobacct_gather/linux reads /proc and makes no cgroup.
 
-    AccountingStoragePass is munge's socket: Slurm's commands do not look at AuthInfo when they ask slurmdbd.
+    AccountingStoragePass is munge's socket: Slurm's commands do not read AuthInfo when they ask slurmdbd.
     """
     if cluster.accounting is None:
         return "JobAcctGatherType=jobacct_gather/none\n"
@@ -101,11 +104,11 @@ JobAcctGatherFrequency=task=1
 
 
 def _start_database(layout: Layout, ports: Accounting, password: str, env: Mapping[str, str]) -> ProcessId:
-    """A MariaDB with nothing in it but slurmdbd's user and database, which is empty."""
+    """A MariaDB with only slurmdbd's user and its empty database."""
     data = layout.folder / "database"
     data.mkdir(mode=0o700)
     as_root = ["--user=root"] if os.geteuid() == 0 else []
-    # Without the configuration of a server that this machine may have as well.
+    # Ignore the configuration of a MariaDB server that this machine may also have.
     install = ["--no-defaults", f"--datadir={data}", "--skip-test-db", "--auth-root-authentication-method=normal"]
     shell.run([daemons.program("mariadb-install-db"), *install, *as_root], env=env, cwd=layout.folder)
     socket = data / "socket"
@@ -114,7 +117,8 @@ def _start_database(layout: Layout, ports: Accounting, password: str, env: Mappi
     argv += ["--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900", "--skip-name-resolve", "--skip-log-bin"]
     started = daemons.start(layout, "mariadbd", argv, env)
     _wait("mariadbd", started, layout, socket.exists)
-    # slurmdbd would make it after a first connection that fails; from libmariadb 11.8.9 the same handle then takes no results.
+    # slurmdbd would create the database only after a failed first connection. From libmariadb 11.8.9 on, the same handle then
+    # accepts no results.
     _sql(socket, f"CREATE DATABASE {_DATABASE}", env)
     _sql(socket, f"CREATE USER '{_USER}'@'127.0.0.1' IDENTIFIED BY '{password}'", env)
     _sql(socket, f"GRANT ALL ON {_DATABASE}.* TO '{_USER}'@'127.0.0.1'", env)
@@ -135,7 +139,7 @@ def _add_associations(cluster: EmbeddedCluster, env: Mapping[str, str]) -> None:
     for name, limits in QOS.items():
         add("add", "qos", name, *limits)
     names = ",".join(["normal", *QOS])
-    # root has an association from the start; a user may have several accounts, and this one is the default.
+    # root has an association from the start. A user may have several accounts; this one is the default.
     add("add", "user", daemons.user(), f"Account={ACCOUNT}", f"DefaultAccount={ACCOUNT}")
     add("modify", "account", ACCOUNT, "set", f"QOS={names}", "DefaultQOS=normal")
 

@@ -1,6 +1,6 @@
-"""`kit cluster up --cgroups`: whether Slurm can follow processes by cgroups on this machine, and what it leaves behind.
+"""`kit cluster up --cgroups`: checks whether Slurm can track processes by cgroups here, and removes leftover cgroups.
 
-Slurm's cgroup/v2 wants cgroup2 alone: beside hierarchies of v1 slurmd ends with "Hybrid mode is not supported".
+Slurm's cgroup/v2 works only without v1 hierarchies: otherwise slurmd ends with "Hybrid mode is not supported".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HINT = "leave out --cgroups: Slurm then follows processes by their parents"
 
 
 def require() -> None:
-    """ToolError that names what this machine lacks for --cgroups."""
+    """ToolError that says what this machine lacks for --cgroups."""
     own, mounts = (
         Path("/proc/self/cgroup").read_text(encoding="utf-8"),
         Path("/proc/self/mounts").read_text(encoding="utf-8"),
@@ -28,13 +28,13 @@ def require() -> None:
 
 
 def missing(*, root: bool, own: str, mounts: str, systemd: bool) -> str | None:
-    """What is missing, None where nothing is.
+    """The missing requirement; None if there is none.
 
-    own: /proc/self/cgroup, cgroups(7). mounts: /proc/self/mounts, fstab(5). systemd: whether its system.slice is there.
+    own: text of /proc/self/cgroup, cgroups(7). mounts: text of /proc/self/mounts, fstab(5). systemd: whether system.slice exists.
     """
     if not root:
         return "only root may make cgroups"
-    # number:controllers:path, one line for each hierarchy; that of v2 is 0::path.
+    # number:controllers:path, one line for each hierarchy; the line for v2 is 0::path.
     names = [line.split(":", 2)[1] for line in own.splitlines()]
     if older := sorted(name for name in names if name):
         return f"Slurm needs cgroup v2 alone, and this machine has v1 as well: {', '.join(older)}"
@@ -51,7 +51,7 @@ def missing(*, root: bool, own: str, mounts: str, systemd: bool) -> str | None:
 
 
 def remove(nodes: Iterable[str], *, below: Path = MOUNT) -> None:
-    """Remove what each node's slurmd made. No process is left in them; a cgroup cannot be removed before those in it."""
+    """Remove the cgroups that each node's slurmd made. They have no processes left; inner ones must be removed first."""
     for node in nodes:
         for scope in list(below.rglob(f"{node}_slurmstepd.scope")):
             for folder, _, _ in os.walk(scope, topdown=False):

@@ -1,4 +1,4 @@
-"""Record of an embedded cluster. Reading it starts nothing and asks Slurm nothing."""
+"""The record of an embedded cluster. Reading it starts no process and does not ask Slurm."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kit.spec.schema_base import Model
 
 
 class ClusterSize(Model):
-    """What a user asks for."""
+    """The size that a user asks for."""
 
     nodes: Annotated[int, Field(ge=1, le=1000)] = 2
-    # None: what the machine has, dealt out; four placeholders where it has none.
+    # None: the machine's GPUs, divided among the nodes; four placeholders per node if it has no GPU.
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
-    # None: the machine's own, and at least eight: a node may claim more than there are (config_overrides).
+    # None: the machine's CPUs, but at least eight. A node may claim more CPUs than there are (config_overrides).
     cpus_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
     placeholder_gpus: bool = False
     # Lines of slurm.conf, checked by `settings.checked`.
@@ -30,14 +30,14 @@ class ClusterSize(Model):
 
 
 class ProcessId(Model):
-    """A process beyond doubt: a pid alone may be another's tomorrow. start is in clock ticks since boot."""
+    """The unique identity of a process: a pid alone may be reused later. start is in clock ticks since boot."""
 
     pid: int
     start: int
 
 
 class Node(Model):
-    """One virtual node. gpus: device files. init: the first process of its namespaces, None without isolation."""
+    """One virtual node. gpus: device files. init: the first process of its namespaces; None without isolation."""
 
     name: str
     address: str
@@ -47,18 +47,18 @@ class Node(Model):
 
 
 class Accounting(Model):
-    """Where slurmdbd listens, on the controller's address, and its database, on this machine's own."""
+    """The port of slurmdbd on the controller's address, and the port of its database on this machine."""
 
     port: int
     database_port: int
 
 
 class EmbeddedCluster(Model):
-    """An embedded cluster as recorded in its folder."""
+    """An embedded cluster, as recorded in its folder."""
 
     name: str
     folder: Path
-    # `starting` until every node was seen idle: whoever finds it so finds the remains of a start that was cut off.
+    # It stays `starting` until every node was idle. A record with `starting` and no running `up` is left from an interrupted start.
     phase: Literal["starting", "up"]
     boot_id: str
     cpus_per_node: int
@@ -97,12 +97,12 @@ class EmbeddedCluster(Model):
 
     @property
     def has_placeholders(self) -> bool:
-        """Whether its GPUs are only names."""
+        """Whether its GPUs are placeholders."""
         return any(path.parent == self.layout.gpus for node in self.nodes for path in node.gpus)
 
     @property
     def shape(self) -> str:
-        """The shape in words, for messages and for comparison with what is asked for."""
+        """The shape in words, for messages and for comparison with the requested one."""
         plugin = f"Pyxis {self.pyxis}" if self.pyxis else "no Pyxis"
         kind = "placeholder GPUs" if self.has_placeholders else "GPUs"
         conf = "".join(f", {key}={value}" for key, value in sorted(self.conf.items()))
@@ -111,7 +111,7 @@ class EmbeddedCluster(Model):
         return f"{size}, {plugin}{extra}{conf}"
 
     def env(self) -> dict[str, str]:
-        """What every Slurm command needs in its environment to talk to this cluster."""
+        """The environment variables that every Slurm command needs to talk to this cluster."""
         return {"SLURM_CONF": str(self.slurm_conf)}
 
     def node(self, name: str) -> Node:
@@ -124,7 +124,7 @@ class EmbeddedCluster(Model):
     def node_exec_argv(self, node: str) -> list[str]:
         """The start of an argv that runs a program inside a node's namespaces, as root: `[*argv, "ip", "link"]`.
 
-        Not `ip netns exec`, which mounts another /sys (field-notes 6).
+        It does not use `ip netns exec`, which mounts another /sys (field-notes 6).
         """
         init = self.node(node).init
         if init is None:
@@ -135,13 +135,13 @@ class EmbeddedCluster(Model):
         return ["nsenter", f"--target={init.pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--"]
 
     def save(self) -> None:
-        """Write the record, at once or not at all."""
+        """Write the record atomically."""
         self.layout.unfinished_record.write_text(self.model_dump_json(indent=2) + "\n")
         self.layout.unfinished_record.replace(self.layout.record)
 
     @classmethod
     def load(cls, layout: Layout) -> EmbeddedCluster | None:
-        """The recorded cluster; None when the folder holds none, or one that another version of the kit wrote."""
+        """The recorded cluster; None if the folder has none, or one written by another version of the kit."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValidationError):
             return cls.model_validate_json(layout.record.read_bytes())
         return None

@@ -1,6 +1,6 @@
-"""The text of the cluster's configuration files. Pure: a recorded cluster in, text out.
+"""The text of the cluster's configuration files. Pure functions: they turn a recorded cluster into text.
 
-Options are those that Slurm 22.05 and 24.11 both read; where they differ, `version` decides.
+The options work in Slurm 22.05 and 24.11; where the two differ, `version` decides.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from kit.slurm.embedded.cluster_record import EmbeddedCluster, Node
 
 Version = tuple[int, int]
 
-# From this release on slurmd can be told to leave cgroups alone.
+# From this release on, slurmd can be told not to use cgroups.
 _CGROUP_DISABLED: Version = (24, 5)
 
 
-# Seconds that a step's credential lives, and that Slurm holds a requeued job: its own default is two minutes.
+# Lifetime of a step's credential in seconds; Slurm also holds a requeued job for this long. Slurm's default is two minutes.
 _CREDENTIAL_S = 20
-# Seconds without an answer after which a node is lost. Hundreds of nodes on one machine take turns: Slurm's own default.
+# Seconds without an answer after which a node is lost. Hundreds of nodes on one machine answer slowly, so they get Slurm's default.
 _PATIENCE_S, _PATIENCE_WIDE_S, _FEW_NODES = 30, 300, 64
 
 
 def parse_version(text: str) -> Version:
-    """(22, 5) from what `slurmctld -V` prints, such as `slurm-wlm 22.05.8`."""
+    """(22, 5) from the output of `slurmctld -V`, such as `slurm-wlm 22.05.8`."""
     match = re.search(r"(\d+)\.(\d+)", text)
     if match is None:
         raise SlurmError(f"slurmctld -V: no version in {text!r}")
@@ -32,13 +32,13 @@ def parse_version(text: str) -> Version:
 
 
 def slurm_conf(cluster: EmbeddedCluster, *, user: str) -> str:
-    """slurm.conf with the site's settings. user: whom the daemons run as."""
+    """slurm.conf with the site's settings. user: the daemons' user."""
     return settings.applied(_own_settings(cluster, user=user), cluster.conf)
 
 
 def _own_settings(cluster: EmbeddedCluster, *, user: str) -> str:
     layout = cluster.layout
-    # Without a default, a job that says no --mem takes the whole node.
+    # Without a default, a job without --mem takes the whole node.
     memory_per_cpu = max(1, cluster.memory_mb // cluster.cpus_per_node)
     patience = _PATIENCE_S if len(cluster.nodes) <= _FEW_NODES else _PATIENCE_WIDE_S
     nodes = "\n".join(_node_line(cluster, node) for node in cluster.nodes)
@@ -95,16 +95,16 @@ PartitionName=main Nodes={",".join(node.name for node in cluster.nodes)} Default
 
 
 def gres_conf(cluster: EmbeddedCluster) -> str:
-    """gres.conf. No driver library is asked: the files are the truth."""
+    """gres.conf. It lists the device files and asks no driver library."""
     with_gpus = [f"NodeName={node.name} Name=gpu File={path}" for node in cluster.nodes for path in node.gpus]
     return "\n".join(["AutoDetect=off", *with_gpus, ""])
 
 
 def cgroup_conf(version: Version, *, cgroups: bool) -> str:
-    """cgroup.conf. cgroups: slurmd makes its own, without systemd; else it touches none.
+    """cgroup.conf. cgroups: slurmd makes its own cgroups, without systemd; otherwise it uses none.
 
-    Left to itself, slurmd looks for a cgroup file system and, on cgroup v2, for systemd. Before 24.05 there is no
-    `disabled`, but the v1 plugin does nothing until a controller is used, and none is.
+    By default, slurmd looks for a cgroup file system and, on cgroup v2, for systemd. Before 24.05 there is no `disabled`, but the
+    v1 plugin does nothing until a controller is used, and none is.
     """
     if cgroups:
         return "CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"
@@ -112,7 +112,7 @@ def cgroup_conf(version: Version, *, cgroups: bool) -> str:
 
 
 def hosts(cluster: EmbeddedCluster) -> str:
-    """The nodes' hosts file. Only IPv4, and every address has a name: c10d looks each one up (field-notes 6)."""
+    """The nodes' hosts file. It has only IPv4, and a name for every address: c10d looks up each one (field-notes 6)."""
     controller = [f"{cluster.controller_address}\t{cluster.controller_host}"]
     nodes = [f"{node.address}\t{node.name}" for node in cluster.nodes]
     return "\n".join(["127.0.0.1\tlocalhost", *controller, *nodes, ""])

@@ -1,4 +1,4 @@
-"""munged, slurmctld and slurmd: how each is started, whether it lives, what it said last."""
+"""munged, slurmctld and slurmd: starts them, checks whether they run, and reads their last output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kit.slurm.embedded import process
 from kit.slurm.embedded.cluster_record import EmbeddedCluster, Node, ProcessId
 from kit.slurm.embedded.paths import Layout
 
-# Carried by every process that the kit starts for a cluster and by nothing else: users' shells may have SLURM_CONF too.
+# Every process that the kit starts for a cluster has this variable, and no other process does. SLURM_CONF may also be in users'
+# shells.
 MARK = "KIT_CLUSTER_FOLDER"
 _PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sinfo", "unshare", "nsenter")
 _HINT = "install them: `make setup`, or apt-get install slurm-wlm munge util-linux iproute2"
@@ -24,35 +25,35 @@ _TAIL_LINES = 12
 
 
 def require_programs() -> None:
-    """ToolError that names every program that is missing and the packages that hold it."""
+    """ToolError that names every missing program and the packages that contain them."""
     missing = [name for name in _PROGRAMS if shell.which(name) is None]
     if missing:
         shell.require(", ".join(missing), hint=_HINT)
 
 
 def program(name: str) -> str:
-    """The path of a program that may be in an sbin folder, which an ordinary user's PATH lacks."""
+    """The path of a program that may be in an sbin folder. An ordinary user's PATH lacks these."""
     return shell.require(name, hint=_HINT)
 
 
 def environment(layout: Layout) -> dict[str, str]:
-    """The whole environment of a daemon: nothing of the user's shell ends up in jobs through it but PATH."""
+    """The complete environment of a daemon. Of the user's shell it takes only PATH, since jobs inherit from daemons."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
     return {"PATH": path, "HOME": str(Path.home()), "SLURM_CONF": str(layout.slurm_conf), MARK: str(layout.folder)}
 
 
 def user() -> str:
-    """Whom the daemons run as."""
+    """The user who runs the daemons."""
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def start_munged(layout: Layout, env: Mapping[str, str]) -> ProcessId:
-    """Make a key of the cluster's own and start munged on it; returns when its socket is there."""
+    """Make the cluster's own munge key and start munged with it. Returns when munged's socket exists."""
     home = layout.munge_key.parent
     home.mkdir(mode=0o755)
     layout.munge_key.touch(mode=0o600)
     layout.munge_key.write_bytes(secrets.token_bytes(128))
-    # Forced, because munged refuses a socket below a home folder that others may not enter.
+    # --force, since munged refuses a socket below a home folder that others may not enter.
     argv = [
         program("munged"),
         "--foreground",
@@ -77,9 +78,9 @@ def start_controller(layout: Layout, env: Mapping[str, str]) -> ProcessId:
 
 
 def start_slurmd(cluster: EmbeddedCluster, node: Node, env: Mapping[str, str]) -> ProcessId:
-    """Start a node's slurmd, inside the node where it has namespaces.
+    """Start a node's slurmd, inside the node's namespaces if it has any.
 
-    There the process returned is nsenter(1), which waits for slurmd and ends with it.
+    In namespaces, the returned process is nsenter(1), which waits for slurmd and ends with it.
     """
     (cluster.layout.spool / node.name).mkdir(parents=True, mode=0o755)
     enter = cluster.node_exec_argv(node.name) if cluster.isolated else []
@@ -87,13 +88,13 @@ def start_slurmd(cluster: EmbeddedCluster, node: Node, env: Mapping[str, str]) -
 
 
 def dead(cluster: EmbeddedCluster) -> list[str]:
-    """The names of recorded daemons that do not run, and of nodes whose first process is gone."""
+    """The names of recorded daemons that do not run, and of nodes whose first process is dead."""
     gone = [name for name, daemon in cluster.daemons.items() if not process.is_alive(daemon)]
     return gone + [node.name for node in cluster.nodes if node.init and not process.is_alive(node.init)]
 
 
 def tail(layout: Layout, daemon: str) -> str:
-    """The last lines that a daemon logged or, when it never came to that, printed; each indented by two blanks."""
+    """The last lines of a daemon's log or, if it has none, of its console output; each indented by two blanks."""
     for path in (layout.log(daemon), layout.console(daemon)):
         if path.exists() and (said := path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]):
             return "\n".join([f"{path.name} ends with:", *(f"  {line}" for line in said)])
@@ -101,7 +102,7 @@ def tail(layout: Layout, daemon: str) -> str:
 
 
 def start(layout: Layout, name: str, argv: list[str], env: Mapping[str, str]) -> ProcessId:
-    """Start a daemon of the cluster, its output in `console(name)`. SlurmError with its last words when it ends at once."""
+    """Start a daemon of the cluster, with its output in `console(name)`. SlurmError with its last output if it ends at once."""
     pid = shell.daemon(argv, log=layout.console(name), env=env, cwd=layout.folder)
     started = process.identify(pid)
     if started is None:

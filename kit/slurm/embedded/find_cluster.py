@@ -1,4 +1,4 @@
-"""Finds an embedded cluster's folder and record. Every command looks here, without the code that starts and stops clusters."""
+"""Finds an embedded cluster's folder and record. It does not load the code that starts and stops clusters."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def default_folder(name: str) -> Path:
-    """Where a cluster lives unless told otherwise."""
+    """The default folder of a cluster."""
     return data_folders.user_data() / "clusters" / name
 
 
 def find(name: str = "local", *, folder: Path | None = None) -> EmbeddedCluster | None:
-    """The cluster as recorded, if it was up when last seen; nothing is asked of Slurm and no process is looked at."""
+    """The recorded cluster, if it was up when it was last recorded. Slurm is not asked, and no process is checked."""
     try:
         layout = layout_of(name, folder)
     except UsageError:
-        # Where no cluster could be started, none is up: a listing of runs must not fail over a name in one of them.
+        # No cluster can be started under this name, so none is up. A listing of runs must not fail over a name in one of them.
         return None
     from kit.slurm.embedded.cluster_record import EmbeddedCluster
 
@@ -32,7 +32,7 @@ def find(name: str = "local", *, folder: Path | None = None) -> EmbeddedCluster 
 
 
 def layout_of(name: str, folder: Path | None) -> Layout:
-    """The paths of a cluster, each short enough for Slurm's sockets. UsageError where they would not be."""
+    """The paths of a cluster, short enough for Slurm's sockets. UsageError if they are too long."""
     longest = node_names(checked_name(name), 1)[-1]
     return Layout.of(folder or default_folder(name), node=longest)
 

@@ -1,7 +1,7 @@
 """Free ports and a free private subnet.
 
-Both searches start at a place derived from the cluster's folder: two clusters that come up at the same moment look in
-different places, and one cluster gets the same numbers again.
+Both searches start at a position derived from the cluster's folder. So two clusters that start at the same moment look at different
+positions, and one cluster gets the same numbers again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from itertools import chain, islice
 from kit import shell
 from kit.errors import SlurmError
 
-# Below the ephemeral ports (ip_local_port_range starts at 32768), so that no outgoing connection takes one in passing.
+# Below the ephemeral ports (ip_local_port_range starts at 32768), so that no outgoing connection takes one by chance.
 PORTS = range(20000, 30000)
-# RFC 1918 corners that routers and container engines rarely hand out, then RFC 2544's range for benchmarks.
+# Parts of the RFC 1918 ranges that routers and container engines rarely use, then RFC 2544's range for benchmarks.
 _POOLS = tuple(map(IPv4Network, ("10.213.0.0/16", "172.30.0.0/16", "192.168.128.0/17", "198.18.0.0/15")))
 
-# Of a subnet: those before the first node's (`nodes.node_address`), and the broadcast address.
+# Addresses of a subnet that no node uses: those before the first node's (`nodes.node_address`), and the broadcast address.
 _SPARE_ADDRESSES = 12
 
 
 def choose_ports(count: int, *, seed: str, in_use: Callable[[int], bool]) -> tuple[int, ...]:
-    """The first `count` ports of PORTS, from `seed`'s place on, that are not `in_use`."""
+    """The first `count` ports of PORTS that are not `in_use`, starting at `seed`'s position."""
     start = _number(seed) % len(PORTS)
     order = chain(PORTS[start:], PORTS[:start])
     found = tuple(islice((port for port in order if not in_use(port)), count))
@@ -36,9 +36,9 @@ def choose_ports(count: int, *, seed: str, in_use: Callable[[int], bool]) -> tup
 
 
 def choose_subnet(*, seed: str, taken: Iterable[IPv4Network], nodes: int = 2) -> IPv4Network:
-    """A /24 that overlaps nothing in `taken`, or a larger one where `nodes` do not fit into it."""
+    """A /24 that overlaps no network in `taken`; a larger subnet if `nodes` do not fit into a /24."""
     used = tuple(taken)
-    # The first addresses are the host's, the last one is the broadcast's.
+    # The first addresses are the host's; the last one is for broadcast.
     prefix = min(24, 32 - (nodes + _SPARE_ADDRESSES - 1).bit_length())
     for pool in _POOLS:
         candidates = list(pool.subnets(new_prefix=prefix))
@@ -50,7 +50,7 @@ def choose_subnet(*, seed: str, taken: Iterable[IPv4Network], nodes: int = 2) ->
 
 
 def port_in_use(port: int) -> bool:
-    """Whether something on this machine listens on the TCP port, on any address."""
+    """Whether a process on this machine listens on the TCP port, on any address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind(("0.0.0.0", port))
@@ -60,7 +60,7 @@ def port_in_use(port: int) -> bool:
 
 
 def routed_networks() -> list[IPv4Network]:
-    """All networks that this machine has a route to, but for the default one."""
+    """All networks to which this machine has a route, except the default route."""
     routes = json.loads(
         shell.run([shell.which("ip") or "ip", "-json", "-4", "route", "show", "table", "all"]).stdout or "[]"
     )

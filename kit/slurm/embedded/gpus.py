@@ -1,6 +1,6 @@
 """Chooses the GPU devices of each node: the machine's own, or placeholders.
 
-Slurm 22.05 reports GRES without `File=` as 0 and drains the node, so that even a placeholder has to be a file.
+Slurm 22.05 reports GRES without `File=` as 0 and drains the node, so a placeholder must also be a file.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def real_devices(dev: Path = Path("/dev")) -> tuple[Path, ...]:
 
 
 def deal(devices: Sequence[Path], *, nodes: int, per_node: int | None) -> tuple[tuple[Path, ...], ...]:
-    """Deal the real devices out to the nodes in turn. Nodes share devices where there are too few.
+    """Divide the real devices among the nodes in turn. Nodes share devices if there are too few.
 
-    per_node None deals all of them out, at least one to each node. A node cannot hold one device twice: UsageError.
+    per_node None uses all devices, at least one for each node. A node cannot have one device twice: UsageError.
     """
     count = max(1, len(devices) // nodes) if per_node is None else per_node
     if count > len(devices):
@@ -44,12 +44,12 @@ def shared(shares: Sequence[Sequence[Path]]) -> bool:
 
 
 def placeholders(folder: Path, count: int) -> tuple[Path, ...]:
-    """Names of `count` placeholder devices in `folder`."""
+    """Paths of `count` placeholder devices in `folder`."""
     return tuple(folder / f"gpu{number}" for number in range(count))
 
 
 def make_placeholders(paths: Sequence[Path]) -> None:
-    """Make the files: null devices, or, where mknod(2) is not allowed, links to the machine's own null device."""
+    """Make placeholder files: null devices or, if mknod(2) is not allowed, links to /dev/null."""
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -1,4 +1,4 @@
-"""up, down, status: the embedded cluster's whole life."""
+"""up, down and status of the embedded cluster."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from kit.slurm.embedded.pyxis import PyxisPlugin, choose, plugstack_conf
 
 Say = Callable[[str], None]
 
-# Seconds. A start takes two to four; a machine under load gets its chance.
+# Seconds. A start takes two to four; the limit allows for a loaded machine.
 START_S = 60.0
 _LOCK_S = 90.0
 _QUERY_S = 5.0
@@ -48,7 +48,7 @@ _MIN_CPUS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """A node as slurmctld sees it. state is Slurm's own word; empty when slurmctld does not answer."""
+    """A node as slurmctld sees it. state: Slurm's own word; empty if slurmctld does not answer."""
 
     node: Node
     state: str
@@ -56,7 +56,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterStatus:
-    """A recorded cluster and how it fares. `broken`: some of `dead` should run, or slurmctld does not answer."""
+    """The state of a recorded cluster. `broken`: a daemon is in `dead`, or slurmctld does not answer."""
 
     cluster: EmbeddedCluster
     state: Literal["up", "broken"]
@@ -73,11 +73,11 @@ def up(
     timeout_s: float = START_S,
     say: Say = lambda _: None,
 ) -> EmbeddedCluster:
-    """Bring a cluster up and wait until every node is idle. One of the same shape that is up is returned as it is.
+    """Start a cluster and wait until every node is idle. A running cluster of the same shape is returned unchanged.
 
-    folder: where it keeps everything, default `default_folder(name)`. pyxis: `auto`, `none` or the plugin's path.
-    say hears what is being done, a line each. Whatever goes wrong (or Ctrl-C), nothing of the cluster is left.
-    Raises UsageError for a shape that cannot be, ToolError for missing programs, SlurmError with a daemon's last words.
+    folder: for all its files, default `default_folder(name)`. pyxis: `auto`, `none` or the plugin's path. say: called with each
+    step. After any failure, or Ctrl-C, nothing of the cluster is left. Raises UsageError for an impossible shape, ToolError for
+    missing programs, SlurmError with a daemon's last output.
     """
     daemons.require_programs()
     if shape and shape.accounting:
@@ -109,7 +109,7 @@ def up(
 
 
 def down(name: str = "local", *, folder: Path | None = None) -> bool:
-    """End the cluster's jobs and daemons and remove its files. Returns False when there was no cluster."""
+    """End the cluster's jobs and daemons and remove its files. Returns False if there was no cluster."""
     layout = layout_of(name, folder)
     if not layout.folder.parent.exists():
         return False
@@ -121,7 +121,7 @@ def down(name: str = "local", *, folder: Path | None = None) -> bool:
 
 
 def status(name: str = "local", *, folder: Path | None = None) -> ClusterStatus:
-    """The cluster's state and its nodes'. SlurmError when no such cluster is recorded."""
+    """The state of the cluster and of its nodes. SlurmError if no such cluster is recorded."""
     cluster = EmbeddedCluster.load(layout_of(name, folder))
     if cluster is None:
         raise SlurmError(f"no cluster {name!r} is up", hint=_command("up", name))
@@ -152,7 +152,7 @@ def _running(layout: Layout) -> EmbeddedCluster | None:
 def _design(
     name: str, layout: Layout, shape: ClusterSize, pyxis: PyxisPlugin | None, *, isolated: bool
 ) -> EmbeddedCluster:
-    """What the cluster will be, before anything exists."""
+    """Plan the cluster, before anything is created."""
     names = node_names(name, shape.nodes)
     seed = str(layout.folder)
     real = () if shape.placeholder_gpus else gpus.real_devices()
@@ -162,7 +162,7 @@ def _design(
     else:
         count = gpus.PLACEHOLDERS_PER_NODE if per_node is None else per_node
         devices = (gpus.placeholders(layout.gpus, count),) * shape.nodes
-    # Isolated nodes have an address each and can share a port; the others share an address.
+    # Isolated nodes have their own addresses and can share a port; other nodes share one address.
     slurmds, databases = 1 if isolated else shape.nodes, 2 if shape.accounting else 0
     first, *ports = free_addresses.choose_ports(1 + slurmds + databases, seed=seed, in_use=free_addresses.port_in_use)
     routed = free_addresses.routed_networks() if isolated else []
@@ -201,7 +201,7 @@ def _start(cluster: EmbeddedCluster, pyxis: PyxisPlugin | None, *, timeout_s: fl
     if gpus.shared([node.gpus for node in cluster.nodes]) and not cluster.has_placeholders:
         say("nodes share a GPU, for there are fewer than nodes: NCCL refuses two ranks on one, gloo does not")
     layout.folder.mkdir(exist_ok=True)
-    # Before anything else exists, so that a killed start is recognised.
+    # Save the record first, so that a killed start is recognised.
     cluster.save()
     _write_files(cluster, pyxis)
     env = daemons.environment(layout)
@@ -242,7 +242,7 @@ def _write_files(cluster: EmbeddedCluster, pyxis: PyxisPlugin | None) -> None:
 
 
 def _wait_until_idle(cluster: EmbeddedCluster, deadline: float) -> None:
-    """A node is `unknown` for a few seconds before slurmctld believes it."""
+    """Wait for all nodes. slurmctld reports a node as `unknown` for the first few seconds."""
     while True:
         gone = daemons.dead(cluster)
         if gone:
@@ -263,7 +263,7 @@ def _wait_until_idle(cluster: EmbeddedCluster, deadline: float) -> None:
 
 
 def _check_pyxis(cluster: EmbeddedCluster) -> None:
-    """A plugin built for another Slurm makes every srun fail: find out now."""
+    """Check now that Slurm loads the plugin: one built for another Slurm makes every srun fail."""
     shown = shell.run(["srun", "--help"], env=_client_env(cluster), check=False)
     if "--container-image" not in shown.stdout:
         raise SlurmError(
@@ -273,7 +273,7 @@ def _check_pyxis(cluster: EmbeddedCluster) -> None:
 
 
 def _node_states(cluster: EmbeddedCluster) -> dict[str, str]:
-    """Slurm's word for each node's state, such as `idle`; empty when slurmctld does not answer."""
+    """Slurm's word for each node's state, such as `idle`; empty if slurmctld does not answer."""
     argv = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
     try:
         shown = shell.run(argv, env=_client_env(cluster), timeout=_QUERY_S)
@@ -283,5 +283,5 @@ def _node_states(cluster: EmbeddedCluster) -> dict[str, str]:
 
 
 def _client_env(cluster: EmbeddedCluster) -> Mapping[str, str]:
-    # Marked, so that `down` also ends the query of an `up` that was killed.
+    # The mark lets `down` also end the query of a killed `up`.
     return {**os.environ, **cluster.env(), daemons.MARK: str(cluster.folder)}

@@ -1,6 +1,6 @@
-"""One command at a time: `up` and `down` of clusters whose folders are side by side wait for each other.
+"""A lock for `up` and `down`: commands for clusters in the same parent folder wait for each other.
 
-The lock is on the folder above the cluster's, so that it leaves no file of its own. It ends with its holder.
+The parent folder itself is locked, so there is no lock file. The lock ends with the process that holds it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POLL_S = 0.1
 
 @contextmanager
 def held(folder: Path, *, timeout_s: float) -> Iterator[None]:
-    """Hold the lock of the cluster in `folder`; SlurmError when another command keeps it for longer than timeout_s."""
+    """Hold the lock of the cluster in `folder`. SlurmError if another command holds it for longer than timeout_s."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

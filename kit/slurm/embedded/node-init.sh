@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# First process of a virtual node: makes the node's own view of the machine, then adopts orphans until it is killed,
-# and everything in the node with it. Runs in new mount, UTS, IPC, network and PID namespaces.
+# First process of a virtual node. It makes the node's own view of the machine, and then adopts orphaned processes until it is
+# killed, which ends everything in the node. It runs in new mount, UTS, IPC, network and PID namespaces.
 #
 #   node-init.sh FOLDER NODE [ENROOT]
 set -euo pipefail
@@ -15,17 +15,17 @@ if [[ -e /etc/hostname ]]; then
 fi
 mount -t tmpfs -o mode=1777 tmpfs /dev/shm
 
-# The same path shows every node a folder of its own.
+# At this path, each node sees its own folder.
 mount --bind "${own}" "${view}"
 mount -t tmpfs -o mode=755 tmpfs "${view}/run"
 
 if [[ -n ${enroot} ]]; then
     mkdir -p "${view}/run/pyxis"
     mkdir -m 1777 "${view}/run/enroot"
-    # The real Enroot moves aside; what all callers find in its place is the script that keeps nodes apart.
+    # Move the real Enroot aside. In its place, callers find the script that gives each node its own state.
     mount --bind "${enroot}" "${view}/bin/enroot"
     mount --bind "${folder}/enroot" "${enroot}"
-    # Distributions with udev give everyone access to FUSE; Enroot and squashfuse need it.
+    # Enroot and squashfuse need FUSE. Distributions with udev give all users access to it.
     if [[ -c /dev/fuse && $(stat --format=%a /dev/fuse) != *66 ]]; then
         mknod -m 666 "${own}/fuse" c 10 229
         mount --bind "${own}/fuse" /dev/fuse

@@ -1,11 +1,11 @@
 """Virtual nodes: namespaces and the network between them. Root only.
 
-Each node has mount, UTS, IPC, network and PID namespaces, held by its first process alone: when that one is killed, the
-kernel kills every process in the node (containers too) and drops its mounts and interfaces. Nothing has a name under
-/run/netns that a crash could leave there.
+Each node has mount, UTS, IPC, network and PID namespaces, held only by its first process. When that process is killed, the kernel
+kills every process in the node (containers too) and drops its mounts and interfaces. The namespaces have no names under /run/netns,
+so a crash leaves nothing there.
 
-The nodes hang on a bridge in a network namespace of its own, not in the host's: a host's packet filter (a container
-engine sets FORWARD to DROP) would otherwise filter what nodes send each other. The host sees one interface.
+The nodes are connected to a bridge in its own network namespace, not in the host's. Otherwise the host's packet filter (a container
+engine sets FORWARD to DROP) would filter traffic between nodes. The host sees one interface.
 
     host: kitXXXXXXXX .1 ──── switch: br0 ──┬── node 1: eth0 .11
                                             └── node 2: eth0 .12
@@ -28,13 +28,14 @@ from kit.slurm.embedded.pyxis import PyxisPlugin, enroot_wrapper
 
 _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 _START_S = 10.0
-# Linux keeps 1024 neighbours for all network namespaces together (gc_thresh3): 256 nodes overflowed it, and answers got lost.
+# Linux keeps at most 1024 neighbour entries for all network namespaces together (gc_thresh3). With 256 nodes the table overflowed,
+# and answers got lost.
 MOST_ISOLATED = 200
 _POLL_S = 0.02
 
 
 def allowed() -> bool:
-    """Whether this process may make such nodes: root alone is not enough inside most containers."""
+    """Whether this process may make such nodes. Inside most containers, being root is not enough."""
     if os.geteuid() != 0 or not shell.which("ip"):
         return False
     return shell.run(["unshare", *_NAMESPACES, "--fork", "true"], check=False).returncode == 0
@@ -51,9 +52,9 @@ def node_address(subnet: IPv4Network, index: int) -> str:
 
 
 def start(cluster: EmbeddedCluster, *, env: Mapping[str, str], pyxis: PyxisPlugin | None) -> tuple[Node, ...]:
-    """Make the switch and all nodes; the nodes are returned with their first process filled in.
+    """Start the switch and all nodes; return the nodes with their first processes.
 
-    env is what marks the processes as this cluster's. SlurmError with the reason when a node does not start.
+    env marks the processes as this cluster's. SlurmError with the reason when a node does not start.
     """
     layout = cluster.layout
     if pyxis:
@@ -70,7 +71,7 @@ def start(cluster: EmbeddedCluster, *, env: Mapping[str, str], pyxis: PyxisPlugi
 
 
 def remove_interface(layout: Layout) -> None:
-    """Take the host's interface away, if it is there; the other end goes with it."""
+    """Remove the host's interface, if it exists; its other end disappears with it."""
     if (Path("/sys/class/net") / layout.interface).exists():
         shell.run([_ip_program(), "link", "delete", layout.interface], check=False)
 
@@ -96,7 +97,7 @@ def _start_node(layout: Layout, node: str, env: Mapping[str, str], pyxis: PyxisP
 
 
 def _init_of(layout: Layout, node: str, parent: int) -> ProcessId:
-    """The node's first process, once it has made the node's mounts. `parent` is the unshare(1) that started it."""
+    """The node's first process, after it has made the node's mounts. parent: the unshare(1) that started it."""
     ready = layout.own(node) / "ready"
     _wait_for(ready.exists, layout.console(node), parent)
     init = process.identify(process.children(parent)[0])
@@ -106,7 +107,7 @@ def _init_of(layout: Layout, node: str, parent: int) -> ProcessId:
 
 
 def _connect(layout: Layout, subnet: IPv4Network, switch: int, nodes: tuple[Node, ...]) -> None:
-    """One veth pair from the host to the switch, one from the switch to each node."""
+    """Make one veth pair from the host to the switch, and one from the switch to each node."""
     remove_interface(layout)
     _ip(
         f"link add {layout.interface} type veth peer name host netns {switch}",
@@ -133,7 +134,7 @@ def _connect(layout: Layout, subnet: IPv4Network, switch: int, nodes: tuple[Node
 
 
 def _ip(*commands: str, inside: int | None = None) -> None:
-    """Run ip(8) commands, here or in the network namespace of a process."""
+    """Run ip(8) commands on the host or in the network namespace of a process."""
     enter = [] if inside is None else ["nsenter", f"--net=/proc/{inside}/ns/net", "--"]
     shell.run([*enter, _ip_program(), "-batch", "-"], input="\n".join(commands) + "\n")
 

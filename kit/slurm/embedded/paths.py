@@ -1,4 +1,4 @@
-"""Every path and name of an embedded cluster, derived from its folder alone: `down` needs no record to find them."""
+"""Every path and name of an embedded cluster. All derive from its folder, so that `down` needs no record to find them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from kit.errors import UsageError
 
-# Lower case, as ClusterName wants it; it starts the nodes' host names (RFC 1123), hence no underscore.
+# Lower case, as ClusterName requires. The nodes' host names start with it, so RFC 1123 forbids underscores.
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
-# slurm.conf and plugstack.conf split at blanks, `#` starts a comment, `%` a pattern, `,` a list.
+# slurm.conf and plugstack.conf split at blanks; `#` starts a comment, `%` a pattern, and `,` separates list items.
 _FOLDER = re.compile(r"/[A-Za-z0-9/._+@~-]*")
-# unix(7): sun_path holds 108 bytes with the final NUL.
+# unix(7): sun_path holds 108 bytes including the final NUL.
 _SOCKET_PATH_MAX = 107
 
 
 def checked_name(name: str) -> str:
-    """`name` itself, or a UsageError that says what a cluster may be called."""
+    """Return `name`; UsageError that says which names a cluster may have."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"a cluster cannot be called {name!r}",
@@ -40,14 +40,14 @@ class Layout:
 
     @classmethod
     def of(cls, folder: Path, *, node: str) -> Layout:
-        """The layout of `folder`, resolved; UsageError when Slurm could not work in it. node: the longest node name."""
+        """The layout of `folder`, resolved; UsageError if Slurm could not work in it. node: the longest node name."""
         layout = cls(folder.expanduser().resolve())
         if not _FOLDER.fullmatch(str(layout.folder)):
             raise UsageError(
                 f"{layout.folder}: slurm.conf cannot hold this path",
                 hint="choose a folder without blanks or punctuation: --dir PATH",
             )
-        # slurmstepd's own socket, <spool>/<node>_<job>.<step>, is the longest.
+        # slurmstepd's own socket, <spool>/<node>_<job>.<step>, has the longest path.
         longest = len(str(layout.spool / node / f"{node}_99999999.4294967295"))
         if longest > _SOCKET_PATH_MAX:
             raise UsageError(
@@ -58,7 +58,7 @@ class Layout:
 
     @property
     def record(self) -> Path:
-        """What the kit knows of the cluster; its presence marks the folder as the kit's."""
+        """The record of the cluster. If it exists, the folder is the kit's."""
         return self.folder / "cluster.json"
 
     @property
@@ -68,7 +68,7 @@ class Layout:
 
     @property
     def slurm_conf(self) -> Path:
-        """What SLURM_CONF must be for every Slurm command."""
+        """The value of SLURM_CONF for every Slurm command."""
         return self.folder / "slurm.conf"
 
     @property
@@ -78,27 +78,27 @@ class Layout:
 
     @property
     def munge_key(self) -> Path:
-        """The cluster's own key."""
+        """The cluster's own munge key."""
         return self.folder / "munge" / "munge.key"
 
     @property
     def munge_socket(self) -> Path:
-        """Named in slurm.conf, so that every Slurm command finds it."""
+        """munged's socket. slurm.conf names it, so every Slurm command finds it."""
         return self.folder / "munge" / "munge.socket"
 
     @property
     def gpus(self) -> Path:
-        """Placeholder devices."""
+        """The folder of the placeholder devices."""
         return self.folder / "gpus"
 
     @property
     def logs(self) -> Path:
-        """One file per daemon."""
+        """The folder with one log per daemon."""
         return self.folder / "logs"
 
     @property
     def spool(self) -> Path:
-        """slurmd's, one folder per node."""
+        """slurmd's spool folder, with one folder per node."""
         return self.folder / "spool"
 
     @property
@@ -108,22 +108,22 @@ class Layout:
 
     @property
     def node(self) -> Path:
-        """One path that shows each node its own folder (a bind mount of `own`), and is empty on the host."""
+        """A path that shows each node its own folder (a bind mount of `own`), and is empty on the host."""
         return self.folder / "node"
 
     def own(self, node: str) -> Path:
-        """What is private to one node, as the host sees it."""
+        """A node's own folder, as the host sees it."""
         return self.folder / "nodes" / node
 
     def log(self, daemon: str) -> Path:
-        """What a daemon reports."""
+        """A daemon's log."""
         return self.logs / f"{daemon}.log"
 
     def console(self, daemon: str) -> Path:
-        """What a daemon prints before it has read its configuration."""
+        """A daemon's output before it has read its configuration."""
         return self.logs / f"{daemon}.console"
 
     @property
     def interface(self) -> str:
-        """The host's end of the cluster's network; 11 of the 15 characters that Linux allows."""
+        """The name of the host's end of the cluster's network: 11 of the 15 characters that Linux allows."""
         return "kit" + hashlib.sha256(bytes(self.folder)).hexdigest()[:8]

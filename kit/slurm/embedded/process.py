@@ -1,6 +1,6 @@
 """Finds and ends processes without trusting a name or a bare pid.
 
-A process is known by its pid and start time, by a variable that only the kit's daemons carry, or by its ancestors.
+A process is identified by its pid and start time, by a variable that only the kit's daemons have, or by its ancestors.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def table() -> dict[int, ProcessEntry]:
 
 
 def entry(pid: int) -> ProcessEntry | None:
-    """One process; None when it is gone."""
+    """One process; None if it does not exist."""
     try:
-        # proc(5): the second field is the name in brackets and may hold anything, so count from its end.
+        # proc(5): the second field is the name in brackets and may hold anything, so split after its end.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -46,18 +46,18 @@ def entry(pid: int) -> ProcessEntry | None:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The lasting identity of a living pid."""
+    """The unique identity of a living process; None if there is none."""
     found = entry(pid)
     return None if found is None or found.zombie else ProcessId(pid=pid, start=found.start)
 
 
 def is_alive(process: ProcessId) -> bool:
-    """Whether this very process runs."""
+    """Whether the process with exactly this identity runs."""
     return identify(process.pid) == process
 
 
 def environ(pid: int) -> dict[str, str]:
-    """A process's environment at its start; empty when it is gone or another user's."""
+    """A process's environment at its start; empty if the process does not exist or belongs to another user."""
     try:
         raw = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -67,7 +67,7 @@ def environ(pid: int) -> dict[str, str]:
 
 
 def program(pid: int) -> str:
-    """The file name of the program that a process runs; empty when it is gone or another user's."""
+    """The file name of a process's program; empty if the process does not exist or belongs to another user."""
     try:
         return (_PROC / str(pid) / "exe").readlink().name
     except OSError:
@@ -81,7 +81,7 @@ def children(pid: int) -> list[int]:
 
 
 def matching(wanted: Callable[[int], bool]) -> set[ProcessId]:
-    """All living processes that `wanted` accepts, with their descendants; never this one or its ancestors."""
+    """All living processes that `wanted` accepts, with their descendants, but never this process or its ancestors."""
     rows = table()
     spared = _ancestors(rows)
     roots = {pid for pid, row in rows.items() if not row.zombie and pid not in spared and wanted(pid)}
@@ -90,21 +90,21 @@ def matching(wanted: Callable[[int], bool]) -> set[ProcessId]:
 
 
 def end(processes: Iterable[ProcessId], *, grace_s: float) -> None:
-    """TERM, and after grace_s KILL; returns when all are gone, or when KILL had five seconds to no effect."""
+    """Send TERM, and KILL after grace_s. Returns when all have ended, or five seconds after KILL."""
     left = _signal(set(processes), signal.SIGTERM)
     left = _wait(left, grace_s)
     _wait(_signal(left, signal.SIGKILL), 5)
 
 
 def kill(processes: Iterable[ProcessId]) -> None:
-    """KILL at once, and wait (five seconds at most) until they are gone."""
+    """Send KILL, and wait at most five seconds until the processes have ended."""
     _wait(_signal(set(processes), signal.SIGKILL), 5)
 
 
 def _signal(processes: set[ProcessId], number: signal.Signals) -> set[ProcessId]:
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            # The descriptor pins the process: what was identified is what gets the signal.
+            # The file descriptor pins the process, so the signal reaches the process that was identified.
             descriptor = os.pidfd_open(process.pid)
             try:
                 if is_alive(process):

@@ -1,8 +1,8 @@
 """Finds Pyxis, and separates the nodes' Enroot folders on one machine.
 
-Enroot's state must be private to a node. Pyxis hands Enroot no environment but PATH, and a path built from
-SLURMD_NODENAME is not enough (field-notes 6), so each node sees, in place of `enroot`, a small script that points the
-real one at the node's own folder. No file of the machine's Enroot or Slurm is read for this, and none is changed.
+Each node needs its own Enroot state. Pyxis passes Enroot no environment except PATH, and a path built from SLURMD_NODENAME is not
+enough (field-notes 6). So in place of `enroot`, each node sees a small script that makes the real one use the node's own folder.
+This reads and changes no file of the machine's Enroot or Slurm.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _FOLDERS = ("usr/lib*/slurm", "usr/lib/*/slurm*", "usr/local/lib/slurm", "opt/py
 
 @dataclass(frozen=True, kw_only=True)
 class PyxisPlugin:
-    """A plugin that was found, with the `enroot` that it would call."""
+    """A plugin, and the `enroot` that it would call."""
 
     plugin: Path
     enroot: Path
 
 
 def choose(option: str, *, isolated: bool) -> PyxisPlugin | None:
-    """What `--pyxis` means: `auto` (the first one found, if any), `none`, or the plugin's path.
+    """The plugin that `--pyxis` selects: `auto` (the first one found, if any), `none`, or the plugin's path.
 
-    UsageError when a path is given that cannot be used.
+    UsageError if the given path cannot be used.
     """
     if option == "none":
         return None
@@ -59,18 +59,21 @@ def _candidates(root: Path) -> Iterator[Path]:
 
 
 def plugstack_conf(pyxis: PyxisPlugin | None, layout: Layout) -> str:
-    """The text of plugstack.conf; runtime_path is a tmpfs of the node's own."""
+    """The text of plugstack.conf. runtime_path is on the node's own tmpfs."""
     if pyxis is None:
         return "# No SPANK plugins: Pyxis was not found, or not asked for.\n"
     options = [f"runtime_path={layout.node}/run/pyxis"]
-    # Where the plugin knows how to mount an image instead of unpacking it: 0.3 s instead of 23 s (performance-notes).
+    # If the plugin can mount an image instead of unpacking it, let it: 0.3 s instead of 23 s (performance-notes).
     if shell.which("squashfuse") and b"use_squashfuse" in pyxis.plugin.read_bytes():
         options.append("use_squashfuse=1")
     return f"required {pyxis.plugin} {' '.join(options)}\n"
 
 
 def enroot_wrapper(layout: Layout) -> str:
-    """What a node runs as `enroot`. A path that the caller chose wins, as it does in Enroot's own configuration."""
+    """The script that a node runs as `enroot`.
+
+    As in Enroot's own configuration, a path that the caller has set takes precedence.
+    """
     own = shlex.quote(str(layout.node))
     return f"""\
 #!/usr/bin/env bash

@@ -1,7 +1,7 @@
-"""`kit cluster up --conf KEY=VALUE`: what a site sets in slurm.conf, and which keys the embedded cluster needs for itself.
+"""`kit cluster up --conf KEY=VALUE`: keys of slurm.conf that a site may set, and keys that the embedded cluster needs for itself.
 
-Slurm reads keys without regard to case, and so does this module. A value that Slurm does not know is not found here: slurmctld
-ends at its start and says why.
+Keys are case-insensitive, as in Slurm. A value that Slurm does not know is not found here: slurmctld ends at its start and reports
+it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kit.errors import UsageError
 
-# No keys of slurm.conf: files that slurmctld reads beside it, the first one when JobSubmitPlugins=lua.
+# These are not keys of slurm.conf but files that slurmctld reads from the same folder; the first one if JobSubmitPlugins=lua.
 JOB_SUBMIT = "job_submit.lua"
 COPIED = (JOB_SUBMIT, "topology.conf")
 
@@ -25,7 +25,7 @@ _GPUS = "nodes offer GPUs through it"
 _ACCOUNTING = "--accounting sets it"
 _CGROUPS = "--cgroups sets it"
 
-# Keys that would break the lab, in lower case, and why.
+# Keys that would break the cluster, in lower case, each with the reason.
 _REFUSED: Mapping[str, str] = {
     "clustername": "--name gives the cluster its name",
     **dict.fromkeys(("slurmctldhost", "slurmctldport", "slurmdport", "slurmctldaddr", "srunportrange"), _ADDRESSES),
@@ -45,20 +45,20 @@ _REFUSED: Mapping[str, str] = {
     "jobsubmitplugins": f"--conf {JOB_SUBMIT}=FILE loads a script of yours",
 }  # fmt: skip
 
-# Slurm starts these by their path, on the nodes or beside slurmctld.
+# Slurm starts these programs by their path, on the nodes or next to slurmctld.
 _PROGRAMS = frozenset(
     {"prolog", "epilog", "taskprolog", "taskepilog", "prologslurmctld", "epilogslurmctld", "srunprolog", "srunepilog",
      "healthcheckprogram", "rebootprogram", "mailprog"}
 )  # fmt: skip
-# Values that hold a word of the kit's own, which has to stay.
+# Values that must keep one of the kit's own words.
 _KEPT_WORDS = {"slurmdparameters": "config_overrides"}
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*|job_submit\.lua|topology\.conf")
-# A newline would be the next line of slurm.conf, `#` a comment, a final `\` a continuation.
+# A newline would start another line of slurm.conf, `#` a comment, and a final `\` continues the line.
 _VALUE = re.compile(r"[^\x00-\x1f\x7f#]*[^\x00-\x1f\x7f#\\]")
 
 
 def parse(given: Iterable[str]) -> dict[str, str]:
-    """Each `KEY=VALUE` of the command line, by key. UsageError where one has no `=`, or a key comes twice."""
+    """Each `KEY=VALUE` of the command line, by key. UsageError if the `=` is missing, or if a key is given twice."""
     found: dict[str, str] = {}
     for text in given:
         key, separator, value = text.partition("=")
@@ -71,7 +71,7 @@ def parse(given: Iterable[str]) -> dict[str, str]:
 
 
 def checked(conf: Mapping[str, str]) -> dict[str, str]:
-    """The settings, with paths made absolute. UsageError for one that would break the cluster."""
+    """The settings, with paths made absolute. UsageError for a setting that would break the cluster."""
     return {key: _checked(key, value) for key, value in conf.items()}
 
 
@@ -113,13 +113,13 @@ def _file(key: str, value: str) -> Path:
 
 
 def applied(text: str, conf: Mapping[str, str]) -> str:
-    """slurm.conf with settings in place of its own lines; those that it does not have come at its end."""
+    """slurm.conf in which the settings replace its own lines. Other settings are appended."""
     added = []
     for key, value in conf.items():
         if key in COPIED and key != JOB_SUBMIT:
             continue
         line = "JobSubmitPlugins=lua" if key == JOB_SUBMIT else f"{key}={value}"
-        # A partition is one line of several, and never replaces another.
+        # A partition never replaces another one, since there may be several such lines.
         ours = None if key.lower() == "partitionname" else re.compile(rf"(?mi)^{re.escape(key)}=.*$")
         if ours and ours.search(text):
             text = ours.sub(line.replace("\\", "\\\\"), text)

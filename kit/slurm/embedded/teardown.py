@@ -1,4 +1,4 @@
-"""Takes a cluster away, whatever is left of it. Its folder's path suffices: a start that was killed recorded little."""
+"""Removes everything of a cluster. It needs only the folder's path, because a killed start may have recorded little."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kit.slurm.embedded.cluster_record import EmbeddedCluster
 from kit.slurm.embedded.daemons import MARK
 from kit.slurm.embedded.paths import Layout
 
-# How long jobs in progress may take to end after TERM, in seconds; what is left gets KILL with its node.
+# Seconds that running jobs get to end after TERM. Remaining processes get KILL with their node.
 _JOBS_S = 3.0
 _GRACE_S = 1.0
 _ROUNDS = 5
@@ -23,9 +23,9 @@ _CLIENTS = frozenset({"srun", "salloc", "sbatch", "sattach"})
 
 
 def cancel_jobs(cluster: EmbeddedCluster) -> None:
-    """Cancel all jobs and wait, bounded, until they are gone: programs and waiting clients end in their own way."""
+    """Cancel all jobs and wait a limited time until they are gone, so that programs and waiting clients can end by themselves."""
     deadline = time.monotonic() + _JOBS_S
-    # A controller that does not answer is not a reason to leave anything behind.
+    # Continue the removal even if the controller does not answer.
     with contextlib.suppress(ToolError):
         if jobs := set(_ask(cluster, "squeue", "--noheader", "--format=%A").split()):
             _ask(cluster, "scancel", *sorted(jobs))
@@ -34,9 +34,9 @@ def cancel_jobs(cluster: EmbeddedCluster) -> None:
 
 
 def remove(layout: Layout) -> bool:
-    """End every process of the cluster, then remove its network and its folder. Whether there was anything.
+    """End every process of the cluster, then remove its network and its folder. Return whether there was anything to remove.
 
-    SlurmError when a process cannot be ended, or when the folder holds something that the kit did not put there.
+    SlurmError when a process does not end, or when the folder contains something that the kit did not put there.
     """
     _check_is_ours(layout)
     found = _end_processes(layout)
@@ -50,7 +50,7 @@ def remove(layout: Layout) -> bool:
 
 
 def _remove_folder(layout: Layout) -> None:
-    """The record goes last: until then a removal that is cut off can be taken up again."""
+    """Remove the folder, the record last, so that an interrupted removal can be repeated."""
     for path in layout.folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -72,7 +72,7 @@ def _check_is_ours(layout: Layout) -> None:
 def _end_processes(layout: Layout) -> bool:
     found = False
     for round_ in range(_ROUNDS):
-        # A node's first process ignores TERM and takes all with it: KILL. slurmctld and munged end cleanly on TERM.
+        # A node's first process ignores TERM and ends the whole node, so it gets KILL. slurmctld and munged end cleanly on TERM.
         holders = process.matching(lambda pid: _carries_mark(layout, pid) and process.program(pid) in _HOLDERS)
         process.kill(holders)
         rest = process.matching(lambda pid: _belongs(layout, pid))
@@ -92,9 +92,9 @@ def _carries_mark(layout: Layout, pid: int) -> bool:
 
 
 def _belongs(layout: Layout, pid: int) -> bool:
-    """Whether a process is the cluster's: a daemon, a task of a job, or a Slurm client that waits for one.
+    """Whether a process belongs to the cluster: a daemon, a task of a job, or a Slurm client that waits for one.
 
-    SLURM_CONF alone says nothing: a user exports it in his shell. slurmstepd gives tasks SLURMD_NODENAME as well.
+    SLURM_CONF alone is not sufficient, because users export it in their shells. slurmstepd also gives tasks SLURMD_NODENAME.
     """
     if _carries_mark(layout, pid):
         return True
