@@ -1,4 +1,4 @@
-"""Planning: a job that was read becomes files and an argv (plan.py).
+"""Planning: turns a job that was read into files and an argv (plan.py).
 
-Data walks down once; no disk is touched but the kit's own templates.
+Data flows in one direction. The only files read are the kit's own templates.
 """

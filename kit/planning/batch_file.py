@@ -1,7 +1,7 @@
-"""The batch script from a template: the kit's own, or the one that `[slurm] template` names.
+"""Renders the batch script from a template: the kit's own, or the one that `[slurm] template` names.
 
-A user's template sees the variables of the kit's own and the names of STABLE, which docs/guides/templates.md documents and
-no version of the kit takes away. Jinja renders it in its sandbox and refuses an unknown name, as the kit refuses an unknown key.
+A user's template gets the variables of the kit's own template, and the names in STABLE. docs/guides/templates.md documents these,
+and no version of the kit removes them. Jinja renders it in its sandbox. Unknown names are refused, as unknown keys are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STABLE = (
     "hub_offline",
 )
 AVOID_DIR = ".avoid"
-# Below Linux's ephemeral ports (32768 on); nodes.sh takes 10,000 ports from here, by job id.
+# This is below Linux's ephemeral ports (from 32768). nodes.sh chooses from 10,000 ports from here on, by job id.
 _PORT_BASE = 20_000
 
 
@@ -49,7 +49,7 @@ def batch_script(made: Decisions) -> str:
 
 
 def _settings(made: Decisions) -> dict[str, Any]:
-    """What the batch script goes by."""
+    """The settings of the batch script."""
     job, unpacks = made.job, made.resolved.cluster.container.pyxis_unpacks
     return {
         "run_dir": made.site.run_dir,
@@ -85,7 +85,7 @@ def _settings(made: Decisions) -> dict[str, Any]:
 
 
 def _steps(made: Decisions) -> dict[str, Any]:
-    """What it starts."""
+    """The steps that the batch script starts."""
     return {
         "step_argv": steps.role_step(made, made.main),
         "roles": [{"facts": r.facts(), "env": r.env(), "argv": steps.role_step(made, r)} for r in made.roles],
@@ -101,7 +101,7 @@ def _steps(made: Decisions) -> dict[str, Any]:
 
 
 def _stable(made: Decisions) -> dict[str, Any]:
-    """The names of STABLE."""
+    """The variables named in STABLE."""
     table = made.job.rl or made.job.sft
     return {
         "job_name": made.job.name,
@@ -116,7 +116,7 @@ def _stable(made: Decisions) -> dict[str, Any]:
 
 
 def _rendered(text: str, variables: Mapping[str, Any], *, file: str) -> str:
-    """As the kit's own templates: Jinja is above the mark; without a mark, all of it is Jinja."""
+    """Render a user's template. As in the kit's own templates, Jinja applies only above the mark; without a mark, to all of it."""
     head, mark, body = text.partition(MARK)
     try:
         parsed = _sandbox().parse(head)
@@ -148,5 +148,5 @@ def _faults(unknown: list[str], variables: Mapping[str, Any], file: str) -> Iter
 
 @cache
 def _sandbox() -> SandboxedEnvironment:
-    """No access to Python's own attributes, and no endless ranges (Jinja's documentation, "Sandbox")."""
+    """Jinja's sandbox: no access to Python's internal attributes, no endless ranges (Jinja's documentation, "Sandbox")."""
     return configured(SandboxedEnvironment)

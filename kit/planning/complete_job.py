@@ -1,6 +1,6 @@
-"""A job is completed: nodes and GPUs that its roles or its framework's table come to, runtime, seed, start shape, lead.
+"""Completes a job: nodes and GPUs from its roles or its framework's table, runtime, seed, start shape, lead.
 
-After `completed` no choice of the job is open, and no later step makes another copy of it.
+After `completed` no choice of the job is open, and no later step makes another copy of the job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from kit.spec.roles import Role
 
 
 def completed(resolved: Resolved, site: Site) -> Resolved:
-    """The job with every choice made. ConfigError when its launcher cannot start it so, or its [resources] contradict its roles."""
+    """The job with every choice made.
+
+    ConfigError when its launcher cannot start it in this way, or its [resources] contradict its roles.
+    """
     job, shapes = resolved.job, resolved.launcher.shapes
     shape = job.shape or shapes[0]
     if shape not in shapes:
@@ -45,10 +48,13 @@ def completed(resolved: Resolved, site: Site) -> Resolved:
 
 
 def _lead(resolved: Resolved) -> int:
-    """Seconds; a quarter of the time limit where a default would not be shorter than it, and the signal come before the ranks."""
+    """The lead in seconds.
+
+    If the default is not shorter than the time limit, a quarter of the limit; else the signal would come before the ranks start.
+    """
     lead, limit = resolved.job.slurm.lead, resolved.job.resources.time
     seconds = int(60 * minutes(limit)) if limit else 0
-    # 0 minutes: no limit.
+    # 0 minutes mean no limit.
     if not seconds or lead < seconds:
         return lead
     if "lead" in resolved.asked_slurm:
@@ -60,7 +66,7 @@ def _lead(resolved: Resolved) -> int:
 
 
 def _runtime(resolved: Resolved, site: Site) -> str:
-    """The runtime by name: job over cluster; 'auto' is pyxis where Slurm has it, else bubblewrap."""
+    """The name of the runtime: the job's choice before the cluster's. 'auto' is pyxis if Slurm has it, else bubblewrap."""
     if not site.containers:
         return "bare"
     for asked in (resolved.job.container.runtime, resolved.cluster.container.runtime):
@@ -70,7 +76,7 @@ def _runtime(resolved: Resolved, site: Site) -> str:
 
 
 def _resources(resolved: Resolved) -> Resources:
-    """What the job's roles or its framework's table come to; silently overrides a default of the cluster or the launcher."""
+    """The resources that the job's roles or its framework's table need. They override a default of the cluster or the launcher."""
     job = resolved.job
     needed = frameworks.resources(resolved.launcher.framework, job)
     if job.roles and "nodes" not in needed:
@@ -81,10 +87,10 @@ def _resources(resolved: Resolved) -> Resources:
 
 
 def _contradictions(resolved: Resolved, needed: Mapping[str, int]) -> Iterator[Fault]:
-    """Figures that the user gave and that are others than those needed."""
+    """Values given by the user that differ from the needed ones."""
     job: Job = resolved.job
     for key, value in needed.items():
-        # Under --debug the job's own figure is another one than the user's.
+        # Under --debug, the job's own value differs from the user's.
         if value not in (getattr(job.resources, key), resolved.asked.get(key, value)):
             said, table = resolved.asked[key], resolved.launcher.framework or "roles"
             problem = f"{said} contradicts [{table}], which needs {value}"
@@ -92,7 +98,7 @@ def _contradictions(resolved: Resolved, needed: Mapping[str, int]) -> Iterator[F
 
 
 def _nodes(resolved: Resolved, roles: Mapping[str, Role]) -> int:
-    """The sum of the roles', or `resources.nodes` where one takes the rest; ConfigError when there is no rest."""
+    """The sum over the roles, or `resources.nodes` if one role takes the rest. ConfigError when no node is left for it."""
     total = resolved.job.resources.nodes
     own = [role.nodes or 1 for role in roles.values() if role.shares is None]
     counted = sum(n for n in own if n != "rest")

@@ -1,4 +1,4 @@
-"""Decisions: all that is decided of a run, in one record. Files and command lines are read from it, and decide nothing."""
+"""Decisions: everything that is decided about a run, in one record. Files and command lines only read it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kit.spec.job import Job
 
 @dataclass(frozen=True, kw_only=True)
 class Decisions:
-    """One run. resolved: with the job complete. extra: what the framework adds."""
+    """The decisions of one run. resolved: with the completed job. extra: the framework's additions."""
 
     resolved: Resolved
     site: Site
@@ -31,40 +31,40 @@ class Decisions:
 
     @property
     def job(self) -> Job:
-        """The job, with no choice open."""
+        """The completed job."""
         return self.resolved.job
 
     @property
     def node(self) -> NodeShape:
-        """A node of the cluster."""
+        """The shape of the cluster's nodes."""
         return self.resolved.cluster.node
 
     @property
     def runtime(self) -> Runtime:
-        """Of containers."""
+        """The container runtime."""
         return runtimes.get(self.job.container.runtime)
 
     @property
     def pin(self) -> Pin:
-        """The job's own image."""
+        """The pin of the job's own image."""
         return self.pins.own
 
     @property
     def every_node(self) -> int:
-        """Nodes of the job, the spares among them."""
+        """The number of nodes including spares."""
         return self.allocation.nodes + self.job.retry.spares
 
     @property
     def outlives(self) -> bool:
-        """Whether the run continues when a node is lost: only spares and replicas take over."""
+        """Whether the run continues when a node is lost: only spares and replicas can take over."""
         return bool(self.job.retry.spares) or any(r.role.policy == "replica" for r in self.roles)
 
     @property
     def main(self) -> RolePlacement:
-        """The role in whose container a shell or a probe starts."""
+        """The role whose container is used for a shell or a probe."""
         return next(r for r in self.roles if r.role.policy != "service")
 
     @property
     def world_sizes(self) -> dict[str, int]:
-        """Role -> its world size; a job without roles has the one of world_sizes.PLAIN."""
+        """Role -> its world size. A job without roles has only world_sizes.PLAIN."""
         return world_sizes(self.roles)

@@ -1,4 +1,6 @@
-"""Paths of a plan: placeholders filled in, relative ones anchored, each checked for what scripts and runtimes can carry."""
+"""Paths of a plan: placeholders filled in, relative paths made absolute, and each checked for characters that scripts or runtimes
+cannot handle.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from kit.spec.run_paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPA
 from kit.spec.schema_base import mountable
 from kit.spec.wrong_value_messages import Invalid
 
-# sbatch reads `%` in a file name as a pattern and splits header lines at blanks.
+# In a file name, sbatch reads `%` as a pattern. It splits header lines at blanks.
 _RUN_DIR = re.compile(r"^/[A-Za-z0-9_./+=@-]*$")
 _HEADER_WORD = re.compile(r"^/[A-Za-z0-9_./%+=@,:-]*$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inside:
-    """Folders as the ranks see them: the run's, the job's own, the node-local cache. workdir: where programs start."""
+    """Folders as the ranks see them: of the run, of the job, and the node-local cache. workdir: where programs start."""
 
     run: str
     workspace: str
@@ -35,9 +37,9 @@ class Inside:
 class ClusterPaths:
     """The paths of one run on its cluster.
 
-    cache: node-local. store: of the images. output, error: the batch script's own, with Slurm's patterns; without `error` both
-    streams go to one file. workspace: the run's own copy, or the job's folder. mounts: the kit's own, then the job's, with
-    absolute sources.
+    cache: node-local. store: of the images. output, error: of the batch script, with Slurm's patterns; without `error` both streams
+    go to one file. workspace: the run's own copy, or the job's folder. mounts: the kit's own, then the job's, with absolute
+    sources.
     """
 
     run: RunPaths
@@ -56,7 +58,7 @@ class ClusterPaths:
 
 
 def find_paths(resolved: Resolved, site: Site) -> ClusterPaths:
-    """All paths of a job that is complete. ConfigError, naming file and key, for one that cannot be carried."""
+    """All paths of a completed job. ConfigError, naming file and key, for a path that cannot be used."""
     cluster_file = f"clusters/{resolved.cluster_name}.toml"
     run = RunPaths(site.run_dir)
     if not _RUN_DIR.match(str(run.root)):
@@ -79,7 +81,7 @@ def find_paths(resolved: Resolved, site: Site) -> ClusterPaths:
 
 
 def _store(resolved: Resolved, site: Site, known: dict[str, str], cluster_file: str) -> str:
-    """The image store: the one rule of `registry.store_of`, which the image commands ask."""
+    """The image store: the cluster's own, else the site's default, as the image commands choose it."""
     named = resolved.cluster.paths.store
     if named is None:
         return _checked(site.store, "KIT_STORE", "")
@@ -109,14 +111,16 @@ def _inside(resolved: Resolved, run: RunPaths, cache: str, workspace_outside: st
 
 
 def _log(resolved: Resolved, known: dict[str, str], key: Literal["output", "error"]) -> str | None:
-    """The job's slurm.output or slurm.error, absolute, with Slurm's patterns left to Slurm; None where the job names none."""
+    """The job's slurm.output or slurm.error as an absolute path, in which Slurm fills in its own patterns; None if the job sets
+    none.
+    """
     pattern: str | None = getattr(resolved.job.slurm, key)
     if pattern is None:
         return None
     file, dotted = resolved.job_file, f"slurm.{key}"
     filled = _filled(pattern, known, file, dotted)
     path = filled if filled.startswith("/") else f"{resolved.job_dir}/{filled}"
-    # The value of a placeholder may hold a `%`, too: to Slurm it would be a pattern.
+    # The value of a placeholder may contain `%`, which Slurm would read as a pattern.
     if not _HEADER_WORD.match(path) or path.count("%") != pattern.count("%"):
         problem = (
             f"{path!r} has characters that an #SBATCH line cannot hold, such as blanks; its folder may have no '%'"
@@ -127,7 +131,7 @@ def _log(resolved: Resolved, known: dict[str, str], key: Literal["output", "erro
 
 
 def _mounts(resolved: Resolved, known: dict[str, str], run: RunPaths, cache: str, workspace: str) -> tuple[Mount, ...]:
-    """The run folder, the workspace and the cache, then the job's own."""
+    """The run folder, the workspace and the cache, then the job's own mounts."""
     file = resolved.job_file
     own = [
         Mount(source=str(run.root), target=CONTAINER_RUN),

@@ -1,4 +1,4 @@
-"""The image of a role, pinned: the bytes that it runs from, and that they hold what its programs import."""
+"""Pins the images of a run: the digest of each, and a check that it contains the packages that its programs import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """image: as the nodes see it, empty without a container. stored: the .sqsh in the store, empty for a reference.
+    """image: path as the nodes see it, or a reference; empty without a container. stored: the .sqsh in the store; empty for a
+    reference.
 
     lock: of an image that the kit built or imported.
     """
@@ -33,7 +34,7 @@ class Pin:
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """The images of a run. own: the job's. of_roles: those that roles name for themselves, by name."""
+    """The images of a run. own: the job's. of_roles: those that roles name themselves, by name."""
 
     own: Pin
     of_roles: Mapping[str, Pin]
@@ -44,7 +45,7 @@ class Pins:
 
     @property
     def distinct(self) -> tuple[Pin, ...]:
-        """Each image once, that of the job first; none without containers."""
+        """Each image once, the job's own first; none without containers."""
         return tuple({p.image: p for p in (self.own, *self.of_roles.values()) if p.image}.values())
 
 
@@ -56,7 +57,10 @@ def pin_images(
     lock: ImageLock | None,
     role_locks: Mapping[str | None, ImageLock | None],
 ) -> Pins:
-    """The images of a job and its roles. ConfigError when one has no lock, or the job's own lacks a package of its programs."""
+    """The images of a job and its roles.
+
+    ConfigError when one has no lock, or when the job's own lacks a package of its programs.
+    """
     job = resolved.job
     if not runtimes.get(job.container.runtime).containerized:
         return Pins(own=Pin(), of_roles={})
@@ -74,9 +78,9 @@ def pin_images(
 
 
 def _pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store: str, stage: str, key: str) -> Pin:
-    """The pin of an image. stage: folder on the nodes that it is copied to, empty for none. key: where the job names it.
+    """The pin of an image. stage: folder on the nodes to which the image is copied; empty for no copy. key: where the job names it.
 
-    ConfigError when there is no image, no lock of it, or when the runtime cannot start it.
+    ConfigError when there is no image or no lock of it, or when the runtime cannot start it.
     """
     file = resolved.job_file
     runtime = resolved.job.container.runtime
@@ -102,7 +106,7 @@ def _pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store:
 
 
 def _check_packages(resolved: Resolved, lock: ImageLock) -> None:
-    """ConfigError when the image lacks a package that the launcher's programs import: the lock knows, no node is asked."""
+    """ConfigError when the image lacks a package that the launcher's programs import. The lock lists them, so no node is needed."""
     required = resolved.launcher.required(resolved.job) if resolved.job.is_launchers else ()
     lacking = lock.packages.lacking(required)
     if lacking:

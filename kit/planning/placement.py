@@ -1,4 +1,4 @@
-"""Placement: on which nodes each role runs, with how many ranks and which share of the CPUs. A plain job is one role."""
+"""Placement: the nodes of each role, its number of ranks, and its share of the CPUs. A plain job is one role."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kit.spec.world_size_text import PLAIN
 
 @dataclass(frozen=True, kw_only=True)
 class RolePlacement:
-    """A role and its place. first: index of its first node among the job's. shared: another role has a step on one of its nodes.
+    """A role and its place. first: index of its first node in the job. shared: another role has a step on one of its nodes.
 
-    scripts: the role whose scripts it runs. index: which it is of the roles with the same program. plain: the one role of a job
-    without roles.
+    scripts: the role whose scripts it runs. index: its number among the roles with the same program. plain: it is the only role of
+    a job without roles.
     """
 
     name: str
@@ -37,21 +37,21 @@ class RolePlacement:
 
     @property
     def folder(self) -> str:
-        """Where its scripts are in the run folder."""
+        """The folder of its scripts in the run folder."""
         return "" if self.plain else f"roles/{self.scripts}"
 
     @property
     def logs(self) -> str:
-        """Where its logs are in the run folder."""
+        """The folder of its logs in the run folder."""
         return "logs" if self.plain else f"logs/{self.name}"
 
     @property
     def world_size(self) -> int:
-        """Its ranks over all of its nodes."""
+        """Its number of ranks over all of its nodes."""
         return self.nodes * self.ranks_per_node
 
     def facts(self) -> dict[str, object]:
-        """What the batch script has to know of it, beside its argv."""
+        """Facts that the batch script needs in addition to the argv."""
         role, ready = self.role, self.role.ready
         asked = ""
         if ready is not None:
@@ -75,21 +75,22 @@ class RolePlacement:
         }
 
     def env(self) -> list[str]:
-        """What its step alone finds in its environment."""
+        """Environment variables for its step only."""
         words = [] if self.plain else [f"KIT_ROLE_INDEX={self.index}"]
         words += ["KIT_SERVICE=1"] if self.role.policy == "service" else []
         return [*words, f"KIT_GPUS={','.join(map(str, self.role.gpus))}"] if self.role.gpus else words
 
 
 def variable(name: str) -> str:
-    """A role's name as a part of a variable's."""
+    """A role's name in a form for variable names."""
     return name.upper().replace("-", "_")
 
 
 def place_roles(resolved: Resolved, allocation: Allocation, made: Mapping[str, Role]) -> tuple[RolePlacement, ...]:
-    """Every role in its place; without roles, the job itself as the only one. ConfigError for roles that do not fit each other.
+    """The placement of every role; without roles, of the job itself as the only one. ConfigError for roles that do not fit
+    together.
 
-    made: the roles that the framework brings, before the job's own.
+    made: the framework's roles, which come before the job's own.
     """
     roles = {**made, **{name: role for name, role in resolved.job.roles.items() if name not in made}}
     if not roles:
@@ -119,12 +120,12 @@ def _placed(name: str, roles: Mapping[str, Role], spans: Mapping[str, range], al
 
 
 def world_sizes(roles: Iterable[RolePlacement]) -> dict[str, int]:
-    """Role -> its world size. A service has tasks, and no part in a training: it has none."""
+    """Role -> its world size. A service has tasks but takes no part in training, so it has none."""
     return {one.name: one.world_size for one in roles if one.role.policy != "service"}
 
 
 def _with_scripts(placed: Sequence[RolePlacement]) -> tuple[RolePlacement, ...]:
-    """Roles that differ in their place alone, as replica groups do, run the same scripts: those of the first."""
+    """Let roles that differ only in their place, such as replica groups, share the scripts of the first one."""
     programs: Counter[object] = Counter()
     first: dict[object, str] = {}
     found = []
@@ -162,7 +163,7 @@ def _ranks(role: Role, allocation: Allocation) -> tuple[int, int]:
 
 
 def _spans(allocation: Allocation, roles: Mapping[str, Role]) -> dict[str, range]:
-    """role -> indices of its nodes, in the order of the file; those that share take the other's."""
+    """role -> indices of its nodes, in the order of the file. Roles that share nodes get the other role's."""
     own = {name: role.nodes or 1 for name, role in roles.items() if role.shares is None}
     rest = allocation.nodes - sum(n for n in own.values() if n != "rest")
     spans: dict[str, range] = {}
@@ -175,11 +176,14 @@ def _spans(allocation: Allocation, roles: Mapping[str, Role]) -> dict[str, range
 
 
 def _shared(role: Role) -> int | None:
-    """How many of another role's nodes it takes, from the first on; None for all, and where it has its own."""
+    """How many of another role's nodes it shares, counted from the first.
+
+    None for all of them, and for a role with its own nodes.
+    """
     return role.nodes if role.shares is not None and isinstance(role.nodes, int) else None
 
 
 def _most_on_a_node(spans: Mapping[str, range], own: range, roles: Mapping[str, Role], allocation: Allocation) -> int:
-    """Ranks of all roles on the fullest node of these."""
+    """Ranks of all roles on the fullest of a role's nodes."""
     counts = [sum(_ranks(roles[other], allocation)[0] for other, span in spans.items() if node in span) for node in own]
     return max(counts)

@@ -1,7 +1,8 @@
-"""plan(): job + cluster + image lock in, files and argv out. Pure: no clock, no environment, no disk beyond the kit's templates.
+"""plan(): turns job, cluster and image lock into files and an argv. Pure: it uses no clock, no environment, and of the disk only
+the kit's templates.
 
-`decide` walks down once: the job is completed, then allocation, framework, placement, paths, images. What comes after only reads
-the Decisions. `kit render` prints a plan; `kit submit` writes the same plan and runs its argv: a dry run cannot drift from the run.
+`decide` runs once: it completes the job, then decides allocation, framework, placement, paths and images. Later steps only read the
+Decisions. `kit render` prints a plan. `kit submit` writes the same plan and runs its argv, so a dry run shows the real run.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ class PlanFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that a run will do. `argv` submits it.
+    """Everything that a run will do. `argv` submits it.
 
-    shell_argv: a shell in the job's container, as a step of an allocation; `salloc_argv` makes one. shell_checks: steps before it.
-    copies: folders to copy into the run folder, (source, name there). folders: those to make there.
+    shell_argv: a shell in the job's container, as a step of an allocation. salloc_argv: makes that allocation. shell_checks: steps
+    before the shell. copies: folders to copy into the run folder, (source, name there). folders: to be made in the run folder.
     """
 
-    # The files that say what the run was made from; 'locks/' holds one for each image.
+    # Files that record what the run was made from. 'locks/' has one file for each image.
     RECORDS: ClassVar[tuple[str, ...]] = ("job.toml", "cluster.toml", "launcher.toml", "locks/")
 
     decisions: Decisions
@@ -69,7 +70,7 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[Fault, ...]:
-        """What will run, and perhaps not as meant."""
+        """Warnings: the job will run, but perhaps not as intended."""
         resolved = self.decisions.resolved
         found = [*unexpanded(resolved.job, resolved.job.roles), *self.decisions.extra.warnings]
         return tuple(replace(one, file=resolved.job_file) for one in found)
@@ -86,32 +87,32 @@ class Plan:
 
     @property
     def cluster(self) -> str:
-        """Name of the cluster."""
+        """The name of the cluster."""
         return self.decisions.resolved.cluster_name
 
     @property
     def job(self) -> Job:
-        """The job, with every choice made."""
+        """The completed job."""
         return self.decisions.job
 
     @property
     def allocation(self) -> Allocation:
-        """Nodes, and what the job has of each."""
+        """The job's nodes, and its share of each."""
         return self.decisions.allocation
 
     @property
     def roles(self) -> tuple[RolePlacement, ...]:
-        """Who runs where; a plain job is one role."""
+        """The placement of each role; a plain job is one role."""
         return self.decisions.roles
 
     @property
     def world_sizes(self) -> dict[str, int]:
-        """Role -> its world size; a job without roles has one, of 'train'."""
+        """Role -> its world size; a job without roles has only 'train'."""
         return self.decisions.world_sizes
 
     @property
     def records(self) -> tuple[PlanFile, ...]:
-        """What the run is made from: job, cluster, launcher, and the locks of its images."""
+        """The files that record the run's inputs: job, cluster, launcher, and the locks of its images."""
         return tuple(file for file in self.files if file.name.startswith(self.RECORDS))
 
     def text_of(self, name: str) -> str:
@@ -130,7 +131,7 @@ def plan(
 
     role_locks: name -> lock of the images that roles name.
 
-    Raises ConfigError when the job does not fit the cluster or a path cannot be carried by the runtime.
+    Raises ConfigError when the job does not fit the cluster, or when the runtime cannot handle a path.
     """
     made = decide(resolved, lock, site, role_locks=role_locks or {})
     return Plan(
@@ -148,7 +149,7 @@ def plan(
 def decide(
     resolved: Resolved, lock: ImageLock | None, site: Site, *, role_locks: Mapping[str | None, ImageLock | None]
 ) -> Decisions:
-    """All that there is to decide of a run, each thing once. Arguments and errors are those of `plan`."""
+    """Make all decisions of a run, each once. Arguments and errors are those of `plan`."""
     resolved = completed(resolved, site)
     allocation = allocate(resolved)
     extra = frameworks.prepare(resolved, allocation, lock.packages.pip if lock else {})
@@ -178,7 +179,7 @@ def files(made: Decisions) -> tuple[PlanFile, ...]:
 
 
 def _records(made: Decisions) -> Iterator[PlanFile]:
-    """What the run was made from, as it was: for `kit rerun` and whoever compares runs."""
+    """Files that record the run's inputs, for `kit rerun` and for comparing runs."""
     yield PlanFile(name="job.toml", text=_toml(made.job))
     yield PlanFile(name="cluster.toml", text=_toml(made.resolved.cluster))
     yield PlanFile(name="launcher.toml", text=_toml(made.resolved.launcher))
@@ -202,7 +203,7 @@ def _files_of(made: Decisions, placed: RolePlacement) -> tuple[PlanFile, ...]:
 
 
 def copies(made: Decisions) -> tuple[tuple[Path, str], ...]:
-    """The launcher's programs and the library beside them, as they are at submit."""
+    """The launcher's programs, and the library next to them, to be copied at submit."""
     if not made.job.is_launchers:
         return ()
     folder = made.resolved.launcher_dir
@@ -210,7 +211,7 @@ def copies(made: Decisions) -> tuple[tuple[Path, str], ...]:
 
 
 def folders(made: Decisions) -> tuple[str, ...]:
-    """The run's own, and those that mounts of the run folder and files of the batch script's output need."""
+    """The run's own folders, and those that mounts of the run folder and the batch script's output files need."""
     run_dir, paths = made.site.run_dir, made.paths
     own = ("logs", "monitor", "checkpoints", "state", *(placed.logs for placed in made.roles))
     written = [

@@ -1,4 +1,4 @@
-"""Inputs of a plan that depend on the machine and the moment, such as paths and the run's id."""
+"""Inputs of a plan that depend on the machine and the time, such as paths and the run's id."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The workspace that a run takes with it. tree: its hash. folder: where the tree is kept, with `listing` and `files` in it."""
+    """The run's copy of the workspace. tree: its hash. folder: of the tree, with `listing` and `files` in it."""
 
     tree: str
     folder: Path
@@ -16,12 +16,12 @@ class Snapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What a plan needs to know of the place it is made at; everything else is in the job.
+    """The facts about the place of planning that a plan needs; all other facts are in the job.
 
-    seed: drawn by the caller, used where the job names none. pyxis: whether the cluster's Slurm has the plugin.
-    containers: False for `--no-container`. runs_dir: the folder of all runs, where failed nodes are remembered; a point of a
-    sweep lies deeper. avoid: nodes that failed a preflight within the last day. store: of the images, where the cluster's file
-    names none. snapshot: of the job's folder; None where the run works in the folder itself.
+    seed: drawn by the caller; used if the job sets none. pyxis: whether the cluster's Slurm has the plugin. containers: False for
+    `--no-container`. runs_dir: the folder of all runs, which also records failed nodes; points of a sweep are deeper in it. avoid:
+    nodes that failed a preflight within the last day. store: of the images, if the cluster's file names none. snapshot: of the
+    job's folder; None if the run works in that folder itself.
     """
 
     run_id: str

@@ -1,4 +1,4 @@
-"""Files that a role's ranks run: worker.sh maps Slurm's variables to ranks, program.sh holds the program and its environment."""
+"""Files that a role's ranks run: worker.sh maps Slurm's variables to ranks, program.sh has the program and its environment."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from kit.render import render
 from kit.spec.roles import filled
 from kit.spec.run_paths import CONTAINER_RUN
 
-# Of a debugged job: a cluster's NCCL_DEBUG = "WARN" is for quiet runs. lib/debug.sh says the rest.
+# For a debugged job. It overrides a cluster's NCCL_DEBUG = "WARN", which is meant for normal runs. lib/debug.sh sets the other
+# variables.
 _DEBUGGED = {"NCCL_DEBUG": "INFO"}
-# Enroot starts a login shell, whose /etc/profile resets PATH, and drops these locale names (field-notes 2): the worker sets the
-# image's own values again.
+# Enroot starts a login shell, whose /etc/profile resets PATH, and it drops these locale variables (field-notes 2). The worker sets
+# the image's values again.
 _LOST_ENV = ("PATH", "LANG", "LC_ALL")
 
 
 def worker(made: Decisions, placed: RolePlacement) -> str:
-    """worker.sh."""
+    """The text of worker.sh."""
     return render(
         "bin/worker.sh",
         {
@@ -40,7 +41,7 @@ def worker(made: Decisions, placed: RolePlacement) -> str:
 
 
 def program(made: Decisions, placed: RolePlacement) -> str:
-    """program.sh. ConfigError when nobody says what to run."""
+    """The text of program.sh. ConfigError when neither job nor launcher names a program."""
     role = placed.role
     if role.command is not None:
         words = _filled(made, role.command)
@@ -52,12 +53,12 @@ def program(made: Decisions, placed: RolePlacement) -> str:
 
 
 def all_reduce(made: Decisions) -> str:
-    """The preflight's collective, run instead of the program: same ranks, same environment, same container."""
+    """The program of the preflight's all-reduce: it runs with the same ranks, environment and container as the job's program."""
     return _text(made, [made.job.python, f"{made.paths.inside.run}/bin/all_reduce.py"], {})
 
 
 def image_env(made: Decisions, placed: RolePlacement) -> str:
-    """image-env.sh: what the image says of the variables that Enroot loses."""
+    """The text of image-env.sh: the image's values of the variables that Enroot loses."""
     lock = made.pins.of(placed).lock
     env = lock.config.env if lock else {}
     return render("data/image-env.sh", {"image_env": [(name, env[name]) for name in _LOST_ENV if name in env]})
@@ -91,7 +92,7 @@ def _filled(made: Decisions, command: tuple[str, ...]) -> list[str]:
 
 
 def _of_job(made: Decisions, script: str) -> str:
-    """A script as the ranks see it: relative ones are the job's."""
+    """A script's path as the ranks see it. Relative paths are relative to the job's workspace."""
     return script if script.startswith("/") else f"{made.paths.inside.workspace}/{script}"
 
 

@@ -1,4 +1,4 @@
-"""Rules between roles: names exist, roles that share nodes fit, ports are declared, no role waits for itself."""
+"""Rules between roles: named roles exist, roles fit on shared nodes, ports are declared, and no roles wait for each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9-]*)\.(address|nodes|port\.[a-z][a-z0
 
 
 def check(resolved: Resolved, allocation: Allocation, roles: Mapping[str, Role]) -> None:
-    """ConfigError with all that is wrong about the roles of a job."""
+    """ConfigError with all faults in the roles of a job."""
     rank_args = resolved.job.rank_args
     faults = [fault for name in roles for fault in _wrong(name, roles, allocation)]
     if not any(role.policy != "service" for role in roles.values()):
@@ -30,7 +30,7 @@ def check(resolved: Resolved, allocation: Allocation, roles: Mapping[str, Role])
 
 
 def _wrong(name: str, roles: Mapping[str, Role], allocation: Allocation) -> Iterator[Fault]:
-    """What a role names that its node, or the others, do not have."""
+    """References of a role to things that its node or the other roles do not have."""
     role, others, where = roles[name], [other for other in roles if other != name], f"roles.{name}"
     for key, named in [("shares", role.shares), *(("after", one) for one in role.after)]:
         if named is not None and named not in others:
@@ -55,7 +55,7 @@ def _wrong(name: str, roles: Mapping[str, Role], allocation: Allocation) -> Iter
 
 
 def _unshareable(where: str, role: Role, name: str, other: Role) -> Iterator[Fault]:
-    """Why a role cannot run on another's nodes. name: of the other."""
+    """Reasons why a role cannot run on another role's nodes. name: of the other role."""
     has, asked = other.nodes or 1, role.nodes
     if other.shares is not None:
         problem = f"role {name!r} shares the nodes of {other.shares!r}, and has none of its own"
@@ -66,7 +66,7 @@ def _unshareable(where: str, role: Role, name: str, other: Role) -> Iterator[Fau
 
 
 def _circle(roles: Mapping[str, Role]) -> Iterator[Fault]:
-    """Roles that wait for each other."""
+    """Roles that wait for each other in a circle."""
     try:
         TopologicalSorter({name: role.after for name, role in roles.items()}).prepare()
     except CycleError as error:

@@ -1,4 +1,4 @@
-"""The head of a batch script: what sbatch and salloc are asked for, what it says for people, and how such a head is read again."""
+"""The head of a batch script: the options for sbatch and salloc, and comments for people; writes it, and reads it again."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _HEADER = "#SBATCH "
 
 
 def sbatch_options(made: Decisions) -> list[str]:
-    """The header, one option a line, in a fixed order."""
+    """The sbatch options, one for each header line, in a fixed order."""
     job, slurm, error = made.job, made.job.slurm, made.paths.error
     options = salloc_options(made)
     options += [f"--output={made.paths.output}", *([f"--error={error}"] if error else []), "--open-mode=append"]
-    # `B:` reaches the batch shell, which passes the signal on; without it Slurm would signal every process of the step.
+    # With `B:` only the batch shell gets the signal, and passes it on. Without it, Slurm would signal every process of the step.
     options += [f"--signal=B:USR1@{slurm.lead}"] if slurm.lead and job.resources.time else []
     options += [f"--{n}={v}" for n, v in (("mail-user", slurm.mail_user), ("mail-type", slurm.mail_type)) if v]
     again = "--requeue=expedite" if made.resolved.cluster.expedited_requeue else "--requeue"
     options += [again if goes_back(job) else "--no-requeue"]
-    # With spares, or with replicas, the job outlives a lost node; without, Slurm ends it and, with --requeue, queues it again.
+    # With spares or replicas, the job continues after a lost node. Otherwise Slurm ends it and, with --requeue, queues it again.
     options += ["--no-kill"] if made.outlives else []
     return [*options, *slurm.extra]
 
 
 def salloc_options(made: Decisions) -> list[str]:
-    """The resources alone, for an interactive allocation."""
+    """Only the resources, for an interactive allocation."""
     job, slurm, allocation = made.job, made.job.slurm, made.allocation
     valued: Mapping[str, object | None] = {
         "job-name": job.name,
@@ -68,7 +68,7 @@ def goes_back(job: Job) -> bool:
 
 
 def explanation(made: Decisions) -> Iterator[str]:
-    """For a reader of the script: who runs where, the world size of each role, where the number of CPUs comes from."""
+    """Comments for the reader of the script: the placement and world size of each role, and the reason for the number of CPUs."""
     allocation = made.allocation
     first = made.roles[0]
     if first.plain:
@@ -78,14 +78,14 @@ def explanation(made: Decisions) -> Iterator[str]:
         yield f"CPUs: {allocation.cpus_reason}; {cpus}."
     else:
         yield f"{_count(allocation.nodes, 'node')}, {_count(len(made.roles), 'role')}."
-        # Roles that run the same scripts differ in their place alone.
+        # Roles with the same scripts differ only in their place.
         for _, group in groupby(made.roles, key=lambda role: role.scripts):
-            yield _of_roles([*group])
+            yield _describe_roles([*group])
         yield f"CPUs: {allocation.cpus_reason}."
     yield from (line.rstrip() for line in made.extra.explained)
 
 
-def _of_roles(alike: list[RolePlacement]) -> str:
+def _describe_roles(alike: list[RolePlacement]) -> str:
     one, last = alike[0], alike[-1]
     name = one.name if one is last else f"{one.name} to {last.name}, each"
     return f"{name}: {_size(one)}; {one.shape}, {_count(one.cpus_per_rank, 'CPU')} a rank."
@@ -107,6 +107,6 @@ def header(script: str) -> list[str]:
 
 
 def explained(script: str) -> list[str]:
-    """What the head of a batch script says for people."""
+    """The comments for people at the head of a batch script."""
     head = takewhile(lambda line: line.startswith("#"), script.splitlines())
     return [line.removeprefix("# ") for line in head if line.startswith("# ") and not line.startswith("# shellcheck")]

@@ -1,4 +1,4 @@
-"""Steps of a run, each an srun command line: roles, monitor, preflight, helpers. Lists of words, never strings."""
+"""Steps of a run, each an srun command line: roles, monitor, preflight, helpers. Each is a list of words, not a string."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _INTERFACE_ENV = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def role_step(made: Decisions, placed: RolePlacement) -> list[str]:
-    """The ranks of a role. It gets every figure again: since 22.05 srun ignores SLURM_CPUS_PER_TASK (field-notes 21).
+    """The step of a role's ranks. It repeats all figures: since 22.05, srun ignores SLURM_CPUS_PER_TASK (field-notes 21).
 
-    No GPU option stands here: with the job's --gpus-per-node every rank sees all of the job's GPUs on its node and takes the one of
-    its local rank. `--gpu-bind=none` would say the same, but Slurm 22.05 then leaves CUDA_VISIBLE_DEVICES out for several tasks a
-    node, and without device cgroups two jobs on a node would share GPU 0.
+    It has no GPU option: with the job's --gpus-per-node, every rank sees all of the job's GPUs on its node and takes the one with
+    its local rank. `--gpu-bind=none` should have the same effect. But with several tasks per node, Slurm 22.05 then does not set
+    CUDA_VISIBLE_DEVICES, and without device cgroups two jobs on a node would share GPU 0.
     """
     srun = [
         "srun",
@@ -28,9 +28,9 @@ def role_step(made: Decisions, placed: RolePlacement) -> list[str]:
         f"--mpi={made.job.step.mpi}",
         "--export=ALL",
         "--kill-on-bad-exit=1",
-        # A rank that has ended well says nothing of the others: rank 0 may write for minutes more.
+        # A rank that has ended well must not end the others: rank 0 may still write for minutes.
         "--wait=0",
-        # A step with a lost node may never end for Slurm: the next one has to share with what is left of it.
+        # Slurm may never end a step with a lost node, so the next step must share resources with it.
         *(["--no-kill"] if made.outlives else []),
         *(["--overlap"] if made.outlives or placed.shared else []),
         f"--output={made.paths.run.root}/{placed.logs}/task-%t.log",
@@ -41,7 +41,7 @@ def role_step(made: Decisions, placed: RolePlacement) -> list[str]:
 
 
 def monitor_step(made: Decisions) -> list[str]:
-    """The GPU monitor on every node of the ranks; nothing when it is switched off."""
+    """The GPU monitor on every node with ranks; empty if it is disabled."""
     monitor, run = made.job.monitor, made.paths.run
     if not monitor.enabled:
         return []
@@ -51,22 +51,22 @@ def monitor_step(made: Decisions) -> list[str]:
 
 
 def signal_step(made: Decisions) -> list[str]:
-    """Sends a signal to the programs of the ranks alone. The batch script adds nodes, signal and the time to save."""
+    """Sends a signal only to the programs of the ranks. The batch script adds nodes, signal and the time to save."""
     return [*_helper("kit-signal", None, "/dev/null"), f"{made.paths.run.bin}/signal.sh"]
 
 
 def evidence_step(made: Decisions) -> list[str]:
-    """What each rank does at a stall, gathered by one task on each of their nodes. The batch script adds nodes and a folder."""
+    """Gathers evidence of each rank at a stall, with one task on each node. The batch script adds nodes and a folder."""
     return [*_helper("kit-evidence", None, None), f"{made.paths.run.bin}/evidence.sh"]
 
 
 def preflight_step(made: Decisions) -> list[str]:
-    """The checks of every node, the spares among them; without a container nothing when they are switched off."""
+    """The checks of every node, including spares; empty if they are disabled and there is no container."""
     checks, run = made.job.preflight, made.paths.run
     if checks.enabled:
         options = _checks(made)
     elif made.runtime.containerized:
-        # Whatever is switched off: a container mounts the cache folder, and pinned means pinned.
+        # A container mounts the cache folder, and its image must match its digest, so these checks always run.
         options = _checks_of_container(made)
     else:
         return []
@@ -112,7 +112,7 @@ def _checked_images(made: Decisions) -> Iterator[str]:
 
 
 def _checked_mounts(made: Decisions) -> Iterator[str]:
-    """Of those that a container needs; the run folder and the cache are looked at as what they are."""
+    """Mounts that a container needs. The run folder and the cache have their own checks."""
     known = {"tmpfs", made.paths.cache, str(made.paths.run.root)}
     for mount in made.paths.mounts if made.runtime.containerized else ():
         if mount.source not in known:
@@ -125,7 +125,7 @@ def _checked_interfaces(made: Decisions) -> Iterator[str]:
 
 
 def probe_step(made: Decisions) -> list[str]:
-    """A first start of the container on every node, at the price of one task; nothing where the preflight makes none."""
+    """Starts the container once on every node, with one task; empty if the preflight has no such check."""
     checks, run, main = made.job.preflight, made.paths.run, made.main
     if not (checks.enabled and checks.container and made.runtime.containerized):
         return []
@@ -135,7 +135,7 @@ def probe_step(made: Decisions) -> list[str]:
 
 
 def once_step(made: Decisions) -> list[str]:
-    """The lines of [once], on the first node; nothing where there are none."""
+    """The lines of [once], on the first node; empty if there are none."""
     once, main, run = made.job.once, made.main, made.paths.run
     if not once.lines:
         return []
@@ -147,7 +147,7 @@ def once_step(made: Decisions) -> list[str]:
 
 
 def stage_step(made: Decisions) -> list[str]:
-    """A copy of the image on every node's own disk; nothing unless the job asks for it."""
+    """Copies the image to every node's own disk; empty unless the job asks for it."""
     choice, pin, run = made.job.staged, made.pin, made.paths.run
     if choice is None or pin.lock is None:
         return []
@@ -156,7 +156,7 @@ def stage_step(made: Decisions) -> list[str]:
 
 
 def container_step(made: Decisions) -> list[str]:
-    """Removes at the end what Pyxis unpacked; the batch script adds names. Nothing under another runtime."""
+    """Removes the container files that Pyxis unpacked, at the end; the batch script adds names. Empty under another runtime."""
     if made.job.container.runtime != "pyxis":
         return []
     run = made.paths.run
@@ -165,14 +165,14 @@ def container_step(made: Decisions) -> list[str]:
 
 
 def shell_step(made: Decisions) -> list[str]:
-    """An interactive shell: one task on one node, that shares whatever the job has there."""
+    """An interactive shell: one task on one node, which shares the job's resources there."""
     srun = ["srun", "--pty", "--overlap", "--mem=0", "--nodes=1", "--ntasks=1", "--mpi=none", "--export=ALL"]
     inside, main = made.paths.inside, made.main
     return _contained(made, main, srun, f"{inside.run}/bin/shell.sh", inside.workdir, *filter(None, [main.folder]))
 
 
 def shell_checks(made: Decisions) -> list[list[str]]:
-    """What has to end well on every node before a shell is opened in the container: images copied, digests looked at."""
+    """Steps that must succeed on every node before a shell is opened in the container: copying images, checking digests."""
     if not made.runtime.containerized:
         return []
     stage = stage_step(made)
@@ -195,7 +195,10 @@ def _contained(made: Decisions, placed: RolePlacement, srun: list[str], *command
 
 
 def _helper(name: str, nodes: int | None, output: str | None) -> list[str]:
-    """One task a node beside the training step, without memory or CPUs of its own (field-notes 24). output: None for srun's own."""
+    """One task per node that runs beside the training step and takes no memory or CPUs from it (field-notes 24).
+
+    output: None for srun's own.
+    """
     return [
         "srun",
         f"--job-name={name}",

@@ -1,4 +1,4 @@
-"""Words of a job that look as if a shell would expand them: none does, since arguments reach the program byte for byte."""
+"""Warns about words that look as if a shell would expand them. No shell does: arguments reach the program unchanged."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ _RANK = frozenset(get_args(RankVariable))
 
 
 def unexpanded(job: Job, roles: Mapping[str, Role]) -> Iterator[Fault]:
-    """A warning for each word of the job or its roles that holds `$NAME` or begins with `~/`; `setup` is shell anyway."""
+    """A warning for each word of the job or its roles that contains `$NAME` or begins with `~/`.
+
+    Lines of `setup` are shell and are skipped.
+    """
     script = [("script", job.script)] if job.script else []
     command = _listed("command", job.command or ()) if "-c" not in (job.command or ()) else []
     yield from _warnings([*script, *command, *_listed("args", job.args), *_named("env", job.env)])
     for name, role in roles.items():
         words = _listed(f"roles.{name}.args", role.args)
-        # `bash -c 'echo $X'` is a shell's line.
+        # The word after `bash -c` is a shell line.
         if role.command is not None and "-c" not in role.command:
             words = [*_listed(f"roles.{name}.command", role.command), *words]
         yield from _warnings([*words, *_named(f"roles.{name}.env", role.env)])

@@ -1,1 +1,1 @@
-"""A submitted plan is a run: one folder that holds all there is to know of it."""
+"""Runs: a submitted plan is a run, with one folder that holds all its data."""

@@ -1,12 +1,12 @@
-"""The form of an exported run: a tar whose first member, kit-run.json, names every other one with its size and sha256.
+"""The format of an exported run: a tar whose first member, kit-run.json, lists all others with size and sha256.
 
     kit-run.json            Index
     run/…                   files of the run folder
-    snapshot/listing        the tree of the workspace, as kit/snapshots/tree_listing.py has it
+    snapshot/listing        the tree of the workspace, in the form of kit/snapshots/tree_listing.py
     snapshot/objects/…      the content of its files, by sha256
-    image/<sha256>.sqsh     the images, where they were asked for
+    image/<sha256>.sqsh     the images, if they were asked for
 
-Regular files and nothing else: links of the workspace are lines of its listing.
+It has only regular files: links of the workspace are lines of its listing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kit.spec.schema_base import Model
 
 INDEX, RUN, LISTING, OBJECTS, IMAGE = "kit-run.json", "run/", "snapshot/listing", "snapshot/objects/", "image/"
 
-# A listing of 100,000 files has some 15 MB, and their digests in an index as much again.
+# A listing of 100,000 files has about 15 MB, and their digests in an index have the same size.
 MOST_INDEX, MOST_MEMBERS = 64 << 20, 300_000
 _WORD = r"[A-Za-z0-9_@+,=~-][A-Za-z0-9._@+,=~-]*"
 _PATHS = re.compile(
@@ -32,7 +32,7 @@ _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}", re.ASCII)
 
 
 def is_path(name: str) -> bool:
-    """Whether a member may have this name: one that stays inside, with no hidden file among it."""
+    """Whether a member may have this name: a path that stays inside the folder, without hidden parts."""
     return len(name) <= 1024 and _PATHS.fullmatch(name) is not None
 
 
@@ -57,7 +57,7 @@ class Member(Model):
 
 
 class Index(Model):
-    """All that an archive holds."""
+    """The contents of an archive."""
 
     form: Literal[1] = 1
     kit: str

@@ -1,4 +1,4 @@
-"""Writes a file so that a reader sees the old text or the new one, never a part."""
+"""Writes a file atomically: a reader sees the old text or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 
 def write(path: Path, text: str, *, durable: bool = True, mode: int = 0o644) -> None:
-    """Temporary name, then rename. durable: on the disk before the name is, so that a power cut leaves the old or the new.
+    """Write a temporary file, then rename it. durable: sync it to disk before the rename, so that a power cut leaves the old or the
+    new text.
 
-    mode: whatever the umask says. The temporary name is one that no process of another host has.
+    mode: independent of the umask. The temporary name is unique among all processes and hosts.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)

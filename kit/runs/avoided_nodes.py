@@ -1,4 +1,4 @@
-"""Nodes that failed a preflight, or that a user names: remembered for a day beside the runs, and avoided by every submit.
+"""Nodes that failed a preflight, or that a user named. They are recorded for a day next to the runs, and every submit avoids them.
 
 `kit nodes` shows them.
 """
@@ -20,7 +20,7 @@ MEMORY_S = 24 * 3600
 
 @dataclass(frozen=True, kw_only=True)
 class Avoided:
-    """A node, since when it is avoided, and why: what its preflight said, or who named it."""
+    """An avoided node. since: the time of the record. reason: the message of its preflight, or the user who named it."""
 
     node: str
     since: datetime
@@ -28,12 +28,12 @@ class Avoided:
 
 
 def read(runs_dir: Path) -> list[Avoided]:
-    """Nodes that were named within the last day, sorted. Older entries are removed."""
+    """Nodes that were recorded within the last day, sorted. Older entries are removed."""
     folder = runs_dir / AVOID_DIR
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if path.name.startswith("."):
-            continue  # one that is being written
+            continue  # an entry that is being written
         since = path.stat().st_mtime
         if time.time() - since > MEMORY_S:
             path.unlink(missing_ok=True)
@@ -44,7 +44,7 @@ def read(runs_dir: Path) -> list[Avoided]:
 
 
 def add(runs_dir: Path, node: str, reason: str) -> None:
-    """Keep new jobs off `node` for a day."""
+    """Make new jobs avoid `node` for a day."""
     (runs_dir / AVOID_DIR).mkdir(parents=True, exist_ok=True)
     atomic_write.write(runs_dir / AVOID_DIR / node, f"{reason}\n")
 
@@ -58,14 +58,14 @@ def forget(runs_dir: Path, node: str) -> None:
 
 
 def read_over_ssh(cluster: RemoteCluster) -> list[Avoided]:
-    """The same of a cluster over ssh: one request."""
+    """The avoided nodes of a cluster over ssh, in one request."""
     found = cluster.refresh(plan=True).avoid
     nodes = [Avoided(node=n.node, since=datetime.fromtimestamp(n.since, UTC), reason=n.reason) for n in found]
     return sorted(nodes, key=lambda one: one.node)
 
 
 def forget_over_ssh(cluster: RemoteCluster, node: str) -> None:
-    """The same as `forget`."""
+    """Let jobs run on `node` of a cluster over ssh again."""
     known = {one.node for one in read_over_ssh(cluster)}
     if node not in known:
         raise RunError(f"{node}: not among the avoided nodes: {', '.join(sorted(known)) or 'there are none'}")

@@ -1,4 +1,4 @@
-"""Cancels runs: ranks that run are asked to save and end; those that were asked before, and runs that wait, Slurm ends at once."""
+"""Cancels runs: running ranks are asked to save and end. Slurm ends waiting runs at once, and runs that were asked before."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kit.slurm.client import JobId
 from kit.slurm.run_local_or_ssh import OverSsh
 from kit.spec.run_paths import RunPaths
 
-# How long a batch script may take to note that it was asked: its traps wait for commands of Slurm that it runs, and files of other
-# nodes show late.
+# How long a batch script may take to record the request: its traps wait for running Slurm commands, and files of other nodes become
+# visible late.
 _NOTED_S = 15.0
 _POLL_S, _LOOK_OVER_SSH_S = 0.2, 1.0
 
@@ -27,8 +27,8 @@ _POLL_S, _LOOK_OVER_SSH_S = 0.2, 1.0
 def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
     """Cancel runs that Slurm still has, with all links of their chains. SlurmError when it does not know one.
 
-    Slurm is told at most three times, however many they are; those that wait come first, so that none takes the place of one that
-    ends. A batch script that was asked and does not note it has not begun, or is gone: Slurm ends that job.
+    This needs at most three calls of Slurm, for any number of runs. Waiting jobs are cancelled first, so that none starts on the
+    nodes of a job that ends. A batch script that does not record the request has not begun or is dead; then Slurm ends its job.
     """
     if isinstance(env, OverSsh):
         _cancel_over_ssh(runs, env)
@@ -46,10 +46,10 @@ def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
         client.cancel(*at_once, env=env)
     if gently:
         client.cancel(*gently, env=env, gently=True)
-        _end_the_deaf(gently, env=env)
+        _end_unresponsive(gently, env=env)
     for one in runs:
         if one.state == "PENDING":
-            # Its batch script, which would remove them, will not start.
+            # The batch script will not start, so it cannot remove them.
             secret.remove(one.run_dir)
             RunPaths(one.run_dir).cancelled.touch()
         if one.active:
@@ -68,31 +68,31 @@ def _cancel_over_ssh(runs: Sequence[Status], env: OverSsh) -> None:
     ]
     remote_cancel.send(cluster, [one for one in active if one not in gently], gently)
     asked = {one.job_id: one.run_dir for one in gently if one.job_id is not None}
-    _end_the_deaf(asked, env=env, look=cluster.refresh, pause=_LOOK_OVER_SSH_S)
+    _end_unresponsive(asked, env=env, look=cluster.refresh, pause=_LOOK_OVER_SSH_S)
 
 
 def _note(run_dir: Path) -> None:
-    """By whom it was cancelled, for `kit why`."""
+    """Record who cancelled the run, for `kit why`."""
     with contextlib.suppress(OSError):
         atomic_write.write(RunPaths(run_dir).cancelled_by, f"{getpass.getuser()}\n", durable=False)
 
 
-def _end_the_deaf(
+def _end_unresponsive(
     asked: Mapping[JobId, Path],
     *,
     env: Mapping[str, str],
     look: Callable[[], object] = lambda: None,
     pause: float = _POLL_S,
 ) -> None:
-    """Wait until each batch script has noted the request, and let Slurm end the jobs of those that do not.
+    """Wait until each batch script has recorded the request, and let Slurm end the jobs of the others.
 
-    look: is called before each look at the runs' records, `pause` seconds apart.
+    look: called before each check of the runs' records. pause: seconds between checks.
     """
     until = time.monotonic() + _NOTED_S
     deaf = dict(asked)
     while deaf and time.monotonic() < until:
         look()
-        deaf = {job_id: run_dir for job_id, run_dir in deaf.items() if not _has_heard(run_dir)}
+        deaf = {job_id: run_dir for job_id, run_dir in deaf.items() if not _has_noted(run_dir)}
         if deaf:
             time.sleep(pause)
     for run_dir in deaf.values():
@@ -102,23 +102,26 @@ def _end_the_deaf(
 
 
 def _this_start(run_dir: Path) -> list[Mapping[str, Any]]:
-    """What the batch script recorded since its last start, newest first; that start itself comes last."""
+    """The records of the batch script since its last start, newest first; the start itself is last."""
     newest_first = list(reversed(run_facts.events(run_dir)))
     since = list(takewhile(lambda e: e["event"] != "start", newest_first))
     return [*since, *newest_first[len(since) : len(since) + 1]]
 
 
 def _has_begun(run_dir: Path) -> bool:
-    """Whether there is a batch script to ask. Slurm says RUNNING while a node's prolog still runs, and after a requeue again."""
+    """Whether the batch script has started and can be asked.
+
+    Slurm says RUNNING during a node's prolog, and again after a requeue.
+    """
     events = _this_start(run_dir)
     return bool(events) and events[0]["event"] not in {"requeue", "end"}
 
 
 def _was_asked(run_dir: Path) -> bool:
-    """Whether the batch script had TERM since its last start: an earlier one may have had Slurm's own, for a requeue."""
+    """Whether the batch script got TERM since its last start. An earlier start may have got Slurm's own TERM, for a requeue."""
     return any(e["event"] == "signal" and e.get("name") == "TERM" for e in _this_start(run_dir))
 
 
-def _has_heard(run_dir: Path) -> bool:
-    """Whether it noted the request, or ended by itself meanwhile."""
+def _has_noted(run_dir: Path) -> bool:
+    """Whether the batch script has recorded the request, or has ended."""
     return _was_asked(run_dir) or not _has_begun(run_dir)

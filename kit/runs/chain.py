@@ -1,7 +1,7 @@
 """Chains: the later links of a run that is longer than its time limit.
 
-All links share one run folder. Each waits for all before it to end with another code than 0: a link that ends with 0 makes those
-after it impossible, and Slurm drops them.
+All links share one run folder. Each link waits until all earlier ones have ended with a code other than 0. A link that ends with 0
+makes the later ones impossible, and Slurm drops them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LINK = "link.sh"
 
 
 def with_links(plan: Plan, *, file: str) -> Plan:
-    """The plan with the script of the later links, where its job is a chain."""
+    """The plan, with a script for the later links if its job is a chain."""
     if plan.job.chain is None:
         return plan
     if plan.job.secrets.env or plan.job.secrets.file:
         problem = "a chain cannot have secrets: they are removed when its first link ends"
-        # A requeued job keeps them from one start to the next.
+        # A requeued job keeps its memory of failures from one start to the next.
         raise ConfigError.of(Fault(file=file, key="chain", problem=problem, hint="[retry]\n       requeue = 10"))
     if plan.job.notify.on and plan.job.notify.by == "batch":
         problem = "a chain's batch scripts have no URLs: they are removed when its first link ends"
@@ -37,7 +37,7 @@ def with_links(plan: Plan, *, file: str) -> Plan:
 
 
 def send(plan: Plan, first: int, *, env: Mapping[str, str]) -> tuple[int, ...]:
-    """Submit the links after the first; their job ids. When one is refused, all are cancelled."""
+    """Submit the links after the first; return their job ids. If one is refused, all are cancelled."""
     if plan.job.chain is None:
         return ()
     sent = [first]
@@ -54,7 +54,7 @@ def send(plan: Plan, first: int, *, env: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def cancel(job_ids: Sequence[client.JobId], *, env: Mapping[str, str]) -> None:
-    """Cancel the links of a chain, the last one first, so that none starts because one before it ended."""
+    """Cancel the links of a chain, the last one first, so that none starts because an earlier one ended."""
     for job_id in reversed(job_ids):
         with contextlib.suppress(SlurmError):
             client.cancel(job_id, env=env)

@@ -1,4 +1,4 @@
-"""The checkpoints in a run folder, by step: of the kit's programs, of replica groups, of frameworks that number theirs."""
+"""The checkpoints in a run folder, by step: of the kit's programs, of replica groups, and of frameworks that number them."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from kit.spec.run_paths import RunPaths
 # step-00000120 (the kit's, TorchTitan's), iter_0000120 (Megatron-LM), checkpoint-120 (Hugging Face), global_step120 (DeepSpeed).
 _NAME = re.compile(r"(?:step-|iter_|checkpoint-|global_step)(?P<step>\d{1,18})")
 _GROUP = re.compile(r"replica-\d+")
-# What the kit's programs write last, and the file in which a framework names the newest.
+# The file that the kit's programs write last, and the files in which a framework names its newest checkpoint.
 _COMPLETE, _LATEST, _MEGATRON = "complete.json", "latest", "latest_checkpointed_iteration.txt"
 _NAMED = 10
 
 
 @dataclass(frozen=True)
 class SavedStep:
-    """A checkpoint. folders: one, or one of each replica group. pointers: files that name it as the newest, by path in the run."""
+    """A checkpoint. folders: one, or one for each replica group. pointers: files that name it as the newest, by path in the run."""
 
     folders: tuple[Path, ...]
     pointers: dict[str, str]
 
 
 def steps(run_dir: Path) -> list[int]:
-    """The steps of which there is a checkpoint, of every replica group, in order."""
+    """The steps with a checkpoint of every replica group, in order."""
     return sorted(set.intersection(*({step for step, _ in _inside(root)} for root in _roots(run_dir))))
 
 
 def find(run_dir: Path, step: int) -> SavedStep:
-    """The checkpoint of a step; RunError, with the steps that there are, without it."""
+    """The checkpoint of a step; RunError, with the existing steps, if there is none."""
     folders, pointers = [], {}
     if step not in steps(run_dir):
         there = steps(run_dir)
@@ -56,7 +56,7 @@ def find(run_dir: Path, step: int) -> SavedStep:
 
 
 def require(run_dir: Path, step: int) -> None:
-    """RunError when there is no checkpoint of a step, or its files are not as they were written: its program would begin at 0."""
+    """RunError if a step has no checkpoint, or if its files have changed: the program would then start at step 0."""
     for folder in find(run_dir, step).folders:
         if fault := _fault(folder):
             raise RunError(f"{folder}: damaged: {fault}", hint="--from-step with another step")
@@ -77,7 +77,7 @@ def _inside(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _fault(folder: Path) -> str:
-    """What differs from what complete.json says; empty for a sound checkpoint, and one of a program that writes no such file."""
+    """The difference from complete.json. Empty for an undamaged checkpoint, and for one of a program that writes no such file."""
     if not (folder / _COMPLETE).is_file():
         return ""
     try:

@@ -1,4 +1,6 @@
-"""`kit export`: a run as one file, with all that is needed to look at it and to run it again elsewhere. Secrets never leave."""
+"""`kit export`: packs a run into one file, with everything for reading it and for running it again elsewhere,
+but without secrets.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,16 @@ from kit.spec.job import Job
 from kit.spec.run_paths import RunPaths
 
 _CHUNK = 1 << 20
-# Folders of a run that the kit itself fills; what programs write elsewhere may be anything, and of any size.
+# Folders of a run that the kit itself fills. Other folders have files of programs, of any kind and size.
 _FOLDERS = ("bin", "lib", "code", "configs", "locks", "logs", "monitor", "state")
-# A shorter value is in any file by chance.
+# A shorter value occurs in files by chance.
 _SHORTEST_SECRET = 6
 _BLOCK = tarfile.BLOCKSIZE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written. left_out: folders of the run that are not in it."""
+    """The written archive. left_out: folders of the run that it does not contain."""
 
     file: Path
     index: Index
@@ -43,10 +45,10 @@ class Exported:
 
 
 def export(run_dir: Path, output: Path, *, with_image: bool = False, now: datetime | None = None) -> Exported:
-    """Write a run that has ended to `output`, whole or not at all. with_image: the images, too.
+    """Write a run that has ended to `output`, atomically. with_image: include the images.
 
-    RunError when the snapshot is gone, a file holds a secret, or changes meanwhile; LockError for an image that is gone;
-    UsageError for a name without one of the two endings, or of a file that is there.
+    RunError when the snapshot is missing, or a file contains a secret or changes meanwhile; LockError for a missing image;
+    UsageError for a name without one of the two endings, or for an existing file.
     """
     write = _writer(output)
     record = read_manifest(RunPaths(run_dir).manifest)
@@ -97,14 +99,14 @@ def _writer(output: Path) -> Callable[[Path, Iterator[bytes]], None]:
 
 
 def _by_gzip(path: Path, chunks: Iterator[bytes]) -> None:
-    # Without a name in its header: that of the temporary file names this machine.
+    # No name in the gzip header: the temporary file's name contains this machine's name.
     with path.open("wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as sink:
         for chunk in chunks:
             sink.write(chunk)
 
 
 def _files(run_dir: Path) -> Iterator[tuple[str, Path]]:
-    """The files of the run folder that are taken; what is hidden, such as the file of secrets, is not."""
+    """The files of the run folder to export. Hidden ones, such as the file of secrets, are left out."""
     roles = {path.parent.name for path in run_dir.glob("*/worker.sh")}
     for path in sorted(run_dir.iterdir()):
         if path.name.startswith(".") or path.is_symlink():
@@ -131,7 +133,7 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _snapshot(run_dir: Path, record: Manifest) -> dict[str, Path]:
-    """None for a run of the live folder, whose code nobody kept."""
+    """The files of the snapshot. Empty for a run in the live folder, whose code was not kept."""
     if record.workspace is None or record.workspace.tree is None:
         return {}
     tree, store = recorded_inputs.code_of(run_dir, record)
@@ -145,7 +147,7 @@ def _snapshot(run_dir: Path, record: Manifest) -> dict[str, Path]:
 def _images(run_dir: Path, record: Manifest) -> dict[str, Path]:
     from kit.images import image_lock
 
-    # Of a run over ssh the image is here, where it was built, or it is not.
+    # For a run over ssh, the image is in the local store if it was built here.
     store = data_folders.image_store() if mirrors.holding(run_dir) else Path(record.image).parent.parent
     found = {}
     for path in sorted(RunPaths(run_dir).locks.glob("*.lock")):
@@ -156,7 +158,7 @@ def _images(run_dir: Path, record: Manifest) -> dict[str, Path]:
 
 
 def _secrets(run_dir: Path, record: Manifest) -> dict[str, bytes]:
-    """Name -> value of the job's secrets, as far as they are known here: by what the run was given, and what a new one would be."""
+    """Name -> value of the job's secrets that are known here: those that the run got, and those that a new run would get."""
     found: dict[str, str] = {}
     with suppress(ConfigError):
         job, place = config.load_model(RunPaths(run_dir).job, Job), Path(record.job_file)
@@ -167,7 +169,7 @@ def _secrets(run_dir: Path, record: Manifest) -> dict[str, bytes]:
 
 
 def _member(path: Path, hidden: Mapping[str, bytes]) -> Member:
-    """Size and digest of a file. RunError when it holds a secret."""
+    """Size and digest of a file. RunError if it contains a secret."""
     longest = max(map(len, hidden.values()), default=0)
     digest, size, before = hashlib.sha256(), 0, b""
     try:
@@ -190,7 +192,7 @@ def _member(path: Path, hidden: Mapping[str, bytes]) -> Member:
 
 
 def _tar(index: Index, sources: Mapping[str, Path]) -> Iterator[bytes]:
-    """The archive's bytes. RunError for a file that is not what it was when the index was made."""
+    """The archive's bytes. RunError for a file that changed since the index was made."""
     text = json.dumps(index.model_dump(mode="json"), indent=1).encode()
     yield from _entry(archive_format.INDEX, len(text), 0o644)
     yield text + _padding(len(text))

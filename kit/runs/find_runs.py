@@ -1,4 +1,4 @@
-"""Finds runs: every folder that a cluster file names for runs is looked through."""
+"""Finds runs in all folders that cluster files name for runs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def folder_of(cluster: Cluster, project: Path) -> Path:
-    """Where runs on `cluster`, one of this machine, are made for this user."""
+    """This user's folder of runs for a cluster of this machine."""
     return _filled(cluster.paths.runs, project)
 
 
 def store_of(cluster: Cluster, project: Path) -> Path:
-    """The image store of `cluster` for this user: the one that its file names, else KIT_STORE, else the user's own."""
+    """This user's image store for `cluster`: the one in its file, else KIT_STORE, else the user's own."""
     named = cluster.paths.store
     return data_folders.image_store() if named is None else _filled(named, project)
 
 
 def _filled(text: str, project: Path) -> Path:
-    """A path of a cluster file. Links are kept: other nodes know the path by its name."""
+    """Fill in a path of a cluster file. Links are not resolved: other nodes know the path by its name."""
     known = {
         "project": str(project),
         "user": getpass.getuser(),
@@ -45,9 +45,9 @@ def _filled(text: str, project: Path) -> Path:
 
 
 def folders(project: Path) -> list[Path]:
-    """List the run folders' parents of all clusters of this project. Skips a cluster file that cannot be read.
+    """The folders of runs of all clusters of this project. A cluster file that cannot be read is skipped.
 
-    Of a cluster over ssh that of its mirror, as it is.
+    For a cluster over ssh, the folder in its mirror, without updating it.
     """
     found = []
     for name in data_folders.names("clusters", project_dir=project):
@@ -68,13 +68,16 @@ def _mirror_of(name: str, path: Path) -> Path:
 
 
 def find_all(folders: list[Path]) -> list[tuple[Path, Facts]]:
-    """All runs, those of sweeps' points too, with what their folders say; oldest first."""
+    """All runs with their facts, including points of sweeps; oldest first."""
     found = [one for folder in folders for one in index.runs(folder)]
     return sorted(found, key=lambda one: (one[1].submitted_at, one[0].name))
 
 
 def find_one(name: str | None, folders: list[Path]) -> Path:
-    """A run by its folder, id, unique start of an id, or Slurm job id; without a name, the newest but for shells. Else RunError."""
+    """A run by its folder, id, unique start of an id, or Slurm job id; without a name, the newest that is not a shell.
+
+    RunError if none.
+    """
     if name is None:
         return _newest(folders)
     if index.is_run(Path(name)):
@@ -82,7 +85,7 @@ def find_one(name: str | None, folders: list[Path]) -> Path:
     matching = [folder / name for folder in folders if _is_name(name) and index.is_run(folder / name)]
     matching = matching or [p for folder in folders for p in index.run_dirs(folder) if p.name.startswith(name)]
     if not matching and name.replace("_", "").isdigit():
-        # Another cluster, or this one made anew, may have given the same number before: the newest is meant.
+        # Another cluster, or an earlier instance of this one, may have used the same number; take the newest run.
         matching = [path for path, one in find_all(folders) if str(one.job_id) == name][-1:]
     hint = ""
     if matching and {p.parent for p in matching} == {matching[0].parent} and matching[0].parent.name == POINTS:
@@ -93,9 +96,9 @@ def find_one(name: str | None, folders: list[Path]) -> Path:
 
 
 def only(name: str, matching: list[Path], *, what: str, hint: str = "") -> Path | None:
-    """The one of these that is called `name`, or else the only one there is; None without any. RunError for several.
+    """The only one of these, or the one that is called `name`; None if there are none. RunError if there are several.
 
-    what: they are, in the plural. hint: else some of their names.
+    what: a plural noun for them. hint: by default some of their names.
     """
     exact = [path for path in matching if path.name == name]
     matching = exact or matching
@@ -106,7 +109,7 @@ def only(name: str, matching: list[Path], *, what: str, hint: str = "") -> Path 
 
 
 def _newest(folders: list[Path]) -> Path:
-    """The newest run that can be read and is not a shell: a shell that has ended is nothing to look at, or to cancel."""
+    """The newest readable run that is not a shell: nobody wants to look at a shell that has ended, or to cancel it."""
     newest = [path for path, one in find_all(folders) if not one.problem and not one.interactive]
     if not newest:
         raise RunError(f"no runs yet under {_listed(folders)}", hint="'kit submit' makes one")

@@ -1,4 +1,6 @@
-"""Makes a run folder from a plan: whole under a temporary name, then renamed, so that a half-written run is never seen."""
+"""Makes a run folder from a plan, under a temporary name that is renamed when it is complete, so that nobody sees a half-written
+run.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from kit.runs.manifest import Manifest
 from kit.spec.run_paths import RunPaths
 
 _PARTIAL = ".partial-"
-# Whether a process of another host, or of another container on this one, still runs cannot be seen from here.
+# A process of another host or container may still run; that cannot be checked from here.
 _FOREIGN_LEFTOVER_S = 24 * 3600.0
 
 
 def create(plan: Plan, manifest: Manifest, *, secrets: Mapping[str, str] | None = None, patch: str = "") -> RunPaths:
-    """Write the run folder of `plan`. patch: of its workspace. RunError when it exists or the disk refuses."""
+    """Write the run folder of `plan`. patch: the difference of its workspace. RunError when it exists or the disk refuses."""
     with whole(plan.run_dir) as partial:
         fill(partial, plan, manifest, secrets=secrets, patch=patch)
         link_py_spy.link(partial, plan.run_dir.parent)
@@ -34,7 +36,7 @@ def create(plan: Plan, manifest: Manifest, *, secrets: Mapping[str, str] | None 
 
 @contextlib.contextmanager
 def whole(final: Path) -> Iterator[Path]:
-    """A folder under a temporary name beside `final`, which takes that name when the block ends well and goes away otherwise.
+    """A folder under a temporary name next to `final`. If the block succeeds, it is renamed to `final`; otherwise it is removed.
 
     RunError when `final` exists or the disk refuses.
     """
@@ -65,7 +67,7 @@ def whole(final: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Like:
-    """A run folder that is filled already: another one shares the files that are the same, as links."""
+    """A complete run folder. Another one gets hard links to its files where these are the same."""
 
     plan: Plan
     folder: Path
@@ -81,9 +83,9 @@ def fill(
     durable: bool = True,
     patch: str = "",
 ) -> None:
-    """Write all that a run starts with into `folder`, over what an earlier start left. durable: as Manifest.write has it.
+    """Write all initial files of a run into `folder`; files of an earlier start are replaced. durable: as in Manifest.write.
 
-    patch: how its workspace differs from the commit.
+    patch: the difference between its workspace and the commit.
     """
     write_files(plan, folder, like=like)
     for _, name in plan.copies:
@@ -116,7 +118,7 @@ def fill(
 
 
 def write_files(plan: Plan, folder: Path, *, like: Like | None = None) -> list[Path]:
-    """Write the plan's files under `folder` and return their paths. A file that is there already is replaced, not written into."""
+    """Write the plan's files under `folder` and return their paths. An existing file is replaced, not overwritten in place."""
     fresh = not folder.is_dir() or not any(folder.iterdir())
     for name in dict.fromkeys(file.name.rpartition("/")[0] for file in plan.files):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -136,7 +138,7 @@ def write_files(plan: Plan, folder: Path, *, like: Like | None = None) -> list[P
 
 
 def _link(source: str | Path, target: str | Path) -> str | Path:
-    """A hard link, or a copy on file systems that know none."""
+    """Make a hard link, or a copy on file systems without links."""
     try:
         os.link(source, target)
     except OSError:
@@ -150,7 +152,7 @@ def remove(run_dir: Path) -> None:
 
 
 def _clean_leftovers(parent: Path) -> None:
-    """Remove what a killed `kit submit` left: partial folders of dead processes here, and of other hosts after a day."""
+    """Remove leftovers of a killed `kit submit`: folders of dead processes on this host, and of other hosts after a day."""
     for left in parent.glob(f"{_PARTIAL}*"):
         with contextlib.suppress(OSError):
             owner = Owner.parse(left.name.removeprefix(_PARTIAL).rpartition("~")[0])

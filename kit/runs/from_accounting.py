@@ -12,14 +12,14 @@ from kit.slurm.client import JobId
 
 Ask = Callable[[str, Sequence[JobId]], dict[JobId, Accounted]]
 
-# A cluster that was made anew gives a number again. A run's own job was submitted when its manifest was written.
+# A cluster that was set up again may use a number again. A run's own job was submitted when its manifest was written.
 _SAME_JOB_S = 600.0
 
 
 def add(found: Sequence[Status], *, ask: Ask, every: bool = False) -> list[Status]:
-    """The same statuses with what accounting knows, asked once per cluster; where it knows nothing, they stay as they are.
+    """The statuses with accounting's data, asked once per cluster. A status without such data is unchanged.
 
-    Asked of are the runs that would be LOST; with `every`, all that have a job.
+    By default only runs that would be LOST are asked for; with `every`, all runs that have a job.
     """
     wanted: dict[str, list[JobId]] = {}
     for one in found:
@@ -47,7 +47,7 @@ def _with(one: Status, known: dict[JobId, Accounted]) -> Status:
 
 
 def facts(entry: Accounted | None) -> dict[str, object]:
-    """What `kit status` prints of it. max_rss: of the largest task; cpu_time: of all starts together, hours:minutes:seconds."""
+    """The values that `kit status` prints. max_rss: of the largest task. cpu_time: sum over all starts, hours:minutes:seconds."""
     if entry is None:
         return {}
     return {

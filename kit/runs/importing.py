@@ -1,6 +1,7 @@
-"""`kit import`: an exported run becomes a run here, whole or not at all. The archive may come from anybody.
+"""`kit import`: makes an exported run a run of this machine, completely or not at all. The archive may come from an untrusted
+source.
 
-Each member must be a regular file that the index names, of that size and digest, and nothing is written outside the new folder.
+Each member must be a regular file that the index lists, with its size and digest. Nothing is written outside the new folder.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from kit.spec.image import ImageLock
 from kit.spec.run_paths import RunPaths
 
 _CHUNK = 1 << 20
-# Of a header: longer names and pax tables are of no exported run, and tarfile would keep them in memory.
+# The maximum size of a header. No exported run has longer names or pax tables, and tarfile would keep them in memory.
 _MOST_HEADER = 1 << 16
-# A run without its images: its logs are the largest part.
+# The maximum size of a run without its images; logs are the largest part.
 _MOST_BYTES = 100 << 30
 _MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\x1f\x8b": "gzip"}
 _DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ToolError, ValueError, OverflowError)
@@ -43,7 +44,7 @@ _DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ToolError,
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
-    """The run that an archive holds, here. new: whether it was brought in now. outward: links of its code that lead out of it."""
+    """An imported run. new: whether it was imported now. outward: links of its code that lead out of it."""
 
     run_dir: Path
     new: bool
@@ -51,10 +52,10 @@ class ImportedRun:
 
 
 def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | None = None) -> ImportedRun:
-    """Bring in an exported run; `read_index` says for which cluster it was made.
+    """Import an exported run. `read_index` says for which cluster it was made.
 
-    RunError for what is no such archive, is damaged, or names what it may not; for a run of that name that is another one; and
-    for a disk that has no room. LockError for an image that is not the one of its lock.
+    RunError for a file that is no such archive, is damaged, or has forbidden names; for another run of the same name; and for a
+    full disk. LockError for an image that does not match its lock.
     """
     with _members(file) as tar:
         index, digest = _index(file, tar)
@@ -84,13 +85,13 @@ def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | N
 
 
 def read_index(file: Path) -> Index:
-    """What an archive says that it holds; RunError as above."""
+    """The index of an archive; RunError as in `bring_in`."""
     with _members(file) as tar:
         return _index(file, tar)[0]
 
 
 def _is_here(final: Path, digest: str, index: Index) -> bool:
-    """RunError for another run of that name."""
+    """Whether the same run was imported before. RunError for another run of that name."""
     if not final.exists():
         return False
     with contextlib.suppress(RunError):
@@ -118,7 +119,7 @@ def _require_room(file: Path, index: Index, runs_dir: Path) -> None:
 
 
 def _index(file: Path, tar: tarfile.TarFile) -> tuple[Index, str]:
-    """The first member, and its sha256."""
+    """The first member, parsed, and its sha256."""
     try:
         first = tar.next()
         if (
@@ -141,7 +142,7 @@ def _index(file: Path, tar: tarfile.TarFile) -> tuple[Index, str]:
 
 
 def _unpack(file: Path, tar: tarfile.TarFile, index: Index, places: dict[str, Path]) -> None:
-    """Write each member that the index names, and see that it is what the index says; RunError for any other."""
+    """Write each member that the index lists, and compare it with the index; RunError for any other member."""
     missing = dict(index.members)
     try:
         while missing and (one := tar.next()) is not None:
@@ -183,7 +184,7 @@ def _is_plain(one: tarfile.TarInfo) -> bool:
 
 
 def _checked(file: Path, index: Index, partial: Path, aside: Path) -> tuple[Manifest, Listing | None]:
-    """The manifest, and the tree of its code. RunError where they are not those of each other."""
+    """The manifest, and the tree of its code. RunError if they do not belong together."""
     record = manifest.read(RunPaths(partial).manifest)
     if record.run_id != index.run_id:
         raise RunError(f"{file}: its manifest is that of run {record.run_id!r}, and its index says {index.run_id!r}")
@@ -207,7 +208,7 @@ def _checked(file: Path, index: Index, partial: Path, aside: Path) -> tuple[Mani
 
 
 def _locks(record: Manifest, run_dir: Path) -> dict[str, ImageLock]:
-    """Digest -> lock of the images that the run's manifest vouches for."""
+    """Digest -> lock of the images that the run's manifest names."""
     from kit.images import image_lock
 
     names = [name for name in record.records if name.startswith("locks/")]
@@ -215,7 +216,7 @@ def _locks(record: Manifest, run_dir: Path) -> dict[str, ImageLock]:
 
 
 def _publish(file: Path, index: Index, locks: Mapping[str, ImageLock], place: Path, image_store: Path) -> None:
-    """Images into the store, each only as the one that a lock of the run names."""
+    """Move images into the store, after comparing each with a lock of the run."""
     for name in (name for name in index.members if name.startswith(archive_format.IMAGE)):
         sha256 = Path(name).stem
         if sha256 not in locks or index.members[name].sha256 != sha256:
@@ -238,7 +239,10 @@ class _Stream(Protocol):
 
 
 class _Forward:
-    """What tarfile needs of a file, over a stream that is read once; a header that is too large is never read."""
+    """The part of a file's interface that tarfile needs, over a stream that is read once.
+
+    A header that is too large is never read.
+    """
 
     def __init__(self, stream: _Stream) -> None:
         self._stream, self._at = stream, 0
@@ -268,7 +272,7 @@ class _Forward:
 
 @contextlib.contextmanager
 def _members(file: Path) -> Iterator[tarfile.TarFile]:
-    """The archive, to be read from its beginning to its end."""
+    """The archive, opened for reading from beginning to end."""
     try:
         with untrusted_files.open_regular(file) as source:
             magic = source.read(4)
@@ -295,7 +299,7 @@ def _members(file: Path) -> Iterator[tarfile.TarFile]:
 
 @contextlib.contextmanager
 def _ends_early() -> Iterator[None]:
-    """The program that unpacks is ended once all is read; what it thinks of the rest does not matter."""
+    """Ignore errors of the unpacking program after all members are read: it is ended early."""
     try:
         yield
     except ToolError:

@@ -1,8 +1,8 @@
-"""The run index: what the folders of thousands of runs say, kept so that listing them need not read them again.
+"""The run index: a cache of the facts of thousands of run folders, so that listing them need not read them again.
 
-A cache and nothing more: one file in the user's own cache folder for each folder of runs. It may be deleted at any time, and two
-login nodes may write it at once: each renames a whole file of its own to the name, and the last one wins. An entry counts while
-inode, size and time of the run's manifest and events are as they were.
+There is one file in the user's cache folder for each folder of runs. It may be deleted at any time. Two login nodes may write it at
+once: each renames its own complete file to the name, and the last one wins. An entry is valid while inode, size and time of the
+run's manifest and events are unchanged.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from kit import untrusted_files
 from kit.runs import atomic_write, run_facts
 from kit.runs.run_facts import Facts
 
-# Where a sweep keeps the run folders of its points.
+# In this folder a sweep keeps the run folders of its points.
 POINTS = "points"
 
-# Of the file's own form and of what Facts holds: another number, and all is read anew.
+# Version of the file's form and of the fields of Facts. With another number, everything is read again.
 _FORM = 1
-# About 1,500 runs; reading more takes longer than importing what reads a manifest.
+# About 1,500 runs. Reading a larger index takes longer than importing the code that reads a manifest.
 _SMALL_BYTES = 1 << 20
-# The signature of what may not be looked at.
+# The signature of a folder that may not be read.
 _HIDDEN = (-1, 0, 0)
 _NAMES = tuple(field.name for field in fields(Facts))
 _TUPLES = ("links", "started")
-# Half-deleted runs are runs: one of these is left of them.
+# One of these files is left of a half-deleted run, which still counts as a run.
 _MARKS = ("manifest.json", "job.toml", "batch.sh", "state", "logs")
 
 _Entry = list[Any]
 
 
 def runs(folder: Path) -> list[tuple[Path, Facts]]:
-    """Every run under a folder of runs, the points of sweeps too, in no order."""
+    """Every run in a folder of runs, including points of sweeps, in no order."""
     if not folder.is_dir():
         return []
     place = _place(folder)
@@ -49,7 +49,7 @@ def runs(folder: Path) -> list[tuple[Path, Facts]]:
     for path, seen in _run_dirs(str(folder)):
         one, entry = _read(path, seen, known.get(path))
         if not one.problem:
-            # What could not be read may be readable the next time: a permission changes no time.
+            # Read it again next time: a change of permissions does not change its times.
             now[path] = entry
         found.append((Path(path), one))
     if now != known:
@@ -58,7 +58,7 @@ def runs(folder: Path) -> list[tuple[Path, Facts]]:
 
 
 def facts(run_dirs: Sequence[Path]) -> list[tuple[Path, Facts]]:
-    """What some run folders say, each with its path; the manifest of one that is in the index already is not read again."""
+    """The facts of some run folders, each with its path. A manifest that the index has already is not read again."""
     loaded: dict[Path, tuple[dict[str, _Entry], dict[str, _Entry]]] = {}
     found = []
     for run_dir in run_dirs:
@@ -82,12 +82,12 @@ def facts(run_dirs: Sequence[Path]) -> list[tuple[Path, Facts]]:
 
 
 def _folder_of(run_dir: Path) -> Path:
-    """The folder of runs that holds a run; a sweep's point is two folders further down."""
+    """The folder of runs that contains a run. A sweep's point is two levels deeper."""
     return run_dir.parent.parent.parent if run_dir.parent.name == POINTS else run_dir.parent
 
 
 def _is_small(place: Path) -> bool:
-    """Whether an index takes less time to read than a manifest; one that is not there is small."""
+    """Whether an index takes less time to read than a manifest. A missing index is small."""
     try:
         return place.stat().st_size < _SMALL_BYTES
     except OSError:
@@ -95,11 +95,11 @@ def _is_small(place: Path) -> bool:
 
 
 def _read(path: str, seen: list[int], entry: _Entry | None) -> tuple[Facts, _Entry]:
-    """What a run's folder says, and its entry; `entry`: what the index has of it."""
+    """The facts of a run folder, and its entry for the index. entry: its present entry in the index."""
     if entry is not None and entry[0] == seen:
         return _facts(entry[1]), entry
     if entry is not None and entry[0][:3] == seen[:3] and seen[0] > 0:
-        # While a run continues, its events grow and its manifest stays.
+        # During a run, its events grow and its manifest does not change.
         one = run_facts.with_events(_facts(entry[1]), Path(path))
     else:
         one = run_facts.read(Path(path))
@@ -107,17 +107,17 @@ def _read(path: str, seen: list[int], entry: _Entry | None) -> tuple[Facts, _Ent
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's, or what is left of one."""
+    """Whether a folder is a run's, or the rest of one."""
     return _signature(str(path)) is not None
 
 
 def run_dirs(folder: Path) -> Iterator[Path]:
-    """The same folders as `runs` has; nothing in them is read."""
+    """The same folders as in `runs`, without reading their files."""
     return (Path(path) for path, _ in _run_dirs(str(folder)))
 
 
 def _run_dirs(folder: str) -> Iterator[tuple[str, list[int]]]:
-    """Each with its signature. Text, not paths: making 10,000 of those takes longer than looking at what they name."""
+    """Each run folder with its signature. Paths are text: creating 10,000 Path objects takes longer than the checks."""
     for path in _inside(folder):
         seen = _signature(path)
         if seen is not None:
@@ -130,7 +130,7 @@ def _run_dirs(folder: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def _inside(folder: str) -> list[str]:
-    """Its folders; none where it may not be read."""
+    """The folders in a folder; empty if it may not be read."""
     try:
         with os.scandir(folder) as entries:
             return [one.path for one in entries if not one.name.startswith(".") and one.is_dir()]
@@ -139,11 +139,11 @@ def _inside(folder: str) -> list[str]:
 
 
 def _signature(run_dir: str) -> list[int] | None:
-    """Inode, size and time of the manifest and the events; None when the folder is not a run's."""
+    """Inode, size and time of the manifest and the events; None if the folder is not a run's."""
     try:
         made = _stat(f"{run_dir}/manifest.json")
     except PermissionError:
-        # Somebody else's, closed to others: listed with that as its reason.
+        # A folder of another user, closed to others; it is listed with that reason.
         return [*_HIDDEN, *_HIDDEN]
     if not made[0] and not _is_left(run_dir):
         return None
@@ -151,7 +151,7 @@ def _signature(run_dir: str) -> list[int] | None:
 
 
 def _stat(path: str) -> list[int]:
-    """PermissionError where the folder may not be entered."""
+    """Inode, size and time of a file. PermissionError if its folder may not be entered."""
     try:
         one = os.stat(path)  # noqa: PTH116
     except PermissionError:
@@ -162,12 +162,12 @@ def _stat(path: str) -> list[int]:
 
 
 def _is_left(path: str) -> bool:
-    """Whether a folder is the remainder of a run. A sweep has no files of these names."""
+    """Whether a folder is the rest of a run. A sweep has no files with these names."""
     return not os.path.lexists(f"{path}/sweep.json") and any(os.path.lexists(f"{path}/{name}") for name in _MARKS)
 
 
 def _facts(values: list[Any]) -> Facts:
-    """As `Facts(…)` makes it, in a third of the time."""
+    """The same as `Facts(…)`, three times as fast."""
     one = object.__new__(Facts)
     table = one.__dict__
     table.update(zip(_NAMES, values, strict=True))
@@ -191,7 +191,7 @@ def _load(place: Path) -> dict[str, _Entry]:
 
 
 def _store(place: Path, entries: dict[str, _Entry]) -> None:
-    # What cannot be kept (a full disk, a home that is read-only) is read again the next time.
+    # If the index cannot be written (full disk, read-only home), everything is read again next time.
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         text = json.dumps({"form": [_FORM, *_NAMES], "runs": entries}, separators=(",", ":"))

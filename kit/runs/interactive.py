@@ -1,4 +1,4 @@
-"""`kit shell`: a shell in the job's container, on a node of an allocation of its own or of a run that is on."""
+"""`kit shell`: a shell in the job's container, on a node of a new allocation or of a running run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kit.runs.submit import Prepared, require_ready, secrets_of
 from kit.slurm import client
 from kit.spec.run_paths import RunPaths
 
-# A hang-up ends the command, which sh waits for; what it was given as $0 is the run folder.
+# After a hang-up sh waits for the command to end, then removes the secrets. $0 is the run folder.
 _AND_REMOVE = 'trap : HUP INT TERM; "$@"; code=$?; rm -f -- "$0/.secrets"; exit "$code"'
 
 
 def allocate(prepared: Prepared) -> int:
-    """salloc the job's resources and open a shell in its container on the first node; return the shell's exit code.
+    """Allocate the job's resources with salloc and open a shell in its container on the first node; return the shell's exit code.
 
-    Before it the nodes are checked as a batch job's are; 72 when one refuses.
+    The nodes are checked first, as for a batch job; the exit code is 72 when a check fails.
     """
     require_ready(prepared)
     made, remote = prepared.plan, prepared.remote
@@ -54,7 +54,10 @@ def allocate(prepared: Prepared) -> int:
 
 
 def _over_ssh(argv: list[str], prepared: Prepared, remote: RemoteCluster) -> int:
-    """In a copy of the job's folder over there. Its secrets go when the shell ends, or with the line."""
+    """Open the shell in a copy of the job's folder on the cluster.
+
+    Its secrets are removed when the shell or the connection ends.
+    """
     made, snapshot = prepared.plan, prepared.site.snapshot
     constants = {**mirrors.folders(remote.rules), "RUN": made.run_id, "TREE": str(snapshot.folder) if snapshot else ""}
     remote.connection.ask("opened", constants).text("opened")
@@ -64,18 +67,18 @@ def _over_ssh(argv: list[str], prepared: Prepared, remote: RemoteCluster) -> int
 
 
 def _checked(made: Plan) -> list[str]:
-    """The shell's step behind those that have to end well, each with its number of words in front."""
+    """The argv of the shell's step, after the steps that must succeed first. Before each step stands its number of words."""
     checks = (word for step in made.shell_checks for word in (str(len(step)), *step))
     return [str(RunPaths(made.run_dir).bin / "checked.sh"), *checks, "0", *made.shell_argv]
 
 
 def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
-    """A shell beside a running job, in the same container, mounts and environment; return its exit code."""
+    """Open a shell beside a running job, in the same container, mounts and environment; return its exit code."""
     if status.state != "RUNNING":
         raise RunError(f"run {status.run_dir.name} is {status.state}: only a running job has nodes to go to")
     step = list(status.manifest.shell_argv)
     where = [f"--nodelist={node}"] if node else []
-    # srun takes a job's own number only; a task of an array has one, which its batch script has recorded.
+    # srun accepts only a job's own number. A task of an array has one, which its batch script has recorded.
     started = [one["job_id"] for one in events(status.run_dir) if one["event"] == "start"]
     number = started[-1] if started else status.job_id
     remote = remote_clusters.holding(status.run_dir)
@@ -88,7 +91,9 @@ def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
 
 
 def _container(run_dir: Path, step: list[str]) -> list[str]:
-    """The option that names what Pyxis unpacked of the step's image for the run, if it did: a shell does not wait for another."""
+    """The option that names the container that Pyxis has unpacked for the run, if it has: then a shell starts without unpacking
+    again.
+    """
     image = next((word for word in step if word.startswith("--container-image=")), "")
     names = (path for path in (run_dir / "state").glob("container-*") if path.name.partition("-")[2] in image)
     return [path.read_text(encoding="utf-8").strip() for path in names]

@@ -1,4 +1,4 @@
-"""py-spy for the nodes: its static binary, where it is installed beside the kit (extra `stacks`), is kept once beside the runs."""
+"""Gives runs py-spy: its static binary, if it is installed with the kit (extra `stacks`), is stored once next to the runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ _FOLDER = ".tools"
 
 
 def link(run_dir: Path, runs_dir: Path) -> None:
-    """Give the run folder `bin/py-spy`, which evidence.sh runs on the nodes, outside the container. Nothing where there is none."""
+    """Link py-spy as `bin/py-spy` in the run folder, where evidence.sh runs it outside the container.
+
+    Do nothing if it is not installed.
+    """
     try:
         found = _kept(runs_dir)
     except OSError:
-        # Evidence has other ways to a stack.
+        # Evidence of stacks can be gathered in other ways.
         return
     if found is not None:
         path = RunPaths(run_dir).bin / "py-spy"
@@ -29,7 +32,7 @@ def link(run_dir: Path, runs_dir: Path) -> None:
 
 
 def _kept(runs_dir: Path) -> Path | None:
-    """The copy that all runs of this user share; made when it is not there. None where somebody else could have written it."""
+    """The copy that all runs of this user share; created if it is missing. None if another user could have written it."""
     source = Path(sys.executable).parent / "py-spy"
     try:
         version = metadata.version("py-spy")

@@ -1,6 +1,6 @@
-"""The logs of a run, merged: each line with the name of its source in front, old lines first, new ones as they come.
+"""The logs of a run, merged: each line begins with the name of its source. Existing lines come first, new ones as they are written.
 
-Everything is bytes, in chunks of whole lines: memory does not grow with a log or a line. A line longer than a chunk is in pieces.
+All data are bytes, in chunks of complete lines, so memory does not grow with a log or a line. A line longer than a chunk is split.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from kit.runs import run_facts
 from kit.spec.run_paths import RunPaths
 
 _POLL_S, _POLL_MOST_S = 0.2, 2.0
-# A chunk and the copy with its sources fit into a processor's own cache.
+# A chunk and its copy with source names fit into a processor's cache.
 _CHUNK, _LOOK = 1 << 18, 1 << 16
-# More than all that is made of a chunk.
+# More than the size of all copies of a chunk.
 _KEPT = 8 << 20
-# At the end of a start the files task-<n>.log become this one: whoever follows a run has seen what it holds.
+# At the end of a start, the files task-<n>.log are merged into this one. A reader who follows the run has seen its lines already.
 _MERGED = "task.log"
 
-# What starts a line anew: progress bars write `\r`.
+# Ends of a line. Progress bars write `\r`.
 _BREAK = re.compile(rb"\r\n|\n|\r")
-# A time stamp at the beginning of a line, as the kit, Python's logging and most programs write it; a zone may follow.
+# A time stamp at the beginning of a line, in the form of the kit, Python's logging and most programs. A time zone may follow.
 _STAMP = re.compile(
     rb"(?:^|[\r\n])[^\r\n]{0,40}?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z|[+-]\d\d:?\d\d)?[^\r\n]*"
 )
@@ -37,7 +37,7 @@ _STAMP = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which lines. ranks: none for all. tail: the last so many of each source. since: seconds since the epoch."""
+    """The wanted lines. ranks: empty for all. tail: only the last lines of each source. since: seconds since the epoch."""
 
     ranks: Collection[int] = ()
     role: str | None = None
@@ -47,19 +47,19 @@ class Wanted:
 
 
 class Tail:
-    """One growing file. It may not exist yet, may appear at any time, and may be cut off. Reads regular files only."""
+    """One growing file. It may not exist yet, may appear at any time, and may be truncated. Only regular files are read."""
 
     def __init__(self, path: Path, offset: int = 0) -> None:
-        # Where the next line begins, and how long the file was when it was read.
+        # The offset of the next line, and the file's length at the last read.
         self.path, self._offset, self._size = path, offset, offset
 
     def chunks(self, *, last: bool = False) -> Iterator[bytes]:
-        """Whole lines that came since the last call, each with `\\n`; with `last` a line without its end, too."""
+        """Complete lines since the last call, each with `\n`. With `last`, also a line without an end."""
         try:
             size = self.path.stat().st_size
             if size < self._offset:
                 self._offset = self._size = 0
-            # A line that waits for its end is not read again at every look.
+            # Read only if the file has grown, so that an incomplete line is not read again each time.
             if size > self._size or (last and size > self._offset):
                 yield from self._read(last=last)
         except OSError:
@@ -67,7 +67,7 @@ class Tail:
 
     def _read(self, *, last: bool) -> Iterator[bytes]:
         with untrusted_files.open_regular(self.path) as source:
-            # Each read begins where a line does: no half of one is kept and joined to the rest.
+            # Each read begins at the start of a line, so no half line must be kept and joined.
             while chunk := os.pread(source.fileno(), _CHUNK, self._offset):
                 self._size = self._offset + len(chunk)
                 # A `\r` at the very end may be the first half of `\r\n`.
@@ -79,12 +79,15 @@ class Tail:
 
 
 def _lines(chunk: bytes) -> bytes:
-    """With `\\n` for each way to end a line."""
+    """The chunk with `\n` for each kind of line end."""
     return _BREAK.sub(b"\n", chunk) if b"\r" in chunk else chunk
 
 
 def sources(run_dir: Path, wanted: Wanted) -> list[Path]:
-    """The log files there are now: batch, tasks, ranks, role by role; or one role's or some ranks' only. Ranks in numeric order."""
+    """The existing log files, role by role: batch, tasks, ranks; or only those of one role or some ranks.
+
+    Ranks are in numeric order.
+    """
     paths = RunPaths(run_dir)
 
     def order(path: Path) -> tuple[str, int, int, int]:
@@ -98,7 +101,7 @@ def sources(run_dir: Path, wanted: Wanted) -> list[Path]:
         return (*by_folder, *place)
 
     folder = paths.logs / wanted.role if wanted.role else paths.logs
-    # batch.log may be a link to where the job wants it; the links to the newest start of a role would show its lines twice.
+    # batch.log may be a link to the job's own output file. Links to the newest start of a role would show its lines twice.
     found = [p for p in folder.glob("**/*.log") if not p.name.startswith("latest_")]
     if wanted.ranks:
         names = {f"rank-{rank}.log" for rank in wanted.ranks}
@@ -107,12 +110,12 @@ def sources(run_dir: Path, wanted: Wanted) -> list[Path]:
 
 
 def name_of(run_dir: Path, path: Path) -> str:
-    """The prefix of a log's lines: `rank-0`, or `trainer/rank-0` where the run has roles."""
+    """The prefix of a log's lines: `rank-0`, or `trainer/rank-0` if the run has roles."""
     return safe_text.clean(path.relative_to(RunPaths(run_dir).logs).with_suffix("").as_posix())
 
 
 def require_role(run_dir: Path, role: str | None) -> None:
-    """UsageError when the run has no such role, naming those that it has."""
+    """UsageError if the run has no such role; it names the existing ones."""
     logs = RunPaths(run_dir).logs
     known = sorted(p.name for p in logs.iterdir() if p.is_dir()) if logs.is_dir() else []
     if role is not None and role not in known:
@@ -122,9 +125,9 @@ def require_role(run_dir: Path, role: str | None) -> None:
 
 
 def require_rank(run_dir: Path, rank: int | None) -> None:
-    """UsageError when the run has no rank of this number: it would have no log, whatever is waited for."""
+    """UsageError if the run has no rank with this number, since its log would never appear."""
     paths = RunPaths(run_dir)
-    # A run whose manifest cannot be read has logs all the same.
+    # A run has logs even if its manifest cannot be read.
     ranks = max(run_facts.read(run_dir).world_sizes.values(), default=0)
     if rank is not None and 0 < ranks <= rank and not any(paths.logs.glob(f"**/rank-{rank}.log")):
         raise UsageError(f"{run_dir.name} has no rank {rank}", hint=f"its ranks are 0 to {ranks - 1}")
@@ -133,10 +136,10 @@ def require_rank(run_dir: Path, rank: int | None) -> None:
 def follow(
     run_dir: Path, wanted: Wanted, *, ended: Callable[[], bool], once: bool = False
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield a source and a chunk of its lines. Without `once`, continue until `ended()`; files that appear later are picked up."""
+    """Yield a source and a chunk of its lines. Without `once`, continue until `ended()`, and include files that appear later."""
     tails: dict[Path, Tail] = {}
     pause, live = _POLL_S, False
-    # glibc keeps freed memory of up to the size of what was freed before: without this each chunk is new pages of the kernel's.
+    # After this, glibc keeps freed memory up to this size. Otherwise each chunk would need new pages from the kernel.
     bytearray(_KEPT)
     while True:
         last = once or ended()
@@ -157,18 +160,18 @@ def follow(
                 yield name, chunk
         if last:
             return
-        # Thousands of logs of which none grows are looked at less and less often.
+        # If none of thousands of logs grows, check them less and less often.
         pause = _POLL_S if came else min(pause * 1.3, _POLL_MOST_S)
         time.sleep(pause)
 
 
 def shown(source: str, chunk: bytes, *, raw: bool = False) -> bytes:
-    """A chunk as it is printed: the source before each line, nothing in it that a terminal would obey. raw: as it is."""
+    """A chunk for printing: with the source before each line, and without terminal control characters. raw: unchanged."""
     if raw:
         return chunk
     prefix = f"{source} | ".encode()
     body = safe_text.clean_lines(chunk).replace(b"\n", b"\n" + prefix)
-    # The last line has no other behind it. `+` would copy each time, in fresh memory.
+    # Remove the prefix after the last line. `+` would copy everything again.
     return b"".join((prefix, memoryview(body)[: -len(prefix)]))
 
 
@@ -186,7 +189,7 @@ def _last_lines(chunks: Iterator[bytes], count: int) -> Iterator[bytes]:
 
 
 def _start(path: Path, wanted: Wanted) -> int:
-    """Where the lines begin that are wanted."""
+    """The offset of the first wanted line."""
     start = 0
     try:
         if wanted.since is not None:
@@ -194,13 +197,13 @@ def _start(path: Path, wanted: Wanted) -> int:
         if wanted.tail is not None and wanted.grep is None:
             start = max(start, _last_offset(path, wanted.tail))
     except OSError:
-        # What cannot be read has no lines either.
+        # A file that cannot be read has no lines.
         return 0
     return start
 
 
 def _last_offset(path: Path, count: int) -> int:
-    """Where the last `count` lines begin, by looking at the end only."""
+    """The offset of the last `count` lines. Only the end of the file is read."""
     with untrusted_files.open_regular(path) as source:
         at = end = os.fstat(source.fileno()).st_size
         if count == 0:
@@ -211,7 +214,7 @@ def _last_offset(path: Path, count: int) -> int:
             at -= size
             source.seek(at)
             for one in reversed([*_BREAK.finditer(source.read(size))]):
-                # The end of the last line begins no other.
+                # The line end at the very end of the file starts no further line.
                 found += at + one.end() != end
                 if found == count:
                     return at + one.end()
@@ -219,7 +222,7 @@ def _last_offset(path: Path, count: int) -> int:
 
 
 def _end_of_last_before(path: Path, since: float) -> int:
-    """Behind the last line whose own time stamp is older; the file's end when it was not written since."""
+    """The offset after the last line whose time stamp is older than `since`; the file's end if it was not written since."""
     found = path.stat()
     if found.st_mtime < since:
         return found.st_size
@@ -232,7 +235,7 @@ def _end_of_last_before(path: Path, since: float) -> int:
                 if _seconds(stamp) < since:
                     end = offset - len(rest) + stamp.end()
             offset += len(chunk)
-            # A stamp on the border is found whole the next time.
+            # A time stamp across this border is found again, completely, in the next chunk.
             rest = held[-4096:]
         source.seek(end)
         past = _BREAK.search(source.read(_CHUNK)) if end else None

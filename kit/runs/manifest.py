@@ -1,6 +1,7 @@
-"""manifest.json: what ran. Written at submit, completed with the job id; enough to say months later what this was.
+"""manifest.json: the record of a run. It is written at submit and completed with the job id, and explains the run even months
+later.
 
-A key that an older kit did not write has a default, so that its runs are read like new ones.
+A key that an older kit did not write has a default, so that its runs can be read in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _Model = TypeVar("_Model", bound=Model)
 
-# The newest form of the file that this kit understands.
+# The newest version of the file's form that this kit understands.
 _VERSION = 1
 
 
@@ -41,7 +42,7 @@ class Git(Model):
 
 
 class Workspace(Model):
-    """Where the run's /workspace comes from."""
+    """The origin of the run's /workspace."""
 
     folder: str = Field(description="The job's folder.")
     tree: str | None = Field(
@@ -58,14 +59,14 @@ class Workspace(Model):
 
 
 class Imported(Model):
-    """Where a run of another place came from. index: sha256 of its archive's."""
+    """The origin of an imported run. index: sha256 of its archive's index."""
 
     at: datetime
     index: str
 
 
 class Manifest(Model):
-    """One run. Unknown keys are refused, so that a manifest of a newer kit is not half understood."""
+    """One run. Unknown keys are refused, so that a manifest of a newer kit is not misunderstood."""
 
     schema_version: int = _VERSION
     run_id: str
@@ -117,7 +118,7 @@ class Manifest(Model):
     @model_validator(mode="before")
     @classmethod
     def _one_world(cls, given: Any) -> Any:
-        """A run that was submitted before world sizes were those of roles."""
+        """Convert the world size of a run that was submitted before world sizes were recorded by role."""
         if isinstance(given, dict) and "world_size" in given:
             given = {**given, "world_sizes": {PLAIN: given["world_size"]}}
             for key in ("world_size", "ranks_per_node"):
@@ -126,22 +127,27 @@ class Manifest(Model):
 
     @property
     def slurm_id(self) -> JobId | None:
-        """What Slurm's commands call the job; None before it is submitted."""
+        """The job's number in Slurm's commands; None before it is submitted."""
         if self.job_id is None or self.array_task is None:
             return self.job_id
         return f"{self.job_id}_{self.array_task}"
 
     def layer_of(self, key: str) -> SetBy | None:
-        """Who set a key of the resolved job, such as 'resources.nodes'; None: nobody, or a kit that did not record it."""
+        """The layer that set a key of the resolved job, such as 'resources.nodes'; None if no layer did, or if the kit did not
+        record it.
+        """
         return next((one for one in self.set_by if key in one.keys), None)
 
     def write(self, path: Path, *, durable: bool = True) -> None:
-        """Write atomically. durable: as atomic.write has it; False where one of many runs would wait for the disk."""
+        """Write atomically. durable: as in atomic_write.write; False if one of many runs need not wait for the disk."""
         atomic_write.write(path, self.model_dump_json(indent=2) + "\n", durable=durable)
 
 
 def load(model: type[_Model], path: Path, *, absent: RunError) -> _Model:
-    """The JSON file of a run or sweep; `absent` when there is none, RunError with one line that says why it cannot be read."""
+    """Read a JSON file of a run or sweep.
+
+    Raises `absent` if it is missing, RunError with a one-line reason if it cannot be read.
+    """
     try:
         return model.model_validate_json(untrusted_files.read_bytes(path))
     except FileNotFoundError:
@@ -153,7 +159,7 @@ def load(model: type[_Model], path: Path, *, absent: RunError) -> _Model:
 
 
 def read(path: Path) -> Manifest:
-    """The manifest of a run; RunError, with one line that says why, when it is missing, damaged, or of a newer kit."""
+    """The manifest of a run; RunError, with a one-line reason, if it is missing, damaged, or of a newer kit."""
     absent = RunError(f"{path.parent}: no manifest.json: not a run folder", hint="'kit runs' lists the runs")
     made = load(Manifest, path, absent=absent)
     if made.schema_version > _VERSION:
@@ -162,7 +168,7 @@ def read(path: Path) -> Manifest:
 
 
 def problem(error: ValidationError) -> str:
-    """What is wrong with a file that the kit wrote: the first fault, on one line, without the value: it may be long, or hostile."""
+    """The first fault of a file that the kit wrote, on one line, without the value, which may be long or malicious."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
@@ -172,7 +178,7 @@ def problem(error: ValidationError) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What the manifests of all runs of one submission share."""
+    """The part that the manifests of all runs of one submission share."""
 
     job_file: Path
     user: str
@@ -185,7 +191,7 @@ class Origin:
 def origin(
     *, job_file: Path, user: str, now: datetime, slurm_version: str, workspace: Workspace | None = None
 ) -> Origin:
-    """Where a submission comes from: git is asked here, once."""
+    """The origin of a submission. git is asked here, once."""
     import platform
     from importlib.metadata import version
 
@@ -214,7 +220,7 @@ def of(
 
 
 def of_plan(plan: Plan, where_from: Origin) -> Manifest:
-    """The same, for one of many plans."""
+    """The manifest of one of many plans."""
     pin = plan.decisions.pin
     return Manifest(
         run_id=plan.run_id,
@@ -244,8 +250,8 @@ def of_plan(plan: Plan, where_from: Origin) -> Manifest:
 
 
 def git_state(folder: Path) -> Git | None:
-    """The git commit that `folder` is at; None outside a repository, before its first commit, or without git."""
-    # One call for all of it; format: git-status(1), "Porcelain Format Version 2".
+    """The git commit of `folder`; None outside a repository, before its first commit, or without git."""
+    # One call gives everything; format: git-status(1), "Porcelain Format Version 2".
     argv = [
         "git",
         "-C",

@@ -1,6 +1,6 @@
 """Reads the metrics of a run: JSON lines in metrics.jsonl, or in one file for each replica group.
 
-Everything of the kit that reads them reads them here. The kit's own programs write kit/spec/metrics.py's schema.
+All parts of the kit use this module for reading metrics. The kit's own programs write the schema of kit/spec/metrics.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kit.spec.run_paths import RunPaths
 
 Record = dict[str, Any]
 
-# Enough to hold the last record of an average, of which there is one in H steps at most.
+# Enough to contain the last record of an average. There is at most one such record in H steps.
 _TAIL_BYTES = 1 << 17
 
 
@@ -39,7 +39,10 @@ class Quorum:
 
 @dataclass(frozen=True, kw_only=True)
 class Latest:
-    """Where a program is: its last step, and the newest value of each number that it reported with one. time: of the last."""
+    """The progress of a program: its last step, and the newest value of each number reported with a step.
+
+    time: of the last record.
+    """
 
     step: int
     time: str
@@ -55,15 +58,15 @@ class Latest:
 
 
 def files(run_dir: Path) -> list[Path]:
-    """The run's metrics.jsonl; of replica groups one each."""
+    """The run's metrics.jsonl, or one file for each replica group."""
     own = RunPaths(run_dir).metrics
     return [own] if own.exists() else sorted(run_dir.glob(f"replica-*/{own.name}"))
 
 
 def records(run_dir: Path) -> list[Record]:
-    """All records, those of several groups in the order of their times. A line that was cut off is passed over."""
+    """All records; those of several groups in the order of their times. Truncated lines are skipped."""
     try:
-        # Read, and not looked for first: of 10,000 runs that counts.
+        # Try to read the usual file first: checking whether it exists takes too long for 10,000 runs.
         return parsed(RunPaths(run_dir).metrics.read_bytes())
     except FileNotFoundError:
         found = [parsed(path.read_bytes()) for path in files(run_dir)]
@@ -73,7 +76,7 @@ def records(run_dir: Path) -> list[Record]:
 
 
 def latest(run_dir: Path) -> Latest | None:
-    """The furthest step that the program reported; of replica groups the furthest group's. None when there is none."""
+    """The furthest step that the program, or any replica group, reported. None if there is none."""
     return max(filter(None, map(_latest_of, files(run_dir))), key=lambda one: (one.step, one.time), default=None)
 
 
@@ -84,7 +87,7 @@ def _latest_of(path: Path) -> Latest | None:
         step, time = record.get("step"), record.get("time", "")
         if not isinstance(step, int) or isinstance(step, bool) or not isinstance(time, str):
             continue
-        if found is not None and step < found.step:  # a start that continues from a checkpoint before the last step
+        if found is not None and step < found.step:  # the program continued from a checkpoint before the last step
             values = {}
         values |= {
             name: value
@@ -96,7 +99,7 @@ def _latest_of(path: Path) -> Latest | None:
 
 
 def quorum(run_dir: Path) -> Quorum | None:
-    """The furthest average that any replica group recorded; None when there is none."""
+    """The furthest average that any replica group recorded; None if there is none."""
     averages = [one for path in files(run_dir) for one in _parsed(_tail(path)) if one.get("kind") == "outer"]
     last = max(averages, key=lambda record: (record["outer_step"], record["time"]), default=None)
     if last is None:
@@ -112,14 +115,14 @@ def quorum(run_dir: Path) -> Quorum | None:
 
 
 def _tail(path: Path) -> list[str]:
-    """The last lines of a file; the first of them may be cut off."""
+    """The last lines of a file; the first of them may be incomplete."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         return file.read().decode(errors="replace").splitlines()
 
 
 def parsed(text: bytes) -> list[Record]:
-    """The records of one file. All lines at once, since that takes a third of the time; one by one where one of them is cut off."""
+    """The records of one file. All lines are parsed at once, three times as fast; line by line only if a line is incomplete."""
     from pydantic_core import from_json
 
     lines = [line for line in text.splitlines() if line]
@@ -136,7 +139,7 @@ def _parsed(lines: Iterable[str]) -> list[Record]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
-            continue  # cut off by a kill, a full disk, or by reading from the middle
+            continue  # incomplete because of a kill, a full disk, or a start in the middle
         if isinstance(record, dict):
             found.append(record)
     return found

@@ -1,4 +1,4 @@
-"""Steps of a running job on one of its nodes, started from here or over ssh: what `kit port` and its fellows stand on."""
+"""Steps of a running job on one of its nodes, started from this machine or over ssh, for `kit port` and similar commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PORTS = range(1, 65536)
 
 @dataclass(frozen=True, kw_only=True)
 class JobNode:
-    """A node of a running job. number: the job's own, which srun takes. run_dir: as the node sees it."""
+    """A node of a running job. number: the job's own number, for srun. run_dir: as the node sees it."""
 
     name: str
     number: str
@@ -30,7 +30,7 @@ class JobNode:
     remote: RemoteCluster | None
 
     def step(self, options: list[str], command: list[str]) -> list[str]:
-        """The argv of a step there, with this process's pipes; over ssh as well."""
+        """The argv of a step on the node, with this process's pipes; also over ssh."""
         argv = [
             "srun",
             f"--jobid={self.number}",
@@ -44,14 +44,14 @@ class JobNode:
         return self.from_here(argv)
 
     def from_here(self, argv: list[str]) -> list[str]:
-        """A command of Slurm's, wherever the cluster is."""
+        """The argv of a Slurm command for this machine or, if the cluster is reached over ssh, through ssh."""
         return self.remote.connection.piped(argv, env={}) if self.remote else argv
 
 
 def of(status: Status, name: str | None) -> JobNode:
-    """The node of a running run: the first of a role, one of its own name, or the first of all.
+    """A node of a running run: the first of a role, the one with this name, or the first of all.
 
-    RunError for a run that does not run, UsageError for a name that is neither.
+    RunError for a run that is not running, UsageError for any other name.
     """
     run_dir = status.run_dir
     if status.state != "RUNNING":
@@ -80,7 +80,7 @@ def of(status: Status, name: str | None) -> JobNode:
 
 
 def roles(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Nodes, addresses and ports of the roles, as the job wrote them; empty for a plain job."""
+    """Nodes, addresses and ports of the roles, as the job recorded them; empty for a plain job."""
     try:
         found = json.loads(untrusted_files.read_bytes(RunPaths(run_dir).state / "roles.json"))
     except (OSError, ValueError):
@@ -89,7 +89,7 @@ def roles(run_dir: Path) -> dict[str, dict[str, Any]]:
 
 
 def port(run_dir: Path, text: str, role: str | None) -> int:
-    """A port's number: itself, or the name that a role has for it. UsageError for anything else."""
+    """A port's number, given as a number or as the role's name for it. UsageError for anything else."""
     if text.isdecimal() and int(text) in _PORTS:
         return int(text)
     named = {name: one.get("ports", {}) for name, one in roles(run_dir).items()}

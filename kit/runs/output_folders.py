@@ -1,4 +1,4 @@
-"""Folders for the output of batch scripts: slurmd makes none, and a job without one fails with no message."""
+"""Makes the folders for the output of batch scripts. slurmd does not make them, and without them a job fails with no message."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _FILES = ("output", "error")
 
 @contextlib.contextmanager
 def folders(scripts: Iterable[str]) -> Iterator[None]:
-    """Make the folders that these batch scripts' output goes to, outside their run folders.
+    """Make the folders for these batch scripts' output, outside their run folders.
 
-    Those that are new go away again when the block ends badly. RunError, naming slurm.output, when one cannot be made.
+    If the block fails, new folders are removed again. RunError, naming slurm.output, if a folder cannot be made.
     """
     new: list[Path] = []
     try:
@@ -33,7 +33,7 @@ def folders(scripts: Iterable[str]) -> Iterator[None]:
 
 
 def _folders_of(script: str) -> list[Path]:
-    """Those that a script's header names; a run folder makes its own, and so those of an array's tasks are not known here."""
+    """The output folders in a script's header. Folders inside run folders, and so those of an array's tasks, are left out."""
     options = dict(option.removeprefix("--").partition("=")[::2] for option in header(script))
     files = [options[name] for name in _FILES if name in options]
     return [
@@ -44,7 +44,7 @@ def _folders_of(script: str) -> list[Path]:
 
 
 def _make(folder: Path) -> list[Path]:
-    """Make a folder and what is missing above it; those that are new, the outermost first."""
+    """Make a folder and its missing parents; return the new ones, the outermost first."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

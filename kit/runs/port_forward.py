@@ -1,4 +1,4 @@
-"""A port of this machine that leads to one of a job's node: each connection is a step there, whose pipes are the connection."""
+"""Forwards a port of this machine to a port of a job's node. Each connection is a step there, connected by its pipes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from kit.runs.node_steps import JobNode
 from kit.spec.run_paths import RunPaths
 
 _LOOK_S = 0.5
-# How often Slurm is asked whether the job is still there.
+# The interval in which Slurm is asked whether the job still runs.
 _ASK_S = 15.0
-# A server that has not answered by then is not coming.
+# A server that has not answered within this time has failed.
 _STARTS_S = 120.0
-# Of servers that the kit starts itself; below what the kernel gives to whoever asks for any: ip(7).
+# Ports for servers that the kit starts itself, below the kernel's ephemeral ports: ip(7).
 _PORTS = range(20000, 32000)
 
 
 @contextlib.contextmanager
 def listening(port: int) -> Iterator[socket.socket]:
-    """On 127.0.0.1 of this machine. port: 0 for any that is free. UsageError where another program has it."""
+    """A listening socket on 127.0.0.1 of this machine. port: 0 for any free one. UsageError if another program uses the port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as opened:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -43,7 +43,7 @@ def listening(port: int) -> Iterator[socket.socket]:
 
 
 def forward(opened: socket.socket, node: JobNode, port: int, *, active: Callable[[], bool]) -> None:
-    """Lead each connection to a port of the node, until `active` says that there is nothing to lead to any more."""
+    """Forward each connection to a port of the node, until `active` returns False."""
     links: list[shell.Process] = []
     asked = time.monotonic()
     command = [str(RunPaths(node.run_dir).bin / "port.sh"), str(port)]
@@ -67,7 +67,7 @@ def forward(opened: socket.socket, node: JobNode, port: int, *, active: Callable
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A server in the job's container. token: lets in. process: the step, from here; log: what it says."""
+    """A server in the job's container. token: for logging in. process: the step on this machine. log: its output."""
 
     port: int
     token: str
@@ -86,9 +86,9 @@ class Server:
 
 @contextlib.contextmanager
 def serving(name: str, node: JobNode, shell_argv: tuple[str, ...], log: Path) -> Iterator[Server]:
-    """A server of templates/lib/tools.sh on the node, for the length of a block: it ends with its standard input.
+    """A server of templates/lib/tools.sh on the node, for the length of a block. It ends with its standard input.
 
-    shell_argv: the run's own step of a shell. ToolError where the container has no such server, or it does not start.
+    shell_argv: the run's own step of a shell. ToolError if the container has no such server, or if it does not start.
     """
     port, token = secrets.choice(_PORTS), secrets.token_urlsafe(24)
     read_end, write_end = os.pipe()
@@ -106,7 +106,7 @@ def serving(name: str, node: JobNode, shell_argv: tuple[str, ...], log: Path) ->
 
 
 def wait_until_up(server: Server, node: JobNode) -> None:
-    """Until the server takes connections. ToolError, with its last lines, where it ends before, or is too slow."""
+    """Wait until the server accepts connections. ToolError, with its last lines, if it ends before that or takes too long."""
     until = time.monotonic() + _STARTS_S
     ask = ["bash", "-c", 'exec 3<>"/dev/tcp/127.0.0.1/$1"', "bash", str(server.port)]
     argv = node.step(["--job-name=kit-port"], ask)
@@ -118,7 +118,7 @@ def wait_until_up(server: Server, node: JobNode) -> None:
 
 
 def _tool_step(shell_argv: tuple[str, ...], node: JobNode, name: str, port: int) -> list[str]:
-    """The run's step of a shell with a server instead, without a terminal."""
+    """The run's shell step with a server in place of the shell, and without a terminal."""
     words = [word for word in shell_argv if word != "--pty"]
     at = next(n for n, word in enumerate(words) if word.endswith("/bin/shell.sh"))
     where = [f"--jobid={node.number}", f"--nodelist={node.name}", f"--job-name=kit-{name}"]

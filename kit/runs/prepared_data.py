@@ -1,4 +1,4 @@
-"""The prepared data that a run trains on, by its digest: what the manifest says of it."""
+"""The digests of the prepared data that a run trains on, for the manifest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILE, _FORMAT = "prepared.json", "kit-tokens"
 
 
 def digests(made: Decisions) -> dict[str, str]:
-    """Each `--data` of the job's arguments that is prepared data -> its digest; what this node does not see is left out."""
+    """Each `--data` argument that names prepared data -> its digest. Data that this machine cannot see are left out."""
     found = {}
     for named in _named(made.job.args):
         digest = _digest(_on_the_host(made, named) / _FILE)
@@ -34,11 +34,11 @@ def _named(args: Sequence[str]) -> Iterator[str]:
 
 
 def _on_the_host(made: Decisions, named: str) -> Path:
-    """A path as the program sees it, on the host: below the innermost mount that holds it."""
+    """The host's path for a path that the program sees: through the innermost mount that contains it."""
     inside = PurePosixPath(made.paths.inside.workdir, named)
     if not made.runtime.containerized:
         return Path(inside)
-    # The workspace is the job's folder, or a copy of it that is not made yet: the folder is what is there now.
+    # The workspace is the job's folder or a copy of it that is not made yet, so look in the folder.
     sources = {mount.target: mount.source for mount in made.paths.mounts}
     sources[made.paths.inside.workspace] = str(made.resolved.job_dir)
     for target in sorted(sources, key=len, reverse=True):

@@ -1,4 +1,4 @@
-"""Checks before submit that a job's programs exist: otherwise the wait in the queue would end with "no such file"."""
+"""Checks before submit that a job's programs exist. Otherwise the job would wait in the queue and fail with "no such file"."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kit.snapshots.scan import Scan
 
 
 def require(plan: Plan, scan: Scan | None, *, folder: Path | None = None) -> None:
-    """ConfigError for each program of the job's folder that is not a file there. Those of images and mounts are not looked for.
+    """ConfigError for each missing program of the job's folder. Programs in images and mounts are not checked.
 
-    scan: what the run sees of the folder, if not the folder itself. folder: a snapshot of it, which the run gets instead.
+    scan: the workspace that the run gets, if not the folder itself. folder: a snapshot of it that the run gets instead.
     """
     looked = folder or plan.decisions.resolved.job_dir
     faults = [fault for key, script in _scripts(plan) for fault in _faults(plan, scan, looked, key, script)]
@@ -53,7 +53,7 @@ def _faults(plan: Plan, scan: Scan | None, folder: Path, key: str, script: str) 
 
 
 def _comes_later(plan: Plan, script: str) -> bool:
-    """Whether a mount lies over the file, or a line of set-up that names it may write it."""
+    """Whether a mount covers the file, or a set-up line that names it may write it."""
     made = plan.decisions
     inside = PurePosixPath(made.paths.inside.workspace, script)
     lines = (*made.resolved.cluster.setup, *made.job.setup, *made.job.once.lines)

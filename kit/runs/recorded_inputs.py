@@ -1,4 +1,4 @@
-"""Reads what a run was made from, to repeat it: job, code, images and checkpoints, each checked against what was recorded."""
+"""Reads the recorded inputs of a run, to repeat it: job, code, images and checkpoints, each checked against the record."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from kit.config import Resolved, Table
     from kit.spec.image import ImageLock
 
-# What the kit decides anew from the rest, the same for the same rest.
+# A key that the kit derives again from the others, with the same result.
 _DERIVED = "slurm.lead"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Earlier:
-    """A run to repeat. code: its snapshot, with the store that holds it; None where the new run takes the job's folder as it is
-    now. from_step: the checkpoint that the new run begins at. node_order: the nodes in the order of the ranks that they get; empty:
-    as Slurm numbers them.
+    """A run to repeat. code: its snapshot, with the store that has it; None if the new run uses the job's folder as it is now.
+
+    from_step: the checkpoint at which the new run begins. node_order: the nodes in the order of the ranks; empty for Slurm's own
+    order.
     """
 
     run_dir: Path
@@ -51,9 +52,9 @@ class Earlier:
         return RunPaths(self.run_dir)
 
     def sources(self, *, cluster: str | None, overrides: list[str]) -> Sources:
-        """Layers of a new job from the recorded one: all keys on its cluster, elsewhere only those that the user set.
+        """Layers of a new job from the recorded one: on its own cluster all keys, elsewhere only those that the user set.
 
-        RunError for another cluster, QOS or launcher when the manifest does not say who set each key.
+        RunError for another cluster, QOS or launcher if the manifest does not record who set each key.
         """
         job_file = Path(self.manifest.job_file)
         folder = job_file.parent
@@ -65,18 +66,18 @@ class Earlier:
         dropped = self._dropped(made)
         layer = (self._with_template(self._kept(dropped)), config.shown(self.paths.job))
         if not dropped:
-            # Each key has its value already: what the cluster's defaults have become is not part of the job.
+            # Each key already has its value. So the cluster's present defaults do not apply to the job.
             made = replace(made, place=made.place.model_copy(update={"defaults": {}, "default_qos": None}))
         return replace(made, files=(layer,), kept_launcher=self._launcher())
 
     def resolve(self, sources: Sources) -> Resolved:
-        """The job of its sources, each key with the layer that had set it."""
+        """The job from its sources. Each key is recorded with the layer that had set it."""
         made = sources.resolve()
         theirs = {key for one in self.manifest.set_by if one.kind in USERS for key in one.keys}
         asked = config.merge(_only(self.job, theirs), sources.set_here)
         job, was = made.job, self.job.get("slurm", {}).get("template")
         if job.slurm.template == self._template() is not None:
-            # In the record of the new run it has its name, as in this one's, and not its place in the store.
+            # The new run's record has the template's name, as this run's has, and not its path in the store.
             job = job.model_copy(update={"slurm": job.slurm.model_copy(update={"template": was})})
         return replace(
             made,
@@ -88,7 +89,7 @@ class Earlier:
         )
 
     def _dropped(self, sources: Sources) -> set[LayerKind]:
-        """Layers whose keys are another's now."""
+        """Layers whose keys now come from elsewhere."""
         dropped: set[LayerKind] = set()
         if sources.cluster.name != self.manifest.cluster:
             dropped |= {"cluster", "qos"}
@@ -107,12 +108,12 @@ class Earlier:
             lead = self.manifest.layer_of(_DERIVED)
             return self.job if lead or not self.manifest.set_by else _without(self.job, _DERIVED)
         keys = {key for one in self.manifest.set_by if one.kind not in dropped for key in one.keys}
-        # The seed was drawn; the image may be a default of the cluster's, and is the run's all the same.
+        # The seed was drawn. The image may be a default of the cluster, but it belongs to the run.
         keys |= {"seed"} if "launcher" in dropped else {"seed", "image"}
         return _only(self.job, keys)
 
     def _template(self) -> str | None:
-        """Where the snapshot has the batch template of the run; None where it has none."""
+        """The path of the run's batch template in the snapshot; None if it has none."""
         name = self.job.get("slurm", {}).get("template")
         if self.code is None or name is None or name not in self.code[0].by_path:
             return None
@@ -125,7 +126,7 @@ class Earlier:
         return {**job, "slurm": {**job["slurm"], "template": place}}
 
     def _set_by(self, now: tuple[SetBy, ...]) -> tuple[SetBy, ...]:
-        """The layers of a job that was made from this one's: its keys are those of the layers that had set them here."""
+        """The layers of a job made from this one: its keys belong to the layers that had set them here."""
         order = dict.fromkeys((one.kind, one.name) for one in (*self.manifest.set_by, *now))
         found: dict[tuple[LayerKind, str], list[str]] = {layer: [] for layer in order}
         for one in now:
@@ -139,7 +140,7 @@ class Earlier:
 
     def _launcher(self) -> data_folders.Entry | None:
         """Its launcher as it was; None for a run of a kit that did not keep it."""
-        # Beside the programs of its own, where the run has some: they are looked for in its folder.
+        # If the run has its own copy of the programs, look next to them first, since they are found relative to its folder.
         places = (self.paths.code / "launcher.toml", self.paths.launcher)
         path = next((p for p in places if p.is_file()), None)
         if path is None:
@@ -147,7 +148,7 @@ class Earlier:
         return data_folders.Entry(name=self.manifest.launcher, path=path, root=self.run_dir)
 
     def lock(self, name: str | None) -> ImageLock | None:
-        """The lock of one of its images, as it was; None for an image that it did not run in."""
+        """The recorded lock of one of its images; None for an image that the run did not use."""
         path = self.paths.locks / f"{name}.lock"
         if name is None or not path.is_file():
             return None
@@ -156,7 +157,7 @@ class Earlier:
         return image_lock.read(path)
 
     def rebuild(self, lock: ImageLock, store: Path) -> str:
-        """The commands that bring back one of its images, or refuse when they would make another."""
+        """The commands that restore one of its images, or that fail if they would make another image."""
         from kit.images.check_against_lock import made_by
 
         made = f"{made_by(lock.name, lock.source)} --locked --store {shlex.quote(str(store))}"
@@ -166,7 +167,7 @@ class Earlier:
         return f"cp {shlex.quote(str(kept))} containers/{lock.name}/image.lock && {made}"
 
     def snapshot(self, runs_dir: Path, *, uid: str | None = None) -> Snapshot | None:
-        """What a plan in `runs_dir` has to know of its code. uid: as `workspace.store_of` has it."""
+        """Its code, as a plan in `runs_dir` needs it. uid: as in `workspace.store_of`."""
         if self.code is None:
             return None
         tree, _ = self.code
@@ -174,20 +175,20 @@ class Earlier:
 
     @property
     def folder(self) -> Path | None:
-        """Its code, as it was submitted; None where the new run takes the job's folder."""
+        """The folder of its code as submitted; None if the new run uses the job's folder."""
         if self.code is None:
             return None
         tree, store = self.code
         return store.files_of(tree.hash)
 
     def keep(self, runs_dir: Path) -> None:
-        """Put its code among the snapshots beside the new run; nothing is copied that is there."""
+        """Store its code in the snapshots next to the new run. Existing files are not copied."""
         if self.code is not None:
             tree, store = self.code
             workspace.store_of(runs_dir).put_folder(tree, store.files_of(tree.hash))
 
     def patch(self) -> str:
-        """How its code differs from its commit."""
+        """The difference between its code and its commit."""
         recorded = self.manifest.workspace
         if self.code is None or recorded is None or not recorded.patch:
             return ""
@@ -197,7 +198,7 @@ class Earlier:
             return ""
 
     def told(self, record: Manifest) -> Manifest:
-        """A manifest that names this run, and its code's origin."""
+        """The manifest with the name of this run and the origin of its code."""
         same = {} if self.code is None else {"git": self.manifest.git, "workspace": self.manifest.workspace}
         return record.model_copy(update={"rerun_of": self.manifest.run_id, "from_step": self.from_step, **same})
 
@@ -216,9 +217,9 @@ class Earlier:
 
 
 def read(run_dir: Path, *, live: bool = False, from_step: int | None = None) -> Earlier:
-    """What is left of a run. RunError, with the exact reason, where something that a repetition needs is gone.
+    """Read a run's recorded inputs. RunError, with the exact reason, if something that a repetition needs is missing.
 
-    live: it takes the job's folder as it is now.
+    live: the repetition uses the job's folder as it is now.
     """
     paths, made = RunPaths(run_dir), read_manifest(RunPaths(run_dir).manifest)
     if made.interactive:
@@ -249,7 +250,7 @@ def _require_same(path: Path, digest: str) -> None:
 
 
 def code_of(run_dir: Path, made: Manifest) -> tuple[Listing, Store]:
-    """The snapshot of a run, every file of it checked, and the store that holds it. RunError, with the reason, without it."""
+    """The snapshot of a run, with every file checked, and its store. RunError, with the reason, if there is none."""
     live = f"kit rerun {run_dir.name} --live takes the job's folder as it is now"
     tree = made.workspace.tree if made.workspace else None
     if tree is None:
@@ -271,7 +272,7 @@ def code_of(run_dir: Path, made: Manifest) -> tuple[Listing, Store]:
 
 
 def _only(table: Mapping[str, Any], keys: set[str], above: str = "") -> Table:
-    """The parts of a table that are among the keys (with dots)."""
+    """The parts of a table with these dotted keys."""
     found: Table = {}
     for key, value in table.items():
         if f"{above}{key}" in keys:

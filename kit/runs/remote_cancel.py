@@ -1,4 +1,4 @@
-"""`kit cancel` of runs of a cluster over ssh: one program asks Slurm and leaves the marks, at most once."""
+"""`kit cancel` for runs of a cluster over ssh: one program cancels with Slurm and records it, at most once."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kit.remote.connection import LineError
 from kit.runs.remote_clusters import RemoteCluster
 from kit.runs.status import Status
 
-# Pauses before a broken line is tried again, in seconds.
+# Pauses before repeating a request after a broken connection, in seconds.
 _AGAIN_S = (1.0, 3.0, 9.0)
 
 
 def send(cluster: RemoteCluster, at_once: Sequence[Status], gently: Sequence[Status]) -> None:
-    """Have Slurm end some jobs and ask others. SlurmError when Slurm refuses.
+    """Make Slurm end some jobs, and ask others to end. SlurmError when Slurm refuses.
 
-    A job that was asked is not asked again: to a batch script a second request is one to end now.
+    A job is never asked twice: a batch script takes the second request as an order to end at once.
     """
     lines = [f"{'waiting' if one.state == 'PENDING' else 'now'} {one.job_id} {_path(cluster, one)}" for one in at_once]
     lines += [f"gently {one.job_id} {_path(cluster, one)}" for one in gently]

@@ -1,4 +1,4 @@
-"""The clusters of a project that are reached over ssh: asked together, each with a time-out of its own."""
+"""The clusters of a project that are reached over ssh. They are asked in parallel, each with its own time-out."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from kit.remote.connection import Connection
     from kit.spec.cluster import Cluster
 
-# An answer is as good as new for as long as one command takes to read it.
+# An answer is used again for this long, about the time of one command.
 _FRESH_S = 2.0
 
 
 @dataclass
 class RemoteCluster:
-    """One cluster over ssh. silent: why it does not answer; empty while it does."""
+    """One cluster over ssh. silent: the reason why it does not answer; empty if it does."""
 
     name: str
     rules: Cluster
@@ -38,25 +38,25 @@ class RemoteCluster:
     asked_at: float = field(default=0.0)
 
     def refresh(self, *, plan: bool = False) -> ClusterAnswer:
-        """Bring the mirror up to date, with Slurm's queue: one request."""
+        """Update the mirror, with Slurm's queue, in one request."""
         timeout = None if plan else self.connection.timeout
         self.asked = self.mirror.refresh(self.connection, self.rules, plan=plan, timeout=timeout)
         self.asked_at, self.silent = time.monotonic(), ""
-        self._settle(self.asked)
+        self._record_interrupted_submits(self.asked)
         return self.asked
 
     def env(self, inherited: Mapping[str, str] | None = None) -> OverSsh:
-        """The environment of its Slurm's commands."""
+        """The environment for its Slurm commands."""
         return OverSsh(self.connection, inherited)
 
     def fetch(self, run_dir: Path, *, accounting_too: bool = True) -> None:
-        """Bring a run's files up to date, and ask what accounting knows of its job: one request."""
+        """Update a run's files, and ask accounting for its job, in one request."""
         job_id = run_facts.read(run_dir).job_id if accounting_too else None
         sacct = accounting.question([job_id]) if job_id is not None else ()
         self.mirror.fetch(self.connection, self.rules, run_dir, sacct=sacct)
 
     def fetch_whole(self, run_dir: Path) -> None:
-        """The same with all that a repetition or an export needs: its programs and its snapshot. At most two requests."""
+        """Update all files that a repetition or an export needs, with programs and snapshot. At most two requests."""
         from kit.runs import remote_snapshots
 
         self.mirror.fetch(self.connection, self.rules, run_dir, whole=True)
@@ -64,11 +64,14 @@ class RemoteCluster:
             remote_snapshots.fetch(self, tree)
 
     def fetch_sweep(self, folder: Path) -> None:
-        """Bring the files of all points of a sweep up to date: one request."""
+        """Update the files of all points of a sweep, in one request."""
         self.mirror.fetch(self.connection, self.rules, folder)
 
-    def _settle(self, asked: ClusterAnswer) -> None:
-        """A run whose submit was cut off after Slurm had taken it gets its job's number, found by its batch script."""
+    def _record_interrupted_submits(self, asked: ClusterAnswer) -> None:
+        """Record the job's number of runs whose submit was interrupted after Slurm had accepted it.
+
+        The batch script identifies the job.
+        """
         from kit.runs.remote_submit import settle
 
         unknown = [path for path, one in index.runs(self.mirror.runs) if one.slurm_id is None and not one.problem]
@@ -105,7 +108,7 @@ def of(name: str, *, project: Path | None = None) -> RemoteCluster | None:
 
 
 def made(name: str, rules: Cluster) -> RemoteCluster | None:
-    """The same for a cluster that is read already."""
+    """The cluster for rules that were read already; None if it is of this machine."""
     if rules.ssh is None:
         return None
     known = _known.get(name)
@@ -119,13 +122,13 @@ def made(name: str, rules: Cluster) -> RemoteCluster | None:
 
 
 def all_of(project: Path) -> list[RemoteCluster]:
-    """All of a project."""
+    """All clusters over ssh of a project."""
     found = (of(name, project=project) for name in data_folders.names("clusters", project_dir=project))
     return [one for one in found if one is not None]
 
 
 def refresh(project: Path, names: Sequence[str | None] = (None,)) -> dict[str, str]:
-    """Bring the mirrors up to date that these names of runs may be in, all at once; cluster -> why it does not answer."""
+    """Update the mirrors that may contain runs of these names, all in parallel; cluster -> reason why it does not answer."""
     wanted = [one for one in all_of(project) if any(_may_be_in(one, name, project) for name in names)]
     if wanted:
         from concurrent.futures import ThreadPoolExecutor
@@ -143,7 +146,7 @@ def _try(one: RemoteCluster) -> None:
 
 
 def _may_be_in(one: RemoteCluster, name: str | None, project: Path) -> bool:
-    """Whether a run of this name may be there: no other cluster is asked for a run whose whole name is known."""
+    """Whether a run of this name may be on a cluster. For a complete, known name only one cluster is asked."""
     if name is None:
         return True
     if index.is_run(Path(name)):
@@ -157,7 +160,7 @@ def _may_be_in(one: RemoteCluster, name: str | None, project: Path) -> bool:
 
 
 def holding(run_dir: Path) -> RemoteCluster | None:
-    """The cluster that a mirrored run folder is of; None for a run of this machine."""
+    """The cluster of a mirrored run folder; None for a run of this machine."""
     mirror = mirrors.holding(run_dir)
     if mirror is None:
         return None
@@ -168,28 +171,28 @@ def holding(run_dir: Path) -> RemoteCluster | None:
 
 
 def fetch(run_dir: Path) -> None:
-    """Bring a run's files up to date, if it is of another machine. A cluster that was silent a moment ago is left alone."""
+    """Update a run's files, if it is on a cluster over ssh. A cluster that did not answer a moment ago is skipped."""
     found = holding(run_dir)
     if found is not None and not found.silent:
         found.fetch(run_dir)
 
 
 def fetch_whole(run_dir: Path) -> None:
-    """The same with a run's programs and its snapshot."""
+    """Update a run's files, with its programs and its snapshot."""
     found = holding(run_dir)
     if found is not None:
         found.fetch_whole(run_dir)
 
 
 def fetch_sweep(folder: Path) -> None:
-    """The same for all points of a sweep: one request."""
+    """Update the files of all points of a sweep, in one request."""
     found = holding(folder)
     if found is not None and not found.silent:
         found.fetch_sweep(folder)
 
 
 def queue(one: RemoteCluster) -> Mapping[JobId, QueuedJob] | None:
-    """Slurm's queue as it came with the newest records; both are asked for when they are old. None where it does not answer."""
+    """Slurm's queue from the last update of the records. If that is old, both are fetched. None if the cluster does not answer."""
     from kit.slurm import client
 
     if one.silent:
@@ -200,14 +203,14 @@ def queue(one: RemoteCluster) -> Mapping[JobId, QueuedJob] | None:
 
 
 def require_here(run_dir: Path, command: str) -> None:
-    """UsageError for a run of a cluster over ssh, where a command does not work there yet."""
+    """UsageError for a run of a cluster over ssh, if a command does not support it yet."""
     found = mirrors.holding(run_dir)
     if found is not None:
         refuse(found.cluster(), command)
 
 
 def require_cluster_here(name: str | None, command: str) -> None:
-    """The same before anything is planned. name: as `--cluster` has it."""
+    """The same check before anything is planned. name: the value of `--cluster`."""
     project = data_folders.project()
     found = of(config.cluster_entry(name, project).name, project=project)
     if found is not None:
@@ -215,14 +218,14 @@ def require_cluster_here(name: str | None, command: str) -> None:
 
 
 def refuse(cluster: str, command: str) -> NoReturn:
-    """Say that a command does not work over ssh yet."""
+    """Report that a command does not support ssh yet."""
     raise UsageError(
         f"{command} does not work over ssh yet, and cluster {cluster} is reached so", hint="run it on the login node"
     )
 
 
 def is_line(error: KitError) -> bool:
-    """Whether the connection broke, or none could be made: the same may work in a moment."""
+    """Whether there is no connection. Then the same request may succeed a moment later."""
     from kit.remote.connection import LineError
 
     return isinstance(error, LineError)

@@ -1,4 +1,4 @@
-"""Waits for runs of clusters over ssh through broken connections: what was read stays, and reading continues there."""
+"""Follows runs of clusters over ssh across broken connections: reading continues where it stopped."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kit.runs.remote_clusters import RemoteCluster
 from kit.runs.status import Queue
 from kit.slurm.client import JobId, QueuedJob
 
-# Between two looks at a run's logs, in seconds: soon after some came, less and less often while none come.
+# Seconds between two reads of a run's logs: short after new lines, longer and longer without.
 _LOOK_S, _LOOK_MOST_S = 1.0, 5.0
-# Between two tries of a broken line.
+# Seconds between two tries after a broken connection.
 _TRY_S, _TRY_MOST_S = 2.0, 30.0
 
 Say = Callable[[str], None]
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def patient(queue: Queue, *, say: Say) -> Queue:
-    """The same queue, asked again and again while its cluster cannot be reached."""
+    """The same queue, but it waits while its cluster cannot be reached."""
 
     def ask(name: str) -> Mapping[JobId, QueuedJob] | None:
         remote = remote_clusters.of(name)
@@ -38,9 +38,9 @@ def patient(queue: Queue, *, say: Say) -> Queue:
 
 @contextlib.contextmanager
 def fetching(run_dir: Path, *, say: Say) -> Iterator[Callable[[], None]]:
-    """Bring a run's files up to date again and again, within the block; nothing for a run of this machine.
+    """Update a run's files repeatedly within the block; do nothing for a run of this machine.
 
-    The block gets what does it once more, for the last lines of a run that has ended.
+    The block gets a function for one more update, to fetch the last lines of a run that has ended.
     """
     remote = remote_clusters.holding(run_dir)
     if remote is None:
@@ -62,7 +62,7 @@ def fetching(run_dir: Path, *, say: Say) -> Iterator[Callable[[], None]]:
 def _fetch(run_dir: Path, once: Callable[[], None], stop: threading.Event) -> None:
     pause, before = _LOOK_S, -1
     while not stop.wait(pause):
-        # What else goes wrong, the thread that asks for the run's state says.
+        # Another thread asks for the run's state, and reports any other error.
         with contextlib.suppress(ToolError):
             once()
         size = sum(path.stat().st_size for path in (run_dir / "logs").glob("**/*.log"))

@@ -1,4 +1,4 @@
-"""Sends an image by its digest: not at all when it is there, and from where the last try ended when a part of it is."""
+"""Sends an image by its digest. Nothing is sent if the cluster has it; after an interrupted try, only the missing part is sent."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from kit.spec.image import ImageLock
 
 _CHUNK = 1 << 20
-# Pauses before a broken line is tried again, in seconds.
+# Pauses before repeating a request after a broken connection, in seconds.
 _AGAIN_S = (1.0, 3.0, 9.0)
 
 
 def wanted(locks: Sequence[ImageLock]) -> Words:
-    """The command that names them to `have.sh`."""
+    """The words that name the images for `have.sh`."""
     return Words(("printf", "%s\\n", *(lock.sha256 for lock in locks)) if locks else ("true",))
 
 
 def require_all(cluster: RemoteCluster, locks: Sequence[ImageLock], answer: Reply | None = None) -> None:
-    """Have all of them in the cluster's store. answer: of `have.sh`, where it was asked already."""
+    """Make sure that the cluster's store has all of them. answer: of `have.sh`, if it was asked already."""
     if answer is None:
         if not locks:
             return
@@ -45,9 +45,9 @@ def require_all(cluster: RemoteCluster, locks: Sequence[ImageLock], answer: Repl
 
 
 def require(cluster: RemoteCluster, lock: ImageLock, there: Sequence[str]) -> None:
-    """Have the locked image in the cluster's store. there: what `have.sh` said of it.
+    """Make sure that the cluster's store has the locked image. there: the answer of `have.sh` about it.
 
-    LockError when it is not here either, or is another one there; ImageError when it cannot be sent.
+    LockError if this machine does not have it either, or if the cluster's copy differs; ImageError if it cannot be sent.
     """
     if there[0] == "there":
         _check(cluster, lock, there[1:])
@@ -58,7 +58,7 @@ def require(cluster: RemoteCluster, lock: ImageLock, there: Sequence[str]) -> No
 
 
 def _check(cluster: RemoteCluster, lock: ImageLock, signature: Sequence[str]) -> None:
-    """By its digest: computed there once for each file, and remembered here by inode, size and time."""
+    """Check its digest. The cluster computes it once for each file; this machine remembers it by inode, size and time."""
     mend = f"remove it there: the next submit sends it again: ssh {cluster.connection.host}"
     if int(signature[1]) != lock.size:
         raise LockError(
@@ -77,7 +77,7 @@ def _check(cluster: RemoteCluster, lock: ImageLock, signature: Sequence[str]) ->
 
 
 def _send(cluster: RemoteCluster, lock: ImageLock, begun: int) -> None:
-    """After a broken line from where it broke; LineError when it does not come back."""
+    """Send the image. After a broken connection, continue where it stopped; LineError if the connection does not return."""
     from kit.images import check_against_lock
 
     path = check_against_lock.check(lock, data_folders.image_store(), full=False)

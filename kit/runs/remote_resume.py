@@ -1,4 +1,4 @@
-"""`kit resume` over ssh: the run's record and its secrets are sent anew, and its own scripts are submitted there."""
+"""`kit resume` over ssh: sends the run's record and its secrets again, and submits the run's own scripts on the cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from kit.spec.run_paths import RunPaths
 
 
 def resume(status: Status, record: Manifest, cluster: RemoteCluster, *, inherited: Mapping[str, str]) -> Manifest:
-    """Submit it again, once, however often the line breaks. LockError when its image is neither there nor here.
+    """Submit the run again, exactly once, even if the connection breaks. LockError if neither the cluster nor this machine has its
+    image.
 
     inherited: this machine's variables, of which the job gets those that it names.
     """

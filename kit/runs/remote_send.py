@@ -1,7 +1,8 @@
-"""Sends a folder to a cluster over ssh and submits it there, once, however often the line breaks.
+"""Sends a folder to a cluster over ssh and submits it there exactly once, even if the connection breaks.
 
-One program over there (templates/remote/submit.sh) has all of the folder before it does anything, and does not end with the line.
-So a broken line leaves one job or none, and the next question tells which: by the folder, and by the key that the job carries.
+One program on the cluster (templates/remote/submit.sh) receives the whole folder before it acts, and it continues if the connection
+ends. So after a broken connection there is one job or none. The next request finds out which, by the folder and by the key in the
+job's comment.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from kit.remote.answers import Reply
 from kit.remote.connection import LineError
 from kit.runs.remote_clusters import RemoteCluster
 
-# Pauses before a broken line is tried again, in seconds.
+# Pauses before repeating a request after a broken connection, in seconds.
 _AGAIN_S = (1.0, 3.0, 9.0)
-# What a program answers of a folder that was placed and not submitted.
+# The program's answer for a folder that was placed and not submitted.
 _PLACED = 0
 
 
@@ -34,7 +35,7 @@ Placing = Literal["place", "over"]
 
 @dataclass(frozen=True, kw_only=True)
 class Errand:
-    """What submit.sh is to do; the words are explained there. folder: relative to the cluster's folder of runs."""
+    """The task of submit.sh, which explains the words. folder: relative to the cluster's folder of runs."""
 
     folder: str
     kind: Literal["run", "again", "array"] | Placing
@@ -46,32 +47,32 @@ class Errand:
 
     @property
     def key(self) -> str:
-        """What the job's comment says, so that it is found again."""
+        """The job's comment, by which it is found again."""
         return f"kit:{self.folder}" + (f"/{self.again}" if self.again else "")
 
     def constants(self, cluster: RemoteCluster) -> dict[str, object]:
-        """Of the program."""
+        """Constants for the program."""
         words = {"RUN": self.folder, "KIND": self.kind, "SCRIPT": self.script, "RIGHT": self.right}
         more = {"AGAIN": self.again, "OLD": self.old, "KEY": self.key, "ARGV": shell_program.Words(self.argv)}
         return {**mirrors.folders(cluster.rules), **words, **more}
 
 
 def with_key(errand: Errand, script_text: str) -> tuple[str, ...]:
-    """Its sbatch with the key, unless the job has a comment of its own: its batch script's path is as good."""
+    """Its sbatch argv with the key, unless the job has its own comment: then its batch script's path identifies it."""
     argv = errand.argv
     return argv if "--comment" in script_text else (*argv[:-1], f"--comment={errand.key}", argv[-1])
 
 
 @dataclass(frozen=True)
 class Packed:
-    """An archive, whole in memory."""
+    """An archive, completely in memory."""
 
     content: bytes
     sha256: str
 
 
 def packed(place: Path) -> Packed:
-    """A folder as an archive. Secrets keep their mode from their first byte on."""
+    """A folder as an archive. Files of secrets keep their mode when they are unpacked."""
     sink = io.BytesIO()
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -87,7 +88,10 @@ def packed(place: Path) -> Packed:
 
 
 def ask(cluster: RemoteCluster, errand: Errand) -> int | None:
-    """What became of an errand whose line broke: its job's number, noted over there too; None without a folder, or a job yet."""
+    """The result of an errand after a broken connection: the job's number, recorded on the cluster too.
+
+    None without a folder or a job yet.
+    """
     reply = cluster.connection.ask("submit", {**errand.constants(cluster), "SIZE": 0, "SHA": ""})
     return _number(reply) if reply.text("result") == "submitted" else None
 
@@ -95,10 +99,11 @@ def ask(cluster: RemoteCluster, errand: Errand) -> int | None:
 def until_known(
     cluster: RemoteCluster, errand: Errand, content: Packed | None, *, env: Mapping[str, str] | None = None
 ) -> int:
-    """Do it; after a broken line ask what became of it, and continue from there. The job's number; 0 where nothing is submitted.
+    """Do the errand. After a broken connection, ask for its result and continue from there. Returns the job's number; 0 if nothing
+    is submitted.
 
-    content: None where the folder is there. JobRefusedError when sbatch does not take it, RunError when the disk over there does
-    not, LineError when the line does not come back.
+    content: None if the cluster already has the folder. JobRefusedError if sbatch refuses it, RunError if the cluster's disk does,
+    LineError if the connection does not return.
     """
     constants, what = errand.constants(cluster), f"{errand.folder}{f' {errand.again}' if errand.again else ''}"
     pauses, send = iter(_AGAIN_S), content is not None
@@ -119,7 +124,7 @@ def until_known(
                 f"kit: the line to {cluster.connection.host} broke; asking what became of the submit", file=sys.stderr
             )
             time.sleep(pause)
-            # A folder that is only placed has no job to be asked for: it is sent again, and changes nothing that is there.
+            # A folder that is only placed has no job to ask for. It is sent again, which does not change existing files.
             send = send and errand.kind in get_args(Placing)
             continue
         said = reply.text("result")
@@ -132,7 +137,7 @@ def until_known(
 
 
 def remove(cluster: RemoteCluster, folder: str) -> None:
-    """Remove a folder over there of which nothing was submitted."""
+    """Remove a folder on the cluster of which nothing was submitted."""
     cluster.connection.ask("remove", {**mirrors.folders(cluster.rules), "RUN": folder})
 
 
@@ -160,7 +165,7 @@ def _job_of(reply: Reply, said: str, cluster: RemoteCluster, errand: Errand) -> 
 
 
 def _runs_there(cluster: RemoteCluster) -> str:
-    """The folder of runs over there, as far as it is known."""
+    """The folder of runs on the cluster, if it is known."""
     known = cluster.mirror.there()
     return known.runs if known else cluster.rules.runs
 

@@ -1,4 +1,4 @@
-"""Sends a snapshot by content: the files that the cluster lacks, then the tree as links to files that are there by then."""
+"""Sends a snapshot by content: first the files that the cluster lacks, then the tree as hard links to files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODES = {"file": 0o444, "program": 0o555}
 
 
 def send(cluster: RemoteCluster, tree_wanted: Listing, folder: Path) -> None:
-    """Send what it lacks of a tree, whose files are in `folder`. Two requests.
+    """Send the missing files of a tree; its files are in `folder`. Two requests.
 
     RunError when a file has changed since it was scanned, or the cluster's disk refuses.
     """
@@ -51,7 +51,7 @@ def send(cluster: RemoteCluster, tree_wanted: Listing, folder: Path) -> None:
 
 
 def fetch(cluster: RemoteCluster, tree_hash: str) -> None:
-    """Have a tree of the cluster among the snapshots beside its mirror, if it is there still; what reads it checks every file."""
+    """Fetch a tree into the snapshots of the cluster's mirror, if the cluster still has it. Its readers check every file."""
     store = Store(cluster.mirror.runs / f"{FOLDER}-{os.geteuid()}")
     if store.holds(tree_hash):
         return
@@ -75,12 +75,12 @@ def fetch(cluster: RemoteCluster, tree_hash: str) -> None:
 
 
 def _name(entry: ListedFile) -> str:
-    """As the store names an object."""
+    """The name of an object in the store."""
     return entry.content + (".x" if entry.kind == "program" else "")
 
 
 def _write_objects(sink: IO[bytes], entries: Iterable[ListedFile], folder: Path) -> int:
-    """An archive of files by their digests; how many bytes it has. A file at a time is in memory."""
+    """Write an archive of files by their digests; return its size in bytes. Only one file at a time is in memory."""
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for entry in entries:
             path = folder / entry.path
@@ -100,7 +100,7 @@ def _write_objects(sink: IO[bytes], entries: Iterable[ListedFile], folder: Path)
 
 
 def _tree(listing_of: Listing, root: str) -> bytes:
-    """Its files as hard links to objects, by paths relative to the store, and its listing."""
+    """An archive of the tree: its files as hard links to objects, by paths relative to the store, and its listing."""
     sink = io.BytesIO()
     with tarfile.open(
         fileobj=sink, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"

@@ -1,7 +1,7 @@
-"""Submits to a cluster over ssh: what it lacks is sent by content, then the run folder, and one program over there submits it.
+"""Submits to a cluster over ssh: sends the missing content, then the run folder, and one program on the cluster submits it.
 
-The program has all of the run before it does anything, and does not end with the line. So a broken line leaves one job or none, and
-the next question tells which: by the run folder, and by the key that the job carries.
+The program receives the whole run before it acts, and it continues if the connection ends. So after a broken connection there is
+one job or none. The next request finds out which, by the run folder and by the key in the job's comment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def require_portable(resolved: Resolved) -> None:
-    """ConfigError, with all that a job names of this machine, where it cannot be on a cluster over ssh."""
+    """ConfigError, with all references of a job to this machine that do not work on a cluster over ssh."""
     assert resolved.cluster.ssh is not None
     job, file = resolved.job, resolved.job_file
     faults = []
@@ -56,7 +56,7 @@ def require_portable(resolved: Resolved) -> None:
 
 
 def submit(prepared: Prepared, cluster: RemoteCluster, *, now: datetime | None = None) -> Manifest:
-    """Send a planned run and submit it. JobRefusedError when sbatch does not take it: nothing of it is left then."""
+    """Send a planned run and submit it. JobRefusedError if sbatch refuses it; then nothing of it is left."""
     from kit.runs.submit import ask_slurm, record_of
 
     earlier = prepared.earlier
@@ -71,7 +71,7 @@ def submit(prepared: Prepared, cluster: RemoteCluster, *, now: datetime | None =
 
 
 def settle(cluster: RemoteCluster, run_id: str) -> int | None:
-    """What became of a submit whose line broke: its job's number, noted over there too; None without a run, or a job yet."""
+    """The result of an interrupted submit: the job's number, recorded on the cluster too. None without a run or a job yet."""
     known = cluster.mirror.there()
     if known is None:
         return None
@@ -82,7 +82,10 @@ def settle(cluster: RemoteCluster, run_id: str) -> int | None:
 
 
 def array_errand(runs: str, sweep: str, number: int, options: Sequence[str] = ()) -> Errand:
-    """To submit one array of a sweep, whose folder is there. runs: the folder of runs there. options: further ones of sbatch."""
+    """The errand to submit one array of a sweep whose folder is on the cluster.
+
+    runs: the cluster's folder of runs. options: more for sbatch.
+    """
     script = f"arrays/{number}/batch.sh"
     made = Errand(
         folder=sweep,
@@ -101,7 +104,7 @@ def _errand(run_id: str, argv: tuple[str, ...], text: str = "") -> Errand:
 
 
 def place(prepared: Prepared, cluster: RemoteCluster, record: Manifest, *, patch: str, submitted: bool) -> int:
-    """Make the run folder over there, and submit it, unless only the folder is wanted; its job's number."""
+    """Make the run folder on the cluster, and submit it if `submitted`; return its job's number."""
     from kit.runs.submit import secrets_of
 
     made = prepared.plan
@@ -113,17 +116,17 @@ def place(prepared: Prepared, cluster: RemoteCluster, record: Manifest, *, patch
         errand = Errand(folder=made.run_id, kind="place")
     job_id = remote_send.until_known(cluster, errand, content, env=dict(prepared.env))
     with cluster.mirror.changing():
-        # So that a command that follows at once knows the run.
+        # A command that follows at once then knows the run.
         here = cluster.mirror.runs / made.run_id
         here.mkdir(exist_ok=True)
         record.model_copy(update={"job_id": job_id or None}).write(RunPaths(here).manifest, durable=False)
-    # What Slurm said before it had the job is not an answer any more.
+    # Slurm's answer from before the submit is out of date.
     cluster.asked = None
     return job_id
 
 
 def send_what_it_lacks(prepared: Prepared, cluster: RemoteCluster) -> None:
-    """The snapshot and the images; one request when all of it is there."""
+    """Send the snapshot and the images; one request if the cluster has all of it."""
     locks = [pin.lock for pin in prepared.plan.decisions.pins.distinct if pin.lock is not None]
     send_inputs(prepared, cluster, locks)
 

@@ -1,4 +1,4 @@
-"""`kit rerun`: a new run of what an earlier one was made from: the same code, image, job and seed."""
+"""`kit rerun`: a new run from the inputs of an earlier one: the same code, image, job and seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kit.runs.recorded_inputs import Earlier
 from kit.runs.submit import Prepared
 from kit.spec.world_size_text import sizes_text
 
-# Of a cluster file: what a job does not see.
+# Keys of a cluster file that have no effect on a job.
 _UNSEEN = frozenset({"description", "defaults", "qos", "default_qos", "max_array"})
 
 
@@ -31,8 +31,8 @@ def prepare(
 ) -> Prepared:
     """Plan a run that repeats `run_dir`; nothing is written. `submit.submit` submits it.
 
-    cluster: another one. overrides: keys to change, as `--set` has them. from_step: begin at that checkpoint of the run. live: with
-    the job's folder as it is now. RunError and LockError, with the exact reason, where something of the run is gone.
+    cluster: another one. overrides: keys to change, in the form of `--set`. from_step: begin at that checkpoint of the run. live:
+    use the job's folder as it is now. RunError and LockError, with the exact reason, if something of the run is missing.
     """
     earlier = reading.read(run_dir, live=live, from_step=from_step)
     return prepare_earlier(earlier, cluster=cluster, overrides=overrides, now=now)
@@ -41,7 +41,7 @@ def prepare(
 def prepare_earlier(
     earlier: Earlier, *, cluster: str | None = None, overrides: Sequence[str] = (), now: datetime | None = None
 ) -> Prepared:
-    """The same of a run that is read already."""
+    """Plan the repetition of a run whose inputs are read already."""
     sources = earlier.sources(cluster=cluster, overrides=list(overrides))
     resolved = earlier.resolve(sources)
     containers = not _without_container(earlier)
@@ -51,7 +51,7 @@ def prepare_earlier(
 
 
 def differences(made: Prepared) -> Iterator[str]:
-    """Why its numbers may be others than those of the run that it repeats, in the last bits at least; one sentence each."""
+    """Reasons why its numbers may differ from those of the repeated run, at least in the last bits; one sentence each."""
     earlier = made.earlier
     assert earlier is not None
     was, plan = earlier.manifest, made.plan
@@ -84,7 +84,7 @@ def _without_container(earlier: Earlier) -> bool:
 
 
 def _require_same_image(earlier: Earlier, made: Prepared) -> None:
-    """LockError where the image of that name is another one now, and nobody asked for another."""
+    """LockError if the image of that name has changed, and the user asked for no other image."""
     was, pin = earlier.manifest, made.plan.decisions.pin
     if not pin.image or pin.digest == was.image_digest or made.plan.job.image_name != was.image_name:
         return

@@ -1,4 +1,4 @@
-"""`kit resume`: submit a run that has ended once more, in its own folder, so that its program finds its checkpoints."""
+"""`kit resume`: submits an ended run again, in its own folder, so that its program finds its checkpoints."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from kit.spec.run_paths import RunPaths
 
 
 def resume(status: Status, *, env: dict[str, str]) -> Manifest:
-    """Submit the same scripts again; the logs are appended to, and KIT_RESTART_COUNT counts up. The manifest gets the new job id.
+    """Submit the same scripts again. Logs are appended, KIT_RESTART_COUNT increases, and the manifest gets the new job id.
 
-    RunError for a run that Slurm still has, or that is a point of an array; LockError when its image is gone or cut off.
+    RunError for a run that Slurm still has, or that is a point of an array; LockError if its image is missing or truncated.
     """
     paths, record = RunPaths(status.run_dir), status.manifest
     if status.active:

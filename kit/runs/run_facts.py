@@ -1,4 +1,4 @@
-"""Facts of a run folder, however much of it is missing or damaged: one record, small enough for thousands of runs."""
+"""Facts of a run folder, even if files are missing or damaged: one record, small enough for thousands of runs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 UNREADABLE = "UNREADABLE"
 
-# An event has about 200 bytes, and a start, a signal and an end each have one.
+# An event has about 200 bytes; there is one for each start, signal and end.
 _EVENTS_BYTES = 8 << 20
 _DIGEST = re.compile(rb"sha256[:/]([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """One run. problem: why its manifest cannot be read; everything that only the manifest says is empty then.
+    """One run. problem: the reason why its manifest cannot be read; then all fields that only the manifest gives are empty.
 
-    slurm_id, links: its jobs. submitted_at: seconds since the epoch. started: the jobs whose batch script began, in order.
-    workspace: where its /workspace comes from; tree: its snapshot's hash. rerun_of: the run that it repeats. nodes: those of the
-    last start. restarts: the most that a start recorded. last_event, exit_code: of the batch script.
-    imported: it ran elsewhere, and has no job here.
+    slurm_id, links: its jobs. submitted_at: seconds since the epoch. started: the jobs whose batch script has begun, in order.
+    workspace: the origin of its /workspace. tree: its snapshot's hash. rerun_of: the run that it repeats. nodes: those of the last
+    start. restarts: the highest recorded number. last_event, exit_code: of the batch script. imported: it ran elsewhere, and has no
+    job here.
     """
 
     run_id: str
@@ -60,12 +60,12 @@ class Facts:
 
     @property
     def job_id(self) -> JobId | None:
-        """The job by the manifest, else the first that began."""
+        """The job in the manifest, else the first that has begun."""
         return self.slurm_id if self.slurm_id is not None else next(iter(self.started), None)
 
 
 def read(run_dir: Path) -> Facts:
-    """Never raises for what the folder holds: a manifest that cannot be read is said in `problem`."""
+    """Read the facts. Never raises, whatever the folder contains: if the manifest cannot be read, `problem` says why."""
     from kit.runs import manifest
 
     recorded = events(run_dir)
@@ -99,12 +99,12 @@ def read(run_dir: Path) -> Facts:
 
 
 def with_events(one: Facts, run_dir: Path) -> Facts:
-    """The facts of a run whose manifest is as it was, with the events that its folder has now."""
+    """The facts of a run with an unchanged manifest, and with the events that its folder has now."""
     return replace(one, **_of_events(events(run_dir)) | ({"started": ()} if one.imported else {}))
 
 
 def events(run_dir: Path) -> list[dict[str, object]]:
-    """Events that the batch script recorded, oldest first. Skips lines that are not events, such as one cut off by a full disk."""
+    """Events that the batch script recorded, oldest first. Lines that are not events, such as incomplete ones, are skipped."""
     try:
         text = untrusted_files.tail(RunPaths(run_dir).events, _EVENTS_BYTES).decode(errors="replace")
     except OSError:
@@ -121,13 +121,13 @@ def events(run_dir: Path) -> list[dict[str, object]]:
 
 
 def _is_event(event: dict[str, object]) -> bool:
-    """Whether the keys that are read here hold what the batch script writes: numbers, some of them as text."""
+    """Whether the keys used here have the batch script's types: numbers, some of them as text."""
     numbers = {"start": ("job_id", "restart"), "end": ("exit_code",)}.get(str(event.get("event")), ())
     return isinstance(event.get("event"), str) and all(_number(event.get(key, 0)) is not None for key in numbers)
 
 
 def _of_jobs(made: Manifest, recorded: list[dict[str, object]]) -> dict[str, Any]:
-    """Its jobs; none of an imported run, since the same numbers are other jobs here."""
+    """The run's jobs; none for an imported run, since these numbers belong to other jobs here."""
     if made.imported is not None:
         return {**_of_events(recorded), "started": (), "imported": True}
     return {**_of_events(recorded), "slurm_id": made.slurm_id, "links": made.links}
@@ -151,7 +151,7 @@ def _number(value: object) -> int | None:
 
 
 def _digest_in(run_dir: Path) -> str:
-    """The image that a run without a readable manifest was to start from, by what is left of its files: it is not pruned."""
+    """The image of a run without a readable manifest, from its remaining files, so that the image is not pruned."""
     paths = RunPaths(run_dir)
     for path in (paths.manifest, paths.batch):
         try:

@@ -1,8 +1,8 @@
-"""Secrets: taken by name at submit, kept in one file that only the user may read, removed when the run ends.
+"""Secrets: read by name at submit, kept in one file that only the user may read, and removed when the run ends.
 
-Nothing else of the kit ever holds a value: not a script, the manifest, Slurm's records, nor the command line of a process.
+Values are in no other place of the kit: no script, no manifest, no Slurm record, no command line of a process.
 
-The URLs of notices are kept the same way, in a file of their own: the ranks have no use for them.
+The URLs of notices are kept in the same way, but in a separate file, since the ranks do not need them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from kit.spec.job import Job
 
 FILE = ".secrets"
-# What the batch script sends notices with: the kit's Python, then NAME=URL lines.
+# The batch script's file for sending notices: the kit's Python, then NAME=URL lines.
 URLS_FILE = ".notify"
-# In front of the names of such URLs, among the names of secrets; no variable has a colon.
+# The prefix of such URLs among the names of secrets. No variable has a colon in its name.
 _URL = "notify:"
 
 
 def gather(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Name -> value of the job's secrets. ConfigError, when one is missing; it shows no value.
+    """Name -> value of the job's secrets. ConfigError if one is missing; it shows no value.
 
-    The URLs that its batch script needs for notices are among them, under names that only `write` knows.
+    The URLs for its batch script's notices are included, under names that only `write` uses.
     """
     environ = os.environ if environ is None else environ
     wanted = job.secrets
@@ -61,7 +61,7 @@ def gather(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str]
 
 
 def urls(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The URLs of the job's notices, by the names of their variables. ConfigError, when one is missing; it shows no value."""
+    """The URLs of the job's notices, by the names of their variables. ConfigError if one is missing; it shows no value."""
     environ = os.environ if environ is None else environ
     if not job.notify.on:
         return {}
@@ -85,7 +85,7 @@ def urls(job: Job, *, job_dir: Path, job_file: str, environ: Mapping[str, str] |
 
 
 def write(folder: Path, values: Mapping[str, str]) -> None:
-    """Write `<folder>/.secrets`, as shell lines, and `.notify`; nothing when there are no secrets, or no URLs."""
+    """Write `<folder>/.secrets`, as shell lines, and `.notify`. Do nothing if there are no secrets, or no URLs."""
     of_ranks = {name: value for name, value in values.items() if not name.startswith(_URL)}
     _write(folder / FILE, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in of_ranks.items()))
     told = [f"{name.removeprefix(_URL)}={value}\n" for name, value in values.items() if name.startswith(_URL)]
@@ -93,7 +93,7 @@ def write(folder: Path, values: Mapping[str, str]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Mode 0600 from its first byte on."""
+    """Write a file that has mode 0600 from the start."""
     if not text:
         return
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as sink:
@@ -101,7 +101,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def read(run_dir: Path) -> dict[str, str]:
-    """Name -> value of the secrets that a run which has not ended keeps in its folder; none for any other."""
+    """Name -> value of the secrets in the folder of a run that has not ended; empty for any other run."""
     try:
         lines = untrusted_files.read_text(run_dir / FILE)
     except OSError:
@@ -111,7 +111,7 @@ def read(run_dir: Path) -> dict[str, str]:
 
 
 def read_urls(run_dir: Path) -> dict[str, str]:
-    """Name -> URL of the notices that the batch script of a run which has not ended sends; none for any other."""
+    """Name -> URL for the notices of a run that has not ended; empty for any other run."""
     try:
         lines = untrusted_files.read_text(run_dir / URLS_FILE).splitlines()[1:]
     except OSError:
@@ -120,7 +120,7 @@ def read_urls(run_dir: Path) -> dict[str, str]:
 
 
 def remove(run_dir: Path) -> None:
-    """Remove the files of a run that will not start any more; the batch script removes them at the end of one that did."""
+    """Remove the secret files of a run that will not start any more. For other runs, the batch script removes them at its end."""
     (run_dir / FILE).unlink(missing_ok=True)
     (run_dir / URLS_FILE).unlink(missing_ok=True)
 
@@ -137,7 +137,7 @@ def _from_file(path: Path) -> dict[str, str]:
 
 
 def _from_lines(path: Path) -> dict[str, str]:
-    """What a shell would set that sources the file, were nothing in it expanded: such a file is often there as .env."""
+    """The variables that a shell would set from this file, without expansions; it is often an existing .env."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
-"""`kit generate`: a whole run in one sbatch file, for a training that TorchTitan's configuration file describes.
+"""`kit generate`: a complete run in one sbatch file, for a training described by TorchTitan's configuration file.
 
-The plan is that of any job. Its files are here-documents in the one file, and each job that the file becomes writes them into
-a run folder of its own, where `kit status` and `kit logs` find it.
+The plan is the same as for any job. Its files are here-documents in the sbatch file. Each job submitted with it writes them into
+its own run folder, where `kit status` and `kit logs` find it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from kit.runs import manifest, submit
 from kit.runs.submit import Prepared
 
 LAUNCHER, CONFIG = "torchtitan", "config.toml"
-# Slurm's own default; a job's number is in no path of the run folder before there is one.
+# Slurm's own default. There is no job number yet, so no path of the run folder can contain one.
 _OUTPUT = "slurm-%j.out"
 _MAIL_TYPE = "END,FAIL"
-# What a fault's key is called on the command line.
+# The command-line option for the key of a fault.
 _OPTIONS = {
     "name": "--job-name",
     "qos": "--qos",
@@ -47,7 +47,7 @@ _OPTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The options of the command; None where the cluster or TorchTitan decides. extra_args: as a shell would read them."""
+    """The options of the command; None if the cluster or TorchTitan decides. extra_args: in shell syntax."""
 
     config_file: Path
     qos: str | None = None
@@ -72,7 +72,7 @@ def single_file(
     containers: bool = True,
     now: datetime | None = None,
 ) -> str:
-    """The sbatch file. ConfigError with what the cluster or TorchTitan would refuse."""
+    """The text of the sbatch file. ConfigError for everything that the cluster or TorchTitan would refuse."""
     now = now or datetime.now(UTC)
     text, titan = _read(asked.config_file)
     here = Path.cwd() / "kit generate"
@@ -99,7 +99,7 @@ def _checked(prepared: Prepared, asked: Asked, titan: Mapping[str, Any]) -> Reso
 
 
 def _as_option(fault: Fault) -> Fault:
-    """A fault of a job's key as one of the option that sets it."""
+    """Change a fault of a job's key to one of the option that sets it."""
     option = _OPTIONS.get(fault.key)
     if option is None:
         return fault
@@ -110,7 +110,7 @@ def _as_option(fault: Fault) -> Fault:
 def resolve(
     asked: Asked, titan: Mapping[str, Any], here: Path, *, cluster: str | None, overrides: Sequence[str] = ()
 ) -> Resolved:
-    """The job that the options describe. here: its name in faults, in the folder that relative paths start from."""
+    """The job that the options describe. here: its name in faults, in the folder to which paths are relative."""
     sources = config.job_of(_job(asked, titan), here, cluster=cluster, overrides=overrides)
     return _with_defaults(sources).resolve()
 
@@ -118,9 +118,9 @@ def resolve(
 def completed(
     resolved: Resolved, allocation: Allocation, asked: Asked, titan: Mapping[str, Any], *, release: str | None
 ) -> Resolved:
-    """The same, with the arguments that make it DDP where that is asked. release: of TorchTitan, where it is known.
+    """The job with arguments for DDP, if that is asked for. release: of TorchTitan, if it is known.
 
-    ConfigError where TorchTitan would refuse it.
+    ConfigError if TorchTitan would refuse it.
     """
     job = resolved.job
     ranks, count = allocation.world_size, 1
@@ -138,7 +138,7 @@ def completed(
 
 
 def as_one_file(made: Plan, further: Sequence[PlanFile], mark: str) -> str:
-    """A plan as one sbatch file. further: files beside the plan's own. mark: placeholder of the job's number."""
+    """A plan as one sbatch file. further: files in addition to the plan's own. mark: placeholder for the job's number."""
     files = [*made.files, *further]
     end = "KIT_FILE"
     while any(end in file.text for file in files):
@@ -158,7 +158,7 @@ def as_one_file(made: Plan, further: Sequence[PlanFile], mark: str) -> str:
 
 
 def _read(path: Path) -> tuple[str, config.Table]:
-    """TorchTitan's file, as text that ends with a newline and as a table."""
+    """TorchTitan's file, as text that ends with a newline, and as a table."""
     titan = config.load_toml(path)
     return path.read_text(encoding="utf-8").rstrip("\n") + "\n", titan
 
@@ -168,7 +168,7 @@ def _job(asked: Asked, titan: Mapping[str, Any]) -> config.Table:
     groups = {"replicas_per_node": asked.replicas_per_node, "nodes_per_replica": asked.nodes_per_replica}
     resources = {"nodes": asked.nodes, "gpus_per_node": asked.gpus_per_node, "time": asked.time}
     slurm = {"mail_user": asked.mail_user, "output": asked.output, "error": asked.error}
-    # v0.2.1 moved it.
+    # TorchTitan v0.2.1 moved it.
     seeds = [table["seed"] for table in (titan.get("debug"), titan.get("training")) if table and "seed" in table]
     return {
         "name": asked.job_name or _name(asked.config_file),
@@ -190,12 +190,12 @@ def _words(text: str) -> list[str]:
 
 
 def _name(file: Path) -> str:
-    """A name of the kit from a file's: lower case, other characters as dashes."""
+    """A valid name made from a file's name: lower case, other characters replaced by dashes."""
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in file.stem.lower()).strip("-") or "job"
 
 
 def _with_defaults(sources: Sources) -> Sources:
-    """With what neither the options nor the cluster say, but a single file needs."""
+    """The sources with values that a single file needs, and that neither the options nor the cluster set."""
     slurm = sources.merged().get("slurm", {})
     missing = {} if slurm.get("output") else {"output": _OUTPUT}
     if slurm.get("mail_user") and not slurm.get("mail_type"):
@@ -204,7 +204,7 @@ def _with_defaults(sources: Sources) -> Sources:
 
 
 def _mark(text: str) -> str:
-    """A word that is not in the text."""
+    """A word that does not occur in the text."""
     number = 0
     while (mark := f"@JOB{number or ''}@") in text:
         number += 1
@@ -212,14 +212,14 @@ def _mark(text: str) -> str:
 
 
 def _placed(prepared: Prepared, mark: str) -> Plan:
-    """The plan for a run folder that is named by the job's number. Nodes that fail today are not avoided for ever."""
+    """The plan with the job's number in the name of the run folder. It avoids no nodes, since the file may be used much later."""
     run_id = f"{prepared.resolved.job.name}-{mark}"
     site = replace(prepared.site, run_id=run_id, run_dir=prepared.site.runs_dir / run_id, avoid=())
     return plan(prepared.resolved, prepared.lock, site)
 
 
 def _copied(made: Plan) -> list[PlanFile]:
-    """The launcher's program, as files. ConfigError for one that is not text."""
+    """The launcher's program, as files. ConfigError for a file that is not text."""
     found = {}
     for source, name in made.copies:
         for path in sorted(source.rglob("*")):

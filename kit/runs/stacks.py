@@ -1,4 +1,4 @@
-"""`kit stacks`: what the ranks of a running job do now, by one Slurm step that stops nothing."""
+"""`kit stacks`: the present stacks of a running job's ranks, from one Slurm step that does not stop them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from kit.runs.status import Status
 from kit.shell import Completed
 from kit.spec.run_paths import RunPaths
 
-# evidence.sh ends after 20 s; a step may take some more to start.
+# evidence.sh ends after 20 s; a step may need some more time to start.
 _TIMEOUT_S = 90
 _MOST_BYTES = 1 << 20
 
 
 def gather(status: Status, *, rank: int | None, env: Mapping[str, str]) -> dict[str, str]:
-    """The evidence of each rank now, of one rank alone, and without one of each node, by file name (`rank-5.txt`).
+    """The present evidence of each rank or of one rank, by file name (`rank-5.txt`); for a node without ranks' files, of the node.
 
-    RunError where the run is not running, or has no such rank; ToolError where Slurm starts no step.
+    RunError if the run is not running, or has no such rank; ToolError if Slurm starts no step.
     """
     run_dir = status.run_dir
     if status.state != "RUNNING":
@@ -56,7 +56,7 @@ def gather(status: Status, *, rank: int | None, env: Mapping[str, str]) -> dict[
 
 
 def _step(number: object, nodes: Sequence[str], programs: Path, folder: Path, rank: int | None) -> list[str]:
-    """A task on each node that writes into `folder`."""
+    """A step with a task on each node that writes into `folder`."""
     size = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", f"--nodelist={','.join(nodes)}", "--ntasks-per-node=1"]
     argv = ["srun", f"--jobid={number}", "--job-name=kit-stacks", "--overlap", "--mem=0", *size]
     argv += ["--cpus-per-task=1", "--mpi=none", f"{programs}/evidence.sh", str(folder)]
@@ -85,6 +85,6 @@ def _checked(found: dict[str, str], run_dir: Path, rank: int | None) -> dict[str
 
 
 def _order(path: Path) -> tuple[str, int, str]:
-    """Roles and ranks by their numbers, nodes behind them."""
+    """Sort key: roles and ranks by their numbers, then nodes."""
     kind, _, name = path.stem.partition("-")
     return ("~" if kind == "node" else str(path.parent)), int(name) if name.isdecimal() else 0, name

@@ -1,4 +1,4 @@
-"""Status of runs: Slurm's queue, asked once for all of them, and the events that each batch script recorded."""
+"""Status of runs: from Slurm's queue, asked once for all of them, and from the events that each batch script recorded."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from kit.spec.run_paths import RunPaths
 if TYPE_CHECKING:
     from kit.runs.manifest import Manifest
 
-# Between two looks at a run's own record, which is a file, and between two questions to Slurm: of the latter a controller has to
-# answer those of all users.
+# Seconds between two reads of a job's own record, which is a file, and between two requests to Slurm. The controller has to serve
+# all users, so it is asked less often.
 _LOOK_S, _ASK_S = 0.3, 5.0
 _SOONER_S = (0.3, 0.6, 1.2, 2.4)
-# The jobs that Slurm knows, of the cluster of this name; None where it cannot be reached.
+# Returns the jobs that Slurm knows, for a cluster's name; None if it cannot be reached.
 Queue = Callable[[str], Mapping[JobId, QueuedJob] | None]
 # The state of a job whose cluster cannot be reached, unless its own record says how it ended.
 UNKNOWN = "UNKNOWN"
 
-# How long a job may be neither in the queue nor ended in its own record: a new job shows up late, an ended one writes late.
+# How long a job may be neither in the queue nor ended in its own record: both may be updated late.
 _SETTLE_S = 10.0
-# After this long a job that Slurm does not know has been forgotten.
+# After this time, Slurm has forgotten a job that it does not know.
 _FORGOTTEN_S = 3600.0
 
 
@@ -38,10 +38,10 @@ _FORGOTTEN_S = 3600.0
 class Status:
     """One run.
 
-    state: Slurm's while it knows the job; then COMPLETED or FAILED by the run's own record; without one CANCELLED when `kit cancel`
-    came before the job began, else LOST. UNREADABLE, with the reason, where its manifest cannot be read. UNKNOWN where its cluster
-    cannot be reached, and it had not ended when it was last seen. accounted: what Slurm's
-    accounting knows, where it was asked (`history.add`).
+    state: Slurm's state while it knows the job; then COMPLETED or FAILED from the run's own record. Without such a record,
+    CANCELLED if `kit cancel` came before the job began, else LOST. UNREADABLE, with the reason, if its manifest cannot be read.
+    UNKNOWN if its cluster cannot be reached, and it had not ended when it was last seen. accounted: the data of Slurm's accounting,
+    if it was asked (`from_accounting.add`).
     """
 
     facts: Facts
@@ -57,31 +57,31 @@ class Status:
 
     @property
     def active(self) -> bool:
-        """Whether Slurm still has something to do for it."""
+        """Whether Slurm still has the job."""
         return self.state in ACTIVE
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Its manifest, read when it is first asked for; RunError when it cannot be."""
+        """Its manifest, read when first used; RunError if it cannot be read."""
         from kit.runs.manifest import read
 
         return read(RunPaths(self.run_dir).manifest)
 
 
 def of(run_dirs: Sequence[Path], *, queue: Queue) -> list[Status]:
-    """The status of some runs. `queue` is asked once per cluster."""
+    """The status of some runs. `queue` is called once per cluster."""
     found = index.facts(run_dirs)
     elsewhere = {path for path, _ in found if mirrors.holding(path)}
     if not elsewhere:
         return of_facts(found, queue=queue)
-    # With the answer of a cluster over ssh its runs' records come, too.
+    # For a cluster over ssh, this also updates the runs' records.
     answers = {name: queue(name) for name in dict.fromkeys(one.cluster for _, one in found if not one.problem)}
     again = [(path, run_facts.read(path) if path in elsewhere else one) for path, one in found]
     return of_facts(again, queue=lambda name: answers[name] if name in answers else queue(name))
 
 
 def of_record(run_dir: Path) -> Status:
-    """By the run's own record alone, for its batch script: Slurm is not asked, and nothing is cleaned up."""
+    """The status from the run's own record alone, for its batch script: Slurm is not asked, and nothing is removed."""
     one = run_facts.read(run_dir)
     state = "RUNNING" if one.exit_code is None else "FAILED" if one.exit_code else "COMPLETED"
     return Status(
@@ -91,7 +91,7 @@ def of_record(run_dir: Path) -> Status:
 
 
 def of_facts(runs: Sequence[tuple[Path, Facts]], *, queue: Queue) -> list[Status]:
-    """The same for runs whose folders have been read."""
+    """The same for runs whose facts were read already."""
     queues = {name: queue(name) for name in dict.fromkeys(one.cluster for _, one in runs if not one.problem)}
     found = [_newest(_status(path, one, queues.get(one.cluster, {})), queues) for path, one in runs]
     for one in found:
@@ -100,7 +100,7 @@ def of_facts(runs: Sequence[tuple[Path, Facts]], *, queue: Queue) -> list[Status
 
 
 def _newest(one: Status, queues: Mapping[str, Mapping[JobId, QueuedJob] | None]) -> Status:
-    """The same run by what its record says now, where Slurm says that it has ended and its record, read before, does not.
+    """The status from the run's present record, if Slurm says that it has ended and the record, read earlier, does not.
 
     A job may end while Slurm is asked, and a busy controller takes seconds to answer: without a second look the run
     would be one whose batch script was killed.
@@ -112,10 +112,10 @@ def _newest(one: Status, queues: Mapping[str, Mapping[JobId, QueuedJob] | None])
 
 
 def wait(run_dir: Path, *, queue: Queue, on_poll: Callable[[Status], None]) -> Status:
-    """Wait until a run has ended. `on_poll` hears its status each time that Slurm was asked.
+    """Wait until a run has ended. `on_poll` is called with its status after each request to Slurm.
 
-    Slurm is asked every five seconds, and when the run's own record says that its job has started, goes back to the queue or ends.
-    Once it has ended, Slurm's last word follows within a second or two: a few questions come sooner.
+    Slurm is asked every five seconds, and whenever the run's own record says that its job has started, is requeued or has ended.
+    After the end, Slurm's last state follows within a second or two, so some requests come sooner.
     """
     unsettled, sooner = 0.0, iter(_SOONER_S)
     while True:
@@ -132,7 +132,7 @@ def wait(run_dir: Path, *, queue: Queue, on_poll: Callable[[Status], None]) -> S
 
 
 def _turn(one: Facts) -> tuple[object, ...]:
-    """What changes in a run's record when Slurm's state of its job does."""
+    """The part of a run's record that changes when Slurm's state of its job does."""
     return one.started, one.restarts, one.exit_code, one.last_event == "requeue"
 
 
@@ -157,7 +157,7 @@ def _status(run_dir: Path, one: Facts, answered: Mapping[JobId, QueuedJob] | Non
 
 
 def _reason(queued: QueuedJob | None, state: str, last_event: str) -> str:
-    """Slurm's own, and that the batch script had no last word, where it began and did not end."""
+    """Slurm's reason. If the batch script has begun and recorded no end, that is added."""
     said = queued.reason if queued and queued.reason != "None" else ""
     if state in ACTIVE or last_event in {"", "end", "requeue"}:
         return said
@@ -165,17 +165,17 @@ def _reason(queued: QueuedJob | None, state: str, last_event: str) -> str:
 
 
 def _clean(one: Status) -> None:
-    """Remove what a batch script that was killed, or never started, could not remove itself."""
+    """Remove the files that a killed batch script, or one that never started, could not remove itself."""
     if one.active or one.exit_code is not None or one.state in {"SUBMITTED", UNKNOWN, run_facts.UNREADABLE}:
         return
-    # A job that Slurm does not know may be one that it does not know yet.
+    # A job that Slurm does not know may be too new.
     if one.state != "LOST" or time.time() - one.facts.submitted_at > _FORGOTTEN_S:
         secret.remove(one.run_dir)
         (RunPaths(one.run_dir).state / ".reserve").unlink(missing_ok=True)
 
 
 def _job_of(one: Facts, queue: Mapping[JobId, QueuedJob]) -> JobId | None:
-    """The run's job; of a chain's links the first that is not over, else the last that has started."""
+    """The run's job: of a chain's links, the first that has not ended, else the last that has started."""
     if one.slurm_id is None:
         return one.job_id
     links: tuple[JobId, ...] = (one.slurm_id, *one.links)

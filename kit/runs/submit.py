@@ -1,4 +1,4 @@
-"""From a job file to a plan, and from a plan to a run: the path that `kit render` and `kit submit` share."""
+"""From a job file to a plan, and from a plan to a run: the code that `kit render` and `kit submit` share."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _DEBUG_NODES, _DEBUG_TIME = 2, "00:15:00"
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A plan with what is needed to act on it.
+    """A plan, with everything needed to submit it.
 
-    env: of Slurm's commands. lock: of the image, where there is one. scan: the job's folder, which the run gets a copy of; None
-    where it works in the folder itself, or in the snapshot of `earlier`, the run that it repeats. remote: a cluster over ssh.
+    env: of Slurm's commands. lock: of the image, if it has one. scan: of the job's folder, of which the run gets a copy; None if
+    the run works in the folder itself, or in the snapshot of `earlier`, the run that it repeats. remote: a cluster over ssh.
     """
 
     plan: Plan
@@ -60,12 +60,12 @@ class Prepared:
 
     @property
     def folder(self) -> Path:
-        """The run folder as commands here see it: of a cluster over ssh, its mirror."""
+        """The run folder for commands of this machine: for a cluster over ssh, its mirror."""
         return self.remote.mirror.runs / self.plan.run_id if self.remote else self.plan.run_dir
 
     @property
     def warnings(self) -> tuple[Fault, ...]:
-        """What will run, and perhaps not as meant."""
+        """Warnings: the job will run, but perhaps not as intended."""
         return (*self.plan.warnings, *workspace.warnings(self.scan, self.resolved))
 
 
@@ -78,7 +78,7 @@ def prepare(
     debug: bool = False,
     now: datetime | None = None,
 ) -> Prepared:
-    """Read, check and plan a job; nothing is written and Slurm is not asked for anything but its plugins.
+    """Read, check and plan a job. Nothing is written, and Slurm is asked only about its plugins.
 
     debug: a short run on at most two nodes, with tracing, whatever the job asks for.
     """
@@ -89,7 +89,7 @@ def prepare(
 def prepare_sources(
     sources: Sources, *, containers: bool = True, debug: bool = False, now: datetime | None = None
 ) -> Prepared:
-    """The same for a job file that is read already."""
+    """Plan a job from its sources, which were read already."""
     resolved = sources.resolve()
     if resolved.job.sweep is not None:
         raise UsageError(f"{resolved.job_file}: it has a [sweep]", hint="'kit sweep' plans and submits its points")
@@ -110,9 +110,10 @@ def prepare_resolved(
     earlier: Earlier | None = None,
     run_id: str | None = None,
 ) -> Prepared:
-    """The same for a job that is read already.
+    """Plan a resolved job.
 
-    live: in the job's folder itself, whatever the job says. earlier: the run that it repeats. run_id: instead of a new one.
+    live: run in the job's folder itself, whatever the job says. earlier: the run that it repeats. run_id: used instead of a new
+    one.
     """
     if live:
         resolved = replace(resolved, job=resolved.job.model_copy(update={"snapshot": False}))
@@ -155,7 +156,7 @@ def prepare_resolved(
 
 
 def _remote(resolved: Resolved, earlier: Earlier | None) -> RemoteCluster | None:
-    """The cluster, where it is reached over ssh, with what a plan has to know of it."""
+    """The cluster and the facts that a plan needs about it, if it is reached over ssh."""
     remote = remote_clusters.made(resolved.cluster_name, resolved.cluster)
     if remote is None:
         return None
@@ -169,7 +170,7 @@ def _remote(resolved: Resolved, earlier: Earlier | None) -> RemoteCluster | None
 
 
 def _over_there(site: Site, remote: RemoteCluster) -> Site:
-    """The same run on the other side: its paths, its user, its avoided nodes."""
+    """The site of a run on a cluster over ssh: its paths, user and avoided nodes there."""
     assert remote.asked is not None
     there, runs = remote.asked.there, Path(remote.asked.there.runs)
     return replace(
@@ -185,9 +186,9 @@ def _over_there(site: Site, remote: RemoteCluster) -> Site:
 
 
 def ask_slurm(prepared: Prepared) -> client.ExpectedStart | None:
-    """Whether Slurm would take the job, and its estimate of the start.
+    """Ask Slurm whether it would accept the job; return its estimate of the start.
 
-    A refusal may come of nodes that the kit itself keeps the job off: it names them.
+    A refusal may be due to nodes that the kit itself excludes; then the error names them.
     """
     made, avoided = prepared.plan, prepared.plan.decisions.site.avoid
     try:
@@ -200,7 +201,7 @@ def ask_slurm(prepared: Prepared) -> client.ExpectedStart | None:
 
 
 def record_of(prepared: Prepared, *, patch: str, now: datetime | None) -> manifest.Manifest:
-    """The manifest of a run that is about to be submitted. patch: how the workspace differs from its commit."""
+    """The manifest of a run that is about to be submitted. patch: the difference between workspace and commit."""
     return manifest.of(
         prepared.plan,
         job_file=prepared.job_file,
@@ -217,9 +218,9 @@ def submit(
     now: datetime | None = None,
     expected: Callable[[client.ExpectedStart | None], None] = lambda _: None,
 ) -> manifest.Manifest:
-    """Write the run folder and submit it. Nothing is left behind when the image is not the locked one or sbatch refuses.
+    """Write the run folder and submit it. Nothing is left behind if the image does not match its lock, or if sbatch refuses.
 
-    expected: hears Slurm's estimate of the start, before the job is in the queue.
+    expected: called with Slurm's estimate of the start, before the job is in the queue.
     """
     made, earlier = prepared.plan, prepared.earlier
     require_ready(prepared)
@@ -236,7 +237,7 @@ def submit(
         earlier.keep(prepared.site.runs_dir)
     paths = folder.create(made, record, secrets=secrets_of(prepared), patch=patch)
     try:
-        # A job that Slurm has taken gets its number into the folder, whatever the user presses meanwhile.
+        # When Slurm has accepted a job, its number is always recorded in the folder, even if the user interrupts.
         with shell.uninterrupted(), output_folders.folders([made.text_of("batch.sh")]):
             job_id = client.submit(made.argv, env=prepared.env)
             links = chain.send(made, job_id, env=prepared.env)
@@ -256,13 +257,13 @@ def secrets_of(prepared: Prepared) -> dict[str, str]:
 
 
 def require_ready(prepared: Prepared) -> None:
-    """SlurmError when the cluster is not up; LockError when the image is not there or not the locked one."""
+    """SlurmError if the cluster is not up; LockError if the image is missing or does not match its lock."""
     from kit.images import check_against_lock
 
     made = prepared.plan
     if prepared.resolved.cluster.embedded and embedded.find(prepared.resolved.cluster_name) is None:
         raise SlurmError(f"cluster {made.cluster!r} is not up", hint=_up_hint(made.cluster))
-    # Over ssh its digest is asked for with all else that the cluster may lack.
+    # Over ssh, its digest is requested together with everything else that the cluster may lack.
     for pinned in made.decisions.pins.distinct if prepared.remote is None else ():
         if pinned.lock is None:
             continue
@@ -277,7 +278,7 @@ def require_ready(prepared: Prepared) -> None:
 
 
 def _require_signatures(prepared: Prepared) -> None:
-    """LockError when the cluster names signers, and one of them has not signed the lock of each image."""
+    """LockError if the cluster names signers, and none of them has signed the lock of an image."""
     from kit.images import image_lock, signature
 
     resolved = prepared.resolved
@@ -310,23 +311,23 @@ def _up_hint(cluster: str) -> str:
 
 
 def _shaped_like(resolved: Resolved, running: embedded.Cluster) -> Resolved:
-    """The embedded cluster has the shape that it was started with, whatever its file says."""
+    """The job on an embedded cluster with the shape of its start, which may differ from the cluster's file."""
     node = resolved.cluster.node.model_copy(update={"cpus": running.cpus_per_node, "gpus": running.gpus_per_node})
     cluster = resolved.cluster.model_copy(update={"node": node})
     return Resolved(**{**vars(resolved), "cluster": cluster})
 
 
 def lock_of(resolved: Resolved, earlier: Earlier | None = None) -> ImageLock | None:
-    """The lock of the job's image; None when it was never built, or is a reference with its own digest.
+    """The lock of the job's image; None if it was never built, or is a reference with its own digest.
 
-    earlier: a run whose own locks come first.
+    earlier: a run whose own locks are used first.
     """
     name = resolved.job.image_name
     return (earlier.lock(name) if earlier else None) or _lock_named(resolved, name, "image")
 
 
 def role_locks_of(resolved: Resolved, earlier: Earlier | None = None) -> dict[str | None, ImageLock | None]:
-    """The locks of the images that roles name for themselves."""
+    """The locks of the images that roles name."""
     named = {role.image: f"roles.{name}.image" for name, role in resolved.job.roles.items() if role.image}
     return {
         image: (earlier.lock(image) if earlier else None) or _lock_named(resolved, image, key)
@@ -342,7 +343,7 @@ def _lock_named(resolved: Resolved, name: str | None, key: str) -> ImageLock | N
     path = image_lock.find(name, project=resolved.project)
     if path is not None:
         return image_lock.read(path)
-    # Not built yet, or no image at all: the latter is an error here, with the nearest name.
+    # Either the image is not built yet, or there is no such image; the latter is an error that names the nearest one.
     data_folders.find("containers", name, project_dir=resolved.project, asked_by=resolved.job_file, key=key)
     return None
 
@@ -350,7 +351,7 @@ def _lock_named(resolved: Resolved, name: str | None, key: str) -> ImageLock | N
 def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool, run_id: str | None) -> Site:
     user, home = getpass.getuser(), str(Path.home())
     data = str(data_folders.user_data())
-    # Seconds alone could be shared by two submits of one job; the suffix cannot.
+    # Two submits of a job may happen in the same second, so the name has a random suffix.
     run_id = run_id or f"{resolved.job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     runs_dir = find_runs.folder_of(resolved.cluster, resolved.project)
     return Site(

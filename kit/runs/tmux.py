@@ -1,4 +1,4 @@
-"""`kit tmux`: a session for one run, with a shell in the first window and its logs in the second, a pane for each role."""
+"""`kit tmux`: a session for one run, with a shell in the first window and its logs in the second, in one pane for each role."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from kit import shell
 from kit.spec.run_paths import RunPaths
 
 SHELL, LOGS = "shell", "logs"
-# Of a session that nobody looks at yet; a terminal that attaches gives it its own.
+# The size of a session before a terminal attaches.
 _COLUMNS, _ROWS = "200", "60"
 
-# The command line that follows the logs of a role; of the whole run for None.
+# Returns the command line that follows the logs of a role; None: of the whole run.
 Following = Callable[[str | None], Sequence[str]]
 
 
 def session_of(run_dir: Path) -> str:
-    """The session's name: that of the run, without the two characters that tmux takes for a window's and a pane's."""
+    """The session's name: the run's name without the two characters that tmux uses for windows and panes."""
     return run_dir.name.replace(".", "_").replace(":", "_")
 
 
 def roles_of(run_dir: Path) -> list[str | None]:
-    """The roles of a run, by their log folders; for a plain job, None alone."""
+    """The roles of a run, by their log folders; for a plain job, only None."""
     logs = RunPaths(run_dir).logs
     found: list[str | None] = [*sorted(p.name for p in logs.iterdir() if p.is_dir())] if logs.is_dir() else []
     return found or [None]
@@ -36,13 +36,13 @@ def exists(session: str) -> bool:
 
 
 def make(session: str, run_dir: Path, *, cwd: Path, following: Following) -> None:
-    """Make the session. cwd: where its shell is. A pane stays, with what it showed, when its command has ended."""
+    """Make the session. cwd: the shell's folder. A pane stays, with its content, after its command has ended."""
     _require()
     first, *others = roles_of(run_dir)
     window = f"={session}:{LOGS}"
     size = ["-x", _COLUMNS, "-y", _ROWS]
     shell.run(["tmux", "new-session", "-d", "-s", session, "-n", SHELL, "-c", str(cwd), *size])
-    # First a window that stays when its command has ended, then the command.
+    # Make the window first, set it to stay after its command has ended, then start the command.
     shell.run(["tmux", "new-window", "-d", "-t", f"={session}:", "-n", LOGS, "-c", str(cwd)])
     for option, value in (
         ("remain-on-exit", "on"),
@@ -58,12 +58,12 @@ def make(session: str, run_dir: Path, *, cwd: Path, following: Following) -> Non
             ["tmux", "split-window", "-d", "-P", "-F", "#{pane_id}", "-t", pane, "-c", str(cwd), *following(role)]
         ).stdout
         _title(pane, role)
-        # At once, so that the next one finds room.
+        # Arrange the panes now, so that there is space for the next one.
         shell.run(["tmux", "select-layout", "-t", window, "even-vertical" if len(others) < 5 else "tiled"])
 
 
 def attach(session: str) -> int:
-    """Show the session on this terminal until it is left; within tmux, in the client that is there."""
+    """Show the session on this terminal until the user leaves it; inside tmux, in the present client."""
     words = ["switch-client"] if os.environ.get("TMUX") else ["attach-session"]
     return shell.call(["tmux", *words, "-t", f"={session}"])
 

@@ -14,7 +14,10 @@ from kit.slurm.client import JobId, QueuedJob
 
 
 def queue() -> Queue:
-    """Asks Slurm once per cluster and call; one that is not up has no jobs, one that cannot be reached None."""
+    """A function that asks Slurm once per cluster and call.
+
+    A cluster that is not up has no jobs; one that cannot be reached gives None.
+    """
     return _queue
 
 
@@ -26,7 +29,7 @@ def _queue(name: str) -> Mapping[JobId, QueuedJob] | None:
 
 
 def history(*, say: Callable[[str], None]) -> Callable[[str, Sequence[JobId]], dict[JobId, Accounted]]:
-    """Asks a cluster's accounting, once per cluster and call, of jobs. say hears when it does not answer."""
+    """A function that asks a cluster's accounting about jobs, once per cluster and call. say is called if it does not answer."""
 
     def ask(name: str, jobs: Sequence[JobId]) -> dict[JobId, Accounted]:
         remote = remote_clusters.of(name)
@@ -38,7 +41,7 @@ def history(*, say: Callable[[str], None]) -> Callable[[str, Sequence[JobId]], d
 
 
 def env_of(cluster: str) -> dict[str, str]:
-    """The environment of Slurm's commands for a cluster: for one over ssh, with the connection."""
+    """The environment of Slurm's commands for a cluster; for one over ssh, with the connection."""
     remote = remote_clusters.of(cluster)
     if remote is not None:
         return remote.env()
@@ -47,7 +50,7 @@ def env_of(cluster: str) -> dict[str, str]:
 
 
 def is_up(cluster: str) -> bool:
-    """Whether there is a Slurm to ask: an embedded cluster may be down, any other is taken to be there."""
+    """Whether there is a Slurm to ask. Only an embedded cluster can be down; any other is assumed to be up."""
     try:
         entry = data_folders.find("clusters", cluster, project_dir=data_folders.project())
         return not known_files.cluster(entry.path).embedded or known_files.embedded_conf(cluster) is not None

@@ -1,4 +1,4 @@
-"""The workspace of a run: the job's folder, read for the plan, and kept beside the runs when the job is submitted."""
+"""The workspace of a run: the job's folder, scanned for the plan, and stored next to the runs at submit."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def store_of(runs_dir: Path, *, uid: str | None = None) -> Store:
 
 
 def read(resolved: Resolved, runs_dir: Path) -> Scan | None:
-    """The job's folder as it is now; None where the job runs in the folder itself. Nothing is written.
+    """The job's folder as it is now; None if the job runs in the folder itself. Nothing is written.
 
-    ConfigError, as `scan` has it, for what a run cannot take with it.
+    ConfigError, as in `scan`, for files that a run cannot take.
     """
     if not resolved.job.snapshot:
         return None
@@ -50,32 +50,32 @@ def read(resolved: Resolved, runs_dir: Path) -> Scan | None:
 
 @dataclass(frozen=True)
 class Left:
-    """What of a job's folder is not part of its workspace. paths: relative to it. rules: as .gitignore has them."""
+    """Files of a job's folder that do not belong to its workspace. paths: relative to it. rules: in the syntax of .gitignore."""
 
     paths: tuple[str, ...]
     rules: tuple[str, ...]
 
 
 def left(resolved: Resolved, runs_dir: Path) -> Left:
-    """Files that `read` leaves out in addition to those of git and .kitignore."""
+    """The files that `read` leaves out in addition to those of git and .kitignore."""
     folder = resolved.job_dir
     inside = (path for path in _not_code(resolved, runs_dir) if path.is_relative_to(folder) and path != folder)
     return Left(tuple(str(path.relative_to(folder)) for path in inside), tuple(_logs(resolved)))
 
 
 def snapshot(done: Scan | None, runs_dir: Path, *, uid: str | None = None) -> Snapshot | None:
-    """What a plan has to know of it. uid: as `store_of` has it."""
+    """The snapshot, as a plan needs it. uid: as in `store_of`."""
     return Snapshot(tree=done.tree.hash, folder=store_of(runs_dir, uid=uid).tree(done.tree.hash)) if done else None
 
 
 def keep(done: Scan | None, plan: Plan) -> None:
-    """Keep what was read among the snapshots; nothing is copied that is there already. RunError as `Store.put` has it."""
+    """Store the scanned files as a snapshot. Existing files are not copied. RunError as in `Store.put`."""
     if done is not None:
         store_of(plan.decisions.site.runs_dir).put(done)
 
 
 def used(runs_dir: Path) -> set[str]:
-    """The hashes of all snapshots that a run in this folder refers to, by its manifest or, without one, by its batch script."""
+    """The hashes of all snapshots that runs in this folder use, from their manifests or, without one, from their batch scripts."""
     found = set()
     for path, facts in index.runs(runs_dir):
         if facts.tree:
@@ -87,7 +87,7 @@ def used(runs_dir: Path) -> set[str]:
 
 
 def fill(plan: Plan, run_dir: Path) -> None:
-    """The copy in the run folder, where a batch script of the user's own would not make it."""
+    """Copy the workspace into the run folder, if the user's own batch script would not do that."""
     made = plan.decisions
     target = RunPaths(run_dir).workspace
     if made.site.snapshot is None or made.resolved.template is None or target.exists():
@@ -101,12 +101,12 @@ def fill(plan: Plan, run_dir: Path) -> None:
 
 
 def patch(done: Scan | None) -> str:
-    """How it differs from its commit; empty where it does not, or has none."""
+    """The difference from its commit; empty if there is none, or no commit."""
     return patching.against_commit(done) if done else ""
 
 
 def record(done: Scan | None, resolved: Resolved, *, patch: bool) -> Workspace:
-    """What the manifest says of it."""
+    """The workspace, as the manifest records it."""
     if done is None:
         return Workspace(folder=str(resolved.job_dir))
     return Workspace(
@@ -115,7 +115,7 @@ def record(done: Scan | None, resolved: Resolved, *, patch: bool) -> Workspace:
 
 
 def warnings(done: Scan | None, resolved: Resolved) -> Iterator[Fault]:
-    """What the run will not find as it is in the job's folder."""
+    """Warnings about things of the job's folder that the run will not find unchanged."""
     if done is None:
         return
     file = resolved.job_file
@@ -134,7 +134,7 @@ def warnings(done: Scan | None, resolved: Resolved) -> Iterator[Fault]:
 
 
 def left_out(done: Scan | None, path: str) -> str:
-    """Why a file of the job's folder is not there for the run; empty when it is."""
+    """Why the run will not have a file of the job's folder; empty if it will."""
     found = _left_out(done, path) if done else ""
     return _why(done) if done and found else ""
 
@@ -144,7 +144,7 @@ def _why(done: Scan) -> str:
 
 
 def _left_out(done: Scan, word: str) -> str:
-    """The relative path that a word names, if it is in the folder, not in the tree, and not mounted there."""
+    """The relative path that a word names, if it is in the folder, not in the tree, and not mounted at that place."""
     path = word.partition("=")[2] if word.startswith("-") else word
     path = str(Path(path.removeprefix("/workspace/")))
     if path in {"", "."} or path.startswith(("/", "..", "-")) or len(path) > 4096 or "\0" in path:
@@ -168,7 +168,7 @@ def _words(resolved: Resolved) -> Iterator[tuple[str, str]]:
 
 
 def _not_code(resolved: Resolved, runs_dir: Path) -> Iterator[Path]:
-    """What may lie in a job's folder and is never part of it: runs, images, what is mounted, secrets."""
+    """Things that may be in a job's folder and never belong to the workspace: runs, images, mounted folders, secrets."""
     yield runs_dir
     yield from find_runs.folders(resolved.project)
     yield find_runs.store_of(resolved.cluster, resolved.project)
@@ -185,7 +185,7 @@ def _not_code(resolved: Resolved, runs_dir: Path) -> Iterator[Path]:
 
 
 def _logs(resolved: Resolved) -> Iterator[str]:
-    """Rules for the logs that batch scripts write into the job's folder: else each run would make another workspace."""
+    """Rules that exclude logs of batch scripts in the job's folder. Otherwise each run would change the workspace."""
     for pattern in (resolved.job.slurm.output, resolved.job.slurm.error):
         if pattern and not pattern.startswith(("/", "~", "{")):
             yield "/" + re.sub(r"%\d*[A-Za-z]", "*", pattern.replace("{user}", "*"))
