@@ -426,8 +426,8 @@ def test_restarts_are_capped(lab: Lab) -> None:
 
 @pytest.mark.parametrize(
     ("preempts", "lead", "code"),
-    [(("REQUEUE", 0), 60, 143), (("REQUEUE", 20), 0, 143), (("REQUEUE", 20), 60, 138)],
-    ids=["at-once", "with-grace", "told-by-USR1"],
+    [(("REQUEUE", 0), 60, 143), (("REQUEUE", 20), 0, 143), (("REQUEUE", 20), 60, 138), (("CANCEL", 20), 0, 143)],
+    ids=["at-once", "with-grace", "told-by-USR1", "by-cancel"],
 )
 def test_preemption(
     preempting_lab: Lab, runtime_of: RuntimeOf, preempts: tuple[str, int], lead: int, code: int
@@ -457,7 +457,7 @@ def test_preemption(
     assert lab.settled(run) == []
 
 
-@pytest.mark.parametrize("mode", ["REQUEUE"])
+@pytest.mark.parametrize("mode", ["CANCEL", "REQUEUE"])
 def test_a_preempted_job_whose_ranks_end_with_0(preempting_lab: Lab, runtime_of: RuntimeOf, mode: str) -> None:
     """They may be done, or may have saved only: the run is not done, and from 24.05 on Slurm does not queue it again by itself."""
     lab = preempting_lab
