@@ -1,9 +1,9 @@
-"""A loop of your own with Accelerate under the kit: it stops on a signal with a checkpoint, and continues from the newest.
+"""Your own training loop with Accelerate under the kit: it stops on a signal with a checkpoint, and continues from the newest.
 
     kit submit examples/accelerate
 
 TERM comes with a preemption or `kit cancel`, USR1 before the time limit. The exit code, 128 + signal, tells the kit that the run
-is not done. A signal does not reach all ranks in the same step, so they ask each other after each.
+is not done. A signal does not reach all ranks in the same step, so after each step they ask each other.
 """
 
 import argparse
@@ -15,23 +15,23 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-came: list[int] = []
+received: list[int] = []
 
 
 def take(number: int, _frame: object) -> None:
     """Remember the signal for the end of the step."""
-    came.append(number)
+    received.append(number)
 
 
 def batch_of(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The numbers of a step: the same in every run."""
+    """The numbers of a step, the same in every run."""
     draw = torch.Generator().manual_seed(step * 1009 + rank)
     x = torch.randn(32, 16, generator=draw)
     return x, x.sin().sum(dim=1, keepdim=True)
 
 
 def save(accelerator: Accelerator, folder: Path, step: int) -> None:
-    """A folder of its own, complete before the pointer names it."""
+    """Write a checkpoint into its own folder, which is complete before the pointer names it."""
     accelerator.save_state(str(folder / f"step-{step}"))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -40,7 +40,7 @@ def save(accelerator: Accelerator, folder: Path, step: int) -> None:
 
 
 def main() -> None:
-    """Train, from the newest checkpoint on."""
+    """Train, starting from the newest checkpoint."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=2000)
     options = parser.parse_args()
@@ -64,7 +64,7 @@ def main() -> None:
         optimizer.zero_grad()
         if step % 20 == 0 and accelerator.is_main_process:
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
-        asked = int(accelerator.gather(torch.tensor([max(came, default=0)], device=accelerator.device)).max())
+        asked = int(accelerator.gather(torch.tensor([max(received, default=0)], device=accelerator.device)).max())
         if asked or step % 1000 == 0:
             save(accelerator, folder, step)
         if asked and step < options.steps:

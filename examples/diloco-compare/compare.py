@@ -1,11 +1,11 @@
-"""DDP, DiLoCo and MuLoCo at the same tokens, over links of several speeds: one table and one plot.
+"""Compares DDP, DiLoCo and MuLoCo at the same tokens, over links of several speeds: one table and one plot.
 
-    kit cluster up --nodes 2 --gpus-per-node 2       as root: the nodes then have links of their own
+    kit cluster up --nodes 2 --gpus-per-node 2       as root: the nodes then have their own links
     python examples/diloco-compare/compare.py --rates none 1gbit 100mbit -o docs/diloco-compare
 
-The programs are the points of job.toml beside this file. Bytes are those that left the nodes' interfaces while the job
-ran; a step's time is that from the first record of a run to its last, so that starting is not in it. What was measured
-is kept in PATH.jsonl: called again, it continues there, and only what job.toml says otherwise by now runs again.
+The programs are the points of job.toml next to this file. Bytes are those that left the nodes' interfaces while the job
+ran. A step's time is measured from the first record of a run to its last, so that it leaves out the start. The results
+are kept in PATH.jsonl. Called again, the program continues there, and runs only what job.toml has changed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Measured:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all, one after another; print the table, write the plot."""
+    """Run all programs, one after another. Prints the table and writes the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cluster", default="local")
     parser.add_argument("--rates", nargs="+", default=["none", "1gbit", "100mbit"], help="as tc(8) writes them")
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def job_of(written: Mapping[str, Any], keys: Mapping[str, Any], seed: int, steps: int | None) -> Job:
-    """A point of the sweep as a job of its own."""
+    """A point of the sweep as a separate job."""
     options = dict(keys["args"]) | ({"--steps": steps} if steps else {})
     args = [*written["args"], *(str(word) for pair in options.items() for word in pair)]
     rest = {key: value for key, value in keys.items() if key != "args"}
@@ -92,12 +92,12 @@ def job_of(written: Mapping[str, Any], keys: Mapping[str, Any], seed: int, steps
 
 
 def digest(job: Job) -> str:
-    """What tells its settings from others."""
+    """A digest of all settings of the job."""
     return hashlib.sha256(job.model_dump_json().encode()).hexdigest()[:12]
 
 
 def measured(cluster: embedded.EmbeddedCluster, name: str, job: Job, rate: str, log: Path) -> Measured:
-    """Run a job to its end, and keep what was measured in the log."""
+    """Run a job to its end, and append its results to the log."""
     before = node_links.sent(cluster)
     run = submit(job, cluster=cluster.name, folder=HERE)
     status = run.wait()
@@ -122,7 +122,7 @@ def measured(cluster: embedded.EmbeddedCluster, name: str, job: Job, rate: str, 
 
 
 def seconds_of_a_step(run: Run) -> float:
-    """From the first record of a step to the last one, over the steps between them."""
+    """Seconds of a step, from the first record of a step to the last one."""
     steps = [
         (int(str(r["step"])), datetime.fromisoformat(str(r["time"]))) for r in run.records() if r["kind"] == "step"
     ]
@@ -131,7 +131,7 @@ def seconds_of_a_step(run: Run) -> float:
 
 
 def table(found: Sequence[Measured]) -> str:
-    """Markdown, one row for each program."""
+    """The table in Markdown, one row for each program."""
     rates = list(dict.fromkeys(one.rate for one in found))
     baseline = next(one.program for one in found)
     heads = ["program", "test loss", f"over {baseline}", "MB sent", f"{baseline} / this"]
@@ -159,7 +159,7 @@ def table(found: Sequence[Measured]) -> str:
 
 
 def draw(found: Sequence[Measured], path: Path) -> None:
-    """Loss against bytes sent, and the time of a step at each speed of the links."""
+    """Plot loss against bytes sent, and the time of a step at each speed of the links."""
     from matplotlib import rc_context  # noqa: PLC0415 - a table alone needs no plots
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -184,14 +184,14 @@ def draw(found: Sequence[Measured], path: Path) -> None:
     time.set_xticks([place + 0.1 * (len(programs(found)) - 1) for place in range(len(rates))], rates)
     for axes in (loss, time):
         axes.grid(alpha=0.3)
-    # Below both, where it hides no point; the colours of both are the same.
+    # Below both plots, where it hides no point. Both plots use the same colours.
     figure.legend(*loss.get_legend_handles_labels(), loc="outside lower center", ncols=len(programs(found)))
     with rc_context({"svg.hashsalt": "kit"}):
         figure.savefig(path, metadata={"Date": None})
 
 
 def programs(found: Sequence[Measured]) -> list[str]:
-    """Their names, in the order of job.toml."""
+    """The names of the programs, in the order of job.toml."""
     return list(dict.fromkeys(one.program for one in found))
 
 

@@ -1,9 +1,9 @@
-"""Lightning under the kit: SLURMEnvironment reads the ranks; the run stops on a signal with a checkpoint, and continues from it.
+"""Lightning under the kit: SLURMEnvironment reads the ranks. The run stops on a signal with a checkpoint, and continues from it.
 
     kit submit examples/lightning
 
 TERM comes with a preemption or `kit cancel`, USR1 before the time limit. The exit code, 128 + signal, tells the kit that the run
-is not done. auto_requeue is off: Lightning would call scontrol, which no container has, and the kit queues the job again itself.
+is not done. auto_requeue is off: Lightning would call scontrol, which no container has, and the kit itself queues the job again.
 """
 
 import argparse
@@ -18,21 +18,21 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 
 class StopOnSignal(lightning.Callback):
-    """Saves and stops, in the same step on every rank. A signal does not reach all of them in one, so they ask each other."""
+    """Saves and stops, in the same step on every rank. A signal does not reach all ranks in one step, so they ask each other."""
 
     def __init__(self, file: Path) -> None:
-        self.file, self.came, self.stopped = file, 0, 0
+        self.file, self.received, self.stopped = file, 0, 0
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         for number in (signal.SIGTERM, signal.SIGUSR1):  # after Lightning has set its own
             signal.signal(number, self.take)
 
     def take(self, number: int, _frame: object) -> None:
-        self.came = number
+        self.received = number
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:  # type: ignore[no-untyped-def]
-        number = int(trainer.strategy.reduce(torch.tensor(float(self.came)), reduce_op="sum") > 0) and (
-            self.came or signal.SIGTERM
+        number = int(trainer.strategy.reduce(torch.tensor(float(self.received)), reduce_op="sum") > 0) and (
+            self.received or signal.SIGTERM
         )
         if trainer.global_step % 20 == 0 and trainer.is_global_zero:
             print(f"step {trainer.global_step}: loss {float(outputs['loss']):.4f}", flush=True)
@@ -60,7 +60,7 @@ class Sine(lightning.LightningModule):
 
 
 class Numbers(torch.utils.data.IterableDataset):
-    """Batches from a step on: the same in every run. Lightning counts the steps, and does not wind a stream on."""
+    """Batches from a step on, the same in every run. Lightning counts the steps, but does not advance a stream."""
 
     def __init__(self, module: Sine, rank: int) -> None:
         self.module, self.rank = module, rank
@@ -73,7 +73,7 @@ class Numbers(torch.utils.data.IterableDataset):
 
 
 def main() -> None:
-    """Train, from the checkpoint on where there is one."""
+    """Train, starting from the checkpoint if there is one."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=2000)
     options = parser.parse_args()

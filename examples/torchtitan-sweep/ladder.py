@@ -1,6 +1,6 @@
 """The ladder of tables/models.toml as flavours of TorchTitan's Llama: --model.flavor 160m, 1b, 6.9b.
 
-Imported on every rank, since base.toml names it in experimental.custom_import and job.toml puts this folder on PYTHONPATH.
+Every rank imports it, because base.toml names it in experimental.custom_import and job.toml puts this folder on PYTHONPATH.
 """
 
 from torchtitan.models.llama3 import llama3_args

@@ -3,7 +3,7 @@
     kit submit examples/transformers
 
 TERM comes with a preemption or `kit cancel`, USR1 before the time limit. The exit code, 128 + signal, tells the kit that the run
-is not done. A signal does not reach all ranks in the same step, so they ask each other after each.
+is not done. A signal does not reach all ranks in the same step, so after each step they ask each other.
 """
 
 import argparse
@@ -22,25 +22,25 @@ class StopOnSignal(TrainerCallback):
     """Saves and stops, in the same step on every rank."""
 
     def __init__(self) -> None:
-        self.came = 0
+        self.received = 0
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self.take)
 
     def take(self, number: int, _frame: object) -> None:
-        self.came = number
+        self.received = number
 
     def on_step_end(self, args, state, control, **_):  # type: ignore[no-untyped-def]
-        came = torch.tensor([self.came])
+        received = torch.tensor([self.received])
         if dist.is_initialized():
-            dist.all_reduce(came, op=dist.ReduceOp.MAX)
-        self.came = int(came)
-        control.should_save = control.should_save or bool(self.came)
-        control.should_training_stop = control.should_training_stop or bool(self.came)
+            dist.all_reduce(received, op=dist.ReduceOp.MAX)
+        self.received = int(received)
+        control.should_save = control.should_save or bool(self.received)
+        control.should_training_stop = control.should_training_stop or bool(self.received)
         return control
 
 
 class Counting(torch.utils.data.Dataset):
-    """Sequences that count up from a place of their own: item i is the same in every run."""
+    """Sequences that count up from different starts: item i is the same in every run."""
 
     def __len__(self) -> int:
         return 100_000
@@ -51,7 +51,7 @@ class Counting(torch.utils.data.Dataset):
 
 
 def main() -> None:
-    """Train, from the newest checkpoint on."""
+    """Train, starting from the newest checkpoint."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=2000)
     options = parser.parse_args()
@@ -77,9 +77,9 @@ def main() -> None:
     newest = get_last_checkpoint(str(folder)) if folder.is_dir() else None
     print(f"continues from {newest}" if newest else "starts at step 0", flush=True)
     trainer.train(resume_from_checkpoint=newest)
-    if stop.came and trainer.state.global_step < options.steps:
+    if stop.received and trainer.state.global_step < options.steps:
         print(f"stopped after step {trainer.state.global_step}", flush=True)
-        sys.exit(128 + stop.came)
+        sys.exit(128 + stop.received)
     probe = Counting()
     with torch.no_grad():
         batch = {key: torch.stack([probe[i][key] for i in range(64)]).to(trainer.args.device) for key in probe[0]}

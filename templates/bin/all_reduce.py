@@ -1,4 +1,4 @@
-"""One all-reduce over all ranks: that it ends, and with the right sum, says that every rank reaches every other."""
+"""Makes one all-reduce over all ranks. The right sum shows that every rank reaches every other one."""
 
 import os
 

@@ -1,9 +1,9 @@
 #!/bin/bash
 # bubblewrap.sh --image=FILE --workdir=DIR [--writable] [--remap-root] [--isolated] [--capability=NAME]… [--keep-env=NAME]…
 #     [--mount SOURCE TARGET ro|rw]… -- COMMAND…
-# Mounts the squashfs image in a mount namespace of this task and runs the command in it. The namespace, and all that is mounted
-# in it, ends with its last process, however that ends. Root gets its own PID namespace and /proc, no disk, and no capability but
-# those named. --isolated: no network, no device, no other process either, for every user.
+# Mounts the squashfs image in a mount namespace of this task, and runs the command in it. The namespace and all its mounts end with
+# its last process, however that ends. Root gets its own PID namespace and /proc, no disk, and only the capabilities that are named.
+# --isolated: also no network, no device and no other process, for every user.
 set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR
@@ -13,7 +13,7 @@ source "${BASH_SOURCE[0]%/*}/../lib/failures.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/orphans.sh"
 
-# Slurm signals every process of a step; this script and bwrap's own monitor must outlive a TERM that is meant for the ranks.
+# Slurm signals every process of a step. This script and bwrap's own monitor must outlive a TERM that is meant for the ranks.
 trap '' TERM USR1 USR2 INT HUP
 
 parse() {
@@ -53,7 +53,7 @@ fail() {
     exit 125
 }
 
-# An existing folder that no mount comes from, to build the root under: nothing is created on the node.
+# Chooses an existing folder to build the root under, one that no mount comes from. So nothing is created on the node.
 choose_base() {
     local candidate source
     for candidate in /mnt /media /srv /opt; do
@@ -72,7 +72,7 @@ mount_image() {
         mount -t squashfs -o loop,ro,nodev "${image}" "${base}/lower" || fail "cannot mount ${image}: is it a squashfs image?"
         return 0
     fi
-    # Without real root the kernel mounts no block device. setpriv ends squashfuse with this script, however that ends.
+    # Without real root the kernel mounts no block device. setpriv ends squashfuse with this script, however the script ends.
     command -v squashfuse >/dev/null || fail "no squashfuse on this node; install it, or use the pyxis or enroot runtime"
     setpriv --pdeathsig KILL squashfuse -f "${image}" "${base}/lower" </dev/null >&2 &
     squashfuse_pid=$!
@@ -85,7 +85,7 @@ mount_image() {
     fail "squashfuse could not mount ${image}; is /dev/fuse writable for this user?"
 }
 
-# Mount points that the image lacks are made in an overlay whose upper layer is a tmpfs; the image itself is never written.
+# Makes the mount points that the image lacks, in an overlay whose upper layer is a tmpfs. The image itself is never written.
 build_root() {
     mount -t tmpfs -o mode=0755 tmpfs "${base}"
     mkdir "${base}"/{lower,upper,work,root}
@@ -122,7 +122,7 @@ make_mount_point() {
     fi
 }
 
-# The image's own environment, as Enroot applies it: NAME=VALUE lines that win over the host's, except for the names to keep.
+# Applies the image's own environment as Enroot does: NAME=VALUE lines win over the host's, except for the names to keep.
 image_environment() {
     local line name value kept
     local -r quoted="^[\\\"'](.*)[\\\"'][[:space:]]*\$"
@@ -134,7 +134,7 @@ image_environment() {
             [[ "${kept}" == "${name}" ]] && continue 2
         done
         value="${line#*=}"
-        # Enroot takes a pair of quotes from a value, before its hooks and after them; a backslash counts as one.
+        # Enroot removes a pair of quotes from a value, before its hooks and after them. A backslash counts as a quote.
         for _ in before after; do
             if [[ "${value}" =~ ${quoted} ]]; then
                 value="${BASH_REMATCH[1]}"
@@ -144,7 +144,7 @@ image_environment() {
     done <"${base}/root/etc/environment"
 }
 
-# Devices, processes, network and capabilities, as options of bwrap.
+# Adds devices, processes, network and capabilities to the options of bwrap.
 contain() {
     local device capability
     if [[ -n "${isolated}" ]]; then
@@ -153,11 +153,11 @@ contain() {
         arguments+=(--dev-bind /dev /dev)
     fi
     if [[ -n "${real_ids}" && -z "${isolated}" ]]; then
-        # Ranks of one user see each other: CUDA shares memory between the processes of one PID namespace only.
+        # Ranks of one user must see each other: CUDA shares memory only between the processes of one PID namespace.
         arguments+=(--dev-bind /proc /proc)
         return 0
     fi
-    # Through the host's /proc root would reach every file of the host.
+    # Through the host's /proc, root could reach every file of the host.
     arguments+=(--cap-drop ALL)
     # Inside a container whose own /proc is masked, only root may mount another one.
     if [[ -z "${real_ids}" ]] || bwrap --unshare-user --unshare-pid --ro-bind / / --proc /proc -- /bin/true 2>/dev/null; then
@@ -170,11 +170,11 @@ contain() {
         arguments+=(--cap-add "${capability}")
     done
     if [[ -n "${isolated}" ]]; then
-        # Root writes into the folders that are mounted, whoever owns them.
+        # Root writes into the mounted folders, whoever owns them.
         arguments+=(--cap-add CAP_DAC_OVERRIDE)
         return 0
     fi
-    # Root owns the disks, and needs no capability to read them.
+    # Root owns the disks, and needs no capability to read them. So hide them.
     while IFS= read -r -d '' device; do
         arguments+=(--dev-bind /dev/null "${device}")
     done < <(find /dev -xdev -type b -print0)
@@ -210,7 +210,7 @@ enter() {
     run bwrap "${arguments[@]}" -- "${command[@]}"
 }
 
-# With the kernel's mount nothing has to stay behind; with squashfuse this script does, and ends it.
+# With the kernel's mount, the command replaces this script. With squashfuse the script stays, and ends squashfuse after it.
 run() {
     if [[ -z "${squashfuse_pid}" ]]; then
         exec "$@"
@@ -221,7 +221,7 @@ run() {
     exit "${code}"
 }
 
-# What `srun --mpi=pmix` leaves for the step's ranks, where it says that it is.
+# Mounts the folder that `srun --mpi=pmix` makes for the step's ranks, if it names one.
 mount_pmix() {
     local -r folder="${PMIX_SERVER_TMPDIR:-}"
     if [[ -d "${folder}" ]]; then

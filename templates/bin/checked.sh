@@ -1,6 +1,6 @@
 #!/bin/bash
-# checked.sh [COUNT WORD…]… 0 COMMAND…: runs each step of COUNT words, then becomes the command; a step that fails ends it with 72, as
-# the preflight of a batch job does. It runs where salloc does: for `kit shell`, which has no batch script.
+# checked.sh [COUNT WORD…]… 0 COMMAND…: runs each step of COUNT words, then becomes the command. Where a step fails, it exits with
+# 72, like the preflight of a batch job. `kit shell` uses it, because it has no batch script. It runs where salloc does.
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR

@@ -1,16 +1,16 @@
 #!/bin/bash
-# container.sh PREFIX [ACTIVE-JOB]…: one task per node, outside the container: removes the containers that Pyxis unpacked here for this
-# start of the job, once it is told to end and no rank is left. Slurm itself tells it by TERM when the batch script cannot. What an end
-# with KILL, or a lost node, left of earlier jobs goes first.
+# container.sh PREFIX [ACTIVE-JOB]…: one task per node, outside the container. Removes the containers that Pyxis unpacked here for
+# this start of the job, once it is told to end and no rank is left. Slurm itself sends it TERM when the batch script cannot. At its
+# start it removes the containers of earlier jobs that ended with KILL or lost their node.
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 
-# As Pyxis does: only Enroot's own configuration says where containers are.
+# As Pyxis does: only Enroot's own configuration names the folder of the containers.
 unset ENROOT_DATA_PATH ENROOT_RUNTIME_PATH ENROOT_CACHE_PATH ENROOT_TEMP_PATH ENROOT_LIBRARY_PATH ENROOT_SYSCONF_PATH
 
-# Pyxis puts pyxis_ before a name, and pyxis_<job>_ with container_scope=job. Of the same user's runs, and of no other.
+# Lists containers of this user's runs only. Pyxis puts pyxis_ before a name, and pyxis_<job>_ with container_scope=job.
 list() {
     enroot list 2>/dev/null | grep -E '^pyxis_([0-9]+_)?kit-[0-9]+-[0-9]+-'
 }
@@ -20,7 +20,8 @@ remove() {
     enroot remove --force "$1" </dev/null
 }
 
-# Containers of jobs that are gone, and of earlier starts of this one. Without its own job among the active ones squeue did not answer.
+# Removes containers of jobs that are gone, and of earlier starts of this job. If this job is not among the active ones, squeue
+# failed.
 remove_stale() {
     local -r prefix="$1"
     shift
@@ -51,11 +52,11 @@ main() {
         sleep infinity &
         wait "$!"
     done
-    # Ranks save what they have to, from the files that are to be removed.
+    # Ranks still save, and need the files that are to be removed.
     while ranks_here; do
         sleep 0.2
     done
-    # Again when a step that was still unpacking has got in between.
+    # Repeated, because a step that was still unpacking may have added one.
     while name="$(list | grep -m 1 -F -- "${prefix}-")"; do
         remove "${name}"
         sleep 0.1

@@ -1,10 +1,10 @@
 #!/bin/bash
 # enroot.sh OPTION… IMAGE COMMAND…: `enroot start` for one task of a step, without Pyxis.
-# Slurm signals every process of a step. Enroot's own helpers, a FUSE daemon among them, must outlive a TERM so that the program can
-# save: all that is started from here ignores it, and unignore.sh gives the program its signals back.
+# Slurm signals every process of a step. Enroot's own helpers, such as a FUSE daemon, must outlive a TERM so that the program can
+# save. So all that is started from here ignores the signals, and unignore.sh gives the program its signals back.
 set -euo pipefail
 
-# Enroot hands on no variable that it is not told of: Slurm's and the kit's make the ranks, the devices come from Slurm's GRES plugin.
+# Enroot passes on only variables that it is told. Slurm's and the kit's make the ranks; the devices come from Slurm's GRES plugin.
 options=()
 while IFS= read -r name; do
     case "${name}" in
@@ -14,7 +14,7 @@ while IFS= read -r name; do
     esac
 done < <(compgen -e)
 
-# What `srun --mpi=pmix` leaves for the step's ranks.
+# Mount the folder that `srun --mpi=pmix` makes for the step's ranks.
 if [[ -d "${PMIX_SERVER_TMPDIR:-}" ]]; then
     options+=("--mount=${PMIX_SERVER_TMPDIR%/}:${PMIX_SERVER_TMPDIR%/}:x-create=dir,rbind")
 fi

@@ -1,26 +1,27 @@
 #!/bin/bash
-# evidence.sh FOLDER [RANK]: one task per node, outside the container: what each rank of this node does now, into FOLDER/rank-<n>.txt
-# (FOLDER/<role>/rank-<n>.txt), and what the node does, into FOLDER/node-<name>.txt. Nothing is stopped and nothing ended: files of /proc
-# are read, Python stacks come from py-spy where the run or this node has it and may look into the process, else from the handler of
-# kit_rank.py; the last collectives from torch's flight recorder, by kit_recorder.py.
-# It takes 20 s at most, however many ranks there are.
+# evidence.sh FOLDER [RANK]: one task per node, outside the container. Writes what each rank of this node does now to
+# FOLDER/rank-<n>.txt (FOLDER/<role>/rank-<n>.txt), and what the node does to FOLDER/node-<name>.txt. It stops and ends nothing. It
+# reads files of /proc. Python stacks come from py-spy, if the run or this node has it and it may look into the process, else from
+# the handler of kit_rank.py. The last collectives come from torch's flight recorder, by kit_recorder.py. It takes 20 s at most, for
+# any number of ranks.
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 
-# All ranks of a node are looked at side by side. A stack of a hundred frames has some ten KB.
+# All ranks of a node are examined at the same time. A stack of a hundred frames has some ten KB.
 readonly most_s=18 most_bytes=131072 most_processes=16 most_threads=64 most_files=64
-# Of kit_rank.py.
+# The signal of kit_rank.py.
 readonly stacks_signal=62
 
-# `kit submit` puts it there where it is installed beside the kit.
+# `kit submit` copies it there if it is installed next to the kit.
 pyspy="${BASH_SOURCE[0]%/*}/py-spy"
 [[ -x "${pyspy}" ]] || pyspy="$(command -v py-spy)"
 
 declare -A processes=()
 
-# The processes of this node's ranks, oldest first, by ROLE@RANK. A process is known by its environment, which nobody but its user can read.
+# Finds the processes of this node's ranks, oldest first, by ROLE@RANK. A process is recognised by its environment, which only its
+# user can read.
 find_ranks() {
     local path word role rank
     local -a found words
@@ -41,7 +42,7 @@ find_ranks() {
     done
 }
 
-# The fields of proc(5)'s stat from the state on.
+# Prints the fields of proc(5)'s stat, from the state on.
 fields() {
     local line=""
     { IFS= read -r -d '' line <"/proc/$1/stat"; } 2>/dev/null
@@ -54,7 +55,7 @@ ticks() {
     printf '%d' $((${stat[11]:-0} + ${stat[12]:-0}))
 }
 
-# The first line of a file of /proc, which may be gone or forbidden.
+# Prints the first line of a file of /proc, which may be gone or forbidden.
 line_of() {
     local line=""
     { read -r line <"$1"; } 2>/dev/null
@@ -90,7 +91,7 @@ about_rank() {
     about_stacks
 }
 
-# PID STATE CPU% WCHAN COMMAND, the program first. The caller's: pids, before.
+# Prints PID STATE CPU% WCHAN COMMAND, the program first. Uses the caller's pids and before.
 about_processes() {
     local pid state
     printf '== processes\n'
@@ -101,7 +102,7 @@ about_processes() {
     done
 }
 
-# TID STATE WCHAN NAME
+# Prints TID STATE WCHAN NAME.
 about_threads() {
     local path state
     for path in "/proc/$1/task"/*; do
@@ -110,7 +111,7 @@ about_threads() {
     done
 }
 
-# PID PATH of the files that it has open, and of others how many there are of each kind.
+# Prints PID PATH of each open file, and for other descriptors the number of each kind.
 about_files() {
     local fd target
     local -A kinds=()
@@ -127,11 +128,11 @@ about_files() {
     done
 }
 
-# The caller's: recorder, the file that kit_recorder.py answers by.
+# Uses the caller's recorder, the file with which kit_recorder.py answers.
 ask_recorder() {
     [[ -p "${recorder}.ask" && -O "${recorder}.ask" ]] || return 0
     rm -f -- "${recorder}"
-    # Open for both: nobody is waited for.
+    # Opened for reading and writing, so that it does not wait for a reader.
     printf 'x' 1<>"${recorder}.ask"
 }
 
@@ -148,7 +149,7 @@ about_recorder() {
     printf 'no answer within 2 s: its thread waits for the interpreter, which another one holds\n'
 }
 
-# The Python stacks of all threads. The caller's: name, pids.
+# Prints the Python stacks of all threads. Uses the caller's name and pids.
 about_stacks() {
     local pid
     local -i asked=0
@@ -164,7 +165,7 @@ about_stacks() {
     done
 }
 
-# Whether it is kit_rank's handler that the signal finds there: any other process would die of it.
+# Whether the signal would find kit_rank's handler there. Any other process would die of it.
 has_handler() {
     local name mask caught=0 fd
     [[ -O "${stacks}" && ! -L "${stacks}" ]] || return 1
@@ -178,7 +179,7 @@ has_handler() {
     return 1
 }
 
-# A process that is stopped, or waits in the kernel, writes nothing: its state says why. What it writes later is thrown away.
+# A process that is stopped, or waits in the kernel, writes nothing, and its state tells why. What it writes later is discarded.
 ask_handler() {
     local -i size=-1 now tenths
     : >"${stacks}"
@@ -213,20 +214,20 @@ about_node() {
     fi
 }
 
-# Interfaces that are down, and peers that do not acknowledge what was sent to them.
+# Prints interfaces that are down, and peers that do not acknowledge what was sent to them.
 about_network() {
     local path
     for path in /sys/class/net/*; do
         printf '%s %s carrier %s\n' "${path##*/}" "$(line_of "${path}/operstate")" "$(line_of "${path}/carrier")"
     done
-    # proc_net_tcp: the address and the port in hexadecimal, the address byte by byte from behind; the seventh field counts retransmits.
+    # proc_net_tcp: address and port are hexadecimal, the bytes of the address in reverse. The seventh field counts retransmits.
     awk 'function number(hex,    i, n) { for (i = 1; i <= length(hex); i++) n = 16 * n + index("0123456789ABCDEF", substr(hex, i, 1)) - 1; return n }
         FNR > 1 && $7 != "00000000" && NR < 20000 { split($3, to, ":"); a = to[1]
             address = number(substr(a, 7, 2)) "." number(substr(a, 5, 2)) "." number(substr(a, 3, 2)) "." number(substr(a, 1, 2)); n[address]++ }
         END { for (address in n) print "unacknowledged by", address ":", n[address], "connections" }' /proc/net/tcp 2>/dev/null | head -n 40
 }
 
-# keep FILE COMMAND…: its output, bounded, under a temporary name first.
+# keep FILE COMMAND…: writes the command's output to FILE, up to a limit and under a temporary name first.
 keep() {
     local -r file="$1"
     shift
@@ -251,7 +252,7 @@ main() {
         files+=("${folder}/node-${node}.txt")
         keep "${files[-1]}" about_node &
     fi
-    # What takes longer, such as a file of /proc behind a lock of the kernel, is left out.
+    # Leave out what takes longer, such as a file of /proc behind a lock of the kernel.
     local -i tenths
     for ((tenths = 0; tenths < most_s * 10; tenths++)); do
         [[ -n "$(jobs -rp)" ]] || return 0

@@ -1,8 +1,8 @@
 #!/bin/bash
-# gpu-monitor.sh FOLDER SELECT OPTIONS DELAY [QUERY]: on this node `nvidia-smi dmon`, to FOLDER/slurm-<job>.<host>.gutil, with QUERY
-# `nvidia-smi --query-gpu`, to the same name with .csv, and what the ranks report, to the same name with .progress.
-# It is a Slurm step of its own, outside the container and outside the training step, so that no signal to the ranks reaches it
-# and it can never keep the ranks' step alive.
+# gpu-monitor.sh FOLDER SELECT OPTIONS DELAY [QUERY]: on this node, writes `nvidia-smi dmon` to FOLDER/slurm-<job>.<host>.gutil,
+# with QUERY also `nvidia-smi --query-gpu` to the same name with .csv, and the ranks' reports to the same name with .progress. It is
+# a separate Slurm step, outside the container and outside the training step. So no signal to the ranks reaches it, and it can never
+# keep the ranks' step alive.
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
@@ -12,7 +12,7 @@ source "${BASH_SOURCE[0]%/*}/../lib/rank_progress.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/orphans.sh"
 
-# Its nvidia-smi, which may be deaf to TERM, ends with this task: where Slurm tracks processes by their parents alone, it would not find it.
+# nvidia-smi may ignore TERM, so end it with this task. Where Slurm tracks processes only by their parents, Slurm would not find it.
 declare -a monitor_tools=()
 monitor::end_tools() {
     ((${#monitor_tools[@]} == 0)) || kill -KILL "${monitor_tools[@]}" 2>/dev/null
@@ -40,8 +40,8 @@ main() {
     else
         log::info "no nvidia-smi on this node: no GPU monitor"
     fi
-    # The collector is this task's own process: Slurm kills what is left of a task once that has ended, and the collector has a last look to
-    # take and a folder to remove.
+    # The collector is this task's own process. Once that has ended, Slurm kills the rest of the task, and the collector still has
+    # to look once more and to remove a folder.
     if rank_progress::begin; then
         rank_progress::loop "${progress}"
     else

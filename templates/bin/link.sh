@@ -6,7 +6,7 @@
 
 readonly KIT_RUN_DIR={{ run_dir | sh }}
 
-# A later link of a chain: it continues where the one before it was cut.
+# A later link of a chain. It continues where the link before it was cut.
 # Below this line nothing is generated.
 set -uo pipefail
 

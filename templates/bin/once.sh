@@ -1,5 +1,6 @@
 #!/bin/bash
-# once.sh FOLDER [ROLE-FOLDER]: the lines of [once], with the image's environment, the job's own and its secrets, after its set-up lines.
+# once.sh FOLDER [ROLE-FOLDER]: runs the lines of [once] after the set-up lines, with the image's and the job's environment and its
+# secrets.
 # shellcheck source-path=SCRIPTDIR/..
 set -uo pipefail
 
@@ -15,7 +16,7 @@ source "${KIT_RUN_DIR}/${2:+$2/}program.sh"
 
 main() {
     local file
-    # A line may leave a process behind that holds the pipe open: the trap says that the step has ended.
+    # A line may leave a process behind that holds the pipe open. The trap tells that the step has ended.
     orphans::watch once
     export -n KIT_TASK_FD KIT_SLURMSTEPD
     trap orphans::ended EXIT

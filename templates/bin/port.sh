@@ -1,8 +1,8 @@
 #!/bin/bash
-# port.sh PORT: one connection to a port of this node, from standard input and to standard output. Each has a step of its own.
+# port.sh PORT: connects standard input and output to a port of this node. Each connection has its own step.
 set -uo pipefail
 
-# For an answer to who will say nothing more.
+# Seconds to wait for an answer once the client has sent everything.
 readonly -i lingers_s=60
 
 exec {link}<>"/dev/tcp/127.0.0.1/$1" || exit 69
@@ -10,7 +10,7 @@ cat <&"${link}" &
 answers=$!
 cat <&0 >&"${link}" 2>/dev/null &
 asks=$!
-# Whichever ends first: neither may be left, since a step lasts as long as any process of it.
+# Wait for the first to end, and leave neither behind: a step lasts as long as any of its processes.
 wait -n "${answers}" "${asks}"
 for ((second = 0; second < lingers_s; second++)); do
     kill -0 "${answers}" 2>/dev/null || break

@@ -1,5 +1,5 @@
 #!/bin/bash
-# preflight.sh NAME=VALUE…: one task per node, before the ranks, outside the container. Says what this node lacks, all of it at once.
+# preflight.sh NAME=VALUE…: one task per node, before the ranks, outside the container. Reports all that this node lacks, at once.
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
@@ -23,7 +23,7 @@ read_options() {
             source=*) sources+=("${word#*=}") ;;
             interface=*) interfaces+=("${word#*=}") ;;
             image=*) images+=("${word#*=}") sizes+=(0) digests+=("") ;;
-            # Of the image before it.
+            # size and sha256 belong to the image before them.
             size=*) sizes[-1]="${word#*=}" ;;
             sha256=*) digests[-1]="${word#*=}" ;;
             cache=* | run=* | verify=* | free_kb=* | shm_kb=* | nofile=* | memlock=* | skew=* | gpus=* | userns=*)
@@ -61,7 +61,8 @@ check_image() {
     fi
 }
 
-# The cache folder and the images: the container probe starts when every node has written this report, and on no node from other bytes.
+# Checks the cache folder and the images. The container probe starts when every node has written this report, and only from locked
+# bytes.
 check_first() {
     if ! trust::private_folder "${cache}"; then
         fault "cache folder: ${trust_problem}; set paths.cache of the cluster to a local folder of yours"
@@ -116,7 +117,7 @@ check_user_namespaces() {
     fi
 }
 
-# NCCL_SOCKET_IFNAME takes prefixes (`eth`), exact names (`=eth0`) and exclusions (`^docker`), several behind commas.
+# NCCL_SOCKET_IFNAME takes prefixes (`eth`), exact names (`=eth0`) and exclusions (`^docker`), several separated by commas.
 check_interfaces() {
     local list name path found
     local -ar there=(/sys/class/net/*)
@@ -134,8 +135,8 @@ check_interfaces() {
     done
 }
 
-# The file system of the run folder says when it was written to, by the clock of its server: that is the same for every node, however late
-# this task was started.
+# The file system of the run folder dates each write by its server's clock. That clock is the same for every node, however late this
+# task was started.
 check_clock() {
     [[ -n "${skew}" ]] || return 0
     local -r file="${run}/state/preflight/${node}.clock"
@@ -149,12 +150,12 @@ check_clock() {
     ((differs <= skew)) || fault "this node's clock differs by ${differs} s from that of the run folder's file system; at most ${skew} are allowed"
 }
 
-# A GPU that fell off the bus can hang nvidia-smi for good: it gets ten seconds, then KILL.
+# A GPU that fell off the bus can hang nvidia-smi forever, so it gets ten seconds, then KILL.
 gpu_query() {
     timeout --kill-after=1 10 nvidia-smi "$@" 2>/dev/null
 }
 
-# Count and health, where there is an nvidia-smi; a placeholder GPU has neither.
+# Checks count and health, where there is an nvidia-smi. A placeholder GPU has neither.
 check_gpus() {
     ((gpus)) && command -v nvidia-smi >/dev/null || return 0
     local list line

@@ -1,5 +1,5 @@
 #!/bin/bash
-# probe.sh PYTHON IMAGE-ENV: one task per node, inside the container, before the ranks: that this runs at all is most of the answer.
+# probe.sh PYTHON IMAGE-ENV: one task per node, inside the container, before the ranks. Most of the check is that this runs at all.
 set -uo pipefail
 
 run="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"

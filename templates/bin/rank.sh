@@ -1,10 +1,11 @@
 #!/bin/bash
-# Runs once per rank, inside the container: sends the rank's output to its own log, runs the program, records how it ended.
-# env(1) sets the job's variables, not bash: names such as RANDOM or SECONDS mean something to bash and would change on the way.
+# Runs once per rank, inside the container: sends the rank's output to its own log, runs the program, and records how it ended.
+# env(1) sets the job's variables, not bash: names such as RANDOM or SECONDS have a meaning in bash, which would change their
+# values.
 # shellcheck source-path=SCRIPTDIR/..
 set -euo pipefail
 
-# Always started by its absolute path; every process spared here is spared on every rank.
+# Always started by its absolute path. This line runs on every rank, so it starts no process.
 readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
@@ -13,7 +14,8 @@ KIT_RANK_ARGS=()
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
-# logs/latest_<role>_node_rank_<n>.log is the log of the first rank on the role's n-th node. Moved into place, so that it is always there.
+# logs/latest_<role>_node_rank_<n>.log is the log of the first rank on the role's n-th node. It is renamed into place, so it always
+# exists.
 rank::link() {
     if [[ -n "${KIT_ROLE:-}" && "${LOCAL_RANK}" == 0 ]]; then
         local -r link="${KIT_RUN_DIR}/logs/latest_${KIT_ROLE}_node_rank_${NODE_RANK}.log"
@@ -23,14 +25,14 @@ rank::link() {
     fi
 }
 
-# The file of /proc that says whether this task's slurmstepd lives, open in rank_stepd. It is read once the program has ended: Slurm may
-# have ended the FUSE daemons of the container by then, and no path, /dev/null neither, leads anywhere.
+# Opens the file of /proc that tells whether this task's slurmstepd lives, as rank_stepd. It is read once the program has ended. By
+# then Slurm may have ended the FUSE daemons of the container, and no path can be opened, not even /dev/null.
 rank::hold_slurmstepd() {
     rank_stepd=""
     [[ -z "${KIT_SLURMSTEPD:-}" ]] || { exec {rank_stepd}<"/proc/${KIT_SLURMSTEPD}/stat"; } 2>/dev/null || rank_stepd=""
 }
 
-# Whether the slurmstepd that started this task is gone; lib/orphans.sh looks for it while the program runs.
+# Whether the slurmstepd that started this task is gone. lib/orphans.sh looks for it while the program runs.
 rank::is_orphan() {
     local line=""
     [[ -n "${KIT_SLURMSTEPD:-}" ]] || return 1
@@ -38,7 +40,7 @@ rank::is_orphan() {
     [[ "${line}" != *"(slurmstepd) "[!ZX]* ]]
 }
 
-# The folder of lib/rank_progress.sh, where its collector was killed.
+# Removes the folder of lib/rank_progress.sh, if its collector was killed.
 rank::remove_reports() {
     local -r folder="/dev/shm/kit-${EUID}-${SLURM_JOB_ID:-}"
     local fd
@@ -48,7 +50,7 @@ rank::remove_reports() {
     exec {fd}<&-
 }
 
-# A rank that has ended does not stand still.
+# Marks this rank's report as ended, so that the rank does not count as stalled.
 rank::end_report() {
     local -r file="/dev/shm/kit-${EUID}-${SLURM_JOB_ID:-}/${KIT_ROLE:-}@${RANK}"
     local step rest more
@@ -59,7 +61,7 @@ rank::end_report() {
 }
 
 main() {
-    # torchrun calls the node's rank GROUP_RANK; programs find it under one name in both shapes.
+    # torchrun calls the node's rank GROUP_RANK. Programs find it under one name in both shapes.
     export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
     ((${KIT_TORCHRUN_LOGS:-0})) || exec >>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${RANK}.log" 2>&1
     rank::link
@@ -75,17 +77,17 @@ main() {
     for ((index = 0; index < ${#KIT_RANK_ARGS[@]}; index += 2)); do
         KIT_PROGRAM+=("${KIT_RANK_ARGS[index]}" "${!KIT_RANK_ARGS[index + 1]}")
     done
-    # Slurm, torchrun and signal.sh signal the program as well as this shell. A handler lets the shell outlive the signal and tell the
-    # program's own code; a shell without one would die first and turn every code into 143.
+    # Slurm, torchrun and signal.sh signal the program and this shell. With a handler, the shell outlives the signal and reports the
+    # program's own code. Without one it would die first, and every code would become 143.
     local signalled=""
     trap 'signalled=1' TERM USR1 USR2 HUP INT
-    # By this signal.sh finds the program: it is the child of this shell, and what it starts is not.
+    # signal.sh finds the program by this variable: the program is the child of this shell, and processes of the program are not.
     export KIT_RANK_SHELL=$$
-    # For kit_rank; behind all that set-up lines put there.
+    # For kit_rank. It comes after all that set-up lines put there.
     export PYTHONPATH="${PYTHONPATH:+${PYTHONPATH}:}${KIT_RUN_DIR}/lib"
     local -i code=0
     umask "${KIT_UMASK:-$(umask)}"
-    # The pipe of lib/orphans.sh: what outlives this shell must not hold it.
+    # The pipe of lib/orphans.sh. Processes that outlive this shell must not hold it.
     local pipe="${KIT_TASK_FD:-}"
     rank::hold_slurmstepd
     (
@@ -96,15 +98,15 @@ main() {
     umask g-w,o-w
     rank::end_report
     rank::remove_reports
-    # Without its slurmstepd a rank dies of one thing or another: of HUP under Pyxis.
+    # Without its slurmstepd, a rank dies of some signal: of HUP under Pyxis.
     if ((code > 128)) && rank::is_orphan; then
         log::error "slurmstepd, by which Slurm runs the ranks of a node, is gone: killed, or out of memory; the program died of it, with ${code}"
         code=137
     fi
     [[ -z "${pipe}" ]] || { printf 'ended\n' >&"${pipe}"; } 2>&- || true
     if ((code)) && failures::record "${RANK}" "${code}" && [[ -n "${signalled}" ]]; then
-        # Told to end, it ended: srun and torchrun would kill the ranks that still save for a code other than 0. The batch script reads
-        # the recorded one.
+        # The program was told to end, and did. srun and torchrun would answer any code but 0 by killing the ranks that still save.
+        # The batch script reads the recorded code.
         code=0
     fi
     return "${code}"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# ready.sh tcp|http|file ADDRESS PORT [PATH]: whether something listens there, answers with 2xx, or, for a file, is there.
-# For a file, PORT is its name in the run folder. Nodes have bash; curl is not on all of them.
+# ready.sh tcp|http|file ADDRESS PORT [PATH]: whether the port is open, its answer is 2xx, or the file exists.
+# For a file, PORT is its name in the run folder. Written in bash, because not all nodes have curl.
 set -euo pipefail
 
 http() {

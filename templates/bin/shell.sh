@@ -1,7 +1,7 @@
 #!/bin/bash
 # shellcheck source-path=SCRIPTDIR/..
-# shell.sh [--tool NAME PORT] FOLDER ROLE-FOLDER: an interactive shell there, with what a rank would find: the image's environment, the caches, the job's variables, its secrets.
-# With --tool, one of lib/tools.sh instead of the shell.
+# shell.sh [--tool NAME PORT] FOLDER ROLE-FOLDER: opens an interactive shell there, with what a rank has: the image's environment,
+# the caches, the job's variables and its secrets. With --tool, it runs one of lib/tools.sh instead of the shell.
 set -uo pipefail
 
 tool=()
@@ -38,8 +38,8 @@ fi
 log::info "shell in the job's container; the program would be: ${KIT_PROGRAM[*]@Q}"
 env -- "${KIT_PROGRAM_ENV[@]}" bash --norc -i
 code=$?
-# Pyxis and Enroot leave a stopped process in this task's group to hold the container's FUSE daemons. On a terminal of its own the group
-# gets no hang-up from the kernel when the task ends, and without cgroups they would stay for good.
+# Pyxis and Enroot leave a stopped process in this task's group, to hold the container's FUSE daemons. On its own terminal the group
+# gets no hang-up from the kernel when the task ends. Without cgroups these processes would stay forever.
 trap '' HUP
 kill -HUP 0
 kill -CONT 0

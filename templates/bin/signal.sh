@@ -1,18 +1,18 @@
 #!/bin/bash
-# signal.sh NAME SECONDS: one task per node, outside the container: sends a signal to the programs that rank.sh started on this node, and to
-# nothing else. Slurm's own signals go to every process of a step: FUSE daemons of Pyxis and Enroot, which the ranks' files come from, die
-# of them, torchrun dies of USR1, and a DataLoader's worker that gets TERM takes its parent down. Services get none: they are there until
-# the others have saved.
-# A program that is still to come gets its signal when it is there: this continues until no rank is left on the node. One that has no handler
-# yet may be about to set one, as long as it still loads (imports from a cold file system take many seconds): it gets the signal once it
-# reads nothing any more, or lives for half of the SECONDS that the ranks have to save.
+# signal.sh NAME SECONDS: one task per node, outside the container. Sends a signal only to the programs that rank.sh started on this
+# node. Slurm's own signals go to every process of a step: the FUSE daemons of Pyxis and Enroot, which the ranks' files come from,
+# die of them, torchrun dies of USR1, and a DataLoader's worker that gets TERM takes its parent down. Services get no signal: they
+# stay until the others have saved. This script continues until no rank is left on the node, so a program that has not started yet
+# gets its signal later. A program without a handler may be about to set one while it still loads (imports from a cold file system
+# take many seconds). It gets the signal once it has stopped reading files, or has lived for half of the SECONDS that the ranks have
+# to save.
 set -uo pipefail
 
-# Seconds without a read or a page from a file system, after which a program has come up.
+# Seconds without a read or a page from a file system, after which a program counts as loaded.
 readonly quiet_s=5
 
-# look SIGNAL: signals each program once; 1 when no process of a rank's step is here. A process is known by its environment, which
-# nobody but its user can read.
+# look SIGNAL: signals each program once. Returns 1 when no process of a rank's step is here. A process is recognised by its
+# environment, which only its user can read.
 look() {
     local path pid shell above
     local -a of_job of_ranks
@@ -22,7 +22,7 @@ look() {
     ((${#of_ranks[@]})) || return 1
     mapfile -t of_ranks < <(grep -LzxF 'KIT_SERVICE=1' "${of_ranks[@]}" 2>/dev/null)
     ((${#of_ranks[@]})) || return 1
-    # What a rank's shell starts has its number in the environment, and so has all that comes of it; the program is its child.
+    # A rank's shell exports its own number, which all its descendants inherit. The program is its direct child.
     while IFS= read -r -d '' path && IFS= read -r -d '' shell; do
         path="${path%/environ}"
         pid="${path#/proc/}" shell="${shell#*=}"
@@ -30,7 +30,7 @@ look() {
         above="$(parent "${pid}")"
         if [[ "$(own_number "${above}")" == "${shell}" ]] && is_ready "${pid}"; then
             told["${pid}"]=1
-            # The shell first: it notes that its program was told to end.
+            # Signal the shell first: it notes that its program was told to end.
             kill -s "$1" "${above}" 2>/dev/null
             kill -s "$1" "${pid}" 2>/dev/null
         fi
@@ -38,7 +38,7 @@ look() {
     return 0
 }
 
-# The fields of /proc/PID/stat after the name, which may hold anything: state, parent, …
+# Prints the fields of /proc/PID/stat after the name, which may hold anything: state, parent, …
 fields() {
     local line
     { IFS= read -r -d '' line <"/proc/$1/stat"; } 2>/dev/null
@@ -51,7 +51,7 @@ parent() {
     printf '%s' "${ppid:-}"
 }
 
-# The number that a process has for itself, which is another one than ours in a container with a PID namespace of its own.
+# Prints the number that a process has for itself. It differs from ours in a container with its own PID namespace.
 own_number() {
     local name numbers own=""
     while read -r name numbers; do
@@ -60,7 +60,7 @@ own_number() {
     printf '%s' "${own}"
 }
 
-# Whether a program has a handler for the signal, or has come up without one.
+# Whether a program has a handler for the signal, or has loaded without setting one.
 is_ready() {
     local name caught="" up has_read
     local -a stat
@@ -88,7 +88,7 @@ main() {
     local -ri most_s=$(($2 / 2))
     local -A told=() last_read=() last_change=()
     number="$(kill -l "$1")"
-    # Where no rank is there yet the step waits; the batch script ends it when all ranks are gone.
+    # Where no rank has started yet, the step waits. The batch script ends it when all ranks are gone.
     while look "$1" || ((!${#told[@]})); do
         sleep 0.5
     done

@@ -10,7 +10,7 @@ readonly KIT_MARK={{ mark | sh }}
 readonly KIT_RUN_DIR={{ run_dir | sh }}
 readonly -a KIT_FOLDERS={{ folders | sh }}
 
-# Each job that this file becomes has a run folder of its own: the job's number takes the mark's place in its name and in these files.
+# Each job of this file has its own run folder. The job's number replaces the mark in the folder's name and in these files.
 unpack_all() {
 {% for file in files %}
     unpack {{ file.mode | sh }} {{ file.name | sh }} <<'{{ end }}'
@@ -28,7 +28,7 @@ main() {
         exit 2
     fi
     local -r run_dir="${KIT_RUN_DIR//"${KIT_MARK}"/${SLURM_JOB_ID}}"
-    # A job that was queued again continues in the folder that it has.
+    # A job that was queued again continues in its existing folder.
     if [[ ! -e "${run_dir}" ]]; then
         partial="${run_dir%/*}/.unpack-${SLURM_JOB_ID}"
         trap 'rm -rf -- "${partial}"' EXIT
@@ -42,7 +42,7 @@ main() {
     exec "${run_dir}/batch.sh"
 }
 
-# unpack MODE NAME: a file of the run folder, from stdin; an empty one comes as an empty line.
+# unpack MODE NAME: writes a file of the run folder from stdin. An empty file comes as an empty line.
 unpack() {
     local -r mode="$1" path="${partial}/$2"
     local text

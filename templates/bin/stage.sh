@@ -1,6 +1,6 @@
 #!/bin/bash
-# stage.sh SOURCE SHA256 FOLDER CAP_KB: one task per node, before everything else: the image on this node's own disk, once, verified.
-# FOLDER is local and the user's own, so flock is enough; a copy is whole or it is not there.
+# stage.sh SOURCE SHA256 FOLDER CAP_KB: one task per node, before everything else. Copies the image to this node's own disk, once,
+# verified. FOLDER is local and the user's own, so flock is enough. A copy is complete or does not exist.
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
@@ -13,7 +13,7 @@ fail() {
     exit 1
 }
 
-# Oldest use first. An image that a job has open may go: its blocks stay until the job has closed it.
+# Removes the least recently used images. An image that a job has open may go: its blocks stay until the job has closed it.
 make_room() {
     local -r folder="$1"
     local -ri cap_kb="$2" wanted_kb="$3"
@@ -27,7 +27,7 @@ make_room() {
     done
 }
 
-# last_used FOLDER: a line for each image, the seconds of its last use and its path.
+# last_used FOLDER: prints a line for each image, with the seconds of its last use and its path.
 last_used() {
     local image name
     for image in "$1"/*.sqsh; do
@@ -40,12 +40,12 @@ last_used() {
 main() {
     local -r source="$1" sha256="$2" folder="$3" cap_kb="$4"
     local -r target="${folder}/${sha256}.sqsh" partial="${folder}/.partial-${sha256}"
-    # The folder above holds caches of the user's own, too.
+    # The folder above also holds other caches of the user.
     trust::private_folder "$(dirname -- "${folder}")" || fail "${trust_problem}"
     trust::private_folder "${folder}" || fail "${trust_problem}"
     exec {lock}>"${folder}/.lock" || fail "${folder} cannot be written"
     flock "${lock}" || fail "${folder}/.lock cannot be locked"
-    # Whoever held the lock before is gone: what is partial now will never be whole.
+    # Whoever held the lock before is gone, so a partial copy will never be completed.
     rm -f -- "${folder}"/.partial-*
     local found
     if [[ -e "${target}" ]]; then
@@ -54,7 +54,8 @@ main() {
             rm -f -- "${target}"
             fail "${target} has the digest ${found}, the lock says ${sha256}; removed, the next start copies it again"
         fi
-        # What the time of last use is for changes the file's own times, which the digest was remembered by.
+        # The last use is the time of another file: touching the image would change its own times, by which its digest is
+        # remembered.
         touch -- "${folder}/.used-${sha256}"
         return 0
     fi

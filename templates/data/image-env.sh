@@ -1,4 +1,4 @@
-# What Enroot's login shell takes away of the image's environment. Read by worker.sh and probe.sh.
+# Variables of the image that Enroot's login shell removes. Read by worker.sh and probe.sh.
 # shellcheck shell=bash
 {% for name, value in image_env %}
 export {{ name }}={{ value | sh }}

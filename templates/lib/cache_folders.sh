@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# Compiler and download caches on a node-local folder: on a shared home they hang on locks, in the image they are read-only.
+# Compiler and download caches in a node-local folder: on a shared home they hang on locks, in the image they are read-only.
 
 cache_folders::point_at() {
     local dir="$1"
-    # The preflight made it on every node; asking first spares a process on each rank.
+    # The preflight makes it on every node. The test first saves a process on each rank.
     if [[ ! -d "${dir}" ]]; then
         mkdir -p -- "${dir}" 2>/dev/null || true
     fi
-    # What lies in a cache runs. A folder that somebody else made is left alone, and the name of another one cannot be guessed.
+    # Files in a cache are executed. So a folder of another user is not used, and the name of the new one cannot be guessed.
     if [[ ! -d "${dir}" || ! -w "${dir}" || ! -O "${dir}" || -L "${dir}" ]]; then
         dir="$(mktemp --directory --tmpdir kit-cache-XXXXXXXX)"
     fi

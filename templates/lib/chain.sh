@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Whether a later link of a chain has something to do. Slurm starts it when all links before it ended with another code than 0.
+# Whether a later link of a chain has something to do. Slurm starts a link when all links before it ended with a code other than 0.
 
-# Exits unless the run was cut short: by a stop that was asked for and saved, by a signal, or without a last word.
+# Exits unless the run was cut short: by a requested stop that was saved, by a signal, or without an end record.
 chain::require_more() {
     local code
     code="$(chain::last_code)"
@@ -19,7 +19,7 @@ chain::require_more() {
     fi
 }
 
-# The exit code in the last record of the run; nothing where that is not an end.
+# Prints the exit code in the last record of the run, or nothing where that record is not an end.
 chain::last_code() {
     tail --lines=1 -- "${KIT_RUN_DIR}/state/events.jsonl" 2>/dev/null |
         sed --quiet 's/.*"event": "end".*"exit_code": "\([0-9]*\)".*/\1/p'

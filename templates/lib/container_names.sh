@@ -1,17 +1,18 @@
 # shellcheck shell=bash
-# Containers that Pyxis unpacks get a name: the first step unpacks, the later ones of the job reuse what it made. The name holds the job,
-# the start of the batch script and the digest, so it never stands for other bytes, nor for what a killed start left half unpacked. Pyxis
-# removes unnamed containers only (named ones too with container_scope=job): a step of its own, container.sh, removes these, whatever the
-# end. Where Pyxis mounts the image there is nothing to reuse, and a name would make it unpack.
+# Names of containers that Pyxis unpacks: the first step unpacks an image, and later steps of the job reuse the container by its
+# name. The name holds the job, the start of the batch script and the digest. So it never means other bytes, nor a container that a
+# killed start left half unpacked. Pyxis removes only unnamed containers (with container_scope=job also named ones). A separate
+# step, container.sh, removes these, however the job ends. Where Pyxis mounts the image there is nothing to reuse, and a name would
+# make Pyxis unpack it.
 
-# What the names of this start begin with; empty: none are given.
+# The beginning of all names of this start. Empty: containers get no name.
 container_names_prefix=""
-# A pattern for the images that Pyxis mounts all the same.
+# A pattern for images that Pyxis mounts anyway.
 container_names_mounted=""
-# Whether a first start takes long.
+# Whether a first start takes long, because images are unpacked.
 declare -i container_names_unpacked=0
 
-# Called before the first step with a container, which has to be the probe: where it does not end well, nothing is started again.
+# Called before the first step with a container. That step must be the probe: if it fails, nothing else is started.
 container_names::begin() {
     ((${#KIT_CONTAINER_ARGV[@]})) && container_names::unpacks || return 0
     container_names_unpacked=1
@@ -23,7 +24,8 @@ container_names::begin() {
     KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-container "${KIT_CONTAINER_ARGV[@]}" "${container_names_prefix}" "${active[@]}"
 }
 
-# Once the ranks are gone. A job that Slurm is ending has no time to wait: the step got Slurm's own TERM, and Slurm waits for it.
+# Ends the step once the ranks are gone. If Slurm is ending the job, there is no time: the step got Slurm's own TERM, and Slurm
+# waits for it.
 container_names::end() {
     local -r pid="${steps_pid[kit-container]:-}"
     local -i tenths
@@ -37,8 +39,8 @@ container_names::end() {
     steps::end 0 kit-container
 }
 
-# container_names::name SRUN-WORD…: sets container_names_named to the option that names this step's container; empty for a step without one, and for
-# a writable one, which would hold what an earlier attempt wrote.
+# container_names::name SRUN-WORD…: sets container_names_named to the option that names this step's container. Empty for a step
+# without a container, and for a writable one, which would hold files that an earlier attempt wrote.
 container_names::name() {
     local word digest=""
     container_names_named=()
@@ -59,7 +61,7 @@ container_names::name() {
     printf '%s\n' "${container_names_named[0]}" >"${KIT_RUN_DIR}/state/container-${digest:0:12}"
 }
 
-# Whether Pyxis will unpack an image of the job on these nodes: it mounts files, and those only with use_squashfuse.
+# Whether Pyxis will unpack an image of the job on these nodes. It mounts only files, and only with use_squashfuse.
 container_names::unpacks() {
     if [[ -n "${KIT_PYXIS_UNPACKS}" ]]; then
         [[ "${KIT_PYXIS_UNPACKS}" == yes ]]
@@ -69,16 +71,16 @@ container_names::unpacks() {
     options="$(container_names::plugin)" || return 1
     if [[ " ${options} " =~ [[:space:]]use_squashfuse=(1|true|yes|y)[[:space:]] ]]; then
         container_names_mounted='/*'
-        # Files are mounted then; references are not.
+        # Files are mounted then, but references are not.
         [[ " ${KIT_IMAGES[*]}" == *" docker://"* && " ${options}" != *" importer="* ]]
     fi
 }
 
-# The plugin's line in plugstack.conf as this node's slurmd reads it; 1 when there is none to be found.
+# Prints the plugin's line in plugstack.conf, as this node's slurmd reads it. Returns 1 where none is found.
 container_names::plugin() {
     local conf pattern
     conf="$(scontrol show config 2>/dev/null | awk '$1 == "PlugStackConfig" { print $3 }')"
-    # Where slurmd keeps what a configless controller sent.
+    # The folder where slurmd keeps files that a configless controller sent.
     [[ -r "${conf}" ]] || conf=/run/slurm/conf/plugstack.conf
     local -a files=("${conf}")
     while read -r pattern; do

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# DEBUG=on|y|yes|t|true|1, in any case, makes the scripts and the frameworks talk. Anything else, "not" and "21" too, does not.
+# DEBUG=on|y|yes|t|true|1, in any case, turns on debug output of the scripts and the frameworks. Other values, also "not" and "21",
+# do not.
 
 debug::is_true() {
     case "${1,,}" in
@@ -17,7 +18,7 @@ debug::enable_if_asked() {
     fi
 }
 
-# The worker does not trace itself: its next command carries the job's environment, and with it whatever is secret there.
+# The worker does not trace itself: its next command carries the job's environment, which may hold secrets.
 debug::frameworks() {
     if ! debug::is_true "${KIT_DEBUG:-0}"; then
         return 0

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# Who runs where: nodes, addresses and ports of the roles.
+# Places the roles: their nodes, addresses and ports.
 
-# Nodes of a role, and addresses of nodes; how many ports were given out.
+# Nodes of each role, and address of each node; the number of ports given out.
 declare -A endpoints_nodes=() endpoints_addresses=()
 declare -i endpoints_ports=0
 
-# Who runs where, under which addresses and ports. The environment of every rank has it as KIT_ROLE_<NAME>_…, and roles.json holds the same.
+# Places all roles. Every rank has the addresses and ports in its environment as KIT_ROLE_<NAME>_…, and roles.json holds the same.
 endpoints::place() {
     local -i i
     nodes::forget_ports
@@ -18,12 +18,12 @@ endpoints::place() {
     endpoints::write
 }
 
-# Nodes and master port anew; the ports that others know stay.
+# Chooses a role's nodes and master port anew. Ports that other roles know stay.
 endpoints::place_one() {
     local -n of="KIT_STEP_$1"
     local -ar chosen=(${KIT_NODE_NAMES})
     local -a nodes
-    # A spare may be anywhere in the allocation; rank 0 has to be on the first node of the list.
+    # A spare may be anywhere in the allocation. Rank 0 must be on the first node of the list.
     mapfile -t nodes < <(nodes::ordered "${chosen[@]:of[first]:of[nodes]}")
     local node port list=""
     endpoints_nodes["${of[name]}"]="${nodes[*]}"

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# What of the host reaches the ranks: what the job lists, and what Slurm and this script set. `kit submit` hands sbatch a clean
-# environment; this holds for a batch script that somebody submits or runs by hand, too.
+# Chooses what reaches the ranks from the host's environment: variables that the job lists, and those that Slurm and this script
+# set. `kit submit` gives sbatch a clean environment. This also cleans it for a batch script that somebody submits or runs by hand.
 
 environment::require_allocation() {
     if [[ -z "${SLURM_JOB_ID:-}" ]]; then
         log::error "this script runs under sbatch, or by hand inside an allocation of salloc"
         exit 2
     fi
-    # By hand in an interactive step: that step's own variables would be taken for this script's, and what it holds is to be shared.
+    # By hand in an interactive step: this script would take that step's variables for its own, and must share the step's resources.
     environment_share=()
-    # Slurm 26.05 sets SLURM_STEP_ID in a batch script, too; what srun tells a task of its own port, no batch script has.
+    # Slurm 26.05 also sets SLURM_STEP_ID in a batch script. No batch script has the variables in which srun gives a task its port.
     if [[ -n "${SLURM_PTY_PORT:-}${SLURM_SRUN_COMM_PORT:-}" || ("${ENVIRONMENT:-}" != BATCH && -n "${SLURM_STEP_ID:-}") ]]; then
         log::info "interactive: step variables reset"
         environment_share=(--overlap)
@@ -18,9 +18,9 @@ environment::require_allocation() {
             unset "${name}"
         done
     fi
-    # Slurm marks what sbatch started; a job whose script somebody runs by hand is the user's to cancel or to queue again.
-    # What Slurm's commands call this job. The last task of an array has the array's number as its own, and by that number they
-    # mean all of its tasks.
+    # environment_batch: Slurm marks what sbatch started. If somebody runs a job's script by hand, only they cancel or requeue the
+    # job. environment_job: the job's number for Slurm's commands. The last task of an array has the array's number as its own, and
+    # by that number they mean all of its tasks.
     environment_job="${SLURM_JOB_ID}"
     if [[ -n "${SLURM_ARRAY_TASK_ID:-}" ]]; then
         environment_job="${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
@@ -37,9 +37,9 @@ environment::scrub() {
     done
     for name in $(compgen -e); do
         case "${name}" in
-            # A nested submit's options, and Pyxis's: they would change steps behind the plan's back (field-notes 1 and 25).
+            # Options of a nested submit, and of Pyxis. They would change steps without the plan's knowledge (field-notes 1 and 25).
             SLURM_SPANK_* | PYXIS_* | SBATCH_* | SALLOC_*) unset "${name}" ;;
-            # srun takes these for options of its own.
+            # srun would take these as its own options.
             SLURM_CPU_BIND* | SLURM_MEM_BIND* | SLURM_GPU_BIND | SLURM_DISTRIBUTION | SLURM_EXACT | SLURM_HINT | SLURM_OVERLAP \
                 | SLURM_WHOLE | SLURM_THREADS_PER_CORE | SLURM_WAIT | SLURM_KILL_BAD_EXIT | SLURM_MPI_TYPE | SLURM_EXPORT_ENV \
                 | SLURM_LABELIO | SLURM_UNBUFFEREDIO | SLURM_OPEN_MODE | SLURM_RELATIVE | SLURM_NO_KILL) unset "${name}" ;;

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What happened to the job, as JSON lines that outlive Slurm's own memory of it. Values are host lists, numbers and signal names.
+# Records the job's events as JSON lines, which outlive Slurm's own record of it. Values are host lists, numbers and signal names.
 
 events::record() {
     local -r event="$1"
@@ -7,7 +7,7 @@ events::record() {
     local line
     printf -v line '{"time": "%(%Y-%m-%dT%H:%M:%S%z)T", "epoch": %s, "event": "%s", "job_id": %s, "restart": %s, "attempt": %s' \
         -1 "${EPOCHREALTIME/,/.}" "${event}" "${SLURM_JOB_ID}" "${SLURM_RESTART_COUNT:-0}" "${KIT_RESTART_COUNT}"
-    # Slurm's own from 23.02 on: what passed since then was the prolog.
+    # Slurm sets this from 23.02 on. The time since then is the prolog's.
     [[ "${event}" != start || -z "${SLURM_JOB_START_TIME:-}" ]] || line+=", \"allocated\": \"${SLURM_JOB_START_TIME}\""
     while (($#)); do
         line+=", \"$1\": \"$2\""

@@ -1,11 +1,12 @@
 # shellcheck shell=bash
-# Two things that no exit code tells in time: a rank that has failed while a launcher waits for ranks that do not listen, and a node that
-# Slurm has given up on while the ranks on the others wait for it. The loop tells the batch script by USR2. It lives as long as the pipe
-# that only this script holds open, as heartbeat.sh has it.
+# Watches for two failures that no exit code reports in time: a rank that fails while a launcher waits for ranks that do not react,
+# and a node that Slurm has given up while ranks on other nodes wait for it. The loop tells the batch script by USR2. It lives as
+# long as the pipe that only this script holds open, as in heartbeat.sh.
 
-# Seconds that the other ranks get once one has failed; srun's own --kill-on-bad-exit is faster where it sees the ranks.
+# Seconds that the other ranks get once one has failed. srun's own --kill-on-bad-exit is faster where it sees the ranks.
 readonly failure_watch_grace=10
-# Between looks at the nodes: each asks the controller once, so a job asks twice a minute, whatever it has of roles, spares and nodes.
+# Seconds between looks at the nodes. A look asks the controller once, so a job asks twice a minute, for any number of roles and
+# nodes.
 declare -A failure_watch_known=()
 readonly failure_watch_tick=2 failure_watch_nodes_every=30
 
@@ -29,7 +30,7 @@ failure_watch::loop() {
     while true; do
         IFS= read -r -t "${failure_watch_tick}" _
         status=$?
-        # read: above 128 is a time-out; anything else is the end of the pipe.
+        # read: a status above 128 is a time-out; any other failure is the end of the pipe.
         ((status > 128)) || return 0
         if failures::listed "${folders}"; then
             ((failed_at)) || failed_at=EPOCHSECONDS
@@ -44,7 +45,7 @@ failure_watch::loop() {
     done
 }
 
-# Whether a node is lost that was there at the look before.
+# Whether a node is lost now that was there at the last look.
 failure_watch::look_at_nodes() {
     local name
     local -i found=1

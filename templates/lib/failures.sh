@@ -1,13 +1,13 @@
 # shellcheck shell=bash
-# Which rank failed first. srun returns the highest code of all tasks and torchrun returns 1 whatever its ranks returned, and the ranks
-# that either of them ends afterwards have codes of their own: so each rank records its end, and the earliest one counts.
+# Finds the rank that failed first. srun returns the highest code of all tasks. torchrun returns 1, whatever its ranks returned.
+# Ranks that srun or torchrun ends afterwards have other codes. So each rank records its end, and the earliest record counts.
 
-# Of each start of each role a folder of its own: failures::folder ROLE-START. Those that were dealt with begin with a dot.
+# failures::folder ROLE-START: prints the folder for a start of a role. Folders that were dealt with begin with a dot.
 failures::folder() {
     printf '%s/state/failures-%s/%s' "${KIT_RUN_DIR}" "${KIT_RESTART_COUNT}" "$1"
 }
 
-# failures_name is what the ranks are told of it.
+# Makes the folder. failures_name is its name for the ranks.
 failures::prepare() {
     local folder
     folder="$(failures::folder "$1")"
@@ -16,9 +16,9 @@ failures::prepare() {
     failures_name="failures-${KIT_RESTART_COUNT}/$1"
 }
 
-# Called by the rank itself. Fails when there is no place to write to; the caller's code is then all that is known.
+# Called by the rank itself. Fails where it cannot write; then only the caller's code is known.
 failures::record() {
-    # The name says it all again: on a full disk a file can still be made, and nothing can be written to it.
+    # The file's name repeats the values: on a full disk a file can still be created, but not written.
     printf '%s %s %s %s %s\n' "${EPOCHREALTIME/,/.}" "$1" "$2" "${SLURMD_NODENAME:-$(uname -n)}" "${KIT_ROLE:-}" \
         >"${KIT_RUN_DIR}/state/${KIT_FAILURES}/rank-$1.$2"
 }
@@ -27,8 +27,8 @@ failures::any() {
     failures::listed "$(failures::folder "$1")"
 }
 
-# failures::listed PATTERN: whether a folder of these has a record. NFS may show a listing that is up to a minute old; a folder that this
-# client has just changed is read anew.
+# failures::listed PATTERN: whether one of these folders has a record. NFS may show a listing that is up to a minute old, but reads
+# a folder anew that this client has just changed.
 failures::listed() {
     local folder
     for folder in $1; do
@@ -41,7 +41,7 @@ failures::retire() {
     mv -f -- "$(failures::folder "$1")" "$(failures::folder ".$1")"
 }
 
-# failures::first ROLE-START: the earliest record, or nothing.
+# failures::first ROLE-START: prints the earliest record, if there is one.
 failures::first() {
     local pattern file line
     pattern="$(failures::folder "$1")"
@@ -53,21 +53,21 @@ failures::first() {
     done < <(compgen -G "${pattern}/rank-*") | sort --numeric-sort | head -n 1
 }
 
-# What an empty record says by its name and its time.
+# Prints the record of an empty file, from its name and its time.
 failures::from_name() {
     local name="${1##*/rank-}" time
     time="$(stat --format=%.6Y -- "$1")"
     printf '%s %s %s unknown\n' "${time}" "${name%.*}" "${name##*.}"
 }
 
-# failures::code_of ROLE-START CODE: that of the rank that failed first, or the step's own.
+# failures::code_of ROLE-START CODE: prints the code of the rank that failed first, else the step's own.
 failures::code_of() {
     local code
     read -r _ _ code _ < <(failures::first "$1")
     printf '%d' "${code:-$2}"
 }
 
-# A full disk would silence the one message that names it: this script's last words have their space set aside.
+# A full disk would silence the one message that reports it. So this script reserves space for its last messages.
 failures::reserve_space() {
     head -c 262144 /dev/urandom >"${KIT_RUN_DIR}/state/.reserve" 2>/dev/null || true
 }
@@ -76,14 +76,14 @@ failures::release_space() {
     rm -f -- "${KIT_RUN_DIR}/state/.reserve"
 }
 
-# failures::explain CODE ROLE: names the rank that failed first of all; returns its code, or the given one when no rank recorded any.
+# failures::explain CODE ROLE: names the rank that failed first of all. Returns its code, or CODE where no rank recorded one.
 failures::explain() {
     local -ir step_code="$1"
     local full code
     full="$(failures::full)"
     failures::release_space
     [[ -z "${full}" ]] || log::error "no space is left where the run folder is: ${full}"
-    # Killed since they stood still: why is said already.
+    # The ranks were killed because they stalled, which was reported already.
     ((step_code != stall_watch_code)) || return "${step_code}"
     read -r _ _ code _ < <(failures::first '*')
     if [[ -n "${signals_got}" ]] && ((code == 143 || code == 138)); then
@@ -97,7 +97,7 @@ failures::explain() {
     return "${code:-${step_code}}"
 }
 
-# failures::show ROLE-START CODE ROLE: the first failed rank of these, with the end of its log; else what its launcher said.
+# failures::show ROLE-START CODE ROLE: shows the rank that failed first, with the end of its log, else the launcher's output.
 failures::show() {
     local rank code node role logs="${KIT_RUN_DIR}/logs"
     if read -r _ rank code node role < <(failures::first "$1"); then

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# A time stamp in the batch log every so often. The loop reads a pipe that only this script holds open: when the script ends,
-# kill -9 included, the pipe closes and the loop ends with it.
+# Writes a time stamp into the batch log periodically. The loop reads a pipe that only this script holds open. When the script ends,
+# even by kill -9, the pipe closes and the loop ends.
 
 heartbeat::start() {
     local -ri seconds="$1"
@@ -23,7 +23,7 @@ heartbeat::loop() {
     while true; do
         IFS= read -r -t "$1" _
         status=$?
-        # read: above 128 is a time-out; anything else is the end of the pipe.
+        # read: a status above 128 is a time-out; any other failure is the end of the pipe.
         ((status > 128)) || return 0
         log::info "still running"
     done

@@ -1,4 +1,4 @@
-"""Steps and phases of programs whose loop is a framework's, by kit_rank.
+"""Reports steps and phases of programs whose training loop belongs to a framework, by kit_rank.
 
     from kit_callbacks import lightning
     Trainer(callbacks=[lightning()])               # Lightning, as `lightning` or `pytorch_lightning`
@@ -7,10 +7,10 @@
     Trainer(..., callbacks=[transformers()])       # Transformers' Trainer, and TRL's
 
     import kit_callbacks
-    kit_callbacks.torchtitan()                     # its classes are wrapped: it has no callbacks; launchers/torchtitan does so
+    kit_callbacks.torchtitan()                     # wraps its classes: it has no callbacks; launchers/torchtitan calls this
 
-A step is one of the optimizer. Reported are the phases data, compute, evaluate and save; and save from the end of the loop on:
-nothing says when the last save begins. Any Python and release that the frameworks take; nothing to install.
+A step is an optimizer step. The callbacks report the phases data, compute, evaluate and save. After the loop they report save,
+because nothing tells when the last save begins. They work with any Python and release of the frameworks, and need no installation.
 """
 
 import sys
@@ -21,13 +21,13 @@ __all__ = ["lightning", "torchtitan", "transformers"]
 
 
 class _Phase:
-    """The phase between two calls of a framework, which has no block that a `with` could stand around."""
+    """The phase between two calls of a framework, where a `with` block cannot be used."""
 
     def __init__(self):
         self._open = self._name = None
 
     def begin(self, name):
-        """`name` until the next call; None: the loop computes."""
+        """Enter the phase `name` until the next call. None: the loop computes."""
         if name == self._name:
             return
         if self._open is not None:
@@ -39,9 +39,9 @@ class _Phase:
 
 
 def lightning():
-    """A callback for Lightning's Trainer, of the package that the program has imported."""
+    """A callback for Lightning's Trainer, from the package that the program has imported."""
     if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
-        from pytorch_lightning.callbacks import Callback  # noqa: PLC0415 - one of the two is there
+        from pytorch_lightning.callbacks import Callback  # noqa: PLC0415 - one of the two is installed
     else:
         from lightning.pytorch.callbacks import Callback  # noqa: PLC0415
 
@@ -59,7 +59,7 @@ def lightning():
             self._phase.begin(None)
 
         def on_train_batch_end(self, trainer, *_):
-            # Of gradient accumulation most batches are not a step.
+            # With gradient accumulation, most batches are not a step.
             if trainer.global_step != self._step:
                 self._step = trainer.global_step
                 progress.step(self._step)
@@ -87,7 +87,7 @@ def lightning():
 
 def transformers():
     """A callback for Transformers' Trainer."""
-    from transformers import TrainerCallback  # noqa: PLC0415 - only who calls this has it
+    from transformers import TrainerCallback  # noqa: PLC0415 - installed only where this is called
 
     class Reports(TrainerCallback):
         def __init__(self):
@@ -113,11 +113,11 @@ def transformers():
             self._next(control)
 
         def _next(self, control):
-            # DefaultFlowCallback comes first, and has set them.
+            # DefaultFlowCallback runs first, and has set both values.
             self._phase.begin("evaluate" if control.should_evaluate else "save" if control.should_save else "data")
 
         def on_prediction_step(self, *_, **__):
-            # evaluate() and predict() that the program itself calls.
+            # The program itself calls evaluate() or predict().
             self._phase.begin("evaluate")
 
         def on_evaluate(self, _args, _state, control, **_):
@@ -136,15 +136,15 @@ def transformers():
 
 
 def torchtitan():
-    """Let TorchTitan's classes report, from v0.1.0 on: before its Trainer is built, and once."""
-    import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - only who calls this has it
+    """Make TorchTitan's classes report, from v0.1.0 on. Call this once, before its Trainer is built."""
+    import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - installed only where this is called
     from torchtitan.components import dataloader  # noqa: PLC0415
 
     try:
         from torchtitan.components.checkpointer.base import BaseCheckpointManager as Manager  # noqa: PLC0415 - 0.3
     except ImportError:
         from torchtitan.components.checkpoint import CheckpointManager as Manager  # noqa: PLC0415
-    # The manager is asked after every step, and saves after some.
+    # The manager is called after every step, and saves after some.
     _after(Manager, "save", lambda _self, curr_step, *_, **__: progress.step(curr_step))
     _within(dcp, "save", "save")
     _within(dcp, "async_save", "save")

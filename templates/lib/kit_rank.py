@@ -5,13 +5,12 @@
     with progress.phase("evaluate"):   # start, rendezvous, data, compute, communicate, save, evaluate, compile
         ...
 
-A report is one write of 384 bytes into a file of this rank in /dev/shm: some ten microseconds. Its first line is what the rank does
-now, its second how many seconds it has spent in each phase, for `kit time`. Nothing goes to a disk or to another node. The
-monitor's step on this node reads the files of all its ranks. Where there is no monitor, as outside a run, nothing is written.
-With the first report a handler of signal 62 is set, unless the program has one: by it `kit stacks` and the evidence of a stall get
-the Python stacks of all threads, into a second file there, while the program continues.
-Once torch.distributed is in use, kit_recorder.py tells the same evidence what this rank's last collectives were.
-Any Python from 3.8; nothing to install.
+A report is one write of 384 bytes into this rank's file in /dev/shm, and takes some ten microseconds. Its first line tells what the
+rank does now, its second how many seconds it has spent in each phase, for `kit time`. Nothing goes to a disk or to another node.
+The monitor's step on this node reads the files of all its ranks. Without a monitor, as outside a run, nothing is written. The first
+report sets a handler of signal 62, unless the program has one. With it, `kit stacks` and the evidence of a stall get the Python
+stacks of all threads, in a second file there, while the program continues. Once torch.distributed is in use, kit_recorder.py adds
+this rank's last collectives to the same evidence. Works with any Python from 3.8, and needs no installation.
 """
 
 import atexit
@@ -24,28 +23,28 @@ from contextlib import contextmanager
 
 __all__ = ["progress"]
 
-# Slow by nature, and so with limits of their own: start, compile, save, evaluate.
+# start, compile, save and evaluate are slow by nature, so they have their own limits.
 PHASES = ("start", "rendezvous", "data", "compute", "communicate", "save", "evaluate", "compile")
-# What `kit time` is told of, in this order. The first step is apart from the others, since most programs compile in it; and what
-# follows the last one, up to the end of the process.
+# The times that `kit time` reads, in this order. `first` is the first step, separate because most programs compile in it. `end` is
+# the time after the last step, up to the end of the process.
 SPENT = (*PHASES, "first", "end")
 _BYTES, _SPENT_BYTES = 128, 256
-# evidence.sh sends it. A real-time signal, since programs and their libraries use USR1 and USR2.
+# The signal that evidence.sh sends: a real-time signal, because programs and their libraries use USR1 and USR2.
 _STACKS_SIGNAL = 62
-# The longest time between two reports counts for some thousand reports: an evaluation without a phase of its own comes back.
+# The longest time between two reports counts for some thousand reports, because an evaluation without its own phase comes back.
 _FORGET = 0.9995
-# What a step takes is said as the median of so many: one that was slow by chance makes no straggler.
+# The time of a step is the median of this many steps, so that one step that is slow by chance makes no straggler.
 _STEPS = 5
-# And it is said of no fewer: programs compile, and warm caches up, in more than the first.
+# It is reported only from this many steps on: programs compile, and warm up caches, in more than the first step.
 _LEAST_STEPS = 3
-# These have a limit of their own, by the longest that there was.
+# Phases that have their own limit, by the longest time that they took.
 _SLOW = frozenset({"save", "evaluate", "compile"})
-# The monitor's step may start after the ranks: its folder is looked for again, this often.
+# The monitor's step may start after the ranks, so a rank looks for its folder again at this interval.
 _AGAIN_S = 1.0
 
 
 class Progress:
-    """One rank's step and phase. folder: made by the monitor's step; none outside a run."""
+    """One rank's step and phase. folder: made by the monitor's step; None outside a run."""
 
     def __init__(self, folder=None, name=None):
         self._folder = folder if folder is not None else _folder()
@@ -53,7 +52,7 @@ class Progress:
         self._step, self._phase = 0, "start"
         self._took, self._every = 0.0, 0
         self._waited, self._read, self._longest = 0.0, 0.0, 0.0
-        # Seconds since the last step in the phases communicate and data; of the last steps what each took, waited and read.
+        # Seconds since the last step in the phases communicate and data. For each of the last steps: time taken, waited, read.
         self._inside = {"communicate": 0.0, "data": 0.0}
         self._steps = []
         self._slowest = {}
@@ -63,14 +62,14 @@ class Progress:
         self._looked = float("-inf")
         now, self._began = time.monotonic(), _began()
         self._spent, self._since = dict.fromkeys(SPENT, 0.0), now - max(0.0, time.time() - self._began)
-        # Steps done when this process began its loop; None before. warm: one was made since.
+        # _first: steps done when this process began its loop; None before. _warm: whether a step was made since.
         self._first, self._warm, self._ended = None, False, 0.0
         self._tell()
         if self._handle is not None:
             atexit.register(self._end)
 
     def step(self, done):
-        """`done` steps are done, and the next one begins."""
+        """Report that `done` steps are done, and that the next one begins."""
         now = self._count()
         if self._first is None:
             self._first = int(done)
@@ -92,7 +91,7 @@ class Progress:
 
     @contextmanager
     def phase(self, name):
-        """What is done inside is `name`; then it is again what it was."""
+        """Report the phase `name` inside the block. After it, the phase is again what it was."""
         if name not in PHASES:
             raise ValueError(f"{name!r} is not a phase; there are {' '.join(PHASES)}")
         began = self._count()
@@ -108,13 +107,13 @@ class Progress:
                 self._inside[name] += spent
             elif name in _SLOW:
                 self._slowest[name] = max(spent, self._slowest.get(name, 0.0))
-                # What is slow by nature is not part of a step's time.
+                # A slow phase is not part of a step's time.
                 if self._stepped is not None:
                     self._stepped += spent
             self._tell()
 
     def _count(self, instead=None):
-        """Count the time since the last call for the phase; for `instead` where that is compute. Now, by the monotonic clock."""
+        """Add the time since the last call to the phase, or to `instead` where the phase is compute. Returns the clock."""
         now = time.monotonic()
         name = self._phase
         if name == "compute":
@@ -144,7 +143,7 @@ class Progress:
             both = line.ljust(_BYTES - 1)[: _BYTES - 1] + "\n" + more.ljust(_SPENT_BYTES - 1)[: _SPENT_BYTES - 1] + "\n"
             os.pwrite(handle, both.encode(), 0)
         except OSError:
-            # A report is never worth a rank.
+            # A failed report must not end a rank.
             self._handle = self._folder = None
 
     def _open(self):
@@ -166,7 +165,7 @@ class Progress:
 
 
 def _keep(path):
-    """The last report of the process that was this rank before: the monitor may not have seen it yet."""
+    """Keep the last report of the process that was this rank before, because the monitor may not have seen it."""
     try:
         with open(path, "rb") as report:  # noqa: PTH123 - pathlib is imported by no line of this file
             began = report.read(_BYTES + _SPENT_BYTES)[_BYTES:].split()[1].decode()
@@ -176,7 +175,7 @@ def _keep(path):
 
 
 def _began():
-    """When this process began, in seconds since the epoch: proc(5), field 22 of /proc/self/stat, in ticks since boot."""
+    """The start of this process, in seconds since the epoch: proc(5), field 22 of /proc/self/stat, in ticks since boot."""
     try:
         with open("/proc/self/stat", "rb") as stat:  # noqa: PTH123
             ticks = int(stat.read().rpartition(b")")[2].split()[19])
@@ -186,7 +185,7 @@ def _began():
 
 
 def _show_stacks_on_request(path):
-    """evidence.sh sends the signal to a process that has this file open, and to no other."""
+    """Set the handler. evidence.sh sends the signal only to a process that has this file open."""
     if signal.getsignal(_STACKS_SIGNAL) is not signal.SIG_DFL:
         return
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -194,17 +193,17 @@ def _show_stacks_on_request(path):
 
 
 def _recorder(path):
-    """kit_recorder, once torch.distributed has a group; False where there is none that it can read."""
+    """Start kit_recorder. None while torch.distributed has no group; False where there is no recorder to read."""
     try:
         import kit_recorder  # noqa: PLC0415 - a program without torch.distributed never loads it
 
         return kit_recorder.answer_at(path)
-    except Exception:  # noqa: BLE001 - a report is never worth a rank
+    except Exception:  # noqa: BLE001 - a failed report must not end a rank
         return False
 
 
 def _folder():
-    # A process that multiprocessing has spawned is not a rank, though it imports the rank's program, by this name.
+    # A process that multiprocessing has spawned is not a rank, although it imports the rank's program, under this name.
     if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":
         return None
     job = os.environ.get("SLURM_JOB_ID")
@@ -215,9 +214,9 @@ def _name():
     return f"{os.environ.get('KIT_ROLE', '')}@{os.environ.get('RANK', '0')}"
 
 
-# When this node's task began, by worker.sh.
+# The start of this node's task, from worker.sh.
 _WORKER = os.environ.get("KIT_WORKER_BEGAN") or "0"
-# Of the whole job, by the batch script. A role of several counts its own starts in KIT_RESTART_COUNT.
+# The attempt of the whole job, from the batch script. A role of several counts its own starts in KIT_RESTART_COUNT.
 _ATTEMPT = os.environ.get("KIT_ATTEMPT") or os.environ.get("KIT_RESTART_COUNT") or "0"
 
 progress = Progress()

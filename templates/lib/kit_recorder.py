@@ -1,7 +1,8 @@
-"""Answers with this rank's last collectives from torch's flight recorder: their numbers and shapes.
+"""Reports this rank's last collectives, with their numbers and shapes, from torch's flight recorder.
 
-kit_rank loads it with the first step after torch.distributed is there. A thread waits at a pipe: evidence.sh writes a byte, and the
-thread answers with a file beside it. A rank that ends by an exception says the same in its log. Gloo has the recorder, too.
+kit_rank loads it with the first step after torch.distributed is in use. A thread waits at a pipe. evidence.sh writes a byte, and
+the thread answers with a file next to the pipe. A rank that ends by an exception writes the same to its log. Gloo has the recorder,
+too.
 """
 
 import json
@@ -9,13 +10,13 @@ import os
 import sys
 import threading
 
-# Of each process group the last so many.
+# The number of collectives to report of each process group.
 _LAST = 8
 MARK = "kit: collective"
 
 
 def answer_at(path):
-    """Answer at the pipe `path`.ask, by the file `path`. None while torch has no process group, False where it has no recorder."""
+    """Answer at the pipe `path`.ask with the file `path`. None while torch has no process group; False where it has no recorder."""
     import torch.distributed  # noqa: PLC0415
 
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
@@ -27,7 +28,7 @@ def answer_at(path):
     if os.path.lexists(f"{path}.ask"):
         os.unlink(f"{path}.ask")  # noqa: PTH108
     os.mkfifo(f"{path}.ask", 0o600)
-    # Open for both: the pipe never ends, and a read waits without a processor.
+    # Opened for reading and writing: then the pipe never ends, and a read waits without using a CPU.
     pipe = os.open(f"{path}.ask", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     threading.Thread(target=_answer, args=(pipe, path), name="kit-recorder", daemon=True).start()
     before = sys.excepthook
@@ -42,7 +43,7 @@ def answer_at(path):
 
 
 def lines():
-    """`kit: collective GROUP #NUMBER NAME of TYPE SIZES`, `waits` behind those that have not ended; the newest last."""
+    """Lines `kit: collective GROUP #NUMBER NAME of TYPE SIZES`. ` waits` follows those that have not ended. The newest is last."""
     from torch._C._distributed_c10d import _dump_fr_trace_json  # noqa: PLC0415
 
     try:

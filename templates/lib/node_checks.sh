@@ -1,14 +1,14 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # names that other libraries set or read
-# The batch script's side of the preflight: runs the checks on every node, names the nodes that failed, decides what happens then.
+# The batch script's side of the preflight: runs the checks on every node, names the nodes that failed, and decides how to continue.
 
-# Told apart from every code that a program returns by convention: BSD's sysexits call it EX_OSFILE.
+# Exit code of failed checks. Programs do not return it by convention: BSD's sysexits call it EX_OSFILE.
 readonly node_checks_failed_code=72
 readonly node_checks_tries=3
-# Whether a step was ended since it took too long.
+# Whether a step was ended because it took too long.
 declare -i node_checks_timed_out=0
 
-# Pinned means pinned: every start of the ranks, of this job or after a requeue, is from the bytes of the first.
+# Checks that every start of the ranks, also after a requeue, uses the same image bytes as the first.
 node_checks::image() {
     local -i i
     for ((i = 0; i < ${#KIT_IMAGES[@]}; i += 2)); do
@@ -16,12 +16,12 @@ node_checks::image() {
     done
 }
 
-# node_checks::one_image FILE DIGEST: the file's number, size and time say that it is the same one; where they changed, its digest decides.
+# node_checks::one_image FILE DIGEST: inode, size and time show that it is the same file. If they changed, its digest decides.
 node_checks::one_image() {
     [[ "$1" == /* && "$2" == sha256:* ]] || return 0
     local -r record="${KIT_RUN_DIR}/state/image-${2#sha256:}"
     local found digest
-    # A missing image is for the preflight to tell, on every node.
+    # The preflight reports a missing image, on every node.
     found="$(stat --dereference --format='%i %s %.9Y %.9Z' -- "$1" 2>/dev/null)" || return 0
     if [[ -r "${record}" && "${found}" != "$(<"${record}")" ]]; then
         log::info "image $1 is not the file that this run began with; computing its digest"
@@ -34,7 +34,7 @@ node_checks::one_image() {
     printf '%s\n' "${found}" >"${record}"
 }
 
-# The image goes to every node's own disk before anything starts from it there.
+# Copies the image to every node's own disk before anything starts from it.
 node_checks::stage() {
     events::record phase name image
     ((${#KIT_STAGE_ARGV[@]})) || return 0
@@ -57,7 +57,7 @@ node_checks::nodes() {
     if ((${#KIT_PROBE_ARGV[@]})); then
         # The container mounts the cache folder, which the preflight makes.
         if compgen -G "${folder}/*.refused" >/dev/null; then
-            # A probe would start the container from bytes that are not the locked ones.
+            # A probe would start the container from other bytes than the locked ones.
             node_checks::await "${deadline}" false kit-preflight
             [[ -z "${signals_got}" ]] || return 143
             node_checks::judge "${folder}" preflight
@@ -70,8 +70,9 @@ node_checks::nodes() {
     node_checks::judge "${folder}" preflight probe
 }
 
-# node_checks::begin FOLDER DEADLINE: the preflight, until it has begun on every node of the allocation, spares too. It is the first step on
-# these nodes, and one that Slurm cannot reach at that moment ("Communication connection failure") is not broken: the step is started again.
+# node_checks::begin FOLDER DEADLINE: starts the preflight on every node of the allocation, with the spares. It is the first step on
+# these nodes. A node that Slurm cannot reach at that moment ("Communication connection failure") is not broken, so the step is
+# started again.
 node_checks::begin() {
     local -r folder="$1"
     local -i tries
@@ -84,13 +85,13 @@ node_checks::begin() {
             return 0
         fi
         log::info "the preflight did not begin on every node; once more in 2 s"
-        # The other nodes' tasks may still be there.
+        # The tasks of other nodes may still be there.
         steps::end_orphan kit-preflight
         sleep 2
     done
 }
 
-# Seconds more for reading the images whole, which a node does once: at 50 MB/s.
+# Prints the extra seconds for reading the images completely, which a node does once: at 50 MB/s.
 node_checks::reading_s() {
     local word
     local -i bytes=0
@@ -100,7 +101,8 @@ node_checks::reading_s() {
     printf '%d' $((bytes / 50000000))
 }
 
-# node_checks::await DEADLINE ENOUGH STEP…: until each step has ended or the command ENOUGH succeeds; a step that hangs is ended at the deadline.
+# node_checks::await DEADLINE ENOUGH STEP…: waits until each step has ended or the command ENOUGH succeeds. Ends a step that hangs
+# at the deadline.
 node_checks::await() {
     local -ri deadline="$1"
     local -r enough="$2"
@@ -120,14 +122,14 @@ node_checks::await() {
     done
 }
 
-# Whether the preflight has made its folders on every node. It reports them before the checks that take long.
+# Whether the preflight has made its folders on every node. It reports them before the slow checks.
 node_checks::has_folders() {
     local -a made
     mapfile -t made < <(compgen -G "${KIT_RUN_DIR}/state/preflight/*.folders")
     ((${#made[@]} >= ${#nodes_all[@]}))
 }
 
-# node_checks::judge FOLDER CHECK…: names the nodes that one of these checks failed on, or that gave no answer.
+# node_checks::judge FOLDER CHECK…: names the nodes where one of these checks failed or gave no answer.
 node_checks::judge() {
     local -r folder="$1"
     shift
@@ -143,7 +145,7 @@ node_checks::judge() {
             fi
         done
     done
-    # What says that a node is well was for this script alone.
+    # Reports of healthy nodes were only for this script.
     rm -f -- "${folder}"/*.ok "${folder}"/*.folders
     ((${#failed[@]})) || return 0
     for name in "${failed[@]}"; do
@@ -163,7 +165,7 @@ node_checks::judge() {
     return "${node_checks_failed_code}"
 }
 
-# node_checks::say_silent NODE CHECK: it wrote no report.
+# node_checks::say_silent NODE CHECK: reports that the check wrote no report.
 node_checks::say_silent() {
     local said="no answer within ${KIT_PREFLIGHT_TIMEOUT} s"
     ((node_checks_timed_out)) || said="the step ended without a report"
@@ -180,7 +182,7 @@ node_checks::show() {
     done
 }
 
-# `kit submit` avoids these nodes for a day; `kit nodes` lists and forgets them. This job asks for others at once.
+# Adds nodes to those that `kit submit` avoids for a day (`kit nodes` lists and forgets them). This job asks for others at once.
 node_checks::avoid() {
     local -r folder="$1"
     shift
@@ -198,7 +200,7 @@ node_checks::avoid() {
     fi
 }
 
-# One all-reduce over all ranks of each role that the job is for, by the launcher and in the container that the training will use.
+# Runs one all-reduce over all ranks of each main role, with the launcher and in the container that the training will use.
 node_checks::all_reduce() {
     ((KIT_ALL_REDUCE_TIMEOUT)) || return 0
     local -i i

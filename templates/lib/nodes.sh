@@ -1,16 +1,16 @@
 # shellcheck shell=bash
-# Nodes, master address and master port. Only the batch script knows scontrol, so this is worked out once and handed on.
+# Nodes, master address and master port. Only the batch script has scontrol, so it finds these once and passes them on.
 
 nodes_all=()
 nodes_bad=()
 nodes_ports_taken=()
-# What Slurm calls each node's address, and the nodes that the job had at the last look.
+# Slurm's name for each node's address, and the nodes that the job had at the last look.
 declare -A nodes_known_as=()
 nodes_held="" nodes_looked_at=0 nodes_first=""
 
 nodes::resolve() {
     mapfile -t nodes_all < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
-    # scontrol answers 0 and nothing for a list that it cannot read.
+    # scontrol returns 0 and prints nothing for a list that it cannot read.
     if ((${#nodes_all[@]} < KIT_NODES)); then
         log::error "the allocation ${SLURM_JOB_NODELIST} has ${#nodes_all[@]} nodes, the plan wants ${KIT_NODES}"
         return 1
@@ -19,7 +19,7 @@ nodes::resolve() {
     nodes::choose
 }
 
-# The nodes that the ranks run on: the first good ones of the allocation, spares left over. Sets what the ranks are told.
+# Chooses the nodes of the ranks: the first good ones of the allocation. The rest are spares. Sets the variables for the ranks.
 nodes::choose() {
     local name bad address
     local -a chosen=()
@@ -44,8 +44,9 @@ nodes::choose() {
     export KIT_NODE_NAMES="${chosen[*]}"
 }
 
-# nodes::place_ranks NAME…: sets nodes_first, where rank 0 is. The first ranks are on the first node, unless `kit rerun --rotate` has
-# moved them: node-order names the nodes in the order of the ranks. KIT_NODE_RANKS has, for each node as srun numbers them, its place there.
+# nodes::place_ranks NAME…: sets nodes_first, the node of rank 0. The first ranks are on the first node, unless `kit rerun --rotate`
+# has moved them: then node-order lists the nodes in the order of the ranks. KIT_NODE_RANKS holds the place in that list of each
+# node, in srun's order of nodes.
 nodes::place_ranks() {
     local -r file="${KIT_RUN_DIR}/node-order"
     local -a order=() ranks=()
@@ -67,7 +68,7 @@ nodes::place_ranks() {
     export KIT_NODE_RANKS="${ranks[*]}"
 }
 
-# Of all nodes, in one call: `scontrol show node X` fetches the tables of all nodes and partitions, whatever X is.
+# Reads the addresses of all nodes in one call: `scontrol show node X` fetches the tables of all nodes and partitions, for any X.
 nodes::learn_addresses() {
     local name known
     while read -r name known; do
@@ -75,9 +76,9 @@ nodes::learn_addresses() {
     done < <(sinfo --noheader --all --Node --nodes="${SLURM_JOB_NODELIST}" --format='%N %o' 2>/dev/null)
 }
 
-# Slurm's own idea of the node's address, as IPv4: names that resolve to IPv6 first confuse rendezvous. A host name often leads to 127.0.1.1
-# on the host itself (Debian, cloud-init), where no other node gets through: this node then goes by the address that it has on the way to
-# another one.
+# Prints the node's address as Slurm knows it, as IPv4: names that resolve to IPv6 first confuse rendezvous. On the host itself, its
+# name often resolves to 127.0.1.1 (Debian, cloud-init), which no other node can reach. Then this node uses the address of its route
+# to another node.
 nodes::address() {
     local address other
     address="$(nodes::look_up "$1")"
@@ -103,8 +104,8 @@ nodes::address_towards() {
     printf '%s' "${found}"
 }
 
-# Which nodes the job still has, in one call, at most one a second; 1 when Slurm gives no answer. A node that Slurm has given up on is out
-# of the job, for good, even when it comes back.
+# Asks Slurm for the nodes that the job still has, at most once a second. Returns 1 where Slurm gives no answer. A node that Slurm
+# has given up on stays out of the job, even when it comes back.
 nodes::look() {
     local held
     ((EPOCHSECONDS != nodes_looked_at)) || return 0
@@ -113,7 +114,7 @@ nodes::look() {
     nodes_looked_at="${EPOCHSECONDS}"
 }
 
-# nodes::lost NAME…: prints those that were out of the job at the last look; 1 when there are none.
+# nodes::lost NAME…: prints those that were out of the job at the last look. Returns 1 where there are none.
 nodes::lost() {
     local name
     local -i found=1
@@ -127,15 +128,15 @@ nodes::lost() {
     return "${found}"
 }
 
-# nodes::short NAME…: as Slurm writes a list of nodes, w[1-256]; asks nobody.
+# nodes::short NAME…: prints a list of nodes as Slurm writes it, w[1-256]. Does not ask the controller.
 nodes::short() {
     local short
     short="$(IFS=,; scontrol show hostlist "$*" 2>/dev/null)"
     printf '%s' "${short:-$*}"
 }
 
-# nodes::find_lost NAME…: looks, and adds to nodes_bad those that are out of the job, down or failing. A node that does not answer may
-# train on: Slurm waits for it, and so does this script.
+# nodes::find_lost NAME…: adds to nodes_bad the nodes that are out of the job, down or failing. A node that does not answer may
+# still train: Slurm waits for it, and so does this script.
 nodes::find_lost() {
     local name state
     nodes::look
@@ -157,7 +158,7 @@ nodes::give_up() {
     nodes_bad+=("$1")
 }
 
-# nodes::ordered NAME…: in the order of the allocation, as srun numbers the nodes of a step.
+# nodes::ordered NAME…: prints them in the order of the allocation, in which srun numbers the nodes of a step.
 nodes::ordered() {
     local name
     for name in "${nodes_all[@]}"; do
@@ -165,9 +166,9 @@ nodes::ordered() {
     done
 }
 
-# nodes::choose_port BASE ADDRESS INDEX: sets nodes_port. From the job's id, so that two jobs on one node differ, from the attempt, so
-# that a restart does not wait for the old socket, and from the index, for several ports of one job; moved on while something listens
-# there. The range stays below Linux's ephemeral ports (32768 on).
+# nodes::choose_port BASE ADDRESS INDEX: sets nodes_port. It depends on the job's id, so that two jobs on one node differ, on the
+# attempt, so that a restart does not wait for the old socket, and on the index, for several ports of one job. If something listens
+# there, the next port is tried. The range stays below Linux's ephemeral ports (from 32768).
 nodes::choose_port() {
     local -ri base="$1" span=10000
     local -ri offset=$(((SLURM_JOB_ID + KIT_RESTART_COUNT * 13 + $3 * 1009) % span))
@@ -184,7 +185,7 @@ nodes::choose_port() {
     return 1
 }
 
-# The port where the ranks of a plain job meet.
+# Chooses the port where the ranks of a plain job meet.
 nodes::choose_master_port() {
     nodes::choose_port "${KIT_MASTER_PORT_BASE}" "${KIT_MASTER_ADDR}" 0 || return 1
     export KIT_MASTER_PORT="${nodes_port}"
@@ -198,7 +199,7 @@ nodes::listening() {
     (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null
 }
 
-# nodes::replace NAME: a spare takes the place of a lost node among the chosen ones; 1 when there is none left.
+# nodes::replace NAME: replaces a lost node by a spare among the chosen nodes. Returns 1 where no spare is left.
 nodes::replace() {
     local spare
     local -a chosen

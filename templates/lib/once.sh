@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # steps_code, failures_name and environment_job are those of lib/steps.sh, failures.sh and environment.sh
-# The lines of [once]: on the first node, before any rank, once per job. A start after a requeue does not repeat them.
+# shellcheck disable=SC2154 # lib/steps.sh, failures.sh and environment.sh set steps_code, failures_name and environment_job
+# Runs the lines of [once]: on the first node, before any rank, once per job. A start after a requeue does not repeat them.
 
-# Seconds between looks for a record of lines that lost their slurmstepd: srun would wait for them without end.
+# Seconds between checks for lines that lost their slurmstepd. srun would wait for them forever.
 readonly once_look_s=5
 
 once::run() {
@@ -14,7 +14,7 @@ once::run() {
     steps::set_env "KIT_FAILURES=${failures_name}"
     KIT_NODE_NAMES="${KIT_NODE_NAMES%% *}" steps::start kit-once "${KIT_ONCE_ARGV[@]}"
     once::wait
-    # 128 + SIGKILL, as for a rank that is killed itself.
+    # 128 + SIGKILL, as for a rank that is killed.
     code=$((once_lost ? 137 : steps_code))
     [[ -z "${signals_got}" ]] || return 143
     if ((code)); then
@@ -25,15 +25,16 @@ once::run() {
     : >"${done_file}"
 }
 
-# Until the step has ended. Slurm does not notice that the slurmstepd of its lines is gone: they record it themselves (orphans.sh), but under
-# Pyxis the image's files go at the same moment, and nothing in the container can write any more. So this script looks, too.
+# Waits until the step has ended. Slurm does not notice when the slurmstepd of its lines is gone. The lines record that themselves
+# (orphans.sh), but under Pyxis the image's files vanish at the same moment, and nothing in the container can write. So this script
+# checks too.
 once::wait() {
     local -i next=$((EPOCHSECONDS + once_look_s)) missed=0
     local once_step=""
     until steps::ended kit-once; do
         if ((EPOCHSECONDS >= next)); then
             next=$((EPOCHSECONDS + once_look_s))
-            # Slurm names a step some moments before its slurmstepd is there.
+            # Slurm lists a step some moments before its slurmstepd exists.
             if once::misses_slurmstepd; then missed+=1; else missed=0; fi
             if ((missed >= 2)) || failures::any once; then
                 steps::doom kit-once "slurmstepd, by which Slurm runs it, is gone"
@@ -45,15 +46,16 @@ once::wait() {
     done
 }
 
-# Whether Slurm has a step that no slurmstepd runs. Only where it would be seen: on this node, where the batch script's own is.
+# Whether Slurm has a step that no slurmstepd runs. Checked only where it can be seen: on this node, which has the batch script's
+# slurmstepd.
 once::misses_slurmstepd() {
     [[ "${KIT_NODE_NAMES%% *}" == "${SLURMD_NODENAME:-}" ]] && once::has_slurmstepd batch || return 1
-    # One question: the number stays.
+    # Ask once: the number does not change.
     [[ -n "${once_step}" ]] || read -r once_step _ < <(steps::ids kit-once) || return 1
     ! once::has_slurmstepd "${once_step##*.}"
 }
 
-# once::has_slurmstepd STEP: by the title that slurmstepd gives itself.
+# once::has_slurmstepd STEP: looks for the title that slurmstepd gives itself.
 once::has_slurmstepd() {
     local path line
     while read -r path; do

@@ -1,16 +1,16 @@
 # shellcheck shell=bash
-# A slurmstepd that is killed (by hand, or for memory) leaves its tasks behind: they run on, Slurm hears no more of them, srun waits for
-# them without end, and nobody can end them. So each task looks after itself: once its slurmstepd is gone, it records that its rank was
-# killed, which ends the step as any failed rank does, and takes its processes with it. The watch lives as long as the pipe that the
-# task's own process holds open, as heartbeat.sh has it.
+# Watches for a killed slurmstepd (killed by hand, or for memory). Its tasks continue, Slurm loses contact with them, srun waits for
+# them forever, and nobody can end them. So each task watches its own slurmstepd. Once it is gone, the task records that its rank
+# was killed, which ends the step like any failed rank, and kills its processes. The watch lives as long as the pipe that the task's
+# own process holds open, as in heartbeat.sh.
 
-# Seconds between looks; each reads one file of /proc.
+# Seconds between checks, and before a second check. Each reads one file of /proc.
 readonly orphans_look_s=5 orphans_again_s=0.5
-# 128 + SIGKILL, as for a rank that is killed itself.
+# 128 + SIGKILL, as for a rank that is killed.
 readonly orphans_code=137
 
-# orphans::watch RANK: of this task; `once`: of the lines of [once]. Sets KIT_TASK_FD, the pipe's number, into which rank.sh writes a line
-# when its program has ended, and KIT_SLURMSTEPD, by which a rank sees that its slurmstepd is gone.
+# orphans::watch RANK: starts the watch of this task; `once` stands for the lines of [once]. Sets KIT_TASK_FD, the pipe's number, to
+# which rank.sh writes a line when its program has ended, and KIT_SLURMSTEPD, by which a rank sees that its slurmstepd is gone.
 orphans::watch() {
     if [[ -n "${KIT_TASK_FD:-}" ]]; then
         # bubblewrap.sh watches outside the container; it does not know which rank this is.
@@ -22,13 +22,13 @@ orphans::watch() {
     export KIT_SLURMSTEPD KIT_TASK_FD
 }
 
-# Tells the watch that the task has ended by itself.
+# Tells the watch that the task has ended normally.
 orphans::ended() {
     [[ -z "${KIT_TASK_FD:-}" ]] || { printf 'ended\n' >&"${KIT_TASK_FD}"; } 2>&- || true
 }
 
-# The nearest slurmstepd above this shell, past the container runtime's processes; 1 where there is none to be seen: in a PID namespace, or
-# where users do not see the processes of others (hidepid).
+# Finds the nearest slurmstepd above this shell, past the container runtime's processes. Returns 1 where none is visible: in a PID
+# namespace, or where users do not see the processes of others (hidepid).
 orphans::find_slurmstepd() {
     KIT_SLURMSTEPD=$$
     while orphans::read_parent "${KIT_SLURMSTEPD}" && ((orphans_parent > 1)); do
@@ -39,7 +39,7 @@ orphans::find_slurmstepd() {
     return 1
 }
 
-# Field 4 of proc(5)'s stat, after a name that may hold anything; 1 when the process is gone.
+# Reads field 4 of proc(5)'s stat, after a name that may hold anything. Returns 1 when the process is gone.
 orphans::read_parent() {
     local line=""
     orphans_parent=0
@@ -47,34 +47,34 @@ orphans::read_parent() {
     read -r _ orphans_parent _ <<<"${line##*) }"
 }
 
-# orphans::has_lost SLURMSTEPD: whether it is gone, at two looks: a busy machine may fail one of them, for want of memory or of a file number,
-# and what follows ends the task.
+# orphans::has_lost SLURMSTEPD: whether it is gone, in two checks: a busy machine may fail one of them, for lack of memory or file
+# numbers, and the answer ends the task.
 orphans::has_lost() {
     ! orphans::is_slurmstepd "$1" || return 1
     sleep "${orphans_again_s}" 2>&-
     ! orphans::is_slurmstepd "$1"
 }
 
-# Whether it is one and lives; a dead one may be there until its parent has taken note. Here and below messages go nowhere by a closed
-# stderr: where Slurm has ended the FUSE daemons of a container, /dev/null cannot be opened, and bash would not read at all.
+# Whether it is a slurmstepd and lives. A dead one may stay until its parent reaps it. Here and below, messages are discarded by
+# closing stderr: where Slurm has ended the FUSE daemons of a container, /dev/null cannot be opened, and bash would not read at all.
 orphans::is_slurmstepd() {
     local line=""
     { read -r line <"/proc/$1/stat"; } 2>&-
     [[ "${line}" == *"(slurmstepd) "[!ZX]* ]]
 }
 
-# orphans::watch_container RUN-DIR: called outside a container with a PID namespace of its own: from inside no slurmstepd can be seen, and
+# orphans::watch_container RUN-DIR: called outside a container with its own PID namespace. From inside no slurmstepd is visible, and
 # all processes of the namespace die at once. The worker inside names its rank through the pipe.
 orphans::watch_container() {
     [[ -n "${KIT_FAILURES:-}" && -n "${SLURM_PROCID:-}" ]] || return 0
     orphans::find_slurmstepd || return 0
     exec {KIT_TASK_FD}> >(KIT_RUN_DIR="$1" orphans::loop "${KIT_SLURMSTEPD}" "${SLURM_PROCID}")
     export KIT_TASK_FD
-    # Inside the container this number is another process's.
+    # Inside the container this number belongs to another process.
     unset KIT_SLURMSTEPD
 }
 
-# orphans::end_without SLURMSTEPD: ends this script, and what it became and started, once its slurmstepd is gone: nobody else would.
+# orphans::end_without SLURMSTEPD: ends this script and its children once its slurmstepd is gone. Nobody else would end them.
 orphans::end_without() {
     local path
     while kill -0 "$$" 2>/dev/null; do
@@ -104,7 +104,7 @@ orphans::loop() {
             [[ "${line}" == "rank "* ]] || return 0
             rank="${line#rank }"
         elif ((status <= 128)); then
-            # The end of the pipe without a line: torchrun has ended, or the task was killed, as bubblewrap does when its parent is gone.
+            # The pipe ended without a line: torchrun has ended, or the task was killed, as bubblewrap does when its parent is gone.
             orphans::has_lost "$1" || return 0
             orphans::collect
             [[ "${KIT_SHAPE:-srun}" == srun || -n "${orphans_rank_left}" ]] || return 0
@@ -126,8 +126,8 @@ orphans::say() {
     log::error "slurmstepd, by which Slurm runs ${runs}, is gone: killed, or out of memory; ${ends}" 2>>"${log}"
 }
 
-# The processes of this task but this one, in orphans_pids, and whether the shell of a rank is among them. They are known by their
-# environment, which nobody but their user can read. Bash alone, since an image may lack grep.
+# Sets orphans_pids to the processes of this task except this one, and orphans_rank_left if the shell of a rank is among them.
+# Processes are recognised by their environment, which only their user can read. Uses only bash, because an image may lack grep.
 orphans::collect() {
     local path all IFS=$'\n'
     local -a words

@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# Slurm may write what the batch script says outside the run folder (slurm.output, slurm.error). Links among the run's logs lead there.
+# Links from the run's logs to the files that Slurm writes outside the run folder (slurm.output, slurm.error).
 
 output_links::link() {
-    # By hand, the output is the user's terminal.
+    # When the script runs by hand, its output is the user's terminal.
     [[ -n "${environment_batch}" ]] || return 0
     output_links::link_one batch "/proc/$$/fd/1"
     output_links::link_one error "/proc/$$/fd/2"
 }
 
-# output_links::link_one NAME FD: nothing where a log of the run is that file already.
+# output_links::link_one NAME FD: makes no link where a log of the run is already that file.
 output_links::link_one() {
     local -r name="$1" fd="$2"
     local log

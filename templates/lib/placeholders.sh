@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Addresses and ports are known only when the job runs: `{NAME.address}`, `{NAME.nodes}` and `{NAME.port.PORT}` in a role's command and
-# environment become those of role NAME, `{self.index}` which the role is of those with the same program. Other text in braces stays as it
-# is.
+# Fills in addresses and ports, which are known only when the job runs. In a role's command and environment, `{NAME.address}`,
+# `{NAME.nodes}` and `{NAME.port.PORT}` become those of role NAME. `{self.index}` becomes the role's number among those with the
+# same program. Other text in braces stays unchanged.
 
-# placeholders::all ARRAY…: in place.
+# placeholders::all ARRAY…: fills in the arrays in place.
 placeholders::all() {
     local array_name index
     for array_name in "$@"; do

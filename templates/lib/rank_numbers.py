@@ -1,11 +1,11 @@
-"""Runs a rank's program as it is, and writes what it computes on this rank to ranks/rank-<n>.jsonl: for `kit rerun --rotate`.
+"""Runs a rank's program unchanged, and writes digests of what it computes to ranks/rank-<n>.jsonl, for `kit rerun --rotate`.
 
     python rank_numbers.py train.py --lr 1      python rank_numbers.py -m package.train
 
-A line for each optimizer step: `forward`, a digest of what all modules of the rank gave, and `gradient`, one of the gradients as
-this rank has them before they are summed over ranks. A digest is the sum of the tensors' bits as whole numbers: each bit counts,
-in whatever order a machine adds. Sharded parameters (FSDP2) get their gradients outside of autograd: they are not in `gradient`.
-Nothing that is computed is changed. Without torch the program runs as it is, and nothing is written.
+Each optimizer step adds a line. `forward` is a digest of the outputs of all modules on this rank. `gradient` is a digest of the
+gradients on this rank, before they are summed over ranks. A digest is the sum of the tensors' bits as integers: each bit counts,
+in whatever order a machine adds. `gradient` leaves out sharded parameters (FSDP2), which get their gradients outside of autograd.
+The computation itself is not changed. Without torch the program runs unchanged, and nothing is written.
 """
 
 import importlib
@@ -26,7 +26,7 @@ class Numbers:
         self._file = None
 
     def watch(self):
-        """From now on, in all modules and optimizers of this process."""
+        """Start to watch all modules and optimizers of this process."""
         torch = self._torch
         torch.nn.modules.module.register_module_forward_pre_hook(self._before)
         torch.nn.modules.module.register_module_forward_hook(self._after)
@@ -48,7 +48,7 @@ class Numbers:
                 self._add("forward", tensor)
 
     def _add(self, name, tensor):
-        """No number is fetched here: on a GPU that would wait for it."""
+        """Add a tensor to a digest. No number is fetched here, because on a GPU that would wait for it."""
         torch = self._torch
         if torch.compiler.is_compiling() or tensor.is_meta:
             return
@@ -67,13 +67,13 @@ class Numbers:
         found = {name: int(value.item()) for name, value in sorted(self._sums.items())}
         self._sums = {}
         if self._file is None:
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)  # noqa: PTH103, PTH120 - as kit_rank has it
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)  # noqa: PTH103, PTH120 - as in kit_rank
             self._file = open(self._path, "a", buffering=1)  # noqa: PTH123, SIM115
         self._file.write(json.dumps({"step": self._step, **found}) + "\n")
 
 
 def main(words):
-    """Become the program."""
+    """Run the program in this process."""
     if importlib.util.find_spec("torch") is not None:
         import torch  # noqa: PLC0415 - a machine may have none
 

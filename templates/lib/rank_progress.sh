@@ -1,31 +1,33 @@
 # shellcheck shell=bash
-# What the ranks of this node report (kit_rank.py), collected: one line a look for all of them, in one file a node, whatever their number;
-# and how many seconds each process of a rank has spent on what, in a file that is written anew.
+# Collects the reports of this node's ranks (kit_rank.py). Each look writes one line for all ranks, into one file for each node. A
+# second file, which is rewritten, holds the seconds that each process of a rank has spent in each phase.
 
-# Seconds between looks, and between lines. Where a rank has reported nothing for eight seconds every look is written: a stall is near. What
-# does not change is written for a minute all the same; then this often, so that a reader can tell a quiet node from a dead collector.
-# The seconds spent are written once every so often, and when the monitor ends.
+# Seconds between looks, and between lines. Where a rank has reported nothing for eight seconds, every look is written, because a
+# stall may be near. A line that does not change is still written for a minute. After that it is written only every
+# rank_progress_quiet seconds, so that a reader can tell a quiet node from a dead collector. The seconds spent are written at their
+# own interval, and when the monitor ends.
 readonly rank_progress_every=2 rank_progress_lines=6 rank_progress_late=8 rank_progress_soon=60 rank_progress_quiet=30 rank_progress_spent_every=30
-# Where no rank reports anything, its processes are looked at this often, and not before: each look reads some files of /proc for each
-# process of the node.
+# Where no rank reports anything, its processes are examined at this interval, and not before: each look reads some files of /proc
+# for each process of the node.
 readonly rank_progress_signs_every=30
-# A rank that has been saving for so many seconds is asked for what it writes. Who writes so many bytes between two looks does not stand
-# still, however short the saves before were; heartbeats and lines of a log come to less.
+# Once a rank has been saving for this many seconds, its written bytes are read. A rank that writes this many bytes between two
+# looks is not stalled, however short its earlier saves were. Heartbeats and lines of a log come to less.
 readonly rank_progress_saves=4 rank_progress_written=65536
 declare -A rank_progress_bytes=() rank_progress_wrote=()
 rank_progress_folder=""
 
-# rank_progress::begin: the folder that ranks write to. They write nothing where there is none.
+# rank_progress::begin: makes the folder that ranks write to. Without the folder they write nothing.
 rank_progress::begin() {
     rank_progress_folder="/dev/shm/kit-${EUID}-${SLURM_JOB_ID}"
     rank_progress::sweep
     mkdir -m 0700 -- "${rank_progress_folder}" 2>/dev/null || [[ -O "${rank_progress_folder}" && ! -L "${rank_progress_folder}" ]] || return 1
-    # Held while a collector lives: where Slurm killed it with a lost node, the ranks that end find the lock free and remove the folder.
+    # The lock is held while a collector lives. If Slurm killed it with a lost node, ranks that end find the lock free and remove
+    # the folder.
     exec {rank_progress_fd}<"${rank_progress_folder}"
     flock --nonblock "${rank_progress_fd}" || true
 }
 
-# What killed collectors have left: a folder of some minutes whose lock nobody holds.
+# Removes what killed collectors have left: folders older than some minutes whose lock is free.
 rank_progress::sweep() {
     local folder fd
     while IFS= read -r -d '' folder; do
@@ -39,13 +41,13 @@ rank_progress::end() {
     [[ -z "${rank_progress_folder}" ]] || rm -rf -- "${rank_progress_folder}"
 }
 
-# rank_progress::loop FILE: until it is told to end, which is its last look.
+# rank_progress::loop FILE: looks until it is told to end, and then once more.
 rank_progress::loop() {
     local -r file="$1"
     local line last=""
     local -i wrote=0 spent=0 changed=0 looked=EPOCHSECONDS moved=0
     local signs=""
-    # The last look is at reports alone: the end of a job does not wait for a look at all processes.
+    # The last look reads only the reports, so that the end of a job does not wait for a look at all processes.
     trap 'looked=EPOCHSECONDS; wrote=0; rank_progress::look; rank_progress::spent; rank_progress::end; exit 0' TERM HUP INT
     while true; do
         rank_progress::look
@@ -53,15 +55,15 @@ rank_progress::loop() {
             rank_progress::spent
             spent=EPOCHSECONDS
         fi
-        # The trap is not kept waiting: `wait` ends at a signal, and a command does not.
+        # Run it in the background: a signal ends `wait` at once, but not a command, and the trap would have to wait.
         sleep "${rank_progress_every}" {rank_progress_fd}<&- &
         wait "$!"
     done
 }
 
-# Of each rank `ROLE@RANK STEP PHASE SINCE TOOK EVERY LONGEST WAITED READ SLOWEST`, behind tabs; `@quiet SECONDS` where none reports
-# anything. SINCE is when it reported last, or when a rank that saves was last seen to write. The caller's: file, line, last, wrote,
-# changed, looked, moved, signs.
+# Writes for each rank, after a tab, `ROLE@RANK STEP PHASE SINCE TOOK EVERY LONGEST WAITED READ SLOWEST`; `@quiet SECONDS` where no
+# rank reports anything. SINCE is the time of the last report, or for a rank that saves the time when it was last seen to write.
+# Uses the caller's file, line, last, wrote, changed, looked, moved and signs.
 rank_progress::look() {
     local path name step phase since rest
     local -i late=0
@@ -69,7 +71,7 @@ rank_progress::look() {
     local -A does=() reported=() figures=() saving=()
     line=""
     for path in "${rank_progress_folder}"/*@*; do
-        # Behind a ~ is what a process left that is gone.
+        # A name with a ~ is the report of a process that is gone.
         [[ -r "${path}" && "${path}" != *~* ]] || continue
         read -r step phase since rest <"${path}" 2>/dev/null || continue
         name="${path##*/}"
@@ -95,7 +97,7 @@ rank_progress::look() {
     printf '%s%s\n' "${EPOCHREALTIME/,/.}" "${line}" >>"${file}" && last="${line}" wrote=EPOCHSECONDS
 }
 
-# The caller's saving: when each of these ranks reported last; where it has written since, when that was seen.
+# Sets the caller's saving: the time of each rank's last report, or of its last write that was seen since.
 rank_progress::look_who_writes() {
     local name
     local -A bytes=()
@@ -112,8 +114,9 @@ rank_progress::look_who_writes() {
     done
 }
 
-# A line for each process: `TIME<tab>ROLE@RANK <what rank_progress::look has><tab>ATTEMPT BEGAN WORKER ENDED FIRST SECONDS…`. Each start of the
-# job has a file of its own, where a rank reports. Moved into place, so that a reader finds all of it.
+# Writes a line for each process: `TIME<tab>ROLE@RANK <fields of rank_progress::look><tab>ATTEMPT BEGAN WORKER ENDED FIRST
+# SECONDS…`. Each start of the job has its own file, if a rank reports. It is renamed into place, so that a reader always finds a
+# complete file.
 rank_progress::spent() {
     local -r to="${file%.progress}.${SLURM_RESTART_COUNT:-0}.spent"
     local path text more name lines=""
@@ -127,7 +130,7 @@ rank_progress::spent() {
     [[ -z "${lines}" ]] || { printf '%s' "${lines}" >"${to}.new" && mv -f -- "${to}.new" "${to}"; }
 }
 
-# How long the ranks of this node have used less than a hundredth of a CPU, written nothing and left its GPUs alone.
+# Measures how long the ranks of this node have used less than a hundredth of a CPU, written nothing and left its GPUs idle.
 rank_progress::look_for_signs() {
     local -i ticks=0 written=0 seconds busy=0
     ((EPOCHSECONDS - looked >= rank_progress_signs_every)) || return 0
@@ -137,7 +140,7 @@ rank_progress::look_for_signs() {
     if command -v nvidia-smi >/dev/null; then
         busy="$(timeout 10 nvidia-smi --query-gpu=utilization.gpu --format=csv,noheader,nounits 2>/dev/null | awk '$1 > 0 { n++ } END { print n + 0 }')"
     fi
-    # A tick is a hundredth of a second. A process that ends takes its numbers with it: that is a sign, too.
+    # A tick is a hundredth of a second. When a process ends, its numbers disappear, and that is also a sign of life.
     if [[ -z "${signs}" ]] || ((busy || written != ${signs#* } || ticks < ${signs% *} || ticks - ${signs% *} > seconds)); then
         moved=EPOCHSECONDS
     fi
@@ -145,7 +148,7 @@ rank_progress::look_for_signs() {
     line=$'\t'"@quiet $((EPOCHSECONDS - moved))"
 }
 
-# What the processes of each rank on this node have written, by ROLE@RANK. The caller's: bytes.
+# Sums the bytes that the processes of each rank on this node have written, by ROLE@RANK, into the caller's bytes.
 rank_progress::bytes_of_ranks() {
     local path word name count role rank
     local -a found words
@@ -165,7 +168,7 @@ rank_progress::bytes_of_ranks() {
     done
 }
 
-# The environments of the ranks' processes on this node. The caller's: found.
+# Sets the caller's found to the environment files of the ranks' processes on this node.
 rank_progress::processes() {
     mapfile -t found < <(grep -lzxF -- "SLURM_JOB_ID=${SLURM_JOB_ID}" /proc/[0-9]*/environ 2>/dev/null)
     ((${#found[@]})) || return 1
@@ -173,8 +176,8 @@ rank_progress::processes() {
     ((${#found[@]}))
 }
 
-# Of the ranks' processes on this node: their CPU time, and what they have written to files and sockets, as proc(5) counts it. 1: there are
-# none, or they are not to be seen. The caller's: ticks, written.
+# Sums over the ranks' processes on this node: their CPU time, and the bytes written to files and sockets, as proc(5) counts them.
+# Returns 1 where there are none, or they are not visible. Uses the caller's ticks and written.
 rank_progress::sum_up() {
     local path name count text
     local -a found fields

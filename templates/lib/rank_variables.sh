@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# Slurm's variables become the frameworks'. They are read here, in the task: expanded any earlier, every rank would be rank 0.
-# SLURM_TASKS_PER_NODE is never read: its compressed form, `4(x2)`, is not a number.
+# Turns Slurm's variables into those of the frameworks. They are read here, in the task: expanded earlier, every rank would be rank
+# 0. SLURM_TASKS_PER_NODE is never read, because its compressed form, `4(x2)`, is not a number.
 
 rank_variables::require_slurm() {
-    # For kit_rank: when the container was there.
+    # For kit_rank: the time when the container was ready.
     export KIT_WORKER_BEGAN="${EPOCHREALTIME/,/.}"
     if [[ -z "${SLURM_PROCID:-}" || -z "${KIT_MASTER_ADDR:-}" ]]; then
         log::error "this script runs as a Slurm task, started by batch.sh"
         exit 2
     fi
-    # Entries of torch's flight recorder, which kit_recorder.py reads at a stall. Gloo has one, too.
+    # Number of entries of torch's flight recorder, which kit_recorder.py reads at a stall. Gloo has one, too.
     export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}"
     export MASTER_ADDR="${KIT_MASTER_ADDR}" MASTER_PORT="${KIT_MASTER_PORT}"
 }
@@ -21,7 +21,7 @@ rank_variables::from_slurm() {
     [[ -z "${KIT_NODE_RANKS:-}" ]] || RANK=$((NODE_RANK * KIT_RANKS_PER_NODE + SLURM_LOCALID))
 }
 
-# Slurm's own number of the node, unless `kit rerun --rotate` has moved the ranks (lib/nodes.sh).
+# Uses Slurm's own number of the node, unless `kit rerun --rotate` has moved the ranks (lib/nodes.sh).
 rank_variables::set_node_rank() {
     local -a moved
     read -ra moved <<<"${KIT_NODE_RANKS:-}"
@@ -29,7 +29,7 @@ rank_variables::set_node_rank() {
 }
 
 rank_variables::node_from_slurm() {
-    # torchrun sets the ranks of its children itself; what Pyxis or an outer job left would mislead it.
+    # torchrun sets the ranks of its children itself. Values from Pyxis or an outer job would mislead it.
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK
     rank_variables::set_node_rank
 }
@@ -42,10 +42,10 @@ rank_variables::torchrun_argv() {
     fi
     KIT_TORCHRUN_ARGV+=(--nnodes="${KIT_NNODES}" --nproc-per-node="${KIT_RANKS_PER_NODE}" --max-restarts="${KIT_MAX_RESTARTS}" "${KIT_TORCHRUN_OPTIONS[@]}")
     case "${KIT_RENDEZVOUS}" in
-        static) # The node rank is given, so that rank 0 is where MASTER_ADDR points.
+        static) # The node rank is given, so that rank 0 is on the node of MASTER_ADDR.
             KIT_TORCHRUN_ARGV+=(--node-rank="${NODE_RANK}" --master-addr="${MASTER_ADDR}" --master-port="${MASTER_PORT}")
             ;;
-        c10d) # Who holds the store is said: left to itself, torch compares host names, which containers may share.
+        c10d) # is_host names the holder of the store. Without it torch compares host names, which containers may share.
             KIT_TORCHRUN_ARGV+=(
                 --rdzv-backend=c10d
                 --rdzv-endpoint="${MASTER_ADDR}:${MASTER_PORT}"
@@ -56,7 +56,8 @@ rank_variables::torchrun_argv() {
     esac
 }
 
-# rank_variables::choose_gpus INDICES: those of the node's GPUs that are this role's, by their places in what Slurm gave the job; all when none are named.
+# rank_variables::choose_gpus INDICES: chooses this role's GPUs by their places among the GPUs that Slurm gave the job. Without
+# INDICES: all.
 rank_variables::choose_gpus() {
     local -a wanted given chosen=()
     local index

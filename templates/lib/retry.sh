@@ -1,34 +1,35 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # names that other libraries set or read
-# Attempts. KIT_RESTART_COUNT counts every start of the ranks in this run, inside one allocation and over requeues: programs find a
-# number that only grows, and every attempt has a port and a record of failures of its own.
+# Attempts. KIT_RESTART_COUNT counts every start of the ranks in this run, inside one allocation and over requeues. So programs see
+# a number that only grows, and every attempt has its own port and its own record of failures.
 
 readonly retry_file="${KIT_RUN_DIR}/state/attempts" retry_queued_file="${KIT_RUN_DIR}/state/requeues"
 declare -i retry_in_allocation=0
-# Until the first attempt.
+# The value until the first attempt.
 export KIT_RESTART_COUNT="${SLURM_RESTART_COUNT:-0}"
 retry_possible=1
-# What a run ends with that gets nowhere, and whether it does. No requeue follows.
+# The exit code of a run that makes no progress, and whether this is one. No requeue follows.
 readonly retry_nowhere_code=77 retry_progress_file="${KIT_RUN_DIR}/state/furthest"
-# 128 + SIGTERM: of a job that was preempted and whose ranks ended with 0.
+# 128 + SIGTERM: the exit code of a job that was preempted and whose ranks ended with 0.
 readonly retry_doubted_code=143
 # The collector of a node looks every five seconds.
 readonly retry_look_s=6
 retry_nowhere=""
-# Nodes that failed, for the next start to do without.
+# Failed nodes that the next start must leave out.
 retry_without=""
 
 retry::leave_out() {
     retry_without="$1"
 }
 
-# Seconds that the ranks get after a signal, before they are killed: less than Slurm leaves this script, which has to report it and clean up.
+# Prints the seconds that the ranks get after a signal before they are killed. It is less than Slurm gives this script, which must
+# still report and clean up.
 retry::time_to_save() {
     local -i seconds=30
     case "$1" in
         USR1) seconds=$((KIT_LEAD > 30 ? KIT_LEAD - 15 : KIT_LEAD ? KIT_LEAD / 2 : 120)) ;;
         TERM | INT)
-            # While Slurm lets the job run nobody but this script sets a limit.
+            # While Slurm lets the job run, only this script sets a limit.
             if [[ -z "${signals_slurms_term}" ]]; then
                 printf '%d' "${KIT_GRACE}"
                 return 0
@@ -48,7 +49,7 @@ retry::begin_attempt() {
     printf '%d\n' "$((attempts + 1))" >"${retry_file}.new" && mv -f -- "${retry_file}.new" "${retry_file}"
     nodes::choose_master_port || return 1
     endpoints::place || return 1
-    # Unless a signal came, the ranks have all the time of the job.
+    # Unless a signal came, the ranks have the whole time of the job.
     [[ -n "${signals_got}" ]] || steps::clear_deadline
     # shellcheck disable=SC2086 # names of nodes
     log::info "attempt ${attempts}: ranks on $(nodes::short ${KIT_NODE_NAMES}); master ${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
@@ -56,7 +57,7 @@ retry::begin_attempt() {
         spare "$((${#nodes_all[@]} - KIT_NODES))"
 }
 
-# Whether the ranks are started again here and now.
+# Whether to start the ranks again in this allocation.
 retry::again() {
     local -ri code="$1"
     if ((code == 0)) || [[ -n "${signals_got}" ]] || ((retry_in_allocation >= KIT_RETRY_IN_ALLOCATION)); then
@@ -78,14 +79,14 @@ retry::again() {
     log::info "restart ${retry_in_allocation} of ${KIT_RETRY_IN_ALLOCATION} in this allocation"
 }
 
-# Whether this start and the ones before it, retry.no_progress in a row, have done no step beyond the furthest. Asked once of a start, before
-# another one. A program that reports no steps is started as often as the job says.
+# Whether this start and those before it, retry.no_progress in a row, made no step beyond the furthest one. Called once for each
+# start, before the next one. A program that reports no steps is started as often as the job allows.
 retry::gets_nowhere() {
     local job="" furthest="" before=""
     local -i times=0
     ((KIT_NO_PROGRESS)) || return 1
     [[ -r "${retry_progress_file}" ]] && read -r job before times <"${retry_progress_file}"
-    # A job's first start has none before it, whatever an earlier job of the same run folder left there.
+    # A job's first start has no start before it, whatever an earlier job of the same run folder left there.
     [[ "${job}" == "${SLURM_JOB_ID}" ]] || before=0 times=0
     furthest="$(retry::furthest)"
     if ((times + 1 >= KIT_NO_PROGRESS)) && [[ "${furthest}" == "${before}" ]]; then
@@ -124,8 +125,8 @@ retry::is_retryable() {
     return 1
 }
 
-# A job goes back to the queue after the lead signal, a retryable code, or a failed node that it is to run without. Never after a
-# TERM: that was scancel, or a preemption after which Slurm requeues by itself.
+# Whether the job goes back to the queue: after the lead signal, a retryable code, or a failed node that it must leave out. Never
+# after a TERM, which comes from scancel, or from a preemption after which Slurm requeues by itself.
 retry::wants_requeue() {
     local -ri code="$1"
     if ((code == 0)) || [[ "${signals_got}" == TERM || "${signals_got}" == INT || -z "${retry_possible}" || -z "${environment_batch}" ]]; then
@@ -141,11 +142,11 @@ retry::wants_requeue() {
     ! retry::gets_nowhere
 }
 
-# How often the job has gone back to the queue, as far as retry.requeue counts it: without Slurm's own requeues when slurm.requeue leaves
-# them to Slurm.
+# Prints how often the job has gone back to the queue, as retry.requeue counts it: without Slurm's own requeues where slurm.requeue
+# leaves them to Slurm.
 retry::times_queued() {
     local -i times="${SLURM_RESTART_COUNT:-0}"
-    # A job's first start has none, whatever an earlier job of the same run folder left there.
+    # A job's first start has no requeue before it, whatever an earlier job of the same run folder left there.
     if ((times && !KIT_REQUEUE_CAPPED)); then
         times=0
         [[ -r "${retry_queued_file}" ]] && read -r times <"${retry_queued_file}"
@@ -153,12 +154,12 @@ retry::times_queued() {
     printf '%d' "${times}"
 }
 
-# Whether Slurm lets the job run; not while it is ending it.
+# Whether the job is running. It is not while Slurm is ending it.
 retry::is_running() {
     [[ "$(squeue --noheader --jobs="${environment_job}" --format=%T 2>/dev/null)" == RUNNING ]]
 }
 
-# Whether the TERM that came was Slurm's own requeue: it has counted the restart already.
+# Whether the TERM came from Slurm's own requeue, which has then already counted the restart.
 retry::slurm_requeued() {
     [[ "${signals_got}" == TERM ]] || return 1
     local restarts
@@ -166,24 +167,25 @@ retry::slurm_requeued() {
     ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0}))
 }
 
-# Whether Slurm has chosen the job to make room since this start; the mark of an earlier one may stay over a requeue. With a GraceTime only the steps hear of it, by TERM, or with preempt_send_user_signal
-# this script alone, by USR1; the job that ends within the grace has to go back to the queue by itself.
+# Whether Slurm has preempted the job since this start; the mark of an earlier preemption may stay over a requeue. With a GraceTime
+# only the steps are told, by TERM, or with preempt_send_user_signal only this script, by USR1. A job that ends within the grace
+# must put itself back into the queue.
 retry::preempted() {
     [[ -n "${environment_batch}" ]] && scontrol show job "${environment_job}" --oneliner 2>/dev/null | awk '
         { for (i = 1; i <= NF; i++) { at = index($i, "="); value[substr($i, 1, at - 1)] = substr($i, at + 1) } }
         END { exit !(value["PreemptTime"] ~ /^[0-9]/ && value["PreemptTime"] >= value["StartTime"]) }'
 }
 
-# Of a preempted job whose ranks ended with 0 after the signal: it may be done, or may have saved only. So it is not done, and as after any
-# 0 nothing is queued again, which from 24.05 on Slurm would do by itself.
+# Handles a preempted job whose ranks ended with 0 after the signal. It may be done, or may only have saved, so it does not count as
+# done. As after any 0, it is not queued again, which Slurm from 24.05 on would do by itself.
 retry::doubt_end() {
     log::info "Slurm preempted the job, and the ranks ended with 0: whether they were done is not known, so the run ends with ${retry_doubted_code}"
     ! retry::slurm_requeues || scontrol update "JobId=${environment_job}" Requeue=0 || true
 }
 
-# Whether Slurm puts the preempted job back by itself once this script ends: from 24.05 on, where the preemption is by requeue. A requeue of
-# the kit's own would leave Slurm's mark of the preemption on the job, and the next start would go back to the queue after its end, too,
-# whatever its code (read in job_complete() of slurmctld, and seen).
+# Whether Slurm requeues the preempted job by itself once this script ends: from 24.05 on, where PreemptMode is requeue. A requeue
+# by the kit would leave Slurm's mark of the preemption on the job. Then the next start would also go back to the queue after its
+# end, whatever its code (read in job_complete() of slurmctld, and seen).
 retry::slurm_requeues() {
     local -i release=0
     local type mode own=""
@@ -203,15 +205,15 @@ retry::slurm_requeues() {
         && scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -qE ' Requeue=1( |$)'
 }
 
-# Slurm itself queues a job again whose node is lost, as often as that happens: a node that breaks whatever runs on it would never be
-# found. Once the times of retry.requeue are used up Slurm is told not to, unless slurm.requeue leaves it to Slurm.
+# Slurm requeues a job that loses its node, without a limit, so a node that breaks every job would never be noticed. Once the times
+# of retry.requeue are used up, this tells Slurm not to requeue, unless slurm.requeue leaves it to Slurm.
 retry::cap_slurm() {
     if ((KIT_REQUEUE_CAPPED && ${SLURM_RESTART_COUNT:-0} >= KIT_RETRY_REQUEUE)) && [[ -n "${environment_batch}" ]]; then
         scontrol update "JobId=${environment_job}" Requeue=0 || true
     fi
 }
 
-# Slurm holds a requeued job for the life of a credential, two minutes unless the site set AuthInfo's cred_expire.
+# Slurm holds a requeued job for the lifetime of a credential: two minutes, unless the site set AuthInfo's cred_expire.
 retry::requeue() {
     log::info "exit code $1; back to the queue (${SLURM_RESTART_COUNT:-0} times so far)${retry_without:+, without ${retry_without}}"
     events::record requeue exit_code "$1"
@@ -226,7 +228,8 @@ retry::requeue() {
     fi
 }
 
-# Adds to what the job is kept off: by the user, by the kit at submit, by an earlier start; and what other jobs have met since then.
+# Adds nodes to those that the job must not use, which the user, the kit at submit, or an earlier start has set. Also adds nodes on
+# which other jobs have failed since then.
 retry::exclude() {
     local now met
     now="$(scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -oP '(?<= ExcNodeList=)\S+')"
@@ -250,7 +253,7 @@ retry::end() {
     fi
 }
 
-# Whether the process that started this script is still its parent: who is left behind gets another one.
+# Whether the process that started this script is still its parent. An orphan gets another parent.
 retry::has_slurmstepd() {
     local line=""
     { IFS= read -r -d '' line </proc/$$/stat; } 2>/dev/null

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# The end of a role: what it means for the others, by its policy.
+# The end of a role, and its effect on the other roles, by its policy.
 
-# 128 + SIGKILL: what a rank ends with whose node is lost.
+# 128 + SIGKILL: the code of a rank whose node is lost.
 readonly role_policy_lost_code=137
 
 # 128 + SIGTERM: of a job whose work a signal kept from starting.
@@ -33,8 +33,8 @@ role_policy::on_end() {
     fi
 }
 
-# role_policy::lost_a_node ROLE CODE: of ranks that went with their node where the job continues without it (--no-kill) srun says 0, and 1 from
-# Slurm 24.11 on.
+# role_policy::lost_a_node ROLE CODE: whether the ranks were lost with their node. Where the job continues without the node
+# (--no-kill), srun returns 0 for them, and 1 from Slurm 24.11 on.
 role_policy::lost_a_node() {
     local lost
     ((KIT_OUTLIVES)) && nodes::look || return 1
@@ -59,12 +59,12 @@ role_policy::on_death() {
     elif [[ "${of[policy]}" == replica ]]; then
         role_policy::lose "$1" "${code}"
     else
-        # A service that ends well has let the others down all the same.
+        # Even a service that ends with code 0 has failed the other roles.
         roles::fail "${name}" "$((code ? code : 1))"
     fi
 }
 
-# Whether the nodes of a role are still there, or a spare for one that is not. A service stays where the others look for it.
+# Whether the nodes of a role are still there, or have a spare. A service keeps its nodes, because the others look for it there.
 role_policy::has_nodes() {
     local -n of="KIT_STEP_$1"
     local name
@@ -78,7 +78,7 @@ role_policy::has_nodes() {
     [[ -z "${of[folder]}" ]] || { endpoints::place_one "$1" && endpoints::write; }
 }
 
-# The others continue while there are enough of them.
+# Gives up a replica. The others continue while there are enough of them.
 role_policy::lose() {
     local -n of="KIT_STEP_$1"
     local -r name="${of[name]}"
@@ -99,7 +99,7 @@ role_policy::lose() {
     events::record lost role "${name}" exit_code "$2"
 }
 
-# The job is over when no role is left that it is for: a replica that waits to come back is not, once others have finished.
+# Ends the job when no role is left that must finish. A replica that waits to come back does not count once others have finished.
 role_policy::judge() {
     local -i i working=0 finished=0 waiting=0
     for ((i = 0; i < KIT_STEPS; i++)); do
@@ -143,7 +143,7 @@ role_policy::stop_rest() {
     steps::end 100 "${rest[@]}"
 }
 
-# A rank has failed and the others of its role did not listen, or a node is lost: the role's step has to go.
+# Ends a role's step after a rank has failed and the others of its role did not react, or after a node is lost.
 role_policy::doom() {
     local name
     ((!KIT_OUTLIVES)) || nodes::look

@@ -2,17 +2,18 @@
 # shellcheck disable=SC2034,SC2154 # names that other libraries set or read
 # Roles: the programs of a run, each one Slurm step on its own nodes. A plain job is the case of one role.
 #
-# KIT_STEP_<i> holds what the plan says of role i, KIT_STEP_<i>_ARGV its srun, KIT_STEP_<i>_ENV what it alone finds in its environment.
-# A role is waiting for those that it needs, starting, up once its check passes, and ended, or lost. What its end means is its policy:
+# KIT_STEP_<i> holds the plan's values for role i, KIT_STEP_<i>_ARGV its srun, KIT_STEP_<i>_ENV the environment of this role only. A
+# role waits for the roles that it needs, starts, is up once its check passes, and ends or is lost. Its policy decides what its end
+# means:
 #   main      the job ends well when all of these have; one that fails ends the job
-#   service   has to be there while a main one is, and is stopped after that
+#   service   must be there while a main role is, and is stopped after that
 #   replica   one of several that do the same: it may die and come back while enough of the others continue
 
-# EX_IOERR of BSD's sysexits, told apart from what programs return by convention.
+# Exit code of a role that was not ready: EX_IOERR of BSD's sysexits, which programs do not return by convention.
 readonly roles_not_ready_code=74
-# Seconds between looks at a role that has a check: while it starts, and later. Three answers that fail to come make it dead.
+# Seconds between checks of a role: while it starts, and later. Three missing answers in a row mean that it is dead.
 readonly roles_look_starting=1 roles_look_up=5 roles_deaf_after=3
-# A role that lived for ten minutes did not die of how it was started: its restarts count from none again.
+# A role that lived for ten minutes did not die of its start, so its restarts count from zero again.
 readonly roles_sound_after=600
 
 declare -A roles_state=() roles_start=() roles_since=() roles_look=() roles_deaf=() roles_restarts=() roles_due=()
@@ -21,7 +22,7 @@ declare -A roles_unstarted=()
 roles_over="" roles_failed=""
 declare -i roles_code=0
 
-# All roles from their first start to the last end; the code of the first that failed.
+# Runs all roles from their first start to their last end. Returns the code of the first that failed.
 roles::run() {
     local -i i
     roles_over="" roles_failed="" roles_code=0 roles_unstarted=()
@@ -54,7 +55,7 @@ roles::set_state() {
     roles_state["$1"]="$2"
 }
 
-# roles::restart_in ROLE SECONDS: it waits, and is started again.
+# roles::restart_in ROLE SECONDS: starts the role again after a pause.
 roles::restart_in() {
     roles_restarts["$1"]=$((roles_restarts[$1] + 1))
     roles_state["$1"]=waiting roles_due["$1"]=$((EPOCHSECONDS + $2))
@@ -64,12 +65,12 @@ roles::forgive() {
     roles_restarts["$1"]=0
 }
 
-# roles::count_code CODE: what the run ends with, unless a role ended badly before.
+# roles::count_code CODE: sets the run's exit code, unless an earlier role has failed.
 roles::count_code() {
     ((roles_code)) || roles_code="$1"
 }
 
-# roles::fail ROLE CODE: the run is over because of it.
+# roles::fail ROLE CODE: ends the run because this role failed.
 roles::fail() {
     [[ -z "${roles_over}" ]] || return 0
     roles_over=1 roles_failed="$1" roles_code="$2"
@@ -79,7 +80,7 @@ roles::finish() {
     roles_over=1
 }
 
-# Roles whose ranks run, services left out: these are there until the others have saved.
+# Prints the roles whose ranks run, without services, which stay until the others have saved.
 roles::with_ranks() {
     local -i i
     for ((i = 0; i < KIT_STEPS; i++)); do
@@ -88,7 +89,7 @@ roles::with_ranks() {
     done
 }
 
-# The nodes of these.
+# Prints the nodes of these roles.
 roles::nodes_of_ranks() {
     local -a names
     local name
@@ -140,14 +141,14 @@ roles::start_if_due() {
     roles::start "$1"
 }
 
-# roles::start INDEX [NAME=VALUE…]: the role's step, with what the role alone has in its environment, and with the rest of the arguments.
+# roles::start INDEX [NAME=VALUE…]: starts the role's step, with the environment of this role and the other arguments added to it.
 roles::start() {
     local -n of="KIT_STEP_$1" argv="KIT_STEP_$1_ARGV" own="KIT_STEP_$1_ENV"
     local -r name="${of[name]}"
     shift
     roles::count_start "${name}"
     failures::prepare "${name}-${roles_start[${name}]}"
-    # KIT_ATTEMPT is the whole job's: what kit_rank reports is entered there, however often this role alone was started.
+    # KIT_ATTEMPT counts for the whole job, however often this role was started. kit_rank enters its reports under it.
     local -a env=("${own[@]}" "KIT_RESTART_COUNT=${roles_start[${name}]}" "KIT_ATTEMPT=${KIT_RESTART_COUNT}" "KIT_FAILURES=${failures_name}" "$@")
     if [[ -n "${of[folder]}" ]]; then
         local -n variables="KIT_ROLE_${of[variable]}"
@@ -160,7 +161,7 @@ roles::start() {
     KIT_NODE_NAMES="${endpoints_nodes[${name}]}" steps::start "${name}" "${argv[@]}"
 }
 
-# The starts of a role over the whole run, requeues among them: programs find a number that only grows.
+# Counts the starts of a role over the whole run, with requeues, so that programs see a number that only grows.
 roles::count_start() {
     local -r file="${KIT_RUN_DIR}/state/starts-$1"
     local -i starts=0
@@ -169,7 +170,8 @@ roles::count_start() {
     printf '%d\n' "$((starts + 1))" >"${file}.new" && mv -f -- "${file}.new" "${file}"
 }
 
-# Ready when its check passes; without a check as soon as it is started. A service that is asked on and gives no answer is killed.
+# A role is up when its check passes, or without a check as soon as it is started. A service that stops answering its check is
+# killed.
 roles::check() {
     local -n of="KIT_STEP_$1"
     local -r name="${of[name]}"

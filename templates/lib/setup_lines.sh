@@ -1,12 +1,13 @@
 # shellcheck shell=bash
-# The job's set-up lines (`setup` of the job and the cluster), run one after the other in the shell of the caller: what they export, the
-# program finds. The first line that fails ends the run of them; `LINE || true` may fail.
+# Runs the job's set-up lines (`setup` of the job and the cluster) one after the other in the caller's shell, so that the program
+# gets what they export. The first line that fails stops them. `LINE || true` may fail.
 
-# The code of a rank whose set-up failed: EX_CANTCREAT of BSD's sysexits, told apart from what programs return by convention.
+# The code of a rank whose set-up failed: EX_CANTCREAT of BSD's sysexits, which programs do not return by convention.
 # shellcheck disable=SC2034
 readonly setup_lines_failed_code=73
 
-# setup_lines::run FILE: 1 when a line failed, which is then in setup_lines_said, its code in setup_lines_code. A line may be the first of several, such as `if …; then`.
+# setup_lines::run FILE: returns 1 when a line failed, and sets setup_lines_said and setup_lines_code. A line may be the first of
+# several, such as `if …; then`.
 setup_lines::run() {
     local setup_lines_text="" setup_lines_next
     local -i setup_lines_number=0 setup_lines_first=1
@@ -28,7 +29,7 @@ setup_lines::run() {
     }
 }
 
-# Neither in the middle of a compound command nor of a here document. bash says of the latter only that it ended early.
+# Whether the text is complete: not in the middle of a compound command or a here document. For a here document, bash only warns.
 setup_lines::is_whole() {
     local said
     [[ "$1" != *\\ ]] || return 1

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# Signals to the batch script. The lead signal (USR1) and a request to end (TERM: a cancel, preemption, a node that goes down) go to the
-# ranks, which save and end; HUP and QUIT are taken as TERM. INT is the user's Ctrl-C where the script runs by hand; a second one does not
-# wait for the ranks.
+# Signals to the batch script. The lead signal (USR1) and a request to end (TERM: a cancel, a preemption, a node that goes down) are
+# passed to the ranks, which save and end. HUP and QUIT count as TERM. INT is the user's Ctrl-C where the script runs by hand. A
+# second INT does not wait for the ranks.
 
-# The signal that counts: the one that came last, but for a lead signal after a request to end. And whether it was a TERM of Slurm's own.
+# The signal that counts: the last one, but not a lead signal after a request to end. And whether it was a TERM of Slurm's own.
 signals_got="" signals_slurms_term=""
-# Steps that carry a signal to the ranks, and which one.
+# Steps that carry a signal to the ranks, each with its signal.
 declare -A signals_carried=()
 declare -i signals_count=0
 
@@ -20,13 +20,13 @@ signals::trap() {
 signals::pass_on() {
     local -r again="${signals_got}"
     local seconds=0
-    # The lead signal would put the job back into the queue: after a request to end, or while that one is being passed on, it counts no more.
+    # The lead signal would put the job back into the queue. It is ignored after a request to end, or while that is being passed on.
     if [[ "$1" == USR1 && ("${again}" == TERM || "${again}" == INT) ]]; then
         log::info "got USR1 after ${again}: the job is ending already"
         return 0
     fi
     signals_got="$1"
-    # Before anything that takes time: `kit cancel` waits for this record.
+    # Do this before anything that takes time: `kit cancel` waits for this record.
     events::record signal name "$1"
     if [[ "$1" == INT && "${again}" == INT ]]; then
         steps::set_deadline 0 "Ctrl-C came twice"
@@ -40,15 +40,15 @@ signals::pass_on() {
     roles::running || return 0
     if [[ "$1$again" != INTINT ]]; then
         seconds="$(retry::time_to_save "$1")"
-        # Another signal may have come in the middle of this one: it has set the time, and its own step carries it.
+        # Another signal may have interrupted this one. It has set the deadline, and its own step carries it.
         [[ "${signals_got}" == "$1" ]] || return 0
         steps::set_deadline "${seconds}" "the ranks did not end within ${seconds} s after $1"
     fi
-    # A job that Slurm is ending takes no new step, and has had Slurm's own TERM.
+    # A job that Slurm is ending takes no new step, and has got Slurm's own TERM.
     [[ -n "${signals_slurms_term}" ]] || signals::carry "${1/INT/TERM}" "${seconds}"
 }
 
-# USR2 comes from failure_watch.sh and stall_watch.sh alone.
+# USR2 comes only from failure_watch.sh and stall_watch.sh.
 # shellcheck disable=SC2317 # called by a trap
 signals::on_trouble() {
     [[ -z "${signals_got}" ]] || return 0
@@ -56,13 +56,13 @@ signals::on_trouble() {
     stall_watch::doom
 }
 
-# Of a preemption with grace only the steps hear.
+# Notes a preemption with grace, of which Slurm tells only the steps.
 signals::note_preemption() {
     signals_got=TERM signals_slurms_term=1
 }
 
-# signals::carry NAME SECONDS: to the programs of the ranks alone, by a step of its own on the nodes of the roles that still run. One lost node
-# among them would keep the step from starting.
+# signals::carry NAME SECONDS: sends the signal only to the programs of the ranks, by a separate step on the nodes of the roles that
+# still run. A lost node among them would keep the step from starting, so lost nodes are left out.
 signals::carry() {
     local -r step="kit-signal-$((++signals_count))"
     local -a nodes lost=()
@@ -77,7 +77,7 @@ signals::carry() {
     signals_carried["${step}"]="$1"
 }
 
-# Called again and again: where a step could not carry its signal, Slurm signals all processes of the ranks' steps.
+# Called repeatedly: where a step could not carry its signal, Slurm signals all processes of the ranks' steps.
 signals::check_carried() {
     local step
     local -a names

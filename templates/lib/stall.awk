@@ -1,21 +1,21 @@
-# Which rank stands still: tail -v -n 1 slurm-JOB.*.progress | awk -f stall.awk -v now=… -v since=… -v seconds=… -v least=…
-# now: this node's clock, in seconds. since: reports from before it are another attempt's. seconds: the limit of every phase; 0: learned.
-# least: the limit is no less, after an alarm that was wrong.
-# Prints `furthest STEP`, the most steps that any rank of any attempt has done, `-` where none reports any, and for a stall
-# `RULE ROLE RANK NODE STEP PHASE IDLE WAITING COUNT OTHERS`: ROLE is `-` in a plain job, COUNT how many stand still, OTHERS further
-# culprits' nodes, with commas, or `-`.
-# Lines `@mtime SECONDS FILE` say when the file's server saw its last line written: by it a node's wrong clock is told and set right.
-# The same rules as kit/health/progress.py, which reads them for a person; tests/unit/test_stall.py holds the two together. Only here a file
-# may be read from another node's NFS cache, up to a minute late: what a rank has done since the line was written is not guessed.
+# Finds the rank that stalls: tail -v -n 1 slurm-JOB.*.progress | awk -f stall.awk -v now=… -v since=… -v seconds=… -v least=… now:
+# this node's clock, in seconds. since: earlier reports belong to another attempt. seconds: the limit of every phase; 0: learned.
+# least: the smallest limit, set after a wrong alarm. Prints `furthest STEP`, the most steps that any rank of any attempt has done,
+# `-` where no rank reports steps. For a stall it prints `RULE ROLE RANK NODE STEP PHASE IDLE WAITING COUNT OTHERS`: ROLE is `-` in
+# a plain job, COUNT the number of stalled ranks, OTHERS the nodes of further culprits, separated by commas, or `-`. Lines `@mtime
+# SECONDS FILE` give the time of the file's last write by its server's clock. With it, a node's wrong clock is noticed and
+# corrected. The rules are those of kit/health/progress.py, which judges for a person; tests/unit/test_stall.py compares the two.
+# Only here, a file may come from another node's NFS cache, up to a minute late. What a rank has done since the line was written is
+# not guessed.
 
 BEGIN {
     FS = "\t"
     slow_s = 600; least_s = 8; look_s = 2
     # Seconds by which a node's clock may differ from the file server's.
     clock_s = 10
-    # As long may a collector say nothing, NFS caches among it.
+    # Seconds for which a collector may be silent, for example because of NFS caches.
     silent_s = 120
-    # A program that reports nothing is quiet for as long, on all nodes.
+    # Seconds for which a program without reports must be quiet, on all nodes.
     quiet_s = 1800
     furthest = 0
 }
@@ -54,7 +54,7 @@ function slow(name) { return name == "start" || name == "rendezvous" || name == 
 function waits(name) { return name == "compute" || name == "communicate" }
 function most(a, b) { return a > b ? a : b }
 
-# The median time between two reports of this role's ranks; -1 before the second.
+# The median time between two reports of this role's ranks; -1 before the second report.
 function usual(of,    i, j, k, t, many) {
     many = 0
     for (i = 1; i <= n; i++) if (role[i] == of && between[i] >= 0) {
@@ -66,7 +66,7 @@ function usual(of,    i, j, k, t, many) {
     return many % 2 ? sorted[(many + 1) / 2] : (sorted[many / 2] + sorted[many / 2 + 1]) / 2
 }
 
-# over: a rank of the role has ended, and the others may write for longer. before: how long this phase has taken at most.
+# over: a rank of the role has ended, and the others may write for longer. before: the longest time that this phase has taken.
 function limit(name, every, peak, over, before) {
     if (seconds > 0) return most(seconds, least)
     if (slow(name) && before > 0 && every >= 0 && !over) return most(most(least_s, 3 * most(every, before)), least) + look_s
@@ -97,7 +97,7 @@ END {
         judged = named[r]; every = usual(judged); peak = 0; mine = 0; fresh = 0; gone = 0
         for (i = 1; i <= n; i++) if (role[i] == judged) { mine++; peak = most(peak, longest[i]) }
         split("", still); split("", culprit)
-        # Ranks that wait, at the next step or at the end of a save, may wait for one that saves and has the time to.
+        # Ranks that wait, at the next step or at the end of a save, may wait for a rank that saves and is still within its limit.
         held = 0
         for (i = 1; i <= n; i++) if (role[i] == judged) {
             past[i] = idle[i] > limit(phase[i], every, peak, judged in finishes, slowest[i])
@@ -107,7 +107,7 @@ END {
             still[i] = 1
             if (silent[i]) gone++; else fresh++
         }
-        # A collector that was killed says nothing of its ranks: they stand still where those of other nodes do.
+        # A killed collector reports nothing of its ranks. They count as stalled where those of other nodes are.
         if (!fresh) continue
         if (gone) { for (i = 1; i <= n; i++) if (still[i] && silent[i]) culprit[i] = 1; say("stalled-node") }
         top = 0; low = -1

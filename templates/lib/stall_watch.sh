@@ -1,17 +1,17 @@
 # shellcheck shell=bash
-# Ranks that stand still, found while they do. The loop reads the last line of each node's collector (rank_progress.sh) and judges by
-# stall.awk; it asks Slurm nothing. At an alarm it says which rank it is, has evidence of every rank gathered, and, when nothing has gone on
-# for KIT_PATIENCE seconds more, tells the batch script by USR2 to end the step. It lives as long as the pipe that only this script holds
-# open, as heartbeat.sh has it.
+# Detects stalled ranks while the job runs. The loop reads the last line of each node's collector (rank_progress.sh), and stall.awk
+# judges the lines. It does not ask Slurm. At an alarm it names the rank and collects evidence of every rank. If there is no
+# progress for another KIT_PATIENCE seconds, it tells the batch script by USR2 to end the step. It lives as long as the pipe that
+# only this script holds open, as in heartbeat.sh.
 
-# What a run ends with whose ranks stood still: told apart from every code that a program returns by convention, and from the kit's own.
+# The exit code of a run whose ranks stalled. Programs do not return it by convention, and it is not another code of the kit.
 readonly stall_watch_code=76
-# Seconds between looks, where there are few nodes and where there are more than so many; how many alarms of a run get evidence.
+# Seconds between looks, on few nodes and on more than stall_watch_wide nodes; how many alarms of a run get evidence.
 readonly stall_watch_tick=2 stall_watch_tick_wide=5 stall_watch_wide=64 stall_watch_most=5
-# Evidence of one node takes 20 s at most; the step's own start comes to that.
+# Evidence of one node takes 20 s at most. The start of the step comes on top of that.
 readonly stall_watch_evidence_s=40
 readonly stall_watch_file="${KIT_RUN_DIR}/state/stalled"
-# Steps that were ended for it.
+# Steps that were ended because of a stall.
 declare -A stall_watch_ended=()
 
 stall_watch::start() {
@@ -29,7 +29,7 @@ stall_watch::stop() {
     fi
 }
 
-# The step that gathers evidence is not the batch script's to wait for: at the job's end it goes, and what it has not finished with it.
+# Ends the step that collects evidence, which the batch script does not wait for, and removes its incomplete files.
 stall_watch::end_evidence() {
     compgen -G "${KIT_RUN_DIR}/state/stall-*/*.new" >/dev/null || compgen -G "${KIT_RUN_DIR}/state/stall-*/*/*.new" >/dev/null || return 0
     steps::signal KILL kit-evidence
@@ -41,7 +41,7 @@ stall_watch::end_evidence() {
     rm -f -- "${KIT_RUN_DIR}"/state/stall-*/*.new "${KIT_RUN_DIR}"/state/stall-*/*/*.new
 }
 
-# stall_watch::judge SINCE SECONDS LEAST: what stall.awk says.
+# stall_watch::judge SINCE SECONDS LEAST: prints the judgement of stall.awk.
 stall_watch::judge() {
     local -a files
     mapfile -t files < <(compgen -G "${KIT_RUN_DIR}/monitor/slurm-${SLURM_JOB_ID}.*.progress")
@@ -65,13 +65,13 @@ stall_watch::loop() {
     while true; do
         IFS= read -r -t "${tick}" _
         status=$?
-        # read: above 128 is a time-out; anything else is the end of the pipe.
+        # read: a status above 128 is a time-out; any other failure is the end of the pipe.
         ((status > 128)) || return 0
         said="$(stall_watch::judge "${since}" "${seconds}" "${least}")"
         { read -r _ furthest; rule=""; read -r rule role rank node step phase idle waiting count others; } <<<"${said}"
         if [[ -z "${rule}" ]]; then
             if ((begun)); then
-                # It was wrong, or the ranks have come back: what took so long may take so long again.
+                # The alarm was wrong, or the ranks have recovered. What took this long may take this long again.
                 took=$((EPOCHSECONDS - begun + told))
                 ((2 * took < least)) || least=$((2 * took))
                 log::info "the ranks continue, at step ${furthest}; from now on it takes ${least} s to call them still"
@@ -84,13 +84,13 @@ stall_watch::loop() {
             stall_watch::say
             ((number > stall_watch_most)) || stall_watch::collect "${number}"
         elif [[ "${furthest}" != "${before}" ]]; then
-            # Some rank continues: the patience begins again.
+            # Some rank makes progress, so the patience starts again.
             begun=EPOCHSECONDS told=idle before="${furthest}"
         elif ((EPOCHSECONDS - begun >= KIT_PATIENCE)) && [[ "${KIT_ON_STALL}" != report && "${rule}" != stalled-silent ]]; then
             printf '%s %s %s %d\n' "${role}" "${node}" "${others}" "${idle}" >"${stall_watch_file}.new"
             mv -f -- "${stall_watch_file}.new" "${stall_watch_file}"
             kill -USR2 "${batch}" 2>/dev/null
-            # It ends the step within seconds; a second request would find another one.
+            # The batch script ends the step within seconds. A second request would hit the next step.
             begun=EPOCHSECONDS
         fi
     done
@@ -102,7 +102,7 @@ stall_watch::next() {
     printf '%d' "$((${#before[@]} + 1))"
 }
 
-# The caller's variables: number and what stall.awk said.
+# Reports the stall. Uses the caller's number and the fields that stall.awk printed.
 stall_watch::say() {
     local who="role ${role}: rank ${rank} on ${node}"
     who="${who#role -: }"
@@ -119,7 +119,8 @@ stall_watch::say() {
     notices::tell
 }
 
-# stall_watch::collect NUMBER: from every rank, by a step of its own on their nodes. Its failure is not a fault of the run.
+# stall_watch::collect NUMBER: collects evidence from every rank, by a separate step on their nodes. Its failure is not a fault of
+# the run.
 stall_watch::collect() {
     local -a nodes lost=()
     read -ra nodes <<<"${KIT_NODE_NAMES}"
@@ -132,11 +133,11 @@ stall_watch::collect() {
         --nodelist="$(IFS=,; printf '%s' "${nodes[*]}")" "${environment_share[@]}" "${KIT_EVIDENCE_ARGV[@]:1}" \
         "${KIT_RUN_DIR}/state/stall-$1" </dev/null >/dev/null 2>&1 \
         || log::info "not every node gave its evidence of the stall"
-    # Who has given none by now gives none any more.
+    # No more evidence comes after this.
     : >"${KIT_RUN_DIR}/state/stall-$1/complete"
 }
 
-# Called by the batch script at USR2: the steps whose ranks have stood still for too long have to go.
+# Called by the batch script at USR2: ends the steps whose ranks have stalled for too long.
 stall_watch::doom() {
     local role node others idle
     local -i i
@@ -150,7 +151,7 @@ stall_watch::doom() {
     done
 }
 
-# stall_watch::leave_out ROLE: the nodes that the others waited for, as far as there are spares.
+# stall_watch::leave_out ROLE: leaves out the nodes that the others waited for, as far as there are spares.
 stall_watch::leave_out() {
     local name
     for name in ${stall_watch_ended[$1]//,/ }; do

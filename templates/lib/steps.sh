@@ -1,19 +1,19 @@
 # shellcheck shell=bash
-# Slurm steps: started in the background and looked at again and again, since a trap has to wait for a foreground child.
+# Slurm steps. They run in the background and are checked repeatedly, because a trap cannot run before a foreground child ends.
 
 declare -A steps_pid=()
-# When all steps have to be gone, in EPOCHSECONDS, and when one of them has; 0: whenever they like.
+# The time (EPOCHSECONDS) at which all steps must be gone, and the same for single steps; 0: no limit.
 declare -i steps_deadline=0
 declare -A steps_deadline_of=() steps_why_of=() steps_kill_since=() steps_kill_next=()
 declare -i steps_code=0
 steps_env=() steps_why=""
 
-# steps::set_env NAME=VALUE…: what the next step alone has in its environment.
+# steps::set_env NAME=VALUE…: sets the environment that only the next step gets.
 steps::set_env() {
     steps_env=("$@")
 }
 
-# steps::set_deadline SECONDS WHY: from now, for all steps.
+# steps::set_deadline SECONDS WHY: sets the deadline of all steps, from now.
 steps::set_deadline() {
     steps_deadline=$((EPOCHSECONDS + $1)) steps_why="$2"
 }
@@ -22,12 +22,12 @@ steps::clear_deadline() {
     steps_deadline=0
 }
 
-# steps::doom NAME WHY: this step has to go now.
+# steps::doom NAME WHY: ends this step now.
 steps::doom() {
     steps_deadline_of["$1"]="${EPOCHSECONDS}" steps_why_of["$1"]="$2"
 }
 
-# steps::start NAME srun WORD…: on the nodes that were chosen.
+# steps::start NAME srun WORD…: starts a step on the chosen nodes.
 steps::start() {
     local -r name="$1" srun="$2"
     shift 2
@@ -38,8 +38,8 @@ steps::start() {
     unset "steps_kill_since[${name}]" "steps_kill_next[${name}]" "steps_deadline_of[${name}]" "steps_why_of[${name}]"
 }
 
-# In the background, without the pipes of heartbeat.sh, failure_watch.sh and stall_watch.sh: these must have one holder only. bash prints the source of what
-# was killed there: one word of it.
+# Runs in the background, without the pipes of heartbeat.sh, failure_watch.sh and stall_watch.sh, which must have only one holder.
+# When such a subshell is killed, bash prints its source, which is one word here.
 steps::spawn() {
     steps::become "$@" &
 }
@@ -52,17 +52,18 @@ steps::become() {
     for pair in "${steps_env[@]}"; do
         export "${pair?}"
     done
-    # Out of reach of a terminal's Ctrl-C, which is the script's own to pass on: srun waits for it even where it is ignored, and a second one
-    # within a second interrupts its tasks. Without a terminal there is none, and Slurm finds the steps by their process group.
+    # The step leaves the terminal's process group, because only this script handles Ctrl-C: srun reacts to it even where it is
+    # ignored, and a second one within a second interrupts its tasks. Without a terminal there is no Ctrl-C, and Slurm finds the
+    # steps by their process group.
     if { : </dev/tty; } 2>/dev/null && command -v setsid >/dev/null; then
         exec setsid "$@" </dev/null
     fi
     exec "$@" </dev/null
 }
 
-# steps::pause NAME…: until something may have happened to these steps. One step alone is waited for, which costs nothing, unless a deadline
-# is set; several are looked at twice a second. Neither `wait -n` nor `read -t` would do: under bash 5.2 a trap in the middle of them makes
-# the one forget a child and the other abort.
+# steps::pause NAME…: waits until something may have happened to these steps. A single step is waited for, which costs nothing,
+# unless there is a deadline. Several steps are checked twice a second. `wait -n` and `read -t` do not work: under bash 5.2, a trap
+# in the middle makes the first forget a child and the second abort.
 steps::pause() {
     local -a pids=()
     local -i own=0
@@ -80,26 +81,26 @@ steps::pause() {
     fi
 }
 
-# Whether a step's srun is gone; its code is then in steps_code.
+# Whether a step's srun is gone. Its code is then in steps_code.
 steps::ended() {
     local -r name="$1"
     local -r pid="${steps_pid[${name}]}"
     ! kill -0 "${pid}" 2>/dev/null || return 1
-    # bash would print the source of a subshell that was killed.
+    # 2>/dev/null: bash would print the source of a killed subshell.
     wait "${pid}" 2>/dev/null
     steps_code=$?
     unset "steps_pid[${name}]" "steps_deadline_of[${name}]"
     ((steps_code == 0)) || steps::end_orphan "${name}"
 }
 
-# For a step whose code does not matter.
+# Waits for a step whose code does not matter.
 steps::forget() {
     [[ -n "${steps_pid[$1]:-}" ]] || return 0
     wait "${steps_pid[$1]}" 2>/dev/null
     unset "steps_pid[$1]"
 }
 
-# The step's own exit code.
+# Waits for a step, and returns its exit code.
 steps::wait() {
     local -r name="$1"
     until steps::ended "${name}"; do
@@ -109,8 +110,9 @@ steps::wait() {
     return "${steps_code}"
 }
 
-# No more time: the tasks are killed, and three and ten seconds later srun too, when it still waits for a node that does not answer. An srun
-# whose step Slurm has not made yet, such as one that waits for nodes, has no tasks: it goes within two seconds.
+# At the deadline, kills the tasks. Three seconds later srun gets TERM, and ten seconds later KILL, if it still waits for a node
+# that does not answer. An srun whose step Slurm has not made yet, for example because it waits for nodes, has no tasks: it is gone
+# within two seconds.
 steps::enforce_deadline() {
     local -r name="$1"
     local -ri own="${steps_deadline_of[${name}]:-0}"
@@ -150,13 +152,14 @@ steps::enforce_deadline() {
     esac
 }
 
-# Slurm's ids of running steps, by their names: ids depend on the order in which steps came up.
+# Prints Slurm's ids of running steps, by their names, because the ids depend on the order in which the steps started.
 steps::ids() {
     squeue --noheader --steps --jobs="${environment_job}" --format='%i %j' 2>/dev/null \
         | awk -v names=" $* " 'index(names, " " $2 " ") { print $1 }'
 }
 
-# steps::signal SIGNAL NAME…: signals go to the step, never to srun, which would kill its tasks at once. 1 where Slurm has none of these.
+# steps::signal SIGNAL NAME…: signals the steps, never srun, which would kill its tasks at once. Returns 1 where Slurm has none of
+# them.
 steps::signal() {
     local -r signal="$1"
     shift
@@ -166,7 +169,8 @@ steps::signal() {
     scancel --signal="${signal}" "${ids[@]}" 2>/dev/null || true
 }
 
-# Ends every step that still runs: asked first, then killed, never waited for longer than ten seconds. Their containers go last.
+# Ends every step that still runs. Each is asked first, then killed, and never waited for longer than ten seconds. Their containers
+# go last.
 steps::end_all() {
     local -a names=()
     local name
@@ -194,7 +198,7 @@ steps::end() {
     ((${#left[@]} == 0)) || steps::signal TERM "${left[@]}"
     for ((tenths = 0; tenths < most; tenths++)); do
         steps::some_left "${left[@]}" || break
-        # A step that ignores TERM, or that never came up, is not asked twice.
+        # A step that ignores TERM, or that never started, is not asked twice.
         ((tenths != 10)) || steps::end_waiting TERM "${left[@]}"
         ((tenths != 20)) || steps::force "${left[@]}"
         sleep 0.1
@@ -223,7 +227,8 @@ steps::force() {
     done
 }
 
-# steps::end_waiting SIGNAL NAME…: to each srun whose step Slurm has not made: it waits for nodes, and hears of no signal to its step.
+# steps::end_waiting SIGNAL NAME…: signals each srun whose step Slurm has not made: it waits for nodes, and gets no signal to its
+# step.
 steps::end_waiting() {
     local -r signal="$1"
     shift
@@ -237,13 +242,13 @@ steps::end_waiting() {
     done
 }
 
-# A step whose srun died is still there, and would hold its nodes against the next one. There is no next one when Slurm ends the job, and
-# no time to wait for a node that is lost.
+# Ends a step whose srun died: the step is still there, and would block its nodes for the next step. When Slurm ends the job there
+# is no next step, and no time to wait for a lost node.
 steps::end_orphan() {
     local -r name="$1"
     local -i tenths
     [[ -z "${signals_slurms_term:-}" && -n "$(steps::ids "${name}")" ]] || return 0
-    # It may be about to go: srun hears of the tasks' end before the controller does.
+    # The step may be about to end: srun learns of the tasks' end before the controller does.
     sleep 0.5
     [[ -n "$(steps::ids "${name}")" ]] || return 0
     log::error "srun is gone and step ${name} is not: srun was killed, or gave up on a node; the step is ended"

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# What Slurm and the launcher say of a task goes to a file of its own, on the task's own node: task-<n>.log. Mostly it says nothing. Once no
-# step is left these become one file, so that what a run keeps does not grow with its tasks.
+# Messages of Slurm and the launcher about a task go to the task's own file, task-<n>.log, on its node. The file is mostly empty.
+# Once no step is left, these files are merged into one, so that the number of files does not grow with the tasks.
 
-# Bytes of a file that stays as it is: with torchrun's --tee it holds what the ranks said.
+# A file with more bytes stays separate: with torchrun's --tee it holds the ranks' output.
 readonly task_logs_most=65536
 
-# Into task.log of the same folder, in the order of the tasks, each with its number in front.
+# Merges into task.log of the same folder, in the order of the tasks, each line with its task in front.
 task_logs::merge() {
     local folder file
     find "${KIT_RUN_DIR}/logs" -maxdepth 2 -name 'task-*.log' -empty -delete 2>/dev/null

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Servers for one's own browser, in the job's container: each on 127.0.0.1 of its node, for who has the token. They end with standard
-# input, whose first line is the token: no command line has it.
+# Servers for the user's own browser, in the job's container. Each listens on 127.0.0.1 of its node, and needs the token. Its first
+# line on standard input is the token, so that no command line shows it. A server ends when its standard input ends.
 
 readonly tools_missing=69
 
@@ -21,7 +21,7 @@ tools::serve() {
     local -i code
     env -- "${KIT_PROGRAM_ENV[@]}" "${words[@]}" <&- &
     local -ri server=$!
-    # Nothing comes any more: the end of it is the end of who asked for the server.
+    # Nothing more is sent. When the input ends, the program that asked for the server has ended.
     {
         while IFS= read -r _; do :; done
         kill -TERM "${server}"

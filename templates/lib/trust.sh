@@ -1,11 +1,12 @@
 # shellcheck shell=bash
-# What may be used of a node: folders that nobody else can write or exchange, and files whose digest was computed here.
+# Decides which files of a node may be used: folders that nobody else can write or exchange, and files whose digest was computed
+# here.
 
-# Why the last trust::private_folder refused.
+# The reason of the last refusal of trust::private_folder.
 trust_problem=""
 
-# trust::private_folder FOLDER: makes it with mode 0700, or takes it when it is the user's own, no link, and nobody else can write there.
-# Nobody else may own a folder on the way to it either: who can rename it can put another one in its place.
+# trust::private_folder FOLDER: makes it with mode 0700, or accepts it if it is the user's own, is no link, and nobody else can
+# write there. No folder above it may belong to another user either: who can rename a folder can put another one in its place.
 trust::private_folder() {
     local -r folder="$1"
     local owner mode kind
@@ -25,8 +26,8 @@ trust::private_folder() {
     [[ -z "${trust_problem}" ]]
 }
 
-# trust::safe_way FOLDER: whether it, as far as it exists, and all above it belong to root or to the user, and others may not write there
-# but for folders like /tmp, where only the owner of a name may exchange it.
+# trust::safe_way FOLDER: whether it, as far as it exists, and all folders above it belong to root or the user. Others must not be
+# able to write there, except in folders like /tmp, where only the owner of a name may exchange it.
 trust::safe_way() {
     local at owner mode
     at="$(realpath --canonicalize-missing -- "$1")"
@@ -51,8 +52,9 @@ trust::user() {
     printf '%s' "${name%%:*}${name:+ (}$1${name:+)}"
 }
 
-# trust::digest FILE MEMORY: prints the sha256 of FILE. It is computed once for each device, inode, size and time; MEMORY, a file that only
-# the user can write, remembers it. What changed within the last two seconds is not remembered: it could change again unseen.
+# trust::digest FILE MEMORY: prints the sha256 of FILE. It is computed once for each device, inode, size and time, and stored in
+# MEMORY, a file that only the user can write. If FILE changed within the last two seconds, it is not stored: it could change again
+# unnoticed.
 trust::digest() {
     local -r file="$1" memory="$2"
     local -r form='%d %i %s %.9Y %.9Z'
@@ -77,7 +79,7 @@ trust::digest() {
     (umask 077 && printf '%s %s\n' "${key}" "${digest}" >>"${memory}") 2>/dev/null || true
 }
 
-# A regular file, no link, of the user's own, that nobody else may write.
+# Whether it is a regular file of the user, no link, that nobody else may write.
 trust::is_own_file() {
     local owner mode kind
     read -r owner mode kind < <(stat --format='%u %a %F' -- "$1" 2>/dev/null) || return

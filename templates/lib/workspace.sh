@@ -1,9 +1,10 @@
 # shellcheck shell=bash
-# The job's folder as it was at submit: a copy of the run's own, which the programs may write in. The first start makes it, whole or not at all.
+# The job's folder as it was at submit: the run's own copy, which programs may change. The first start makes it, completely or not
+# at all.
 
 workspace::prepare() {
     local -r folder="${KIT_RUN_DIR}/workspace"
-    # The run works in the job's folder itself.
+    # Without a snapshot, the run works in the job's folder itself.
     [[ -n "${KIT_TREE}" ]] || return 0
     local -r mark="${KIT_RUN_DIR}/state/tree"
     local had=""
@@ -13,14 +14,14 @@ workspace::prepare() {
         return 0
     fi
     workspace::copy "${folder}.partial" || return 1
-    # A failed point of a sweep that was submitted again, with other code: what its programs wrote stays.
-    # An empty one was made with the run folder, to be mounted.
+    # The folder exists if a failed point of a sweep was submitted again with other code: keep what its programs wrote.
+    # An empty folder was made with the run folder, as a mount point.
     [[ ! -d "${folder}" ]] || rmdir -- "${folder}" 2>/dev/null || mv --no-target-directory -- "${folder}" "${folder}.${had:0:12}.${EPOCHSECONDS}"
     mv --no-target-directory -- "${folder}.partial" "${folder}"
     printf '%s\n' "${KIT_TREE}" >"${mark}"
 }
 
-# workspace::copy FOLDER: no two files of it are one, as they may be in the store, and all may be written.
+# workspace::copy FOLDER: copies the files, so that no two of them share an inode, as they may in the store, and all are writable.
 workspace::copy() {
     local -r folder="$1"
     local found
@@ -35,14 +36,14 @@ workspace::copy() {
     ((${#workspace_differ[@]} == 0)) || workspace::fail "has other contents than at the submit: ${workspace_differ[*]:0:5}"
 }
 
-# Programs may change what was submitted, in their own copy: the next start continues with it.
+# Reports files that programs changed in the run's own copy. The next start continues with them.
 workspace::say_changes() {
     workspace::differences "$1"
     ((${#workspace_differ[@]} == 0)) \
         || log::info "workspace: ${#workspace_differ[@]} of the submitted files were changed by the run, such as ${workspace_differ[0]}"
 }
 
-# workspace::differences FOLDER: into workspace_differ, the files that are not as submitted.
+# workspace::differences FOLDER: sets workspace_differ to the files that differ from the submitted ones.
 workspace::differences() {
     workspace_differ=()
     grep --quiet --invert-match '^#' -- "${KIT_SNAPSHOT}/listing" || return 0
@@ -50,7 +51,7 @@ workspace::differences() {
 }
 
 workspace::fail() {
-    # The next submit of the same files looks at each of them, and replaces what is not as it was.
+    # The next submit of the same files checks each of them, and replaces those that changed.
     : 2>/dev/null >"${KIT_SNAPSHOT}/damaged" || true
     log::error "the workspace in ${KIT_SNAPSHOT} $1; submit the job again"
     return 1

@@ -1,5 +1,6 @@
 # shellcheck shell=sh
-# Cancels jobs: kit_argv prints lines `HOW JOB RUN`. now: Slurm ends it; gently: its batch script is asked; waiting: it has not begun.
+# Cancels jobs. kit_argv prints lines `HOW JOB RUN`. HOW is now: Slurm ends the job; gently: its batch script is asked; waiting: it
+# has not started.
 main() {
     kit_environment
     cd -- "$RUNS" || return
@@ -8,7 +9,7 @@ main() {
     gently=$(printf '%s\n' "$lines" | sed -n 's/^gently \([0-9_]*\) .*/\1/p')
     # shellcheck disable=SC2086 # numbers, a word each
     [ -z "$at_once" ] || answer at_once scancel $at_once
-    # Once for each `kit cancel`, however often its line breaks.
+    # Once for each `kit cancel`, however often its connection breaks.
     for run in $(printf '%s\n' "$lines" | sed -n 's/^gently [0-9_]* //p' | head -n 1); do
         mkdir -- "./$run/state/$NONCE" 2>/dev/null || gently=""
     done

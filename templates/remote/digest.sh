@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# The sha256 of an image that is in the store: computed once for each file.
+# Prints the sha256 of an image in the store. Computed once for each file.
 main() {
     answer digest sha256sum -- "$STORE/sha256/$SHA.sqsh"
     printf 'end\n'

@@ -1,5 +1,6 @@
 # shellcheck shell=sh
-# The files of one run, or of all points of a sweep, that commands read: RUN, relative to RUNS; never its checkpoints, its workspace or its secrets.
+# Sends the files that commands read of one run, or of all points of a sweep: RUN, relative to RUNS. Never sends its checkpoints,
+# workspace or secrets.
 main() {
     kit_environment
     [ "$JOBS" = "" ] || answer accounted sacct_of
@@ -19,7 +20,8 @@ sacct_of() {
     kit_argv
 }
 
-# Logs may be links to where the job wants them. Anything else that is large is the program's own. WHOLE: with the run's programs.
+# Lists the files. Logs may be links to where the job wants them. Other large files are the program's own. WHOLE: also the run's
+# programs.
 files() {
     programs='./*/bin|./*/code'
     [ "$WHOLE" = "" ] || programs=''

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# What a run needs and the cluster may have already: the snapshot TREE, and the images that kit_argv prints, `SHA256 SIZE` each.
+# Tells what the cluster already has of a run's needs: the snapshot TREE, and the images that kit_argv prints, `SHA256 SIZE` each.
 main() {
     [ "$TREE" = "" ] || answer tree tree
     answer images images
@@ -12,7 +12,7 @@ tree() {
     return 0
 }
 
-# An image's inode, size and time, for the digest that was computed of it; else how much of it has come.
+# Prints an image's inode, size and time, by which its digest is remembered; else the size of the part that has arrived.
 images() {
     kit_argv | while read -r sha; do
         path="$STORE/sha256/$sha.sqsh"

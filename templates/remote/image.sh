@@ -1,10 +1,10 @@
 # shellcheck shell=sh
-# Takes the rest of an image, BYTES of it from FROM on, and gives it its name once its digest is SHA.
+# Takes the rest of an image, BYTES of it from FROM on, and renames it once its digest is SHA.
 main() {
     folder="$STORE/tmp/ssh-$KIT_UID-$SHA"
     mkdir -p -- "$STORE/sha256" "$STORE/locks" "$STORE/refs" "$folder" || { result 1; return; }
     part="$folder/part"
-    # Bytes after FROM are of a line that broke.
+    # Bytes after FROM came over a connection that broke.
     [ ! -e "$part" ] || truncate --size="$FROM" -- "$part" || { result 1; return; }
     head -c "$BYTES" >>"$part" || { kit_room "$STORE"; result 1; return; }
     [ "$(stat -c %s -- "$part")" = "$SIZE" ] || { echo "only a part of it came" >&2; result 1; return; }

@@ -1,5 +1,6 @@
 # shellcheck shell=sh
-# What a command begins with: who and where we are, the user's jobs, and the record of each run that has changed since it was last asked for.
+# Answers the first question of every command: user and folders, the user's jobs, and the record of each run that changed since the
+# last time.
 main() {
     kit_environment
     answer facts facts
@@ -19,7 +20,7 @@ main() {
     fi
 }
 
-# Below RUNS: of runs and of sweeps' points, the files that `kit runs` reads.
+# Lists the files of runs and sweep points that `kit runs` reads, below RUNS.
 records() {
     find . -mindepth 1 -maxdepth 5 \
         \( -name '.*' -o -name '*
@@ -28,7 +29,7 @@ records() {
         -printf '%i %s %T@ %P\n'
 }
 
-# Nodes that failed a preflight: `NAME MTIME REASON`, of the last day.
+# Prints nodes that failed a preflight in the last day: `NAME MTIME REASON`.
 avoided() {
     [ -d "$RUNS/$AVOID" ] || return 0
     cd -- "$RUNS/$AVOID" || return 0

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Which of the objects whose names come in, one a line, the user's snapshots lack.
+# Prints which objects the user's snapshots lack, of those whose names come in, one per line.
 main() {
     objects="$RUNS/.snapshots-$KIT_UID/objects"
     out=$(while read -r name; do

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# A copy of the snapshot TREE as the workspace of the run RUN: for a shell, which has no batch script that would make it.
+# Copies the snapshot TREE as the workspace of the run RUN, for a shell, which has no batch script to do it.
 main() {
     answer opened opened
     printf 'end\n'

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Removes the folder RUN, of which nothing was submitted.
+# Removes the folder RUN, from which nothing was submitted.
 main() {
     cd -- "$RUNS" && rm -rf -- "./$RUN"
     section removed "$?" ''

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# One of Slurm's commands: kit_argv prints its words, INPUT bytes of the program's input are its own.
+# Runs one of Slurm's commands: kit_argv prints its words. It gets INPUT bytes of this program's input.
 main() {
     kit_environment
     out=$(head -c "$INPUT" | kit_argv)

@@ -1,17 +1,17 @@
 # shellcheck shell=sh
-# What every program has that runs on a login node: POSIX sh, whichever shell that is there, with coreutils, find, awk, gzip and tar.
-# A program defines `main`; its answer has the form that kit/remote/answers.py reads.
+# Shared by all programs that run on a login node, in POSIX sh with any shell, with coreutils, find, awk, gzip and tar.
+# A program defines `main`. Its answer has the form that kit/remote/answers.py reads.
 
 LC_ALL=C
 export LC_ALL
 umask 022
-# A line that breaks ends no program in the middle: each comes to an end of its own.
+# A broken connection must not end a program in the middle: each runs to its own end.
 trap '' HUP PIPE
 KIT_USER=$(id -un)
 KIT_UID=$(id -u)
 KIT_DATA=${XDG_DATA_HOME:-$HOME/.local/share}/kit
 
-# What Slurm's commands, and so jobs, get of this session's environment: the list of kit/slurm/client.py.
+# Keeps only the variables of this session that Slurm's commands, and so jobs, may get: the list of kit/slurm/client.py.
 kit_environment() {
     for kit_name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
         case $kit_name in
@@ -22,12 +22,12 @@ kit_environment() {
     kit_inherited
 }
 
-# kit_room FOLDER: what a disk that refused has, as the last word of an error.
+# kit_room FOLDER: prints the free space of a disk after a failed write, as the last part of an error.
 kit_room() {
     df -Pk -- "$1" 2>/dev/null | awk -v "folder=$1" 'NR == 2 { print $4 " KiB are free in " folder }' >&2
 }
 
-# answer NAME COMMAND...: what it prints, and its exit code.
+# answer NAME COMMAND...: sends the command's output and its exit code.
 answer() {
     kit_name=$1
     shift
@@ -41,14 +41,14 @@ section() {
     printf 'answer %s %d %d\n%s\n' "$1" "$2" "${#3}" "$3"
 }
 
-# facts: who and where we are. RUNS and STORE are the cluster's folders for this user.
+# facts: prints user and folders. RUNS and STORE are the cluster's folders for this user.
 facts() {
     printf 'user %s\nuid %s\nhome %s\ndata %s\nruns %s\nstore %s\nnow %s\n' \
         "$KIT_USER" "$KIT_UID" "$HOME" "$KIT_DATA" "$RUNS" "$STORE" "$(date +%s)"
 }
 
-# changes LISTER: the program's input has KNOWN bytes of lines `INODE SIZE MTIME PATH`, as LISTER prints them now.
-# Prints what is different: `new LINE`, `grown OLDSIZE LINE` of a file that is only appended to, and `gone LINE`.
+# changes LISTER: compares. The program's input has KNOWN bytes of lines `INODE SIZE MTIME PATH`, LISTER prints the present ones.
+# Prints the differences: `new LINE`, `grown OLDSIZE LINE` for a file that is only appended to, and `gone LINE`.
 changes() {
     {
         head -c "$KNOWN" | sed 's/^/k /'
@@ -66,7 +66,7 @@ changes() {
         END { for (path in known) print "gone " known[path] }'
 }
 
-# send_changes TEXT: what `changes` printed, and then the bytes: ends of files that grew, and an archive of the others.
+# send_changes TEXT: sends what `changes` printed, then the bytes: the ends of files that grew, and an archive of the new files.
 send_changes() {
     section changes 0 "$1"
     # shellcheck disable=SC2034 # words that are passed over
@@ -82,7 +82,7 @@ send_changes() {
             --no-unquote --verbatim-files-from --files-from=- 2>/dev/null
 }
 
-# Nothing of what a login shell has printed so far is part of the answer.
+# Sends the answer after a mark, because a login shell may have printed something before it.
 kit_answer_all() {
     printf '\n%s\n' "$KIT_MARK"
     main | gzip -1

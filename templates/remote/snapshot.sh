@@ -1,12 +1,12 @@
 # shellcheck shell=sh
-# Takes a snapshot: OBJECTS bytes of an archive of files by their digests, then TREE_BYTES of an archive of links to them, which is the tree TREE.
-# Whatever has its name here is whole: each file is checked before it gets it.
+# Takes a snapshot: OBJECTS bytes of an archive of files named by their digests, then TREE_BYTES of an archive of links to them,
+# which is the tree TREE. A file gets its name only after it was checked, so every named file is complete.
 main() {
     mkdir -p -- "$RUNS" || { failed; return; }
-    # Runs are open to others, a user's snapshots are not.
+    # Runs are readable by others, but a user's snapshots are not.
     umask 077
     store="$RUNS/.snapshots-$KIT_UID"
-    # shellcheck disable=SC2153 # a constant of the caller's
+    # shellcheck disable=SC2153 # a constant that the caller sets
     partial="./trees/$PARTIAL"
     mkdir -p -- "$store/objects" "$store/trees" "$store/index" || { failed; return; }
     cd -- "$store" || { failed; return; }
@@ -35,7 +35,7 @@ take() {
     done <"$partial/.names"
     head -c "$TREE_BYTES" >"$partial/.tree" && [ "$(sha256sum <"$partial/.tree")" = "$TREE_SUM  -" ] || return 1
     mkdir -- "$partial/made" || return 1
-    # Its links name objects from here on.
+    # From here on, its links name objects.
     tar --extract --file="$partial/.tree" --no-same-owner || return 1
     [ "$(sha256sum <"$partial/made/listing")" = "$TREE  -" ] || return 1
     [ ! -e "trees/$TREE" ] || [ -f "trees/$TREE/listing" ] || rm -rf -- "trees/$TREE"

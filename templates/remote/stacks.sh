@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Runs a step, kit_argv, that writes text files into FOLDER, which is new, and sends them.
+# Runs a step, kit_argv, that writes text files into the new FOLDER, and sends these files.
 main() {
     kit_environment
     mkdir -- "$FOLDER" || { section step 1 ''; printf 'end\n'; return; }

@@ -1,9 +1,9 @@
 # shellcheck shell=sh
-# Takes a folder, SIZE bytes of an archive, and submits what is in it: kit_argv is its sbatch. Without an archive it finds out what became of a submit whose
-# line broke. However often it runs, and whatever of it is cut off, one job or none comes of it.
-# KIND: run: RUN is a new run folder; again: one that has ended, in which AGAIN, relative to it, has the new manifest; array: of the sweep RUN, its array
-# number AGAIN; place: the folder alone, nothing is submitted; over: the same into a folder that is there.
-# SCRIPT: what sbatch gets, relative to RUN. RIGHT: a folder in RUN; who makes it may submit. OLD: the job before this one, or 0.
+# Takes a folder, SIZE bytes of an archive, and submits its content: kit_argv is its sbatch. Without an archive, it finds out what
+# became of a submit whose connection broke. However often it runs, and wherever it is cut off, it makes at most one job. KIND is
+# one of: run: RUN is a new run folder; again: RUN has ended, and AGAIN, relative to it, holds the new manifest; array: array AGAIN
+# of the sweep RUN; place: only the folder, nothing is submitted; over: the same into an existing folder. SCRIPT: the argument of
+# sbatch, relative to RUN. RIGHT: a folder in RUN; the process that makes it may submit. OLD: the earlier job, or 0.
 main() {
     kit_environment
     mkdir -p -- "$RUNS" || { result failed; return; }
@@ -23,7 +23,7 @@ main() {
     esac
 }
 
-# result WORD [TEXT]: how it ended, and the job's number or sbatch's words.
+# result WORD [TEXT]: sends the outcome, and the job's number or the output of sbatch.
 result() {
     [ "$1" != failed ] || kit_room "$RUNS"
     section result 0 "$1"
@@ -31,9 +31,9 @@ result() {
     printf 'end\n'
 }
 
-# Prints why not.
+# Unpacks the archive. Prints the reason if that fails.
 take() {
-    # The whole archive, or a line that broke: nothing is made of a part.
+    # Only a complete archive is unpacked: the connection may have broken.
     head -c "$SIZE" >"$partial/sent" || { echo failed; return; }
     [ "$(sha256sum <"$partial/sent")" = "$SHA  -" ] || { echo cut; return; }
     case $KIND in again | over) over; return ;; esac
@@ -45,7 +45,7 @@ take() {
     mv -T -- "$partial/run" "./$RUN" 2>/dev/null || [ -d "./$RUN" ] || echo failed
 }
 
-# Into a folder that is there. What was submitted already is left alone.
+# Unpacks into an existing folder. What was already submitted is not changed.
 over() {
     [ -d "./$RUN" ] || { echo nothing; return; }
     [ "$KIND" = over ] || [ ! -e "./$RUN/$RIGHT" ] || return 0
@@ -56,13 +56,13 @@ send() {
     number=$(noted)
     [ -n "$number" ] || number=$(in_queue)
     [ -z "$number" ] || { note; return; }
-    # The right to submit is taken once and never given back.
+    # The right to submit is taken once, and never given back.
     if mkdir -- "./$RUN/$RIGHT" 2>/dev/null; then
         said=$(kit_argv 2>&1 </dev/null)
         code=$?
         number=$(printf '%s\n' "$said" | sed -n 's/^\([0-9][0-9]*\).*/\1/p' | tail -n 1)
         if [ "$code" -eq 0 ] && [ -n "$number" ]; then note; return; fi
-        # A controller that was too slow to answer may have taken it.
+        # A controller that answered too late may have accepted the job.
         tries=1
         ! slow "$said" || tries=10
     else
@@ -85,12 +85,12 @@ send() {
     fi
 }
 
-# Whether sbatch's words are those of a controller that did not answer in time, rather than of one that refused.
+# Whether the output of sbatch means that the controller did not answer in time, and not that it refused.
 slow() {
     printf '%s\n' "$1" | grep -q -i -e 'timed out' -e 'to contact' -e 'communication'
 }
 
-# What Slurm refused is as if it had never been.
+# Removes the traces of a submit that Slurm refused.
 forget() {
     case $KIND in
         run) rm -rf -- "./$RUN" ;;
@@ -106,7 +106,7 @@ noted() {
     esac
 }
 
-# By the key in its comment, or by its script, which no site's rules rewrite.
+# Finds the job by the key in its comment, or by its script, which no site's rules rewrite.
 in_queue() {
     jobs=$(squeue --noheader --states=all "--user=$KIT_UID" '--format=%F|%o|%k' 2>/dev/null) || return 1
     printf '%s\n' "$jobs" | awk -F '|' -v "old=$OLD" -v "key=$KEY" -v "script=$RUNS/$RUN/$SCRIPT" \
@@ -127,7 +127,7 @@ note() {
     result submitted "$number"
 }
 
-# In the record of each point, then in the sweep's: each file is replaced as a whole.
+# Notes the number in the record of each point, then in the sweep's. Each file is replaced as a whole.
 note_array() {
     find -L "./$RUN/arrays/$AGAIN" -mindepth 2 -maxdepth 2 -name manifest.json \
         -exec sed -i 's/^  "job_id": null\(,*\)$/  "job_id": '"$number"'\1/' {} +

@@ -36,7 +36,7 @@ readonly -a KIT_FOLDERS=(
     logs/replica-1
 )
 
-# Each job that this file becomes has a run folder of its own: the job's number takes the mark's place in its name and in these files.
+# Each job of this file has its own run folder. The job's number replaces the mark in the folder's name and in these files.
 unpack_all() {
     unpack 755 batch.sh <<'KIT_FILE'
 #!/bin/bash
@@ -349,7 +349,7 @@ readonly -a KIT_CONTAINER_ARGV=(
     /shared/runs/llama-@JOB@/bin/container.sh
 )
 
-# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
+# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.
 # Below this line nothing is generated.
 set -uo pipefail
 
@@ -396,7 +396,7 @@ finish() {
         code="${retry_doubted_code}"
     fi
     [[ -z "${retry_nowhere}" ]] || code="${retry_nowhere_code}"
-    # First of all, since after a TERM there are seconds only until Slurm kills this script.
+    # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
     stall_watch::end_evidence
@@ -419,7 +419,7 @@ finish() {
             notices::tell_last
             ;;
     esac
-    # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
+    # After the TERM of `kit cancel`, which spares the containers (signal.sh), this tells Slurm that the job was cancelled.
     if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
         scancel "${environment_job}" 2>/dev/null
     fi
@@ -441,7 +441,7 @@ train() {
 }
 
 main() {
-    # Others may change nothing that the kit writes; the ranks get the user's own umask back. srun would take the submitter's.
+    # Other users must not change the kit's files. The ranks get the user's own umask back. srun would take the submitter's.
     KIT_UMASK="$(umask)"
     export KIT_UMASK
     umask g-w,o-w
@@ -463,7 +463,7 @@ main() {
     node_checks::stage || exit $?
     container_names::begin
     node_checks::nodes || exit $?
-    # From here on nothing queues the job again without a failed node.
+    # The node checks may queue the job again. After them, limit how often Slurm itself does.
     retry::cap_slurm
 
     heartbeat::start "${KIT_HEARTBEAT}"
@@ -479,7 +479,7 @@ main() {
 main "$@"
 KIT_FILE
     unpack 644 all-reduce.sh <<'KIT_FILE'
-# The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
+# The job's program, its arguments and its environment, unchanged to the byte. Read by worker.sh and rank.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
     python3
@@ -495,10 +495,10 @@ KIT_FILE
 KIT_FILE
     unpack 755 roles/lighthouse/worker.sh <<'KIT_FILE'
 #!/bin/bash
-# Runs once per Slurm task, inside the container. It maps Slurm's variables to ranks and becomes the program.
+# Runs once per Slurm task, inside the container. Maps Slurm's variables to ranks and becomes the program.
 # shellcheck source-path=SCRIPTDIR source-path=SCRIPTDIR/../.. disable=SC2034
 
-# Where the files of this role are in the run folder; a plain job has one role, whose files are in the run folder itself.
+# The folder of this role's files in the run folder. A plain job has one role, whose files are in the run folder itself.
 readonly KIT_FOLDER=roles/lighthouse
 readonly KIT_SHAPE=srun
 readonly KIT_RENDEZVOUS=static
@@ -515,7 +515,7 @@ export KIT_SEED=7
 # Below this line nothing is generated.
 set -euo pipefail
 
-# Always started by its absolute path; every process spared here is spared on every rank.
+# Always started by its absolute path. This line runs on every rank, so it starts no process.
 readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"
 readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
 export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
@@ -557,26 +557,27 @@ main() {
         torchrun)
             rank_variables::node_from_slurm
             rank_variables::torchrun_argv
-            # Output that torchrun is to show, filter or write has to come by it.
+            # Output that torchrun has to show, filter or write must go through torchrun.
             export KIT_TORCHRUN_LOGS="${#KIT_TORCHRUN_OPTIONS[@]}"
-            # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
-            # signals back.
+            # torchrun handles TERM, but USR1 kills it and its ranks. A signal that is ignored at its start stays ignored, and
+            # unignore.sh gives the ranks their signals back.
             trap '' USR1 USR2
             exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
     esac
 }
 
-# The first of the ranks that come of this task.
+# Prints the first of the ranks that this task starts.
 first_rank() {
     local -i each=1
     [[ "${KIT_SHAPE}" == srun ]] || each="${KIT_RANKS_PER_NODE}"
     printf '%d' $((SLURM_PROCID * each))
 }
 
-# Before the launcher is looked for, which a set-up line may have to bring. It runs once per task: torchrun's ranks inherit what it exports.
+# Runs before the launcher is searched, because a set-up line may install it. Runs once per task: torchrun's ranks inherit what it
+# exports.
 set_up() {
-    # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
+    # Exported by a builtin: on the command line of env(1), every user's `ps` could read them.
     if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
         # shellcheck source=/dev/null
         source "${KIT_RUN_DIR}/.secrets"
@@ -597,7 +598,7 @@ set_up() {
 main "$@"
 KIT_FILE
     unpack 644 roles/lighthouse/program.sh <<'KIT_FILE'
-# The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
+# The job's program, its arguments and its environment, unchanged to the byte. Read by worker.sh and rank.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
     torchft_lighthouse
@@ -619,16 +620,16 @@ KIT_PROGRAM_ENV=(
 )
 KIT_FILE
     unpack 644 roles/lighthouse/image-env.sh <<'KIT_FILE'
-# What Enroot's login shell takes away of the image's environment. Read by worker.sh and probe.sh.
+# Variables of the image that Enroot's login shell removes. Read by worker.sh and probe.sh.
 # shellcheck shell=bash
 export PATH=/usr/bin
 KIT_FILE
     unpack 755 roles/replica-0/worker.sh <<'KIT_FILE'
 #!/bin/bash
-# Runs once per Slurm task, inside the container. It maps Slurm's variables to ranks and becomes the program.
+# Runs once per Slurm task, inside the container. Maps Slurm's variables to ranks and becomes the program.
 # shellcheck source-path=SCRIPTDIR source-path=SCRIPTDIR/../.. disable=SC2034
 
-# Where the files of this role are in the run folder; a plain job has one role, whose files are in the run folder itself.
+# The folder of this role's files in the run folder. A plain job has one role, whose files are in the run folder itself.
 readonly KIT_FOLDER=roles/replica-0
 readonly KIT_SHAPE=torchrun
 readonly KIT_RENDEZVOUS=static
@@ -645,7 +646,7 @@ export KIT_SEED=7
 # Below this line nothing is generated.
 set -euo pipefail
 
-# Always started by its absolute path; every process spared here is spared on every rank.
+# Always started by its absolute path. This line runs on every rank, so it starts no process.
 readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"
 readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
 export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
@@ -687,26 +688,27 @@ main() {
         torchrun)
             rank_variables::node_from_slurm
             rank_variables::torchrun_argv
-            # Output that torchrun is to show, filter or write has to come by it.
+            # Output that torchrun has to show, filter or write must go through torchrun.
             export KIT_TORCHRUN_LOGS="${#KIT_TORCHRUN_OPTIONS[@]}"
-            # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
-            # signals back.
+            # torchrun handles TERM, but USR1 kills it and its ranks. A signal that is ignored at its start stays ignored, and
+            # unignore.sh gives the ranks their signals back.
             trap '' USR1 USR2
             exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
     esac
 }
 
-# The first of the ranks that come of this task.
+# Prints the first of the ranks that this task starts.
 first_rank() {
     local -i each=1
     [[ "${KIT_SHAPE}" == srun ]] || each="${KIT_RANKS_PER_NODE}"
     printf '%d' $((SLURM_PROCID * each))
 }
 
-# Before the launcher is looked for, which a set-up line may have to bring. It runs once per task: torchrun's ranks inherit what it exports.
+# Runs before the launcher is searched, because a set-up line may install it. Runs once per task: torchrun's ranks inherit what it
+# exports.
 set_up() {
-    # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
+    # Exported by a builtin: on the command line of env(1), every user's `ps` could read them.
     if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
         # shellcheck source=/dev/null
         source "${KIT_RUN_DIR}/.secrets"
@@ -727,7 +729,7 @@ set_up() {
 main "$@"
 KIT_FILE
     unpack 644 roles/replica-0/program.sh <<'KIT_FILE'
-# The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
+# The job's program, its arguments and its environment, unchanged to the byte. Read by worker.sh and rank.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
     python3
@@ -743,16 +745,16 @@ KIT_PROGRAM_ENV=(
 )
 KIT_FILE
     unpack 644 roles/replica-0/image-env.sh <<'KIT_FILE'
-# What Enroot's login shell takes away of the image's environment. Read by worker.sh and probe.sh.
+# Variables of the image that Enroot's login shell removes. Read by worker.sh and probe.sh.
 # shellcheck shell=bash
 export PATH=/usr/bin
 KIT_FILE
     unpack 755 roles/replica-1/worker.sh <<'KIT_FILE'
 #!/bin/bash
-# Runs once per Slurm task, inside the container. It maps Slurm's variables to ranks and becomes the program.
+# Runs once per Slurm task, inside the container. Maps Slurm's variables to ranks and becomes the program.
 # shellcheck source-path=SCRIPTDIR source-path=SCRIPTDIR/../.. disable=SC2034
 
-# Where the files of this role are in the run folder; a plain job has one role, whose files are in the run folder itself.
+# The folder of this role's files in the run folder. A plain job has one role, whose files are in the run folder itself.
 readonly KIT_FOLDER=roles/replica-1
 readonly KIT_SHAPE=torchrun
 readonly KIT_RENDEZVOUS=static
@@ -769,7 +771,7 @@ export KIT_SEED=7
 # Below this line nothing is generated.
 set -euo pipefail
 
-# Always started by its absolute path; every process spared here is spared on every rank.
+# Always started by its absolute path. This line runs on every rank, so it starts no process.
 readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"
 readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
 export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
@@ -811,26 +813,27 @@ main() {
         torchrun)
             rank_variables::node_from_slurm
             rank_variables::torchrun_argv
-            # Output that torchrun is to show, filter or write has to come by it.
+            # Output that torchrun has to show, filter or write must go through torchrun.
             export KIT_TORCHRUN_LOGS="${#KIT_TORCHRUN_OPTIONS[@]}"
-            # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
-            # signals back.
+            # torchrun handles TERM, but USR1 kills it and its ranks. A signal that is ignored at its start stays ignored, and
+            # unignore.sh gives the ranks their signals back.
             trap '' USR1 USR2
             exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
     esac
 }
 
-# The first of the ranks that come of this task.
+# Prints the first of the ranks that this task starts.
 first_rank() {
     local -i each=1
     [[ "${KIT_SHAPE}" == srun ]] || each="${KIT_RANKS_PER_NODE}"
     printf '%d' $((SLURM_PROCID * each))
 }
 
-# Before the launcher is looked for, which a set-up line may have to bring. It runs once per task: torchrun's ranks inherit what it exports.
+# Runs before the launcher is searched, because a set-up line may install it. Runs once per task: torchrun's ranks inherit what it
+# exports.
 set_up() {
-    # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
+    # Exported by a builtin: on the command line of env(1), every user's `ps` could read them.
     if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
         # shellcheck source=/dev/null
         source "${KIT_RUN_DIR}/.secrets"
@@ -851,7 +854,7 @@ set_up() {
 main "$@"
 KIT_FILE
     unpack 644 roles/replica-1/program.sh <<'KIT_FILE'
-# The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
+# The job's program, its arguments and its environment, unchanged to the byte. Read by worker.sh and rank.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
     python3
@@ -867,7 +870,7 @@ KIT_PROGRAM_ENV=(
 )
 KIT_FILE
     unpack 644 roles/replica-1/image-env.sh <<'KIT_FILE'
-# What Enroot's login shell takes away of the image's environment. Read by worker.sh and probe.sh.
+# Variables of the image that Enroot's login shell removes. Read by worker.sh and probe.sh.
 # shellcheck shell=bash
 export PATH=/usr/bin
 KIT_FILE
@@ -1244,7 +1247,7 @@ main() {
         exit 2
     fi
     local -r run_dir="${KIT_RUN_DIR//"${KIT_MARK}"/${SLURM_JOB_ID}}"
-    # A job that was queued again continues in the folder that it has.
+    # A job that was queued again continues in its existing folder.
     if [[ ! -e "${run_dir}" ]]; then
         partial="${run_dir%/*}/.unpack-${SLURM_JOB_ID}"
         trap 'rm -rf -- "${partial}"' EXIT
@@ -1258,7 +1261,7 @@ main() {
     exec "${run_dir}/batch.sh"
 }
 
-# unpack MODE NAME: a file of the run folder, from stdin; an empty one comes as an empty line.
+# unpack MODE NAME: writes a file of the run folder from stdin. An empty file comes as an empty line.
 unpack() {
     local -r mode="$1" path="${partial}/$2"
     local text
