@@ -62,7 +62,7 @@ def write_text(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
-def tail(path: Path, most: int) -> bytes:
+def tail(path: Path | str, most: int) -> bytes:
     """The last `most` bytes of a regular file."""
     handle, size = _open(path)
     try:

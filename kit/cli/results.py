@@ -49,7 +49,7 @@ def results(
     """Gather the metrics of a sweep's points into one table, the best first."""
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
-    from kit.runs import remote_clusters
+    from kit.runs import garbage, remote_clusters
     from kit.sweeps import find, result_files
     from kit.sweeps import plot as drawing
     from kit.sweeps.results import gather
@@ -60,7 +60,8 @@ def results(
     if as_json:
         print(result_files.as_json(found))
     else:
-        _print(found)
+        with garbage.paused():
+            _print(found)
     for path in output or []:
         result_files.write(found, path)
         print(f"wrote {path}", file=sys.stderr)

@@ -191,8 +191,11 @@ def _load(place: Path) -> dict[str, _Entry]:
 
 
 def _store(place: Path, entries: dict[str, _Entry]) -> None:
+    # Imported here: a project in which nothing has changed is read without it.
+    from pydantic_core import to_json
+
     # If the index cannot be written (full disk, read-only home), everything is read again next time.
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = json.dumps({"form": [_FORM, *_NAMES], "runs": entries}, separators=(",", ":"))
+        text = to_json({"form": [_FORM, *_NAMES], "runs": entries}, inf_nan_mode="constants").decode()
         atomic_write.write(place, text, durable=False, mode=0o600)

@@ -7,6 +7,7 @@ A key that an older kit did not write has a default, so that its runs can be rea
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -143,28 +144,31 @@ class Manifest(Model):
         atomic_write.write(path, self.model_dump_json(indent=2) + "\n", durable=durable)
 
 
-def load(model: type[_Model], path: Path, *, absent: RunError) -> _Model:
+def load(model: type[_Model], path: Path | str, *, absent: Callable[[], RunError]) -> _Model:
     """Read a JSON file of a run or sweep.
 
-    Raises `absent` if it is missing, RunError with a one-line reason if it cannot be read.
+    Raises `absent()` if it is missing, RunError with a one-line reason if it cannot be read.
     """
     try:
         return model.model_validate_json(untrusted_files.read_bytes(path))
     except FileNotFoundError:
-        raise absent from None
+        raise absent() from None
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
         raise RunError(f"{path}: {problem(error)}") from None
 
 
-def read(path: Path) -> Manifest:
+def read(path: Path | str) -> Manifest:
     """The manifest of a run; RunError, with a one-line reason, if it is missing, damaged, or of a newer kit."""
-    absent = RunError(f"{path.parent}: no manifest.json: not a run folder", hint="'kit runs' lists the runs")
-    made = load(Manifest, path, absent=absent)
+    made = load(Manifest, path, absent=lambda: _absent(Path(path)))
     if made.schema_version > _VERSION:
         raise RunError(f"{path}: a newer kit wrote it (schema_version {made.schema_version})", hint="use that kit")
     return made
+
+
+def _absent(path: Path) -> RunError:
+    return RunError(f"{path.parent}: no manifest.json: not a run folder", hint="'kit runs' lists the runs")
 
 
 def problem(error: ValidationError) -> str:

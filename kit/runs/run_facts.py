@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -21,6 +22,10 @@ UNREADABLE = "UNREADABLE"
 
 # An event has about 200 bytes; there is one for each start, signal and end.
 _EVENTS_BYTES = 8 << 20
+# Joined as text: making a path of each takes too long for 10,000 runs.
+_EVENTS, _MANIFEST = RunPaths(Path()).events, RunPaths(Path()).manifest
+# Keys of an event that are read here as numbers.
+_NUMBERS: Mapping[str, tuple[str, ...]] = {"start": ("job_id", "restart"), "end": ("exit_code",)}
 _DIGEST = re.compile(rb"sha256[:/]([0-9a-f]{64})")
 
 
@@ -70,7 +75,7 @@ def read(run_dir: Path) -> Facts:
 
     recorded = events(run_dir)
     try:
-        made = manifest.read(RunPaths(run_dir).manifest)
+        made = manifest.read(f"{run_dir}/{_MANIFEST}")
     except RunError as error:
         return Facts(
             run_id=run_dir.name,
@@ -106,24 +111,28 @@ def with_events(one: Facts, run_dir: Path) -> Facts:
 def events(run_dir: Path) -> list[dict[str, object]]:
     """Events that the batch script recorded, oldest first. Lines that are not events, such as incomplete ones, are skipped."""
     try:
-        text = untrusted_files.tail(RunPaths(run_dir).events, _EVENTS_BYTES).decode(errors="replace")
+        text = untrusted_files.tail(f"{run_dir}/{_EVENTS}", _EVENTS_BYTES)
     except OSError:
         return []
-    kept = []
-    for line in text.splitlines():
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict) and _is_event(event):
-            kept.append(event)
-    return kept
+    return [event for event in _lines(text) if isinstance(event, dict) and _is_event(event)]
+
+
+def _lines(text: bytes) -> list[object]:
+    """What each line holds. All lines are parsed at once, three times as fast; line by line only if a line is incomplete."""
+    try:
+        every: list[object] = json.loads(b"[" + text.strip().replace(b"\n", b",") + b"]")
+    except (ValueError, RecursionError):
+        every = []
+        for line in text.decode(errors="replace").splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                every.append(json.loads(line))
+    return every
 
 
 def _is_event(event: dict[str, object]) -> bool:
     """Whether the keys used here have the batch script's types: numbers, some of them as text."""
-    numbers = {"start": ("job_id", "restart"), "end": ("exit_code",)}.get(str(event.get("event")), ())
-    return isinstance(event.get("event"), str) and all(_number(event.get(key, 0)) is not None for key in numbers)
+    name = event.get("event")
+    return isinstance(name, str) and all(_number(event.get(key, 0)) is not None for key in _NUMBERS.get(name, ()))
 
 
 def _of_jobs(made: Manifest, recorded: list[dict[str, object]]) -> dict[str, Any]:

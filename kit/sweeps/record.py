@@ -89,5 +89,8 @@ class SweepPaths:
 def read(folder: Path) -> SweepRecord:
     """The record of a sweep; RunError when there is none or it is of another make."""
     path = SweepPaths(folder).record
-    absent = RunError(f"{folder}: no sweep.json: not a sweep", hint="'kit sweep' makes one")
-    return manifest.load(SweepRecord, path, absent=absent)
+    return manifest.load(SweepRecord, path, absent=lambda: _absent(folder))
+
+
+def _absent(folder: Path) -> RunError:
+    return RunError(f"{folder}: no sweep.json: not a sweep", hint="'kit sweep' makes one")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from kit.errors import ConfigError, Fault, RunError, did_you_mean, nearest
+from kit.runs import garbage
 from kit.runs.status import Queue, Status
 from kit.spec.sweep import Value
 from kit.spec.wrong_value_messages import shown
@@ -102,6 +103,7 @@ class Results:
         ]
 
 
+@garbage.paused()
 def gather(
     folder: Path, *, queue: Queue, metric: str | None = None, goal: Goal | None = None, reduce: Reduce = "last"
 ) -> Results:
@@ -116,14 +118,17 @@ def gather(
     paths = SweepPaths(folder)
     points = paths.points
     reported = run_metrics_cache.of(points, [paths.name(point.index) for point in record.points], reduce=reduce)
+    # A path is made once for each: that takes longer than to look at what it names.
+    dirs = {one.run_dir.name: one.run_dir for one in states.values() if one is not None}
+    dirs |= {name: points / name for name in reported.keys() - dirs.keys()}
     rows = [
         PointResult(
             index=point.index,
             name=point.name,
-            values=point.values if record.search is None else search_trials.suggestion(points / name) or point.values,
-            state=_state(states[point.index], points / name, searched=record.search is not None),
+            values=point.values if record.search is None else search_trials.suggestion(dirs[name]) or point.values,
+            state=_state(states[point.index], dirs[name], searched=record.search is not None),
             metrics=metrics,
-            run_dir=points / name,
+            run_dir=dirs[name],
         )
         for point, (name, metrics) in zip(record.points, reported.items(), strict=True)
     ]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import platformdirs
+from pydantic_core import from_json, to_json
 
 from kit import untrusted_files
 from kit.runs import atomic_write, metrics
@@ -38,7 +39,7 @@ def of(points: Path, names: Sequence[str], *, reduce: Reduce = "last") -> dict[s
         seen = _signature(f"{points}/{name}/metrics.jsonl")
         entry = known.get(name)
         if entry is None or entry[0] != seen:
-            entry = [seen, _summary(points / name)]
+            entry = [seen, _summary(f"{points}/{name}")]
         if seen is not None:
             # Of replica groups, which have a file each, nothing is kept.
             now[name] = entry
@@ -50,22 +51,36 @@ def of(points: Path, names: Sequence[str], *, reduce: Reduce = "last") -> dict[s
 
 def metrics_of(run_dir: Path, *, reduce: Reduce = "last") -> dict[str, float]:
     """The numbers that a run reported, by name."""
-    return {name: values[_PLACES[reduce]] for name, values in _summary(run_dir).items()}
+    return {name: values[_PLACES[reduce]] for name, values in _summary(str(run_dir)).items()}
 
 
-def _summary(run_dir: Path) -> dict[str, list[float]]:
+def _summary(run_dir: str) -> dict[str, list[float]]:
     """Of each metric its last, least and greatest value, as min() and max() have them."""
     # What a run is, is not what it came to.
     kept = [record for record in metrics.records(run_dir) if record.get("kind") != "start"]
-    names = metrics.Record()
-    for record in kept:
-        names |= record
     found = {}
-    for name in names:
-        values: list[float] = [value for record in kept if type(value := record.get(name)) in _NUMBERS]  # type: ignore[misc]
-        if values and name not in _NOT_METRICS:
-            found[name] = [values[-1], min(values), max(values)]
+    for name, values in _columns(kept):
+        if name in _NOT_METRICS:
+            continue
+        numbers = values if _NUMBERS.issuperset(map(type, values)) else [one for one in values if type(one) in _NUMBERS]
+        if numbers:
+            found[name] = [numbers[-1], min(numbers), max(numbers)]
     return found
+
+
+def _columns(records: Sequence[metrics.Record]) -> Iterable[tuple[str, Sequence[Any]]]:
+    """The values of each key, in the order of the records; None may stand for a record without the key.
+
+    Records of one program mostly have the same keys. Such are turned round all at once, in a third of the time.
+    """
+    if not records:
+        return ()
+    names = list(records[0])
+    if len(names) > 1 and all(len(record) == len(names) for record in records):
+        with contextlib.suppress(KeyError):
+            return zip(names, zip(*map(itemgetter(*names), records), strict=True), strict=True)
+    names = list(dict.fromkeys(name for record in records for name in record))
+    return ((name, [record.get(name) for record in records]) for name in names)
 
 
 def _signature(path: str) -> list[int] | None:
@@ -83,7 +98,7 @@ def _place(points: Path) -> Path:
 
 def _load(place: Path) -> dict[str, Any]:
     try:
-        table = json.loads(untrusted_files.read_bytes(place))
+        table = from_json(untrusted_files.read_bytes(place))
         entries = table["runs"] if table["form"] == _FORM else {}
         return {name: one for name, one in entries.items() if _is_entry(one)}
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
@@ -98,5 +113,5 @@ def _store(place: Path, entries: dict[str, Any]) -> None:
     # What cannot be kept (a full disk, a home that is read-only) is read again the next time.
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = json.dumps({"form": _FORM, "runs": entries}, separators=(",", ":"))
+        text = to_json({"form": _FORM, "runs": entries}, inf_nan_mode="constants").decode()
         atomic_write.write(place, text, durable=False, mode=0o600)

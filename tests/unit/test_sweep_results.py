@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import re
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from kit.spec.sweep import Value
 from kit.sweeps import plot, result_files, run_metrics_cache
 from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
 from kit.sweeps.results import Results, gather
-from kit.sweeps.run_metrics_cache import metrics_of
+from kit.sweeps.run_metrics_cache import Reduce, metrics_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -113,6 +114,28 @@ def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"loss": 1.5}\n[1]\n{"loss": 1.')
     assert metrics_of(tmp_path) == {"loss": 1.5}
     assert metrics_of(tmp_path / "none") == {}
+
+
+REDUCE: tuple[Reduce, ...] = ("last", "min", "max")
+
+
+@pytest.mark.parametrize("also", [{}, {"note": "x"}])
+def test_last_least_and_greatest_whatever_keys_a_record_has(tmp_path: Path, also: dict[str, str]) -> None:
+    """Records with the same keys are read another way than such as differ: both give the same numbers."""
+    losses: list[float | str | bool | None] = [3.0, 1.0, "none", None, True, 2]
+    lines = [json.dumps({"kind": "step", "restart": 0, "loss": one} | (also if one == 1.0 else {})) for one in losses]
+    (tmp_path / "metrics.jsonl").write_text("\n\n".join(lines) + "\n")
+    found = {how: metrics_of(tmp_path, reduce=how) for how in REDUCE}
+    assert found == {"last": {"loss": 2}, "min": {"loss": 1.0}, "max": {"loss": 3.0}}
+
+
+def test_the_garbage_collector_is_as_it_was(folder: Path) -> None:
+    assert gc.isenabled()
+    gather(folder, queue=lambda _: {})
+    assert gc.isenabled()
+    with pytest.raises(RunError):
+        gather(folder, queue=lambda _: {}, metric="nothing")
+    assert gc.isenabled()
 
 
 def test_files(folder: Path, tmp_path: Path) -> None:
@@ -224,10 +247,10 @@ def test_what_was_read_once_is_kept_until_the_run_writes_again(tmp_path: Path, m
     file = tmp_path / "points" / "a.0" / "metrics.jsonl"
     file.parent.mkdir(parents=True)
     file.write_text('{"loss": 3.0}\n{"loss": NaN}\n{"loss": 2.0}\n{"lo')
-    read: list[Path] = []
+    read: list[Path | str] = []
     real = metrics.records
 
-    def records(path: Path) -> list[metrics.Record]:
+    def records(path: Path | str) -> list[metrics.Record]:
         read.append(path)
         return real(path)
 
@@ -237,7 +260,7 @@ def test_what_was_read_once_is_kept_until_the_run_writes_again(tmp_path: Path, m
         return run_metrics_cache.of(tmp_path / "points", ["a.0", "a.1"], reduce=reduce)["a.0"]
 
     assert (ask("last"), ask("max"), ask("min")) == ({"loss": 2.0}, {"loss": 3.0}, {"loss": 2.0})
-    assert read.count(file.parent) == 1
+    assert read.count(str(file.parent)) == 1
     with file.open("a") as more:
         more.write('\n{"loss": 1.0}\n')
     assert ask("last") == {"loss": 1.0}
