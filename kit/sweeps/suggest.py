@@ -1,16 +1,22 @@
-"""The next values of a search, by Optuna's TPE over all that is known of the other points.
+"""The next values of a search, by all that is known of the other points.
 
-The sampler is made anew for each question, from the points' own folders. So nothing has to live on between two questions, and
-what a kill -9 or a full disk leaves is a point without values.
+One objective: Gaussian processes, over few points the best that is known. Several objectives, more keys or more points than those
+are good for: Optuna's TPE. The sampler is made anew for each question, from the points' own folders. So nothing has to live on
+between two questions, and what a kill -9 or a full disk leaves is a point without values.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from kit.spec.sweep import Distribution, Search, Value
+from kit.sweeps import expected_improvement, search_space
 from kit.sweeps.search_trials import SearchTrial
 
 if TYPE_CHECKING:
@@ -22,10 +28,63 @@ if TYPE_CHECKING:
 _DIRECTIONS: Mapping[str, Literal["minimize", "maximize"]] = {"min": "minimize", "max": "maximize"}
 
 
-def following(search: Search, goals: Sequence[str], trials: Sequence[SearchTrial], index: int) -> dict[str, Value]:
-    """Values for point `index`. goals: 'min' or 'max' of each objective, in the order of `SearchTrial.reached`.
+# A question takes a model's time: it grows with the cube of the points, a second for 300 of six keys.
+_MOST_POINTS = 300
+# Before so many points have come to something there is nothing to model.
+_FEWEST_POINTS = 3
 
-    TPE: Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011; over all keys together, and with the points
+
+def following(search: Search, goals: Sequence[str], trials: Sequence[SearchTrial], index: int) -> dict[str, Value]:
+    """Values for point `index`. goals: 'min' or 'max' of each objective, in the order of `SearchTrial.reached`."""
+    if len(goals) == 1 and len(search.keys) <= search_space.MOST_KEYS:
+        costs = _costs(search, goals[0], trials)
+        if len(costs) <= _MOST_POINTS:
+            return _by_processes(search, trials, costs, index)
+    return _by_tpe(search, goals, trials, index)
+
+
+def _by_processes(
+    search: Search, trials: Sequence[SearchTrial], costs: Mapping[int, float], index: int
+) -> dict[str, Value]:
+    """The first points fill the space evenly; of those after them each goes where the most is expected."""
+    space = search_space.of(search.keys)
+    known = max(_FEWEST_POINTS, search.startup // 2)
+    if index < search.startup or sum(map(math.isfinite, costs.values())) < known:
+        return space.values(space.spread(index, search.seed))
+    rng = np.random.default_rng([search.seed, index])
+    tried = np.array([space.places(one.values) for one in trials if one.index in costs])
+    under_way = np.array([space.places(one.values) for one in trials if one.state == "running" and _known(search, one)])
+    return expected_improvement.following(space, tried, list(costs.values()), under_way, rng)
+
+
+def _costs(search: Search, goal: str, trials: Sequence[SearchTrial]) -> dict[int, float]:
+    """Point -> what it came to, less is better; infinite where it diverged. Points that say nothing are left out.
+
+    A point that was stopped early has come to its last report, and to no better than half of those that were not.
+    """
+    sign = -1.0 if goal == "max" else 1.0
+    said = [one for one in trials if one.state in {"complete", "pruned"} and _known(search, one)]
+    ended = [sign * one.reached[0] for one in said if one.state == "complete"]
+    middle = statistics.median(ended) if ended else -math.inf
+    costs = {}
+    for one in said:
+        if one.state == "complete":
+            cost = sign * one.reached[0]
+        else:
+            last = sign * one.steps[max(one.steps)] if one.steps else math.inf
+            cost = max(last, middle) if math.isfinite(last) else math.inf
+        costs[one.index] = cost
+    return costs
+
+
+def _known(search: Search, one: SearchTrial) -> bool:
+    """Whether its values are of this search."""
+    known = {key: _distribution(how) for key, how in search.keys.items()}
+    return all(_place(how, known[key], one.values.get(key)) is not None for key, how in search.keys.items())
+
+
+def _by_tpe(search: Search, goals: Sequence[str], trials: Sequence[SearchTrial], index: int) -> dict[str, Value]:
+    """Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011; over all keys together, and with the points
     that run counted as bad ones, so that two which ask at once are not given the same.
     """
     import optuna
