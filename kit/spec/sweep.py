@@ -128,7 +128,9 @@ class Search(Model):
 
     count: int = Field(ge=1, le=10_000, description="How many points.")
     seed: int = Field(default=0, ge=0, description="Seed of the draws.")
-    startup: int = Field(default=10, ge=1, description="So many points are drawn at random first.")
+    startup: int = Field(
+        default=10, ge=1, description="So many points come first, spread evenly; no result is asked for them."
+    )
     keys: Annotated[dict[Key, Distribution], BeforeValidator(_flat)] = Field(
         min_length=1, description="Key -> distribution of its values."
     )

@@ -40,7 +40,7 @@ def following(
         every = np.array([_log_improvement(*one.predict(at), float(metric.min())) for one in made])
         most = every.max(0)
         found: Floats = most + np.log(np.exp(every - most).mean(0))
-        # Where all values are of a list, a place can be had a second time; only when there is no other.
+        # Where all values are of a list, a place may be tried twice, but only when there is no other.
         return np.where([tuple(row) in taken for row in at.tolist()], -1e9, found)
 
     best = tried[np.argsort(metric)[:_BEST]]

@@ -23,7 +23,7 @@ _FIRST, _BURN, _KEPT = 30, 4, 5
 
 
 @dataclass(frozen=True)
-class Process:
+class GaussianProcess:
     """One process: points in the unit cube, their metric, and what was drawn for it.
 
     scale: 1 / length of each coordinate. cholesky: of the points' covariance, lower. weights: its inverse times metric.
@@ -42,7 +42,7 @@ class Process:
         solved = np.linalg.solve(self.cholesky, across.T)
         return across @ self.weights, np.sqrt(np.maximum(self.amplitude - (solved**2).sum(0), 1e-12))
 
-    def believing(self, points: Floats, metric: Floats) -> Process:
+    def believing(self, points: Floats, metric: Floats) -> GaussianProcess:
         """With points that are under way, as if each had come to its mean: nobody goes there a second time.
 
         metric: of the points that are in it. Ginsbourger et al., "Kriging Is Well-Suited to Parallelize Optimization", 2010.
@@ -55,7 +55,7 @@ class Process:
         )
 
 
-def processes(points: Floats, metric: Floats, keys: Sequence[slice], rng: np.random.Generator) -> list[Process]:
+def processes(points: Floats, metric: Floats, keys: Sequence[slice], rng: np.random.Generator) -> list[GaussianProcess]:
     """Some processes, all of them likely. metric: standardized. keys: the coordinates of each key, which share a length."""
 
     def density(drawn: Floats) -> float:
@@ -109,19 +109,19 @@ def _slice_sample(density: Callable[[Floats], float], at: Floats, rng: np.random
     return at
 
 
-def _of(points: Floats, metric: Floats, keys: Sequence[slice], drawn: Floats) -> Process:
+def _of(points: Floats, metric: Floats, keys: Sequence[slice], drawn: Floats) -> GaussianProcess:
     scale = np.empty(points.shape[1])
     for key, length in zip(keys, drawn[:-2], strict=True):
         scale[key] = math.exp(-length)
     return _process(points, metric, scale, math.exp(drawn[-2]), math.exp(drawn[-1]))
 
 
-def _process(points: Floats, metric: Floats, scale: Floats, amplitude: float, noise: float) -> Process:
+def _process(points: Floats, metric: Floats, scale: Floats, amplitude: float, noise: float) -> GaussianProcess:
     covariance = _covariance(points, points, scale, amplitude)
     covariance[np.diag_indices(len(points))] += noise + _JITTER
     cholesky = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
     weights: Floats = np.linalg.solve(cholesky.T, np.linalg.solve(cholesky, metric))
-    return Process(points, scale, amplitude, noise, cholesky, weights)
+    return GaussianProcess(points, scale, amplitude, noise, cholesky, weights)
 
 
 def _covariance(these: Floats, those: Floats, scale: Floats, amplitude: float) -> Floats:

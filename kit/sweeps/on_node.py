@@ -22,7 +22,7 @@ import filelock
 from kit.errors import KitError, RunError
 from kit.runs import atomic_write
 from kit.spec.sweep import Sweep
-from kit.sweeps import apply_chosen_values, halving, search_trials, suggest
+from kit.sweeps import apply_chosen_values, halving, search_trials
 from kit.sweeps.record import SweepPaths, SweepRecord, read
 
 # How long a task waits for others that ask; without the lock two of them may not see each other's values, and no more.
@@ -34,6 +34,9 @@ def ask(run_dir: Path) -> None:
     """The point's values: those that it has already after a requeue, else new ones."""
     values = search_trials.suggestion(run_dir)
     if values is None:
+        # It needs an extra, which a node may lack: main reports that.
+        from kit.sweeps import suggest
+
         sweep, record, index = _of(run_dir)
         assert sweep.search is not None
         with _alone(run_dir.parent):

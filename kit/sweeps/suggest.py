@@ -37,27 +37,27 @@ _FEWEST_POINTS = 3
 def following(search: Search, goals: Sequence[str], trials: Sequence[SearchTrial], index: int) -> dict[str, Value]:
     """Values for point `index`. goals: 'min' or 'max' of each objective, in the order of `SearchTrial.reached`."""
     if len(goals) == 1 and len(search.keys) <= search_space.MOST_KEYS:
-        costs = _costs(search, goals[0], trials)
-        if len(costs) <= _MOST_POINTS:
-            return _by_processes(search, trials, costs, index)
+        reached = costs(search, goals[0], trials)
+        if len(reached) <= _MOST_POINTS:
+            return _by_processes(search, trials, reached, index)
     return _by_tpe(search, goals, trials, index)
 
 
 def _by_processes(
-    search: Search, trials: Sequence[SearchTrial], costs: Mapping[int, float], index: int
+    search: Search, trials: Sequence[SearchTrial], reached: Mapping[int, float], index: int
 ) -> dict[str, Value]:
     """The first points fill the space evenly; of those after them each goes where the most is expected."""
     space = search_space.of(search.keys)
     known = max(_FEWEST_POINTS, search.startup // 2)
-    if index < search.startup or sum(map(math.isfinite, costs.values())) < known:
+    if index < search.startup or sum(map(math.isfinite, reached.values())) < known:
         return space.values(space.spread(index, search.seed))
     rng = np.random.default_rng([search.seed, index])
-    tried = np.array([space.places(one.values) for one in trials if one.index in costs])
+    tried = np.array([space.places(one.values) for one in trials if one.index in reached])
     under_way = np.array([space.places(one.values) for one in trials if one.state == "running" and _known(search, one)])
-    return expected_improvement.following(space, tried, list(costs.values()), under_way, rng)
+    return expected_improvement.following(space, tried, list(reached.values()), under_way, rng)
 
 
-def _costs(search: Search, goal: str, trials: Sequence[SearchTrial]) -> dict[int, float]:
+def costs(search: Search, goal: str, trials: Sequence[SearchTrial]) -> dict[int, float]:
     """Point -> what it came to, less is better; infinite where it diverged. Points that say nothing are left out.
 
     A point that was stopped early has come to its last report, and to no better than half of those that were not.
@@ -66,15 +66,15 @@ def _costs(search: Search, goal: str, trials: Sequence[SearchTrial]) -> dict[int
     said = [one for one in trials if one.state in {"complete", "pruned"} and _known(search, one)]
     ended = [sign * one.reached[0] for one in said if one.state == "complete"]
     middle = statistics.median(ended) if ended else -math.inf
-    costs = {}
+    found = {}
     for one in said:
         if one.state == "complete":
             cost = sign * one.reached[0]
         else:
             last = sign * one.steps[max(one.steps)] if one.steps else math.inf
             cost = max(last, middle) if math.isfinite(last) else math.inf
-        costs[one.index] = cost
-    return costs
+        found[one.index] = cost
+    return found
 
 
 def _known(search: Search, one: SearchTrial) -> bool:
