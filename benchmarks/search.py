@@ -1,6 +1,6 @@
 """What an adaptive search is worth: the best of 60 small trainings beside the best of 200 drawn at random.
 
-    python -m benchmarks search [--seeds 5] [--points 60] [--random 200] [--at-once 4]
+    python -m benchmarks search [--seeds 5] [--first 0] [--points 60] [--random 200] [--at-once 4]
 
 Needs Optuna and numpy (`pip install 'slurm-kit[search]'`), no Slurm. A training is real: a network of two layers learns to tell
 which of three spirals a point lies on, in some tenths of a second on one core; its metric is the loss on points that it has not
@@ -48,6 +48,7 @@ def main(words: Sequence[str] = ()) -> int:
     """Train, print the table; 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks search")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="The first seed.")
     parser.add_argument("--points", type=int, default=60)
     parser.add_argument("--random", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=4)
@@ -57,13 +58,13 @@ def main(words: Sequence[str] = ()) -> int:
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     found = []
     with ProcessPoolExecutor(options.workers) as pool:
-        for seed in range(options.seeds):
+        for seed in range(options.first, options.first + options.seeds):
             searched = searching(pool, seed, options.points, options.at_once)
             drawn = at_random(pool, seed, options.random)
             found.append((searched, min(drawn), min(drawn[: options.points])))
             print(f"seed {seed}: searched {found[-1][0]:.5f}, random {found[-1][1]:.5f}", file=sys.stderr, flush=True)
     goals = []
-    for seed, (searched, random, few) in enumerate(found):
+    for seed, (searched, random, few) in enumerate(found, options.first):
         goals += [
             Goal(name=f"seed {seed}: best of {options.points} searched", value=searched, bound=random),
             Goal(name=f"seed {seed}: best of {options.random} at random", value=random),
