@@ -24,6 +24,7 @@ from pathlib import Path
 
 from kit import data_folders, shell
 from kit.slurm.embedded import ClusterSize, down, up
+from kit.slurm.embedded import accounting as embedded_accounting
 from tests.cluster.conftest import project_on
 from tests.cluster.lab import Lab
 from tests.cluster.test_faults import FAULTS, start
@@ -148,7 +149,7 @@ def site(draw: random.Random, folder: Path) -> tuple[dict[str, str], bool]:
     # Prologs then run on all nodes before the batch script, and not before a node's first step.
     if "Prolog" in conf and draw.random() < 0.5:
         conf["PrologFlags"] = "Alloc"
-    accounting = all(shell.which(program) for program in ("slurmdbd", "mariadbd")) and draw.random() < 0.5
+    accounting = not embedded_accounting.missing_programs() and draw.random() < 0.5
     print(f"site: {', '.join(conf) or 'no settings'}, {'with' if accounting else 'no'} accounting", flush=True)
     return conf, accounting
 

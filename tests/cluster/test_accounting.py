@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kit import shell
+from kit.slurm.embedded import accounting
 from tests.cluster.conftest import lab_on
 from tests.cluster.lab import Lab, job_id
 
@@ -23,8 +23,10 @@ FILLS_AND_SLEEPS = f"import time; filled = bytearray({FILLED}); time.sleep(600)\
 @pytest.fixture(scope="module")
 def accounting_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A project on a cluster with accounting whose controller forgets a job two seconds after its end."""
-    if shell.which("slurmdbd") is None or shell.which("mariadbd") is None:
-        pytest.skip("slurmdbd and MariaDB are not installed: scripts/setup.sh --with-tests")
+    if missing := accounting.missing_programs():
+        pytest.skip(
+            f"slurmdbd and MariaDB are not installed as a whole: {', '.join(missing)}; scripts/setup.sh --with-tests"
+        )
     project = tmp_path_factory.mktemp("accounting")
     with lab_on("acct", 2, project / "store", project, {"MinJobAge": "2"}, accounting=True) as lab:
         yield lab

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from kit.errors import UsageError
-from kit.slurm.embedded import conf, settings
+from kit.slurm.embedded import accounting, conf, settings
+from tests.soak import site
 from tests.unit.test_embedded_conf import cluster, lines_with
 
 
@@ -104,3 +106,14 @@ def test_a_key_is_given_once() -> None:
 def test_the_shape_names_the_settings_so_that_another_up_is_refused() -> None:
     with_one = cluster(isolated=True).model_copy(update={"conf": {"KillWait": "30"}})
     assert with_one.shape == cluster(isolated=True).shape + ", KillWait=30"
+
+
+def test_a_machine_that_has_only_some_programs_of_accounting_is_a_site_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The soak drew accounting there, and ended with a traceback before its first run."""
+    monkeypatch.setattr("kit.shell.which", lambda program, **_: None if program == "mariadb" else f"/usr/bin/{program}")
+    assert accounting.missing_programs() == ["mariadb"]
+    assert not any(site(random.Random(seed), tmp_path)[1] for seed in range(20))
+    monkeypatch.setattr("kit.shell.which", lambda program, **_: f"/usr/bin/{program}")
+    assert any(site(random.Random(seed), tmp_path)[1] for seed in range(20))

@@ -33,10 +33,14 @@ _POLL_S = 0.1
 _SACCTMGR_S = 60.0
 
 
+def missing_programs() -> list[str]:
+    """The programs that accounting needs and this machine lacks."""
+    return [name for name in _PROGRAMS if shell.which(name) is None]
+
+
 def require_programs() -> None:
     """ToolError that names every missing program and the packages that contain them."""
-    missing = [name for name in _PROGRAMS if shell.which(name) is None]
-    if missing:
+    if missing := missing_programs():
         shell.require(", ".join(missing), hint=_HINT)
 
 
