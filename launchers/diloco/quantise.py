@@ -13,6 +13,7 @@ descent", Interspeech 2014; for the pseudo-gradients of DiLoCo: "MuLoCo", arXiv 
 import math
 
 import torch
+from across import AcrossGroup
 from torch.distributed.distributed_c10d import AllgatherOptions, AllreduceOptions, AllToAllOptions
 from torchft.process_group import ProcessGroup
 from wire import traffic
@@ -58,7 +59,7 @@ class Average:
     `sent` counts the bytes that this rank sends, as the usual ring algorithms need them, without headers.
     """
 
-    def __init__(self, pg: ProcessGroup, bits: int = 32, top_k: float = 0.0) -> None:
+    def __init__(self, pg: ProcessGroup | AcrossGroup, bits: int = 32, top_k: float = 0.0) -> None:
         """top_k: the share of the values to send; 0: all, with `bits` each."""
         self._pg, self._bits, self._top_k = pg, bits, top_k
         self.sent = 0.0

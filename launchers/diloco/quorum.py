@@ -28,6 +28,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
+from across import AcrossGroup
 from lib.ranks import Ranks
 from replica_group import Group
 from torch.distributed import TCPStore
@@ -97,9 +98,20 @@ class Answer(Generic[T]):
 class Seat:
     """Made by all ranks of the group together. wire: the device that traffic starts from, the CPU for gloo."""
 
-    def __init__(self, group: Group, world: Ranks, *, min_replicas: int, timeout: float, wire: torch.device) -> None:
+    def __init__(
+        self,
+        group: Group,
+        world: Ranks,
+        *,
+        min_replicas: int,
+        timeout: float,
+        wire: torch.device,
+        across: AcrossGroup | None = None,
+    ) -> None:
+        """across: carries the traffic of a training over two clusters."""
         self._world, self._min_replicas, self._timeout = world, min_replicas, timedelta(seconds=timeout)
-        self.pg: ProcessGroup = (ProcessGroupNCCL if wire.type == "cuda" else ProcessGroupGloo)(self._timeout)
+        own = ProcessGroupNCCL if wire.type == "cuda" else ProcessGroupGloo
+        self.pg: ProcessGroup | AcrossGroup = across or own(self._timeout)
         self._wire = wire
         self._transport: PGTransport[Any] = PGTransport(self.pg, self._timeout, wire)
         self._failures = 0
@@ -191,6 +203,11 @@ class Seat:
         self._connected = ()
         # A new lighthouse counts ids from 1 again. The other values keep entries with the same id apart in the store.
         salt = hashlib.sha256(repr((*wanted, found.max_step)).encode()).hexdigest()[:16]
+        if isinstance(self.pg, AcrossGroup):
+            groups = [int(replica.partition(":")[0]) for replica in found.replica_ids]
+            self.pg.connect(f"{salt}-{self._world.ddp_rank}", groups, found.replica_rank)
+            self._connected = wanted
+            return
         self.pg.configure(
             f"{found.store_address}/diloco/{salt}/{self._world.ddp_rank}",
             found.replica_ids[found.replica_rank],

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import across
 import muon
 import replica_group
 import torch
@@ -159,10 +160,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         top_k=args.top_k,
     )
     settings.check(shape.layers)
-    on_gpu = world.device.type == "cuda" and args.wire != "gloo"
+    over_two_clusters = across.from_environment(args.timeout)
+    if over_two_clusters and args.wire == "nccl":
+        raise SystemExit("--wire nccl cannot be used over two clusters; leave it out")
+    on_gpu = world.device.type == "cuda" and args.wire != "gloo" and not over_two_clusters
     wire = world.device if on_gpu else torch.device("cpu")
     least = args.min_replicas or min(2, group.count)
-    seat = Seat(group, world, min_replicas=least, timeout=args.timeout, wire=wire)
+    seat = Seat(group, world, min_replicas=least, timeout=args.timeout, wire=wire, across=over_two_clusters)
     diloco = DiLoCo(net, inner, seat, group, world, settings, wire, waiting(world, requests, settings))
     log.say(
         f"group {group.id} of {group.count}: {world.ddp_world_size} ranks on {world.nodes} nodes, {args.inside}, {world.backend}, "

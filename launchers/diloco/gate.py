@@ -1,0 +1,172 @@
+"""Leads the replica groups of one job to those on another cluster; relay.py joins the two jobs' gates.
+
+    python3 gate.py --relay HOST:PORT --groups PORT --lighthouse PORT --own HOST:PORT [--first]
+
+It carries what the groups send each other: streams to a group of the same job it joins itself, those to the other cluster
+at the relay. It is also the lighthouse that the groups ask. With --first that is always the job's own. The other job's
+gate asks the first job's through the relay, and its own while that one cannot be reached: then each cluster continues alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from asyncio import StreamReader as Reader
+from asyncio import StreamWriter as Writer
+
+from relay import ENDS, LOOK_S, PROOF_S, TOKEN, Meetings, Refused, asked, fail, left_while, opened, say, splice, steady
+
+# The meeting at which the other job's gate reaches the first job's lighthouse.
+LIGHTHOUSE = "lighthouse"
+# In front of the names of meetings with a group of the same job: its gate holds them, and the relay never hears of them.
+HERE = "here-"
+# How long each end of the first job waits at the relay for a client of its lighthouse, before it asks anew; how many do.
+SERVE_S = 600.0
+WAITING_SERVERS = 4
+
+
+class Gate:
+    """What the groups of one job reach the other cluster by. own: the job's lighthouse."""
+
+    def __init__(self, token: str, relay: tuple[str, int], own: tuple[str, int], *, first: bool) -> None:
+        self._token, self._relay, self._own, self._first = token, relay, own, first
+        # Of the job without the lighthouse: whether the other one's can be asked; None before the first answer.
+        self.there: bool | None = None
+        self._asking: set[Writer] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def across(self, name: str, side: str, seconds: float, reader: Reader, writer: Writer) -> bool:
+        """Take an end to its meeting at the relay; False where this gate holds the meeting itself."""
+        if name.startswith(HERE):
+            return False
+        asking = asyncio.ensure_future(asked(self._relay, self._token, f"meet {name} {side} {seconds:.0f}", seconds))
+        gone = await left_while(reader, asking)
+        if not asking.done():
+            asking.cancel()
+        try:
+            answer, their_reader, their_writer = await asking
+        except (*ENDS, asyncio.CancelledError):
+            answer = ""
+        if answer == "met" and not gone:
+            writer.write(b"met\n")
+            await splice((reader, writer), (their_reader, their_writer))
+        else:
+            writer.write(b"nobody\n")
+            if answer:
+                their_writer.close()
+        return True
+
+    async def lighthouse(self, reader: Reader, writer: Writer) -> None:
+        """One connection to the lighthouse that counts."""
+        self._asking.add(writer)
+        with contextlib.suppress(OSError):
+            steady(writer.get_extra_info("socket"))
+        try:
+            await splice((reader, writer), await self._to_lighthouse())
+        except ENDS:
+            pass
+        finally:
+            self._asking.discard(writer)
+            writer.close()
+
+    async def _to_lighthouse(self) -> tuple[Reader, Writer]:
+        if self._first or not self.there:
+            return await opened(*self._own)
+        answer, reader, writer = await asked(self._relay, self._token, f"meet {LIGHTHOUSE} b 5", 5)
+        if answer != "met":
+            writer.close()
+            raise Refused(answer)
+        return reader, writer
+
+    async def serve_lighthouse(self) -> None:
+        """Of the first job: keep an end at the relay that leads to the lighthouse."""
+        while True:
+            try:
+                request = f"meet {LIGHTHOUSE} a {SERVE_S:.0f}"
+                answer, reader, writer = await asked(self._relay, self._token, request, SERVE_S)
+            except ENDS:
+                await asyncio.sleep(LOOK_S)
+                continue
+            if answer == "met":
+                task = asyncio.ensure_future(self._to_own(reader, writer))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                writer.close()
+
+    async def _to_own(self, reader: Reader, writer: Writer) -> None:
+        try:
+            own = await opened(*self._own)
+        except ENDS:
+            writer.close()
+            return
+        await splice((reader, writer), own)
+
+    async def look(self) -> None:
+        """Of the other job: know whether the first job's lighthouse can be asked. All change over together.
+
+        It counts as gone after three looks in a row: an end at the relay may be taken at the moment.
+        """
+        missed = 0
+        while True:
+            try:
+                answer, _, writer = await asked(self._relay, self._token, f"peek {LIGHTHOUSE}", 5)
+                writer.close()
+            except ENDS:
+                answer = "no"
+            missed = 0 if answer == "yes" else missed + 1
+            there = answer == "yes" or (bool(self.there) and missed < 3)
+            if there != self.there:
+                say(f"the lighthouse is {'the other cluster' if there else 'this job'}'s")
+                self.there = there
+                for one in list(self._asking):
+                    one.transport.abort()
+            await asyncio.sleep(LOOK_S)
+
+
+async def run(token: str, relay: tuple[str, int], own: tuple[str, int], ports: tuple[int, int], *, first: bool) -> int:
+    """Be a job's gate until a signal ends the process. ports: for the groups' streams, and for the lighthouse's clients."""
+    made = Gate(token, relay, own, first=first)
+    groups = await asyncio.start_server(Meetings(token, made.across).serve, None, ports[0])
+    if first:
+        made.there = False
+        tasks = [asyncio.ensure_future(made.serve_lighthouse()) for _ in range(WAITING_SERVERS)]
+    else:
+        tasks = [asyncio.ensure_future(made.look())]
+        until = time.monotonic() + PROOF_S
+        while made.there is None and time.monotonic() < until:
+            await asyncio.sleep(0.1)
+    lighthouse = await asyncio.start_server(made.lighthouse, None, ports[1])
+    say(f"gate listens on ports {ports[0]} and {ports[1]}")
+    # Until a signal ends the process, or a fault of this program: the tasks end by nothing else.
+    await asyncio.gather(*tasks, groups.serve_forever(), lighthouse.serve_forever())
+    return 1
+
+
+def address(text: str) -> tuple[str, int]:
+    """HOST:PORT, or [ADDRESS]:PORT."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def main() -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description="The way of a job's replica groups to those on another cluster.")
+    parser.add_argument("--relay", type=address, required=True, metavar="HOST:PORT")
+    parser.add_argument("--own", type=address, required=True, metavar="HOST:PORT", help="this job's lighthouse")
+    parser.add_argument("--groups", type=int, required=True, metavar="PORT", help="for this job's groups")
+    parser.add_argument("--lighthouse", type=int, required=True, metavar="PORT", help="for the lighthouse's clients")
+    parser.add_argument("--first", action="store_true", help="this job's lighthouse is the one that counts")
+    args = parser.parse_args()
+    token = os.environ.get(TOKEN, "")
+    if not token:
+        return fail(f"{TOKEN} is not set")
+    return asyncio.run(run(token, args.relay, args.own, (args.groups, args.lighthouse), first=args.first))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
