@@ -1,1 +1,1 @@
-"""Measurements, side by side with what a user would pick instead; see README.md."""
+"""Measurements of the kit next to the tools that a user would choose instead; see README.md."""

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a goal with its bound, the table of them, a project to run in."""
+"""Shared parts of the benchmarks: a goal with its bound, the table of goals, and a project to run in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """A measured figure with its bound: none for what is only shown, a lower one with `at_least`."""
+    """A measured figure with its bound: an upper one, a lower one with `at_least`, or none for a figure that is only shown."""
 
     name: str
     value: float
@@ -23,7 +23,7 @@ class Goal:
 
     @property
     def met(self) -> bool:
-        """Whether the figure keeps its bound."""
+        """Whether the figure is within its bound."""
         if self.bound is None:
             return True
         return self.value >= self.bound if self.at_least else self.value <= self.bound
@@ -38,7 +38,7 @@ class Goal:
 
 
 def report(goals: Sequence[Goal]) -> int:
-    """Print the table; 1 when a goal is missed."""
+    """Print the table. Returns 1 when a goal is missed."""
     print("| what | measured | bound | met |\n|---|---|---|---|")
     for goal in goals:
         print(goal)
@@ -47,7 +47,7 @@ def report(goals: Sequence[Goal]) -> int:
 
 @contextmanager
 def project(cluster: str, profile: str, job: str = "") -> Iterator[Path]:
-    """A project folder that the nodes can read, gone afterwards. profile: the cluster's own; job: job.toml, where there is one."""
+    """A temporary project folder that the nodes can read. profile: the cluster's own; job: the text of job.toml, if any."""
     with tempfile.TemporaryDirectory(prefix="kit-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)

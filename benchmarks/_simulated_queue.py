@@ -1,7 +1,7 @@
-"""A cluster without a clock: jobs come, start and end in a few minutes of arithmetic.
+"""Simulates a cluster without a clock: jobs come, start and end in a few minutes of arithmetic.
 
-Jobs start as the kit's own plan of the queue has it, each time that one comes or ends: what `kit when` has wrong about Slurm's
-scheduler this cannot show, and the embedded cluster does. It shows what a choice is worth over more jobs than there is time for.
+Jobs start by the kit's own plan of the queue, which is made anew whenever a job comes or ends. So this cannot show errors of
+`kit when` about Slurm's scheduler; the embedded cluster does. It shows the value of a choice over more jobs than could be run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REMEMBERED_S = 300.0
 
 @dataclass(kw_only=True)
 class SimulatedJob:
-    """One job, at the size at which it was submitted. Times: seconds from the first job's."""
+    """One job, at the size at which it was submitted. Times are seconds from the first job's submit."""
 
     size: TraceJob
     submitted: float
@@ -29,7 +29,7 @@ class SimulatedJob:
 
     @property
     def wait(self) -> float:
-        """Seconds."""
+        """The wait in seconds."""
         return self.started - self.submitted
 
     @property
@@ -39,17 +39,17 @@ class SimulatedJob:
 
     @property
     def limit(self) -> float:
-        """Seconds."""
+        """The time limit in seconds."""
         return 60.0 * self.size.limit
 
     @property
     def run(self) -> float:
-        """Seconds that it takes: Slurm ends it at its limit."""
+        """The run time in seconds. Slurm ends the job at its limit."""
         return min(self.size.run, self.limit)
 
 
 class SimulatedCluster:
-    """So many nodes, which no two jobs share."""
+    """A cluster of a number of nodes. Jobs do not share nodes."""
 
     def __init__(self, nodes: int, *, cpus: int) -> None:
         self.now = 0.0
@@ -60,7 +60,7 @@ class SimulatedCluster:
         self._whole = Amount(cpus=cpus, memory=1000.0)
 
     def play(self, trace: Sequence[TraceJob], choose: Callable[[TraceJob, QueueSnapshot], TraceJob]) -> None:
-        """All jobs to their ends. choose: the size at which one is submitted, by the queue as it then is."""
+        """Run all jobs to their ends. choose: returns the size at which to submit a job, from the queue at that time."""
         coming = list(trace)
         while coming or self.running or self.waiting:
             self.now = min([job.started + job.run for job in self.running] + [job.at for job in coming[:1]])
@@ -75,7 +75,7 @@ class SimulatedCluster:
             self._start()
 
     def snapshot(self) -> QueueSnapshot:
-        """The queue, as sinfo and squeue would tell of it."""
+        """The queue, as sinfo and squeue would report it."""
         taken = {name for job in self.running for name in job.nodes}
         return QueueSnapshot(
             now=self.now,

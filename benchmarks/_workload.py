@@ -1,4 +1,4 @@
-"""Synthetic jobs in the shape of a published workload model, scaled in time.
+"""Makes synthetic jobs in the shape of a published workload model, scaled in time.
 
 Sizes, run times and arrivals: the parameters for all jobs together of Lublin and Feitelson, "The workload on parallel
 supercomputers: modeling the characteristics of rigid jobs", J. Parallel Distrib. Comput. 63 (2003) 1105-1122, which were fitted to
@@ -13,23 +13,23 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-# Lublin and Feitelson 2003. Sizes: share of serial jobs, of powers of two; the two-stage uniform of log2 of the rest.
+# Lublin and Feitelson 2003. Sizes: shares of serial jobs and of powers of two; the two-stage uniform of log2 of the rest.
 _SERIAL, _POWER_OF_2 = 0.244, 0.576
 _LEAST, _MIDDLE_BELOW_MOST, _SHARE_BELOW_MIDDLE = 0.8, 2.5, 0.86
-# ln of the run time in seconds: two gammas (shape, scale), the share of the first falls with the nodes.
+# ln of the run time in seconds: two gammas (shape, scale). The share of the first falls with the nodes.
 _SHORT, _LONG, _BY_NODES, _SHARE_SHORT = (4.2, 0.94), (312.0, 0.03), -0.0054, 0.78
 _LONGEST = 12.0
 # ln of the seconds between two arrivals in the busy hours.
 _BETWEEN, _LONGEST_BETWEEN = (10.2303, 0.4871), 13.0
-# Mu'alem and Feitelson 2001. A share of nothing is none: no limit is more than 20 times the run time.
+# Mu'alem and Feitelson 2001. The share is never 0: no limit is more than 20 times the run time.
 _LEAST_SHARE = 0.05
-# The trace's longest limit, in hours, of CTC and SDSC SP2.
+# The longest limit in the traces of CTC and SDSC SP2, in hours.
 _MOST_LIMIT_H = 18.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceJob:
-    """One job. at: seconds from the first. nodes, run (seconds), limit (whole minutes, as Slurm has them)."""
+    """One job. at: seconds from the first job. nodes. run: seconds. limit: whole minutes, as in Slurm."""
 
     at: float
     nodes: int
@@ -38,9 +38,10 @@ class TraceJob:
 
 
 def jobs(count: int, *, nodes: int, load: float, scale: float, seed: int) -> list[TraceJob]:
-    """Jobs for a machine of so many nodes. load: node-seconds that they take, for each that there is until the last arrives.
+    """Jobs for a machine of `nodes` nodes. load: the node-seconds that they use, divided by those available until the last job
+    arrives.
 
-    scale: seconds of the trace for each of here. The same seed gives the same jobs.
+        scale: seconds of the trace for one second here. The same seed gives the same jobs.
     """
     draw = random.Random(seed)
     most = int(_MOST_LIMIT_H * 60 / scale)

@@ -1,9 +1,9 @@
-"""What a command's answer costs, in instructions: the same figure on a busy machine and on a quiet one.
+"""Measures what a command's answer costs in instructions: the same figure on a busy machine and on a quiet one.
 
     python -m benchmarks answers [--beside /path/of/another/.venv/bin/python]
 
-Needs valgrind; no Slurm and no image. Bounds are multiples of a bare Python's start and end. --beside measures the kit of another
-checkout too, such as the one before a change.
+Needs valgrind, but neither Slurm nor an image. Bounds are multiples of the start and end of a bare Python. --beside also measures
+the kit of another checkout, for example the one before a change.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kit import shell
 
 JOB = 'name = "bench"\nlauncher = "ddp"\nscript = "train.py"\n[container]\nruntime = "bare"\n'
 COMPLETION = {"_KIT_COMPLETE": "complete_bash", "COMP_WORDS": "kit su", "COMP_CWORD": "1"}
-# As the installed program starts: completion takes its variable's name from it.
+# As in the installed program: completion takes the name of its variable from it.
 START = "import sys; sys.argv[0] = 'kit'; from kit.__main__ import main; main()"
-# The command's words -> the most it may cost, in starts of a bare Python.
+# A command's words -> the most it may cost, in starts of a bare Python.
 BOUNDS = {
     "--version": 3.0,
     "completion": 8.0,
@@ -35,7 +35,7 @@ BOUNDS = {
 
 
 def main(words: Sequence[str] = ()) -> int:
-    """Measure every command once, print the table; 1 when a goal is missed, 2 without valgrind."""
+    """Measure every command once, and print the table. Returns 1 when a goal is missed, 2 without valgrind."""
     parser = argparse.ArgumentParser(prog="benchmarks answers")
     parser.add_argument("--beside", metavar="PYTHON")
     options = parser.parse_args(words)
@@ -61,7 +61,7 @@ def _table(folder: Path, python: str, name: str, *, bounded: bool = True) -> lis
 
 
 def _instructions(argv: Sequence[str], folder: Path, more: dict[str, str] | None = None) -> int:
-    """Instructions of the process, children not counted; the second of two runs, when all byte code is written."""
+    """Instructions of the process without its children, in the second of two runs, when all bytecode is cached."""
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "XDG_DATA_HOME": str(folder / "data"), **(more or {})}
     shell.run(argv, cwd=folder, env=env, check=False)
     counted = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *argv]

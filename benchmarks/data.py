@@ -1,11 +1,11 @@
-"""`kit prepare-data` beside datasets.map and Megatron's preprocess_data: the same text, tokenizer and number of processes.
+"""Compares `kit prepare-data` with datasets.map and Megatron's preprocess_data: same text, tokenizer and number of processes.
 
     python -m benchmarks data --python .train-venv/bin/python --megatron-lm ~/Megatron-LM
 
-The text is the source and documentation of the packages of --python, a document each file, as one .jsonl; the tokenizer is a byte
-pair encoding of 16,384 tokens that is trained on it. Each way ends with token files that a program can map: datasets.map writes
-arrow, and its tokens are not packed. --python needs tokenizers and datasets; Megatron's transformers, six, regex, triton too.
-What each takes for one document is its start; the ratios are without it. CPU seconds are those of all its processes.
+The text is the source and documentation of the packages of --python, one document for each file, as one .jsonl. The tokenizer is a
+byte pair encoding of 16,384 tokens that is trained on it. Each tool ends with token files that a program can map: datasets.map
+writes arrow, and its tokens are not packed. --python needs tokenizers and datasets, and for Megatron transformers, six, regex and
+triton. The time for a single document is a tool's start, which the ratios leave out. CPU seconds are those of all its processes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endof
 json.dump(described, open(folder + "/tokenizer_config.json", "w"))
 """
 
-# What the documentation of datasets shows: a batched map over several processes.
+# From the documentation of datasets: a batched map over several processes.
 MAP = """
 import sys
 from datasets import load_dataset
@@ -52,7 +52,7 @@ if __name__ == "__main__":
     text.map(ids, batched=True, num_proc=int(processes), remove_columns=["text"]).save_to_disk(target + "/set")
 """
 
-# What no way can be without: the lines read and their text encoded, in one process, and the tokens thrown away.
+# The least work of any tool, in one process: read the lines, encode their text, and drop the tokens.
 ALONE = """
 import json, sys
 from tokenizers import Tokenizer
@@ -70,7 +70,7 @@ FLOOR = "the tokenizer alone"
 
 
 def main(words: list[str]) -> int:
-    """Print the table; 1 when the kit is behind."""
+    """Print the table. Returns 1 when the kit is slower."""
     args = _parse(words)
     with tempfile.TemporaryDirectory(prefix="kit-bench-data-") as name:
         folder = Path(name)
@@ -110,7 +110,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def _text(python: str, target: Path, most: int) -> int:
-    """Documents of the packages that are installed, as one .jsonl; its bytes."""
+    """Write documents from the installed packages to one .jsonl. Returns its bytes."""
     found = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"],
         check=True,
@@ -122,7 +122,7 @@ def _text(python: str, target: Path, most: int) -> int:
         for path in sorted(Path(found.stdout.strip()).rglob("*")):
             if path.suffix not in {".py", ".md", ".rst", ".txt"} or not path.is_file():
                 continue
-            # ensure_ascii off: the line is the text, as a crawl has it.
+            # ensure_ascii off: the line holds the text itself, as in a crawl.
             text = path.read_bytes().decode(errors="replace")
             written += file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n") if text else 0
             if written > most:
@@ -131,7 +131,7 @@ def _text(python: str, target: Path, most: int) -> int:
 
 
 def _timed(args: argparse.Namespace, way: str, source: Path, tokenizer: Path, target: Path) -> tuple[float, float]:
-    """Seconds by the clock and of CPU, of all processes."""
+    """Seconds by the clock and CPU seconds, of all processes."""
     target = target / source.stem
     target.mkdir()
     processes, env = str(args.processes), dict(os.environ)
@@ -170,7 +170,7 @@ def _timed(args: argparse.Namespace, way: str, source: Path, tokenizer: Path, ta
 
 
 def _same(folder: Path, megatron: bool) -> None:
-    """The kit's shards, one after the other, are Megatron's .bin to the byte."""
+    """Check that the kit's shards, one after the other, equal Megatron's .bin to the byte."""
     made = folder / "kit-0/large/set"
     shards = json.loads((made / "prepared.json").read_text())["shards"]["train"]
     tokens = b"".join((made / f"{one['name']}.bin").read_bytes() for one in shards)

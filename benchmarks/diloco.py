@@ -1,9 +1,9 @@
-"""What DiLoCo saves and what its faults cost, on an embedded cluster of four nodes, one replica group on each.
+"""Measures what DiLoCo saves and what its faults cost, on an embedded cluster of four nodes with one replica group on each.
 
     python -m benchmarks diloco [--steps 120] [--only traffic|death|manager]
 
-Needs root (the nodes' own links), Slurm and the image frameworks-cpu in the store. DDP is the same program with all four ranks in
-one group. Bytes are those that left the nodes' interfaces from submit to end, so rendezvous, quorums and heartbeats count.
+Needs root (for the nodes' own links), Slurm and the image frameworks-cpu in the store. DDP is the same program with all four ranks
+in one group. Bytes are those that left the nodes' interfaces from submit to end, with rendezvous, quorums and heartbeats.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ JOB: Mapping[str, Any] = {
     "diloco": {"outer_lr": 1.0, "outer_momentum": 0.0, "timeout": 10},
 }
 
-# A training step beside a manager server as launchers/diloco has it, and the same step without one, in turn.
+# A training step next to a manager server, as in launchers/diloco, and the same step without one, in turn.
 OVERHEAD = """\
 import datetime, os, pathlib, statistics, time
 import torch
@@ -100,12 +100,12 @@ class Bench:
     steps: int
 
     def start(self, steps: int, **more: Any) -> Run:
-        """Submit a training of so many inner steps, with more keys of the job file."""
+        """Submit a training of `steps` inner steps, with more keys of the job file."""
         job = merge({**JOB, "args": [*MODEL, "--steps", str(steps)]}, more)
         return submit(Job.model_validate(job), cluster=NAME, folder=self.folder)
 
     def finish(self, run: Run) -> Run:
-        """Wait for its end, which must be a success."""
+        """Wait for the run's end, which must be a success."""
         status = run.wait()
         if status.exit_code != 0:
             raise RunError(f"{run.folder}: {status.state}, exit code {status.exit_code}")
@@ -113,7 +113,7 @@ class Bench:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the tables; 1 when a goal is missed."""
+    """Print the tables. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks diloco", description=__doc__)
     parser.add_argument("--steps", type=int, default=120, help="inner steps of each run; a multiple of 30")
     parser.add_argument("--only", choices=tuple(PARTS), help="one of the three")
@@ -134,7 +134,7 @@ def bench(steps: int) -> Iterator[Bench]:
 
 
 def traffic(on: Bench) -> list[Goal]:
-    """Bytes over the links for each token, DDP's over each program's."""
+    """Bytes over the links per token: those of DDP divided by those of each program."""
     programs: dict[str, dict[str, Any]] = {
         "DDP": {"nodes_per_replica": NODES, "sync_every": on.steps},
         "DiLoCo, H 10": {"sync_every": 10},
@@ -160,7 +160,7 @@ def traffic(on: Bench) -> list[Goal]:
 
 
 def death(on: Bench) -> list[Goal]:
-    """kill -9 of one of four groups: what the others lose, and when it is back."""
+    """kill -9 of one of four groups: the steps that the others lose, and the time until the group is back."""
     run = on.start(10 * on.steps, diloco={"sync_every": 10}, checkpoint={"every": 1})
     while (quorum := metrics.quorum(run.folder)) is None or quorum.outer_step < 5:
         time.sleep(0.05)
@@ -187,12 +187,12 @@ def records(run: Run, kind: str, *, group: int) -> list[metrics.Record]:
 
 
 def when(record: metrics.Record) -> float:
-    """The time of a record, seconds since 1970."""
+    """The time of a record, in seconds since 1970."""
     return datetime.fromisoformat(record["time"]).timestamp()
 
 
 def rank_of(group: int) -> int:
-    """The process of a group's rank, below its torchrun. There is one job on the cluster."""
+    """The process of a group's rank, below its torchrun. Only one job runs on the cluster."""
     wanted = {f"SLURM_CLUSTER_NAME={NAME}".encode(), f"REPLICA_GROUP_ID={group}".encode(), b"LOCAL_RANK=0"}
     for proc in Path("/proc").glob("[0-9]*"):
         try:
@@ -206,7 +206,7 @@ def rank_of(group: int) -> int:
 
 
 def manager(on: Bench) -> list[Goal]:
-    """A step beside torchft's manager server over a step without it; the program calls nothing of torchft between outer steps."""
+    """A step next to torchft's manager server, divided by a step without it. Between outer steps nothing calls torchft."""
     (on.folder / "overhead.py").write_text(OVERHEAD)
     one_rank = {
         "launcher": "ddp",

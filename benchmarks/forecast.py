@@ -1,12 +1,13 @@
-"""The forecast of `kit submit` against the runs that follow it: memory of a rank, seconds from start to end, bytes of a checkpoint.
+"""Compares the forecast of `kit submit` with the runs that follow: memory of a rank, seconds from start to end, checkpoint bytes.
 
     python -m benchmarks forecast [--python .train-venv/bin/python] [--shapes 20]
 
-Twenty trainings of the kit's own GPT programs on an embedded cluster, without a container, other shapes than those that the
-arithmetic's constants come from. Each runs twice: with few steps, before which its memory is forecast by arithmetic alone, and then
-with more, before which its time is forecast from the first. A model that cannot fit is refused, one that may not is warned of.
-Needs Slurm and a python with torch. Of a time a figure is given where the steps of the first run were steady, else a span: how many
-of each, how far off the figures are, and how many spans hold. On a machine that others work on, most are spans.
+Twenty trainings of the kit's own GPT programs run on an embedded cluster without a container. Their shapes differ from those that
+the arithmetic's constants come from. Each runs twice: first with few steps, with its memory forecast by arithmetic alone, then with
+more steps, with its time forecast from the first run. A model that cannot fit is refused, and one that may not fit causes a
+warning. Needs Slurm and a python with torch. The time is forecast as a figure where the steps of the first run were steady, else as
+a span. The table shows how many of each there are, how far off the figures are, and how many spans hold. On a busy machine, most
+are spans.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ cpus_per_node = {ranks}
 [checkpoint]
 every = 4
 """
-# launcher, ranks, layers, width, heads, context, sequences a step, more.
+# launcher, ranks, layers, width, heads, context, sequences per step, more options.
 _SHAPES: list[tuple[str, int, int, int, int, int, int, tuple[str, ...]]] = [
     ("ddp", 1, 2, 64, 2, 64, 4, ()),
     ("ddp", 1, 5, 96, 3, 128, 16, ()),
@@ -69,7 +70,7 @@ _CLUSTER = "embedded = true\n[node]\ncpus = 8\n"
 
 
 def main(options: Sequence[str]) -> int:
-    """1 when a figure is more than 10 % off, or what cannot fit is submitted."""
+    """Return 1 when a figure is more than 10 % off, or a job that cannot fit is submitted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--python", type=Path, default=ROOT / ".train-venv/bin/python")
     parser.add_argument("--shapes", type=int, default=len(_SHAPES))
@@ -106,7 +107,7 @@ def main(options: Sequence[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Off:
-    """By what shares of what they were. span_held: whether the time was in the span that was said; None where a figure was."""
+    """Relative errors of the forecast. span_held: whether the time was within the forecast span; None where it was a figure."""
 
     memory: float
     time: float
@@ -117,7 +118,7 @@ class _Off:
 def _compare(
     folder: Path, name: str, shape: tuple[str, int, int, int, int, int, int, tuple[str, ...]], python: Path
 ) -> _Off:
-    """How far memory, time and checkpoint were off."""
+    """Relative errors of memory, time and checkpoint size."""
     first = _prepared(folder, name, shape, python, _FEW)
     by_arithmetic = submit_forecast.look(first).fit
     _run(first)
@@ -184,7 +185,7 @@ def _took(run_dir: Path) -> float:
 
 
 def _refused(folder: Path, python: Path) -> float:
-    """Of two jobs that are too large, how many are found: one that cannot fit, one that may not."""
+    """How many of two jobs that are too large are found: one that cannot fit, and one that may not fit."""
     limit = "resources.memory='2000M'"
     found = 0
     for shape, certain in ((("ddp", 2, 24, 1024, 16, 64, 2, ()), True), (("ddp", 1, 8, 256, 4, 512, 16, ()), False)):

@@ -1,10 +1,10 @@
-"""Image -> .sqsh: the kit beside what a user would pick instead, on one image, in one run.
+"""Compares ways from an image to a .sqsh: the kit and the tools that a user would choose instead, on one image, in one run.
 
     python -m benchmarks images [--image train-cpu] [--rounds 3] [--only engine|layers]
 
-Needs the image in a local Docker Engine (`kit build-image train-cpu`). Every row is a whole process, timed from outside; peak
-memory is that of its largest process, which the kernel counts, and the disk is what its working folders held at most, looked at
-ten times a second. `layers` starts at an OCI layout of the same image, with gzip layers.
+Needs the image in a local Docker Engine (`kit build-image train-cpu`). Every row is a whole process, timed from outside. Peak
+memory is that of its largest process, as the kernel counts it. Disk is the most that its working folders held, measured ten times
+a second. `layers` starts from an OCI layout of the same image, with gzip layers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ZSTD_1 = ["-comp", "zstd", "-Xcompression-level", "1", "-b", "128K"]
 _MANY = 400_000
 _EVERY_S = 0.1
 
-# `kit` in this process, and its own peak memory: its children are mksquashfs and unsquashfs.
+# Runs `kit` in this process and prints its own peak memory, without its children mksquashfs and unsquashfs.
 _OWN = """
 import resource, sys
 from pathlib import Path
@@ -61,7 +61,7 @@ finally:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One way: wall and CPU in seconds (medians), size of the result, peak memory and disk in MB; None where not measured."""
+    """One tool: wall and CPU in seconds (medians), size of the result, peak memory and disk in MB; None where not measured."""
 
     name: str
     wall: float
@@ -72,7 +72,7 @@ class Row:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the tables; 1 when a goal is missed."""
+    """Print the tables. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks images", description=__doc__)
     parser.add_argument("--image", default="train-cpu")
     parser.add_argument("--rounds", type=int, default=3)
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
     name = f"kit-image/{options.image}:latest"
     if engine.connect().inspect(name) is None:
         sys.exit(f"the engine does not hold {name}: kit build-image {options.image}")
-    # On the disk of the store: a /tmp in memory would flatter every way.
+    # On the disk of the store, because a /tmp in memory would flatter every tool.
     store.prepare(data_folders.image_store())
     with tempfile.TemporaryDirectory(dir=data_folders.image_store() / "tmp") as folder:
         work = Path(folder)
@@ -121,7 +121,7 @@ def _ways(image: str, work: Path, rounds: int) -> dict[str, Row]:
 
 
 def _layers(image: str, work: Path, rounds: int) -> tuple[dict[str, Row], list[Goal]]:
-    """The merge of layers beside what unpacks them, in turn, and a layer of 400,000 files."""
+    """Compare the merge of layers with tools that unpack them, in turn, and import a layer of 400,000 files."""
     layout, tree_, target = work / "layout", work / "tree", work / "layers.sqsh"
     shell.run(["skopeo", "copy", "--quiet", f"docker-daemon:{image}", f"oci:{layout}:latest"])
     squashed = [
@@ -185,7 +185,7 @@ def _largest_layer(layout: Path) -> int:
 
 
 def _many(work: Path) -> Row:
-    """A tar of 400,000 small files, imported by a process that leaves its own peak memory, in kB, in `own`."""
+    """Import a tar of 400,000 small files. The process writes its own peak memory, in kB, to `own`."""
     tar = work / "many.tar"
     with tar.open("wb") as out:
         for number in range(_MANY):
@@ -251,7 +251,7 @@ def _kit_import(image: str, work: Path) -> list[str]:
 
 
 def _imported(work: Path) -> Callable[[], Path]:
-    """Forget the import, so that the next one is a first one; give its .sqsh before."""
+    """A function that undoes the import, so that the next one is a first one. Before that it returns the .sqsh."""
 
     def forget() -> Path:
         (image,) = (work / "store/sha256").glob("*.sqsh")
@@ -264,7 +264,7 @@ def _imported(work: Path) -> Callable[[], Path]:
 
 
 def _squash_only(image: str, work: Path, options: Squash, rounds: int) -> Row:
-    """mksquashfs over the overlay mount, without digest, lock and publishing."""
+    """Time mksquashfs over the overlay mount, without digest, lock and publishing."""
     found = engine.connect().inspect(image)
     assert found is not None
     edit = enroot_layout.edit(found.config, provenance="benchmark")
@@ -282,12 +282,12 @@ def _squash_only(image: str, work: Path, options: Squash, rounds: int) -> Row:
 
 
 def _enroot(image: str, work: Path) -> Row:
-    """Enroot's own import where it is installed; else its steps by hand, with its default options."""
+    """Enroot's own import if it is installed; else its steps by hand, with its default options."""
     (work / "temp").mkdir()
     target = work / "theirs.sqsh"
     if shell.which("enroot"):
         env = os.environ | {f"ENROOT_{name}_PATH": str(work / "temp") for name in ("TEMP", "CACHE", "DATA", "RUNTIME")}
-        env["ENROOT_SQUASH_OPTIONS"] = _ENROOT_DEFAULT  # whatever this machine's enroot.conf says
+        env["ENROOT_SQUASH_OPTIONS"] = _ENROOT_DEFAULT  # overrides this machine's enroot.conf
         steps = [["enroot", "import", "-o", str(target), f"dockerd://{image}"]]
         return _measure("enroot import dockerd://", steps, lambda: target, 1, env=env)
     tar, tree_ = work / "theirs.tar", work / "temp/tree"
@@ -337,7 +337,7 @@ def _measure(
 
 
 class _Used:
-    """Looks at how much a folder holds; most: in MB."""
+    """Measures repeatedly how much a folder holds. most: the largest value, in MB."""
 
     def __init__(self, folder: Path | None) -> None:
         self.most: float | None = None
@@ -346,7 +346,7 @@ class _Used:
         self._looking.start()
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop measuring."""
         self._ended.set()
         self._looking.join()
 

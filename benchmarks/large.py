@@ -1,9 +1,9 @@
-"""What is large: a sweep of 100,000 points tried out, and a log of gigabytes shown beside cat.
+"""Measures large inputs: a dry run of a sweep of 100,000 points, and a log of gigabytes compared with cat.
 
     python -m benchmarks large [--points 100000] [--log-mb 5000] [--rounds 3]
 
-Needs no Slurm and no image. Processor seconds, user and system, do not count what else runs on the machine; those of cat are the
-two of `cat LOG | cat`, as `kit logs | cat` has them.
+Needs neither Slurm nor an image. Processor seconds, user and system, do not count other work on the machine. For cat they are those
+of both processes of `cat LOG | cat`, because the kit runs as `kit logs | cat`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ count = {points}
 keys."args.--lr" = {{ log_uniform = [1e-5, 1e-1] }}
 keys."args.--seed" = {{ uniform = [0, 1000000], integer = true }}
 """
-# Runs the words as a pipe into cat; prints what all of it cost.
+# Runs the words as a pipe into cat, and prints the cost of both.
 COST = """
 import json, resource, subprocess, sys, time
 began = time.perf_counter()
@@ -42,7 +42,7 @@ LONG_MB = 200
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a command and what it started: processor and wall seconds, MB of its largest process."""
+    """The cost of a command and its children: processor and wall seconds, MB of the largest process."""
 
     cpu_s: float
     wall_s: float
@@ -50,7 +50,7 @@ class Cost:
 
 
 def main(words: Sequence[str] = ()) -> int:
-    """Measure, print the table; 1 when a goal is missed."""
+    """Measure, and print the table. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks large")
     parser.add_argument("--points", type=int, default=100_000)
     parser.add_argument("--log-mb", type=int, default=5000)
@@ -63,7 +63,7 @@ def main(words: Sequence[str] = ()) -> int:
 
 
 def sweep(folder: Path, job: str, points: int) -> list[Goal]:
-    """`kit sweep --dry-run` of so many random points."""
+    """`kit sweep --dry-run` of `points` random points."""
     (folder / "sweep.toml").write_text(job + SWEEP.format(points=points))
     found = cost(folder, *kit("sweep", "sweep.toml", "--dry-run", "--no-container", "--cluster", "bench"))
     name = f"`kit sweep --dry-run`, {points:,} points"
@@ -74,7 +74,7 @@ def sweep(folder: Path, job: str, points: int) -> list[Goal]:
 
 
 def logs(folder: Path, megabytes: int, rounds: int) -> list[Goal]:
-    """`kit logs` of one log of so many MB in short lines, and of one whose only line has 200 MB."""
+    """`kit logs` of a log of `megabytes` MB in short lines, and of a log whose only line has 200 MB."""
     run = folder / "runs" / "bench-20261122-100000-abcd"
     log = run / "logs" / "rank-0.log"
     log.parent.mkdir(parents=True)
@@ -103,7 +103,7 @@ def logs(folder: Path, megabytes: int, rounds: int) -> list[Goal]:
 
 
 def write_log(path: Path, size: int) -> None:
-    """Lines as a training writes them."""
+    """Write lines like those of a training."""
     block = "".join(LINE.format(step, step * 7919 % 100_000, 400_000 + step % 999) for step in range(10_000)).encode()
     with path.open("wb") as sink:
         while (left := size - sink.tell()) > 0:
@@ -116,5 +116,5 @@ def kit(*words: str) -> list[str]:
 
 
 def cost(folder: Path, *argv: str) -> Cost:
-    """What a command costs, its output read by cat."""
+    """The cost of a command whose output is read by cat."""
     return Cost(*json.loads(shell.run([sys.executable, "-c", COST, *argv], cwd=folder).stdout))

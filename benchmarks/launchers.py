@@ -1,10 +1,10 @@
-"""What the launchers cost a training, on an embedded cluster of two nodes: ranks in the container train-cpu or frameworks-cpu.
+"""Measures what the launchers cost a training, on an embedded cluster of two nodes, in the container train-cpu or frameworks-cpu.
 
     python -m benchmarks launchers [--rounds 3]
 
-Needs Slurm on this machine and both images in the store (`kit build-image frameworks-cpu`). Three questions: a step of
-launchers/ddp/train_gpt.py beside one of a bare loop; how long a checkpoint keeps the ranks from training, written in the background
-and not; how soon the ranks of each start shape meet.
+Needs Slurm on this machine and both images in the store (`kit build-image frameworks-cpu`). It measures three things: a step of
+launchers/ddp/train_gpt.py against a step of a bare loop; how long a checkpoint keeps the ranks from training, written in the
+background or not; and how soon the ranks of each start shape meet.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ GPT = {"layers": 4, "dim": 128, "heads": 4, "context": 128, "batch-size": 16}
 TRAIN_GPT = "/kit/run/code/train_gpt.py"
 WINDOW = 10  # steps between two records of train_gpt.py
 
-# What a user would write: the same model, data, optimizer and clipping, and nothing around them. `lib` is launchers/lib.
+# A program as a user would write it: the same model, data, optimizer and clipping, and nothing more. `lib` is launchers/lib.
 BARE = """\
 import argparse, json, os, pathlib, sys, tempfile, time
 import torch
@@ -105,7 +105,7 @@ class Bench:
     rounds: int
 
     def submit(self, launcher: str, args: Sequence[object], *sets: str, script: str = "", program: str = "") -> Path:
-        """Run a job to its end and return its run folder; ToolError when it fails. program: text of a script of the job's own."""
+        """Run a job to its end and return its run folder. ToolError when it fails. program: text of the job's own script."""
         if program:
             script = "program.py"
             (self.project / script).write_text(program)
@@ -118,7 +118,7 @@ class Bench:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the tables; 1 when a goal is missed."""
+    """Print the tables. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks launchers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=("step", "checkpoint", "meet"), help="one of the three")
@@ -147,7 +147,7 @@ def bench(rounds: int) -> Iterator[Bench]:
 
 
 def step(on: Bench) -> list[Goal]:
-    """The launcher's program and the bare loop in turn; of each its windows' lower quartile, which the machine disturbs least."""
+    """Time the launcher's program and the bare loop in turn. Uses the lower quartile of windows, which noise disturbs least."""
     steps = 8 * WINDOW
     words = [word for name, value in GPT.items() for word in (f"--{name}", value)]
     bare: list[float] = []
@@ -166,7 +166,7 @@ def step(on: Bench) -> list[Goal]:
     return [Goal(name="launcher's step over a bare loop's", value=low["ours"] / low["bare"], bound=1.01)]
 
 
-# About 13 million parameters, 150 MB with Adam: enough for the disk to be felt.
+# About 13 million parameters, 150 MB with Adam: enough to show the disk.
 LARGE = ("--layers", 4, "--dim", 512, "--heads", 8, "--context", 64, "--test-windows", 1)
 BATCH = 4
 EVERY, SAVES = 8, 5
@@ -179,7 +179,7 @@ PROGRAMS: dict[str, tuple[str, str]] = {
 
 
 def checkpoint(on: Bench) -> list[Goal]:
-    """Seconds that the loop of each program stands still for a save, written in the background and not; the medians."""
+    """Median seconds for which a save stops each program's loop, written in the background or not."""
     print("| seconds in the loop for a save | in the foreground | in the background |\n|---|---|---|")
     goals = []
     for name, (launcher, script) in PROGRAMS.items():
@@ -193,7 +193,7 @@ def checkpoint(on: Bench) -> list[Goal]:
             else:
                 args += ["--batch-size", BATCH]
             run = on.submit(launcher, args, *sets, script=script)
-            # Not the first, which makes the memory of the copy, and not that of the end, which is in the foreground.
+            # Leave out the first save, which allocates the copy, and the last one, which is in the foreground.
             took[background] = statistics.median([one["seconds"] for one in records(run, "saved")][1:-1])
         print(f"| {name} | {took['false']:.3f} | {took['true']:.3f} |")
         ratio = took["true"] / took["false"]
@@ -203,7 +203,7 @@ def checkpoint(on: Bench) -> list[Goal]:
 
 
 def meet(on: Bench) -> None:
-    """From the start of the ranks' step to the end of their first barrier, two ranks a node; no bound is set."""
+    """Seconds from the start of the ranks' step to the end of their first barrier, with two ranks on each node. No bound is set."""
     print("| start shape | start to first barrier, s |\n|---|---|")
     for shape in ("torchrun", "srun"):
         took = []

@@ -1,8 +1,8 @@
-"""What a folder of 10,000 runs costs `kit runs` and `kit status`, beyond the start of the program.
+"""Measures what `kit runs` and `kit status` cost in a folder of 10,000 runs, beyond the start of the program.
 
     python -m benchmarks listing [--runs 10000] [--rounds 5]
 
-Needs no Slurm and no image. Times are the processor's, user and system, so that other work on the machine does not count; medians.
+Needs neither Slurm nor an image. Times are processor seconds, user and system, so that other work does not count; medians.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 def main(words: Sequence[str] = ()) -> int:
-    """Make the runs, list them, print the table; 1 when a goal is missed."""
+    """Make the runs, list them, and print the table. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks listing")
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -39,7 +39,7 @@ def main(words: Sequence[str] = ()) -> int:
 
 
 def make(folder: Path, count: int) -> list[str]:
-    """So many runs that have ended; their names."""
+    """Make `count` runs that have ended. Returns their names."""
     job = folder / "job.toml"
     made = submit.prepare(job, cluster="bench", overrides=[], containers=False)
     of = manifest.of(made.plan, job_file=job, user="ada", now=FIRST, slurm_version="22.05")
@@ -55,7 +55,7 @@ def make(folder: Path, count: int) -> list[str]:
 
 
 def measure(folder: Path, name: str, rounds: int) -> list[Goal]:
-    """Each command against `kit schema job`, which starts and reads nothing."""
+    """Compare each command with `kit schema job`, which starts and reads nothing."""
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "XDG_DATA_HOME": str(folder / "data")}
 
     def cost(*words: str, times: int = rounds) -> float:

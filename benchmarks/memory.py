@@ -1,11 +1,11 @@
-"""What a rank of FSDP takes while its model is built: its shard and one block, and not the whole model.
+"""Measures a rank's memory while FSDP builds the model: it holds its shard and one block, and not the whole model.
 
     python -m benchmarks memory --python .train-venv/bin/python
     python -m benchmarks memory --layers 10 --dim 1280 --heads 20    where there is less memory
 
-The figure of a rank is the most that its process ever had (VmHWM of /proc/PID/status) until its first step, less what the same rank
-of the same program has with a model of a few kilobytes: Python, torch, the process group. A billion float32 parameters over eight
-ranks; what stays is 4 GB in all, and eight whole models would be 33 GB. It needs torch and 7 GB.
+A rank's figure is the peak of its process (VmHWM of /proc/PID/status) until its first step, less the same rank's peak with a model
+of a few kilobytes, which covers Python, torch and the process group. The model has a billion float32 parameters over eight ranks:
+the shards take 4 GB in all, and eight whole models would take 33 GB. It needs torch and 7 GB.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RANKS = 8
 
 
 def main(words: list[str]) -> int:
-    """Print the table; 1 where a rank had more than its shard and a block."""
+    """Print the table. Returns 1 when a rank had more than its shard and a block."""
     made = argparse.ArgumentParser(prog="benchmarks memory", description=__doc__)
     made.add_argument("--python", default=sys.executable)
     for name, value in {"layers": 20, "dim": 1792, "heads": 28}.items():
@@ -42,7 +42,7 @@ def main(words: list[str]) -> int:
     parameters, peaks = _peaks(args.python, shape)
     own = [peak - before for peak, before in zip(sorted(peaks), sorted(base), strict=True)]
     whole = 4 * parameters
-    # Of a block: attention and its MLP, 16 dim² (launchers/lib/model.py), the norms aside.
+    # The parameters of a block: attention and MLP have 16 dim² (launchers/lib/model.py), without the norms.
     bound = whole / RANKS + 4 * 16 * args.dim**2
     print(f"{parameters:,} parameters in float32 over {RANKS} ranks; MiB of each: {[one >> 20 for one in own]}")
     print(f"without a model: {[one >> 20 for one in sorted(base)]}")
@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
 
 
 def _peaks(python: str, shape: dict[str, int]) -> tuple[int, list[int]]:
-    """The parameters of a model, and the most bytes of each rank when all have built it."""
+    """The parameters of a model, and the peak bytes of each rank once all have built it."""
     with tempfile.TemporaryDirectory(prefix="kit-bench-memory-") as name, socket.socket() as probe:
         folder = Path(name)
         (folder / "text").mkdir()
@@ -94,7 +94,7 @@ def _peaks(python: str, shape: dict[str, int]) -> tuple[int, list[int]]:
                 if any(rank.poll() is not None for rank in ranks):
                     raise SystemExit((folder / "log").read_text(errors="replace")[-3000:])
                 time.sleep(0.01)
-            # All ranks have passed a collective after building by then.
+            # By then all ranks have passed a collective after building the model.
             return found, [_most(rank.pid) for rank in ranks]
         finally:
             for rank in ranks:
@@ -103,7 +103,7 @@ def _peaks(python: str, shape: dict[str, int]) -> tuple[int, list[int]]:
 
 
 def _start(path: Path) -> int:
-    """The parameters that the record `start` tells; 0 before it is there."""
+    """The number of parameters in the record `start`; 0 before the record exists."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     return next((int(one["parameters"]) for one in map(json.loads, lines) if one["kind"] == "start"), 0)
 

@@ -1,8 +1,8 @@
-"""What the page of a wide run costs: `kit report` of 512 made ranks on 64 nodes, beside the start of the program alone.
+"""Measures the page of a wide run: `kit report` of 512 made-up ranks on 64 nodes, against the start of the program alone.
 
     python -m benchmarks pages [--ranks 512] [--rounds 3]
 
-Needs no Slurm. Times are the processor's, user and system, so that other work on the machine does not count; medians.
+Needs no Slurm. Times are processor seconds, user and system, so that other work on the machine does not count; medians.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.unit.test_reports import make
 
 
 def main(words: Sequence[str] = ()) -> int:
-    """Make the run, its page, and print the table; 1 when a goal is missed."""
+    """Make the run and its page, and print the table. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks pages")
     parser.add_argument("--ranks", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
@@ -30,7 +30,7 @@ def main(words: Sequence[str] = ()) -> int:
     with tempfile.TemporaryDirectory(prefix="kit-pages-") as made:
         folder = Path(made)
         make(folder / "runs" / "gpt-1", options.ranks, minutes=60)
-        # Once before: the script that draws is then in the cache, as it is for every page but a user's first.
+        # Run once before: then the drawing script is in the cache, as for every page except a user's first.
         _spent(folder, "report", "runs/gpt-1", "-o", "r.html")
         pages = [_spent(folder, "report", "runs/gpt-1", "-o", "r.html") for _ in range(options.rounds)]
         starts = [_spent(folder, "--version") for _ in range(options.rounds)]

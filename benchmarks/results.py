@@ -1,13 +1,13 @@
-"""What the results of a sweep of 10,000 points cost: `kit results`, as a whole process, the first time and again.
+"""Measures the results of a sweep of 10,000 points: `kit results`, as a whole process, the first time and again.
 
     python -m benchmarks results [--points 10000] [--records 20] [--rounds 5]
 
-Needs no Slurm and no image. Beside it the least that any program must do who knows nothing of the points: read and parse the same
-metrics with Python's json, in one process. Times are the processor's, user and system; medians of the rounds.
+Needs neither Slurm nor an image. It is compared with the least work of any program that knows nothing of the points: read and parse
+the same metrics with Python's json, in one process. Times are processor seconds, user and system; medians of the rounds.
 
 "First" is without the kit's caches of the runs, which each such round deletes. Python's own bytecode is in a folder of the
-benchmark, and made before anything is measured: where a checkout has just changed, or PYTHONDONTWRITEBYTECODE is set, making it
-would be half a second of each.
+benchmark, and is made before anything is measured. In a checkout that has just changed, or with PYTHONDONTWRITEBYTECODE, making it
+would add half a second to each figure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ print(sum(len([json.loads(line) for line in path.open()]) for path in pathlib.Pa
 
 
 def main(words: Sequence[str] = ()) -> int:
-    """Make the sweep, ask for its results, print the table; 1 when a goal is missed."""
+    """Make the sweep, ask for its results, and print the table. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks results")
     parser.add_argument("--points", type=int, default=10_000)
     parser.add_argument("--records", type=int, default=20)
@@ -49,7 +49,7 @@ def main(words: Sequence[str] = ()) -> int:
 
 
 def make(folder: Path, points: int, records: int) -> Path:
-    """A sweep whose points have all ended, each with so many records of metrics; its folder."""
+    """A sweep whose points have all ended, each with `records` records of metrics. Returns its folder."""
     job = folder / "job.toml"
     made = submit.prepare(job, cluster="bench", overrides=[], containers=False)
     of = manifest.of(made.plan, job_file=job, user="ada", now=FIRST, slurm_version="22.05")
@@ -83,7 +83,7 @@ def make(folder: Path, points: int, records: int) -> Path:
 
 
 def _records(point: int, count: int) -> list[dict[str, object]]:
-    """As the kit's programs write them."""
+    """Records like those of the kit's programs."""
     at = [(FIRST + timedelta(seconds=number)).astimezone(UTC) for number in range(count)]
     return [
         {
@@ -101,7 +101,7 @@ def _records(point: int, count: int) -> list[dict[str, object]]:
 
 
 def measure(folder: Path, sweep: Path, rounds: int) -> list[Goal]:
-    """Whole processes, the start of Python in them."""
+    """Measure whole processes, with the start of Python."""
     cache = folder / "cache"
     own = {"XDG_CACHE_HOME": cache, "XDG_DATA_HOME": folder / "data", "PYTHONPYCACHEPREFIX": folder / "bytecode"}
     env = {**os.environ, **{name: str(value) for name, value in own.items()}}

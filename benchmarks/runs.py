@@ -1,9 +1,9 @@
-"""What the kit's own scripts cost a run, beside the bare thing, on an embedded cluster of four nodes.
+"""Measures what the kit's own scripts cost a run, against the same work without them, on an embedded cluster of four nodes.
 
     python -m benchmarks runs [--rounds 15]
 
-Needs Slurm on this machine and the image train-cpu in the store. Pairs are taken in turn inside one job, so that a machine whose
-speed drifts does not favour either; the figures are medians.
+Needs Slurm on this machine and the image train-cpu in the store. Pairs run in turn inside one job, so that a machine whose
+speed drifts favours neither. The figures are medians.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ runtime = "bare"
 """
 
 
-# One round is one pair: the bare thing, then the kit's. Times are bash's own, in seconds.
+# One round is one pair: first the bare command, then the kit's. bash measures the times, in seconds.
 PAIRS = """\
 #!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 --output={out}.log
@@ -66,7 +66,7 @@ if os.environ["RANK"] == "1":
 time.sleep(2)
 """
 
-# A fixed piece of arithmetic, again and again for some seconds: the median of one piece is what a monitor could slow down.
+# Repeats a fixed piece of arithmetic for some seconds. A monitor could slow down the median piece.
 STEPS = """\
 import statistics, sys, time
 def step():
@@ -80,7 +80,7 @@ while time.time() < end:
 print(sys.argv[1], statistics.median(times))
 """
 
-# One round is one pair again, now with the first of the two in turn. The monitor and the heartbeat are the run's own.
+# One round is again one pair, and either of the two may be first. The monitor and the heartbeat are those of the run.
 MONITORED = """\
 #!/bin/bash
 #SBATCH --nodes=1 --ntasks=1 --cpus-per-task=2 --output={out}.log
@@ -117,14 +117,14 @@ class Bench:
         self.env = client.environment(cluster.env())
 
     def submit(self, program: str, *sets: str, env: dict[str, str] | None = None) -> Path:
-        """Run a program as a job on the nodes themselves and return its run folder; ToolError when it fails."""
+        """Run a program as a job on the nodes themselves, and return its run folder. ToolError when it fails."""
         (self.project / "program.py").write_text(program)
         words = [word for text in sets for word in ("--set", text)]
         argv = [sys.executable, "-m", "kit", "submit", "--cluster", NAME, "--wait", *words]
         return Path(shell.run(argv, cwd=self.project, env={**self.env, **(env or {})}).stdout.splitlines()[0])
 
     def pairs(self, run: Path, *, bare: str, kit: str, tasks: int) -> dict[str, list[float]]:
-        """Seconds of srun around two commands, taken in turn."""
+        """Seconds of srun around two commands, which run in turn."""
         return self.measured(PAIRS, run=run, bare=bare, kit=kit, tasks=tasks)
 
     def measured(self, script: str, **words: object) -> dict[str, list[float]]:
@@ -141,7 +141,7 @@ class Bench:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 when a goal is missed."""
+    """Print the table. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks runs", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args(arguments)
@@ -161,7 +161,7 @@ def bench(rounds: int) -> Iterator[Bench]:
 
 
 def prologue(on: Bench) -> list[Goal]:
-    """worker.sh and rank.sh around `true` against `true`; the container around `true` against mount and chroot."""
+    """Compare worker.sh and rank.sh around `true` with `true`, and the container around `true` with mount and chroot."""
     run = on.submit("")
     (run / "program.sh").write_text("readonly -a KIT_PROGRAM=(true)\nreadonly -a KIT_PROGRAM_ENV=()\n")
     ranks = on.pairs(run, bare="true", kit=f"{run}/worker.sh", tasks=4)
@@ -184,7 +184,7 @@ def prologue(on: Bench) -> list[Goal]:
 
 
 def restart(on: Bench) -> list[Goal]:
-    """From the moment a rank is killed to the moment that its successor runs."""
+    """Seconds from the kill of a rank to the start of its successor."""
     took = []
     for _ in range(5):
         run = on.submit(DIES_ONCE, "retry.in_allocation=1")
@@ -194,7 +194,7 @@ def restart(on: Bench) -> list[Goal]:
 
 
 def monitors(on: Bench) -> list[Goal]:
-    """The median step beside the monitors over the median step without, in pairs of one job."""
+    """The median step with the monitors, divided by the median step without, in pairs of one job."""
     tool = on.project / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text(MONITOR)
@@ -210,7 +210,7 @@ def monitors(on: Bench) -> list[Goal]:
 
 
 def preflight(on: Bench) -> list[Goal]:
-    """From the start of the batch script to the first attempt, on four nodes, the container probe included."""
+    """Seconds from the start of the batch script to the first attempt, on four nodes, with the container probe."""
     sets = ("resources.nodes=4", "image=train-cpu", "container.runtime=bubblewrap", "python=python3")
     took = []
     for _ in range(3):

@@ -1,15 +1,15 @@
-"""What an adaptive search is worth: the best of 60 small trainings beside the best of 200 drawn at random.
+"""Measures the value of an adaptive search: the best of 60 small trainings against the best of 200 random ones.
 
     python -m benchmarks search [--seeds 5] [--first 0] [--points 60] [--random 200] [--at-once 4]
 
-Needs Optuna and numpy (`pip install 'slurm-kit[search]'`), no Slurm. A training is real: a network of two layers learns to tell
-which of three spirals a point lies on, in some tenths of a second on one core; its metric is the loss on points that it has not
-seen. A tenth of the labels is drawn at random, so that this loss has a floor, as that of a real task has: without one the least of
-many trainings lies anywhere over five orders of magnitude, another on each machine, and luck decides.
+Needs Optuna and numpy (`pip install 'slurm-kit[search]'`), no Slurm. A training is real: a network of two layers learns on which of
+three spirals a point lies, in some tenths of a second on one core. Its metric is the loss on points that it has not seen. A tenth
+of the labels is random, so that this loss has a floor, as in a real task. Without a floor, the least of many trainings could lie
+anywhere over five orders of magnitude, would differ on each machine, and would depend on luck.
 
-Values are asked for by what a task of the array asks by (kit.sweeps.suggest), from the run folders of the points, `--at-once` of
-which are always under way: where one ends the next one asks, as the slots of an array do. Random points are drawn by
-`[sweep.random]`'s code.
+The search asks for values with the code that a task of the array uses (kit.sweeps.suggest), from the run folders of the points.
+`--at-once` points always run. When one ends the next one asks, like the slots of an array. The code of `[sweep.random]` draws the
+random points.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EPOCHS, POINTS, WRONG = 15, 300, 0.1
 
 
 def main(words: Sequence[str] = ()) -> int:
-    """Train, print the table; 1 when a goal is missed."""
+    """Train, and print the table. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks search")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=0, help="The first seed.")
@@ -54,7 +54,7 @@ def main(words: Sequence[str] = ()) -> int:
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="Processes that train.")
     options = parser.parse_args(words)
-    # Of the processes too that begin from here on: each has one core.
+    # This also applies to processes that start from here on: each has one core.
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     found = []
     with ProcessPoolExecutor(options.workers) as pool:
@@ -75,7 +75,7 @@ def main(words: Sequence[str] = ()) -> int:
 
 
 def searching(pool: ProcessPoolExecutor, seed: int, count: int, at_once: int) -> float:
-    """The least loss of a search, by the code of the nodes."""
+    """The least loss of a search, with the code that runs on the nodes."""
     search = Search(count=count, seed=seed, keys=KEYS)
     with tempfile.TemporaryDirectory(prefix="kit-bench-") as name:
         folders = [Path(name) / f"point.{index}" for index in range(count)]
@@ -108,14 +108,14 @@ def _ended(run_dir: Path, loss: float) -> None:
 
 
 def at_random(pool: ProcessPoolExecutor, seed: int, count: int) -> list[float]:
-    """The losses of as many draws, what diverged as infinite."""
+    """The losses of `count` random draws. A loss that diverged is infinite."""
     sweep = Sweep.model_validate({"random": {"count": count, "seed": seed + 1000, "keys": dict(KEYS)}})
     losses = list(pool.map(train, expand.draws(sweep), [seed] * count))
     return [loss if math.isfinite(loss) else math.inf for loss in losses]
 
 
 def train(values: Mapping[str, Value], seed: int) -> float:
-    """Loss on the test points after the last epoch; infinite or NaN where it diverged. seed: of the data and of the weights."""
+    """The loss on the test points after the last epoch; infinite or NaN where it diverged. seed: for the data and the weights."""
     import numpy as np  # noqa: PLC0415 - of an extra
 
     at = {key.removeprefix("args.--"): float(str(value)) for key, value in values.items()}
@@ -149,7 +149,7 @@ def train(values: Mapping[str, Value], seed: int) -> float:
 
 
 def _spirals(draw: Any, count: int) -> tuple[Any, Any]:
-    """Points in the plane, and which of three noisy spirals each is on."""
+    """Random points in the plane, and for each the number of its noisy spiral, of three."""
     import numpy as np  # noqa: PLC0415 - of an extra
 
     labels = np.arange(count) % 3

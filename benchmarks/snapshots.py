@@ -1,8 +1,8 @@
-"""A snapshot of 10,000 files and 100 MB, beside `git stash create` and `rsync -a --link-dest`, and the copy that a run works in.
+"""Measures a snapshot of 10,000 files and 100 MB against `git stash create` and `rsync -a --link-dest`, and the copy for a run.
 
     python -m benchmarks snapshots [--files 10000] [--megabytes 100]
 
-Each figure is the median of three; the files are warm. Needs git and rsync on this machine.
+Each figure is the median of three. The files are in the page cache. Needs git and rsync on this machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STASH = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "stash", "create"]
 
 
 class Bench:
-    """A repository of so many files, a store, and a folder that rsync fills."""
+    """A repository of `files` files, a store, and a folder that rsync fills."""
 
     def __init__(self, folder: Path, files: int, size: int) -> None:
         self.folder, self.source = folder, folder / "job"
@@ -67,7 +67,7 @@ class Bench:
         subprocess.run(argv, check=True)
 
     def run_copy(self) -> None:
-        """What the batch script does at the first start of a run."""
+        """The copy that the batch script makes at the first start of a run."""
         run = self.folder / "run"
         shutil.rmtree(run, ignore_errors=True)
         (run / "state").mkdir(parents=True)
@@ -78,14 +78,14 @@ class Bench:
 
 
 def main(options: Sequence[str]) -> int:
-    """1 when an unchanged snapshot takes longer than both others, or a goal is missed."""
+    """Return 1 when an unchanged snapshot takes longer than both others, or a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--megabytes", type=int, default=100)
     asked = parser.parse_args(options)
     with tempfile.TemporaryDirectory(prefix="kit-snapshots-") as folder:
         bench = Bench(Path(folder), asked.files, asked.megabytes * 1_000_000)
-        # What was written within two seconds is read again.
+        # The kit reads files again that were written less than two seconds before.
         time.sleep(2.5)
         first = _median(bench.snapshot, before=bench.forget)
         unchanged = _median(bench.snapshot)
@@ -116,7 +116,7 @@ def main(options: Sequence[str]) -> int:
 
 
 def _median(work: Callable[[], None], *, before: Callable[[], None] | None = None) -> float:
-    """Seconds of the work alone."""
+    """Median seconds of the work alone."""
     taken = []
     for _ in range(_TIMES):
         if before:

@@ -1,9 +1,9 @@
-"""Many jobs at once, and one from the command line: the kit beside sbatch, submitit and torchx.
+"""Measures many jobs at once, and one job from the command line: the kit against sbatch, submitit and torchx.
 
     python -m benchmarks sweeps [--rounds 5] [--jobs 200] [--points 1000]
 
-Needs Slurm on this machine. submitit and torchx come from benchmarks/requirements.txt into a venv of their own. All jobs are
-submitted held and cancelled again, so nothing runs; ways are taken in turn, and the figures are medians of whole processes.
+Needs Slurm on this machine. submitit and torchx come from benchmarks/requirements.txt into their own venv. All jobs are
+submitted held and then cancelled, so nothing runs. The tools run in turn, and the figures are medians of whole processes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ time = "00:10:00"
 extra = ["--hold"]
 """
 
-# submitit's loop and its array. Both pickle the call, write a script and run sbatch; the time of a whole process is taken.
+# submitit's loop and its array. Both pickle the call, write a script and run sbatch. The whole process is timed.
 SUBMITIT = """\
 import sys, submitit
 def point(seed):
@@ -58,7 +58,7 @@ else:
         executor.submit(point, seed)
 """
 
-# What submitit would hand to sbatch for one job: it has no command line, so this is the shortest program that says so.
+# The script that submitit would give to sbatch for one job. It has no command line, so this is the shortest program that prints it.
 SUBMITIT_DRY = """\
 import submitit
 executor = submitit.SlurmExecutor(folder="logs")
@@ -75,14 +75,14 @@ SCRIPT = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the tables; 1 when a goal is missed."""
+    """Print the tables. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks sweeps", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--points", type=int, default=1000)
     options = parser.parse_args(arguments)
     install_peers()
-    # An installed package has its bytecode; a checkout of somebody who forbids writing it has not.
+    # An installed package has its bytecode. The checkout of a user who forbids writing bytecode has none.
     compileall.compile_dir(ROOT / "kit", quiet=1)
     with bench() as folder:
         goals = [*rendering(folder, options.points), *command_line(folder, options.rounds)]
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def install_peers() -> None:
-    """submitit and torchx in .bench-venv, at the versions of benchmarks/requirements.txt."""
+    """Install submitit and torchx into .bench-venv, at the versions of benchmarks/requirements.txt."""
     wanted = ROOT / "benchmarks" / "requirements.txt"
     stamp = PEERS / "requirements.txt"
     if stamp.is_file() and stamp.read_text() == wanted.read_text():
@@ -104,7 +104,7 @@ def install_peers() -> None:
 
 @contextmanager
 def bench() -> Iterator[Path]:
-    """A project with one job, and what the others need."""
+    """A project with one job, and the files that the other tools need."""
     with project(NAME, "embedded = true\n[node]\ncpus = 8\n", JOB) as folder:
         (folder / "train.py").write_text("print('trained')\n")
         for program, text in (("submitit_jobs.py", SUBMITIT), ("submitit_dry.py", SUBMITIT_DRY)):
@@ -116,14 +116,14 @@ def bench() -> Iterator[Path]:
 
 
 def sweep_of(folder: Path, points: int) -> Path:
-    """The job with a sweep of that many points."""
+    """The job with a sweep of `points` points."""
     job = folder / "sweep.toml"
     job.write_text(f"{JOB}[sweep.grid]\nargs.--seed = {list(range(points))}\n")
     return job
 
 
 def rendering(folder: Path, points: int) -> list[Goal]:
-    """Expand, check and plan every point, and the arrays' scripts, in this process."""
+    """Expand, check and plan every point, and write the arrays' scripts, in this process."""
     job = sweep_of(folder, points)
     began = time.perf_counter()
     made = prepare.prepare(job, cluster=NAME, containers=False)
@@ -134,7 +134,7 @@ def rendering(folder: Path, points: int) -> list[Goal]:
 
 
 def command_line(folder: Path, rounds: int) -> list[Goal]:
-    """One job's script on stdout, as whole processes: wall time over that of a bare Python."""
+    """One job's script on stdout, as whole processes: wall time divided by that of a bare Python."""
     python, peers = sys.executable, PEERS / "bin"
     ways: dict[str, list[str]] = {
         "bare": [python, "-c", "pass"],
@@ -154,7 +154,7 @@ def command_line(folder: Path, rounds: int) -> list[Goal]:
 
 
 def submission(folder: Path, jobs: int, rounds: int) -> list[Goal]:
-    """From the command to its end, all jobs in the queue."""
+    """Seconds from the start of the command to its end, when all jobs are in the queue."""
     try:
         cluster = up(NAME, ClusterSize(nodes=1))
         env = client.environment(cluster.env())
@@ -186,7 +186,7 @@ def submission(folder: Path, jobs: int, rounds: int) -> list[Goal]:
 
 
 def in_turn(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """The median seconds of each way, one of each a round, after one round that is not counted."""
+    """The median seconds of each tool. A round runs each once; the first round does not count."""
     took: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():
@@ -203,7 +203,7 @@ def _timed(argv: Sequence[str], folder: Path, env: Mapping[str, str] | None = No
 
 
 def _sent(argv: Sequence[str], folder: Path, env: Mapping[str, str], jobs: int) -> float:
-    """The same for a submission, which has to have worked; the queue is empty again afterwards."""
+    """Seconds of a submission, which must have worked. Empties the queue again."""
     took = _timed(argv, folder, env)
     queued = shell.run(["squeue", "--noheader", "--array", "--format=%i"], env=env).stdout.splitlines()
     assert len(queued) == jobs, f"{argv[0]}: {len(queued)} of {jobs} jobs are in the queue"

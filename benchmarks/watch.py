@@ -1,9 +1,9 @@
-"""What it costs a run to be watched, on an embedded cluster of four nodes.
+"""Measures what it costs a run to be watched, on an embedded cluster of four nodes.
 
     python -m benchmarks watch [--turns 24]
 
-Steps with reports, collector and watch over steps without, in turn inside one job, by the clock and by processor time; one
-report; the evidence of 64 ranks, by the handler of kit_rank and by py-spy. Needs Slurm on this machine.
+The figures are: steps with reports, collector and watch divided by steps without, in turn inside one job, by the clock and by
+processor time; one report; the evidence of 64 ranks, with the handler of kit_rank and with py-spy. Needs Slurm on this machine.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ runtime = "bare"
 free_disk_gb = 0
 """
 
-# A step is some 50 ms of arithmetic, a stretch of them is long enough for several looks of the collector. Off: nothing is reported,
-# and collector and batch script are stopped. "again" is a second stretch without: what it differs by from "off" is noise.
+# A step is some 50 ms of arithmetic. A stretch of steps is long enough for several looks of the collector. "off": nothing is
+# reported, and the collector and the batch script are stopped. "again" is a second stretch like "off": their difference is noise.
 TURNS = """\
 import os, pathlib, random, signal, time
 from kit_rank import progress
@@ -60,7 +60,7 @@ for path in pathlib.Path("/proc").glob("[0-9]*"):
 assert len(watchers) >= 3, watchers
 
 def spent():
-    # Seconds of user and system time of the watchers and of their children that have ended: fields 14 to 17 of proc(5)'s stat.
+    # Seconds of user and system time of the watchers and their ended children: fields 14 to 17 of proc(5)'s stat.
     total = 0
     for pid in watchers:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -117,17 +117,17 @@ class Bench:
         self.folder, self.env = folder, {**os.environ, **client.environment(cluster.env())}
 
     def kit(self, *argv: str) -> str:
-        """stdout of a command of the kit."""
+        """The stdout of a command of the kit."""
         return shell.run([sys.executable, "-m", "kit", *argv], cwd=self.folder, env=self.env, timeout=1200).stdout
 
     def submit(self, program: str, *words: str) -> Path:
-        """The run's folder."""
+        """Submit a job, and return its run folder."""
         (self.folder / "program.py").write_text(program)
         return Path(self.kit("submit", "--cluster", NAME, *words).splitlines()[0])
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the table; 1 when a goal is missed."""
+    """Print the table. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks watch", description=__doc__)
     parser.add_argument("--turns", type=int, default=24, help="of three stretches of 6 s each")
     options = parser.parse_args(arguments)
@@ -141,10 +141,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def paired(on: Bench, turns: int) -> list[Goal]:
-    """The mean step with all of it over the mean step without, of the same turn; medians over the turns. And one report.
+    """The mean step with everything divided by the mean step without, in the same turn; medians over the turns. And one report.
 
-    By processor time the collector's and the batch script's own count as the rank's, as if they all had one core: other work on
-    the machine disturbs that less than the clock.
+    Processor time counts the collector and the batch script as part of the rank, as if they all had one core. Other work on the
+    machine disturbs it less than the clock.
     """
     run = on.submit(TURNS.replace("range(TURNS)", f"range({turns})").replace("STRETCH_S", str(_STRETCH_S)), "--wait")
     took: dict[tuple[str, str], list[float]] = {}
@@ -166,7 +166,7 @@ def paired(on: Bench, turns: int) -> list[Goal]:
 
 
 def evidence(on: Bench) -> list[Goal]:
-    """`kit stacks` of 64 ranks on four nodes, which is what an alarm gathers; with py-spy where it is installed, and without."""
+    """`kit stacks` of 64 ranks on four nodes, as an alarm collects them: with py-spy, if it is installed, and without."""
     ranks = RANKS // NODES
     words = [f"resources.nodes={NODES}", f"resources.ranks_per_node={ranks}", f"resources.cpus_per_node={ranks}"]
     run = on.submit(WAITS, *(word for text in words for word in ("--set", text)))

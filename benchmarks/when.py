@@ -1,16 +1,17 @@
-"""`kit when` against the truth: 500 jobs in the shape of a public workload trace, on two embedded clusters with backfill.
+"""Compares `kit when` with Slurm: 500 jobs in the shape of a public workload trace, on two embedded clusters with backfill.
 
     python -m benchmarks when [--jobs 500] [--nodes 32] [--seed 20] [--share 1.0] [--json FILE]
     python -m benchmarks when --simulated [--seeds 5]
 
-Both clusters get the same jobs at the same times. On one each job is submitted as its user wrote it. On the other its user would
-also take a quarter, half or twice the nodes, with the limit that goes with them, and gets the size that `kit when` names first.
-Before each submit the start is estimated, by the kit and by `sbatch --test-only`; Slurm's own record says when it was.
+Both clusters get the same jobs at the same times. On one, each job is submitted as its user wrote it. On the other, its user would
+also accept a quarter, half or twice the nodes, with a matching limit, and gets the size that `kit when` names first. Before each
+submit, the kit and `sbatch --test-only` estimate the start. Slurm's own record has the true start.
 
 `--simulated` plays the same jobs without Slurm, in minutes, for several seeds. With `--share 0.2` a fifth of the users choose, and
-the figures are of their jobs.
+the figures are those of their jobs.
 
-The jobs sleep. On n times the nodes they sleep n ** 0.9 times shorter: parallel work has a cost. Needs Slurm; about 20 minutes.
+The jobs sleep. On n times the nodes they sleep n ** 0.9 times shorter, because parallel work has a cost. Needs Slurm and 20
+minutes.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ _CPUS = 4
 _SCALE, _LOAD = 240.0, 1.0
 _OTHER_SIZES = (0.25, 0.5, 2.0)
 _SPEED_UP = 0.9
-# A minute of the trace's hours is a quarter of a second here: what Slurm rounds and waits for is scaled, too.
+# A minute of the trace is a quarter of a second here, so Slurm's rounding and its waits are scaled, too.
 _BACKFILL = "batch_sched_delay=0,sched_interval=2,bf_interval=2,bf_resolution=1,bf_continue"
-# Shorter waits than Slurm's own turn-round are not waits.
+# A wait that is shorter than Slurm's own cycle does not count as a wait.
 _WAITED_S = 5.0
 
 
 @dataclass(kw_only=True)
 class Sent:
-    """A job as it was submitted. Times are seconds since the epoch, estimates those before the submit.
+    """A job as it was submitted. Times are seconds since the epoch. Estimates are those before the submit.
 
     late: seconds by which this machine submitted it after its time in the trace.
     """
@@ -66,12 +67,12 @@ class Sent:
 
     @property
     def wait(self) -> float:
-        """Seconds. Slurm records whole ones: a start within the second of the submit may seem to be before it."""
+        """The wait in seconds. Slurm records whole seconds, so a start in the second of the submit may seem to be before it."""
         return max(0.0, self.started - self.submitted)
 
 
 def main(options: Sequence[str]) -> int:
-    """1 when the mean wait is not beaten by 30 %."""
+    """Return 1 when the mean wait is not 30 % shorter."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--jobs", type=int, default=500)
     parser.add_argument("--nodes", type=int, default=32)
@@ -130,7 +131,7 @@ def goals(fixed: Sequence[Sent], chosen: Sequence[Sent]) -> list[Goal]:
 
 
 def _trace(asked: argparse.Namespace, seed: int) -> tuple[list[TraceJob], frozenset[int]]:
-    """The jobs, and the places of those whose users choose."""
+    """The jobs, and the indices of those whose users choose."""
     draw = random.Random(seed)
     choosing = frozenset(number for number in range(asked.jobs) if draw.random() < asked.share)
     return jobs(asked.jobs, nodes=asked.nodes, load=_LOAD, scale=asked.scale, seed=seed), choosing
@@ -180,7 +181,7 @@ def _play(trace: Sequence[TraceJob], nodes: int, choosing: frozenset[int]) -> li
 
 
 def run(name: str, trace: Sequence[TraceJob], nodes: int, choosing: frozenset[int]) -> list[Sent]:
-    """All jobs on a cluster of their own, each with its times by Slurm's record. choosing: those whose users choose."""
+    """Run all jobs on a cluster, each with its times by Slurm's record. choosing: the jobs whose users choose."""
     size = embedded.ClusterSize(
         nodes=nodes,
         gpus_per_node=0,
@@ -215,7 +216,7 @@ def _sizes(job: TraceJob, most: int) -> list[TraceJob]:
 
 def _submit(job: TraceJob, most: int, env: Mapping[str, str], *, due: float, chosen: bool) -> Sent:
     queue = Queue(queue_snapshot.read(env=env))
-    # All sizes on both clusters: to plan takes time, and the jobs of both are to come at the same times.
+    # Plan all sizes on both clusters: planning takes time, and jobs must arrive at the same times on both.
     sizes = [(one, queue.start(_request(one))) for one in _sizes(job, most)]
     best, start = min(sizes, key=lambda one: one[1].rank) if chosen else sizes[0]
     options = ["--exclusive", f"--nodes={best.nodes}", f"--time={best.limit}", "--output=/dev/null"]
@@ -247,7 +248,7 @@ def _ended(sent: list[Sent], env: Mapping[str, str]) -> list[Sent]:
     while True:
         text = shell.run(argv, env={**env, "SLURM_TIME_FORMAT": "%s"}, timeout=60).stdout
         rows = {int(number): rest for number, *rest in (line.split("|") for line in text.splitlines())}
-        # On a busy machine a job whose run time is its whole limit may come to it.
+        # On a busy machine, a job whose run time equals its limit may reach the limit.
         if all(rows[one.job_id][0] in {"CD", "TO"} for one in sent):
             break
         if bad := {rows[one.job_id][0] for one in sent} - {"CD", "TO", "R", "PD", "CG", "CF"}:

@@ -1,8 +1,8 @@
-"""What a job asks of slurmctld, and how long it takes to its first rank, by its number of nodes, on an embedded cluster.
+"""Measures a job's questions to slurmctld and its time to the first rank, by its number of nodes, on an embedded cluster.
 
     python -m benchmarks width [--nodes 4 64 256]
 
-Needs Slurm on this machine. The ranks only say who they are; all nodes share this machine's cores, so times are upper bounds.
+Needs Slurm on this machine. The ranks only print who they are. All nodes share this machine's cores, so times are upper bounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.cluster.width import SLURMS_OWN, Width, measured
 
 
 def main(options: Sequence[str]) -> int:
-    """1 when a question to slurmctld grows with the nodes."""
+    """Return 1 when the questions to slurmctld grow with the nodes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 64, 256])
     asked = parser.parse_args(options)
@@ -33,7 +33,7 @@ def main(options: Sequence[str]) -> int:
 
 
 def table(found: Sequence[Width]) -> str:
-    """A row for each figure, a column for each width."""
+    """The table: a row for each figure, a column for each width."""
     kinds = sorted({kind for one in found for kind in one.rpcs}, key=lambda kind: (kind in SLURMS_OWN, kind))
     rows: list[tuple[str, list[str]]] = []
     for kind in kinds:

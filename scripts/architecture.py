@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draws docs/images/architecture.svg: the floors of pyproject.toml and the imports between the rooms of kit/.
+"""Draws docs/images/architecture.svg: the layers of pyproject.toml, and the imports between the packages of kit/.
 
     python scripts/architecture.py            # make reference runs it, too
 
-tests/unit/test_reference.py fails when the picture is not that of the code.
+tests/unit/test_reference.py fails when the picture differs from the code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PICTURE = REPO / "docs" / "images" / "architecture.svg"
 
 
 def floors() -> list[list[str]]:
-    """The rooms, from the roof to the ground."""
+    """The packages, from the top layer to the bottom."""
     contracts = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
@@ -28,7 +28,7 @@ def floors() -> list[list[str]]:
 
 
 def imports() -> tuple[Counter[tuple[str, str]], Counter[str]]:
-    """How many modules of a room import one of another, and how many modules each room has."""
+    """The number of modules of one package that import another one, and the number of modules in each package."""
     graph = grimp.build_graph("kit")
     between: Counter[tuple[str, str]] = Counter()
     for module in graph.modules:
@@ -40,7 +40,7 @@ def imports() -> tuple[Counter[tuple[str, str]], Counter[str]]:
 
 
 def picture() -> str:
-    """The SVG."""
+    """The text of the SVG."""
     between, sizes = imports()
     places: dict[str, tuple[float, float]] = {}
     boxes = []

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes kit/cli/command_table.py from the commands: what kit/cli/plain_words.py reads without typer.
+"""Writes kit/cli/command_table.py from the commands, so that kit/cli/plain_words.py can read them without typer.
 
     python scripts/command_table.py        # part of make reference
 
@@ -26,20 +26,20 @@ HEAD = '''"""The usual commands, for kit/cli/plain_words.py. Made by scripts/com
 
 from __future__ import annotations
 
-# Parameter, kind of its value, whether there may be several, and the function of completion_candidates that completes it.
+# Parameter, kind of its value, whether it can be repeated, and the function of completion_candidates that completes it.
 Parameter = tuple[str, str, bool, str]
 
-# Command -> its arguments in order, and its options by each of their names. An option that is not here is typer's to read.
+# Command -> its arguments in order, and its options by each of their names. typer handles options that are not listed.
 # fmt: off
 COMMANDS: dict[str, tuple[tuple[Parameter, ...], dict[str, Parameter]]] = {
 '''
 KINDS = {str: "text", Path: "path", int: "number", bool: "flag"}
-# What a declaration may say without a change of how a word is read.
+# Settings of a declaration that do not change how a word is read.
 HARMLESS = {"help", "metavar", "show_default", "autocompletion", "param_decls", "default", "min", "rich_help_panel"}
 
 
 def table() -> dict[str, Any]:
-    """Command -> arguments and options, of the groups Jobs and Runs. A command with an argument of another kind is left out."""
+    """Command -> arguments and options, for the groups Jobs and Runs. A command with another kind of argument is left out."""
     made = {}
     for name, place in (GROUPS["Jobs"] | GROUPS["Runs"]).items():
         module, _, function = place.partition(".")
@@ -70,7 +70,7 @@ def _read(function: Any, arguments: list[Any], options: dict[str, Any]) -> bool:
 
 
 def _parts(hint: Any) -> tuple[Any, Any]:
-    """The type and typer's declaration."""
+    """A parameter's type, and its typer declaration."""
     if get_origin(hint) is Annotated:
         base, declared = get_args(hint)
         return base, declared
@@ -86,7 +86,7 @@ def _kind(base: Any) -> tuple[str, bool]:
 
 
 def _is_harmless(declared: Any) -> bool:
-    """Whether only names, help and a least value of 0 are declared."""
+    """Whether it declares only names, help and a minimum of 0."""
     if declared is None:
         return False
     usual = type(declared)(default=declared.default)
@@ -100,7 +100,7 @@ def _completer(declared: Any) -> str:
 
 def _options(declared: Any, row: tuple[str, str, bool, str]) -> Iterator[tuple[str, Any]]:
     name, kind, several, completer = row
-    # Typer takes the first word for a default where it stands in an annotation, and puts it right later.
+    # In an annotation, typer first takes the first word as a default, and corrects that later.
     words = [word for word in (declared.default, *(declared.param_decls or ())) if isinstance(word, str)]
     plain = name.strip("_").replace("_", "-")
     words = words or [f"--{plain}/--no-{plain}" if kind == "flag" else f"--{plain}"]
@@ -115,7 +115,7 @@ def _options(declared: Any, row: tuple[str, str, bool, str]) -> Iterator[tuple[s
 
 
 def text() -> str:
-    """The whole file."""
+    """The text of the whole file."""
     lines = []
     for name, (arguments, options) in table().items():
         lines += [f'    "{name}": (', "        (", *(f"            {_row(one)}," for one in arguments), "        ),"]

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The main job, end to end: a Slurm on this machine, an image built, squashed and pinned, a data parallel training on two nodes in the
-# container, and a summary of what ran. The cluster is taken down again on every way out.
+# Runs the main use case from start to end: a Slurm on this machine, an image that is built, squashed and pinned, a data parallel
+# training on two nodes in the container, and a summary of the run. On every way out it takes the cluster down again.
 set -euo pipefail
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -10,7 +10,7 @@ say() {
     printf '\ndemo: %s\n' "$*" >&2
 }
 
-# A cluster of that name that the user had up already stays up.
+# If the user has already started a cluster of that name, it stays up.
 cluster_was_up=""
 take_down() {
     if [[ -z "${cluster_was_up}" ]]; then

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Start a Docker Engine where none answers, or stop the one that this script started.
+# Starts a Docker Engine if none answers, or stops the one that this script started.
 #
 #   scripts/engine.sh up|down|status
 #
-# Where systemd runs, the distribution's own unit is used. Elsewhere (containers, minimal machines) dockerd is started in the
-# background without a bridge and without touching iptables: the kit's builds have no network anyway.
+# Where systemd runs, this uses the distribution's own unit. Elsewhere (containers, minimal machines) it starts dockerd in the
+# background, without a bridge and without changing iptables, because the kit's builds have no network anyway.
 set -euo pipefail
 
 readonly SOCKET=/run/docker.sock
@@ -20,7 +20,7 @@ die() {
     exit 1
 }
 
-# Run this script again as root; `status` needs no root.
+# Runs this script again as root. `status` needs no root.
 become_root() {
     [[ ${EUID} -eq 0 ]] && return
     command -v sudo >/dev/null ||
@@ -29,12 +29,12 @@ become_root() {
     exec sudo -- "${BASH_SOURCE[0]}" "$@"
 }
 
-# The socket itself is asked: the kit needs no docker command.
+# Asks the socket itself, because the kit needs no docker command.
 answers() {
     curl --silent --fail --max-time 5 --output /dev/null --unix-socket "${SOCKET}" http://engine/_ping
 }
 
-# The pid in PIDFILE, when it is still a dockerd (the number may have been given to another process since).
+# Prints the pid in PIDFILE if it is still a dockerd. The number may have been given to another process since.
 started_pid() {
     local pid
     pid=$(cat "${PIDFILE}" 2>/dev/null) || return 1

@@ -1,6 +1,6 @@
 #!/bin/bash
-# foreign.sh [--only-venv] [PYTEST-OPTION...]: what the kit writes for other people's programs, given to their own parsers on CPUs.
-#   Releases that pip has go into .foreign-venv/releases, each in a folder of its own; what they import into .foreign-venv, which stands on
+# foreign.sh [--only-venv] [PYTEST-OPTION...]: tests the kit's output for other programs with their own parsers, on CPUs.
+#   Releases from pip go into .foreign-venv/releases, each in its own folder. Their imports go into .foreign-venv, which extends
 #   .train-venv. MEGATRON_LM and PRIME_RL name checkouts, which pip does not have.
 # Exit code: pytest's; 69 where the virtual environments cannot be made.
 set -euo pipefail
@@ -23,7 +23,7 @@ make_venv() {
     rm -rf -- "${VENV}"
     .train-venv/bin/python -m venv "${VENV}" || return 1
     site="$("${VENV}/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-    # What .train-venv holds is not installed twice.
+    # Packages of .train-venv are not installed again.
     realpath .train-venv/lib/python3*/site-packages >"${site}/train.pth" || return 1
     printf 'torch==2.13.0\n' >"${VENV}/constraints.txt"
     pip=("${VENV}/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "${VENV}/constraints.txt")

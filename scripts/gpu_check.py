@@ -1,11 +1,11 @@
-"""Runs every training program once on this machine's GPUs, and prints one table: what worked, how fast, in how much memory.
+"""Runs every training program once on this machine's GPUs, and prints a table: which worked, how fast, in how much memory.
 
     make gpu-check                              all of them, in .train-venv's Python, or PYTHON=/opt/venv/bin/python
-    make gpu-check ARGS="--only fsdp"           those whose names begin so
-    make gpu-check ARGS="--device cpu"          the same in small on this machine's CPUs: whether the programs start
+    make gpu-check ARGS="--only fsdp"           programs whose names begin with this
+    make gpu-check ARGS="--device cpu"          a small version on this machine's CPUs: whether the programs start
 
 Each program gets as many ranks as there are GPUs, under torchrun, and a model of GPT-2's size (12 layers of 768, 1024 tokens).
-What it printed is in the folder that the last line names. Exit code: 0, all that could run did; 1, one failed; 69, no GPU, or a
+The last line names the folder of its output. Exit code: 0, all that could run succeeded; 1, one failed; 69, no GPU, or a
 Python without torch.
 """
 
@@ -37,9 +37,9 @@ BATCH = {"cuda": 8, "cpu": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A program with options. needs: the module that it imports beside torch. even: only on an even number of ranks.
+    """A program with options. needs: a module that it imports besides torch. even: runs only on an even number of ranks.
 
-    zero: DeepSpeed's stage, for its configuration. gpt: takes the options of the GPT programs.
+    zero: DeepSpeed's stage, for its configuration. gpt: it takes the options of the GPT programs.
     """
 
     name: str
@@ -111,7 +111,7 @@ CASES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What the programs run on. gpus: names, by the driver."""
+    """The machine that the programs run on. gpus: names, by the driver."""
 
     python: str
     device: str
@@ -119,13 +119,13 @@ class Machine:
     gpus: tuple[str, ...]
 
     def lacks(self, module: str) -> bool:
-        """Whether its Python has no such module."""
+        """Whether the machine's Python lacks the module."""
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
         return subprocess.run([self.python, "-c", code], check=False, capture_output=True).returncode != 0
 
 
 def looked_at(python: str, device: str, ranks: int | None) -> Machine | None:
-    """The machine as torch sees it; None, with a line, where there is nothing to run on."""
+    """The machine as torch sees it. None, with a message, where no program can run."""
     code = "import json, torch; print(json.dumps([torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]))"
     try:
         seen = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
@@ -140,7 +140,7 @@ def looked_at(python: str, device: str, ranks: int | None) -> Machine | None:
 
 
 def command(case: Case, machine: Machine, folder: Path) -> list[str]:
-    """What starts the program."""
+    """The command that starts the program."""
     words = [str(LAUNCHERS / case.program), "--device", machine.device]
     if case.gpt:
         words += GPT[machine.device].split()
@@ -161,7 +161,7 @@ def command(case: Case, machine: Machine, folder: Path) -> list[str]:
 
 
 def run(case: Case, machine: Machine, folder: Path, limit: float) -> list[str]:
-    """The case's row of the table, beginning with its name and `ok`, `skipped` or `FAILED`."""
+    """The case's row of the table: its name, then `ok`, `skipped` or `FAILED`."""
     if case.gpu_only and machine.device == "cpu":
         return [case.name, "skipped", "for GPUs"]
     if case.even and machine.ranks % 2:
@@ -188,7 +188,7 @@ def run(case: Case, machine: Machine, folder: Path, limit: float) -> list[str]:
 
 
 def ended(words: Sequence[str], env: dict[str, str], log: Path, limit: float) -> int | None:
-    """The exit code of a program; None where the limit ended it. Nothing of it is left."""
+    """The exit code of a program, or None where the limit ended it. No process of it is left."""
     with log.open("wb") as output:
         process = subprocess.Popen(words, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     try:
@@ -205,7 +205,7 @@ HEAD = ["program", "", "why", "loss", "tokens/s", "MFU", "GiB a rank", "s"]
 
 
 def table(rows: list[list[str]]) -> str:
-    """Columns under HEAD, as wide as their longest cell."""
+    """The rows as columns under HEAD, each as wide as its longest cell."""
     whole = [HEAD, *([*row, *[""] * (len(HEAD) - len(row))] for row in rows)]
     widths = [max(len(row[place]) for row in whole) for place in range(len(HEAD))]
     return "\n".join(
@@ -214,7 +214,7 @@ def table(rows: list[list[str]]) -> str:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the programs, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has torch and the frameworks")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

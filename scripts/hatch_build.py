@@ -1,4 +1,4 @@
-"""hatchling's hook: the data folders of the wheel, as kit/_data."""
+"""hatchling's build hook: adds the data folders to the wheel, as kit/_data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class DataFolders(BuildHookInterface):  # type: ignore[type-arg]
-    """Takes the folders that pyproject.toml names: their committed files in a checkout, all of them in a source archive."""
+    """Adds the folders that pyproject.toml names: their committed files in a checkout, all files in a source archive."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the files to the wheel. An editable install reads the checkout itself."""

@@ -1,13 +1,13 @@
-"""Mutants: small faults put into the central files, one at a time, to see whether their tests notice.
+"""Makes mutants: small faults in the central files, one at a time, to see whether their tests notice.
 
     make mutants                                   the files of FILES, at most 20 mutants of each
     make mutants FILES="kit/allocation.py" ARGS="--most 0 --minutes 30"
-    make mutants ARGS="--most 0 --minutes 90"      all mutants of all files: what benchmarks/README.md has
+    make mutants ARGS="--most 0 --minutes 90"      all mutants of all files, as in benchmarks/README.md
 
-Each mutant is written into a copy of the working tree, never into the tree itself, and the tests of its file run there, first the
-one that noticed the mutant before it. Files are tried side by side (--jobs), each in a copy of its own. A mutant that the tests
-pass with survives, and is printed with its file and line; tests/mutants.toml names those that may, with the reason. Exit code: 1
-with a survivor that is not named there, with one named there that the tests notice, and where more survive than MOST_SHARE.
+Each mutant is written into a copy of the working tree, never into the tree itself. The tests of its file run there, beginning with
+the one that noticed the mutant before it. Files are tried in parallel (--jobs), each in its own copy. A mutant survives if the
+tests pass, and is printed with its file and line. tests/mutants.toml names mutants that may survive, with the reason. Exit code 1:
+a survivor is not named there, or a named one is noticed by the tests, or more survive than MOST_SHARE.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 KNOWN = Path("tests/mutants.toml")
-# Of all mutants of a language that were tried, named or not.
+# The largest share of survivors among all mutants of a language that were tried, named or not.
 MOST_SHARE = {"python": 0.03, "bash": 0.10}
-# The central files, and the tests that are to notice a fault in each.
+# The central files, each with the tests that must notice a fault in it.
 FILES: dict[str, tuple[str, ...]] = {
     "kit/allocation.py": ("tests/unit/test_plan.py", "tests/unit/test_allocation.py", "tests/golden/test_messages.py"),
     "kit/images/image_lock.py": ("tests/unit/test_image_lock.py", "tests/unit/test_plan.py"),
@@ -54,7 +54,7 @@ _COMPARED: dict[type[ast.cmpop], str] = {
 _COMPUTED: dict[type[ast.operator], str] = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Mod: "*",
 }  # fmt: skip
-# Of bash: what is looked for, and what it becomes. A word boundary keeps options of commands as they are.
+# For bash: the pattern to find, and its replacement. A word boundary leaves options of commands unchanged.
 _BASH = (
     (r" -eq ", " -ne "), (r" -ne ", " -eq "), (r" -lt ", " -le "), (r" -le ", " -lt "), (r" -gt ", " -ge "), (r" -ge ", " -gt "),
     (r" -z ", " -n "), (r" -n (?=\")", " -z "), (r" == ", " != "), (r" != ", " == "), (r" =~ ", " != "), (r" && ", " || "),
@@ -78,7 +78,7 @@ class Mutant:
 
 
 def mutants(file: str, content: bytes) -> list[Mutant]:
-    """All that are known of a file, by line."""
+    """All mutants of a file, by line."""
     found = _of_bash(file, content) if file.endswith(".sh") else _of_python(file, content)
     return sorted((one for one in found if one.text != one.before), key=lambda one: (one.first, one.text))
 
@@ -92,7 +92,7 @@ def _of_python(file: str, content: bytes) -> Iterator[Mutant]:
         return starts[line - 1] + column
 
     def between(left: ast.expr, right: ast.expr, text: str) -> Mutant:
-        """What stands between two expressions, brackets aside."""
+        """The text between two expressions, without brackets."""
         first = at(left.end_lineno or left.lineno, left.end_col_offset or 0)
         last = at(right.lineno, right.col_offset)
         found = re.search(rb"[^\s()\[\]]+(?: (?:not|in))?", content[first:last])
@@ -114,7 +114,7 @@ def _of_python(file: str, content: bytes) -> Iterator[Mutant]:
         )
 
     tree = ast.parse(content)
-    # Whether a dataclass is frozen is mypy's to see.
+    # mypy checks whether a dataclass is frozen.
     decorators = {
         part for node in ast.walk(tree) for one in getattr(node, "decorator_list", []) for part in ast.walk(one)
     }
@@ -162,7 +162,7 @@ def _of_bash(file: str, content: bytes) -> Iterator[Mutant]:
 
 
 def copied(target: Path) -> None:
-    """The working tree, what git ignores left out."""
+    """Copy the working tree without the files that git ignores."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -174,7 +174,7 @@ def copied(target: Path) -> None:
         if name and (source.is_file() or source.is_symlink()):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target / name, follow_symlinks=False)
-    # Some tests ask git for what is tracked.
+    # Some tests ask git for the tracked files.
     for words in (
         ["init", "-q"],
         ["add", "-A"],
@@ -185,9 +185,9 @@ def copied(target: Path) -> None:
 
 
 def passed(tree: Path, tests: tuple[str, ...], seconds: float) -> bool:
-    """Whether the tests pass in that tree. A fault that makes them hang is noticed, too."""
+    """Whether the tests pass in that tree. A fault that makes them hang counts as noticed."""
     there = [one for one in tests if (tree / one).exists()]
-    # Mutants of one line are often noticed by one test: the last that failed runs first.
+    # One test often notices all mutants of a line, so the test that failed last runs first.
     argv = [
         ".venv/bin/python",
         "-m",
@@ -214,7 +214,7 @@ def passed(tree: Path, tests: tuple[str, ...], seconds: float) -> bool:
 
 @dataclass(kw_only=True)
 class Tried:
-    """What became of a file's mutants: how many there are, those that were tried, and of them those that survived."""
+    """The result of a file's mutants: how many there are, how many were tried, and which of those survived."""
 
     file: str
     every: int
@@ -223,7 +223,7 @@ class Tried:
 
 
 def survivors(file: str, most: int, deadline: float) -> Tried:
-    """Try a file's mutants in a copy of the tree that is the file's own, and gone afterwards."""
+    """Try a file's mutants in a temporary copy of the tree for this file only."""
     content = (ROOT / file).read_bytes()
     tests, every = FILES.get(file, ()), mutants(file, content)
     if not tests:
@@ -254,13 +254,13 @@ def survivors(file: str, most: int, deadline: float) -> Tried:
 
 
 def known() -> dict[tuple[str, str, str], str]:
-    """File, line and what it becomes, of the mutants that may survive -> the reason."""
+    """The mutants that may survive, as file, line and replacement -> the reason."""
     table = tomllib.loads((ROOT / KNOWN).read_text(encoding="utf-8"))
     return {(one["file"], one["line"], one["becomes"]): one["reason"] for one in table["survivor"]}
 
 
 def named(mutant: Mutant) -> tuple[str, str, str]:
-    """As tests/mutants.toml names it: by the text of its lines, before and after, which outlives changes elsewhere in the file."""
+    """The mutant's key in tests/mutants.toml: its lines before and after, which stay valid when other lines of the file change."""
     content = (ROOT / mutant.file).read_bytes()
     first = content.rfind(b"\n", 0, mutant.first) + 1
     last = content.find(b"\n", mutant.last) % (len(content) + 1)
@@ -269,7 +269,7 @@ def named(mutant: Mutant) -> tuple[str, str, str]:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the program, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="of the central files; default: all")
     parser.add_argument(
@@ -290,7 +290,7 @@ def main() -> int:
 
 
 def judged(found: list[Tried], allowed: dict[tuple[str, str, str], str]) -> int:
-    """Print the sums and what is wrong; the exit code."""
+    """Print the totals and the problems. Returns the exit code."""
     wrong = False
     for language, share in MOST_SHARE.items():
         of = [one for one in found if one.file.endswith(".sh") == (language == "bash")]

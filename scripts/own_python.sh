@@ -1,8 +1,8 @@
 #!/bin/bash
-# own_python.sh [PYTEST-OPTION...]: the unit tests of images, imports that merge layers among them, on the distribution's own Python,
-# /usr/bin/python3, where .venv has another one. Debian 12's is the oldest that pyproject.toml promises. It takes the packages of .venv, and so
-# must be of the same minor version: their compiled parts are made for that.
-# Exit code: pytest's; 0 where there is nothing to run, and then why is printed.
+# own_python.sh [PYTEST-OPTION...]: runs the unit tests of images, with imports that merge layers, on the distribution's own Python,
+# /usr/bin/python3, if .venv has another one. Debian 12's is the oldest that pyproject.toml promises. It uses the packages of .venv,
+# so it must have the same minor version, for which their compiled parts are made. Exit code: pytest's; 0 if there is nothing to
+# run, with a message why.
 set -euo pipefail
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

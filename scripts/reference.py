@@ -34,7 +34,7 @@ from tests.unit.test_health import answered  # noqa: E402
 from tests.why.cases import CASES  # noqa: E402
 
 MADE = "<!-- Made by scripts/reference.py: run `make reference`. -->\n\n"
-# What a TOML file is for, and where it lies.
+# The purpose of each TOML file, and its place.
 FILES = {
     "job": ("The job file", "`job.toml`: what to run."),
     "cluster": ("A cluster's file", "`clusters/NAME.toml`: where to run."),
@@ -46,7 +46,7 @@ FILES = {
 
 
 def pages() -> dict[str, str]:
-    """Path below docs/ -> text, of all that is made here."""
+    """Path below docs/ -> text, for all generated pages."""
     made = {f"reference/{noun}.md": _keys(noun) for noun in FILES}
     made |= {
         "reference/index.md": _index(),
@@ -89,7 +89,7 @@ def _context(name: str, command: Any, parent: Any = None) -> Any:
 def _commands() -> str:
     group: Any = typer.main.get_command(app)
     text = get_docs_for_click(obj=group, ctx=_context("kit", group), name="kit")
-    # Its list of commands cuts the lines off; the groups below have them whole.
+    # Its list of commands truncates the lines; the groups below have them complete.
     head, _, rest = text.partition("## `kit init`")
     rest = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+", "", f"## `kit init`{rest}")
     head = head.partition("**Commands**")[0].replace("# `kit`", "# Commands")
@@ -124,7 +124,7 @@ def _man_pages() -> Iterator[tuple[str, str]]:
 
 
 def _man_page(name: str, command: Any, context: Any, commands: list[tuple[str, str]]) -> str:
-    """man(7)'s form."""
+    """The page in the format of man(7)."""
     text = re.sub(r"\s*\n\s*", " ", (command.help or "").replace("\n\n", "\x00")).replace("\x00", "\n.PP\n")
     title = name.replace(" ", "-")
     lines = [f'.TH "{title.upper()}" "1" "" "kit {__version__}" "slurm-kit"', ".SH NAME"]
@@ -161,7 +161,7 @@ def _keys(noun: str) -> str:
 
 
 def _tables(schema: Mapping[str, Any], table: Mapping[str, Any], path: str, noun: str, seen: set[str]) -> Iterator[str]:
-    """The table at `path`, and then those inside it. A table that several places share is printed once."""
+    """The table at `path`, then those inside it. A table that several places share is printed once."""
     rows, inside = [], []
     for key, value in table.get("properties", {}).items():
         place = f"{path}.{key}" if path else key
@@ -185,7 +185,7 @@ def _branches(value: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _inner(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The tables that a value may be, with what their header has behind the key's name."""
+    """The tables that a value may be, each with the text that its header has after the key's name."""
     for one in _branches(value):
         if "$ref" in one:
             name = one["$ref"].rpartition("/")[2]
@@ -238,7 +238,7 @@ def _default(key: str, value: Mapping[str, Any], table: Mapping[str, Any]) -> st
 
 
 def _shown(value: object) -> str:
-    """As TOML writes it."""
+    """The value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
@@ -349,7 +349,7 @@ def _rules() -> str:
 
 
 def _answers(known: set[str]) -> Iterator[tuple[str, ...]]:
-    """Answers to recorded runs, of the rules that functions decide: the first case of each."""
+    """Answers to recorded runs for rules that are functions: the first case of each rule."""
     for name in CASES:
         if CASES[name].rule not in known:
             known.add(CASES[name].rule)
@@ -364,7 +364,7 @@ def _said(rule: Rule) -> str:
 
 
 def main() -> int:
-    """The exit code."""
+    """Write or check the pages. Returns the exit code."""
     docs, stale = REPO / "docs", []
     made = pages()
     there = {str(path.relative_to(docs)) for folder in ("reference", "man") for path in (docs / folder).rglob("*.*")}

@@ -1,6 +1,7 @@
 #!/bin/bash
-# make release: wheel and source archive in dist/, each installed into a fresh environment and tried there.
-# Refuses a dirty checkout, a version without a dated heading in CHANGELOG.md, and one that has a tag. KIT_RELEASE_REHEARSAL=1 skips these three.
+# make release: makes wheel and source archive in dist/, installs each into a fresh environment and tries it there. Refuses a dirty
+# checkout, a version without a dated heading in CHANGELOG.md, and a version that has a tag. KIT_RELEASE_REHEARSAL=1 skips these
+# three checks.
 set -euo pipefail
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -19,11 +20,11 @@ check_version() {
     ! git rev-parse --quiet --verify "refs/tags/v${version}" >/dev/null || die "tag v${version} exists: raise the version in pyproject.toml"
 }
 
-# try ARCHIVE VERSION: a user's first minutes with it, outside the checkout.
+# try ARCHIVE VERSION: installs it and runs a user's first commands, outside the checkout.
 try() {
     local -r archive="$1" version="$2"
     "${python}" -m venv "${work}/venv"
-    # hatchling is asked for by a source archive: the build environment takes it from the same index.
+    # A source archive needs hatchling: the build environment takes it from the same index.
     "${work}/venv/bin/pip" install --quiet --disable-pip-version-check "${archive}"
     [[ "$(cd "${work}" && "${work}/venv/bin/kit" --version)" == "kit ${version}" ]] || die "${archive}: kit --version is not ${version}"
     mkdir -p "${work}/project"
@@ -45,7 +46,7 @@ main() {
     [[ -n "${KIT_RELEASE_REHEARSAL:-}" ]] || check_version "${version}"
     work="$(mktemp --directory)"
     trap 'rm -rf -- "${work}"' EXIT
-    # Whole or not at all: dist/ is replaced once both have been tried.
+    # dist/ is replaced as a whole, once both archives have been tried.
     "${python}" -m hatchling build -d "${work}/dist" >&2
     local archive
     for archive in "${work}/dist"/*; do

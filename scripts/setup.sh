@@ -1,9 +1,9 @@
 #!/bin/bash
-# setup.sh [--with-tests]: makes this machine ready for the kit, and says what it installs before it does.
+# setup.sh [--with-tests]: prepares this machine for the kit. Prints what it installs before it does.
 #   1. Debian or Ubuntu packages that are missing, as root or through sudo
 #   2. .venv, with the versions and hashes of requirements/dev.lock
 #   3. a Docker Engine, started when none answers (scripts/engine.sh)
-# Safe to run again: what is there is left alone.
+# Safe to run again: existing parts are not changed.
 set -euo pipefail
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
@@ -27,7 +27,7 @@ as_root() {
     fi
 }
 
-# name of a program that the package brings, and the package
+# Name of a program that the package brings, and the package.
 missing_packages() {
     local program package
     while read -r program package; do
@@ -44,7 +44,7 @@ docker_answers() {
     [[ -n "${DOCKER_HOST:-}" || -S /var/run/docker.sock ]] && command -v docker >/dev/null && docker version >/dev/null 2>&1
 }
 
-# The caller's array `packages`, without those of the tests alone that this distribution does not have (Ubuntu: chromium).
+# Filters the caller's array `packages`: leaves out test packages that this distribution does not have (Ubuntu: chromium).
 known_packages() {
     local package
     local -a known=()

@@ -1,4 +1,4 @@
-"""The summary of a finished run, from its folder alone: summary.py RUN_DIR. Exit code 1 when the demo's promises are not kept."""
+"""Prints the summary of a finished run, from its folder: summary.py RUN_DIR. Exit code 1 when the demo's promises are not kept."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kit.runs.manifest import read
 from kit.spec.run_paths import RunPaths
 from kit.spec.world_size_text import PLAIN
 
-# What a small ConvNet reaches on the digits set within a dozen epochs, with room to spare.
+# The accuracy that a small ConvNet reaches on the digits within a dozen epochs, with a margin.
 WANTED_ACCURACY = 0.95
 
 
 def main(run_dir: Path) -> int:
-    """Print image digest, job id, world size, accuracy and folder; 1 when the accuracy or a file is missing."""
+    """Print image digest, job id, world size, accuracy and folder. Returns 1 when the accuracy or a file is missing."""
     paths, made = RunPaths(run_dir), read(RunPaths(run_dir).manifest)
     records = [json.loads(line) for line in paths.metrics.read_text(encoding="utf-8").splitlines()]
     final = next(r for r in reversed(records) if r["kind"] == "final")

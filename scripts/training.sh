@@ -1,7 +1,7 @@
 #!/bin/bash
-# training.sh [--only-venv] [PYTEST-OPTION...]: tests/training with the frameworks that the training programs import.
-#   They are installed into .train-venv, in the versions of containers/frameworks-cpu/requirements.lock, once for each state of the lock.
-#   PyTorch's CPU build is on an index of its own: where pip does not know it, add it to pip's configuration (docs/guides/training.md).
+# training.sh [--only-venv] [PYTEST-OPTION...]: runs tests/training with the frameworks that the training programs import. They are
+# installed into .train-venv, in the versions of containers/frameworks-cpu/requirements.lock, once for each state of the lock.
+#   PyTorch's CPU build is on a separate index. If pip does not know it, add it to pip's configuration (docs/guides/training.md).
 # Exit code: pytest's; 69 where .train-venv cannot be made.
 set -euo pipefail
 
@@ -13,7 +13,7 @@ say() {
     printf 'training: %s\n' "$*" >&2
 }
 
-# name==version of each package of the locks; of one that both have, the first lock's
+# Prints name==version of each package of the locks. If both locks have a package, the first one counts.
 constraints() {
     grep -hoE '^[A-Za-z0-9_.-]+==[^ ;]+' "$@" | awk -F== '!seen[tolower($1)]++'
 }
@@ -30,18 +30,18 @@ make_venv() {
     pins="${VENV}/constraints.txt"
     constraints containers/frameworks-cpu/requirements.lock requirements/dev.lock >"${pins}" || return 1
     pip=("${VENV}/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "${pins}")
-    # DeepSpeed is published as source, and looks for torch while its wheel is made: torch first, and none of its compiled operators.
+    # DeepSpeed is published as source, and needs torch to build its wheel. So install torch first, and build no compiled operators.
     "${pip[@]}" torch numpy setuptools wheel || return 1
     DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation --requirement containers/frameworks-cpu/requirements.in || return 1
-    # What reads and tokenizes a user's own text (lib/documents.py, lib/vocabulary.py): a program needs of them what its data does.
+    # Readers and tokenizers for a user's own text (lib/documents.py, lib/vocabulary.py). A program needs those that its data need.
     "${pip[@]}" tokenizers tiktoken pyarrow zstandard datasets || return 1
-    # What the tests and the parts of the kit that they compare with import.
+    # Packages that the tests import, and the parts of the kit that they compare with.
     "${pip[@]}" pytest pytest-timeout pytest-xdist jinja2 platformdirs pydantic rich simpleeval tomli-w || return 1
-    # The loops that kit_callbacks reports of. TorchTitan, whose test skips without it, wants an older datasets.
+    # The loops that kit_callbacks reports. TorchTitan needs an older datasets; its test skips without TorchTitan.
     "${pip[@]}" lightning==2.6.6 accelerate==1.15.0 || return 1
-    # What metrics are drawn with, and what weights are imported from and compared with.
+    # Packages that draw metrics, and packages that weights are imported from and compared with.
     "${pip[@]}" tensorboard==2.21.0 wandb==0.31.0 transformers==5.23.0 || return 1
-    # Megatron-LM's own parser, where MEGATRON_LM names a checkout of it.
+    # Megatron-LM's own parser, if MEGATRON_LM names a checkout.
     "${pip[@]}" pyyaml regex six || return 1
     sha256sum "${INPUTS[@]}" >"${STAMP}"
 }
@@ -52,9 +52,10 @@ if ! make_venv; then
 fi
 [[ "${1:-}" != --only-venv ]] || exit 0
 export OMP_NUM_THREADS=1
-# Where whole tests/training or its smoke subset runs, its outcomes count for tests/capabilities.md (tests/rows.py).
+# If all of tests/training or its smoke subset runs, the outcomes count for tests/capabilities.md (tests/rows.py).
 case "$*" in
     "-m smoke" | "-q -m smoke" | "-m smoke or not smoke") export KIT_OUTCOMES=training ;;
 esac
-# Two at a time: a program waits for its ranks, its files and its start about as long as it computes. A file's tests share what it began.
+# Two at a time: a program waits for its ranks, files and start about as long as it computes. Tests of one file share what they
+# started.
 exec "${VENV}/bin/python" -m pytest -p no:cacheprovider --numprocesses "${WORKERS:-2}" --dist loadfile tests/training "$@"

@@ -1,8 +1,7 @@
 #!/bin/bash
-# types.sh: mypy --strict over the kit, its tests and benchmarks, scripts/, examples/, and the programs of launchers/.
-# Each folder of launchers/ and examples/ is read by itself, as it runs: its own folder and launchers/ are on the path, and several have a
-# train.py.
-# torch and the frameworks are not in .venv: what comes from them counts as Any.
+# types.sh: mypy --strict over the kit, its tests and benchmarks, scripts/, examples/, and the programs of launchers/. Each folder
+# of launchers/ and examples/ is checked separately, as it runs: its own folder and launchers/ are on the path, and several have a
+# train.py. torch and the frameworks are not in .venv, so their types count as Any.
 set -euo pipefail
 
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."

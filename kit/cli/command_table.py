@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-# Parameter, kind of its value, whether there may be several, and the function of completion_candidates that completes it.
+# Parameter, kind of its value, whether it can be repeated, and the function of completion_candidates that completes it.
 Parameter = tuple[str, str, bool, str]
 
-# Command -> its arguments in order, and its options by each of their names. An option that is not here is typer's to read.
+# Command -> its arguments in order, and its options by each of their names. typer handles options that are not listed.
 # fmt: off
 COMMANDS: dict[str, tuple[tuple[Parameter, ...], dict[str, Parameter]]] = {
     "init": (
