@@ -1,4 +1,4 @@
-"""The command line. One file a noun, no logic; `main` is the only place that catches and prints errors."""
+"""The command line. Each file has the commands of one noun, without logic. Only `main` catches and prints errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kit.errors import KitError
 
 __all__ = ["GROUPS", "app", "main", "print_error"]
-# What a write to a pipe, a terminal or a file that is no longer open by name ends with.
+# Errors when a write to a pipe, a terminal or a file fails.
 _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.EFBIG})
 
 
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
 
 def main() -> NoReturn:
     """Run the command line; exit with the code of the error's class (kit/errors.py)."""
-    _collect_seldom()
+    _collect_garbage_less_often()
     if _completed():
         sys.exit(0)
     from kit import shell
@@ -42,9 +42,9 @@ def main() -> NoReturn:
 
     debug = "--debug-kit" in sys.argv[1:] or os.environ.get("KIT_TRACEBACK") == "1"
     sys.argv = [word for word in sys.argv if word != "--debug-kit"]
-    # The kit uses no plugins of pydantic, and looking for them costs more than reading a job.
+    # The kit uses no pydantic plugins, and searching for them takes longer than reading a job.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # TERM unwinds the stack as Ctrl-C does, so that every lock, child and temporary file finds its owner.
+    # SIGTERM unwinds the stack as Ctrl-C does, so that locks, children and temporary files are cleaned up.
     signal.signal(signal.SIGTERM, _terminated)
     interrupts.watch()
     _open_standard_files()
@@ -59,7 +59,7 @@ def main() -> NoReturn:
 
 
 def _completed() -> bool:
-    """Whether the shell's question, where it asked one, is answered; the first thing to try, since somebody waits at a key."""
+    """Whether this call was a shell's completion request that is answered now. It comes first, because a person waits for it."""
     asked = "_KIT_COMPLETE" in os.environ and os.path.basename(sys.argv[0]) == "kit" and "typer" not in sys.modules  # noqa: PTH119
     offered = plain_words.completed() if asked else None
     if offered is not None:
@@ -68,9 +68,9 @@ def _completed() -> bool:
 
 
 def _run() -> int:
-    """The command's own exit code; KitError and OSError are the caller's."""
+    """The command's own exit code. The caller handles KitError and OSError."""
     try:
-        # Where typer is loaded already, as in a program that calls the kit, nothing is saved.
+        # If typer is already loaded, as in a program that calls the kit, this saves no time.
         found = plain_words.read(sys.argv[1:]) if "typer" not in sys.modules else None
         if found is None:
             from kit.cli import typed_words
@@ -82,7 +82,7 @@ def _run() -> int:
 
 
 def _called(found: plain_words.Command) -> int:
-    """Run a command that was read without typer; what of typer it raises ends it as typer would."""
+    """Run a command that was read without typer. Exceptions of typer end it as typer would."""
     try:
         found.function()(**found.keywords)
     except Exception as error:
@@ -99,7 +99,7 @@ def _called(found: plain_words.Command) -> int:
 
 
 def _failed(error: KitError | OSError) -> int:
-    """Report an error that ended the command; its exit code. A reader that went away (`| head`) is not reported."""
+    """Report an error that ended the command; return its exit code. A closed pipe (`| head`) is not reported."""
     from kit.errors import KitError
 
     if isinstance(error, KitError):
@@ -115,7 +115,7 @@ def _failed(error: KitError | OSError) -> int:
 
 
 def _said(error: OSError) -> str:
-    """The path and the reason; an error without a path is one of writing the output."""
+    """The path and the reason. An error without a path comes from writing the output."""
     reason = error.strerror or str(error)
     if error.filename is None:
         return f"cannot write the output: {reason}" if error.errno in _OUTPUT_ERRORS else reason
@@ -124,7 +124,7 @@ def _said(error: OSError) -> str:
 
 
 def _flushed(code: int) -> int:
-    """Write what is still held back, while an error can still be said; the exit code then."""
+    """Write buffered output while an error can still be reported; return the exit code."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -134,12 +134,15 @@ def _flushed(code: int) -> int:
 
 
 def _discard_output() -> None:
-    """Nothing more goes to stdout: Python would try again when it ends, and report it in its own words."""
+    """Discard further output to stdout. Otherwise Python would try to write it again at exit and report its own error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _open_standard_files() -> None:
-    """Where the caller closed one of the three, the next file that is opened would take its number, and our output with it."""
+    """Open the standard files that the caller has closed.
+
+    Otherwise the next opened file would get one of their numbers, and our output.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -151,21 +154,21 @@ def _open_standard_files() -> None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
-def _collect_seldom() -> None:
-    """A quarter of a short command's time would go into looking for garbage among classes that stay until its end."""
+def _collect_garbage_less_often() -> None:
+    """Collect garbage less often: it would take a quarter of a short command's time, mostly for classes that stay anyway."""
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
 
 
 def print_error(error: KitError) -> None:
-    """Print an error: its message, a line per fault, and what to try."""
+    """Print an error: its message, a line for each fault, and a hint."""
     from kit.errors import ConfigError
     from kit.safe_text import clean
 
     label = "config error" if isinstance(error, ConfigError) else "error"
-    # Messages quote file names, values and other programs' output.
+    # Messages quote file names, values and output of other programs.
     lines = [f"kit: {label}: {error.message}", *([f"  try: {error.hint}"] if error.hint else [])]
-    # Where stderr takes nothing either, only the exit code is left to say it.
+    # If stderr cannot be written either, only the exit code reports the error.
     with contextlib.suppress(OSError):
         print("\n".join(clean(line) for text in lines for line in text.split("\n")), file=sys.stderr, flush=True)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kit.bisection.judge import Criterion, Ended
 
 _HELP = "Run folder, id, start of an id, or Slurm job id."
-# All changes up to this many are named before the first round.
+# Up to this many changes are all listed before the first round.
 _SHOWN = 12
 
 
@@ -127,7 +127,7 @@ def _ended(run_dir: Path) -> Ended:
 
 
 def _require_pair(good: Ended, bad: Ended) -> None:
-    """RunError for what no bisection can have as its ends."""
+    """RunError for two runs that cannot be the ends of a bisection."""
     from kit.errors import RunError
 
     for one in (good, bad):
@@ -144,7 +144,7 @@ def _require_pair(good: Ended, bad: Ended) -> None:
 def _criterion(
     metric: str | None, worse_than: float | None, *, exit_code: bool, check: Path | None, ends: tuple[Ended, Ended]
 ) -> Criterion:
-    """What the options say; without one the exit codes, where they tell the runs apart."""
+    """The criterion from the options; by default the exit codes, if they distinguish the runs."""
     from kit import shell
     from kit.bisection.judge import Criterion, by_metric
     from kit.errors import UsageError

@@ -35,7 +35,7 @@ Store = Annotated[
     typer.Option("--store", help="The image store.", show_default="the cluster's"),
 ]
 ShardSize = Annotated[int, typer.Option("--shard-size", min=1, metavar="MB", help="Of a .safetensors file, at most.")]
-# What a checkpoint may not say of its model.
+# Facts that a checkpoint may not contain.
 SavedHeads = Annotated[
     int | None, typer.Option("--heads", min=1, help="Attention heads.", show_default="the checkpoint's")
 ]
@@ -47,7 +47,7 @@ RopeBase = Annotated[
     float | None, typer.Option("--rope-base", help="Of rotary positions.", show_default="the framework's")
 ]
 
-# How it is trained and kept.
+# Options for training and keeping checkpoints.
 Precision = Annotated[Literal["fp32", "bf16"], typer.Option("--precision", help="Of the stored weights.")]
 Optimizer = Annotated[Literal["adam", "sgd", "none"], typer.Option("--optimizer")]
 DistributedOptimizer = Annotated[bool, typer.Option("--distributed-optimizer", help="Megatron's.")]

@@ -1,4 +1,4 @@
-"""`--cluster any`, or a list: the cluster where `kit when` says that a job starts first."""
+"""`--cluster any`, or a list: chooses the cluster on which the job starts first, by `kit when`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     from kit.forecast.answers import WhenAnswer
 
 ANY = "any"
-# How long one cluster may take to answer; over ssh its own time-out counts.
+# How long to wait for one cluster. Clusters over ssh have their own time-out.
 _PATIENCE_S = 30.0
 
 
 def chosen(job: Path, cluster: str | None, *, overrides: list[str], containers: bool) -> str | None:
-    """The name of one cluster. Those that do not answer in time, or refuse the job, are named; ConfigError when all do."""
+    """The name of the chosen cluster.
+
+    Clusters that do not answer in time, or refuse the job, are reported; ConfigError if all do.
+    """
     if cluster is None or (cluster != ANY and "," not in cluster):
         return cluster
     from kit.errors import UsageError
@@ -27,7 +30,7 @@ def chosen(job: Path, cluster: str | None, *, overrides: list[str], containers: 
 
     names = answers.every_cluster() if cluster == ANY else [name.strip() for name in cluster.split(",")]
     found = _asked(job, list(dict.fromkeys(names)), overrides=overrides, containers=containers)
-    # What starts at the same time: what is named first.
+    # Of equal starts, the cluster that was named first.
     best = min(found, key=lambda one: (_begins(one), names.index(one.cluster)), default=None)
     if best is None:
         raise UsageError(f"--cluster {cluster}: none of {', '.join(names)} takes the job", hint="kit when --everywhere")
@@ -37,12 +40,12 @@ def chosen(job: Path, cluster: str | None, *, overrides: list[str], containers: 
 
 def _begins(one: WhenAnswer) -> float:
     at = one.start.expected if one.start else None
-    # Within half a minute nobody knows which is sooner.
+    # Estimates that differ by less than half a minute count as equal.
     return max(at - one.now, 0.0) // 30 if at is not None else float("inf")
 
 
 def _asked(job: Path, names: Sequence[str], *, overrides: list[str], containers: bool) -> list[WhenAnswer]:
-    """Of each cluster the answer for the job as it is; all are asked at once, and none is waited for longer than it may take."""
+    """The answers of all clusters for the job as written. They are asked in parallel, with a limit on the waiting time."""
     from kit.errors import KitError
     from kit.forecast import answers
     from kit.runs import remote_clusters

@@ -1,4 +1,4 @@
-"""Completes names of the project's files and folders, and keys of a job, for the shell. Never asks Slurm."""
+"""Shell completion of names of the project's files and folders, and of keys of a job. It never asks Slurm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Names = Callable[[str], list[str]]
 
 
 def _starting_so(names: Callable[[], Iterable[str]]) -> Names:
-    """A completer of these names. A fault ends in no names: a completion has nowhere to print one."""
+    """A completer for these names. After an error it offers no names, because a completion cannot print the error."""
 
     def complete(incomplete: str) -> list[str]:
         from kit.errors import KitError
@@ -46,13 +46,13 @@ def sweeps() -> Iterable[str]:
 
 
 def runs_and_sweeps(incomplete: str) -> list[str]:
-    """Both."""
+    """Ids of runs and of sweeps."""
     return [*runs(incomplete), *sweeps(incomplete)]
 
 
 @_starting_so
 def clusters() -> Iterable[str]:
-    """Names of clusters/."""
+    """Names of clusters."""
     from kit import data_folders
 
     return data_folders.names("clusters", project_dir=data_folders.project())
@@ -60,7 +60,7 @@ def clusters() -> Iterable[str]:
 
 @_starting_so
 def images() -> Iterable[str]:
-    """Names of containers/."""
+    """Names of images."""
     from kit import data_folders
 
     return data_folders.names("containers", project_dir=data_folders.project())
@@ -68,7 +68,7 @@ def images() -> Iterable[str]:
 
 @_starting_so
 def launchers() -> Iterable[str]:
-    """Names of launchers/."""
+    """Names of launchers."""
     from kit import data_folders
 
     return data_folders.names("launchers", project_dir=data_folders.project())
@@ -83,7 +83,7 @@ def job_keys() -> Iterable[str]:
 
 
 def _keys(model: type[BaseModel]) -> Iterator[str]:
-    """Dotted keys of a model; a table of its own keys is taken apart, any other value is a leaf."""
+    """Dotted keys of a model. Nested models are expanded; any other value is a leaf."""
     from typing import get_args
 
     from pydantic import BaseModel
@@ -96,7 +96,7 @@ def _keys(model: type[BaseModel]) -> Iterator[str]:
 
 @_starting_so
 def schemas() -> Iterable[str]:
-    """Names of what has a schema."""
+    """Names of things that have a schema."""
     from kit.spec import schemas
 
     return [*schemas(), "all"]

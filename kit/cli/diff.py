@@ -40,7 +40,7 @@ def diff(
 
 
 def recorded(run_dir: Path) -> Recorded:
-    """A run with what Slurm and its accounting know of it."""
+    """A run with the data of Slurm and of its accounting."""
     from kit.cli.runs import warn
     from kit.cli.wait_and_follow import queue
     from kit.cli.why import explain

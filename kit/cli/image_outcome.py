@@ -1,4 +1,4 @@
-"""Sends a made image to the cluster that it was asked for, and tells the user."""
+"""Sends a finished image to the requested cluster, and reports the result to the user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def done(outcome: Outcome, store: Path | None, cluster: str | None, *, as_json: bool) -> None:
-    """Send it to a cluster that is reached over ssh, unless a store was named, and say what was made."""
+    """Send the image to a cluster over ssh, unless a store was named; print the result."""
     from kit import config, data_folders
     from kit.runs import remote_clusters, remote_images
 

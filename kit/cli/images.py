@@ -1,4 +1,4 @@
-"""`kit build-image` and its fellows: images, their locks and the store."""
+"""`kit build-image` and related commands: images, their locks and the store."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def _lock_file(name: str, project: Path) -> Path:
 
 
 def _doctor(store: Path, *, as_json: bool) -> None:
-    """Print what is unsafe; exit code 1 when anything is."""
+    """Print the problems of a store; exit code 1 if there are any."""
     from kit.images import store_safety
 
     found = [*store_safety.problems(store)]
@@ -338,14 +338,14 @@ def _must_be_platform(platform: str) -> None:
 
 
 def store_of(given: Path | None, cluster: str | None = None) -> Path:
-    """The store that the option names, else that of the cluster, named or the default one, as `kit submit` takes it."""
+    """The store that the option names, else the store of the named or default cluster, as in `kit submit`."""
     from kit import data_folders
     from kit.runs import find_runs
 
     if given:
         return given.absolute()
     rules = _cluster(cluster)
-    # What a cluster over ssh gets is made here first.
+    # An image for a cluster over ssh is made here first.
     return data_folders.image_store() if rules.ssh else find_runs.store_of(rules, data_folders.project())
 
 
@@ -369,7 +369,7 @@ def _runs_by_digest() -> dict[str, list[Status]]:
 
 
 def _needs_image(run: Status) -> bool:
-    """Whether the run may still start a container: all that is not known to have ended."""
+    """Whether the run may still start a container: it is not known to have ended."""
     return run.state not in {"COMPLETED", "FAILED", "LOST"}
 
 

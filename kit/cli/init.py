@@ -95,7 +95,7 @@ def _asked_script() -> Path | None:
 
 
 def _first_job(folder: Path, script: Path | None, launcher: str, image: str, cluster: Entry) -> str:
-    """The text of job.toml: two nodes of the embedded cluster, one of any other."""
+    """The text of job.toml: two nodes on the embedded cluster, one on any other."""
     import re
 
     import tomli_w
@@ -118,7 +118,7 @@ def _first_job(folder: Path, script: Path | None, launcher: str, image: str, clu
 
 
 def _write_checked(path: Path, text: str, cluster: str | None) -> None:
-    """Write the job file, unless it would not plan: the faults are shown and what was there stays."""
+    """Write the job file if it can be planned. Otherwise print the faults, and leave an existing file unchanged."""
     from kit.errors import ConfigError
     from kit.runs.submit import prepare
 
@@ -133,7 +133,7 @@ def _write_checked(path: Path, text: str, cluster: str | None) -> None:
 
 
 def _next_steps(folder: Path, image: str, cluster: str) -> list[str]:
-    """The commands that lead from here to a run."""
+    """The next commands, up to a run."""
     from kit import config, data_folders
     from kit.images import image_lock
     from kit.slurm import embedded

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one unwinds the command, and what takes a while after it is told; a second one leaves the rest."""
+"""Ctrl-C: the first one unwinds the command, and prints a line if that takes long. A second one stops the clean-up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
-# A command that ends within this time, in seconds, needs no word about its cleaning up.
+# A command that ends within this time, in seconds, prints no line about its clean-up.
 _SILENCE_S = 1.0
 
 _pressed = 0
@@ -16,13 +16,13 @@ _teller: threading.Timer | None = None
 
 
 def watch() -> None:
-    """Handle SIGINT from here on. A parent that ignores it, such as nohup or a shell's background job, is followed."""
+    """Handle SIGINT from now on, unless the parent ignores it, as nohup or a shell's background job does."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
 
 
 def end() -> int:
-    """The last word, and the exit code: 130, as in a shell."""
+    """Print the last line, and return the exit code: 130, as in a shell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if _teller is not None:
         _teller.cancel()

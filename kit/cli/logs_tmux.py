@@ -68,7 +68,7 @@ def logs(
 
 
 def _time_of(given: str) -> float:
-    """Seconds since the epoch; UsageError, with the forms that are read."""
+    """Seconds since the epoch; UsageError that lists the accepted forms."""
     from kit.errors import UsageError
 
     found = re.fullmatch(r"(\d{1,9})([smhd])", given)
@@ -105,7 +105,7 @@ def tmux(
     session = sessions.session_of(run_dir)
 
     def following(role: str | None) -> list[str]:
-        # This very kit, whatever the session's shell has in its PATH.
+        # Use this same kit, whatever the PATH in the session's shell.
         return [sys.executable, "-m", "kit", "logs", str(run_dir), *([role] if role else []), "--follow"]
 
     if not sessions.exists(session):

@@ -1,4 +1,4 @@
-"""The options that describe a model, once for all commands that count one."""
+"""The options that describe a model, shared by all commands that count one."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _options(
         Path | None, typer.Option(help="A Hugging Face config.json that has the above.", show_default=False)
     ] = None,
 ) -> None:
-    """Only its signature counts."""
+    """Holds the options: only its signature is used."""
 
 
 def with_shape(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with these options before its own; it gets them as one argument, `shape`."""
+    """A command with these options before its own. It gets them as one argument, `shape`."""
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -65,7 +65,7 @@ def with_shape(command: Callable[..., None]) -> Callable[..., None]:
 
     described = inspect.signature(_options).parameters
     own_options = [one for one in inspect.signature(command).parameters.values() if one.name != "shape"]
-    # Shape is imported for types alone: nothing heavy is loaded before a command runs.
+    # Shape is imported only for types, so that nothing heavy is loaded before a command runs.
     hints = get_type_hints(command, localns={"Shape": object}, include_extras=True)
     hints |= get_type_hints(_options, include_extras=True)
     together = [one.replace(annotation=hints[one.name]) for one in (*described.values(), *own_options)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kit.health.failing_nodes import NodeRecord
     from kit.runs.avoided_nodes import Avoided
 
-# As slurm.conf's NodeName may be; a path is none.
+# The form of slurm.conf's NodeName; it excludes paths.
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -55,7 +55,7 @@ def nodes(
             remote_clusters.refuse(entry.name, "'kit nodes --avoid'")
         avoided_nodes.add(find_runs.folder_of(rules, project), add, reason or "named by kit nodes --avoid")
         return
-    # The record of runs is read where their folders are.
+    # The record of runs can be read only where their folders are.
     records = [] if remote else _records(find_runs.folder_of(rules, project))
     avoided = avoided_nodes.read_over_ssh(remote) if remote else avoided_nodes.read(find_runs.folder_of(rules, project))
     suspected = nodes_of.suspects(records)
@@ -78,7 +78,7 @@ def nodes(
 
 
 def _records(folder: Path) -> list[NodeRecord]:
-    """Of the runs of a day, by one question to Slurm."""
+    """The node records from the runs of one day, with one request to Slurm."""
     from kit.cli.wait_and_follow import queue
     from kit.health import failing_nodes as nodes_of
     from kit.runs import find_runs
@@ -90,7 +90,7 @@ def _records(folder: Path) -> list[NodeRecord]:
 
 
 def _touched(run_dir: Path) -> float:
-    """When the run's record was last written; 0 where there is none."""
+    """The time when the run's record was last written; 0 if there is none."""
     from kit.spec.run_paths import RunPaths
 
     try:

@@ -1,7 +1,7 @@
-"""Reads the plain command lines of the usual commands without typer, whose import takes longer than most of them run.
+"""Parses plain command lines of the usual commands without typer, whose import takes longer than most of them run.
 
-What is not known here word for word (an error, --help, a value that begins with a dash, a number out of its range) is typer's, and
-so are the messages. kit/cli/command_table.py says what is known; it is made from the commands (`make reference`).
+It leaves everything else to typer, which also prints the messages: an error, --help, a value that begins with a dash, a number out
+of its range. kit/cli/command_table.py lists what it can parse; the table is made from the commands (`make reference`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from kit.cli.command_table import COMMANDS
 from kit.cli.groups import PLACES
 
-# COMP_WORDS that a shell and str.split() take apart alike.
+# Values of COMP_WORDS that a shell and str.split() split in the same way.
 _PLAIN_LINE = re.compile(r"[\w ./:@%+,=-]*", re.ASCII)
 
 
 class Command(NamedTuple):
-    """A command and what its function is called with."""
+    """A command, and the arguments for its function."""
 
     name: str
     keywords: dict[str, Any]
@@ -34,7 +34,7 @@ class Command(NamedTuple):
 
 
 def read(words: Sequence[str]) -> Command | None:
-    """What a command line says; None where typer has to read it."""
+    """Parse a command line; None if typer has to parse it."""
     if not words or words[0] not in COMMANDS or "_KIT_COMPLETE" in os.environ:
         return None
     arguments, options = COMMANDS[words[0]]
@@ -58,11 +58,11 @@ def read(words: Sequence[str]) -> Command | None:
         if value is None or (parameter in keywords and not several):
             return None
         keywords[parameter] = [*keywords.get(parameter, ()), value] if several else value
-    return Command(words[0], keywords) if _took(free, arguments, keywords) else None
+    return Command(words[0], keywords) if _assign_words(free, arguments, keywords) else None
 
 
-def _took(free: list[str], arguments: Sequence[tuple[str, str, bool, str]], keywords: dict[str, Any]) -> bool:
-    """Give the words that belong to no option to the arguments, in order; whether each found its place."""
+def _assign_words(free: list[str], arguments: Sequence[tuple[str, str, bool, str]], keywords: dict[str, Any]) -> bool:
+    """Assign the words without an option to the arguments, in order. Return whether all words could be assigned."""
     for parameter, kind, several, _ in arguments:
         taken = free if several else free[:1]
         free = free[len(taken) :]
@@ -75,7 +75,7 @@ def _took(free: list[str], arguments: Sequence[tuple[str, str, bool, str]], keyw
 
 
 def _value(kind: str, word: str) -> Any:
-    """The word as its parameter takes it; None where typer has to look."""
+    """Convert a word for its parameter; None if typer has to do it."""
     if not word or word.startswith("-"):
         return None
     if kind == "number":
@@ -84,7 +84,7 @@ def _value(kind: str, word: str) -> Any:
 
 
 def completed() -> str | None:
-    """What bash is offered for the command line in COMP_WORDS; None where typer has to say it."""
+    """The completions for bash, for the command line in COMP_WORDS; None if typer has to find them."""
     line, number = os.environ.get("COMP_WORDS", ""), os.environ.get("COMP_CWORD", "")
     if os.environ["_KIT_COMPLETE"] != "complete_bash" or not _PLAIN_LINE.fullmatch(line) or not number.isdecimal():
         return None
@@ -105,7 +105,7 @@ def completed() -> str | None:
 
 
 def _completer(before: list[str]) -> str | None:
-    """The function of completion_candidates for the word after these; None where there is none, or it is not known."""
+    """The function of completion_candidates for the word after these; None if there is none, or it is not known."""
     if before[0] not in COMMANDS:
         return None
     arguments, options = COMMANDS[before[0]]

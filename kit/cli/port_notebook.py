@@ -81,7 +81,7 @@ def _serve(tool: str, run: str | None, name: str | None, local: int | None, *, p
 
 
 def _forward(one: Status, node: JobNode, number: int, local: int, *, sure: bool, path: str) -> None:
-    """sure: whether no other port of this machine will do."""
+    """Forward a port, with messages. sure: only this port of this machine may be used."""
     from kit.errors import UsageError
     from kit.runs import port_forward
 

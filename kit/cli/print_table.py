@@ -1,4 +1,4 @@
-"""Tables of the command line: where the terminal is too narrow, whole columns are left out, and no cell is ever cut."""
+"""Tables of the command line. If the terminal is too narrow, complete columns are left out; cells are never cut."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _GAP = "  "
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its heading, and how readily it is left out. 0 stays at any width; the highest number goes first."""
+    """A column: its heading, and its priority for being left out. 0 is always shown; the highest number is left out first."""
 
     heading: str
     drop: int = 0
 
 
-# The rows of a table. They are gone through twice, so that 100,000 of them need not be in memory.
+# The rows of a table. They are iterated twice, so that 100,000 of them need not be in memory.
 Rows = Collection[Sequence[object]]
 
 
@@ -46,7 +46,7 @@ def lines(columns: Sequence[Column], rows: Rows, *, width: int | None) -> Iterat
 
 
 def _kept(drops: Sequence[int], widths: Sequence[int], width: int | None) -> list[int]:
-    """The columns that fit; of those that go equally readily, the rightmost goes first."""
+    """The columns that fit. Of columns with equal priority, the rightmost is left out first."""
     kept = list(range(len(widths)))
     while width is not None and sum(widths[n] for n in kept) + len(_GAP) * (len(kept) - 1) > width:
         goes = max(kept, key=lambda n: (drops[n], n))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kit.sweeps.shared_plans import Kind
     from kit.workflow.stages import PreparedStage
 
-# More roles than these are not named one by one after a submit.
+# With more roles than this, a submit does not list each of them.
 _ROLES_NAMED = 8
 
 JobFile = Annotated[
@@ -149,19 +149,19 @@ def _jobs(found: Prepared | tuple[PreparedStage, ...]) -> list[Prepared]:
 
 
 def show_warnings(jobs: Iterable[Prepared | Kind]) -> None:
-    """Say what will run, and perhaps not as meant; each warning once, whatever the number of jobs."""
+    """Print warnings about jobs that will run, but perhaps not as intended; each once, for any number of jobs."""
     _warn(one for job in jobs for one in job.warnings)
 
 
 def _show_advice(found: Prepared | tuple[PreparedStage, ...]) -> None:
-    """Say what Slurm's topology makes slow. Slurm is asked at most once a job."""
+    """Print what Slurm's topology makes slow. Slurm is asked at most once for each job."""
     from kit.slurm import parallel_group_fit
 
     _warn(one for job in _jobs(found) for one in parallel_group_fit.warnings(job.plan, env=job.env))
 
 
 def _outlooks(found: Prepared | tuple[PreparedStage, ...]) -> list[Outlook]:
-    """What can be said of each job before it is submitted. ConfigError for one that cannot fit into its nodes."""
+    """The forecast of each job before its submit. ConfigError for a job that cannot fit into its nodes."""
     from kit.forecast import submit_forecast
 
     seen = [submit_forecast.look(job) for job in _jobs(found)]
@@ -179,7 +179,7 @@ def _warn(found: Iterable[Fault]) -> None:
 def submit_run(
     ready: Prepared, after: list[str], *, as_json: bool, say_how: bool, outlook: Outlook | None = None
 ) -> Path:
-    """Submit one job and print its folder, or its manifest; with an outlook, what is known of its start and its end."""
+    """Submit one job and print its folder, or its manifest. With an outlook, print the forecast of its start and end."""
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
     from kit.forecast import answers
@@ -191,7 +191,7 @@ def submit_run(
     starts: list[WhenAnswer | None] = []
 
     def expected(slurms: ExpectedStart | None) -> None:
-        # What waits for another run starts after it, and neither Slurm nor a plan knows when that ends.
+        # A job that waits for other runs starts after them, and their end is not known.
         starts.append(answers.at_submit(ready, slurms) if outlook is not None and not after else None)
 
     try:
@@ -236,7 +236,7 @@ def _submit_stages(found: tuple[PreparedStage, ...], *, as_json: bool) -> list[P
 
 
 def _after_an_interrupt(ready: Prepared) -> str:
-    """Whether a submit that Ctrl-C ended had come to its end: a refused or interrupted one leaves no folder."""
+    """Whether a submit that Ctrl-C interrupted was complete. A refused or interrupted submit leaves no folder."""
     run_dir = ready.plan.run_dir
     if ready.remote:
         return f"'kit status {ready.plan.run_id}' tells whether the job was submitted"
@@ -246,7 +246,7 @@ def _after_an_interrupt(ready: Prepared) -> str:
 
 
 def announced(made: Manifest) -> str:
-    """What a submit says of its job."""
+    """The line that a submit prints about its job."""
     from kit.spec.world_size_text import world_text
 
     where = f"runtime {made.runtime}" + (f", image {made.image_digest}" if made.image_digest else "")
@@ -255,7 +255,7 @@ def announced(made: Manifest) -> str:
 
 
 def _render(found: Prepared | tuple[PreparedStage, ...], output: Path | None, *, as_json: bool) -> None:
-    """Print or write what a submit would write; of a job with stages, stage by stage."""
+    """Print or write the files of a submit; for a job with stages, stage by stage."""
     if not isinstance(found, tuple):
         facts: Any = _render_plan(found.plan, output, as_json=as_json)
     else:
@@ -270,14 +270,14 @@ def _render(found: Prepared | tuple[PreparedStage, ...], output: Path | None, *,
 
 
 def render_plan(made: Plan, *, as_json: bool) -> None:
-    """Print what a submit of this plan would write and run."""
+    """Print the files and the command of a submit of this plan."""
     facts = _render_plan(made, None, as_json=as_json)
     if as_json:
         print(json.dumps(facts, indent=2))
 
 
 def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str, Any]:
-    """Print or write one plan; what --json shows of it."""
+    """Print or write one plan; return its data for --json."""
     from kit.runs import folder
 
     written = folder.write_files(made, output) if output is not None else []
@@ -301,12 +301,12 @@ def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str,
 
 
 def following(made: Plan) -> list[str]:
-    """The command lines that show a run's logs as they come: all of them, and those of each role."""
+    """The command lines that follow a run's logs: all of them, and those of each role."""
     whole = f"kit logs {made.run_id} -f"
     roles = [f"kit logs {made.run_id} {placed.name} -f" for placed in made.roles if placed.folder]
     return [whole, *roles] if len(roles) <= _ROLES_NAMED else [whole]
 
 
 def is_true(text: str) -> bool:
-    """on, y, yes, t, true, 1 in any case, as the scripts read DEBUG; "not" and "21" are not."""
+    """Whether a text means true: on, y, yes, t, true, 1 in any case, as the scripts read DEBUG. "not" and "21" do not."""
     return re.fullmatch(r"1|on|y|yes|t|true", text.strip(), re.IGNORECASE) is not None

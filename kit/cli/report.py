@@ -35,7 +35,7 @@ def report(
 
     if output.suffix != ".html":
         raise UsageError(f"{output}: the page is an .html file", hint=f"-o {output.with_suffix('.html')}")
-    # Before the runs are read: without it nothing can be drawn.
+    # Load the library before reading the runs: without it nothing can be drawn.
     script = vega_library.script()
     made = make_report.report(list(names or []), fetched(runs_dir, names or [None]), queue=queue(), now=time.time())
     data = output.with_suffix(".json")

@@ -46,7 +46,7 @@ def rotate(run: str, *, from_step: int | None, overrides: list[str], avoid: bool
 
 
 def conclusion(done: Rotated) -> str:
-    """One sentence."""
+    """The result in one sentence."""
     found = done.found
     if not found.compared:
         return (

@@ -57,7 +57,7 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
 
 
 def _found_again(found: Iterable[Status]) -> bool:
-    """Whether Slurm has jobs for points without one: `kit sweep` was killed before it had noted them."""
+    """Whether Slurm has jobs for points without one, because `kit sweep` was killed before it had recorded them."""
     from kit.runs.index import POINTS
 
     points = [one.run_dir for one in found if one.job_id is None and one.run_dir.parent.name == POINTS]
@@ -159,7 +159,7 @@ def find(name: str | None) -> Status:
 
 
 def _listed(one: Status) -> dict[str, object]:
-    """What the list of all runs says of one: all that needs no manifest read again."""
+    """The data of one run in the list of all runs. It needs no manifest."""
     from kit.runs import from_accounting
 
     made = one.facts
@@ -189,14 +189,14 @@ def _listed(one: Status) -> dict[str, object]:
 
 
 def warn(line: str) -> None:
-    """A word of accounting, beside the results."""
+    """Print a message of accounting, separate from the results."""
     print(f"kit: {line}", file=sys.stderr)
 
 
 def folders(given: Path | None, *names: str | None) -> list[Path]:
-    """Where runs are looked for: `--runs`, or the folders of all clusters. Those over ssh are asked what is new, together.
+    """The folders in which runs are searched: `--runs`, or those of all clusters. Clusters over ssh are updated in parallel.
 
-    names: of the runs that are looked for; a cluster without any of them is not asked.
+    names: of the wanted runs; a cluster that cannot have any of them is not asked.
     """
     from kit import data_folders
     from kit.runs import find_runs, remote_clusters
@@ -210,7 +210,7 @@ def folders(given: Path | None, *names: str | None) -> list[Path]:
 
 
 def find_dir(name: str | None, runs_dir: Path | None) -> Path:
-    """The folder of a run, by any of its names; of one that is elsewhere, its mirror with all that commands read."""
+    """The folder of a run, by any of its names; for a run on another machine, its updated mirror."""
     from kit.runs import find_runs, remote_clusters
 
     run_dir = find_runs.find_one(name, folders(runs_dir, name))
@@ -219,7 +219,7 @@ def find_dir(name: str | None, runs_dir: Path | None) -> Path:
 
 
 def fetched(runs_dir: Path | None, names: Sequence[str | None]) -> list[Path]:
-    """As `folders`, with all that commands read of these runs and of the points of these sweeps."""
+    """The same as `folders`, with updated files of these runs and of the points of these sweeps."""
     from kit.ledger import find as named
     from kit.runs import find_runs, remote_clusters
 

@@ -51,7 +51,7 @@ def serve(
 
 
 def _say(opened: socket.socket, token: str) -> None:
-    """The URL to stdout; how to reach it from elsewhere to stderr."""
+    """Print the URL to stdout, and instructions for access from elsewhere to stderr."""
     name = opened.getsockname()
     host = socket.gethostname()
     number, far = (8000, name) if isinstance(name, str) else (name[1], f"127.0.0.1:{name[1]}")

@@ -35,7 +35,7 @@ def shell(
     if attach is not None:
         one = runs.find(attach)
         raise typer.Exit(interactive.attach(one, node=node, env=which_slurm.env_of(one.manifest.cluster)))
-    # In the job's folder itself: a shell is where one edits. A cluster over ssh has none, and gets a copy.
+    # Use the job's folder itself, because the user edits there. A cluster over ssh does not have it, and gets a copy.
     live = [] if remote_clusters.of(config.cluster_entry(cluster, data_folders.project()).name) else ["snapshot=false"]
     ready = prepare(config.job_path(job), cluster=cluster, overrides=[*(set_ or []), *live], containers=containers)
     raise typer.Exit(interactive.allocate(ready))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kit.sweeps.prepare import PreparedSweep
     from kit.sweeps.record import SweepRecord
 
-# A submission shows this many points at most; --dry-run shows all.
+# A submit shows at most this many points; --dry-run shows all.
 _SHOWN = 20
 
 
@@ -115,7 +115,7 @@ def wait_sweep(folder: Path) -> None:
 
 
 def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path, env: Mapping[str, str]) -> dict[int, list[str]]:
-    """sbatch's options of each array, so that it waits."""
+    """sbatch's options of each array, for the jobs that it waits for."""
     from kit.cli.wait_and_follow import queue
     from kit.errors import UsageError
     from kit.workflow import dependencies
@@ -152,7 +152,7 @@ def _recorded(job_file: Path, name: str | None) -> SweepRecord:
 
 
 def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
-    """The points to submit again or for the first time; what is passed over is said."""
+    """The points to submit, again or for the first time. Points that are left out are reported."""
     from kit.cli.wait_and_follow import queue
     from kit.sweeps import find
     from kit.sweeps.key_names import ranges

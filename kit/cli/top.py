@@ -100,7 +100,7 @@ def _show(one: Status) -> None:
 
 
 def _live(run_dir: Path, one: Status) -> None:
-    """Until Ctrl-C or the end of the run. Slurm is asked once: the reports are files."""
+    """Update the table until Ctrl-C or the end of the run. Slurm is asked once; the reports are files."""
     from rich.live import Live
 
     from kit.cli.wait_and_follow import queue

@@ -1,4 +1,4 @@
-"""The command line as typer reads it: all of it, with its help, its completion and its errors."""
+"""Parses the command line with typer, with help, completion and errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kit.cli.groups import PLACES
 from kit.cli.help_lines import HELP_LINES
 from kit.cli.typer_later import declare
 
-# Click's base of all usage errors. Typer brings a click of its own in some releases and uses the installed one in others; its own
-# exception knows which.
+# Click's base class of all usage errors. Some releases of typer contain their own click, others use the installed one. The bases of
+# typer's own exception show which.
 _UsageFault: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 class _Ended(Exception):  # noqa: N818 - it carries what ended a command past typer
-    """What typer would end the process for in its own way: a Ctrl-C, and a reader of the output that went away."""
+    """An exception that typer would handle by ending the process itself: a Ctrl-C, or a closed output pipe."""
 
     def __init__(self, by: BaseException) -> None:
         super().__init__()
@@ -27,11 +27,11 @@ class _Ended(Exception):  # noqa: N818 - it carries what ended a command past ty
 
 
 class _Commands(TyperGroup):
-    """Imports a command's module when the command is asked for: no other module delays it."""
+    """Imports a command's module only when that command is used."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        # Typer looks here for names that are near to a misspelt one.
+        # Typer looks here for names that resemble a misspelt one.
         self.commands: Any = dict.fromkeys(PLACES)
         self._only_named = False
 
@@ -40,24 +40,24 @@ class _Commands(TyperGroup):
         return list(PLACES)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Typer's page, from the commands' names and lines alone."""
+        """Typer's help page, made from the commands' names and lines alone."""
         self._only_named = True
         super().format_help(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Click's, from the same."""
+        """Click's completion of command names, without importing the commands."""
         self._only_named = True
         return super().shell_complete(ctx, incomplete)
 
     def invoke(self, ctx: Any) -> Any:
-        """Typer's; what main() answers goes past it."""
+        """Typer's invoke, except that exceptions for main() pass through typer unhandled."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, BrokenPipeError) as error:
             raise _Ended(error) from error
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of this name; None when there is none."""
+        """The command of this name; None if there is none."""
         if cmd_name not in PLACES:
             return None
         if self._only_named and cmd_name in HELP_LINES:
@@ -102,9 +102,9 @@ def _kit(
 
 
 def run() -> int:
-    """The command's own exit code; KitError and OSError are the caller's."""
+    """The command's own exit code. The caller handles KitError and OSError."""
     try:
-        # Without standalone mode the code of a command's typer.Exit is what the call returns.
+        # Outside standalone mode, the call returns the code of a command's typer.Exit.
         code = app(standalone_mode=False)
     except typer.Exit as done:
         return int(done.exit_code)

@@ -1,7 +1,7 @@
-"""`typer`, imported when something of it is really used: its import takes longer than most commands.
+"""`typer`, imported only when it is really used: its import takes longer than most commands.
 
-What a command declares, such as `typer.Option("--json")`, is kept as it was written until typer is to read a command line. A
-command line that kit/cli/plain_words.py can read never comes that far.
+A declaration in a command, such as `typer.Option("--json")`, is stored until typer has to parse a command line. For command lines
+that kit/cli/plain_words.py can parse, this is never needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     class _Later:
-        """Stands for the module. Every name is typer's own but for the two that only declare."""
+        """Stands for the module typer. All names are typer's own, except the two that only declare parameters."""
 
         def __getattr__(self, name: str) -> Any:
             if name in {"Option", "Argument"} and "typer" not in sys.modules:
@@ -28,18 +28,18 @@ else:
 
 
 class LaterDeclaration:
-    """One call of `typer.Option` or `typer.Argument`, for later."""
+    """One stored call of `typer.Option` or `typer.Argument`."""
 
     def __init__(self, kind: str, words: tuple[Any, ...], options: dict[str, Any]) -> None:
         self.kind, self.words, self.options = kind, words, options
 
     def made(self) -> Any:
-        """What the call returns."""
+        """The result of the call."""
         return getattr(import_module("typer"), self.kind)(*self.words, **self.options)
 
 
 def declare(command: Any) -> Any:
-    """The same function; its annotations hold typer's own objects now."""
+    """The same function, with typer's own objects in its annotations."""
     hints = get_type_hints(command, include_extras=True)
     for name, hint in hints.items():
         if get_origin(hint) is Annotated:

@@ -1,4 +1,4 @@
-"""Waiting for runs and showing their logs as they come: what `--wait` and `--follow` of several commands share."""
+"""Waits for runs and shows their logs as they grow, for `--wait` and `--follow` of several commands."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from kit.runs.status import Queue, Status
 
 
-# As much as an ordinary user's pipe may hold: /proc/sys/fs/pipe-max-size, pipe(7).
+# The largest pipe that an ordinary user may have: /proc/sys/fs/pipe-max-size, pipe(7).
 _PIPE = 1 << 20
 
 
 def widen_pipe() -> None:
-    """Let a pipe at stdout hold several chunks of a log, so that this process and its reader take turns less often."""
+    """Enlarge a pipe at stdout to several chunks of a log, so that this process and its reader alternate less often."""
     # A terminal or a file is not a pipe, and a site may allow less.
     with contextlib.suppress(OSError):
         fcntl.fcntl(sys.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
 
 
 def wait_run(run_dir: Path) -> None:
-    """Wait for a run; RunFailed with its own exit code when it is not 0."""
+    """Wait for a run; RunFailed with its own exit code if that is not 0."""
     from kit.runs import remote_clusters
     from kit.runs import status as of
 
@@ -48,7 +48,7 @@ def wait_run(run_dir: Path) -> None:
 def follow_run(
     run_dir: Path, wanted: Wanted | None = None, *, fail: bool = True, raw: bool = False, as_json: bool = False
 ) -> None:
-    """Print the logs until the run has ended; then, with `fail`, RunFailed when its code is not 0."""
+    """Print the logs until the run has ended; then, with `fail`, RunFailed if its code is not 0."""
     from kit.runs import logs as reading
     from kit.runs import remote_following
     from kit.runs import status as of
@@ -90,7 +90,7 @@ def show(source: str, chunk: bytes, *, raw: bool = False, as_json: bool = False)
 
 @contextlib.contextmanager
 def goes_on(name: str, *, noun: str = "run") -> Iterator[None]:
-    """A Ctrl-C ends the command alone; it says how to come back to the run, or to end it."""
+    """Make Ctrl-C end only the command, and print how to return to the run, or how to end it."""
     try:
         yield
     except KeyboardInterrupt:
@@ -100,14 +100,14 @@ def goes_on(name: str, *, noun: str = "run") -> Iterator[None]:
 
 
 def queue() -> Queue:
-    """Asks Slurm once per cluster; a cluster that is not up has no jobs."""
+    """A function that asks Slurm once per cluster. A cluster that is not up has no jobs."""
     from kit.runs import which_slurm
 
     return which_slurm.queue()
 
 
 def _patient() -> Queue:
-    """The same, which waits for the line to a cluster over ssh to come back."""
+    """The same, but it waits until the connection to a cluster over ssh returns."""
     from kit.runs import remote_following
 
     return remote_following.patient(queue(), say=_say)

@@ -34,7 +34,7 @@ def watch(
     queue = which_slurm.queue()
     named = [find_runs.find_one(name, folders(runs_dir)) for name in names or []]
     for run_dir in named:
-        # Here and now, and not when there is something to tell.
+        # Check now, not only when there is something to report.
         if whom(run_dir) is None:
             hint = '[notify]\n       on = ["end"]\n       to = ["TEAM_SLACK"]'
             raise UsageError(f"{run_dir.name}: its job tells nobody: it has no [notify]", hint=hint)

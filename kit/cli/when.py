@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kit.forecast.answers import WhenAnswer
     from kit.spec.alternative_sizes import JobSize
 
-# Keys whose values are text, also where TOML would read a number.
+# Keys whose values are text, even if TOML would read a number.
 _WORDS = frozenset({"time", "qos", "partition"})
 
 
@@ -66,7 +66,7 @@ def when(
 
 
 def _choice(text: str) -> JobSize:
-    """`nodes=4,time=2:00:00` as a [[when]] table. ConfigError where it is none."""
+    """`nodes=4,time=2:00:00` as a [[when]] table. ConfigError if it is not valid."""
     from kit import config
     from kit.config import parse_overrides
     from kit.spec.alternative_sizes import JobSize

@@ -38,7 +38,7 @@ def why(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) 
 
 
 def explain(one: Status) -> Answer:
-    """Answer `kit why` for a run with known status. Asks Slurm once more when the job waits."""
+    """The answer of `kit why` for a run with a known status. For a waiting job, Slurm is asked once more."""
     from kit.health.run_record import Record
     from kit.health.why import explain as by_rules
     from kit.runs import which_slurm
@@ -51,7 +51,7 @@ def explain(one: Status) -> Answer:
 
 
 def first_line(one: Status) -> str:
-    """What `kit status` and `--wait` show of a run that ended, and not well; empty for any other."""
+    """The line that `kit status` and `--wait` show for a run that did not end well; empty for any other run."""
     if one.active or one.state in {"COMPLETED", "SUBMITTED"}:
         return ""
     return explain(one).line

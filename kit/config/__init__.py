@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kit.config.layers import Layer, merge, merge_all, parse_overrides
     from kit.config.toml_file import Table, load_model, load_toml, reason, shown, validate
 
-# Each name and the module that has it, imported when the name is first used: who reads a cluster's file needs no Job.
+# Each name and its module, which is imported when the name is first used. Reading a cluster's file does not need Job.
 _PLACES = {
     "Layer": "layers",
     "Resolved": "job_reading",

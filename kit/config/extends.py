@@ -1,4 +1,4 @@
-"""Job files that build on each other: `extends = "base.toml"`."""
+"""Job files that extend each other: `extends = "base.toml"`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from kit.config.toml_file import load_toml, shown
 from kit.errors import ConfigError, Fault
 from kit.spec.wrong_value_messages import shown as shown_value
 
-# How many files may build on each other.
+# The maximum number of files that extend each other.
 _MOST_ABOVE = 50
 _Placed = tuple[Path, Layer]
 
 
 def job_files(job_file: Path) -> tuple[Layer, ...]:
-    """A job file's keys, below them those of the files that `extends` names, lowest first, each file once."""
+    """The keys of a job file, and below them those of the files that `extends` names; lowest first, each file once."""
     return tuple(layer for _, layer in _extended(job_file, (), {}))
 
 
 def _extended(job_file: Path, above: tuple[Path, ...], known: dict[Path, tuple[_Placed, ...]]) -> tuple[_Placed, ...]:
-    """above: the files that led here. known: what was read already."""
+    """The layers of one file. above: the files that led here. known: files that were read already."""
     path = _resolved(job_file)
     if path in known:
         return known[path]
@@ -39,7 +39,7 @@ def _extended(job_file: Path, above: tuple[Path, ...], known: dict[Path, tuple[_
         if _resolved(other) in here:
             raise _not_extended(job_file, f"{shown_value(name)} builds on this file itself")
         for one, layer in _extended(other, here, known):
-            below.pop(one, None)  # a file that two others build on has its place where the later of them has it
+            below.pop(one, None)  # a file that two others extend takes its place before the later of them
             below[one] = layer
     known[path] = (*below.items(), (path, (table, shown(job_file))))
     return known[path]
@@ -48,7 +48,7 @@ def _extended(job_file: Path, above: tuple[Path, ...], known: dict[Path, tuple[_
 def _resolved(file: Path) -> Path:
     try:
         return file.resolve()
-    except RuntimeError:  # so Python names a loop
+    except RuntimeError:  # Python's error for a loop of links
         raise ConfigError(f"{file}: a link that leads back to itself", hint="name the file itself") from None
 
 

@@ -1,4 +1,4 @@
-"""A job file and its cluster, read once; the job that they make, as written or as a point of a sweep."""
+"""Reads a job file and its cluster once, and makes the job from them, as written or as a point of a sweep."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from kit.validation import COMMAND_LINE
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """A job with all that it names, read and checked. asked: its [resources] as the user wrote them, without anybody's defaults.
+    """A job with everything that it names, read and checked. asked: the user's own [resources], without defaults.
 
-    asked_slurm: its [slurm], too. set_by: which layer decided each key.
+    asked_slurm: the user's own [slurm]. set_by: the layer that decided each key.
     """
 
     job: Job
@@ -42,7 +42,7 @@ class Resolved:
     mounts: tuple[Mount, ...]
     asked: Mapping[str, Any]
     asked_slurm: Mapping[str, Any]
-    # The user's batch template: name shown in errors, contents.
+    # The user's batch template: its name in errors, its contents.
     template: tuple[str, str] | None = None
     set_by: tuple[SetBy, ...] = ()
 
@@ -51,8 +51,8 @@ class Resolved:
 class Sources:
     """A job file and its cluster, read once. `resolve` makes the job, as written or as a point of a sweep.
 
-    files: the job file's own keys, below them those of the files that it builds on, lowest first. kept_launcher: the one of a run,
-    instead of today's.
+    files: the job file's own keys, and below them those of the files that it extends, lowest first. kept_launcher: the recorded
+    launcher of a run, used in place of today's.
     """
 
     files: tuple[Layer, ...]
@@ -69,9 +69,9 @@ class Sources:
         return merge_all(self._layers(point or {}, "", self._launcher(point or {})))
 
     def resolve(self, point: Mapping[str, Any] | None = None, *, label: str = "") -> Resolved:
-        """The job with all that it names. ConfigError with every fault at once.
+        """The job with everything that it names. ConfigError with all faults at once.
 
-        point: keys above all others. label: how a fault names the place that they come from.
+        point: keys above all others. label: the name of their place in faults.
         """
         above = point or {}
         entry = self._launcher(above)
@@ -111,7 +111,7 @@ class Sources:
         ]
 
     def _layers(self, point: Mapping[str, Any], label: str, entry: data_folders.Entry) -> list[Layer]:
-        """Lowest first, each with the name that a fault in it gets."""
+        """The layers, lowest first, each with its name in faults."""
         file, cluster_file = self._files
         above = merge(self.set_here, point)
         asked_by = label if "qos" in point else COMMAND_LINE if "qos" in self.set_here else file
@@ -142,7 +142,7 @@ class Sources:
             return self.kept_launcher
         return self._find("launchers", name, file, "launcher")
 
-    # One job may be resolved a thousand times, for the points of a sweep: what touches the disk is asked once.
+    # One job may be resolved a thousand times, for the points of a sweep, so data from the disk are cached.
 
     @cached_property
     def written(self) -> Table:
@@ -151,7 +151,7 @@ class Sources:
 
     @cached_property
     def _files(self) -> tuple[str, str]:
-        """How faults name the job file and the cluster's file."""
+        """The names of the job file and of the cluster's file in faults."""
         return shown(self.job_file), shown(self.cluster.path)
 
     @cached_property
@@ -176,18 +176,18 @@ def read_job(
 ) -> Sources:
     """Read a job file and its cluster's file.
 
-    cluster: a name of clusters/, default 'local'. overrides: 'a.b=c' each; c is TOML, or text where it is not.
+    cluster: a name of clusters/, default 'local'. overrides: 'a.b=c' each; c is TOML, or text if it is not valid TOML.
     """
     return _read(job_files(job_file), job_file, cluster=cluster, overrides=overrides, project=project)
 
 
 def job_path(given: Path) -> Path:
-    """The job file of a path: a folder stands for its job.toml."""
+    """The job file for a path: for a folder, its job.toml."""
     return given / "job.toml" if given.is_dir() else given
 
 
 def default_cluster(project: Path) -> str:
-    """The cluster when none is named: KIT_CLUSTER's, the user's, the only one that project and user define; else `local`.
+    """The default cluster: KIT_CLUSTER's, the user's, the only one that project and user define, else `local`.
 
     The user's is `cluster = "NAME"` in config.toml of the user's configuration folder (`data_folders.user_config`).
     """
@@ -208,7 +208,7 @@ def job_of(
     overrides: Sequence[str] = (),
     project: Path | None = None,
 ) -> Sources:
-    """The same for a job that is a table already. job_file: what faults call it, in the folder that its paths start from."""
+    """The sources of a job given as a table. job_file: its name in faults; relative paths start from its folder."""
     files = ((written, shown(job_file)),)
     return _read(files, job_file, cluster=cluster, overrides=overrides, project=project)
 
@@ -230,7 +230,10 @@ def _read(
 
 
 def cluster_entry(named: str | None, project: Path) -> data_folders.Entry:
-    """The file of a cluster: of `--cluster`, else of the default one. ConfigError, which says who named it, for an unknown one."""
+    """The file of the cluster that `--cluster` names, or of the default one.
+
+    ConfigError, which says who named it, for an unknown one.
+    """
     if named:
         return data_folders.find("clusters", named, project_dir=project, asked_by="--cluster", key="cluster")
     asked_by = "KIT_CLUSTER" if os.environ.get("KIT_CLUSTER") else shown(data_folders.user_config() / "config.toml")
@@ -242,5 +245,5 @@ def cluster_entry(named: str | None, project: Path) -> data_folders.Entry:
 def load_job(
     job_file: Path, *, cluster: str | None, overrides: Sequence[str] = (), project: Path | None = None
 ) -> Resolved:
-    """Read a job file and all that it names. ConfigError with every fault of the job at once."""
+    """Read a job file and everything that it names. ConfigError with all faults of the job at once."""
     return read_job(job_file, cluster=cluster, overrides=overrides, project=project).resolve()

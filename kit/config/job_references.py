@@ -14,12 +14,12 @@ from kit.spec.mount import Mount, MountSet
 from kit.spec.wrong_value_messages import shown as shown_value
 from kit.validation import COMMAND_LINE, toml
 
-# data_folders.find within one project: kind, name, who asks, under which key.
+# data_folders.find in one project: kind, name, the file that asks, its key.
 Find = Callable[[str, str, str, str], data_folders.Entry]
 
 
 def qos_layer(cluster: Cluster, written: Table, above: Table, asked_by: str) -> Table:
-    """The job keys that the chosen row of the QOS table fills in. asked_by: what a fault in its name is blamed on."""
+    """The job keys that the chosen row of the QOS table sets. asked_by: the file that a fault in its name refers to."""
     name = above.get("qos", written.get("qos", cluster.defaults.get("qos", cluster.default_qos)))
     if name is None:
         return {}
@@ -50,7 +50,7 @@ def _no_such_qos(cluster: Cluster, name: object, asked_by: str) -> Fault:
 
 
 def template(job: Job, job_dir: Path, job_file: str) -> tuple[str, str] | None:
-    """The user's batch template: name shown in errors, contents; None when the job has none."""
+    """The user's batch template: its name in errors, its contents; None if the job has none."""
     if job.slurm.template is None:
         return None
     path = job_dir / Path(job.slurm.template).expanduser()
@@ -63,7 +63,7 @@ def template(job: Job, job_dir: Path, job_file: str) -> tuple[str, str] | None:
 
 
 def mounts(job: Job, cluster: Cluster, find: Find, job_file: str, cluster_file: str) -> tuple[Mount, ...]:
-    """The job's mounts with every logical name looked up in the mount set."""
+    """The job's mounts, with every logical name looked up in the mount set."""
     logical = [m for m in job.mounts if isinstance(m, str)]
     known: dict[str, Mount] = {}
     set_name = job.mount_set or cluster.mounts

@@ -1,4 +1,4 @@
-"""Layers of keys become one Job: `--set`, tables merged key by key, and the layer that a fault is blamed on."""
+"""Merges layers of keys into one Job: `--set`, tables merged key by key, and the layer to which a fault belongs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def merge_all(layers: Sequence[Layer]) -> Table:
 
 
 def leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value that is not a table, by its key with dots: `{"a": {"b": 1}}` has `a.b`. Empty tables hold nothing."""
+    """Each value that is not a table, by its dotted key: `{"a": {"b": 1}}` has `a.b`. Empty tables have none."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{above}{key}.")
@@ -82,7 +82,7 @@ def leaves(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 
 def set_by(layers: Sequence[Layer], kinds: Sequence[tuple[LayerKind, str]]) -> tuple[SetBy, ...]:
-    """Which of the layers decides each key; those that decide none are left out. kinds: kind and name of each layer."""
+    """The layers that decide keys, with their keys. kinds: kind and name of each layer."""
     decided = {key: place for place, (layer, _) in enumerate(layers) for key, _ in leaves(layer)}
     found: list[list[str]] = [[] for _ in layers]
     for key, _ in leaves(merge_all(layers)):
@@ -95,7 +95,7 @@ def set_by(layers: Sequence[Layer], kinds: Sequence[tuple[LayerKind, str]]) -> t
 
 
 def merge_and_validate(layers: Sequence[Layer], overrides: Sequence[str], job_file: str) -> Job:
-    """The Job of all layers. ConfigError with each fault blamed on the layer that holds its key."""
+    """The Job of all layers. ConfigError names for each fault the layer that has its key."""
     table = merge_all(layers)
 
     def file_of(location: tuple[str | int, ...]) -> str:
@@ -117,7 +117,7 @@ def merge_and_validate(layers: Sequence[Layer], overrides: Sequence[str], job_fi
 
 
 def _as_text(table: Table, error: ValidationError, overrides: Sequence[str]) -> Table | None:
-    """`--set resources.time=30`: where text is wanted and TOML read a number, take the text as it was typed."""
+    """For `--set resources.time=30`: if text is required and TOML gave a number, use the text as it was typed."""
     wanted = {dotted(e["loc"]) for e in error.errors() if e["type"] == "string_type"}
     typed = {key.strip(): value for key, _, value in (o.partition("=") for o in overrides) if key.strip() in wanted}
     if not typed:
@@ -131,7 +131,7 @@ def _as_text(table: Table, error: ValidationError, overrides: Sequence[str]) -> 
 
 
 def _depth(layer: Any, keys: Sequence[str]) -> int:
-    """How many of the keys a layer holds, one inside the other. An empty table holds nothing."""
+    """The number of nested keys that a layer has. An empty table has none."""
     for depth, key in enumerate(keys):
         if isinstance(layer, list) and key.isdigit():
             return len(keys)

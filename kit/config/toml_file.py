@@ -18,7 +18,7 @@ Table = dict[str, Any]
 
 
 def load_toml(path: Path) -> Table:
-    """A TOML file as a table; ConfigError when it is missing, unreadable or no TOML."""
+    """A TOML file as a table; ConfigError if it is missing, unreadable or not valid TOML."""
     text = _text_of(path)
     try:
         table = tomllib.loads(text)
@@ -33,14 +33,14 @@ def load_toml(path: Path) -> Table:
 
 
 def _text_of(path: Path) -> str:
-    """A regular file's text: a FIFO would wait for a writer, and a device may never end."""
+    """The text of a regular file. A FIFO would wait for a writer, and a device may never end."""
     try:
         if path.exists() and not path.is_file():
             what = "a folder" if path.is_dir() else "not a regular file"
             raise ConfigError(
                 f"{shown(path)}: this is {what}, and a TOML file is expected", hint="name the file itself"
             )
-        # Editors on Windows put a byte order mark first.
+        # Editors on Windows may write a byte order mark first.
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(
@@ -52,12 +52,12 @@ def _text_of(path: Path) -> str:
         raise ConfigError(f"{shown(path)}: cannot be read: {reason(error)}", hint=f"ls -l {shown(path)}") from None
 
 
-# No table of the kit is deeper than a dozen levels; what is deeper than this would end in Python's own limit somewhere.
+# No table of the kit has more than a dozen levels. Much deeper ones would hit Python's recursion limit.
 _DEEPEST = 100
 
 
 def _nested(table: Table) -> int:
-    """Levels of tables and lists inside each other, counted no further than is allowed."""
+    """The depth of nested tables and lists, counted only up to the limit."""
     level: list[dict[str, Any] | list[Any]] = [table]
     depth = 0
     while level and depth <= _DEEPEST:
@@ -72,23 +72,23 @@ def _nested(table: Table) -> int:
 
 
 def check_depth(table: Table, file: str) -> None:
-    """ConfigError for a table that is nested deeper than any that the kit knows."""
+    """ConfigError for a table that is nested deeper than any table of the kit."""
     if _nested(table) > _DEEPEST:
         raise too_deep(file)
 
 
 def too_deep(file: str) -> ConfigError:
-    """The error for it."""
+    """The error for a table that is nested too deep."""
     return ConfigError(f"{file}: more than {_DEEPEST} tables and lists inside each other", hint="kit schema job")
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file could not be read, in words."""
+    """The reason why a file could not be read, in words."""
     return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()
 
 
 def load_model(path: Path, model: type[M]) -> M:
-    """A TOML file as a model; ConfigError with all faults at once. A file that has not changed is not read again."""
+    """A TOML file as a model; ConfigError with all faults at once. An unchanged file is not read again."""
     try:
         found = path.stat()
     except OSError:
@@ -104,7 +104,7 @@ def _load_version(path: Path, model: type[BaseModel], version: tuple[int, ...]) 
 
 
 def validate(table: Mapping[str, Any], model: type[M], *, file: str) -> M:
-    """A table as a model; ConfigError with all faults, each blamed on `file`."""
+    """A table as a model; ConfigError with all faults, each of which names `file`."""
     try:
         return model.model_validate(dict(table))
     except ValidationError as error:
@@ -112,7 +112,7 @@ def validate(table: Mapping[str, Any], model: type[M], *, file: str) -> M:
 
 
 def shown(path: Path) -> str:
-    """A path as a person would write it: relative to the working folder where it is inside."""
+    """A path for people: relative to the working folder if it is inside."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:

@@ -1,1 +1,1 @@
-"""Sweeps: the points of a job, sent as Slurm arrays, and their results."""
+"""Sweeps: the points of a job, submitted as Slurm arrays, and their results."""

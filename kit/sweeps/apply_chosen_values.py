@@ -1,7 +1,7 @@
-"""Gives a point, which was planned with other values, those that a search has chosen: in its program, its job and its manifest.
+"""Writes the values that a search has chosen into a point's program, job and manifest. The point was planned with other values.
 
-A file is replaced, not written into: the points of a sweep share those that are the same. Done twice it is as done once, so that a
-start after a kill -9 makes it whole.
+A file is replaced, not changed in place, because the points of a sweep share files with equal content. A second call has the same
+result, so a start after a kill -9 completes an interrupted one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _ARGS, _ENV = "args.", "env."
 
 
 def apply(run_dir: Path, values: Mapping[str, Value]) -> None:
-    """RunError or OSError where a file cannot be read or written."""
+    """Write the values. RunError or OSError if a file cannot be read or written."""
     paths = RunPaths(run_dir)
-    # The programs of replica groups are in folders of their own.
+    # The programs of replica groups are in their own folders.
     for path in [run_dir / "program.sh", *sorted(run_dir.glob("roles/replica-*/program.sh"))]:
         if path.is_file():
             atomic_write.write(
@@ -60,7 +60,7 @@ def _variables(values: Mapping[str, Value]) -> dict[str, str]:
 
 
 def _program(script: str, values: Mapping[str, Value]) -> str:
-    """program.sh, whose arrays are as render.sh writes them."""
+    """program.sh with changed arrays, in the form that render.sh writes."""
     script = _replaced(script, "KIT_PROGRAM", lambda words: _options(words, values))
     own = _variables(values)
     return _replaced(

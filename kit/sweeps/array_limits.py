@@ -9,7 +9,7 @@ from kit.slurm import client
 
 
 def max_array(first: Prepared, used: Iterable[str | None]) -> int:
-    """The smallest of what the cluster's file, the QOS rows in use and, where it can be asked, the controller allow.
+    """The smallest limit of the cluster's file, the QOS rows in use, and the controller if it can be asked.
 
     first: any point of the sweep. used: the names of the rows.
     """

@@ -1,4 +1,6 @@
-"""Points of one shape become one Slurm array: the same header for all, and a script that becomes the batch script of its point."""
+"""Makes one Slurm array of the points of one shape: they share the header, and the array's script runs the batch script of its
+point.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from kit.sweeps.shared_plans import OWN_NAME, RUN_DIR, Kind
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
-    """One submission. members: the points' numbers in the sweep; task n is the nth. folder: of the script and the links."""
+    """One submission. members: the points' numbers in the sweep; task n runs the nth member.
+
+    folder: of the script and the links.
+    """
 
     number: int
     members: tuple[int, ...]
@@ -21,7 +26,7 @@ class Array:
 
     @property
     def script(self) -> Path:
-        """What sbatch gets."""
+        """The script for sbatch."""
         return self.folder / "batch.sh"
 
 
@@ -36,10 +41,10 @@ def group(
     max_nodes: int | None = None,
     search: Sequence[str] = (),
 ) -> tuple[Array, ...]:
-    """As few arrays as the kinds have headers, split where one would exceed `max_array` tasks.
+    """Group the points into as few arrays as there are different headers. An array with more than `max_array` tasks is split.
 
-    kinds: by the point's number. folder: where each array's own folder goes. first: the first array's number.
-    parallel, max_nodes: points and nodes of one array that are in use at once. search: argv of kit.sweeps.on_node for a search.
+    kinds: by the point's number. folder: for the arrays' own folders. first: the first array's number. parallel, max_nodes: points
+    and nodes of one array that may be in use at the same time. search: argv of kit.sweeps.on_node for a search.
     """
     shapes: dict[tuple[str, ...], list[int]] = {}
     for index, kind in kinds.items():

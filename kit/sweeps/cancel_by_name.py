@@ -1,4 +1,4 @@
-"""Cancels what `kit cancel` names: runs, and sweeps with all their points."""
+"""Cancels the runs and sweeps that `kit cancel` names; a sweep with all its points."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from kit.sweeps import find
 
 @dataclass(frozen=True, kw_only=True)
 class Cancelled:
-    """What became of one name. name: of the run or sweep. jobs: that were cancelled. state: of a run that had ended before."""
+    """The result for one name.
+
+    name: of the run or sweep. jobs: those that were cancelled. state: of a run that had already ended.
+    """
 
     name: str
     jobs: tuple[JobId, ...]
@@ -31,7 +34,7 @@ class Cancelled:
 
 
 def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[Cancelled]:
-    """Cancel runs and sweeps by their names, or the newest run. RunError for an unknown name: nothing is cancelled then."""
+    """Cancel runs and sweeps by their names, or the newest run. RunError for an unknown name; then nothing is cancelled."""
     wanted: list[str | None] = [*names]
     found = [_find(name, folders, queue=queue) for name in wanted or [None]]
     clusters: dict[str, dict[JobId, Status]] = {}
@@ -45,7 +48,7 @@ def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[C
 
 
 def _find(name: str | None, folders: list[Path], *, queue: Queue) -> tuple[Cancelled, list[Status]]:
-    """What a name stands for, and what Slurm still has of it."""
+    """The run or sweep of a name, and its runs that Slurm still has."""
     sweep = find.named(name, folders) if name else None
     if sweep is not None:
         active = find.active(sweep, queue=queue)

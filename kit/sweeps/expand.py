@@ -1,4 +1,4 @@
-"""From a `[sweep]` table to its points: products, draws, expressions, conditions, duplicates."""
+"""Expands a `[sweep]` table into its points: products, draws, expressions, conditions, duplicates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWN = "var."
 
 
 class Values(Mapping[str, Value]):
-    """The swept keys of a point with their values, unchangeable. 100,000 points share one table of their keys."""
+    """The swept keys of a point with their values, immutable. Up to 100,000 points share one table of keys."""
 
     __slots__ = ("_places", "_values")
 
@@ -50,7 +50,7 @@ def _places(keys: tuple[str, ...]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One setting of all swept keys. index: its number in the sweep. name: of the named point that it comes from, or empty."""
+    """One setting of all swept keys. index: its number in the sweep. name: of the named point that it comes from; empty if none."""
 
     index: int
     name: str
@@ -58,20 +58,23 @@ class Point:
 
     @property
     def label(self) -> str:
-        """`small lr=0.001 seed=1`: what a person tells points apart by."""
+        """A label for people: `small lr=0.001 seed=1`."""
         short = short_names(self.values)
         words = [f"{short[key]}={shown(value)}" for key, value in self.values.items()]
         return " ".join([self.name, *words] if self.name else words)
 
     @property
     def identity(self) -> str:
-        """The same for two points that make the same job: every key but the sweep's own names."""
+        """A text that is equal for two points with the same job: every key except the sweep's own names."""
         return json.dumps({k: v for k, v in sorted(self.values.items()) if not k.startswith(OWN)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expansion:
-    """The points of a sweep. duplicates: points left out, each with the earlier one that makes the same job. refused: by `when`."""
+    """The points of a sweep.
+
+    duplicates: omitted points, each with the earlier one that makes the same job. refused: omitted by `when`.
+    """
 
     points: tuple[Point, ...]
     duplicates: tuple[tuple[Point, Point], ...]
@@ -79,9 +82,9 @@ class Expansion:
 
 
 def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) -> Expansion:
-    """All points. ConfigError with every expression that has no value.
+    """All points. ConfigError with every expression that cannot be evaluated.
 
-    base: the job's keys, which expressions may name. file: what faults are blamed on.
+    base: the job's keys, which expressions may name. file: the file that faults name.
     """
     faults: dict[tuple[str, str], Fault] = {}
     points: list[Point] = []
@@ -90,7 +93,7 @@ def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) 
     refused = 0
     for name, raw in _settings(sweep):
         try:
-            values, wanted = _settle(raw, sweep.when, base, tables)
+            values, wanted = _evaluate_point(raw, sweep.when, base, tables)
         except _NoValues as problem:
             for fault in problem.faults(file):
                 faults[fault.key, fault.problem] = fault
@@ -99,7 +102,7 @@ def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) 
             refused += 1
             continue
         point = Point(index=len(points), name=name, values=Values(values))
-        # The identities themselves would take more room than the points.
+        # Keep hashes: the identities themselves would need more memory than the points.
         first = seen.setdefault(hashlib.sha256(point.identity.encode()).digest()[:16], point.index)
         if first == point.index:
             points.append(point)
@@ -114,7 +117,7 @@ def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) 
 
 
 def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Value]]]:
-    """Every combination, unevaluated, with the name of its named point; the last key of the grid changes fastest."""
+    """Every combination before evaluation, with the name of its named point. The last key of the grid changes fastest."""
     named = list(sweep.points.items()) or [("", {})]
     rows = [dict(zip(sweep.zip, row, strict=True)) for row in zip(*sweep.zip.values(), strict=True)] or [{}]
     for (name, setting), row in itertools.product(named, rows):
@@ -124,10 +127,10 @@ def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Value]]]:
 
 
 def draws(sweep: Sweep) -> Iterable[dict[str, Value]]:
-    """The same ones each time, none kept."""
+    """The draws; each call gives the same ones, and none are kept in memory."""
     if (drawn := sweep.draws) is None:
         return [{}]
-    # A stream of its own for each key: adding a key leaves the others' draws as they were.
+    # Each key has its own random stream, so adding a key does not change the other keys' draws.
     streams = {key: random.Random(f"{drawn.seed} {key}") for key in drawn.keys}
     keys = drawn.keys.items()
     return ({key: _draw(how, streams[key]) for key, how in keys} for _ in range(drawn.count))
@@ -143,7 +146,7 @@ def _draw(how: Distribution, stream: random.Random) -> Value:
         assert how.uniform is not None
         low, high = how.uniform
         drawn = low + (high - low) * stream.random()
-    # Six digits tell any two draws apart, and can be read and typed again.
+    # Six digits distinguish any two draws, and a person can read and type them.
     return round(drawn) if how.integer else float(f"{drawn:.6g}")
 
 
@@ -152,7 +155,7 @@ _HINT = "docs/guides/sweeps.md lists what an expression may use"
 
 
 class _NoValues(Exception):  # noqa: N818 - internal: carries a point's faults to the loop that gathers them
-    """Expressions without a value: the key of each, its text, the reason."""
+    """Expressions that cannot be evaluated: the key of each, its text, the reason."""
 
     def __init__(self, found: list[tuple[str, str, ExpressionError]]) -> None:
         super().__init__(found)
@@ -169,10 +172,10 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def _settle(
+def _evaluate_point(
     raw: Mapping[str, Value], when: tuple[str, ...], base: Mapping[str, Any], tables: Tables
 ) -> tuple[dict[str, Value], bool]:
-    """The values of one point, all expressions evaluated, and whether it meets the conditions."""
+    """The values of one point, with all expressions evaluated, and whether it meets the conditions."""
     scope = Scope(raw, base, tables)
     values: dict[str, Value] = {}
     without: list[tuple[str, str, ExpressionError]] = []
@@ -184,7 +187,7 @@ def _settle(
     wanted = True
     for number, condition in enumerate(when):
         try:
-            # A condition may lean on those before it, such as one that keeps a divisor from being 0.
+            # A condition may depend on the ones before it, such as one that keeps a divisor from being 0.
             wanted = wanted and bool(evaluate(condition, scope.name, scope.lookup))
         except ExpressionError as error:
             without.append((f"sweep.when[{number}]", condition, error))

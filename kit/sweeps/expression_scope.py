@@ -1,4 +1,4 @@
-"""The names that an expression of one point sees."""
+"""The names that an expression of one point can use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LOOKUP = "lookup:"
 
 @lru_cache(maxsize=1024)
 def _names(keys: tuple[str, ...]) -> dict[str, str]:
-    """What expressions call each key: by its short name, and by its whole one."""
+    """The names of each key in expressions: its short name and its full name."""
     short = short_names(keys)
     return {short[key]: key for key in keys} | {identifier(key): key for key in keys}
 
 
 class Scope:
-    """The point's keys above the job's. A value that is an expression is evaluated when it is first asked for."""
+    """The point's keys, which hide the job's. A value that is an expression is evaluated when it is first used."""
 
     def __init__(self, raw: Mapping[str, Value], base: Mapping[str, Any], tables: Tables) -> None:
         self._raw, self._base, self._tables = raw, base, tables
@@ -32,7 +32,7 @@ class Scope:
         self._open: list[str] = []
 
     def value(self, key: str) -> Any:
-        """The value of a swept key. ExpressionError when it has none, or needs itself."""
+        """The value of a swept key. ExpressionError if it has none, or depends on itself."""
         if key in self._known:
             return self._known[key]
         if key in self._open:
@@ -45,7 +45,7 @@ class Scope:
         return self._known[key]
 
     def name(self, name: str) -> Any:
-        """The value of a name in an expression; a Mapping when more of the name is to follow. UnknownName when there is none."""
+        """The value of a name in an expression; a Mapping for a prefix of a dotted name. UnknownName if there is none."""
         if name in self._keys:
             return self.value(self._keys[name])
         if any(known.startswith(f"{name}.") for known in self._keys):
@@ -73,7 +73,7 @@ class Scope:
         return found
 
     def _unknown(self, name: str) -> UnknownName:
-        """What a person may have meant: a name of the point, or an option of the job."""
+        """An error that suggests similar names: keys of the point, or options of the job."""
         return UnknownName(name, sorted({*self._keys, *option_names(self._base.get("args", []))}))
 
     def _evaluated(self, value: Value) -> Any:

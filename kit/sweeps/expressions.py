@@ -1,7 +1,8 @@
-"""Expressions: `= 3e-3 * sqrt(batch_size / 256)`. simpleeval evaluates them; only arithmetic and the functions here exist.
+"""Expressions: `= 3e-3 * sqrt(batch_size / 256)`. simpleeval evaluates them; only arithmetic and the functions in this module
+exist.
 
-A name in an expression is a key of the point (`args.batch_size` for `args.--batch-size`), the last part of one where that is unique
-(`batch_size`), or a key of the job. Names are looked up when they are needed, so that values may build on each other in any order.
+A name in an expression is a key of the point (`args.batch_size` for `args.--batch-size`), the last part of a key if that is unique
+(`batch_size`), or a key of the job. Names are looked up when they are used, so values may depend on each other in any order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kit.spec.sweep import Value
 
 Lookup = Callable[[str], Any]
 
-# Longer than any that a person writes; a parser's stack is deeper than this.
+# Longer than any expression that a person writes, and short enough for the parser's stack.
 _MOST_TEXT = 2000
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -41,7 +42,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 class ExpressionError(ValueError):
-    """An expression that cannot be evaluated; the text says why."""
+    """An expression that cannot be evaluated; the text gives the reason."""
 
 
 class UnknownName(ExpressionError):  # noqa: N818 - read as a sentence where it is raised
@@ -53,16 +54,16 @@ class UnknownName(ExpressionError):  # noqa: N818 - read as a sentence where it 
 
 
 def evaluate(text: str, names: Lookup, lookup: Lookup) -> Any:
-    """The value of an expression. ExpressionError when it has none.
+    """The value of an expression. ExpressionError if it has none.
 
-    names: the value of a dotted name. lookup: the value that a table has for this point.
+    names: returns the value of a dotted name. lookup: returns the value that a table has for this point.
     """
     if len(text) > _MOST_TEXT:
         raise ExpressionError(f"it has {len(text)} characters; at most {_MOST_TEXT} are read")
     evaluator = _Arithmetic(names=lambda node: _named(node.id, names), functions={**_FUNCTIONS, "lookup": lookup})
     try:
         with warnings.catch_warnings():
-            # Python's own parser warns on stderr of what reads oddly.
+            # Python's own parser prints warnings about unusual code to stderr.
             warnings.simplefilter("ignore", SyntaxWarning)
             return _plain(evaluator.eval(text.strip()))
     except ExpressionError:
@@ -84,7 +85,7 @@ def evaluate(text: str, names: Lookup, lookup: Lookup) -> Any:
 
 
 def checked(value: Any) -> Value:
-    """A result as a value of a sweep; ExpressionError for what a job file could not hold."""
+    """A result as a value of a sweep; ExpressionError for a value that a job file cannot hold."""
     numbers = [one for one in (value if isinstance(value, list | tuple) else [value]) if isinstance(one, float)]
     if not all(map(math.isfinite, numbers)):
         raise ExpressionError(f"its value is {value}")
@@ -98,7 +99,7 @@ def checked(value: Any) -> Value:
 
 
 class _Arithmetic(simpleeval.EvalWithCompoundTypes):  # type: ignore[misc] # the library is untyped
-    """Without what makes text of any length, or takes any time: formats, methods and comprehensions."""
+    """simpleeval without features that could produce huge texts or take unlimited time: formats, methods and comprehensions."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -107,7 +108,7 @@ class _Arithmetic(simpleeval.EvalWithCompoundTypes):  # type: ignore[misc] # the
         self.operators[ast.Mod] = _modulo
 
     def _eval_attribute(self, node: ast.Attribute) -> Any:
-        """A longer name, and nothing else: values have no methods here."""
+        """An attribute is only the next part of a dotted name; values have no methods."""
         value = self._eval(node.value)
         if not isinstance(value, _Branch):
             raise ExpressionError(f"a value has no {node.attr!r} here")
@@ -115,14 +116,14 @@ class _Arithmetic(simpleeval.EvalWithCompoundTypes):  # type: ignore[misc] # the
 
 
 def _modulo(left: Any, right: Any) -> Any:
-    """Of numbers: of text it would be a format."""
+    """Modulo for numbers; for text it would be a format operation."""
     if isinstance(left, str):
         raise ExpressionError("text has no remainder: '%' is for numbers")
     return left % right
 
 
 class _Branch:
-    """A prefix of a dotted name, such as `args` of `args.lr`; each attribute lengthens it."""
+    """A prefix of a dotted name, such as `args` of `args.lr`; each attribute extends it."""
 
     def __init__(self, name: str, names: Lookup) -> None:
         self._name, self._names = name, names

@@ -1,4 +1,4 @@
-"""Finds sweeps beside the runs, and the states of their points."""
+"""Finds sweeps next to the runs, and the states of their points."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kit.spec.run_paths import RunPaths
 from kit.sweeps import lost_arrays, search_trials
 from kit.sweeps.record import SweepPaths, SweepRecord, read
 
-# A point that has no run folder, or one that was never sent.
+# The state of a point that has no run folder, or was never submitted.
 MISSING = "MISSING"
 
 
 def find_all(folders: list[Path]) -> list[Path]:
-    """All sweeps under these folders of runs, oldest first."""
+    """All sweeps in these folders of runs, oldest first."""
     inside = [p for folder in folders if folder.is_dir() for p in folder.iterdir() if not p.name.startswith(".")]
     return sorted((p for p in inside if SweepPaths(p).record.is_file()), key=_age)
 
 
 def _age(folder: Path) -> tuple[float, str]:
-    """When it was submitted; one that cannot be read comes before all others, and is the newest of none."""
+    """Sort key: the time of submission. A sweep that cannot be read counts as the oldest."""
     try:
         return read(folder).submitted_at.timestamp(), folder.name
     except RunError:
@@ -31,7 +31,7 @@ def _age(folder: Path) -> tuple[float, str]:
 
 
 def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = None) -> Path:
-    """A sweep by its folder, id or unique start of an id; without a name the newest, of `job_file` where one is given."""
+    """A sweep by its folder, id or unique start of an id; without a name the newest, or the newest of `job_file`."""
     if name is not None and SweepPaths(Path(name)).record.is_file():
         return Path(name).resolve()
     known = find_all(folders)
@@ -47,27 +47,27 @@ def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = N
 
 
 def named(name: str, folders: list[Path]) -> Path | None:
-    """The sweep of exactly this folder or id, where there is one."""
+    """The sweep with exactly this folder or id; None if there is none."""
     known = [Path(name), *(folder / name for folder in folders)]
     return next((path.resolve() for path in known if SweepPaths(path).record.is_file()), None)
 
 
 def active(folder: Path, *, queue: Queue) -> list[Status]:
-    """The points that wait or run; those that are ending already are left to end."""
+    """The points that wait or run. Points that are already ending are left out."""
     found = states(folder, read(folder), queue=queue).values()
     return [one for one in found if one is not None and one.active and one.state != "COMPLETING"]
 
 
 def states(folder: Path, record: SweepRecord, *, queue: Queue) -> dict[int, Status | None]:
-    """The state of each point, by number; None for one without a run. Slurm is asked once."""
+    """The state of each point, by number; None for a point without a run. Slurm is asked once."""
     paths = SweepPaths(folder)
     if mirrors.holding(folder):
-        # With the answer of a cluster over ssh its runs' records come, too.
+        # For a cluster over ssh, this also updates the runs' records.
         answer = queue(record.cluster)
         queue = lambda name: answer  # noqa: E731 - of this cluster alone
     if lost_arrays.arrays(paths, record):
         record = lost_arrays.recovered(folder, record)
-    # By the run index: of 10,000 points only those are read anew whose files have changed.
+    # Use the run index: of 10,000 points, only those with changed files are read again.
     there = [(path, one) for path, one in index.runs(paths.points) if not one.problem or _has_manifest(path)]
     found = {one.run_dir.name: one for one in status.of_facts(there, queue=queue)}
     return {p.index: found.get(paths.name(p.index)) for p in record.points}
@@ -78,20 +78,20 @@ def _has_manifest(run_dir: Path) -> bool:
 
 
 def state_of(one: Status | None) -> str:
-    """Slurm's word for a point's state; SUBMITTED without a job is as good as missing."""
+    """Slurm's word for a point's state. A point that is SUBMITTED without a job counts as missing."""
     return MISSING if one is None or one.job_id is None else one.state
 
 
 def to_retry(states_now: dict[int, Status | None]) -> list[int]:
-    """The points that have ended without success, or were never sent; not those that a search has stopped."""
-    return [index for index, one in states_now.items() if not _is_fine(one) and not _was_stopped(one)]
+    """The points that ended without success or were never submitted, except those that a search has stopped."""
+    return [index for index, one in states_now.items() if not _needs_no_retry(one) and not _was_stopped(one)]
 
 
 def _was_stopped(one: Status | None) -> bool:
     return one is not None and search_trials.stopped_file(one.run_dir).is_file()
 
 
-def _is_fine(one: Status | None) -> bool:
+def _needs_no_retry(one: Status | None) -> bool:
     if one is None or one.job_id is None:
         return False
     return one.active or (one.state == "COMPLETED" and not one.exit_code)

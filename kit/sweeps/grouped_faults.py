@@ -13,24 +13,24 @@ from kit.validation import COMMAND_LINE
 
 
 def of_points(file: str) -> str:
-    """How a fault names the sweep of a job file."""
+    """The name of a job file's sweep in faults."""
     return f"{file} [sweep]"
 
 
 def clash(key: str, file: str) -> Fault:
-    """A swept key that the command line sets as well."""
+    """The fault of a swept key that the command line sets as well."""
     hint = f"drop it from {COMMAND_LINE}, or from [sweep] in {file}"
     return Fault(file=COMMAND_LINE, key=key, problem="the sweep sets this key too", hint=hint)
 
 
 class Gathered:
-    """The faults of all points so far."""
+    """Collects the faults of all points."""
 
     def __init__(self) -> None:
         self._points: dict[Fault, list[Point]] = {}
 
     def add(self, point: Point, faults: Sequence[Fault]) -> None:
-        """Note faults of one point."""
+        """Add faults of one point."""
         for fault in faults:
             points = self._points.setdefault(fault, [])
             if points[-1:] != [point]:
@@ -38,7 +38,7 @@ class Gathered:
 
     @contextlib.contextmanager
     def of(self, point: Point) -> Iterator[None]:
-        """A block whose ConfigError is noted; one without faults, such as TOML that cannot be read, is passed on."""
+        """Collect the ConfigError of a block. One without faults, such as for invalid TOML, is raised."""
         try:
             yield
         except ConfigError as error:
@@ -47,12 +47,12 @@ class Gathered:
             self.add(point, error.faults)
 
     def raise_any(self) -> None:
-        """ConfigError with all that was noted, if anything was."""
+        """Raise a ConfigError with all collected faults, if there are any."""
         if self._points:
             raise self.error()
 
     def error(self) -> ConfigError:
-        """All that was noted as one error."""
+        """All collected faults as one error."""
         return ConfigError.of(*(_with_points(fault, points) for fault, points in self._points.items()))
 
 

@@ -1,7 +1,7 @@
 """Stops bad points early: asynchronous successive halving.
 
-L. Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020. No point waits for others: it is judged by those
-that have come as far when it comes there. Hyperband is this with several values of `first`, side by side.
+L. Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020. No point waits for others: when it reaches a
+rung, it is compared with the points that have already reached it. Hyperband is several of these, with different values of `first`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from kit.spec.sweep import Halving
 
 Reports = Mapping[int, float]
-"""A point's metric by the step that it was reported with."""
+"""A point's metric by step."""
 
 
 def rung(rule: Halving, number: int) -> int:
-    """Steps of the judgement `number`, from 0 on."""
+    """The step of rung `number`, counted from 0."""
     return int(rule.first * rule.factor**number)
 
 
@@ -27,10 +27,10 @@ def at(reported: Reports, step: int) -> float | None:
 
 
 def verdict(rule: Halving, goal: str, mine: Reports, others: Sequence[Reports]) -> int | None:
-    """The step at which a point is to stop; None while it continues.
+    """The step at which a point must stop; None while it continues.
 
-    It continues while it is among the best 1/factor, rounded down but at least one, of all that have come to the same judgement.
-    Before there are `factor` of them nobody is stopped. What is not a number (NaN) is the worst.
+    A point continues while it is among the best 1/factor (rounded down, at least one) of all points that have reached the same
+    rung. Before `factor` points have reached it, none is stopped. NaN counts as the worst value.
     """
     number = 0
     while (value := at(mine, step := rung(rule, number))) is not None:

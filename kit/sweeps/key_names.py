@@ -8,13 +8,13 @@ from kit.spec.sweep import Value
 
 
 def identifier(key: str) -> str:
-    """`args.--batch-size` -> `args.batch_size`: a name that an expression can hold."""
+    """`args.--batch-size` -> `args.batch_size`: a name that is valid in an expression."""
     head, dot, option = key.partition(".")
     return f"{head}.{option.lstrip('-').replace('-', '_')}" if dot and head == "args" else key
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Key -> the last part of its identifier, or all of it where two keys would share that part."""
+    """Key -> the last part of its identifier, or the whole identifier if two keys would have the same last part."""
     keys = list(keys)
     last = {key: identifier(key).rpartition(".")[2] for key in keys}
     shared = {name for name in last.values() if list(last.values()).count(name) > 1}
@@ -22,7 +22,7 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
 
 
 def shown(value: Value) -> str:
-    """A value as a table shows it: floats with six digits at most, as in 0.001 or 3e-05."""
+    """A value in a table: floats with at most six digits, as in 0.001 or 3e-05."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -33,7 +33,7 @@ def shown(value: Value) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`[0, 1, 2, 5]` -> `0-2,5`, as Slurm writes the tasks of an array."""
+    """`[0, 1, 2, 5]` -> `0-2,5`, Slurm's form for the tasks of an array."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and parts[-1][-1] == number - 1:

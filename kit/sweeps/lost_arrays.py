@@ -1,4 +1,4 @@
-"""Arrays that Slurm took and the sweep's record does not know: `kit sweep` was killed between sbatch and the manifests."""
+"""Arrays that Slurm has accepted but the sweep's record lacks, because `kit sweep` was killed between sbatch and the manifests."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def arrays(paths: SweepPaths, record: SweepRecord) -> list[int]:
 
 
 def noted(points: Iterable[Path]) -> bool:
-    """Note what Slurm has of the sweeps of these run folders, which have no job; whether anything was found."""
+    """Record Slurm's jobs for the sweeps of these run folders, which have no job. Return whether any were found."""
     found = False
     for folder in {point.parent.parent for point in points if point.parent.name == POINTS}:
-        # What is not a sweep's, or cannot be read, has a reason of its own.
+        # A folder that is not a sweep's, or cannot be read, is reported elsewhere.
         with contextlib.suppress(RunError):
             record = read(folder)
             if arrays(SweepPaths(folder), record):
@@ -33,7 +33,7 @@ def noted(points: Iterable[Path]) -> bool:
 
 
 def recovered(folder: Path, record: SweepRecord) -> SweepRecord:
-    """The record with those of them that Slurm has, found by their own script, noted as `kit sweep` would have done."""
+    """The record with the lost arrays that Slurm has, identified by their scripts and recorded as by `kit sweep`."""
     if not which_slurm.is_up(record.cluster):
         return record
     paths = SweepPaths(folder)
@@ -50,7 +50,7 @@ def recovered(folder: Path, record: SweepRecord) -> SweepRecord:
             found.append(SentArray(number=number, job_id=job_id, members=_members(script.parent), argv=argv))
     if not found:
         return record
-    # Only here: it brings all that plans a job.
+    # Imported here because it loads all the planning code.
     from kit.sweeps.submit import note
 
     record = record.model_copy(update={"arrays": (*record.arrays, *found)})
@@ -59,6 +59,6 @@ def recovered(folder: Path, record: SweepRecord) -> SweepRecord:
 
 
 def _members(array: Path) -> tuple[int, ...]:
-    """The points of its tasks, in order: each task has a link to its point's folder."""
+    """The points of an array's tasks, in order: each task has a link to its point's folder."""
     tasks = sorted(int(one.name) for one in array.iterdir() if one.name.isdecimal())
     return tuple(int((array / str(task)).readlink().name.rpartition(".")[2]) for task in tasks)

@@ -1,9 +1,10 @@
-"""Runs a task of a search's array on its node, outside any container, beside its batch script (templates/bin/array.sh).
+"""Runs for a task of a search's array on its node, outside any container, beside its batch script (templates/bin/array.sh).
 
-    python -m kit.sweeps.on_node ask   POINT        before the batch script: the point's values, chosen and written into its files
-    python -m kit.sweeps.on_node watch POINT PID    while it runs: stops the batch script where the point is bad early
+    python -m kit.sweeps.on_node ask   POINT        before the batch script: chooses the point's values and writes them into its
+    files
+    python -m kit.sweeps.on_node watch POINT PID    during the batch script: stops it if the point is bad early
 
-POINT is a run folder. Nothing of a search lives on the login node, and nothing outlives the task.
+POINT is a run folder. No part of a search runs on the login node, and no process remains after the task.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from kit.spec.sweep import Sweep
 from kit.sweeps import apply_chosen_values, halving, search_trials
 from kit.sweeps.record import SweepPaths, SweepRecord, read
 
-# How long a task waits for others that ask; without the lock two of them may not see each other's values, and no more.
+# How long a task waits for the lock. Without the lock, two tasks may choose without seeing each other's values, which does no harm.
 _LOCK_S = 60.0
 _LOOK_S = 5.0
 
 
 def ask(run_dir: Path) -> None:
-    """The point's values: those that it has already after a requeue, else new ones."""
+    """Choose the point's values. After a requeue, it keeps those that it has."""
     values = search_trials.suggestion(run_dir)
     if values is None:
         # It needs an extra, which a node may lack: main reports that.
@@ -39,7 +40,7 @@ def ask(run_dir: Path) -> None:
 
         sweep, record, index = _of(run_dir)
         assert sweep.search is not None
-        with _alone(run_dir.parent):
+        with _exclusive(run_dir.parent):
             known = _trials(run_dir.parent.parent, record, [*sweep.objectives])
             values = suggest.following(sweep.search, [*sweep.objectives.values()], known, index)
             search_trials.suggest(run_dir, values)
@@ -49,7 +50,7 @@ def ask(run_dir: Path) -> None:
 
 
 def watch(run_dir: Path, batch: int) -> None:
-    """Until the point is to be stopped, or the batch script is gone."""
+    """Watch the point until it is stopped, or its batch script has ended."""
     sweep, record, index = _of(run_dir)
     if sweep.search is None or sweep.search.stop is None:
         return
@@ -73,7 +74,7 @@ def watch(run_dir: Path, batch: int) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """1, with one line that says why, where it could not be done: the point keeps the values that it was planned with."""
+    """Run one command. Returns 1, with a one-line reason, if it failed: the point keeps the values that it was planned with."""
     try:
         if words[0] == "ask":
             ask(Path(words[1]).resolve())
@@ -86,7 +87,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _of(run_dir: Path) -> tuple[Sweep, SweepRecord, int]:
-    """The search that a point belongs to, as it was at submit, and its number there."""
+    """The search of a point as recorded at submit, and the point's number in it."""
     folder = run_dir.parent.parent
     record = read(folder)
     if record.search is None:
@@ -100,8 +101,8 @@ def _trials(folder: Path, record: SweepRecord, objectives: Sequence[str]) -> lis
 
 
 @contextlib.contextmanager
-def _alone(points: Path) -> Iterator[None]:
-    """One task of the sweep at a time. The lock is the kernel's: a kill -9 frees it."""
+def _exclusive(points: Path) -> Iterator[None]:
+    """Allow one task of the sweep at a time. The kernel releases the lock after a kill -9."""
     lock = filelock.FileLock(points / ".suggesting", timeout=_LOCK_S)
     try:
         lock.acquire()
@@ -114,7 +115,7 @@ def _alone(points: Path) -> Iterator[None]:
 
 
 def _lives(pid: int) -> bool:
-    """Whether the batch script that this process was started by is still there."""
+    """Whether the batch script that started this process still runs."""
     return os.getppid() == pid
 
 

@@ -1,4 +1,4 @@
-"""A metric against a swept key, as PNG, SVG, or one HTML file that needs nothing else."""
+"""Plots a metric against a swept key, as PNG, SVG, or one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kit.spec.sweep import Value
 from kit.sweeps.key_names import short_names, shown
 from kit.sweeps.results import PointResult, Results
 
-# Points that differ in this key alone are repetitions of one setting: a line goes through their mean.
+# Points that differ only in this key are repetitions of one setting: a line goes through their mean.
 _REPETITION = "seed"
 _FORMATS = (".png", ".svg", ".html")
-# Values over two decades are read on a log axis whatever their steps.
+# Values that span more than two decades always get a log axis.
 _DECADES = 100.0
-# As many values of x get a tick each.
+# Up to this many values of x get a tick each.
 _TICKS = 8
 
 
@@ -42,7 +42,7 @@ class Series:
 
 
 def draw(results: Results, path: Path, *, x: str | None = None) -> None:
-    """Write the plot to `path`, whose ending names the format. x: a swept key; default: the first with several numbers."""
+    """Write the plot to `path`, whose suffix sets the format. x: a swept key; default: the first with several numbers."""
     if path.suffix not in _FORMATS:
         raise UsageError(f"{path}: its ending names no format", hint=f"use one of {', '.join(_FORMATS)}")
     if results.metric is None:
@@ -77,7 +77,7 @@ def series_of(results: Results, key: str) -> list[Series]:
 
 
 def is_logarithmic(values: Sequence[float]) -> bool:
-    """Whether values are read on a log axis: all positive, and over two decades or closer to equal ratios than to equal steps."""
+    """Whether a log axis suits the values: all are positive, and they span over two decades or have nearly equal ratios."""
     distinct = sorted(set(values))
     if len(distinct) < 3 or distinct[0] <= 0:
         return len(distinct) == 2 and distinct[0] > 0 and distinct[1] / distinct[0] >= _DECADES
@@ -87,7 +87,7 @@ def is_logarithmic(values: Sequence[float]) -> bool:
 
 
 def _unevenness(values: Sequence[float]) -> float:
-    """Spread of the steps between sorted values, over their mean: 0 for equal steps."""
+    """The spread of the steps between sorted values, divided by their mean: 0 for equal steps."""
     steps = [b - a for a, b in itertools.pairwise(values)]
     mean = sum(steps) / len(steps)
     return math.sqrt(sum((step - mean) ** 2 for step in steps) / len(steps)) / mean
@@ -121,7 +121,7 @@ def _figure(series: Sequence[Series], x: str, y: str, kind: str) -> bytes:
     figure = Figure(figsize=(8, 5), layout="constrained")
     _fill(figure.subplots(), series, x, y)
     sink = io.BytesIO()
-    # Without a date, and with ids from a fixed salt, the same results make the same bytes.
+    # With a fixed salt for ids and no date, the same results give the same bytes.
     with matplotlib.rc_context({"svg.hashsalt": "kit"}):
         figure.savefig(sink, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
     return sink.getvalue()
@@ -148,7 +148,7 @@ def _fill(axes: Any, series: Sequence[Series], x: str, y: str) -> None:
 
 
 def _page(results: Results, svg: str) -> str:
-    """The plot above the table of all points."""
+    """An HTML page with the plot above the table of all points."""
     rows = results.as_tables()
     head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
     body = "".join(

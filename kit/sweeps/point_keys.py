@@ -14,7 +14,7 @@ _ARGS, _ENV = "args.", "env."
 
 
 def job_keys(point: Point, args: Sequence[str]) -> Table:
-    """The keys that a point sets, nested as a job file has them. args: the program's arguments without the point."""
+    """The keys that a point sets, nested as in a job file. args: the program's arguments without the point."""
     table: Table = {}
     given = point.values.get("args", list(args))
     words = [text(word) for word in given] if isinstance(given, list | tuple) else given
@@ -43,7 +43,7 @@ def clashes(point: Point, set_here: Mapping[str, Any]) -> list[str]:
 
 
 def _typed(key: str, value: Value) -> Any:
-    """Environment variables are text; lists are lists."""
+    """Convert a value to its key's type: environment variables are text."""
     if key.startswith(_ENV) and not isinstance(value, tuple):
         return text(value)
     return list(value) if isinstance(value, tuple) else value

@@ -1,6 +1,6 @@
-"""From a job file with a `[sweep]` to the kind of each point, checked as a job of its own; nothing is written.
+"""Turns a job file with a `[sweep]` into the kind of each point, checked like a separate job; nothing is written.
 
-No plan is kept: 100,000 of them would be a gigabyte. A point is planned when its run folder is written.
+Plans are not kept: 100,000 of them would need a gigabyte. A point is planned when its run folder is written.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from kit.sweeps.table_lookup import Tables
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSweep:
-    """A sweep, checked. kinds: of each point, in the order of `expansion.points`. planned: the plan of one, made anew at each call.
+    """A checked sweep. kinds: one for each point of `expansion.points`. planned: plans a point, anew at each call.
 
-    first: one point's plan, with what it found out about the cluster.
+    first: one point's plan, with the facts that it found about the cluster.
     """
 
     job_file: Path
@@ -50,22 +50,22 @@ class PreparedSweep:
 
     @property
     def at(self) -> Path:
-        """The sweep's folder as commands here see it: of a cluster over ssh, its mirror."""
+        """The sweep's folder for commands of this machine: for a cluster over ssh, its mirror."""
         remote = self.first.remote
         return remote.mirror.runs / self.folder.name if remote else self.folder
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """Points of the sweep, numbered as their run folders are."""
+        """The points of the sweep; their run folders have the same numbers."""
         return self.expansion.points
 
     @property
     def runs(self) -> Sequence[Prepared]:
-        """The points' plans, each made when it is asked for."""
+        """The points' plans; each is made when it is used."""
         return _Runs(self.points, self.planned)
 
     def arrays(self, points: Sequence[int] | None = None, *, first: int = 0) -> tuple[Array, ...]:
-        """The arrays that submit these points (default: all). first: the number of the first array."""
+        """The arrays for submitting these points (default: all). first: the number of the first array."""
         wanted = None if points is None else set(points)
         pairs = zip(self.points, self.kinds, strict=True)
         return group(
@@ -108,7 +108,7 @@ def prepare(
 ) -> PreparedSweep:
     """Read, expand, check and plan. ConfigError with the faults of all points at once.
 
-    into: a sweep that was submitted; its points keep their numbers and its seed, new ones are numbered after them.
+    into: a submitted sweep; its points keep their numbers and its seed, and new points get the next numbers.
     """
     sources = config.read_job(job_file, cluster=cluster, overrides=overrides)
     return prepare_sources(sources, containers=containers, now=now, into=into)
@@ -117,7 +117,7 @@ def prepare(
 def prepare_sources(
     sources: Sources, *, containers: bool = True, now: datetime | None = None, into: SweepRecord | None = None
 ) -> PreparedSweep:
-    """The same for a job that is read already."""
+    """Prepare the sweep of a job that was read already."""
     job_file, base = sources.job_file, sources.resolve()
     sweep = base.job.sweep
     if sweep is None:
@@ -150,7 +150,7 @@ def prepare_sources(
 
 
 def _check_nodes(kinds: Sequence[Kind], sweep: Sweep, file: str) -> None:
-    """A point that alone has more nodes than the sweep may use would never start."""
+    """Refuse a point that needs more nodes than the sweep may use: it would never start."""
     most = max(kind.held for kind in kinds)
     if sweep.max_nodes is not None and sweep.max_nodes < most:
         problem = f"{sweep.max_nodes} nodes are too few: the largest point has {most} and could never start"
@@ -158,7 +158,7 @@ def _check_nodes(kinds: Sequence[Kind], sweep: Sweep, file: str) -> None:
 
 
 def _renumbered(expansion: Expansion, into: SweepRecord) -> Expansion:
-    """Points that the sweep has already get their old numbers; the others follow."""
+    """Points that the sweep already has keep their numbers; the others follow."""
     known = {recorded.point().identity: recorded.index for recorded in into.points}
     following = iter(range(len(into.points), len(into.points) + len(expansion.points)))
     points = [replace(p, index=known[p.identity] if p.identity in known else next(following)) for p in expansion.points]
@@ -166,7 +166,7 @@ def _renumbered(expansion: Expansion, into: SweepRecord) -> Expansion:
 
 
 def _kinds(planner: _Planner, points: Sequence[Point], faults: Gathered) -> tuple[Kind, ...]:
-    """Of each point; what is wrong with one is noted, and it has none."""
+    """The kind of each point. Faults of a point are collected; such a point has no kind."""
     known = Kinds(planner.resolved, lambda point, one: kind_of(planner.prepared(point, one).plan))
     found = []
     for point in points:
@@ -177,7 +177,7 @@ def _kinds(planner: _Planner, points: Sequence[Point], faults: Gathered) -> tupl
 
 
 def _require_single(one: Resolved) -> None:
-    """A point is one job: tasks of an array cannot be links of a chain, have no stages, and do not write into one file."""
+    """Require that a point is a single job: array tasks cannot form a chain or have stages, and must not write to one file."""
     wrong = [
         Fault(file=one.job_file, key=key, problem="a job with [sweep] cannot have this table", hint=hint)
         for key, there, hint in (
@@ -196,7 +196,7 @@ def _require_single(one: Resolved) -> None:
 
 
 class _Planner:
-    """Plans points, each in its own folder of the sweep's. first: the first one that could be; all others are at its place."""
+    """Plans points, each in its own folder inside the sweep's. first: the first point that could be planned; it fixes the place."""
 
     def __init__(
         self, sources: Sources, file: str, *, containers: bool, now: datetime | None, into: SweepRecord | None
@@ -213,7 +213,7 @@ class _Planner:
         return self.prepared(point, self.resolved(point))
 
     def resolved(self, point: Point) -> Resolved:
-        """The job of a point. ConfigError with all that is wrong with it."""
+        """The job of a point. ConfigError with all its faults."""
         one = self.sources.resolve(job_keys(point, self._args), label=of_points(self.file))
         _require_single(one)
         return replace(one, job=one.job.model_copy(update={"sweep": None}))
@@ -244,7 +244,7 @@ class _Planner:
 
 
 def _locks(first: Prepared) -> Callable[[Resolved], ImageLock | None]:
-    """The lock of a point's image, read once for each image."""
+    """A function that returns the lock of a point's image. Each image's lock is read once."""
     known = {first.resolved.job.image_name: first.lock}
 
     def lock_of(resolved: Resolved) -> ImageLock | None:

@@ -1,4 +1,4 @@
-"""Options of the program inside the job's `args`: `args.--lr = 0.1` reads and replaces them."""
+"""Reads and sets options of the program in the job's `args`: `args.--lr = 0.1`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NUMBER = re.compile(r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 
 
 def with_option(args: Sequence[str], option: str, value: Value) -> list[str]:
-    """`args` with `option` set: where it was, or at the end. True leaves the bare option, False takes it out.
+    """`args` with `option` set: at its present place, or at the end. True gives the bare option, False removes it.
 
-    Several values follow the option as several words. An option that occurs more than once is given once.
+    Several values become several words after the option. Repeated occurrences are reduced to one.
     """
     kept: list[str] = []
     place: int | None = None
@@ -34,7 +34,7 @@ def with_option(args: Sequence[str], option: str, value: Value) -> list[str]:
 
 
 def read_option(args: Sequence[str], name: str) -> Scalar | None:
-    """The last value of what expressions call `args.<name>`; a number where it reads as one; None when it is not there."""
+    """The last value of the option that expressions call `args.<name>`, as a number if possible; None if it is not given."""
     found: Scalar | None = None
     for at, word in enumerate(args):
         option, equals, value = word.partition("=")
@@ -48,12 +48,12 @@ def read_option(args: Sequence[str], name: str) -> Scalar | None:
 
 
 def option_names(args: Sequence[str]) -> list[str]:
-    """What expressions call the options in `args`: `args.batch_size` for `--batch-size`."""
+    """The names of the options in `args` for expressions: `args.batch_size` for `--batch-size`."""
     return [identifier(f"args.{word.partition('=')[0]}") for word in args if not _is_value(word)]
 
 
 def text(value: Scalar) -> str:
-    """A value as a program reads it: floats by the shortest text that gives the same number back."""
+    """A value in a form for a program. A float gets the shortest text that gives the same number."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""sweep.json: the points of a sweep and the arrays that they were sent in."""
+"""sweep.json: the points of a sweep and its submitted arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kit.sweeps.expand import Point
 
 
 class SentArray(Model):
-    """One submission: task n of Slurm job `job_id` is the nth of `members`."""
+    """One submission: task n of Slurm job `job_id` runs the nth of `members`."""
 
     number: int
     job_id: int
@@ -24,19 +24,19 @@ class SentArray(Model):
 
 
 class RecordedPoint(Model):
-    """A point of the sweep under the number that names its folder."""
+    """A point of the sweep, with the number that names its folder."""
 
     index: int
     name: str
     values: Mapping[str, Value]
 
     def point(self) -> Point:
-        """As `expand` makes it."""
+        """The point in the form of `expand`."""
         return Point(index=self.index, name=self.name, values=self.values)
 
 
 class SweepRecord(Model):
-    """One sweep. seed: what its points get where neither job nor sweep names one. search: the table of an adaptive one."""
+    """One sweep. seed: of its points if neither job nor sweep sets one. search: the table of an adaptive sweep."""
 
     schema_version: Literal[1] = 1
     sweep_id: str
@@ -57,23 +57,23 @@ class SweepRecord(Model):
 
 
 class SweepPaths:
-    """File names under one sweep's folder."""
+    """File names in one sweep's folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     @property
     def record(self) -> Path:
-        """The sweep's record; a folder that holds one is a sweep."""
+        """The sweep's record. A folder with this file is a sweep."""
         return self.root / "sweep.json"
 
     @property
     def points(self) -> Path:
-        """A run folder for each point."""
+        """The folder with a run folder for each point."""
         return self.root / index.POINTS
 
     def point(self, index: int) -> Path:
-        """The run folder of one point. Its name is the run's id, so that it names the run everywhere."""
+        """The run folder of one point. Its name is the run's id, which identifies the run everywhere."""
         return self.points / self.name(index)
 
     def name(self, index: int) -> str:
@@ -82,12 +82,12 @@ class SweepPaths:
 
     @property
     def arrays(self) -> Path:
-        """A folder for each array: its script, and a link to a point's run folder for each task."""
+        """The folder with a folder for each array: its script, and for each task a link to a point's run folder."""
         return self.root / "arrays"
 
 
 def read(folder: Path) -> SweepRecord:
-    """The record of a sweep; RunError when there is none or it is of another make."""
+    """The record of a sweep; RunError if there is none, or if another version of the kit made it."""
     path = SweepPaths(folder).record
     return manifest.load(SweepRecord, path, absent=lambda: _absent(folder))
 

@@ -15,7 +15,7 @@ from kit.sweeps.results import Results
 
 
 def write(results: Results, path: Path) -> None:
-    """Write `path` in the format that its ending names."""
+    """Write `path` in the format of its suffix."""
     writer = _WRITERS.get(path.suffix)
     if writer is None:
         raise UsageError(f"{path}: its ending names no format", hint=f"use one of {', '.join(_WRITERS)}")
@@ -24,7 +24,7 @@ def write(results: Results, path: Path) -> None:
 
 
 def as_json(results: Results) -> str:
-    """The rows, and what they are sorted by. JSON has no NaN and no infinity: a diverged metric is null."""
+    """The rows, and their sort order. JSON has no NaN and no infinity, so a diverged metric is null."""
     rows = [{name: _finite(value) for name, value in row.items()} for row in results.as_tables()]
     facts: dict[str, object] = {
         "sweep": results.sweep_id,
@@ -38,7 +38,7 @@ def as_json(results: Results) -> str:
 
 
 def as_csv(results: Results) -> str:
-    """A line a point, under a line of names."""
+    """A header line, then one line for each point."""
     rows = results.as_tables()
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
@@ -63,7 +63,7 @@ def _write_parquet(results: Results, path: Path) -> None:
 
 
 def _uniform(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Columns of one type: one that mixes text and numbers becomes text."""
+    """Make columns of one type: a column that mixes text and numbers becomes text."""
     for name in rows[0]:
         kinds = {type(row[name]) for row in rows} - {type(None)}
         if len(kinds) > 1 and not kinds <= {int, float}:

@@ -1,4 +1,4 @@
-"""Results of a sweep: the metrics that each run wrote as JSON lines, one row for each point."""
+"""Results of a sweep: one row for each point, with the metrics that its run wrote as JSON lines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from kit.sweeps.record import SweepPaths, SweepRecord, read
 from kit.sweeps.run_metrics_cache import Reduce
 
 Goal = Literal["min", "max"]
-# A point that a search has stopped since it was bad early.
+# The state of a point that a search has stopped early because it was bad.
 STOPPED = "STOPPED"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointResult:
-    """One point. values: by key. metrics: by name; empty where the run wrote none."""
+    """One point. values: by key. metrics: by name; empty if the run wrote none."""
 
     index: int
     name: str
@@ -38,7 +38,7 @@ class PointResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """The rows of a sweep, the best first where there is a metric to tell. keys: swept keys, in the file's order."""
+    """The rows of a sweep; the best come first if there is a metric. keys: swept keys, in the file's order."""
 
     sweep_id: str
     rows: tuple[PointResult, ...]
@@ -50,14 +50,14 @@ class Results:
 
     @property
     def front(self) -> tuple[PointResult, ...]:
-        """Of a search for several objectives the points that no other beats in all of them, in the order of the rows."""
+        """The Pareto front of a search for several objectives, in the order of the rows."""
         if len(self.objectives) < 2:
             return ()
         costs = [(row, cost) for row in self.rows if (cost := self._cost(row)) is not None]
         return tuple(row for row, cost in costs if not any(_beats(other, cost) for _, other in costs))
 
     def _cost(self, row: PointResult) -> tuple[float, ...] | None:
-        """Less is better, in each; None where one is missing or no number."""
+        """The objectives as costs, where less is better; None if one is missing or not a number."""
         found = [
             row.metrics.get(name, math.nan) * (1 if goal == "min" else -1) for name, goal in self.objectives.items()
         ]
@@ -65,14 +65,14 @@ class Results:
 
     @property
     def best(self) -> PointResult | None:
-        """The point with the best metric; None when no point has it, or all have diverged."""
+        """The point with the best metric; None if no point has it, or all have diverged."""
         first = next((row for row in self.rows if row.state != STOPPED), None)
         if first is None or self.metric is None:
             return None
         return None if math.isnan(first.metrics.get(self.metric, math.nan)) else first
 
     def key(self, name: str) -> str:
-        """The swept key that a person calls `name`: the key itself or its short name. ConfigError when there is none."""
+        """The swept key for a name: the key itself or its short name. ConfigError if there is none."""
         short = short_names(self.keys)
         found = [key for key in self.keys if name in {key, short[key]}]
         if not found:
@@ -83,12 +83,12 @@ class Results:
         return found[0]
 
     def headings(self) -> dict[str, str]:
-        """Metric -> its column: `metrics.lr` where a swept key is called lr too."""
+        """Metric -> its column: `metrics.lr` if a swept key is also called lr."""
         taken = {"point", "name", "state", "run_dir", *short_names(self.keys).values()}
         return {name: f"metrics.{name}" if name in taken else name for name in self.metrics}
 
     def as_tables(self) -> list[dict[str, object]]:
-        """Each row as one flat table, as files have it."""
+        """Each row as one flat table, for files."""
         short, headed = short_names(self.keys), self.headings()
         return [
             {
@@ -107,9 +107,9 @@ class Results:
 def gather(
     folder: Path, *, queue: Queue, metric: str | None = None, goal: Goal | None = None, reduce: Reduce = "last"
 ) -> Results:
-    """Read every point's metrics. RunError when no point wrote the metric that was asked for.
+    """Read every point's metrics. RunError when no point wrote the requested metric.
 
-    metric, goal: default: what the sweep says. reduce: which of a metric's values counts: the last, least or greatest.
+    metric, goal: by default those of the sweep. reduce: which value of a metric counts: the last, least or greatest.
     """
     record = read(folder)
     objectives = record.search.objectives if record.search else {}
@@ -152,7 +152,7 @@ def gather(
 
 
 def _goal(record: SweepRecord, metric: str | None, objectives: Mapping[str, Goal]) -> Goal:
-    """The goal of the metric, where the search has one for it; else the sweep's."""
+    """The search's goal for the metric, if it has one; else the sweep's."""
     if metric is None and record.metric is None:
         return next(iter(objectives.values()), record.goal)
     return objectives.get(metric or "", record.goal)
@@ -163,12 +163,12 @@ def _state(one: Status | None, run_dir: Path, *, searched: bool) -> str:
 
 
 def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
-    """As good in all, and better in one."""
+    """Whether one point is as good in all objectives, and better in one."""
     return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def _rank(value: float | None, goal: Goal) -> tuple[int, float]:
-    """Best first; a diverged run (NaN) after all numbers, a run without the metric last."""
+    """Sort key: the best first, then diverged runs (NaN), then runs without the metric."""
     if value is None:
         return 2, 0.0
     if math.isnan(value):

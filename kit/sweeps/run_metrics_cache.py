@@ -1,7 +1,7 @@
-"""Caches the final metrics of each run, so that results of thousands of points do not read all files again.
+"""Caches the final metrics of each run, so that results of thousands of points need not read all files again.
 
-A cache and nothing more, like the run index: one file for each sweep in the user's own cache folder. An entry counts while inode,
-size and time of the run's metrics.jsonl are as they were.
+It is only a cache, like the run index: one file for each sweep in the user's cache folder. An entry is valid while inode, size and
+time of the run's metrics.jsonl are unchanged.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from kit.runs import atomic_write, metrics
 Reduce = Literal["last", "min", "max"]
 
 _PLACES: dict[Reduce, int] = {"last": 0, "min": 1, "max": 2}
-# Keys of a metrics record that say when it was written, and nothing about the training.
+# Keys of a metrics record that say nothing about the training.
 _NOT_METRICS = {"restart"}
 _NUMBERS = {int, float}
-# Of the file's own form: another number, and all is read anew.
+# Version of the file's form. With another number, everything is read again.
 _FORM = 1
 
 
 def of(points: Path, names: Sequence[str], *, reduce: Reduce = "last") -> dict[str, dict[str, float]]:
-    """The numbers that each of these runs reported, by its name and theirs. points: the folder of the runs."""
+    """The numbers that these runs reported: run name -> metric -> value. points: the folder of the runs."""
     place = _place(points)
     known, now = _load(place), dict[str, Any]()
     at, found = _PLACES[reduce], {}
@@ -41,7 +41,7 @@ def of(points: Path, names: Sequence[str], *, reduce: Reduce = "last") -> dict[s
         if entry is None or entry[0] != seen:
             entry = [seen, _summary(f"{points}/{name}")]
         if seen is not None:
-            # Of replica groups, which have a file each, nothing is kept.
+            # Replica groups have a file each, so their numbers are not cached.
             now[name] = entry
         found[name] = {metric: values[at] for metric, values in entry[1].items()}
     if now != known:
@@ -55,8 +55,8 @@ def metrics_of(run_dir: Path, *, reduce: Reduce = "last") -> dict[str, float]:
 
 
 def _summary(run_dir: str) -> dict[str, list[float]]:
-    """Of each metric its last, least and greatest value, as min() and max() have them."""
-    # What a run is, is not what it came to.
+    """The last, least and greatest value of each metric, as min() and max() define them."""
+    # The record of the start describes the run; it is not a result.
     kept = [record for record in metrics.records(run_dir) if record.get("kind") != "start"]
     found = {}
     for name, values in _columns(kept):
@@ -110,7 +110,7 @@ def _is_entry(one: Any) -> bool:
 
 
 def _store(place: Path, entries: dict[str, Any]) -> None:
-    # What cannot be kept (a full disk, a home that is read-only) is read again the next time.
+    # If the cache cannot be written (full disk, read-only home), the metrics are read again next time.
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         text = to_json({"form": _FORM, "runs": entries}, inf_nan_mode="constants").decode()

@@ -1,4 +1,4 @@
-"""Checks a search before submit: Optuna where the nodes will ask, and keys whose every value can be planned."""
+"""Checks a search before submit: Optuna is installed for the nodes, and every possible value of a key can be planned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARGS = "args."
 
 
 class Planner(Protocol):
-    """Plans a point, or says what is wrong with it by a ConfigError."""
+    """Plans a point, or raises ConfigError with its faults."""
 
     @property
     def file(self) -> str: ...
@@ -29,9 +29,9 @@ class Planner(Protocol):
 
 
 def argv() -> tuple[str, ...]:
-    """What a task asks by: this very interpreter, by its path, which the nodes have as they have the run folder.
+    """The argv with which a task asks: this Python interpreter, by its path. The nodes see it as they see the run folder.
 
-    UsageError where Optuna is not installed.
+    UsageError if Optuna is not installed.
     """
     if importlib.util.find_spec("optuna") is None:
         raise UsageError(
@@ -41,10 +41,10 @@ def argv() -> tuple[str, ...]:
 
 
 def check(search: Search, planner: Planner, first: Point, faults: Gathered) -> None:
-    """Note what is wrong with values that no point was planned with.
+    """Collect faults in values that no point was planned with.
 
-    What the plan itself reads, such as the batch size that has to fit the ranks, is planned for each of its values, which have to
-    be listed; other options are the program's own. Where any option may be read, the ends of an interval are planned.
+    Options that the plan itself reads, such as a batch size that must fit the ranks, are planned for each of their values, which
+    must be listed. Other options concern only the program. If any option may be read, the ends of an interval are planned.
     """
     resolved = planner.resolved(first)
     if resolved.job.shape == "roles" or resolved.job.roles:

@@ -1,6 +1,6 @@
-"""Reads a search's trials from the run folders of its points: there is no other record to lose.
+"""Reads a search's trials from the run folders of its points; there is no other record.
 
-`state/suggestion.json` has a point's values, from the moment in which they are chosen; its metrics and events say the rest.
+`state/suggestion.json` has a point's values from the moment they are chosen. Its metrics and events give the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from kit.runs import atomic_write, metrics, run_facts
 from kit.spec.run_paths import RunPaths
 from kit.spec.sweep import Value
 
-# Waiting, with values and without an end, with a number for each objective, stopped early or diverged, ended without a number.
+# waiting: without values. running: with values, not ended. complete: with a number for each objective. pruned: stopped early or
+# diverged. failed: ended without a number.
 State = Literal["waiting", "running", "complete", "pruned", "failed"]
 
 
@@ -25,7 +26,7 @@ State = Literal["waiting", "running", "complete", "pruned", "failed"]
 class SearchTrial:
     """One point.
 
-    values: what was chosen for it. reached: its objectives, where it is complete. steps: metric by step, of a pruned one.
+    values: those chosen for it. reached: its objectives, if it is complete. steps: metric by step, of a pruned point.
     """
 
     index: int
@@ -36,17 +37,17 @@ class SearchTrial:
 
 
 def suggestion_file(run_dir: Path) -> Path:
-    """Where the values of a point are, once they are chosen."""
+    """The file with a point's values, after they are chosen."""
     return RunPaths(run_dir).state / "suggestion.json"
 
 
 def stopped_file(run_dir: Path) -> Path:
-    """Where it says that a point was stopped early, at which step and why."""
+    """The file which records that a point was stopped early, with step and reason."""
     return RunPaths(run_dir).state / "stopped-early.json"
 
 
 def suggestion(run_dir: Path) -> dict[str, Value] | None:
-    """The values that were chosen for a point; None where none were, or where the file is damaged."""
+    """The values that were chosen for a point; None if there are none, or if the file is damaged."""
     try:
         found = json.loads(untrusted_files.read_bytes(suggestion_file(run_dir)))["values"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
@@ -57,13 +58,13 @@ def suggestion(run_dir: Path) -> dict[str, Value] | None:
 
 
 def suggest(run_dir: Path, values: Mapping[str, Value]) -> None:
-    """Note the values, whole and on the disk before anything is changed by them. OSError where the disk refuses."""
+    """Record the values durably, before they change any other file. OSError when the disk refuses."""
     RunPaths(run_dir).state.mkdir(exist_ok=True)
     atomic_write.write(suggestion_file(run_dir), json.dumps({"values": values}) + "\n")
 
 
 def of(run_dir: Path, index: int, objectives: Sequence[str]) -> SearchTrial:
-    """One point. objectives: the metrics that the search is for."""
+    """One point. objectives: the metrics of the search."""
     values = suggestion(run_dir)
     if values is None:
         return SearchTrial(index=index, state="waiting", values={})
@@ -75,7 +76,7 @@ def of(run_dir: Path, index: int, objectives: Sequence[str]) -> SearchTrial:
     reached = _reached(run_dir, objectives)
     if len(reached) < len(objectives):
         return SearchTrial(index=index, state="failed", values=values)
-    # What diverged says that its values are bad.
+    # A diverged run shows that its values are bad, so it counts as pruned.
     state: State = "complete" if all(map(math.isfinite, reached)) else "pruned"
     return SearchTrial(index=index, state=state, values=values, reached=reached)
 
@@ -90,7 +91,7 @@ def reports(run_dir: Path, metric: str) -> dict[int, float]:
 
 
 def _reached(run_dir: Path, objectives: Sequence[str]) -> tuple[float, ...]:
-    """The last value of each; fewer than there are objectives where one was never reported."""
+    """The last value of each objective; fewer values if one was never reported."""
     last: dict[str, float] = {}
     for record in metrics.records(run_dir):
         last |= {name: float(record[name]) for name in objectives if _is_number(record.get(name))}

@@ -1,6 +1,6 @@
-"""Points that share a plan: their jobs differ only in values that no rule reads, so one plan holds for all of them.
+"""Points that share a plan: their jobs differ only in values that no rule reads, so one plan is valid for all of them.
 
-A sweep of 100,000 learning rates is planned once, and each point again when its run folder is written.
+A sweep over 100,000 learning rates is planned once, and each point again when its run folder is written.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from kit.spec.world_size_text import world_size
 from kit.sweeps.expand import OWN, Point
 from kit.sweeps.program_options import text
 
-# What tells the points of an array apart: their names, and the paths inside their run folders.
+# Header options that differ between the points of an array: their names, and the paths inside their run folders.
 OWN_NAME = "--job-name="
 RUN_DIR = "<run folder>"
 
 _ARGS, _SEED = "args.", "seed"
-# A value in which no rule of the job file sees more than a value: no option, no variable, no path, no control character.
+# A value that the rules of the job file treat as plain: not an option, variable or path, and without control characters.
 _PLAIN = re.compile(r"-?[0-9][A-Za-z0-9.+-]{0,63}|[A-Za-z][A-Za-z0-9._]{0,63}", re.ASCII)
 
-# Key of a kind: the same for two points when each of their plans holds for the other.
+# The key of a kind: equal for two points if the plan of each is valid for the other.
 Key = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What its points share. header: sbatch's options without a point's own. held: nodes, the spares among them."""
+    """The properties that its points share.
+
+    header: sbatch's options without a point's own. held: number of nodes, including spares.
+    """
 
     header: tuple[str, ...]
     nodes: int
@@ -46,7 +49,7 @@ class Kind:
 
 
 def kind_of(plan: Plan) -> Kind:
-    """Of a point that is planned."""
+    """The kind of a planned point."""
     options = header(plan.text_of("batch.sh"))
     return Kind(
         header=tuple(o.replace(str(plan.run_dir), RUN_DIR) for o in options if not o.startswith(OWN_NAME)),
@@ -60,9 +63,10 @@ def kind_of(plan: Plan) -> Kind:
 
 
 class Kinds:
-    """Finds the kind of each point; a kind that is not known yet is made, once.
+    """Finds the kind of each point. An unknown kind is made once.
 
-    resolve: a point's job, ConfigError when there is none. make: the kind of such a job, ConfigError when it cannot be planned.
+    resolve: returns a point's job, ConfigError if there is none. make: returns the kind of such a job, ConfigError if it cannot be
+    planned.
     """
 
     def __init__(self, resolve: Callable[[Point], Resolved], make: Callable[[Point, Resolved], Kind]) -> None:
@@ -72,7 +76,7 @@ class Kinds:
         self._same: dict[Kind, Kind] = {}
 
     def of(self, point: Point) -> Kind:
-        """ConfigError with the faults of its kind."""
+        """The kind of a point. ConfigError with the faults of its kind."""
         rest = _rest(point)
         if rest not in self._read:
             return self._first(point, rest)
@@ -87,7 +91,7 @@ class Kinds:
         raise ConfigError.of(*found)
 
     def _first(self, point: Point, rest: Key) -> Kind:
-        """The first point with these keys says which of its options are read; all may be where it has no job."""
+        """The first point with these keys shows which of its options are read; if it has no job, all may be."""
         try:
             resolved = self._resolve(point)
         except ConfigError:
@@ -109,13 +113,13 @@ class Kinds:
             return tuple(error.faults)
 
     def _made(self, point: Point, resolved: Resolved) -> Kind:
-        # Thousands of kinds that look alike are one in memory.
+        # Thousands of equal kinds share one object in memory.
         made = self._make(point, resolved)
         return self._same.setdefault(made, made)
 
 
 def _rest(point: Point) -> Key:
-    """All that the point sets but options of its program, and names of the sweep's own."""
+    """Everything that the point sets except options of its program and the sweep's own names."""
     return tuple(
         (key, value)
         for key, value in point.values.items()
@@ -124,12 +128,12 @@ def _rest(point: Point) -> Key:
 
 
 def _is_seed(value: Value) -> bool:
-    """kit/spec/job.py has the bounds; the seed is a number in worker.sh, and nothing else."""
+    """Whether a value is a valid seed; the bounds are in kit/spec/job.py. A seed only appears as a number in worker.sh."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
 
 
 def _key(point: Point, rest: Key, read: frozenset[str] | None) -> Key | None:
-    """With the options that matter, and the names of the others. None: each value may matter."""
+    """The key with the values of options that are read, and only the names of the others. read None: each value may be read."""
     if read is None:
         return None
     options: Sequence[tuple[str, Any]] = [

@@ -1,4 +1,4 @@
-"""Writes a sweep's folder and sends its arrays: one sbatch for each, and nothing left behind when one is refused."""
+"""Writes a sweep's folder and submits its arrays, one sbatch for each. If one is refused, nothing is left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kit.sweeps.expand import Point
 from kit.sweeps.prepare import PreparedSweep
 from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
 
-# Further options of sbatch for an array, by its number: what it waits for.
+# Array number -> more options of sbatch, for the jobs that it waits for.
 After = Mapping[int, Sequence[str]]
 
 
@@ -55,7 +55,7 @@ def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime
 def resubmit(
     prepared: PreparedSweep, record: SweepRecord, points: Sequence[int], *, now: datetime | None = None
 ) -> SweepRecord:
-    """Submit these points of a sweep again, or for the first time, in its own folder. What they have written stays."""
+    """Submit these points of a sweep in its own folder, again or for the first time. Their earlier output stays."""
     now = now or datetime.now(UTC)
     paths = SweepPaths(prepared.folder)
     arrays = prepared.arrays(points, first=max((a.number for a in record.arrays), default=-1) + 1)
@@ -84,7 +84,7 @@ def resubmit(
 
 
 def require_ready(prepared: PreparedSweep) -> None:
-    """Once for each image; the cluster is the same for all."""
+    """Check images and cluster, once for each image."""
     for place in {kind.image: place for place, kind in enumerate(prepared.kinds)}.values():
         one_run.require_ready(prepared.runs[place])
 
@@ -103,9 +103,9 @@ def write_runs(
     now: datetime,
     facts: Mapping[int, Mapping[str, object]] | None = None,
 ) -> None:
-    """The points' run folders under `root`, which is the sweep's folder or what will become it.
+    """Write the points' run folders under `root`, the sweep's folder or its temporary name.
 
-    facts: what the manifest of a point says besides, by its number; they are given where the folder goes elsewhere.
+    facts: more fields for a point's manifest, by its number, for a folder that is sent elsewhere.
     """
     first = prepared.planned(points[0])
     secrets = secret.gather(first.resolved.job, job_dir=first.resolved.job_dir, job_file=first.resolved.job_file)
@@ -137,7 +137,7 @@ def write_runs(
 
 
 def write_arrays(arrays: Sequence[Array], final: Path, root: Path) -> None:
-    """Each array's script, and the link from each of its tasks to the point that it runs."""
+    """Write each array's script, and for each of its tasks a link to its point."""
     for array in arrays:
         into = root / array.folder.relative_to(final)
         into.mkdir(parents=True)
@@ -149,7 +149,7 @@ def write_arrays(arrays: Sequence[Array], final: Path, root: Path) -> None:
 
 
 def _send(arrays: Sequence[Array], env: dict[str, str], after: After) -> tuple[SentArray, ...]:
-    """One sbatch for each array; when one is refused, those before it are cancelled."""
+    """Run one sbatch for each array. When one is refused, those before it are cancelled."""
     sent: list[SentArray] = []
     try:
         with output_folders.folders(array.text for array in arrays):
@@ -166,7 +166,7 @@ def _send(arrays: Sequence[Array], env: dict[str, str], after: After) -> tuple[S
 
 
 def note(record: SweepRecord, sent: Iterable[SentArray], root: Path) -> None:
-    """The arrays' numbers, in the sweep's record and in each point's manifest."""
+    """Record the arrays' job numbers in the sweep's record and in each point's manifest."""
     paths = SweepPaths(root)
     record.write(paths)
     for array in sent:

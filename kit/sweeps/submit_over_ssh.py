@@ -1,6 +1,7 @@
-"""Sends a sweep to a cluster over ssh: its folder at once, then each array, which is submitted once however often the line breaks.
+"""Submits a sweep on a cluster over ssh: sends its folder, then each array, which is submitted exactly once even if the connection
+breaks.
 
-Every point's record has its place in an array from the start; the job's number is put into all of them over there.
+Every point's record has its place in an array from the start; the cluster adds the job's number to all of them.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from kit.sweeps.expand import Point
     from kit.sweeps.prepare import PreparedSweep
 
-# Of an array that is not submitted yet.
+# The job number of an array that is not submitted yet.
 _NONE = 0
 
 
 def submit(
     prepared: PreparedSweep, cluster: RemoteCluster, arrays: Sequence[Array], *, after: sending.After, now: datetime
 ) -> SweepRecord:
-    """A new sweep. JobRefusedError when sbatch does not take one of its arrays: nothing of it is left then."""
+    """Submit a new sweep. JobRefusedError when sbatch refuses one of its arrays; then nothing of it is left."""
     _prepare(prepared, cluster, arrays, after)
     unsent = _sent(arrays, after, dict.fromkeys((a.number for a in arrays), _NONE))
     record = sending.unsent_record(prepared, now=now).model_copy(update={"arrays": unsent})
@@ -55,7 +56,7 @@ def resubmit(
     *,
     now: datetime,
 ) -> SweepRecord:
-    """These points again, or for the first time, in the sweep's folder. What they have written stays."""
+    """Submit these points in the sweep's folder, again or for the first time. Their earlier output stays."""
     _prepare(prepared, cluster, arrays, {})
     known = {p.index for p in record.points}
     new = sorted((p for p in wanted if p.index not in known), key=lambda p: p.index)
@@ -68,7 +69,7 @@ def resubmit(
 
 
 def _prepare(prepared: PreparedSweep, cluster: RemoteCluster, arrays: Sequence[Array], after: sending.After) -> None:
-    """What it needs is there, and Slurm would take it."""
+    """Send everything that the sweep needs, and ask Slurm whether it would accept it."""
     if prepared.sweep.search:
         remote_clusters.refuse(cluster.name, "a sweep with a search, whose batch jobs run the kit,")
     remote_submit.send_inputs(prepared.first, cluster, _locks(prepared))
@@ -76,7 +77,7 @@ def _prepare(prepared: PreparedSweep, cluster: RemoteCluster, arrays: Sequence[A
 
 
 def _locks(prepared: PreparedSweep) -> list[ImageLock]:
-    """One of each image of all points."""
+    """The lock of each image of all points, once."""
     places = {kind.image: place for place, kind in enumerate(prepared.kinds)}.values()
     pins = (pin for place in places for pin in prepared.runs[place].plan.decisions.pins.distinct)
     return [*{pin.lock.sha256: pin.lock for pin in pins if pin.lock is not None}.values()]
@@ -110,7 +111,7 @@ def _place(
 def _send(
     prepared: PreparedSweep, cluster: RemoteCluster, arrays: Sequence[Array], after: sending.After
 ) -> dict[int, int]:
-    """Each array's job; when one is refused, those before it are cancelled."""
+    """Submit each array and return its job. When one is refused, those before it are cancelled."""
     numbers: dict[int, int] = {}
     env = prepared.first.env
     try:

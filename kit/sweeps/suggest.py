@@ -1,8 +1,8 @@
-"""The next values of a search, by all that is known of the other points.
+"""The next values of a search, from the results of the other points.
 
-One objective: Gaussian processes, over few points the best that is known. Several objectives, more keys or more points than those
-are good for: Optuna's TPE. The sampler is made anew for each question, from the points' own folders. So nothing has to live on
-between two questions, and what a kill -9 or a full disk leaves is a point without values.
+For one objective, it uses Gaussian processes, the best known method for few points. For several objectives, or for more keys or
+points than these can handle, it uses Optuna's TPE. The sampler is created for each request, from the points' own folders. So no
+process runs between two requests, and after a kill -9 or on a full disk, there is at most a point without values.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _DIRECTIONS: Mapping[str, Literal["minimize", "maximize"]] = {"min": "minimize", "max": "maximize"}
 
 
-# A question takes a model's time: it grows with the cube of the points, a second for 300 of six keys.
+# The time of a request grows with the cube of the number of points: a second for 300 points with six keys.
 _MOST_POINTS = 300
-# Before so many points have come to something there is nothing to model.
+# With fewer results than this, there is nothing to model.
 _FEWEST_POINTS = 3
 
 
@@ -46,7 +46,7 @@ def following(search: Search, goals: Sequence[str], trials: Sequence[SearchTrial
 def _by_processes(
     search: Search, trials: Sequence[SearchTrial], reached: Mapping[int, float], index: int
 ) -> dict[str, Value]:
-    """The first points fill the space evenly; of those after them each goes where the most is expected."""
+    """Values from Gaussian processes. The first points fill the space evenly; each later one goes where the most is expected."""
     space = search_space.of(search.keys)
     known = max(_FEWEST_POINTS, search.startup // 2)
     if index < search.startup or sum(map(math.isfinite, reached.values())) < known:
@@ -110,7 +110,7 @@ def _distribution(how: Distribution) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if how.choice is not None:
-        # By their places: a value may be a list, and 1 and true are not the same.
+        # Use indices: a value may be a list, and 1 and true differ.
         return CategoricalDistribution(range(len(how.choice)))
     low, high = how.uniform or how.log_uniform or (0.0, 1.0)
     log = how.log_uniform is not None
@@ -123,14 +123,14 @@ def _value(how: Distribution, found: Any) -> Value:
     if how.choice is not None:
         chosen: Value = how.choice[found]
         return chosen
-    # As draws at random have them: six digits can be read and typed again.
+    # As for random draws: a person can read and type six digits.
     return int(found) if how.integer else float(f"{found:.6g}")
 
 
 def _frozen(
     one: SearchTrial, search: Search, known: Mapping[str, BaseDistribution], objectives: int
 ) -> FrozenTrial | None:
-    """A point as Optuna has it; None for one that says nothing: it waits, it failed, or its values are of another search."""
+    """A point in Optuna's form; None if it says nothing: it waits, has failed, or has values of another search."""
     import optuna
 
     if one.state in {"waiting", "failed"} or (one.state == "pruned" and objectives > 1):
@@ -156,13 +156,13 @@ def _frozen(
 
 
 def _place(how: Distribution, known: optuna.distributions.BaseDistribution, value: Value | None) -> Any:
-    """The value as the distribution has it; None where it is not in it."""
+    """The value in the distribution's form; None if it is not in the distribution."""
     if how.choice is not None:
         same = [place for place, one in enumerate(how.choice) if one == value and type(one) is type(value)]
         return same[0] if same else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     low, high = getattr(known, "low"), getattr(known, "high")  # noqa: B009 - of two of its kinds
-    # Six digits may lie a little outside.
+    # After rounding to six digits, a value may be slightly outside.
     inside = min(max(value, low), high)
     return inside if abs(inside - value) <= 1e-5 * max(1e-300, abs(value)) else None

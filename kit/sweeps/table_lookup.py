@@ -18,18 +18,18 @@ KIND = "tables"
 
 
 class Tables:
-    """The tables that a project sees; each is read when it is first asked for."""
+    """The tables of a project; each is read when it is first used."""
 
     def __init__(self, project: Path) -> None:
         self._project = project
 
     def find(self, reference: str, names: Lookup) -> Value:
-        """The value of `table` or `table.column` for the point that `names` describes. ExpressionError when there is none."""
+        """The value of `table` or `table.column` for the point that `names` describes. ExpressionError if there is none."""
         name, _, column = reference.partition(".")
         table, file = self._read(name)
 
         def of_point(wanted: str) -> Any:
-            """A name of the point, else the table's own default."""
+            """The value of a name: from the point, else the table's own default."""
             try:
                 return names(wanted)
             except UnknownName:
@@ -81,7 +81,7 @@ def _column(row: Mapping[str, Any], column: str, reference: str, file: str) -> A
 
 
 def _with_row(row: Mapping[str, Any], below: Lookup) -> Lookup:
-    """Names of a row win over those of the point."""
+    """Names of a row take precedence over those of the point."""
 
     def names(wanted: str) -> Any:
         value = row.get(wanted)
@@ -97,7 +97,7 @@ def _no_lookup(reference: str) -> Any:
 
 
 def _as_keys(value: Any) -> list[str]:
-    """How a TOML key may spell a value: 1.0 as '1.0' or '1', true as 'true'."""
+    """The possible spellings of a value as a TOML key: 1.0 as '1.0' or '1', true as 'true'."""
     if isinstance(value, bool):
         return ["true" if value else "false"]
     if isinstance(value, float) and value.is_integer():

@@ -13,13 +13,13 @@ from kit.sweeps.find import state_of
 from kit.sweeps.record import read
 
 _POLL_S = 2.0
-# How long a point may be neither in the queue nor ended in its own record: a new job shows up late, an ended one writes late.
+# How long a point may be neither in the queue nor ended in its own record: both may be updated late.
 _SETTLE_S = 10.0
 _UNSETTLED = {"LOST", "SUBMITTED", find.MISSING}
 
 
 def wait(folder: Path, *, queue: Queue, on_poll: Callable[[Counter[str]], None]) -> list[int]:
-    """Wait until no point of a sweep is on its way; return those that did not end well. `on_poll` hears the count of each state."""
+    """Wait until all points of a sweep have ended; return those that did not end well. `on_poll` gets the count of each state."""
     record, unsettled = read(folder), 0.0
     while True:
         now = find.states(folder, record, queue=queue)
