@@ -17,12 +17,14 @@ from kit.spec.roles import Role
 class Extra:
     """What a framework adds to a run. files: files of the run folder, name -> text. args: arguments of the program.
 
-    In both, {run} stands for the run folder's path inside the container. roles: the roles of a job whose start shape is `replicas`
-    or `roles`. explained: lines for the reader of the batch script. warnings: problems that do not stop the job; they name no file.
+    In both, and in start, {run} stands for the run folder's path inside the container. start: words before the job's program, such
+    as a program of the launcher's folder that starts it. roles: the roles of a job whose start shape is `replicas` or `roles`.
+    explained: lines for the reader of the batch script. warnings: problems that do not stop the job; they name no file.
     """
 
     files: dict[str, str] = field(default_factory=dict)
     args: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
     roles: Mapping[str, Role] = field(default_factory=dict)
     explained: tuple[str, ...] = ()
     warnings: tuple[Fault, ...] = ()

@@ -107,7 +107,9 @@ def _pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store:
 
 def _check_packages(resolved: Resolved, lock: ImageLock) -> None:
     """ConfigError when the image lacks a package that the launcher's programs import. The lock lists them, so no node is needed."""
-    required = resolved.launcher.required(resolved.job) if resolved.job.is_launchers else ()
+    launcher, job = resolved.launcher, resolved.job
+    # Where a launcher has no program of its own, what it needs is there for everybody's.
+    required = launcher.required(job) if job.is_launchers or launcher.script is None else ()
     lacking = lock.packages.lacking(required)
     if lacking:
         problem = f"{lock.name!r} lacks {', '.join(lacking)}, which launcher {resolved.job.launcher!r} needs"

@@ -204,7 +204,7 @@ def _files_of(made: Decisions, placed: RolePlacement) -> tuple[PlanFile, ...]:
 
 def copies(made: Decisions) -> tuple[tuple[Path, str], ...]:
     """The launcher's programs, and the library next to them, to be copied at submit."""
-    if not made.job.is_launchers:
+    if not made.job.is_launchers and not made.extra.start:
         return ()
     folder = made.resolved.launcher_dir
     return ((folder, "code"), (folder.parent / "lib", "code/lib"))

@@ -48,7 +48,8 @@ def program(made: Decisions, placed: RolePlacement) -> str:
     elif role.script is not None:
         words = [made.job.python, _of_job(made, role.script)]
     else:
-        return _text(made, [*_own(made), *role.args], role.env, rank_args=made.job.rank_args)
+        start = [filled(word, {"{run}": made.paths.inside.run}) for word in made.extra.start]
+        return _text(made, [*start, *_own(made), *role.args], role.env, rank_args=made.job.rank_args)
     return _text(made, [*words, *role.args], role.env)
 
 

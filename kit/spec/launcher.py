@@ -12,7 +12,7 @@ from kit.spec.role_programs import Programs
 from kit.spec.schema_base import FileName, Model, Name
 
 # The modules of kit/frameworks/.
-FrameworkName = Literal["deepspeed", "diloco", "megatron", "rl", "sft", "torchtitan"]
+FrameworkName = Literal["deepspeed", "diloco", "megatron", "ray", "rl", "sft", "torchtitan"]
 
 
 class Releases(Model):
