@@ -237,7 +237,7 @@ def why_ended(node: str, log: Path, code: int) -> tuple[str, int]:
     """The sentence, and the exit code: 137 where a process of Ray's was killed, as for a rank."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    if died := re.findall(r"^\s*(\w+) \[exit code=(-?\d+)\]", text, re.MULTILINE):
+    if died := re.findall(r"^.*?(\w+) \[exit code=(-?\d+)\]", text, re.MULTILINE):
         name, number = died[0]
         killed = int(number) < 0
         end = f"{name} was ended by signal {-int(number)}" if killed else f"{name} ended with exit code {number}"

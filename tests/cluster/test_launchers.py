@@ -152,5 +152,5 @@ def test_the_examples_are_submitted_as_they_are(lab: Lab) -> None:
     shipped = {p.parent.name for p in (REPO / "examples").glob("*/job.toml")}
     elsewhere = {"rl", "sft", "sweep", "diloco", "diloco-multinode", "diloco-compare"}
     elsewhere |= {"prime-rl", "prime-rl-moe", "megatron-lm", "torchtitan-sweep"}  # planned only, by unit tests
-    elsewhere |= {"accelerate", "lightning", "transformers"}  # tests/foreign, with their packages
+    elsewhere |= {"accelerate", "lightning", "ray", "transformers"}  # tests/foreign, with their packages
     assert shipped <= set(EXAMPLES) | elsewhere

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import signal
@@ -67,6 +68,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
 
 
+@pytest.fixture(autouse=True)
+def nothing_runs_on(lab: Lab) -> Iterator[None]:
+    """A job that a failed test has left would hold the nodes."""
+    yield
+    lab.slurm("scancel", f"--user={getpass.getuser()}", check=False)
+
+
 def write(lab: Lab, program: str, more: str = "", *, top: str = "") -> None:
     lab.write(f"{JOB}{top}{TWO_NODES}{more}", program, launcher="ray")
 
@@ -88,7 +96,7 @@ def of_ray(lab: Lab, run: Path, name: str) -> list[Process]:
 
 
 def node_of(process: Process) -> str:
-    found = re.search(rb"(?:^|\0)SLURMD_NODENAME=(\w+)", process.environ)
+    found = re.search(rb"(?:^|\0)SLURMD_NODENAME=([^\0]+)", process.environ)
     assert found
     return found[1].decode()
 
@@ -161,12 +169,12 @@ def test_the_death_of_a_process_of_rays_ends_the_job(lab: Lab, process: str, hea
 
 
 def test_a_node_that_does_not_join_is_named(lab: Lab) -> None:
-    write(lab, LOOK, '[roles.ray-worker]\ncommand = ["sleep", "600"]\n[env]\nRAY_START_TIMEOUT_S = "10"\n')
+    write(lab, LOOK, '[roles.ray-worker]\ncommand = ["sleep", "600"]\n[env]\nRAY_START_TIMEOUT_S = "60"\n')
     run = lab.run("--no-container")
     text = said(run.folder)
     assert run.done.returncode == 74, text[-5000:]
     second = lab.cluster.nodes[1].name
-    assert f"error: 1 of 2 nodes did not join the Ray cluster within 10 s: {second}; look" in text
+    assert f"error: 1 of 2 nodes did not join the Ray cluster within 60 s: {second}; look" in text
     assert left(lab, run.folder) == []
 
 
@@ -174,7 +182,7 @@ def test_a_wrong_option_of_rays_is_the_last_line(lab: Lab) -> None:
     write(lab, LOOK, '[roles.ray-worker]\nenv = { RAY_START_OPTIONS = "--num-cpu=1" }\n')
     run = lab.run("--no-container")
     assert run.done.returncode == 2
-    assert "ray start ended with exit code 2; its last line: Error: No such option: --num-cpu" in said(run.folder)
+    assert "ray start ended with exit code 2; its last line: Error: No such option" in said(run.folder)
     assert left(lab, run.folder) == []
 
 

@@ -72,6 +72,13 @@ CASES = (
         ),
     ),
     Case(
+        name="local-ray",
+        cluster="local",
+        example="ray",
+        containers=False,
+        overrides=("roles.ray-worker.env.RAY_START_OPTIONS=--resources={}", "resources.memory=64G"),
+    ),
+    Case(
         name="infiniband-prime-rl",
         cluster="infiniband",
         example="prime-rl",

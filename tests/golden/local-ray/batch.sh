@@ -1,0 +1,322 @@
+#!/bin/bash
+#SBATCH --job-name=actors
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --mem=64G
+#SBATCH --time=00:30:00
+#SBATCH --gpus-per-node=2
+#SBATCH --output=/shared/runs/digits-1/logs/batch.log
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@60
+#SBATCH --requeue
+# 2 nodes, 2 roles.
+# ray-head: 1 node x 1 rank = world size 1; srun, 4 CPUs a rank.
+# ray-worker: 1 node x 1 rank, a service; srun, 4 CPUs a rank.
+# CPUs: 4 per node, the share of 2 of 4 GPUs in 8 CPUs.
+# shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
+
+readonly KIT_RUN_DIR=/shared/runs/digits-1
+readonly KIT_SNAPSHOT=''
+readonly KIT_TREE=''
+readonly KIT_JOB_NAME=actors
+readonly -a KIT_IMAGES=()
+readonly KIT_RUNTIME=bare
+readonly KIT_PYXIS_UNPACKS=''
+readonly KIT_NODES=2
+readonly KIT_WORLD='world sizes: ray-head 1'
+readonly KIT_DEBUG_DEFAULT=0
+readonly KIT_HEARTBEAT=120
+readonly KIT_LEAD=60
+readonly KIT_GRACE=60
+readonly KIT_MASTER_PORT_BASE=20000
+readonly KIT_RETRY_IN_ALLOCATION=0
+readonly KIT_RETRY_REQUEUE=5
+readonly KIT_NO_PROGRESS=3
+readonly KIT_REQUEUE_CAPPED=0
+readonly -a KIT_RETRY_CODES=(
+    134
+    135
+    137
+    139
+)
+readonly KIT_PREFLIGHT_TIMEOUT=60
+readonly KIT_UNPACK_TIMEOUT=1800
+readonly KIT_PREFLIGHT_ON_FAILURE=fail
+readonly KIT_ALL_REDUCE_TIMEOUT=0
+readonly KIT_STALL=auto
+readonly KIT_ON_STALL=end
+readonly KIT_PATIENCE=600
+readonly KIT_AVOID_DIR=/shared/runs/.avoid
+readonly -a KIT_INHERIT=()
+readonly KIT_OUTLIVES=0
+readonly KIT_STEPS=2
+readonly -A KIT_STEP_0=(
+    [name]=ray-head
+    [folder]=roles/ray-head
+    [variable]=RAY_HEAD
+    [policy]=main
+    [first]=0
+    [nodes]=1
+    [ranks]=1
+    [after]=''
+    [ports]='gcs dashboard client'
+    [ready]='tcp gcs'
+    [ready_timeout]=600
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_0_ENV=(
+    KIT_ROLE_INDEX=0
+)
+readonly -a KIT_STEP_0_ARGV=(
+    srun
+    --job-name=ray-head
+    --nodes=1
+    --ntasks=1
+    --ntasks-per-node=1
+    --cpus-per-task=4
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=0
+    --output=/shared/runs/digits-1/logs/ray-head/task-%t.log
+    --open-mode=append
+    /shared/runs/digits-1/roles/ray-head/worker.sh
+)
+readonly -A KIT_STEP_1=(
+    [name]=ray-worker
+    [folder]=roles/ray-worker
+    [variable]=RAY_WORKER
+    [policy]=service
+    [first]=1
+    [nodes]=1
+    [ranks]=1
+    [after]=ray-head
+    [ports]=''
+    [ready]=''
+    [ready_timeout]=0
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_1_ENV=(
+    KIT_ROLE_INDEX=0
+    KIT_SERVICE=1
+)
+readonly -a KIT_STEP_1_ARGV=(
+    srun
+    --job-name=ray-worker
+    --nodes=1
+    --ntasks=1
+    --ntasks-per-node=1
+    --cpus-per-task=4
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=0
+    --output=/shared/runs/digits-1/logs/ray-worker/task-%t.log
+    --open-mode=append
+    /shared/runs/digits-1/roles/ray-worker/worker.sh
+)
+readonly -a KIT_SIGNAL_ARGV=(
+    srun
+    --job-name=kit-signal
+    --overlap
+    --mem=0
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/dev/null
+    --open-mode=append
+    /shared/runs/digits-1/bin/signal.sh
+)
+readonly -a KIT_EVIDENCE_ARGV=(
+    srun
+    --job-name=kit-evidence
+    --overlap
+    --mem=0
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    /shared/runs/digits-1/bin/evidence.sh
+)
+readonly -a KIT_MONITOR_ARGV=(
+    srun
+    --job-name=kit-monitor
+    --overlap
+    --mem=0
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/monitor/monitor.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/gpu-monitor.sh
+    /shared/runs/digits-1/monitor
+    pumt
+    DT
+    15
+)
+readonly -a KIT_PREFLIGHT_ARGV=(
+    srun
+    --job-name=kit-preflight
+    --overlap
+    --mem=0
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/preflight.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/preflight.sh
+    run=/shared/runs/digits-1
+    cache=/tmp/kit-ada
+    free_kb=1000000
+    shm_kb=0
+    nofile=1024
+    memlock=any
+    skew=5
+    gpus=2
+    userns=0
+)
+readonly -a KIT_PROBE_ARGV=()
+readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_ONCE_ARGV=()
+readonly -a KIT_CONTAINER_ARGV=()
+
+# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
+# Below this line nothing is generated.
+set -uo pipefail
+
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/environment.sh"
+source "${KIT_RUN_DIR}/lib/output_links.sh"
+source "${KIT_RUN_DIR}/lib/debug.sh"
+source "${KIT_RUN_DIR}/lib/nodes.sh"
+source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/notices.sh"
+source "${KIT_RUN_DIR}/lib/workspace.sh"
+source "${KIT_RUN_DIR}/lib/heartbeat.sh"
+source "${KIT_RUN_DIR}/lib/container_names.sh"
+source "${KIT_RUN_DIR}/lib/steps.sh"
+source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/failure_watch.sh"
+source "${KIT_RUN_DIR}/lib/stall_watch.sh"
+source "${KIT_RUN_DIR}/lib/node_checks.sh"
+source "${KIT_RUN_DIR}/lib/retry.sh"
+source "${KIT_RUN_DIR}/lib/endpoints.sh"
+source "${KIT_RUN_DIR}/lib/role_policy.sh"
+source "${KIT_RUN_DIR}/lib/roles.sh"
+source "${KIT_RUN_DIR}/lib/signals.sh"
+source "${KIT_RUN_DIR}/lib/once.sh"
+source "${KIT_RUN_DIR}/lib/task_logs.sh"
+
+# shellcheck disable=SC2317 # called by the EXIT trap
+finish() {
+    local code=$? what=end
+    trap - EXIT
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
+    [[ "${BASHPID}" == "$$" ]] || exit "${code}"
+    trap '' TERM USR1 USR2 INT HUP QUIT
+    failure_watch::stop
+    stall_watch::stop
+    if retry::wants_requeue "${code}"; then
+        what=requeue
+    elif retry::slurm_requeued; then
+        what=requeued
+    elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted; then
+        what=requeue
+    elif ((code == 0)) && retry::preempted; then
+        retry::doubt_end
+        code="${retry_doubted_code}"
+    fi
+    [[ -z "${retry_nowhere}" ]] || code="${retry_nowhere_code}"
+    # First of all, since after a TERM there are seconds only until Slurm kills this script.
+    [[ "${what}" != end ]] || retry::record_end "${code}"
+    steps::end_all
+    stall_watch::end_evidence
+    heartbeat::stop
+    failures::release_space
+    task_logs::merge
+    case "${what}" in
+        requeue)
+            if ! retry::requeue "${code}"; then
+                retry::record_end "${code}"
+                retry::end "${code}"
+            fi
+            ;;
+        requeued)
+            log::info "exit code ${code}; Slurm has put the job back into the queue"
+            events::record requeue exit_code "${code}"
+            ;;
+        end)
+            retry::end "${code}"
+            notices::tell_last
+            ;;
+    esac
+    # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
+    if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
+        scancel "${environment_job}" 2>/dev/null
+    fi
+    exit "${code}"
+}
+
+train() {
+    local -i code
+    while true; do
+        retry::begin_attempt || return 1
+        failure_watch::start
+        stall_watch::start
+        roles::run
+        code=$?
+        failure_watch::stop
+        stall_watch::stop
+        retry::again "${code}" || return "${code}"
+    done
+}
+
+main() {
+    # Others may change nothing that the kit writes; the ranks get the user's own umask back. srun would take the submitter's.
+    KIT_UMASK="$(umask)"
+    export KIT_UMASK
+    umask g-w,o-w
+    unset SLURM_UMASK
+    environment::require_allocation
+    output_links::link
+    trap finish EXIT
+    environment::scrub "${KIT_INHERIT[@]}"
+    debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
+    signals::trap
+
+    nodes::resolve || exit 1
+    nodes::banner
+    events::record start nodes "${SLURM_JOB_NODELIST}"
+    notices::tell
+    failures::reserve_space
+    workspace::prepare || exit 1
+    node_checks::image || exit "${node_checks_failed_code}"
+    node_checks::stage || exit $?
+    container_names::begin
+    node_checks::nodes || exit $?
+    # From here on nothing queues the job again without a failed node.
+    retry::cap_slurm
+
+    heartbeat::start "${KIT_HEARTBEAT}"
+    if ((${#KIT_MONITOR_ARGV[@]})); then
+        steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
+    fi
+    node_checks::all_reduce || exit $?
+    once::run || exit $?
+    train
+    exit $?
+}
+
+main "$@"
