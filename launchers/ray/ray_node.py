@@ -136,9 +136,8 @@ class Folder:
                 f"{self.path} is too long for Ray's sockets: {len(str(self.path))} characters, and "
                 f'{SOCKET_MOST - SOCKET_OWN} are allowed; set a short folder of the node: [env] RAY_TMPDIR = "/tmp"'
             )
-        for old in parent.glob(f"{own}*"):
-            if old != self.path:
-                remove_unlocked(old)
+        for old in {*parent.glob(f"{own}*")} - {self.path}:
+            remove_unlocked(old)
         self._lock = self._make()
 
     def _make(self) -> int:
@@ -235,14 +234,13 @@ class Node:
 
 def why_ended(node: str, log: Path, code: int) -> tuple[str, int]:
     """The sentence, and the exit code: 137 where a process of Ray's was killed, as for a rank."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    if died := re.findall(r"^.*?(\w+) \[exit code=(-?\d+)\]", text, re.MULTILINE):
-        name, number = died[0]
-        killed = int(number) < 0
-        end = f"{name} was ended by signal {-int(number)}" if killed else f"{name} ended with exit code {number}"
-        return f"Ray is gone on {node}: {end}; its logs are in {log.with_suffix('')}/", (
-            128 - int(number) if killed else 1
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace") if log.exists() else "")
+    if died := re.search(r"^.*?(\w+) \[exit code=(-?\d+)\]", text, re.MULTILINE):
+        name, number = died[1], int(died[2])
+        end = f"{name} was ended by signal {-number}" if number < 0 else f"{name} ended with exit code {number}"
+        return (
+            f"Ray is gone on {node}: {end}; its logs are in {log.with_suffix('')}/",
+            128 - number if number < 0 else 1,
         )
     last = "; its last line: " + text.strip().splitlines()[-1].strip() if text.strip() else ""
     return f"Ray is gone on {node}: ray start ended with exit code {code}{last} ({log})", code or 1
