@@ -192,7 +192,7 @@ readonly -a KIT_STAGE_ARGV=()
 readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=()
 
-# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation that salloc made.
+# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.
 # Below this line nothing is generated.
 set -uo pipefail
 
@@ -239,7 +239,7 @@ finish() {
         code="${retry_doubted_code}"
     fi
     [[ -z "${retry_nowhere}" ]] || code="${retry_nowhere_code}"
-    # First of all, since after a TERM there are seconds only until Slurm kills this script.
+    # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
     stall_watch::end_evidence
@@ -262,7 +262,7 @@ finish() {
             notices::tell_last
             ;;
     esac
-    # A TERM of `kit cancel`, which spares the containers (signal.sh): only now does Slurm hear that the job was cancelled.
+    # After the TERM of `kit cancel`, which spares the containers (signal.sh), this tells Slurm that the job was cancelled.
     if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
         scancel "${environment_job}" 2>/dev/null
     fi
@@ -284,7 +284,7 @@ train() {
 }
 
 main() {
-    # Others may change nothing that the kit writes; the ranks get the user's own umask back. srun would take the submitter's.
+    # Other users must not change the kit's files. The ranks get the user's own umask back. srun would take the submitter's.
     KIT_UMASK="$(umask)"
     export KIT_UMASK
     umask g-w,o-w
@@ -306,7 +306,7 @@ main() {
     node_checks::stage || exit $?
     container_names::begin
     node_checks::nodes || exit $?
-    # From here on nothing queues the job again without a failed node.
+    # The node checks may queue the job again. After them, limit how often Slurm itself does.
     retry::cap_slurm
 
     heartbeat::start "${KIT_HEARTBEAT}"

@@ -1,4 +1,4 @@
-# The job's program, its arguments and its environment, byte for byte. Read by worker.sh and rank.sh.
+# The job's program, its arguments and its environment, unchanged to the byte. Read by worker.sh and rank.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
     python3

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Runs once per Slurm task, inside the container. It maps Slurm's variables to ranks and becomes the program.
+# Runs once per Slurm task, inside the container. Maps Slurm's variables to ranks and becomes the program.
 # shellcheck source-path=SCRIPTDIR source-path=SCRIPTDIR/../.. disable=SC2034
 
-# Where the files of this role are in the run folder; a plain job has one role, whose files are in the run folder itself.
+# The folder of this role's files in the run folder. A plain job has one role, whose files are in the run folder itself.
 readonly KIT_FOLDER=roles/ray-worker
 readonly KIT_SHAPE=srun
 readonly KIT_RENDEZVOUS=static
@@ -19,7 +19,7 @@ export KIT_SEED=1234
 # Below this line nothing is generated.
 set -euo pipefail
 
-# Always started by its absolute path; every process spared here is spared on every rank.
+# Always started by its absolute path. This line runs on every rank, so it starts no process.
 readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"
 readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
 export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
@@ -61,26 +61,27 @@ main() {
         torchrun)
             rank_variables::node_from_slurm
             rank_variables::torchrun_argv
-            # Output that torchrun is to show, filter or write has to come by it.
+            # Output that torchrun has to show, filter or write must go through torchrun.
             export KIT_TORCHRUN_LOGS="${#KIT_TORCHRUN_OPTIONS[@]}"
-            # torchrun knows TERM and dies of USR1, and its ranks with it. It ignores what it starts with ignored; its ranks get the
-            # signals back.
+            # torchrun handles TERM, but USR1 kills it and its ranks. A signal that is ignored at its start stays ignored, and
+            # unignore.sh gives the ranks their signals back.
             trap '' USR1 USR2
             exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
     esac
 }
 
-# The first of the ranks that come of this task.
+# Prints the first of the ranks that this task starts.
 first_rank() {
     local -i each=1
     [[ "${KIT_SHAPE}" == srun ]] || each="${KIT_RANKS_PER_NODE}"
     printf '%d' $((SLURM_PROCID * each))
 }
 
-# Before the launcher is looked for, which a set-up line may have to bring. It runs once per task: torchrun's ranks inherit what it exports.
+# Runs before the launcher is searched, because a set-up line may install it. Runs once per task: torchrun's ranks inherit what it
+# exports.
 set_up() {
-    # Exported by a builtin: on the command line of env(1) anybody's `ps` could read them.
+    # Exported by a builtin: on the command line of env(1), every user's `ps` could read them.
     if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
         # shellcheck source=/dev/null
         source "${KIT_RUN_DIR}/.secrets"
