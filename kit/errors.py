@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 
 class KitError(Exception):
@@ -125,6 +124,8 @@ class RunFailed(KitError):  # noqa: N818 - it reports an outcome, not a mistake
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """The known name that is most like this one. cutoff: as difflib has it, 1 for equal names only."""
+    from difflib import get_close_matches
+
     near = get_close_matches(name, [*known], n=1, cutoff=cutoff)
     return near[0] if near else None
 

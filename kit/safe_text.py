@@ -6,13 +6,14 @@ import re
 from functools import cache
 
 # C0 and C1 controls, delete, line and paragraph separators, the marks that change the direction of text, and lone surrogates.
-_UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Patterns are compiled where they are used first: each takes longer than most of a module's import.
+_UNSAFE = "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 
 
 def clean(text: str) -> str:
     """One line for a terminal: each control character as its escape, such as `\\x1b`. Tabs stay."""
     # Nothing that is escaped is printable; of a table's cells nearly all are, and this tells it in a quarter of the time.
-    return text if text.isprintable() else _UNSAFE.sub(_escaped, text)
+    return text if text.isprintable() else re.sub(_UNSAFE, _escaped, text)
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -21,31 +22,32 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 # Lines keep their ends.
-_UNSAFE_IN_LINES = re.compile(_UNSAFE.pattern.replace("\x0a-\x1f", "\x0b-\x1f"))
+_UNSAFE_IN_LINES = _UNSAFE.replace("\x0a-\x1f", "\x0b-\x1f")
 # Colours (ECMA-48 SGR) are left out: a log is full of them, and all they could do here is hide text.
-_COLOUR = re.compile(rb"\x1b\[[0-9;:]*m")
+_COLOUR = rb"\x1b\[[0-9;:]*m"
 
 
 @cache
 def _controls() -> list[bytes]:
     """A search for one byte is memchr, which no other check of every byte comes near: gigabytes of logs go through here."""
-    return [bytes([code]) for code in range(0x80) if _UNSAFE_IN_LINES.match(chr(code))]
+    return [bytes([code]) for code in range(0x80) if re.match(_UNSAFE_IN_LINES, chr(code))]
 
 
 @cache
 def _leads() -> list[bytes]:
     """What the unsafe characters above 0x7f begin with in UTF-8. Made when a log is read: it takes 9 ms."""
-    found = (chr(code) for code in range(0x80, 0xE000) if _UNSAFE_IN_LINES.match(chr(code)))
+    unsafe = re.compile(_UNSAFE_IN_LINES)
+    found = (chr(code) for code in range(0x80, 0xE000) if unsafe.match(chr(code)))
     return sorted({one.encode("utf-8", "surrogatepass")[:-1] for one in found})
 
 
 def clean_lines(chunk: bytes) -> bytes:
     """Lines of a log for a terminal, as `clean` makes one; colours are left out, and bytes that are not UTF-8 are escaped."""
     if b"\x1b" in chunk:
-        chunk = _COLOUR.sub(b"", chunk)
+        chunk = re.sub(_COLOUR, b"", chunk)
     if not any(control in chunk for control in _controls()) and _is_safe_text(chunk):
         return chunk
-    return _UNSAFE_IN_LINES.sub(_escaped, chunk.decode("utf-8", errors="backslashreplace")).encode()
+    return re.sub(_UNSAFE_IN_LINES, _escaped, chunk.decode("utf-8", errors="backslashreplace")).encode()
 
 
 def _is_safe_text(chunk: bytes) -> bool:

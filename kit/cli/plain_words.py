@@ -17,7 +17,7 @@ from kit.cli.command_table import COMMANDS
 from kit.cli.groups import PLACES
 
 # Values of COMP_WORDS that a shell and str.split() split in the same way.
-_PLAIN_LINE = re.compile(r"[\w ./:@%+,=-]*", re.ASCII)
+_PLAIN_LINE = r"[A-Za-z0-9_ ./:@%+,=-]*"
 
 
 class Command(NamedTuple):
@@ -86,7 +86,7 @@ def _value(kind: str, word: str) -> Any:
 def completed() -> str | None:
     """The completions for bash, for the command line in COMP_WORDS; None if typer has to find them."""
     line, number = os.environ.get("COMP_WORDS", ""), os.environ.get("COMP_CWORD", "")
-    if os.environ["_KIT_COMPLETE"] != "complete_bash" or not _PLAIN_LINE.fullmatch(line) or not number.isdecimal():
+    if os.environ["_KIT_COMPLETE"] != "complete_bash" or not re.fullmatch(_PLAIN_LINE, line) or not number.isdecimal():
         return None
     words = line.split()
     before, begun = words[1 : int(number)], words[int(number) : int(number) + 1]

@@ -18,7 +18,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 _NOTE = "mirror.json"
 # A path as `find` prints it: relative, inside the folder, without hidden parts.
-_PATH = re.compile(r"(?!\.)[^\0\n/]+(?:/(?!\.)[^\0\n/]+)*")
+_PATH = r"(?!\.)[^\0\n/]+(?:/(?!\.)[^\0\n/]+)*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +220,7 @@ class Mirror:
 
     def _path(self, name: str) -> Path:
         """The path of a file in the mirror; ToolError for a name that leads out of the mirror."""
-        if not _PATH.fullmatch(name):
+        if not re.fullmatch(_PATH, name):
             raise ToolError(f"the cluster named a file {name!r}, which no run has")
         return self.runs / name
 
@@ -296,6 +295,8 @@ def _write(path: Path, content: bytes) -> None:
     """Write a file atomically, under a temporary name first."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        import tempfile
+
         handle, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
         with os.fdopen(handle, "wb") as sink:
             sink.write(content)

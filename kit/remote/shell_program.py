@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from kit import data_folders
 
 _VARIABLES = {"{home}": '"$HOME"', "{user}": '"$KIT_USER"', "{data}": '"$KIT_DATA"'}
-_PLACEHOLDER = re.compile(r"(\{(?:home|user|data)\})")
+_PLACEHOLDER = r"(\{(?:home|user|data)\})"
 
 
 class Words(tuple[str, ...]):
@@ -63,5 +63,5 @@ def quoted(word: str) -> str:
 def filled(path: str) -> Unquoted:
     """A path of a cluster's file as one word of sh. Its placeholders are filled in on the cluster."""
     whole = "{home}" + path[1:] if path == "~" or path.startswith("~/") else path
-    parts = [part for part in _PLACEHOLDER.split(whole) if part]
+    parts = [part for part in re.split(_PLACEHOLDER, whole) if part]
     return Unquoted("".join(_VARIABLES.get(part) or quoted(part) for part in parts))

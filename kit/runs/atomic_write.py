@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
 
 
@@ -14,6 +13,8 @@ def write(path: Path, text: str, *, durable: bool = True, mode: int = 0o644) -> 
 
     mode: independent of the umask. The temporary name is unique among all processes and hosts.
     """
+    import tempfile  # it brings Python's random numbers; what only looks needs neither
+
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
     try:

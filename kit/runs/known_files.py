@@ -8,6 +8,7 @@ kit that read it, are as they were.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -114,7 +115,9 @@ def _form() -> list[Any]:
 
 
 def _place() -> Path:
-    return platformdirs.user_cache_path("kit") / "clusters.json"
+    """Another kit of the same user, such as one in a checkout, has a file of its own: neither writes over the other's."""
+    own = hashlib.sha256(__file__.encode(errors="surrogateescape")).hexdigest()[:8]
+    return platformdirs.user_cache_path("kit") / f"clusters-{own}.json"
 
 
 def _load() -> dict[str, Any]:

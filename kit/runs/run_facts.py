@@ -26,7 +26,7 @@ _EVENTS_BYTES = 8 << 20
 _EVENTS, _MANIFEST = RunPaths(Path()).events, RunPaths(Path()).manifest
 # Keys of an event that are read here as numbers.
 _NUMBERS: Mapping[str, tuple[str, ...]] = {"start": ("job_id", "restart"), "end": ("exit_code",)}
-_DIGEST = re.compile(rb"sha256[:/]([0-9a-f]{64})")
+_DIGEST = rb"sha256[:/]([0-9a-f]{64})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ def _digest_in(run_dir: Path) -> str:
     paths = RunPaths(run_dir)
     for path in (paths.manifest, paths.batch):
         try:
-            found = _DIGEST.search(untrusted_files.read_bytes(path))
+            found = re.search(_DIGEST, untrusted_files.read_bytes(path))
         except OSError:
             continue
         if found:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.remote import run_folder_mirror as mirrors
-from kit.runs import index, run_facts, secret
+from kit.runs import index, run_facts
 from kit.runs.run_facts import Facts
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import ACTIVE, JobId, QueuedJob
@@ -170,6 +170,8 @@ def _clean(one: Status) -> None:
         return
     # A job that Slurm does not know may be too new.
     if one.state != "LOST" or time.time() - one.facts.submitted_at > _FORGOTTEN_S:
+        from kit.runs import secret
+
         secret.remove(one.run_dir)
         (RunPaths(one.run_dir).state / ".reserve").unlink(missing_ok=True)
 

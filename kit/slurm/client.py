@@ -29,7 +29,7 @@ _SHORT_S = 5.0
 JobId = int | str
 
 # The output of `sbatch --test-only` for a job that Slurm would accept. SLURM_TIME_FORMAT sets the form of the time.
-_TO_START = re.compile(r"Job \d+ to start at (\d+) using \d+ processors on (?:nodes )?(\S+)(?: in partition (\S+))?")
+_TO_START = r"Job \d+ to start at (\d+) using \d+ processors on (?:nodes )?(\S+)(?: in partition (\S+))?"
 # Its output for a job with more nodes than the cluster has.
 _NO_NODES = "Requested node configuration is not available"
 # Messages of Slurm's commands when no controller answers, or none is configured.
@@ -195,7 +195,7 @@ def test_only(script: str, *, env: Mapping[str, str], options: Sequence[str] = (
         raise SlurmError(error.message, hint=error.hint or _WHERE) from None
     if done.returncode != 0 and not (_NO_NODES in done.stderr and _some_nodes_are_out(env)):
         raise _refused(done.stderr)
-    found = _TO_START.search(done.stderr)
+    found = re.search(_TO_START, done.stderr)
     return ExpectedStart(time=float(found[1]), nodes=found[2], partition=found[3]) if found else None
 
 

@@ -23,8 +23,11 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
     """The files that are kept."""
     for name in ("CACHE", "DATA", "CONFIG"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name.lower()))
-    place = tmp_path / "cache" / "kit" / "clusters.json"
-    return lambda: json.loads(place.read_text())["files"] if place.exists() else {}
+    return lambda: {
+        path: entry
+        for place in (tmp_path / "cache" / "kit").glob("clusters-*.json")
+        for path, entry in json.loads(place.read_text())["files"].items()
+    }
 
 
 def settled(path: Path, text: str, *, ago_s: float = 3600) -> Path:
@@ -80,7 +83,7 @@ def test_a_file_that_was_just_written_is_not_kept(tmp_path: Path, kept: Kept) ->
 )  # fmt: skip
 def test_a_damaged_cache_is_read_anew(local: Path, tmp_path: Path, damaged: str) -> None:
     before = known_files.cluster(local)
-    place = tmp_path / "cache" / "kit" / "clusters.json"
+    (place,) = (tmp_path / "cache" / "kit").glob("clusters-*.json")
     table = json.loads(place.read_text())
     seen = table["files"][str(local)][0]
     text = damaged.replace("FORM", json.dumps(table["form"])).replace("FILE", str(local)).replace("SEEN", str(seen))

@@ -10,16 +10,16 @@ from pathlib import Path
 from kit.errors import UsageError
 
 # Lower case, as ClusterName requires. The nodes' host names start with it, so RFC 1123 forbids underscores.
-_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+_NAME = r"[a-z][a-z0-9-]{0,39}"
 # slurm.conf and plugstack.conf split at blanks; `#` starts a comment, `%` a pattern, and `,` separates list items.
-_FOLDER = re.compile(r"/[A-Za-z0-9/._+@~-]*")
+_FOLDER = r"/[A-Za-z0-9/._+@~-]*"
 # unix(7): sun_path holds 108 bytes including the final NUL.
 _SOCKET_PATH_MAX = 107
 
 
 def checked_name(name: str) -> str:
     """Return `name`; UsageError that says which names a cluster may have."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         raise UsageError(
             f"a cluster cannot be called {name!r}",
             hint="use lower-case letters, digits and '-', starting with a letter, at most 40",
@@ -42,7 +42,7 @@ class Layout:
     def of(cls, folder: Path, *, node: str) -> Layout:
         """The layout of `folder`, resolved; UsageError if Slurm could not work in it. node: the longest node name."""
         layout = cls(folder.expanduser().resolve())
-        if not _FOLDER.fullmatch(str(layout.folder)):
+        if not re.fullmatch(_FOLDER, str(layout.folder)):
             raise UsageError(
                 f"{layout.folder}: slurm.conf cannot hold this path",
                 hint="choose a folder without blanks or punctuation: --dir PATH",
