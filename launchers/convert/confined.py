@@ -61,7 +61,7 @@ def _member(of: Any, name: str) -> Any:
     return of[name] if isinstance(of, EnumMeta) else StandIn()
 
 
-def _put_back(one: type, before: Mapping[str, Any]) -> list[str]:
+def _restore_class(one: type, before: Mapping[str, Any]) -> list[str]:
     """Restore the attributes of a class. Returns the names of those that had changed."""
     now, nothing = dict(vars(one)), object()
     changed = [name for name in {**before, **now} if now.get(name, nothing) is not before.get(name, nothing)]
@@ -86,7 +86,9 @@ class Unpickler(pickle.Unpickler):
             content = super().load()
         finally:
             names = [
-                f"{one.__name__}.{name}" for one, before in self._classes.items() for name in _put_back(one, before)
+                f"{one.__name__}.{name}"
+                for one, before in self._classes.items()
+                for name in _restore_class(one, before)
             ]
         if names:
             raise pickle.UnpicklingError(f"it sets {names[0]}, an attribute of a class")

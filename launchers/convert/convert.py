@@ -78,7 +78,7 @@ def convert(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
 def main() -> int:
     """Run the program, and return its exit code."""
     args = parse()
-    signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
         print(json.dumps(convert(args, Progress(as_json=args.json_lines))))
     except Refused as error:
@@ -91,7 +91,7 @@ def main() -> int:
     return REFUSED
 
 
-def _ended(number: int, _frame: object) -> NoReturn:
+def _exit_on_signal(number: int, _frame: object) -> NoReturn:
     raise SystemExit(128 + number)  # unwinds, so that no incomplete output is left
 
 

@@ -69,13 +69,13 @@ class Shared(Source):
 
 def opened(folder: Path, progress: Progress) -> Source:
     """The checkpoint in a folder, of any kind that can be read."""
-    folder = resolve(_furthest(folder))
+    folder = resolve(_furthest_group(folder))
     if (folder / FILE).is_file():
         return Plain(folder, progress)
     return Shared(folder, progress) if (folder / AT).is_file() else Source(folder, progress)
 
 
-def _furthest(folder: Path) -> Path:
+def _furthest_group(folder: Path) -> Path:
     """The folder of the group with the most outer steps, where `folder` is of a DiLoCo run; else `folder`."""
 
     def outer_steps(group: Path) -> int:

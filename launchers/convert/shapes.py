@@ -67,7 +67,7 @@ def of(source: Source, given: Given) -> Shape | None:
         if name not in size:
             raise Refused(f"{source.folder}: incomplete, or of another model: {name} is missing")
     vocabulary, dim = size[names["embedding"]]
-    told = _told(source)
+    told = _described(source)
     heads = given.heads or told.get("heads")
     head_dim, kv_heads = _heads(heads, told.get("head_dim"), rows=size[names["qkv"]][0], wide=size[names["out"]][1])
     return Shape(
@@ -122,7 +122,7 @@ def _heads(heads: int | None, head_dim: int | None, *, rows: int, wide: int) -> 
     return head_dim, kv_heads
 
 
-def _told(source: Source) -> dict[str, Any]:
+def _described(source: Source) -> dict[str, Any]:
     """The content of model.json in the kit's own checkpoints, else Megatron-LM's arguments in common.pt."""
     if source.model:
         return source.model

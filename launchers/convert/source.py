@@ -66,11 +66,11 @@ class Source:
         for key, name in names.items():
             one = metadata.state_dict_metadata[key]
             if isinstance(one, TensorStorageMetadata):
-                self._tensors[key] = _covered(self.folder, key, one, metadata.storage_data)
+                self._tensors[key] = _check_covered(self.folder, key, one, metadata.storage_data)
             elif "_extra_state" not in name:  # Transformer Engine's fp8 scales, of no use elsewhere
                 self.dropped.append(name)
         self.pieces = [
-            piece for key, one in self._tensors.items() for piece in _unstacked(key, names[key], one, self.kind)
+            piece for key, one in self._tensors.items() for piece in _split_layers(key, names[key], one, self.kind)
         ]
         if not self.pieces:
             raise Refused(f"{self.folder}: it holds no tensor of a model")
@@ -99,21 +99,21 @@ class Source:
                 ReadItem(
                     type=LoadItemType.TENSOR,
                     dest_index=MetadataIndex(piece.stored),
-                    dest_offsets=_minus(low, first),
+                    dest_offsets=_difference(low, first),
                     storage_index=MetadataIndex(piece.stored, chunk.offsets),
-                    storage_offsets=_minus(low, chunk.offsets),
-                    lengths=_minus(high, low),
+                    storage_offsets=_difference(low, chunk.offsets),
+                    lengths=_difference(high, low),
                 )
             )
         into = torch.empty([b - a for a, b in zip(first, last, strict=True)], dtype=piece.dtype)
         try:
-            self._reader.read_data(LoadPlan(items), _Into(into)).wait()
+            self._reader.read_data(LoadPlan(items), _TensorPlanner(into)).wait()
         except (OSError, RuntimeError, ValueError, EOFError, AssertionError) as error:
             raise Refused(f"{self.folder}: {piece.stored} cannot be read: {error}") from None
         return into.reshape(piece.shape)
 
 
-class _Into(DefaultLoadPlanner):
+class _TensorPlanner(DefaultLoadPlanner):
     """Gives the reader the place of each chunk in one tensor."""
 
     def __init__(self, into: torch.Tensor) -> None:
@@ -124,7 +124,7 @@ class _Into(DefaultLoadPlanner):
         return self._into
 
 
-def _minus(left: Iterable[int], right: Iterable[int]) -> torch.Size:
+def _difference(left: Iterable[int], right: Iterable[int]) -> torch.Size:
     return torch.Size([a - b for a, b in zip(left, right, strict=True)])
 
 
@@ -244,7 +244,7 @@ def family(names: set[str]) -> str:
     return "gpt" if {"embedding.weight", "blocks.0.qkv.weight", "blocks.0.gate_up.weight"} <= names else "other"
 
 
-def _covered(
+def _check_covered(
     folder: Path, key: str, one: TensorStorageMetadata, stored: dict[MetadataIndex, Any]
 ) -> TensorStorageMetadata:
     """Return `one`. Refused where a chunk of it is not stored, or the chunks do not make up the whole tensor."""
@@ -256,7 +256,7 @@ def _covered(
     return one
 
 
-def _unstacked(key: str, name: str, one: TensorStorageMetadata, kind: str) -> Iterator[Piece]:
+def _split_layers(key: str, name: str, one: TensorStorageMetadata, kind: str) -> Iterator[Piece]:
     stacked = _STACKED.fullmatch(name) if kind == "megatron" else None
     if stacked is None:
         yield Piece(name, key, None, tuple(one.size), one.properties.dtype)

@@ -107,7 +107,7 @@ class DiLoCo:
         # Outer steps; inner steps; inner steps at the last outer step; fragments averaged after the last inner step.
         self.at = {"outer": 0, "step": 0, "committed": 0, "flushed": 0}
         self._behind = False
-        self._flying: tuple[Meeting, torch.Tensor, Answer[torch.Tensor]] | None = None
+        self._in_flight: tuple[Meeting, torch.Tensor, Answer[torch.Tensor]] | None = None
         self._present: list[int] = []
         self._waited = {"quorum": 0.0, "average": 0.0}  # seconds since the last record
 
@@ -148,16 +148,16 @@ class DiLoCo:
     def synchronise(self) -> Record | None:
         """Do the outer step, if one is due. With overlap, start its average when that is due."""
         if self.at["step"] >= self.landing:
-            if self._flying is None:
+            if self._in_flight is None:
                 return self._finish(self._meet(1))
-            meeting, values, work = self._flying
-            self._flying = None
+            meeting, values, work = self._in_flight
+            self._in_flight = None
             return self._finish(meeting, values, work)
-        if self._flying is None and self.at["step"] >= self.landing - self.settings.delay:
+        if self._in_flight is None and self.at["step"] >= self.landing - self.settings.delay:
             meeting = self._meet(1)
             if not meeting.weight:  # this group missed outer steps and took state: finish with the others at once
                 return self._finish(meeting)
-            self._flying = self._launch(meeting)
+            self._in_flight = self._launch(meeting)
         return None
 
     def give(self) -> Record:
@@ -171,7 +171,7 @@ class DiLoCo:
         take_inner(self._net, self._inner, state["inner"])
         self.globals.put(range(self.settings.fragments))
         self._behind = False
-        self._flying = None
+        self._in_flight = None
 
     def save(self) -> Record:
         """The content of a checkpoint: more than give(), so that this group continues exactly here. Called by all ranks."""

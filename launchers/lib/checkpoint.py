@@ -49,7 +49,7 @@ class Checkpoints:
         self._last = -1
         self._best: tuple[str, float] | None = None  # the folder's name, its validation loss
         self._losses: dict[int, float] = {}  # of validations, by step
-        self._copied: Any = None
+        self._copy_buffer: Any = None
         self.took = 0.0
         if world.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
@@ -78,8 +78,8 @@ class Checkpoints:
 
     def copy(self, state: Any) -> Any:
         """A copy of a nested state in host memory, which training cannot change. The next copy reuses its tensors."""
-        self._copied = _copy(state, self._copied)
-        return self._copied
+        self._copy_buffer = _copy(state, self._copy_buffer)
+        return self._copy_buffer
 
     def wait(self) -> None:
         """Wait for the save in the background, and raise its error."""
@@ -91,11 +91,11 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """The newest undamaged checkpoint. Each damaged one is renamed and named in a warning."""
         found = sorted(self._folder.glob("step-*"), reverse=True) if self._world.is_main_process else []
-        for folder in self._from_first(found):
+        for folder in self._broadcast(found):
             fault = self._fault(folder)
             if fault is None:
                 self._last = int(folder.name[5:])
-                self._best = self._from_first(_least_loss(found, self._last) if self._world.is_main_process else None)
+                self._best = self._broadcast(_least_loss(found, self._last) if self._world.is_main_process else None)
                 return folder
             if self._world.is_main_process:
                 aside = folder.with_name(f"damaged-{folder.name}")
@@ -139,7 +139,7 @@ class Checkpoints:
             if failures:
                 raise RuntimeError(f"checkpoint {target.name} was not saved: {'; '.join(failures)}")
             files: dict[str, list[int]] = {}
-            for part in self._gather(_sums(writing, self._my_part(_files(writing)))):
+            for part in self._gather(_checksums(writing, self._my_part(_files(writing)))):
                 files |= part
             if self._world.is_main_process:
                 self._commit(writing, target, files)
@@ -184,7 +184,7 @@ class Checkpoints:
         dist.all_gather_object(every, value, group=self.group)
         return every
 
-    def _from_first(self, value: Any) -> Any:
+    def _broadcast(self, value: Any) -> Any:
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
@@ -302,7 +302,7 @@ def _files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def _sums(folder: Path, names: list[str]) -> dict[str, list[int]]:
+def _checksums(folder: Path, names: list[str]) -> dict[str, list[int]]:
     sums = {}
     for name in names:
         sync(folder / name)

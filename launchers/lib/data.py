@@ -123,10 +123,10 @@ def images_told(folder: Path | None) -> str:
     """A text that identifies the images, for a checkpoint."""
     if folder is None:
         return "scikit-learn's digits"
-    return _told(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
+    return _fingerprint(folder, sorted(path for path in folder.rglob("*") if path.is_file()))
 
 
-def _told(folder: Path, files: list[Path]) -> str:
+def _fingerprint(folder: Path, files: list[Path]) -> str:
     sizes = [(str(path.relative_to(folder)), path.stat().st_size) for path in files]
     digest = hashlib.sha256(repr(sizes).encode()).hexdigest()
     return f"{len(files)} files of {sum(size for _, size in sizes)} bytes (sha256 {digest[:12]})"
@@ -164,19 +164,19 @@ def digits() -> tuple[Images, Images, int]:
 
 def mnist(folder: Path, part: str) -> Images:
     """One part (train or t10k) of MNIST or of a set in its format (yann.lecun.com/exdb/mnist describes idx files)."""
-    inputs = _idx(_found(folder, f"{part}-images*idx3-ubyte*"))
-    targets = _idx(_found(folder, f"{part}-labels*idx1-ubyte*"))
+    inputs = _read_idx(_find_file(folder, f"{part}-images*idx3-ubyte*"))
+    targets = _read_idx(_find_file(folder, f"{part}-labels*idx1-ubyte*"))
     return TensorDataset(inputs[:, None].float() / 255, targets.long())
 
 
-def _found(folder: Path, pattern: str) -> Path:
+def _find_file(folder: Path, pattern: str) -> Path:
     path = next(iter(sorted(folder.glob(pattern))), None)
     if path is None:
         raise SystemExit(f"{folder}: no file {pattern}.")
     return path
 
 
-def _idx(path: Path) -> torch.Tensor:
+def _read_idx(path: Path) -> torch.Tensor:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     zeros, kind, dimensions = struct.unpack_from(">HBB", data)
     shape = struct.unpack_from(f">{dimensions}I", data, 4)

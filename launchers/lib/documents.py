@@ -61,7 +61,7 @@ class Cut:
 
 def cut(sources: list[Path], *, ignored: list[str] | None = None) -> Cut:
     """Cut files and folders into units. ignored: a list that gets those files in the folders that cannot be read here."""
-    found = [piece for source in sources for piece in _found(source, ignored if ignored is not None else [])]
+    found = [piece for source in sources for piece in _find_pieces(source, ignored if ignored is not None else [])]
     if not found:
         named = ", ".join(map(str, sources))
         raise Refused(f"{named}: no file to read", hint=f"files of {' '.join(PLAIN + LINES + ROWS[:1])} are read")
@@ -84,9 +84,9 @@ def read(piece: Piece, key: str) -> Iterator[str | Bad]:
     if piece.kind in PLAIN:
         yield Path(piece.path).read_bytes().decode(errors="replace")
     elif piece.kind in LINES:
-        yield from _lines(piece, key)
+        yield from _read_lines(piece, key)
     else:
-        yield from _rows(piece, key)
+        yield from _read_rows(piece, key)
 
 
 def as_json(units: list[Unit]) -> Any:
@@ -97,7 +97,7 @@ def as_json(units: list[Unit]) -> Any:
 # ---- finding the files ----
 
 
-def _found(source: Path, ignored: list[str]) -> Iterator[Piece]:
+def _find_pieces(source: Path, ignored: list[str]) -> Iterator[Piece]:
     if not source.exists():
         raise Refused(
             f"{source}: no such file or folder", hint="a path as the program sees it: mount it into the container"
@@ -105,7 +105,7 @@ def _found(source: Path, ignored: list[str]) -> Iterator[Piece]:
     if source.is_file():
         if _kind(source) is None:
             raise Refused(f"{source}: not of a kind that is read", hint=f"one of {' '.join(PLAIN + LINES + ROWS[:1])}")
-        yield _whole(source)
+        yield _whole_file(source)
     elif (source / "dataset_dict.json").is_file():
         for name in json.loads((source / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]:
             yield from _dataset(source / name, "validation" if name in _HELD_OUT else "train")
@@ -116,7 +116,7 @@ def _found(source: Path, ignored: list[str]) -> Iterator[Piece]:
             if _kind(path) is None:
                 ignored.append(str(path))
             else:
-                yield _whole(path)
+                yield _whole_file(path)
 
 
 def _dataset(folder: Path, part: str) -> Iterator[Piece]:
@@ -124,12 +124,12 @@ def _dataset(folder: Path, part: str) -> Iterator[Piece]:
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         for file in state["_data_files"]:
-            yield _whole(folder / file["filename"], part)
+            yield _whole_file(folder / file["filename"], part)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(f"{folder}: not a dataset that load_from_disk reads: {error}") from None
 
 
-def _whole(path: Path, part: str = "") -> Piece:
+def _whole_file(path: Path, part: str = "") -> Piece:
     return Piece(path=str(path), kind=_kind(path) or "", size=path.stat().st_size, part=part)
 
 
@@ -143,7 +143,7 @@ def _split(piece: Piece, most: int) -> Iterator[Piece]:
     if parts <= 1 or piece.kind in PLAIN or piece.kind in LINES[1:]:
         yield piece
         return
-    count = piece.size if piece.kind == ".jsonl" else _batches(piece)
+    count = piece.size if piece.kind == ".jsonl" else _count_batches(piece)
     parts = min(parts, count)
     bounds = [count * number // parts for number in range(parts + 1)]
     for first, last in itertools.pairwise(bounds):
@@ -156,24 +156,24 @@ def _split(piece: Piece, most: int) -> Iterator[Piece]:
 
 def records(source: Path) -> Iterator[tuple[str, Any]]:
     """The objects of a .jsonl file, plain or compressed, or of those in a folder: the place of each, and the object or Bad."""
-    pieces = [piece for piece in _found(source, []) if piece.kind in LINES]
+    pieces = [piece for piece in _find_pieces(source, []) if piece.kind in LINES]
     if not pieces:
         raise Refused(f"{source}: no file to read", hint=f"files of {' '.join(LINES)} are read")
     for piece in pieces:
-        for number, (line, _) in enumerate(_raw(piece), 1):
+        for number, (line, _) in enumerate(_raw_lines(piece), 1):
             if line.strip():
-                yield f"{piece.path}, line {number}", _object(line)
+                yield f"{piece.path}, line {number}", _parse_object(line)
 
 
-def _lines(piece: Piece, key: str) -> Iterator[str | Bad]:
-    for line, at in _raw(piece):
+def _read_lines(piece: Piece, key: str) -> Iterator[str | Bad]:
+    for line, at in _raw_lines(piece):
         if line.strip():
-            yield _text(line, key, f"{piece.path}, byte {at}")
+            yield _parse_text(line, key, f"{piece.path}, byte {at}")
 
 
-def _raw(piece: Piece) -> Iterator[tuple[bytes, int]]:
+def _raw_lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
     """The lines that begin in [first, last), each with the offset of its first byte."""
-    with _opened(piece) as file:
+    with _open(piece) as file:
         if piece.first:  # skip a line that began earlier: its line break may be the byte before `first`
             file.seek(piece.first - 1)
             file.readline(_LONGEST_LINE)
@@ -189,7 +189,7 @@ def _raw(piece: Piece) -> Iterator[tuple[bytes, int]]:
             place += len(line)
 
 
-def _object(line: bytes) -> dict[str, Any] | Bad:
+def _parse_object(line: bytes) -> dict[str, Any] | Bad:
     try:
         made = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -197,15 +197,15 @@ def _object(line: bytes) -> dict[str, Any] | Bad:
     return made if isinstance(made, dict) else Bad("it is not an object")
 
 
-def _text(line: bytes, key: str, where: str) -> str | Bad:
-    made = _object(line)
+def _parse_text(line: bytes, key: str, where: str) -> str | Bad:
+    made = _parse_object(line)
     if isinstance(made, Bad):
         return Bad(f"{where}: {made.why}")
     text = made.get(key)
     return text if isinstance(text, str) else Bad(f"{where}: no text under {key!r} ({', '.join(list(made)[:8])})")
 
 
-def _opened(piece: Piece) -> IO[bytes]:
+def _open(piece: Piece) -> IO[bytes]:
     if piece.kind == ".jsonl.gz":
         return gzip.open(piece.path)
     if piece.kind == ".jsonl.zst":
@@ -222,33 +222,33 @@ def _zstd_errors() -> tuple[type[Exception], ...]:
     return (zstandard.ZstdError,)
 
 
-def _rows(piece: Piece, key: str) -> Iterator[str | Bad]:
+def _read_rows(piece: Piece, key: str) -> Iterator[str | Bad]:
     pyarrow = imported("pyarrow", f"{piece.path} ({piece.kind})")
     try:
-        for batch in _tables(piece, key):
+        for batch in _record_batches(piece, key):
             for text in batch.column(batch.schema.get_field_index(key)).to_pylist():
                 yield text if isinstance(text, str) else Bad(f"{piece.path}: a row without text under {key!r}")
     except pyarrow.ArrowException as error:
         raise Refused(f"{piece.path}: cannot be read to its end: {error}") from None
 
 
-def _tables(piece: Piece, key: str) -> Iterator[Any]:
+def _record_batches(piece: Piece, key: str) -> Iterator[Any]:
     """The record batches of a piece, with the column `key`."""
     if piece.kind == ".parquet":
         file = imported("pyarrow.parquet", piece.path).ParquetFile(piece.path, memory_map=True)
-        _require(key, file.schema_arrow.names, piece)
+        _require_column(key, file.schema_arrow.names, piece)
         groups = list(range(piece.first, piece.last)) if piece.last else None
         yield from file.iter_batches(batch_size=1024, row_groups=groups, columns=[key], use_threads=False)
         return
     pyarrow = imported("pyarrow", piece.path)
     with pyarrow.memory_map(piece.path) as mapped, pyarrow.ipc.open_stream(mapped) as stream:
-        _require(key, stream.schema.names, piece)
+        _require_column(key, stream.schema.names, piece)
         for number, batch in enumerate(stream):
             if not piece.last or piece.first <= number < piece.last:
                 yield batch
 
 
-def _batches(piece: Piece) -> int:
+def _count_batches(piece: Piece) -> int:
     """The number of parts that a file can be read in: row groups, or record batches."""
     pyarrow = imported("pyarrow", f"{piece.path} ({piece.kind})")
     try:
@@ -260,6 +260,6 @@ def _batches(piece: Piece) -> int:
         raise Refused(f"{piece.path}: not a file that pyarrow reads: {error}") from None
 
 
-def _require(key: str, names: list[str], piece: Piece) -> None:
+def _require_column(key: str, names: list[str], piece: Piece) -> None:
     if key not in names:
         raise Refused(f"{piece.path}: no column {key!r}", hint=f"--text-key, one of: {', '.join(names)}")

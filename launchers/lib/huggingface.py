@@ -19,7 +19,7 @@ from . import initial, model
 # model_type of config.json -> (biases of queries, keys and values; norms of queries and keys in each head).
 FAMILIES = {"llama": (False, False), "qwen2": (True, False), "qwen3": (False, True)}
 # Values that config.json must have where it has the key. Other values mean other models.
-_SAME: dict[str, Any] = {
+_REQUIRED: dict[str, Any] = {
     "hidden_act": "silu",
     "mlp_bias": False,
     "attention_bias": False,
@@ -39,7 +39,7 @@ _IN_BLOCK = {
     "gate_up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "down.weight": ("mlp.down_proj.weight",),
 }
-_AROUND = {
+_OUTSIDE_BLOCKS = {
     "embedding.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
@@ -52,7 +52,7 @@ def shape(folder: Path, *, context: int, vocabulary: int) -> model.Shape:
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise SystemExit(f"{folder}: its model is {kind!r}; --init-from takes {', '.join(FAMILIES)}.")
-    for name, value in _SAME.items():
+    for name, value in _REQUIRED.items():
         if config.get(name, value) != value:
             raise SystemExit(f"{folder}: {name} is {config[name]!r} in config.json; only {value!r} can be taken.")
     if context > config["max_position_embeddings"]:
@@ -112,11 +112,11 @@ def setter(net: model.GPT, args: argparse.Namespace) -> Callable[[str, torch.Ten
         )
     read = reader(args.init_from, net.shape)
 
-    def copied(name: str, mine: torch.Tensor, first: int, _rows: int) -> None:
+    def copy_rows(name: str, mine: torch.Tensor, first: int, _rows: int) -> None:
         if len(mine):
             mine.copy_(read(name, first, first + len(mine)))
 
-    return copied
+    return copy_rows
 
 
 def reader(folder: Path, shape: model.Shape) -> Callable[[str, int, int], torch.Tensor]:
@@ -150,10 +150,10 @@ def reader(folder: Path, shape: model.Shape) -> Callable[[str, int, int], torch.
 
 def names(name: str, held: Any) -> tuple[str, ...]:
     """The tensors of the Hugging Face model that, one after the other, make up a parameter of the GPT."""
-    if name == "head.weight" and _AROUND[name] not in held:
-        return (_AROUND["embedding.weight"],)  # the head is tied to the embedding
-    if name in _AROUND:
-        return (_AROUND[name],)
+    if name == "head.weight" and _OUTSIDE_BLOCKS[name] not in held:
+        return (_OUTSIDE_BLOCKS["embedding.weight"],)  # the head is tied to the embedding
+    if name in _OUTSIDE_BLOCKS:
+        return (_OUTSIDE_BLOCKS[name],)
     _, number, rest = name.split(".", 2)
     return tuple(f"model.layers.{number}.{part}" for part in _IN_BLOCK[rest])
 

@@ -127,7 +127,7 @@ def mended(text: str) -> tuple[str, bytes]:
 _worker: Worker
 
 
-def _begin(order: Order, work: Path, parent: int) -> None:
+def _start_worker(order: Order, work: Path, parent: int) -> None:
     global _worker  # noqa: PLW0603 - one for each process of the pool
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -137,7 +137,7 @@ def _begin(order: Order, work: Path, parent: int) -> None:
     _worker = Worker(order, work)
 
 
-def _made(number: int, unit: documents.Unit) -> dict[str, Any]:
+def _make_unit(number: int, unit: documents.Unit) -> dict[str, Any]:
     return _worker.make(number, unit)
 
 
@@ -152,20 +152,20 @@ def prepare(
     ignored: list[str] = []
     whole = documents.cut([Path(source) for source in order.sources], ignored=ignored)
     if ignored:
-        progress.warn(f"{len(ignored)} files are of no kind that is read, and are left out: {_few(ignored)}")
+        progress.warn(f"{len(ignored)} files are of no kind that is read, and are left out: {_shortened(ignored)}")
     described = order.described(tokenizer, whole.files)
     with Place(target, described, force=force, reuse=reuse) as place:
         if place.is_done:
             return described_at(target)
         with progress.counting("tokenizing", whole.size) as advance:
-            records = [*_units(order, place.work, whole.units, processes, advance)]
+            records = [*_make_units(order, place.work, whole.units, processes, advance)]
         made = _summary(order, tokenizer, whole, sorted(records, key=lambda one: one["number"]), described)
         _check(made, order)
         place.commit(made, tokenizer)
     return made
 
 
-def _units(order: Order, work: Path, units: list[documents.Unit], processes: int, advance: Any) -> Iterator[Any]:
+def _make_units(order: Order, work: Path, units: list[documents.Unit], processes: int, advance: Any) -> Iterator[Any]:
     """The record of each unit as it is done. Units that an earlier start has done come first."""
     left = []
     for number, unit in enumerate(units):
@@ -184,9 +184,9 @@ def _units(order: Order, work: Path, units: list[documents.Unit], processes: int
         return
     spawn = multiprocessing.get_context("spawn")
     begin = (order, work, os.getpid())
-    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_begin, initargs=begin) as pool:
+    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_start_worker, initargs=begin) as pool:
         running: dict[Future[Any], int] = {
-            pool.submit(_made, number, unit): sum(piece.size for piece in unit) for number, unit in left
+            pool.submit(_make_unit, number, unit): sum(piece.size for piece in unit) for number, unit in left
         }
         try:
             while running:
@@ -243,7 +243,7 @@ def _check(made: dict[str, Any], order: Order) -> None:
             )
 
 
-def _few(names: list[str]) -> str:
+def _shortened(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
@@ -283,7 +283,7 @@ def main() -> int:
     """Run the program, and return its exit code."""
     args = parse()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _ended)
+        signal.signal(number, _exit_on_signal)
     progress, began = Progress(as_json=args.json_lines), time.perf_counter()
     try:
         order = order_of(args, args.sources)
@@ -303,8 +303,8 @@ def main() -> int:
     return REFUSED
 
 
-def _ended(number: int, _frame: object) -> NoReturn:
-    os._exit(128 + number)  # its worker processes end with it (_begin); the next start continues
+def _exit_on_signal(number: int, _frame: object) -> NoReturn:
+    os._exit(128 + number)  # its worker processes end with it (_start_worker); the next start continues
 
 
 if __name__ == "__main__":

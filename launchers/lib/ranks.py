@@ -59,7 +59,7 @@ def started(device: str = "auto") -> Iterator[Ranks]:
     failed = True
     try:
         with reports.progress.phase("rendezvous"):
-            world = _look_around(use_gpu)
+            world = _gather_ranks(use_gpu)
         yield world
         failed = False
     except SystemExit:  # a stop on request: all ranks leave together
@@ -91,7 +91,7 @@ def _gpu_index() -> int:
     return 0 if count == 1 else int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def _look_around(use_gpu: bool) -> Ranks:
+def _gather_ranks(use_gpu: bool) -> Ranks:
     host = socket.gethostname()
     node = os.environ.get("GROUP_RANK") or os.environ.get("NODE_RANK") or host
     gpu = f"{host} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}" if use_gpu else ""

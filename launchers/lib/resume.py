@@ -16,14 +16,14 @@ from . import checkpoint, metrics
 from .ranks import Ranks
 
 # Options that change no number of the training.
-_OF_THE_RUN = {
+_RUN_OPTIONS = {
     "config", "device", "run_dir", "log_every", "profile_steps", "profile_ranks", "checkpoint_dir", "checkpoint_every",
     "checkpoint_keep", "checkpoint_async", "workers", "test_windows", "eval_every", "test_rollouts", "compile", "data", "model",
     # How the text is made. The digest of the text is compared instead.
     "tokenizer", "separator", "text_key", "validation", "skip_bad",
 }  # fmt: skip
 # Options that must keep their value. Another one means other tensors, another order of the data, or other optimizer moments.
-_EQUAL = {
+_MUST_BE_EQUAL = {
     "data", "seed", "shape", "layers", "heads", "kv_heads", "dim", "context", "width", "image_size", "optimizer",
     "init_from", "vocabulary",
 }  # fmt: skip
@@ -33,7 +33,7 @@ Told = dict[str, Any]
 
 def told(program: str, args: argparse.Namespace, *, without: Iterable[str] = (), **more: Any) -> Told:
     """A checkpoint's record of its run. program: its path below launchers/. without: options that change no number."""
-    left_out = _OF_THE_RUN | set(without)
+    left_out = _RUN_OPTIONS | set(without)
     arguments = {name: value for name, value in vars(args).items() if name not in left_out} | more
     return {"program": program, "arguments": json.loads(json.dumps(arguments, default=str))}
 
@@ -67,7 +67,7 @@ def check(found: Path, now: Told, world: Ranks, log: metrics.Metrics, *, equal: 
     Called by all ranks. The first rank compares and prints.
     """
     box: list[Any] = [
-        _judged(found, checkpoint.marker(found), now, _EQUAL | set(equal)) if world.is_main_process else None
+        _compare(found, checkpoint.marker(found), now, _MUST_BE_EQUAL | set(equal)) if world.is_main_process else None
     ]
     dist.broadcast_object_list(box, src=0, group=world.control)
     refusal, changed = box[0]
@@ -81,7 +81,7 @@ def check(found: Path, now: Told, world: Ranks, log: metrics.Metrics, *, equal: 
         )
 
 
-def _judged(found: Path, then: dict[str, Any], now: Told, equal: set[str]) -> tuple[str | None, list[str]]:
+def _compare(found: Path, then: dict[str, Any], now: Told, equal: set[str]) -> tuple[str | None, list[str]]:
     """The reason why the program cannot continue, if any; and the options that differ and are applied."""
     if "program" not in then:  # written before checkpoints named their program
         return None, []

@@ -94,7 +94,7 @@ class _Process:
             if ready:
                 read = os.read(self._answers, 65536)
                 if not read:
-                    raise Refused(f"{self._named}: its process ended {_how(self._process.wait())}")
+                    raise Refused(f"{self._named}: its process ended {_exit_reason(self._process.wait())}")
                 self._rest += read
             elif waited >= self._timeout:
                 self._end()
@@ -116,7 +116,7 @@ class _Process:
             self._process.wait()
 
 
-def _how(code: int) -> str:
+def _exit_reason(code: int) -> str:
     return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
 

@@ -96,7 +96,7 @@ class Corpus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
+class _TextSource:
     """The text as the first rank found or made it."""
 
     train: list[Stream]
@@ -109,16 +109,16 @@ class _Found:
 
 def opened(args: argparse.Namespace, world: Ranks, log: metrics.Metrics, folder: Path | None = None) -> Corpus:
     """Open the text of the options. Called by all ranks. Ends the program where --data cannot be used. folder: for new files."""
-    found = by_first(lambda: _found(args, (folder or args.run_dir) / "data", log.say), world)
+    found = by_first(lambda: _find_text(args, (folder or args.run_dir) / "data", log.say), world)
     return _corpus(args, found, log.say)
 
 
 def load(args: argparse.Namespace, folder: Path, say: Callable[[str], None] = print) -> Corpus:
     """Open the text in a process without ranks. Refused where --data cannot be used."""
-    return _corpus(args, _found(args, folder / "data", say), say)
+    return _corpus(args, _find_text(args, folder / "data", say), say)
 
 
-def _corpus(args: argparse.Namespace, found: _Found, say: Callable[[str], None]) -> Corpus:
+def _corpus(args: argparse.Namespace, found: _TextSource, say: Callable[[str], None]) -> Corpus:
     for stream in found.train + found.test:
         if not stream.path.is_file():
             raise SystemExit(
@@ -146,12 +146,12 @@ def _corpus(args: argparse.Namespace, found: _Found, say: Callable[[str], None])
     )
 
 
-def _found(args: argparse.Namespace, own: Path, say: Callable[[str], None]) -> _Found:
+def _find_text(args: argparse.Namespace, own: Path, say: Callable[[str], None]) -> _TextSource:
     source: Path | None = args.data
     if source is not None and (source / prepared_set.FILE).is_file():
-        return _prepared(source, args)
-    if source is not None and (prefixes := _megatron(source)):
-        return _of_megatron(prefixes, args)
+        return _prepared_source(source, args)
+    if source is not None and (prefixes := _megatron_prefixes(source)):
+        return _megatron_source(prefixes, args)
     if args.vocabulary is not None:
         raise Refused("--vocabulary: only for .bin/.idx without a tokenizer", hint="leave it out")
     sources = [source] if source else sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
@@ -161,11 +161,11 @@ def _found(args: argparse.Namespace, own: Path, say: Callable[[str], None]) -> _
             f"--data {source}: {size / 1e9:.1f} GB of text", hint=f"kit prepare-data {source} SET, and --data SET"
         )
     order = prepare.order_of(args, [str(path.resolve()) for path in sources])
-    prepare.prepare(order, own, processes=1, progress=_Said(say), reuse=True)
-    return _prepared(own, args)
+    prepare.prepare(order, own, processes=1, progress=_RunProgress(say), reuse=True)
+    return _prepared_source(own, args)
 
 
-class _Said(Progress):
+class _RunProgress(Progress):
     """Prints progress as lines of the run, and nothing for work that is quickly done."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -177,7 +177,7 @@ class _Said(Progress):
             self._write(f"data: {text.strip()}")
 
 
-def _prepared(folder: Path, args: argparse.Namespace) -> _Found:
+def _prepared_source(folder: Path, args: argparse.Namespace) -> _TextSource:
     """The shards of a folder that lib/prepare.py made."""
     made = prepared_set.described_at(folder)
     if args.tokenizer is not None and vocabulary.opened(args.tokenizer, "none").digest != made["tokenizer_digest"]:
@@ -193,7 +193,7 @@ def _prepared(folder: Path, args: argparse.Namespace) -> _Found:
             if not path.is_file() or path.stat().st_size != one["tokens"] * width:
                 raise Refused(f"{path}: not there or not whole", hint="prepare it again")
             streams[part].append(Stream(path=path.absolute(), dtype=made["dtype"], first=0, count=one["tokens"]))
-    return _Found(
+    return _TextSource(
         train=streams["train"],
         test=streams["validation"],
         size=made["vocabulary"],
@@ -203,7 +203,7 @@ def _prepared(folder: Path, args: argparse.Namespace) -> _Found:
     )
 
 
-def _megatron(source: Path) -> list[Path]:
+def _megatron_prefixes(source: Path) -> list[Path]:
     """The prefixes of Megatron's files: the one of NAME, NAME.bin or NAME.idx, or all in a folder."""
     if source.is_dir():
         return sorted(path.with_suffix("") for path in source.glob("*.idx"))
@@ -211,7 +211,7 @@ def _megatron(source: Path) -> list[Path]:
     return [plain] if plain.with_name(f"{plain.name}.idx").is_file() else []
 
 
-def _of_megatron(prefixes: list[Path], args: argparse.Namespace) -> _Found:
+def _megatron_source(prefixes: list[Path], args: argparse.Namespace) -> _TextSource:
     """The streams of Megatron's files. The last documents of each pair are held out, as with Megatron's own --split."""
     if args.tokenizer is None and args.vocabulary is None:
         raise Refused(
@@ -235,4 +235,4 @@ def _of_megatron(prefixes: list[Path], args: argparse.Namespace) -> _Found:
         documents, held = documents + kept, held + last - kept
     told = f"sha256:{summed.hexdigest()} of .idx"
     said = f"{documents + held:,} documents of Megatron's files, {held:,} of them held out"
-    return _Found(train=train, test=test, size=size, end=end, told=told, said=said)
+    return _TextSource(train=train, test=test, size=size, end=end, told=told, said=said)

@@ -14,7 +14,7 @@ from megatron.core.models.gpt import GPTModel
 
 Read = Callable[[str], torch.Tensor]
 
-_AROUND = {
+_OUTSIDE_BLOCKS = {
     "embedding.word_embeddings.weight": "embedding.weight",
     "decoder.final_layernorm.weight": "norm.weight",
     "output_layer.weight": "head.weight",
@@ -49,8 +49,8 @@ def put(net: GPTModel, folder: Path, shape: model.Shape) -> None:
 
 def renamed(name: str, net: GPTModel) -> str:
     """The name that the GPT of lib/model.py gives to a parameter."""
-    if name in _AROUND:
-        return _AROUND[name]
+    if name in _OUTSIDE_BLOCKS:
+        return _OUTSIDE_BLOCKS[name]
     _, _, number, rest = name.split(".", 3)
     return f"blocks.{net.decoder.layers[int(number)].layer_number - 1}.{_IN_LAYER[rest]}"
 

@@ -132,7 +132,7 @@ def told(program: str = "fsdp/train.py", **options: object) -> dict[str, Any]:
 def test_what_a_checkpoint_cannot_be_continued_with_is_refused(now: dict[str, Any], words: str) -> None:
     from lib import resume
 
-    refusal, _ = resume._judged(Path("step-1"), told(), told(**now), resume._EQUAL)
+    refusal, _ = resume._compare(Path("step-1"), told(), told(**now), resume._MUST_BE_EQUAL)
     assert words in str(refusal)
     assert "try: " in str(refusal)
 
@@ -140,10 +140,10 @@ def test_what_a_checkpoint_cannot_be_continued_with_is_refused(now: dict[str, An
 def test_what_may_differ_is_named() -> None:
     from lib import resume
 
-    judged = resume._judged(Path("step-1"), told(), told(lr=0.2, run_dir=Path("b")), resume._EQUAL)
+    judged = resume._compare(Path("step-1"), told(), told(lr=0.2, run_dir=Path("b")), resume._MUST_BE_EQUAL)
     assert judged == (None, ["--lr 0.1 -> 0.2"])
-    assert resume._judged(Path("step-1"), told(), told(), resume._EQUAL) == (None, [])
-    assert resume._judged(Path("step-1"), {"step": 1, "files": {}}, told(), resume._EQUAL) == (None, [])
+    assert resume._compare(Path("step-1"), told(), told(), resume._MUST_BE_EQUAL) == (None, [])
+    assert resume._compare(Path("step-1"), {"step": 1, "files": {}}, told(), resume._MUST_BE_EQUAL) == (None, [])
 
 
 def test_positions_stay_in_float32_in_a_model_of_bfloat16() -> None:
@@ -306,7 +306,7 @@ def test_the_process_group_is_told_its_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda kind: given.update(matmul=kind))
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **more: given.update(more, args=args))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    monkeypatch.setattr(ranks, "_look_around", lambda use_gpu: SimpleNamespace(use_gpu=use_gpu))
+    monkeypatch.setattr(ranks, "_gather_ranks", lambda use_gpu: SimpleNamespace(use_gpu=use_gpu))
     for name, value in {"RANK": "5", "LOCAL_RANK": "2"}.items():
         monkeypatch.setenv(name, value)
     with ranks.started("cuda"):
