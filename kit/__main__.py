@@ -1,4 +1,4 @@
-"""`kit` and `python -m kit`."""
+"""Entry point of `kit` and `python -m kit`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """The command line; a Ctrl-C during its imports ends as any other."""
+    """Run the command line. A Ctrl-C during its imports also ends it cleanly."""
     try:
         if sys.argv[1:] == ["--version"] and _version():
             return
@@ -19,7 +19,7 @@ def main() -> None:
 
 
 def _version() -> bool:
-    """Print the version without the command line's imports. False when it cannot be written: the command line reports why."""
+    """Print the version without the command line's imports. False if it cannot be written; then the command line reports why."""
     from kit import __version__
 
     try:

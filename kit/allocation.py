@@ -1,4 +1,6 @@
-"""Allocation: nodes, and GPUs, CPUs, memory and tasks of each, checked against the cluster's nodes and its QOS row."""
+"""Allocation: the job's nodes, and its GPUs, CPUs, memory and tasks on each, checked against the cluster's
+nodes and its QOS row.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from kit.errors import ConfigError, Fault
 from kit.spec.cluster import QosRow
 from kit.validation import toml
 
-# What 0 asks sbatch for.
+# The meaning of 0 in sbatch.
 _NO_LIMIT = {"memory": "0 asks for all memory of a node,", "time": "0 asks for no time limit,"}
 _UNITS = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 
@@ -21,8 +23,8 @@ _UNITS = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 class Allocation:
     """Nodes of a job, and its GPUs, CPUs, memory and tasks on each.
 
-    ranks_per_node, tasks_per_node: of a job without roles; a role's own are in its RolePlacement. memory: sbatch's --mem text, None
-    for the cluster's default. cpus_reason: where the number of CPUs comes from, for the head of the batch script.
+    ranks_per_node, tasks_per_node: of a job without roles; each role has its own in its RolePlacement. memory: sbatch's --mem text;
+    None for the cluster's default. cpus_reason: the reason for the number of CPUs, for the head of the batch script.
     """
 
     nodes: int
@@ -36,7 +38,7 @@ class Allocation:
 
     @property
     def world_size(self) -> int:
-        """Ranks over all nodes of a job without roles: all of them train together."""
+        """Ranks over all nodes of a job without roles, which all train together."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -46,7 +48,7 @@ class Allocation:
 
 
 def allocate(resolved: Resolved) -> Allocation:
-    """The allocation of a complete job. ConfigError with every figure that the cluster's nodes or its QOS row cannot give."""
+    """The allocation of a completed job. ConfigError with every value that the cluster's nodes or its QOS row cannot provide."""
     job, node = resolved.job, resolved.cluster.node
     asked = job.resources
     row = _row(resolved)
@@ -69,7 +71,7 @@ def allocate(resolved: Resolved) -> Allocation:
 
 
 def kilobytes(memory: str) -> int:
-    """sbatch's memory text in KiB; a bare number is MiB, as sbatch(1) says."""
+    """sbatch's memory text in KiB; a bare number is MiB, as in sbatch(1)."""
     unit = memory[-1] if memory[-1] in _UNITS else "M"
     return int(memory.rstrip("KMGT")) * _UNITS[unit]
 
@@ -80,7 +82,7 @@ def _row(resolved: Resolved) -> QosRow | None:
 
 
 def _cpus(resolved: Resolved, gpus: int) -> tuple[int, str]:
-    """CPUs per node and the reason for the figure."""
+    """CPUs per node, and the reason for the number."""
     asked, node = resolved.job.resources.cpus_per_node, resolved.cluster.node
     if asked is not None:
         return asked, f"{asked} per node, as asked"
@@ -91,15 +93,15 @@ def _cpus(resolved: Resolved, gpus: int) -> tuple[int, str]:
 
 
 def _check(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> None:
-    # A row gives no more than a node has: where both are passed, the row's limit is the one to know.
-    of_row = {fault.key: fault for fault in _beyond_row(resolved, gpus=gpus, cpus=cpus)}
-    of_node = [fault for fault in _beyond_node(resolved, gpus=gpus, ranks=ranks, cpus=cpus) if fault.key not in of_row]
+    # A row's limit is at most a node's resources, so if both are exceeded, report the row's limit.
+    of_row = {fault.key: fault for fault in _above_row(resolved, gpus=gpus, cpus=cpus)}
+    of_node = [fault for fault in _above_node(resolved, gpus=gpus, ranks=ranks, cpus=cpus) if fault.key not in of_row]
     if of_node or of_row:
         raise ConfigError.of(*of_node, *of_row.values(), file=resolved.job_file)
 
 
-def _beyond_node(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> Iterator[Fault]:
-    """What no node of the cluster can give."""
+def _above_node(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> Iterator[Fault]:
+    """Requests that no node of the cluster can fulfil."""
     node, memory = resolved.cluster.node, resolved.job.resources.memory
 
     def more(key: str, got: object, most: object, what: str) -> Fault:
@@ -117,14 +119,14 @@ def _beyond_node(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> Ite
         yield more("memory", memory, node.memory, "")
 
 
-def _beyond_row(resolved: Resolved, *, gpus: int, cpus: int) -> Iterator[Fault]:
-    """What the job's QOS row does not allow."""
+def _above_row(resolved: Resolved, *, gpus: int, cpus: int) -> Iterator[Fault]:
+    """Requests that the job's QOS row does not allow."""
     row, job = _row(resolved), resolved.job
     if row is None:
         return
     asked = job.resources
     nodes = asked.nodes + job.retry.spares
-    # To sbatch no memory is all of the node's, and no time has no end.
+    # In sbatch, 0 memory means all of the node's, and time 0 means no limit.
     all_memory = kilobytes(resolved.cluster.node.memory or "0") or inf
     rules: list[tuple[str, str, Any, Any, Callable[[Any], float]]] = [
         ("max_nodes", "resources.nodes", nodes, row.max_nodes, float),
@@ -141,7 +143,7 @@ def _beyond_row(resolved: Resolved, *, gpus: int, cpus: int) -> Iterator[Fault]:
                 said = f"{asked.nodes} with {job.retry.spares} spares is"
                 hint = f"nodes = {limit - job.retry.spares}" if limit > job.retry.spares else "[retry] spares = 0"
             yield Fault(key=key, problem=f"{said} more than QOS {job.qos!r} allows: {name} = {toml(limit)}", hint=hint)
-    # sbatch(1), --exclusive: the job is given all CPUs of its nodes, whatever it asks for.
+    # sbatch(1), --exclusive: the job gets all CPUs of its nodes, whatever it asks for.
     whole, most = resolved.cluster.node.cpus, row.cpus_per_node
     if job.slurm.exclusive and most is not None and whole > most:
         problem = f"an exclusive job gets all {whole} CPUs of a node, and QOS {job.qos!r} allows cpus_per_node = {most}"

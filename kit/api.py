@@ -36,19 +36,19 @@ from kit.sweeps.results import Goal, Results, gather
 from kit.sweeps.run_metrics_cache import Reduce, metrics_of
 from kit.workflow import dependencies
 
-# What faults call a job that was made in Python.
+# The name of a job made in Python, in faults.
 _IN_PYTHON = "Job(...)"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run: one folder that holds all there is to know of it."""
+    """A run: one folder with all its data."""
 
     folder: Path
 
     @property
     def manifest(self) -> Manifest:
-        """What was submitted: image digest, seed, versions, job id."""
+        """The record of the submission: image digest, seed, versions, job id."""
         return read(RunPaths(self.folder).manifest)
 
     def status(self) -> Status:
@@ -57,11 +57,11 @@ class Run:
         return one
 
     def wait(self) -> Status:
-        """Wait for the end; its exit code is in the status, and is not an exception."""
+        """Wait for the end. The exit code is in the status; a failed run raises no exception."""
         return status.wait(self.folder, queue=which_slurm.queue(), on_poll=lambda _: None)
 
     def cancel(self) -> None:
-        """Cancel it, as `kit cancel` does. SlurmError when Slurm does not know it."""
+        """Cancel the run, as `kit cancel` does. SlurmError when Slurm does not know it."""
         one = self.status()
         cancel([one], env=which_slurm.env_of(one.manifest.cluster))
 
@@ -73,9 +73,9 @@ class Run:
         from_step: int | None = None,
         live: bool = False,
     ) -> Run:
-        """Submit what it was made from once more, as `kit rerun` does: the same code, image, job and seed.
+        """Submit a repetition of the run, as `kit rerun` does: the same code, image, job and seed.
 
-        RunError and LockError, with the exact reason, where something of it is gone.
+        RunError and LockError, with the exact reason, if something of the run is missing.
         """
         ready = repeating.prepare(self.folder, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
         one_run.submit(ready)
@@ -86,13 +86,13 @@ class Run:
         return metrics_of(self.folder, reduce=reduce)
 
     def records(self) -> list[dict[str, object]]:
-        """Every record that the program has written so far; those of several replica groups by their times."""
+        """All records that the program has written so far; those of several replica groups in the order of their times."""
         return reported.records(self.folder)
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A sweep that was submitted: a folder with a run for each point."""
+    """A submitted sweep: a folder with a run for each point."""
 
     folder: Path
 
@@ -127,7 +127,7 @@ def plan(
     folder: Path | None = None,
     containers: bool = True,
 ) -> Plan:
-    """What `submit` would write and run; nothing is written. The options are those of `submit`."""
+    """The files and commands of `submit`; nothing is written. The options are those of `submit`."""
     return _prepared(job, cluster, overrides, folder, containers).plan
 
 
@@ -142,8 +142,8 @@ def submit(
 ) -> Run:
     """Write the run folder and submit it, as `kit submit` does.
 
-    cluster: a name of clusters/, default 'local'. overrides: 'resources.nodes=4' each. folder: where relative paths of a `Job`
-    start, default the working folder. after: runs to wait for, as `--after` has them; a Run means `RUN:ok`.
+    cluster: a name of clusters/, default 'local'. overrides: 'resources.nodes=4' each. folder: to which paths of a `Job` are
+    relative, default the working folder. after: runs to wait for, in the form of `--after`; a Run means `RUN:ok`.
     """
     ready = _prepared(job, cluster, overrides, folder, containers)
     if after:
@@ -169,7 +169,7 @@ def sweep(
 
 
 def results(name: str | None = None, *, metric: str | None = None, goal: Goal | None = None) -> Results:
-    """The results of a sweep by its id, the start of one, or its folder; the newest by default."""
+    """The results of a sweep, given by its id, the start of its id, or its folder; by default of the newest."""
     found = find.find_one(name, find_runs.folders(data_folders.project()))
     return SweepRun(found).results(metric=metric, goal=goal)
 

@@ -1,4 +1,4 @@
-"""Finds the data folders: the project's first, then the user's, then the kit's own.
+"""Finds entries in the data folders: first the project's, then the user's, then the kit's own.
 
 The folder is the registry: an entry `NAME` of `kind` is `<root>/<kind>/NAME` (a folder) or `<root>/<kind>/NAME.toml`.
 """
@@ -20,7 +20,7 @@ KINDS = ("clusters", "containers", "launchers", "mounts")
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One entry of a data folder: its name, its TOML file, and the root that it was found under."""
+    """One entry of a data folder: its name, its TOML file, and the root folder that contains it."""
 
     name: str
     path: Path
@@ -28,24 +28,24 @@ class Entry:
 
     @property
     def folder(self) -> Path:
-        """The folder that holds the entry's files."""
+        """The folder with the entry's files."""
         return self.path.parent
 
 
 @cache
 def packaged() -> Path:
-    """The kit's own data: inside the wheel, or the checkout that an editable install points at."""
+    """The kit's own data: in the wheel, or in the checkout of an editable install."""
     inside = Path(__file__).parent / "_data"
     return inside if inside.is_dir() else Path(__file__).parent.parent
 
 
 def project(start: Path | None = None) -> Path:
-    """The project that `start` (default: the working folder) belongs to.
+    """The project of `start` (default: the working folder).
 
-    It is the nearest folder upwards that holds `.git` or one of the data folders; without one, `start` itself.
+    It is the nearest parent folder with `.git` or one of the data folders; if there is none, `start` itself.
     """
     here = (start or Path.cwd()).resolve()
-    # The kit's own folders of the user hold `clusters/` too, and the root may hold anything.
+    # The kit's own user folders also contain `clusters/`, and the root may contain anything.
     never = {Path("/"), user_data().resolve(), user_config().resolve()}
     for folder in (here, *here.parents):
         if (folder / ".git").exists() or (folder not in never and any((folder / kind).is_dir() for kind in KINDS)):
@@ -54,31 +54,31 @@ def project(start: Path | None = None) -> Path:
 
 
 def user_config() -> Path:
-    """`~/.config/kit`, or what XDG_CONFIG_HOME says."""
+    """`~/.config/kit`, or the folder below XDG_CONFIG_HOME."""
     return platformdirs.user_config_path("kit")
 
 
 def user_data() -> Path:
-    """`~/.local/share/kit`, or what XDG_DATA_HOME says. Images and the embedded cluster live here unless told otherwise."""
+    """`~/.local/share/kit`, or the folder below XDG_DATA_HOME: the default place of images and the embedded cluster."""
     return platformdirs.user_data_path("kit")
 
 
 def image_store() -> Path:
-    """The image store wherever neither an option nor the cluster's file names one: KIT_STORE, else `images` in `user_data`."""
+    """The image store if neither an option nor the cluster's file names one: KIT_STORE, else `images` in `user_data`."""
     named = os.environ.get("KIT_STORE")
     return Path(named).expanduser().absolute() if named else user_data() / "images"
 
 
 def roots(project_dir: Path) -> tuple[Path, ...]:
-    """Where entries are looked for, in order."""
+    """The root folders that are searched, in order."""
     found = [project_dir, user_config(), packaged()]
     return tuple(dict.fromkeys(root.resolve() for root in found))
 
 
 def find(kind: str, name: str, *, project_dir: Path, asked_by: str = "command line", key: str = "") -> Entry:
-    """The entry `name` of `kind`; ConfigError with the known and the nearest names when there is none.
+    """The entry `name` of `kind`; ConfigError with the known and the nearest names if there is none.
 
-    `asked_by` and `key` say in the error who named it.
+    asked_by, key: the file and key that named it, for the error.
     """
     for root in roots(project_dir):
         path = _toml_of(root, kind, name)
@@ -98,7 +98,7 @@ def find(kind: str, name: str, *, project_dir: Path, asked_by: str = "command li
 
 
 def _instead(kind: str, name: str, known: list[str], asked_by: str, key: str) -> str:
-    """What to write, or which file to add."""
+    """The hint: another name to write, or a file to add."""
     near = nearest(name, known)
     if near is None:
         return f"add {kind}/{_file_of(kind, name)} to the project"
@@ -106,12 +106,12 @@ def _instead(kind: str, name: str, known: list[str], asked_by: str, key: str) ->
 
 
 def names(kind: str, *, project_dir: Path) -> list[str]:
-    """All entries of `kind` under all roots, sorted."""
+    """All entries of `kind` in all root folders, sorted."""
     return _names_under(roots(project_dir), kind)
 
 
 def own_names(kind: str, *, project_dir: Path) -> list[str]:
-    """The entries of project and user, without those that come with the kit, sorted."""
+    """The entries of project and user, without the kit's own, sorted."""
     return _names_under([root for root in roots(project_dir) if root != packaged().resolve()], kind)
 
 

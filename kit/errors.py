@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 
 class KitError(Exception):
-    """Base of the tree.
+    """Base class of the kit's errors.
 
     message: what is wrong, naming the file, key or program. hint: what to try next, one sentence or command.
     """
@@ -36,17 +36,17 @@ class KitError(Exception):
 
 
 class UsageError(KitError):
-    """Options that contradict each other, or an argument that no command understands."""
+    """Options that contradict each other, or an invalid argument."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One wrong value: FILE: KEY: PROBLEM, and under it what to try.
+    """One wrong value: FILE: KEY: PROBLEM, and below it a hint.
 
-    problem: a sentence. got, allowed: only where the allowed values can be listed. hint: a command or a line that works.
-    file: empty where the caller knows it (`ConfigError.of`).
+    problem: a sentence. got, allowed: only if the allowed values can be listed. hint: a command or a line that works. file: empty
+    if the caller adds it (`ConfigError.of`).
     """
 
     key: str
@@ -63,7 +63,7 @@ class Fault:
 
 
 class ConfigError(KitError):
-    """A file of the job, cluster, mounts, launcher or image, or --set, is wrong. `faults` holds all faults of one reading."""
+    """A file of the job, cluster, mounts, launcher or image, or --set, is wrong. `faults` has all faults found at once."""
 
     exit_code = 3
 
@@ -73,13 +73,13 @@ class ConfigError(KitError):
 
     @classmethod
     def of(cls, *faults: Fault, file: str = "") -> ConfigError:
-        """One error for all faults. file: of those that name none."""
+        """One error for all faults. file: for faults that name none."""
         placed = tuple(fault if fault.file else replace(fault, file=file) for fault in faults)
         return cls("\n".join(map(str, placed)), faults=placed)
 
 
 class ToolError(KitError):
-    """A program is missing, returned non-zero, or ran past its time."""
+    """A program is missing, failed, or exceeded its time limit."""
 
     exit_code = 4
 
@@ -91,11 +91,11 @@ class ImageError(KitError):
 
 
 class EngineError(ImageError):
-    """No container engine answers, or it died midway."""
+    """No container engine answers, or it died during the work."""
 
 
 class LockError(ImageError):
-    """The image file is missing, or its bytes are not those that the lock names."""
+    """The image file is missing, or its bytes do not match the lock."""
 
 
 class SlurmError(KitError):
@@ -105,17 +105,17 @@ class SlurmError(KitError):
 
 
 class JobRefusedError(SlurmError):
-    """sbatch does not take the job as it is."""
+    """sbatch refuses the job as it is."""
 
 
 class RunError(KitError):
-    """No such run, or its folder does not hold what was asked for."""
+    """There is no such run, or its folder lacks the requested data."""
 
     exit_code = 7
 
 
 class RunFailed(KitError):  # noqa: N818 - it reports an outcome, not a mistake
-    """A run that was waited for did not end with 0; `exit_code` is the run's own."""
+    """A run that was waited for did not end with 0. exit_code: the run's own."""
 
     def __init__(self, message: str, *, exit_code: int, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -123,7 +123,7 @@ class RunFailed(KitError):  # noqa: N818 - it reports an outcome, not a mistake
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is most like this one. cutoff: as difflib has it, 1 for equal names only."""
+    """The known name most similar to this one; None if none is. cutoff: difflib's ratio; 1 accepts only equal names."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, [*known], n=1, cutoff=cutoff)
@@ -131,6 +131,6 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """The question with the nearest known name; empty when none is near."""
+    """A question with the nearest known name; empty if none is near."""
     near = nearest(name, known, cutoff=cutoff)
     return f"did you mean {near!r}?" if near else ""

@@ -23,16 +23,16 @@ from kit.errors import RunError, UsageError
 Precision = Literal["fp32", "bf16"]
 Optimizer = Literal["adam", "sgd", "none"]
 
-# Hoffmann 2022, table 3: 1 billion parameters want 20.2 billion tokens, 67 billion want 1.5 trillion.
+# Hoffmann 2022, table 3: 20.2 billion tokens for 1 billion parameters, 1.5 trillion for 67 billion.
 TOKENS_PER_PARAMETER = 20.0
 # Rajbhandari 2019: 2 (half-precision weight) + 2 (gradient) + 12 (fp32 weight and Adam's two moments).
 BYTES_PER_PARAMETER = 16
-# Korthikanti 2022, equation 2: bytes of activations for each layer, token and channel. The term that grows with the square of the
-# sequence is left out: fused attention does not store it.
+# Korthikanti 2022, equation 2: bytes of activations for each layer, token and channel. It lacks the term that grows with the square
+# of the sequence length, because fused attention does not store it.
 _ACTIVATION_BYTES = 34
 # Logits and their gradient, both in fp32.
 _LOGIT_BYTES = 8
-# What the framework, its buffers and fragmentation leave of a GPU's memory.
+# The share of a GPU's memory that remains after the framework, its buffers and fragmentation.
 _USABLE = 0.9
 # Bytes of a stored number.
 _WEIGHT = {"fp32": 4, "bf16": 2}
@@ -52,13 +52,13 @@ _KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A decoder-only transformer. By default one of the Llama family (Touvron 2023), as the kit's own GPT is.
+    """A decoder-only transformer. The defaults describe the Llama family (Touvron 2023), like the kit's own GPT.
 
     ffn: width of the feed-forward block, default 4 x dim. kv_heads: key-value heads, default as many as heads. head_dim: default
-    dim / heads. gated: the block has a third matrix (SwiGLU). tied: input and output embedding are one. biases: linear layers and
-    norms have them (GPT-2, GPT-NeoX). positions: learned position embeddings, 0 for rotary ones.
+    dim / heads. gated: the block has a third matrix (SwiGLU). tied: input and output share one embedding. biases: linear layers and
+    norms have biases (GPT-2, GPT-NeoX). positions: learned position embeddings, 0 for rotary ones.
 
-    UsageError for numbers that do not divide; it names the options of `kit model`.
+    UsageError for numbers that do not divide evenly; it names the options of `kit model`.
     """
 
     layers: int
@@ -103,7 +103,7 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """Parameters of the input embedding, and of the output where it is not tied."""
+        """Parameters of the input embedding, and of the output embedding if it is not tied."""
         return self.vocab * self.dim
 
     @property
@@ -118,9 +118,9 @@ class Shape:
 
 
 def shape_of(options: Mapping[str, int | bool | None], config: Path | None = None) -> Shape:
-    """A shape from fields of Shape, which win over `config`, a config.json of Hugging Face or its folder.
+    """A shape from fields of Shape, which override those of `config`, a config.json of Hugging Face or its folder.
 
-    UsageError that names what is missing; RunError for a file that is not a config.json.
+    UsageError that names missing fields; RunError for a file that is not a config.json.
     """
     known: dict[str, Any] = {} if config is None else _read(config)
     known |= {name: value for name, value in options.items() if value is not None}
@@ -147,7 +147,10 @@ def optimal_tokens(count: int, *, tokens_per_parameter: float = TOKENS_PER_PARAM
 
 
 def steps(tokens: int, *, global_batch: int, context: int) -> int:
-    """Optimizer steps that see `tokens` at least. global_batch: sequences a step, over all ranks; context: tokens a sequence."""
+    """Optimizer steps for at least `tokens` tokens.
+
+    global_batch: sequences per step, over all ranks. context: tokens per sequence.
+    """
     return math.ceil(tokens / (global_batch * context))
 
 
@@ -157,12 +160,12 @@ def operations(count: int, tokens: int) -> float:
 
 
 def needs_sharding(count: int, *, gpu_memory_gb: float) -> bool:
-    """Whether weights, gradients and optimizer state leave less than a fifth of a GPU (10^9 bytes a GB) for everything else."""
+    """Whether weights, gradients and optimizer state leave less than a fifth of a GPU's memory free (1 GB = 10^9 bytes)."""
     return BYTES_PER_PARAMETER * count > 0.8e9 * gpu_memory_gb
 
 
 def local_batch(shape: Shape, *, gpu_memory_gb: float) -> int:
-    """Largest power of two of sequences that fit beside the unsharded model on one GPU; 0 when none does. An estimate."""
+    """The largest power of two of sequences that fit on one GPU together with the unsharded model; 0 if none does. An estimate."""
     free = _USABLE * gpu_memory_gb * 1e9 - BYTES_PER_PARAMETER * shape.parameters
     each = shape.context * (shape.layers * shape.dim * _ACTIVATION_BYTES + shape.vocab * _LOGIT_BYTES)
     fitting = int(free // each)
@@ -171,7 +174,7 @@ def local_batch(shape: Shape, *, gpu_memory_gb: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """Ranks of each kind. distributed_optimizer: Megatron's, whose state is dealt out over the data parallel ranks."""
+    """Ranks of each kind. distributed_optimizer: Megatron's, which shards its state over the data parallel ranks."""
 
     tp: int = 1
     pp: int = 1
@@ -189,22 +192,22 @@ class CheckpointBytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum."""
         return self.weights + self.master + self.moments
 
 
 def checkpoint_bytes(
     parameters: int, precision: Precision, optimizer: Optimizer, *, distributed_optimizer: bool = False
 ) -> CheckpointBytes:
-    """Bytes of a checkpoint with `parameters` in `precision`: the numbers alone.
+    """Bytes of the numbers in a checkpoint with `parameters` in `precision`.
 
-    Each stored piece of a tensor has about 1.5 kB around it (torch writes it as a file of its own inside the shard), which is
-    under 1 % from a width of about 512 on.
+    Each stored piece of a tensor needs about 1.5 kB more (torch writes it as a separate file inside the shard). This is under 1 %
+    from a width of about 512 on.
 
-    Adam keeps two float32 moments for each parameter (Kingma and Ba 2015, arXiv 1412.6980), SGD one momentum. With bf16 weights
-    the optimizer keeps them in float32 too, the K = 12 of the ZeRO paper (Rajbhandari et al. 2020, arXiv 1910.02054, section
-    3.1) with the moments. Megatron's distributed optimizer stores that copy for float32 weights as well (megatron-core 0.16,
-    seen in its checkpoints: `param` beside exp_avg and exp_avg_sq).
+    Adam keeps two float32 moments for each parameter (Kingma and Ba 2015, arXiv 1412.6980), SGD one momentum. With bf16 weights the
+    optimizer also keeps the weights in float32; with the moments this is K = 12 of the ZeRO paper (Rajbhandari et al. 2020, arXiv
+    1910.02054, section 3.1). Megatron's distributed optimizer stores that copy for float32 weights too (megatron-core 0.16, seen in
+    its checkpoints: `param` next to exp_avg and exp_avg_sq).
     """
     has_master = optimizer != "none" and (precision == "bf16" or distributed_optimizer)
     moments = {"adam": 2, "sgd": 1, "none": 0}[optimizer]
@@ -216,10 +219,10 @@ def checkpoint_bytes(
 
 
 def largest_share(shape: Shape, precision: Precision, optimizer: Optimizer, parallel: Parallelism) -> int:
-    """Bytes that the rank with the most writes, where tensor and pipeline parallel ranks write what they hold.
+    """Bytes of the rank that writes most, if tensor and pipeline parallel ranks write their own parts.
 
-    The first pipeline stage has the embedding, the last the output and the last norm; norms are on all tensor parallel ranks,
-    and one of them writes them (Megatron-LM: Narayanan et al. 2021, arXiv 2104.04473). UsageError for a layout that cannot be.
+    The first pipeline stage has the embedding, the last the output and the last norm. All tensor parallel ranks have the norms, and
+    one of them writes them (Megatron-LM: Narayanan et al. 2021, arXiv 2104.04473). UsageError for an impossible layout.
     """
     for name, value, ranks in (
         ("--layers", shape.layers, parallel.pp),

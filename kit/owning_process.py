@@ -1,4 +1,6 @@
-"""Records the process that made a temporary folder or holds a lock, so that another process or host can tell whether it lives."""
+"""The process that made a temporary folder or holds a lock, recorded so that another process or host can tell
+whether it is alive.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from typing import Self
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """A process that no other process can be mistaken for.
+    """A unique identity of a process.
 
-    boot: first digits of the kernel's boot id. started: clock ticks since boot (proc(5), stat field 22), because a pid is
-    given out again. namespace: of the pid; two containers on one host may share its name and each have a process 7.
+    boot: first digits of the kernel's boot id. started: clock ticks since boot (proc(5), stat field 22), because a pid is reused.
+    namespace: of the pid; two containers on one host may have the same host name, and each a process 7.
     """
 
     host: str
@@ -34,7 +36,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """The inverse of `str`; None for anything else, such as a lock that is being written."""
+        """The inverse of `str`; None for any other text, such as a lock that is being written."""
         parts = text.strip().split("~")
         if len(parts) != 5 or not all(part.isdecimal() and len(part) < 20 for part in parts[2:]):
             return None
@@ -45,7 +47,7 @@ class Owner:
         return f"{self.host}~{self.boot}~{self.pid}~{self.started}~{self.namespace}"
 
     def alive(self) -> bool | None:
-        """Whether the process still runs; None when it belongs to another host or PID namespace, where this one cannot look."""
+        """Whether the process is alive. None if it belongs to another host or PID namespace, where that cannot be checked."""
         if self.host != socket.gethostname():
             return None
         if self.boot == _boot() and self.namespace != _pid_namespace():
@@ -68,5 +70,5 @@ def _started(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The second field is the program's name in parentheses, and may itself hold blanks and parentheses.
+    # The second field is the program's name in parentheses, which may itself contain blanks and parentheses.
     return int(stat.rpartition(")")[2].split()[19])

@@ -1,4 +1,4 @@
-"""`kit prepare-data`: starts launchers/prepare/prepare.py in an image on this node, which has the tokenizer's package."""
+"""`kit prepare-data`: runs launchers/prepare/prepare.py on this node, in an image with the tokenizer's package."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BYTES = "bytes"
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What to prepare: files, folders and datasets, into the folder `target`. tokenizer: `bytes`, or a path.
+    """The data to prepare: files, folders and datasets, into the folder `target`. tokenizer: `bytes`, or a path.
 
-    image: in what, by name; python: without a container, an interpreter that has what the files need. options: words for
-    prepare.py, handed on. store: of images.
+    image: name of the image to run in. python: an interpreter with the needed packages, to run without a container. options: extra
+    arguments for prepare.py. store: of images.
     """
 
     sources: tuple[Path, ...]
@@ -32,10 +32,10 @@ class Preparation:
 
 
 def prepare(order: Preparation, report: Report) -> dict[str, Any]:
-    """Prepare and return what was made: target, digest, documents, tokens, vocabulary, bytes, seconds.
+    """Prepare the data and return facts about the result: target, digest, documents, tokens, vocabulary, bytes, seconds.
 
-    RunError for what cannot be read or tokenized: no folder is made then, and what was done is not done again. UsageError for paths
-    that cannot be, ImageError and LockError for the image, ToolError when the program fails otherwise.
+    RunError for data that cannot be read or tokenized: then no folder is made, and a later call continues with the finished parts.
+    UsageError for impossible paths, ImageError and LockError for the image, ToolError when the program fails otherwise.
     """
     target = order.target.absolute()
     for source in order.sources:
@@ -65,7 +65,7 @@ def prepare(order: Preparation, report: Report) -> dict[str, Any]:
 
 
 def _package(tokenizer: str) -> tuple[str, ...]:
-    """The package that reads a tokenizer; docs/guides/data.md lists what the files themselves need."""
+    """The package that reads a tokenizer. docs/guides/data.md lists the packages for reading the files."""
     if tokenizer == BYTES:
         return ()
     return ("tiktoken",) if tokenizer.endswith(".tiktoken") else ("tokenizers",)

@@ -1,6 +1,6 @@
-"""The one Jinja environment: strict, without auto-escaping, and with a single filter, `sh`.
+"""The kit's only Jinja environment: strict, without auto-escaping, and with a single filter, `sh`.
 
-Jinja sees only the head of a script, down to the line that is `MARK`; what follows is plain bash and is copied unchanged.
+Jinja renders only the head of a script, up to the line `MARK`. The rest is plain bash and is copied unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MARK = "# Below this line nothing is generated.\n"
 
 
 def sh(value: Any) -> str:
-    """A value as one word of bash; a list or tuple as an array literal, one element a line; a table as an associative one."""
+    """A value as one word of bash; a list or tuple as an array literal, one element per line; a table as an associative array."""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, Mapping):
@@ -32,26 +32,26 @@ def sh(value: Any) -> str:
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Render templates/<template>. jinja2.UndefinedError when its head names what `variables` lacks."""
+    """Render templates/<template>. jinja2.UndefinedError if its head uses a name that `variables` lacks."""
     head, rest = _parts(template)
     return head.render(variables) + rest
 
 
 @cache
 def _parts(template: str) -> tuple[jinja2.Template, str]:
-    """The head, compiled, and the unchanged text that follows it."""
+    """The compiled head, and the unchanged text after it."""
     head, mark, body = plain(template).partition(MARK)
     return environment().from_string(head), mark + body
 
 
 @cache
 def environment() -> jinja2.Environment:
-    """For the kit's own templates."""
+    """The environment for the kit's own templates."""
     return configured(jinja2.Environment)
 
 
 def configured(kind: type[E]) -> E:
-    """Strict, with one filter. A block tag takes its whole line, and a file keeps its last newline."""
+    """A strict environment with one filter. A block tag takes its whole line, and a file keeps its last newline."""
     made = kind(
         undefined=jinja2.StrictUndefined,
         autoescape=False,
@@ -71,13 +71,13 @@ def plain(name: str) -> str:
 
 @cache
 def program_names() -> tuple[str, ...]:
-    """bin/NAME of the programs that are the same in every run, sorted: those without a head to fill in."""
+    """bin/NAME of the programs that are the same in every run, sorted: those without a head to render."""
     return tuple(name for name in _names("bin") if MARK not in plain(name))
 
 
 @cache
 def library_names() -> tuple[str, ...]:
-    """lib/NAME of what programs source or run, sorted: shell functions, kit_rank, the rules of a stall."""
+    """lib/NAME of files that programs source or run, sorted: shell functions, kit_rank, the rules for a stall."""
     return _names("lib")
 
 

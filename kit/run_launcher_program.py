@@ -1,6 +1,6 @@
-"""A program of launchers/ on this node, in an image or with a Python of the user's: what it needs, the kit itself has not.
+"""Runs a program of launchers/ on this node, in an image or with the user's Python: the kit itself lacks its packages.
 
-The program says its progress, warnings, error and result as lines of JSON; what the kit adds is the container and the bar.
+The program prints its progress, warnings, error and result as lines of JSON. The kit adds the container and the progress bar.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAUNCHERS = "/kit/launchers"
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A path of the host that the program is given. inside: where the container has it; tail: of what is below it, or empty."""
+    """A host path that is passed to the program. inside: its path in the container. tail: a path below it, or empty."""
 
     host: Path
     inside: str
@@ -38,15 +38,16 @@ class Shown:
     writable: bool = False
 
     def word(self, *, contained: bool) -> str:
-        """As an argument of the program."""
+        """The path as an argument of the program."""
         return (self.inside if contained else str(self.host)) + self.tail
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeProgram:
-    """script: below launchers/. image: in what, by name; python: without a container, an interpreter that has what it imports.
+    """A program to run. script: its path below launchers/. image: name of the image to run in. python: an interpreter with its
+    packages, to run without a container.
 
-    needs: packages that the image must hold, and `why`, for the error. store: of images.
+    needs: packages that the image must have. why: the reason, for the error. store: of images.
     """
 
     script: str
@@ -58,7 +59,7 @@ class NodeProgram:
     project: Path
 
     def run(self, words: Sequence[str | Shown], report: Report) -> dict[str, Any]:
-        """Run it, and return its last word.
+        """Run the program, and return its result.
 
         RunError with the program's own error; ImageError and LockError for the image; ToolError when it fails otherwise.
         """
@@ -74,7 +75,7 @@ class NodeProgram:
         return _run(self._contained(shown, program), _environment(), outside, report)
 
     def _contained(self, shown: Sequence[Shown], program: Sequence[str]) -> list[str]:
-        """The argv that runs `program` in the image. It sees only these mounts, and writes only where `shown` allows it."""
+        """The argv that runs `program` in the image. It sees only these mounts, and can write only where `shown` allows it."""
         shell.require("bwrap", hint="install bubblewrap, or use --no-container and --python")
         image = self._image()
         packaged = data_folders.packaged()
@@ -98,7 +99,7 @@ class NodeProgram:
         return [script, "--isolated", *words]
 
     def _image(self) -> Path:
-        """The image's file, which is the locked one and has what the program imports."""
+        """The image's file, after checking that it matches its lock and has the program's packages."""
         path = image_lock.find(self.image, project=self.project)
         if path is None:
             data_folders.find("containers", self.image, project_dir=self.project, key="--image")
@@ -113,13 +114,16 @@ class NodeProgram:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of the user's own reaches the program but where programs and temporary files are."""
+    """The program's environment. Of the user's own it has only the paths of programs and temporary files."""
     kept = {name: os.environ[name] for name in ("HOME", "PATH", "TMPDIR") if name in os.environ}
     return {**kept, "PYTHONPATH": _LAUNCHERS, "PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"}
 
 
 def _run(argv: Sequence[str], env: dict[str, str], outside: dict[str, str], report: Report) -> dict[str, Any]:
-    """Run, report on the way, and return the last word. outside: paths as the program sees them -> as the user does."""
+    """Run the program, report its progress, and return its result.
+
+    outside: path as the program sees it -> path as the user sees it.
+    """
     result: dict[str, Any] | None = None
     refused: RunError | None = None
     with contextlib.ExitStack() as bar:
@@ -148,7 +152,7 @@ def _run(argv: Sequence[str], env: dict[str, str], outside: dict[str, str], repo
 
 
 def _said(lines: Iterator[str], outside: dict[str, str], report: Report) -> Iterator[dict[str, Any]]:
-    """The objects among the lines; all else is somebody's own message."""
+    """The JSON objects among the lines. Other lines are messages of other programs."""
     for line in lines:
         text = line
         for inside, path in outside.items():

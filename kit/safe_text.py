@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, made safe to show: nothing in it moves the cursor, sets a title, or changes the direction."""
+"""Makes text from others safe to show: it cannot move the cursor, set a title, or change the text direction."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _UNSAFE = "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2
 
 
 def clean(text: str) -> str:
-    """One line for a terminal: each control character as its escape, such as `\\x1b`. Tabs stay."""
-    # Nothing that is escaped is printable; of a table's cells nearly all are, and this tells it in a quarter of the time.
+    """One line for a terminal: each control character becomes its escape, such as `\\x1b`. Tabs stay."""
+    # Characters to escape are never printable. This check is four times as fast, and nearly all cells of a table pass it.
     return text if text.isprintable() else re.sub(_UNSAFE, _escaped, text)
 
 
@@ -21,28 +21,28 @@ def _escaped(found: re.Match[str]) -> str:
     return {0x0A: "\\n", 0x0D: "\\r"}.get(code) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
-# Lines keep their ends.
+# In several lines, line ends stay.
 _UNSAFE_IN_LINES = _UNSAFE.replace("\x0a-\x1f", "\x0b-\x1f")
-# Colours (ECMA-48 SGR) are left out: a log is full of them, and all they could do here is hide text.
+# Colours (ECMA-48 SGR) are removed: logs are full of them, and here they could only hide text.
 _COLOUR = rb"\x1b\[[0-9;:]*m"
 
 
 @cache
 def _controls() -> list[bytes]:
-    """A search for one byte is memchr, which no other check of every byte comes near: gigabytes of logs go through here."""
+    """The control bytes to search for. A search for one byte uses memchr, the fastest check there is, and logs have gigabytes."""
     return [bytes([code]) for code in range(0x80) if re.match(_UNSAFE_IN_LINES, chr(code))]
 
 
 @cache
 def _leads() -> list[bytes]:
-    """What the unsafe characters above 0x7f begin with in UTF-8. Made when a log is read: it takes 9 ms."""
+    """The first UTF-8 bytes of unsafe characters above 0x7f. They are computed when a log is first read, because it takes 9 ms."""
     unsafe = re.compile(_UNSAFE_IN_LINES)
     found = (chr(code) for code in range(0x80, 0xE000) if unsafe.match(chr(code)))
     return sorted({one.encode("utf-8", "surrogatepass")[:-1] for one in found})
 
 
 def clean_lines(chunk: bytes) -> bytes:
-    """Lines of a log for a terminal, as `clean` makes one; colours are left out, and bytes that are not UTF-8 are escaped."""
+    """Lines of a log for a terminal, cleaned as by `clean`. Colours are removed, and bytes that are not UTF-8 are escaped."""
     if b"\x1b" in chunk:
         chunk = re.sub(_COLOUR, b"", chunk)
     if not any(control in chunk for control in _controls()) and _is_safe_text(chunk):
@@ -51,7 +51,7 @@ def clean_lines(chunk: bytes) -> bytes:
 
 
 def _is_safe_text(chunk: bytes) -> bool:
-    """Whether it is UTF-8 in which no character above 0x7f can be an unsafe one."""
+    """Whether the bytes are UTF-8 without an unsafe character above 0x7f."""
     if chunk.isascii():
         return True
     if any(lead in chunk for lead in _leads()):

@@ -1,6 +1,6 @@
-"""The only place that starts processes. Commands are argv lists; there is no shell string anywhere.
+"""Starts all processes of the kit; no other module does. Commands are argv lists, never shell strings.
 
-Every child gets its own process group, so that a time-out or a Ctrl-C ends it with all that it started.
+Every child gets its own process group, so that a time-out or a Ctrl-C ends it and all its children.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from kit.errors import KitError, ToolError
 Argv = Sequence[str]
 Process = subprocess.Popen[bytes]
 
-# What a child gets between TERM and KILL when the kit ends it.
+# Seconds between TERM and KILL when the kit ends a child.
 _GRACE_S = 5.0
 
 
-# What programs get; -1: the same as this process.
+# The umask for programs; -1: the same as this process.
 _umask = -1
 
 
 def set_own_umask() -> None:
-    """From here on others cannot change what this process writes, whatever the user's umask; programs get the user's own."""
+    """From now on, others cannot change files that this process writes, whatever the user's umask.
+
+    Programs get the user's umask.
+    """
     global _umask  # noqa: PLW0603 - the umask is the process's, too
     _umask = os.umask(0o022)
     os.umask(_umask | 0o022)
@@ -47,18 +50,18 @@ class Completed:
 
 
 def which(name: str, *, path: str | None = None) -> str | None:
-    """Absolute path of a program, looked for in PATH and in the sbin folders that an ordinary user's PATH lacks."""
+    """Absolute path of a program, searched in PATH and in the sbin folders that an ordinary user's PATH lacks."""
     search = path if path is not None else os.environ.get("PATH", os.defpath)
     return shutil.which(name, path=os.pathsep.join([search, "/usr/local/sbin", "/usr/sbin", "/sbin"]))
 
 
 def which_in(folder: str, name: str) -> str | None:
-    """Absolute path of a program of this very folder."""
+    """Absolute path of a program in exactly this folder."""
     return shutil.which(name, path=folder)
 
 
 def require(name: str, *, hint: str) -> str:
-    """Like `which`, but a missing program is a ToolError with `hint`."""
+    """Like `which`, but a missing program raises ToolError with `hint`."""
     found = which(name)
     if found is None:
         raise ToolError(f"{name}: no such program on this machine", hint=hint)
@@ -66,9 +69,9 @@ def require(name: str, *, hint: str) -> str:
 
 
 def bound(argv: Argv) -> list[str]:
-    """The command as one that gets TERM when this process dies, even of a KILL: for programs that would work on for minutes.
+    """The command, changed to get TERM when this process dies, even of KILL. For programs that would otherwise run on for minutes.
 
-    Where setpriv is missing, the command as it is.
+    Without setpriv, the command is unchanged.
     """
     setpriv = which("setpriv")
     return [*([setpriv, "--pdeathsig=TERM"] if setpriv else []), *argv]
@@ -86,7 +89,7 @@ def run(
 ) -> Completed:
     """Run to the end and capture both outputs.
 
-    env replaces the whole environment; None inherits it. timeout is in seconds. errors: what becomes of bytes that are not UTF-8.
+    env replaces the whole environment; None inherits it. timeout: in seconds. errors: how to decode bytes that are not UTF-8.
     Raises ToolError when the program is missing, when it exceeds timeout, and, with check, when it returns non-zero.
     """
     process = _popen(argv, cwd=cwd, env=env, stdin=subprocess.PIPE if input is not None else subprocess.DEVNULL)
@@ -109,9 +112,9 @@ def run(
 def lines(
     argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None = None, chunks: Iterable[bytes] = ()
 ) -> Iterator[str]:
-    """Yield stdout and stderr, merged, line by line as they come; ToolError at the end when the code is not 0.
+    """Yield stdout and stderr, merged, line by line as they come; ToolError at the end if the exit code is not 0.
 
-    chunks: its standard input. What reading them raises ends the program and is raised here.
+    chunks: its standard input. An exception from this iterable ends the program and is raised here.
     """
     stdin = subprocess.PIPE if chunks else subprocess.DEVNULL
     process = _popen(argv, cwd=cwd, env=env, stdin=stdin, stderr=subprocess.STDOUT)
@@ -133,7 +136,7 @@ def lines(
 
 
 class _Feeder(threading.Thread):
-    """Writes a program's input while this process reads its output. error: what reading the input raised."""
+    """Writes a program's input while this process reads its output. error: an exception from the input's iterable."""
 
     def __init__(self, process: subprocess.Popen[bytes], chunks: Iterable[bytes]) -> None:
         super().__init__(daemon=True)
@@ -144,7 +147,7 @@ class _Feeder(threading.Thread):
         sink = self._process.stdin
         if sink is None:
             return
-        # A program that ends before its input does has its own message.
+        # A program that ends before its input does prints its own message.
         with contextlib.suppress(BrokenPipeError, ValueError):
             try:
                 for chunk in self._chunks:
@@ -161,7 +164,7 @@ class _Feeder(threading.Thread):
 def output(argv: Argv) -> Iterator[IO[bytes]]:
     """The standard output of a program as bytes, for the length of a block; the program ends with the block.
 
-    ToolError when it was read to its end and the program failed.
+    ToolError if the output was read to its end and the program failed.
     """
     process = _popen(argv, stderr=subprocess.DEVNULL)
     with _owned(process):
@@ -182,10 +185,9 @@ def feed(
     env: Mapping[str, str] | None = None,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> Completed:
-    """Run with `chunks` as its standard input, so that a stream never touches the disk. `on_bytes` hears each chunk's size.
+    """Run with `chunks` as its standard input, so that a stream needs no disk. `on_bytes` is called with each chunk's size.
 
-    Raises ToolError when the program fails; when the program ends before its input does, its own message wins over the
-    broken pipe.
+    Raises ToolError when the program fails. If it ends before its input does, its own message is raised, not the broken pipe.
     """
     process = _popen(argv, env=env, stdin=subprocess.PIPE)
     collected: dict[str, bytes] = {}
@@ -227,9 +229,9 @@ class Exchanged:
 
 
 def exchange(argv: Argv, chunks: Iterable[bytes], *, timeout: float | None = None) -> Exchanged:
-    """Run with `chunks` as its standard input; its output, whatever its code. ToolError past `timeout` seconds.
+    """Run with `chunks` as its standard input; return its output, whatever its exit code. ToolError after `timeout` seconds.
 
-    A program that ends before its input does has its own message: the broken pipe is not an error.
+    If the program ends before its input does, the broken pipe is ignored: the program has its own message.
     """
     process = _popen(argv, stdin=subprocess.PIPE)
     with _owned(process):
@@ -257,7 +259,7 @@ def exchange(argv: Argv, chunks: Iterable[bytes], *, timeout: float | None = Non
 
 
 def ended(pid: int) -> bool:
-    """Whether a process that `daemon` started has ended."""
+    """Whether a process started by `daemon` has ended."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
@@ -265,7 +267,7 @@ def ended(pid: int) -> bool:
 
 
 def end(pid: int) -> None:
-    """End a process that `daemon` started."""
+    """End a process started by `daemon`."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
 
@@ -273,8 +275,8 @@ def end(pid: int) -> None:
 def call(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> int:
     """Run in the foreground on the user's own terminal and return its exit code.
 
-    Its end is always waited for, and Ctrl-C is the program's own affair. Only a terminal's first process hears that the terminal is
-    closed: where that is this one, it tells the program, and of a TERM too.
+    This always waits for its end, and leaves Ctrl-C to the program. When a terminal is closed, only its first process is signalled.
+    If that is this process, it forwards the signal to the program, and TERM too.
     """
     try:
         process = subprocess.Popen(list(argv), cwd=cwd, env=env, umask=_umask)
@@ -282,7 +284,7 @@ def call(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None =
         raise ToolError(f"{argv[0]}: no such program") from None
     told = (signal.SIGHUP, signal.SIGTERM)
     before = [signal.signal(one, lambda number, _frame: process.send_signal(number)) for one in told]
-    # The terminal has told the program as well.
+    # The terminal has also signalled the program.
     before.append(signal.signal(signal.SIGINT, lambda _number, _frame: None))
     try:
         return process.wait()
@@ -293,7 +295,7 @@ def call(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None =
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A Ctrl-C or TERM within the block counts at its end. For a short step that may not end half done."""
+    """Delay a Ctrl-C or TERM to the end of the block, for a short step that must not be interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -310,7 +312,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def daemon(argv: Argv, *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
-    """Start a process that outlives the kit, in its own session, output appended to `log`; return its pid."""
+    """Start a process that outlives the kit, in its own session, with output appended to `log`; return its pid."""
     try:
         with log.open("ab") as sink:
             return subprocess.Popen(
@@ -330,17 +332,20 @@ def daemon(argv: Argv, *, log: Path, env: Mapping[str, str] | None = None, cwd: 
 def connected(
     argv: Argv, *, stdin: int, stdout: int, env: Mapping[str, str] | None = None, said: bool = False
 ) -> Process:
-    """Start a program on open files, such as both ways of a socket; said: its errors go there, too. The caller ends it."""
+    """Start a program on open file descriptors, such as both directions of a socket.
+
+    said: its stderr goes there too. The caller ends it.
+    """
     stderr = subprocess.STDOUT if said else subprocess.DEVNULL
     try:
-        # In a session of its own: a Ctrl-C is the caller's, who ends it, or whose death does.
+        # In its own session: a Ctrl-C goes only to the caller, which ends the program, as its death does.
         return subprocess.Popen(bound(argv), stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True)
     except OSError as error:
         raise ToolError(f"{argv[0]}: {error.strerror}") from None
 
 
 def failed(done: Completed) -> ToolError:
-    """The error for a command that returned non-zero: its name, code, and the last lines that it printed."""
+    """The error for a command that returned non-zero: its name, exit code, and its last lines."""
     said = (done.stderr or done.stdout).strip().splitlines()[-15:]
     how = f"ended by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
     return ToolError("\n".join([f"{Path(done.argv[0]).name}: {how}", *(f"  {line}" for line in said)]))
@@ -373,7 +378,7 @@ def _popen(
 
 @contextlib.contextmanager
 def _owned(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Whatever ends the block early (time-out, Ctrl-C, an error in the caller) ends the child's whole process group."""
+    """End the child's whole process group if the block ends early: by a time-out, a Ctrl-C, or an error in the caller."""
     try:
         yield
     except BaseException:

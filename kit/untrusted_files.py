@@ -1,4 +1,6 @@
-"""Files that somebody else may have put there: regular ones only, never more than asked for, and modes that no umask decides."""
+"""Reads and writes files that others may have put there: only regular files, with a size limit, and with modes independent of the
+umask.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,18 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-# More than any file of a job, a cluster or a run that the kit reads whole.
+# Larger than any file of a job, a cluster or a run that the kit reads completely.
 _MOST_BYTES = 64 << 20
 _AT_ONCE = 1 << 16
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open for reading; OSError for a FIFO, a device, a socket or a folder, without waiting for anybody to write into it."""
+    """Open for reading. OSError for a FIFO, a device, a socket or a folder, without waiting for a writer."""
     return os.fdopen(_open(path)[0], "rb")
 
 
 def _open(path: Path | str) -> tuple[int, int]:
-    """A handle, and the file's bytes."""
+    """A file descriptor, and the file's size in bytes."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     seen = os.fstat(handle)
     if not stat.S_ISREG(seen.st_mode):
@@ -31,7 +33,7 @@ def _open(path: Path | str) -> tuple[int, int]:
 
 
 def read_bytes(path: Path | str, *, most: int = _MOST_BYTES) -> bytes:
-    """A regular file, whole; OSError when it holds more than `most` bytes."""
+    """All bytes of a regular file; OSError if it has more than `most` bytes."""
     handle, size = _open(path)
     try:
         content = _read(handle, most + 1, size)
@@ -43,7 +45,7 @@ def read_bytes(path: Path | str, *, most: int = _MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, *, most: int = _MOST_BYTES) -> str:
-    """The same as UTF-8 text; OSError where it is none."""
+    """All text of a regular UTF-8 file; OSError if it is not UTF-8."""
     try:
         return read_bytes(path, most=most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -51,7 +53,7 @@ def read_text(path: Path, *, most: int = _MOST_BYTES) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """A file that the user asked for. OSError names it, a full disk's too; what was begun where nothing was is removed."""
+    """Write a file that the user asked for. OSError names the file, also for a full disk; a new, incomplete file is removed."""
     new = not path.exists()
     try:
         path.write_text(text, encoding="utf-8")
@@ -74,9 +76,9 @@ def tail(path: Path | str, most: int) -> bytes:
 
 
 def _read(handle: int, most: int, size: int) -> bytes:
-    """What follows: at most so many bytes. size: what there was a moment ago, read at once; 0 where a file does not tell (/proc).
+    """The next bytes, at most `most`. size: of the file a moment ago, for one read; 0 for a file without a size (/proc).
 
-    Python's own readers make room for `most` first: of 10,000 small files that takes longer than to read them.
+    Python's own readers allocate `most` bytes first. For 10,000 small files that takes longer than reading them.
     """
     parts, left = list[bytes](), min(most, size or most)
     while left > 0 and (part := os.read(handle, min(left, size or _AT_ONCE))):
@@ -86,7 +88,7 @@ def _read(handle: int, most: int, size: int) -> bytes:
 
 
 def copy_sharing_blocks(source: str | Path, target: str | Path) -> str | Path:
-    """`shutil.copy2`, by reflink where the file system can: a checkpoint is copied at once, and its original cannot change."""
+    """`shutil.copy2`, by reflink if the file system supports it: then a checkpoint is copied at once, and stays unchanged."""
     try:
         with Path(source).open("rb") as reader, Path(target).open("wb") as writer:
             left = os.fstat(reader.fileno()).st_size

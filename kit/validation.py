@@ -16,7 +16,7 @@ from kit.spec.wrong_value_messages import Invalid, shown
 
 COMMAND_LINE = "--set"
 
-# pydantic's errors of a value of another type -> what the key takes.
+# pydantic's error for a value of a wrong type -> the type that the key accepts.
 _TAKES = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -39,14 +39,14 @@ _LIMITS = {
 
 
 def config_error(error: ValidationError, model: type[BaseModel], file_of: Callable[[Location], str]) -> ConfigError:
-    """All faults of `error` as one ConfigError. `file_of` says which file (or option) holds a key."""
+    """All faults of `error` as one ConfigError. file_of: returns the file (or option) that contains a key."""
     places: dict[tuple[Location, bool], list[tuple[Declared, ErrorDetails]]] = {}
     for one in error.errors():
         declared = locate(model, one["loc"])
         places.setdefault((declared.keys, declared.of_key), []).append((declared, one))
     faults = []
     for (keys, _), found in places.items():
-        # A union reports every branch: one that got further into the value says more than one of another type.
+        # A union reports an error for every branch. A branch that matched more of the value explains more than one of another type.
         deeper = any(len(other) > len(keys) and other[: len(keys)] == keys for other, _ in places)
         if not (deeper and all(one["type"] in _TAKES for _, one in found)):
             faults.append(_fault(found, model, file_of))
@@ -75,7 +75,7 @@ def toml(value: object) -> str:
 def _fault(
     found: Sequence[tuple[Declared, ErrorDetails]], model: type[BaseModel], file_of: Callable[[Location], str]
 ) -> Fault:
-    """One fault of all that pydantic says of one place."""
+    """One fault from all of pydantic's errors for one place."""
     telling = [one for one in found if one[1]["type"] not in {*_TAKES, "literal_error"}]
     declared, first = (telling or found)[0]
     wrong = _of_one(declared, first, model) if telling else _of_type([one for _, one in found], declared)
@@ -90,7 +90,7 @@ def _fault(
 
 
 def _line(declared: Declared, location: Location, wrong: Invalid, *, on_command_line: bool) -> str:
-    """What to write: the key with a value that works, under its table's name where that is another one."""
+    """The line to write: the key with a value that works; below its table's name if that is another table."""
     value = wrong.write
     if declared.of_key:
         return f"rename it, such as to {dotted((*location[:-1], str(value)))}"
@@ -110,7 +110,7 @@ def _key(name: str) -> str:
 
 
 def _of_one(declared: Declared, one: ErrorDetails, model: type[BaseModel]) -> Invalid:
-    """What is wrong with a value that has the right type."""
+    """The fault of a value that has the right type."""
     kind, got, context = one["type"], one["input"], one.get("ctx", {})
     if kind == "value_error":
         return context["error"] if isinstance(context["error"], Invalid) else Invalid(str(context["error"]))
@@ -155,7 +155,7 @@ def _missing(declared: Declared) -> Invalid:
 
 
 def _of_type(errors: Sequence[ErrorDetails], declared: Declared) -> Invalid:
-    """What a value of another type should be: of all branches of a union."""
+    """The fault of a value with a wrong type; it combines all branches of a union."""
     got = errors[0]["input"]
     takes = list(dict.fromkeys(_TAKES[one["type"]] for one in errors if one["type"] in _TAKES))
     if "a number" in takes and "a whole number" in takes:
@@ -178,7 +178,7 @@ def _of_type(errors: Sequence[ErrorDetails], declared: Declared) -> Invalid:
 
 
 def _choices(expected: str) -> list[str]:
-    """`'a', 'b' or 'c'` -> each of them."""
+    """Split `'a', 'b' or 'c'` into its words."""
     return [choice.lower() if choice in {"True", "False"} else choice for choice in re.split(r", | or ", expected)]
 
 
@@ -193,7 +193,7 @@ def _kind(value: object) -> str:
 
 
 def _example(declared: Declared, got: object) -> object:
-    """A value that the key takes: near to what was given, or its default, or what its form or its type allows."""
+    """A value that the key accepts: similar to the given one, or the default, or one that fits its form or type."""
     origins = {get_origin(kind) or kind for kind in declared.branches()}
     if (near := _same_value(declared, got, origins)) is not None:
         return near
@@ -208,7 +208,7 @@ def _example(declared: Declared, got: object) -> object:
 
 
 def _same_value(declared: Declared, got: object, origins: set[Any]) -> object:
-    """The same value in the type that the key takes: text as a list, a number as text, the one item of a list."""
+    """The given value in the type that the key accepts: text as a list, a number as text, the only item of a list."""
     if tuple in origins and isinstance(got, str):
         return shlex.split(got) if declared.keys[-1] in {"args", "command"} and _splits(got) else [got]
     if str not in origins:
@@ -227,7 +227,7 @@ def _splits(text: str) -> bool:
 
 
 def _unknown_key(keys: Location, value: object, model: type[BaseModel]) -> Invalid:
-    """A key that its table does not have: it may be misspelt, or belong to another table."""
+    """An unknown key of a table: it may be misspelt, or belong to another table."""
     name, table = str(keys[-1]), keys[:-1]
     known = names_at(model, table)
     other = getattr(model, "OTHER_NAMES", {}).get(name.replace("-", "_"))

@@ -54,7 +54,7 @@ class Tail:
         self.path, self._offset, self._size = path, offset, offset
 
     def chunks(self, *, last: bool = False) -> Iterator[bytes]:
-        """Complete lines since the last call, each with `\n`. With `last`, also a line without an end."""
+        """Complete lines since the last call, each with `\\n`. With `last`, also a line without an end."""
         try:
             size = self.path.stat().st_size
             if size < self._offset:
@@ -79,7 +79,7 @@ class Tail:
 
 
 def _lines(chunk: bytes) -> bytes:
-    """The chunk with `\n` for each kind of line end."""
+    """The chunk with `\\n` for each kind of line end."""
     return _BREAK.sub(b"\n", chunk) if b"\r" in chunk else chunk
 
 

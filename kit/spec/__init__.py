@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def models() -> dict[str, type[BaseModel]]:
-    """The model of each TOML file, by the name that its schema has."""
+    """The model of each TOML file, by the name of its schema."""
     from kit.spec.cluster import Cluster
     from kit.spec.image import ImageSpec
     from kit.spec.job import Job
@@ -28,7 +28,9 @@ def models() -> dict[str, type[BaseModel]]:
 
 
 def schemas() -> dict[str, type[BaseModel]]:
-    """All that `kit schema` prints: beside the TOML files a line of metrics.jsonl, and what `kit diff --json` prints."""
+    """All schemas that `kit schema` prints: of the TOML files, of a line of metrics.jsonl, and of the output of
+    `kit diff --json`.
+    """
     from kit.spec.comparison import Comparison
     from kit.spec.metrics import MetricsRecord
 

@@ -9,7 +9,7 @@ from kit.spec.wrong_value_messages import Invalid
 
 
 class JobSize(Model):
-    """What its user would take as well. A key that is not there is as in the rest of the job."""
+    """Another acceptable size. A missing key keeps its value from the rest of the job."""
 
     nodes: int | None = Field(default=None, ge=1, description="Number of nodes.")
     time: TimeLimit | None = Field(default=None, description="Wall-clock limit.")

@@ -8,6 +8,6 @@ from kit.spec.schema_base import Model
 
 
 class Chain(Model):
-    """Each link continues from the checkpoint of the one before, in the same run folder; the chain ends when the program does."""
+    """Each link continues from the previous link's checkpoint, in the same run folder. The chain ends when the program does."""
 
     times: int = Field(ge=2, le=1000, description="How many jobs at most.")

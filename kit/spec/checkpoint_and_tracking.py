@@ -1,4 +1,4 @@
-"""Tables that the kit passes to the training program: checkpoints, traces, trackers, and the frameworks' own."""
+"""Tables that the kit passes to the training program: checkpoints, traces, trackers, and the frameworks' own tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Steps = Annotated[
 
 
 class Checkpoint(Model):
-    """Reaches every program as KIT_CHECKPOINT_*; the reference programs all read them."""
+    """Every program gets these values as KIT_CHECKPOINT_*. All reference programs read them."""
 
     every: int | None = Field(
         default=None, ge=0, description="Steps between checkpoints; 0: at the end of an epoch or the run."
@@ -35,7 +35,7 @@ class Checkpoint(Model):
     )
 
     def env(self) -> dict[str, str]:
-        """The variables that the programs read it from."""
+        """The environment variables with these values."""
         flags = {None: None, True: "1", False: "0"}
         asked = {
             "KIT_CHECKPOINT_EVERY": self.every,
@@ -53,7 +53,7 @@ class Profile(Model):
     ranks: tuple[int, ...] = Field(default=(0,), description="Ranks that write a trace.")
 
     def env(self) -> dict[str, str]:
-        """The variables that the programs read it from."""
+        """The environment variables with these values."""
         if self.steps is None:
             return {}
         return {"KIT_PROFILE_STEPS": self.steps, "KIT_PROFILE_RANKS": ",".join(map(str, self.ranks))}
@@ -70,7 +70,7 @@ class WandB(Model):
 
 
 class Metrics(Model):
-    """Where metrics.jsonl is drawn beside. What TensorBoard and Weights & Biases show is one run over all starts of a run."""
+    """Trackers in addition to metrics.jsonl. TensorBoard and Weights & Biases show all starts of a run as one run."""
 
     tensorboard: bool = Field(default=False, description="Event files in the run folder's tensorboard/.")
     wandb: WandB | None = Field(default=None, description="A run at Weights & Biases, its id the run's.")
@@ -94,14 +94,16 @@ class Metrics(Model):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """The Python packages that the kit's own programs draw with."""
+        """The Python packages that the kit's own programs need for these trackers."""
         return (*(["tensorboard"] if self.tensorboard else []), *(["wandb"] if self.wandb else []))
 
 
 class MegatronArguments(Model):
-    """Megatron's options. Those named here are checked against each other; the others by their names and kinds of value.
+    """Megatron's options. Those listed here are checked against each other; for the others, only name and type of value are
+    checked.
 
-    A key becomes an option of pretrain_gpt.py: `num_layers = 24` is `--num-layers 24`, true is the bare option, a list its values.
+    A key becomes an option of pretrain_gpt.py: `num_layers = 24` is `--num-layers 24`, true gives the bare option, a list gives its
+    values.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -136,6 +138,6 @@ class MegatronArguments(Model):
         return self
 
     def options(self) -> dict[str, Any]:
-        """All options that were given or have a value, the checked ones first."""
+        """All options that are given or have a default, the checked ones first."""
         named = {k: v for k, v in self.model_dump(exclude_none=True).items() if k in type(self).model_fields}
         return {**named, **(self.model_extra or {})}

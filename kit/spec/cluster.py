@@ -24,7 +24,7 @@ GresForm = Annotated[
 
 
 class NodeShape(Model):
-    """What one node of the cluster holds."""
+    """The resources of one node of the cluster."""
 
     cpus: int = Field(ge=1, description="CPUs that jobs may use.")
     gpus: int = Field(default=0, ge=0, description="GPUs; 0 for a CPU cluster.")
@@ -37,7 +37,7 @@ class NodeShape(Model):
 
 
 class QosRow(Model):
-    """One row of the QOS table: what a job gets, and may ask for, under this name."""
+    """One row of the QOS table: the values and limits of a job with this QOS."""
 
     account: SbatchWord | None = Field(default=None, description="Account that jobs are charged to (sbatch --account).")
     partition: SbatchWord | None = Field(default=None, description="Slurm's partition (sbatch --partition).")
@@ -53,7 +53,7 @@ class QosRow(Model):
 
 
 class ContainerRules(Model):
-    """The cluster's container runtime and what it can do."""
+    """The cluster's container runtime and its abilities."""
 
     runtime: RuntimeName = Field(default="auto", description="auto: pyxis where the cluster has it, else bubblewrap.")
     pyxis_unpacks: bool | None = Field(
@@ -86,7 +86,7 @@ Signer = Annotated[
 
 
 class StoreRules(Model):
-    """What images the cluster takes."""
+    """Rules for the images that the cluster accepts."""
 
     signers: tuple[Signer, ...] = Field(
         default=(), description="Who may sign images, name and public SSH key each; none: images need no signature."
@@ -104,7 +104,7 @@ def _host(value: str) -> str:
 
 
 class SshRules(Model):
-    """How the cluster's login node is reached from here, by the system's OpenSSH."""
+    """How this machine reaches the cluster's login node, with the system's OpenSSH."""
 
     host: Annotated[str, AfterValidator(_host)] = Field(
         description="The login node, as `ssh` takes it: a name of ssh_config, a host, or user@host."
@@ -119,7 +119,7 @@ class SshRules(Model):
 
 
 class Price(Model):
-    """What `kit time` and `kit report` count with."""
+    """The price that `kit time` and `kit report` use."""
 
     gpu_hour: float = Field(ge=0, description="Of one GPU for an hour, used or not.")
     currency: Text = Field(default="USD", description="Its unit, as it is printed.")
@@ -157,7 +157,7 @@ class Cluster(Model):
 
     @property
     def runs(self) -> str:
-        """Where run folders are made, with placeholders. Over ssh no folder of this machine is meant."""
+        """The folder for run folders, with placeholders. Over ssh, the default is a folder of the cluster's login node."""
         return self.paths.runs if self.ssh is None or "runs" in self.paths.model_fields_set else "{home}/kit/runs"
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Schema of `kit diff --json`: how two runs differ. `kit schema comparison` prints the schema; docs/guides/diff.md is its page."""
+"""Schema of `kit diff --json`: the differences of two runs. `kit schema comparison` prints it; docs/guides/diff.md is its page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ComparedRun(Model):
 
 
 class ValueDifference(Model):
-    """One recorded value that is not the same. null: this run has none."""
+    """One recorded value that differs. null: this run has none."""
 
     name: str
     a: str | None
@@ -35,7 +35,7 @@ class ValueDifference(Model):
 
 
 class Parting(Model):
-    """Where a reported number of the two runs is first not the same. A number counts as the run's last word on a step."""
+    """The first step at which a reported number of the two runs differs. If a run reported a step twice, the last value counts."""
 
     metric: str
     rank: int | None = Field(default=None, description="The rank that reported it; null where records name none.")
@@ -51,7 +51,7 @@ class Parting(Model):
 
 
 class MetricsDifference(Model):
-    """Both runs' metrics.jsonl. Rates, times and memory are not compared step by step: they are never the same twice."""
+    """The comparison of both runs' metrics.jsonl. Rates, times and memory always differ, so they are not compared step by step."""
 
     compared: int = Field(description="Steps that both reported.")
     last_a: int | None = Field(description="The last step of the first run; null: it reported none.")
@@ -64,7 +64,7 @@ class MetricsDifference(Model):
 
 
 class KeyDifference(Model):
-    """A key of the resolved job. set_by: the layer that set it; null: not recorded. A value of null: the key is not there."""
+    """A key of the resolved job. set_by: the layer that set it; null: not recorded. A value of null: the key is missing."""
 
     key: str
     a: Any
@@ -74,7 +74,7 @@ class KeyDifference(Model):
 
 
 class FileDifference(Model):
-    """A file that is not the same in both. patch: unified; empty where `note` has the reason."""
+    """A file that differs. patch: a unified diff; empty if `note` says why there is none."""
 
     path: str
     change: Change
@@ -83,7 +83,7 @@ class FileDifference(Model):
 
 
 class CodeDifference(Model):
-    """The workspaces: the snapshots' trees, and the commits that they stand on. null: not recorded."""
+    """The workspaces: the trees of the snapshots, and their commits. null: not recorded."""
 
     tree_a: str | None
     tree_b: str | None
@@ -93,7 +93,7 @@ class CodeDifference(Model):
 
 
 class ImageDifference(Model):
-    """The images. lines: `+` only in the second, `-` only in the first, `~` in both and not the same."""
+    """The images. lines: `+` only in the second, `-` only in the first, `~` different in the two."""
 
     a: str = Field(description="Name and digest; empty without a container.")
     b: str
@@ -102,7 +102,7 @@ class ImageDifference(Model):
 
 
 class Comparison(Model):
-    """How two runs differ, the most telling first. A list that is empty is a difference that was looked for and is not there."""
+    """The differences of two runs, the most telling first. An empty list means that no difference of this kind was found."""
 
     schema_version: Literal[1] = 1
     conclusion: str = Field(description="One sentence.")

@@ -1,4 +1,4 @@
-"""Declarations at a place of a TOML file: type, form, example, and where a misplaced key belongs."""
+"""Declarations of keys in a TOML file: type, form, example, and the right table for a misplaced key."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pydantic_core import PydanticUndefined
 from kit.spec.wrong_value_messages import Form
 
 Location = tuple[str | int, ...]
-# pydantic's mark for a fault of a table's key, and not of its value.
+# pydantic's mark for a fault of a table's key rather than of its value.
 _KEY = "[key]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """One place. keys: how the user's file names it. of_key: the fault is in the last key's name itself."""
+    """The declaration of one key. keys: its path in the user's file. of_key: the fault is in the name of the last key."""
 
     keys: Location
     annotation: Any
@@ -36,23 +36,23 @@ class Declared:
 
     @property
     def least(self) -> int:
-        """The least whole number that it takes, 1 where nothing is said."""
+        """The least integer that it accepts; 1 if none is declared."""
         return next((int(one.ge) for one in self.metadata if isinstance(one, Ge) and isinstance(one.ge, int)), 1)
 
     @property
     def model(self) -> type[BaseModel] | None:
-        """The table that it is, if its keys are declared."""
+        """The model of its table, if the keys of the table are declared."""
         return next((one for one in self.branches() if _is_model(one)), None)
 
     def branches(self) -> list[Any]:
-        """What it may be, without None."""
+        """The possible types of its value, without None."""
         inner = _bare(self.annotation)[0]
         if get_origin(inner) in (Union, types.UnionType):
             return [_bare(one)[0] for one in get_args(inner) if one is not type(None)]
         return [inner]
 
     def key(self, name: str) -> Declared:
-        """What is declared one key further in."""
+        """The declaration of a key in its table."""
         for branch in self.branches():
             if _is_model(branch) and issubclass(branch, RootModel):
                 return replace(_declared((), branch.model_fields["root"]), keys=self.keys).key(name)
@@ -66,14 +66,14 @@ class Declared:
         return Declared(keys=(*self.keys, name), annotation=Any)
 
     def item(self, index: int) -> Declared:
-        """What is declared of an item of a list."""
+        """The declaration of an item of its list."""
         for branch in self.branches():
             if get_origin(branch) is tuple:
                 return _annotated((*self.keys, index), get_args(branch)[0])
         return Declared(keys=(*self.keys, index), annotation=Any)
 
     def name_of_keys(self) -> Declared:
-        """What is declared of a table's keys, where any name is allowed."""
+        """The declaration of a table's keys, if any name is allowed."""
         for branch in self.branches():
             if get_origin(branch) is dict:
                 return replace(_annotated(self.keys, get_args(branch)[0]), of_key=True)
@@ -83,7 +83,10 @@ class Declared:
 
 
 def locate(model: type[BaseModel], location: Location) -> Declared:
-    """The place of one of pydantic's faults. Its location has a name for each branch of a union, which no user knows."""
+    """The declaration at the location of one of pydantic's faults.
+
+    The location has a name for each branch of a union; users do not know these.
+    """
     here = above = Declared(keys=(), annotation=model)
     rest = list(location)
     while rest:
@@ -98,7 +101,7 @@ def locate(model: type[BaseModel], location: Location) -> Declared:
 
 
 def names_at(model: type[BaseModel], keys: Sequence[str | int]) -> list[str]:
-    """The keys that are declared for a table; empty where any name is allowed."""
+    """The declared keys of a table; empty if any name is allowed."""
     here = Declared(keys=(), annotation=model)
     for key in keys:
         here = here.item(key) if isinstance(key, int) else here.key(key)
@@ -124,7 +127,7 @@ def _tables_with(model: type[BaseModel], name: str, path: tuple[str, ...]) -> It
 
 
 def _branch(here: Declared, tag: str) -> Any:
-    """The branch of a union that pydantic calls so."""
+    """The branch of a union with pydantic's name `tag`."""
     kind = {"tuple": tuple, "dict": dict, "literal": Literal}.get(tag.partition("[")[0])
     for branch in here.branches():
         named = _is_model(branch) and tag.endswith((f" {branch.__name__}]", f"{branch.__name__}"))
@@ -147,7 +150,7 @@ def _annotated(keys: Location, annotation: Any) -> Declared:
 
 
 def _bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """An annotation without Annotated and Optional, and what these say of it."""
+    """An annotation without Annotated and Optional, and the metadata of these."""
     metadata: tuple[Any, ...] = ()
     while True:
         if get_origin(annotation) is Annotated:

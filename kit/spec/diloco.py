@@ -1,4 +1,4 @@
-"""`[diloco]`: how a job's nodes are split into replica groups, and how the groups average."""
+"""`[diloco]`: how a job's nodes are divided into replica groups, and how the groups average."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from kit.spec.schema_base import Model
 from kit.spec.wrong_value_messages import Form, Invalid
 
-# These are the start shape's; all others are options of the program.
+# These keys configure the start shape; all others are options of the program.
 _LAYOUT = {"replicas_per_node", "nodes_per_replica", "restarts", "lighthouse", "groups", "first_group"}
 
 
@@ -25,9 +25,9 @@ LighthouseUrl = Annotated[
 
 
 class DiLoCo(Model):
-    """Replica groups. With neither layout key each node is a group. What is left out is the program's own default.
+    """Replica groups. Without a layout key, each node is a group. A missing key keeps the program's own default.
 
-    sync_every = 30 reaches the program as `--sync-every 30`, and so on: docs/guides/diloco.md says what each does.
+    sync_every = 30 becomes the program's option `--sync-every 30`, and so on; docs/guides/diloco.md explains them.
     """
 
     replicas_per_node: int | None = Field(
@@ -88,7 +88,7 @@ class DiLoCo(Model):
 
     @model_validator(mode="after")
     def _rounds(self) -> DiLoCo:
-        """What the program refuses too, where both figures are known here."""
+        """Refuse combinations that the program refuses too, if both values are known here."""
         every, parts = self.sync_every, self.fragments or 1
         if every is not None and every % parts:
             problem = f"{every} steps cannot be shared out evenly over {parts} fragments"
@@ -99,6 +99,6 @@ class DiLoCo(Model):
         return self
 
     def options(self) -> dict[str, Any]:
-        """What was given for the program, by the name of its option."""
+        """The given values for the program, by option name."""
         given = self.model_dump(exclude_none=True, exclude=_LAYOUT)
         return {f"--{name.replace('_', '-')}": value for name, value in given.items()}

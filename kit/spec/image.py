@@ -1,4 +1,4 @@
-"""Image: in what a job runs. `containers/<name>/image.toml`, and the lock that the kit writes beside it."""
+"""Image: the container image of a job. `containers/<name>/image.toml`, and the lock that the kit writes next to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Digest = Annotated[
     ),
 ]
 
-# Words of apt and dpkg (Debian Policy 5.6.7, "Package"); nothing that mmdebstrap could take as an option.
+# Names in apt and dpkg (Debian Policy 5.6.7, "Package"). mmdebstrap cannot take such a name for an option.
 PackageName = Annotated[
     str,
     Form(
@@ -102,7 +102,7 @@ class Bootstrap(Model):
 
 
 class Base(Model):
-    """What the Dockerfile's `FROM ${BASE}` stands on: exactly one of the three."""
+    """The base that the Dockerfile's `FROM ${BASE}` starts from: exactly one of the three."""
 
     reference: Text | None = Field(
         default=None, description="An image that the engine has, or that it can pull.", examples=["debian:bookworm"]
@@ -124,7 +124,7 @@ class Base(Model):
 
 
 class PythonPackages(Model):
-    """Wheels that the host fetches against a hash lock and hands to the build as `wheels/`."""
+    """Wheels that the host fetches against a hash lock and passes to the build as `wheels/`."""
 
     requirements: Text = Field(default="requirements.lock", description="pip's lock file with hashes, in the folder.")
     version: PythonVersion = Field(default="3.11", description="Python inside the image.")
@@ -142,7 +142,7 @@ class PythonPackages(Model):
     )
 
 
-# What `docker build --secret id=` takes; a comma would end the id.
+# Valid ids for `docker build --secret id=`. A comma would end the id.
 SecretId = Annotated[
     str,
     Form(
@@ -156,7 +156,7 @@ SecretId = Annotated[
 
 
 class BuildSecret(Model):
-    """Where a secret of a build comes from: exactly one of the two."""
+    """The source of a build secret: exactly one of the two."""
 
     env: EnvName | None = Field(default=None, description="A variable of the user who builds.", examples=["PIP_TOKEN"])
     file: Text | None = Field(default=None, description="A file on the machine that builds.", examples=["~/.netrc"])
@@ -170,7 +170,7 @@ class BuildSecret(Model):
 
 
 class Build(Model):
-    """What `docker build` is told."""
+    """Options for `docker build`."""
 
     args: dict[EnvName, Text] = Field(default={}, description="Build arguments (ARG).")
     target: Text | None = Field(default=None, description="The stage to build; unset: the last one.")
@@ -186,7 +186,7 @@ class Build(Model):
 
 
 class Squash(Model):
-    """How the image becomes a .sqsh. The defaults write and start fastest (performance-notes, "Squashing R")."""
+    """How the image becomes a .sqsh. The defaults are the fastest to write and to start (performance-notes, "Squashing R")."""
 
     compressor: Literal["zstd", "gzip", "lz4", "lzo", "xz", "none"] = Field(
         default="zstd", description="mksquashfs -comp."
@@ -210,7 +210,7 @@ class Squash(Model):
 
 
 class ImageSpec(Model):
-    """`containers/<name>/image.toml`: what the image is made of. Unset tables take their defaults."""
+    """`containers/<name>/image.toml`: the contents of the image. Missing tables get their defaults."""
 
     description: Text = Field(default="", description="One line for `kit images`.")
     base: Base
@@ -220,7 +220,7 @@ class ImageSpec(Model):
 
 
 class ImageConfig(Model):
-    """What the image's author declared: environment, working directory, command. It holds for every runtime."""
+    """Settings by the image's author: environment, working directory, command. They apply in every runtime."""
 
     env: dict[str, str] = Field(default={})
     workdir: str = "/"
@@ -231,8 +231,10 @@ class ImageConfig(Model):
 
 
 class LockedBase(Model):
-    """What the image is based on. digest: of the bootstrapped tar, the registry's manifest, the other image's .sqsh, or the
-    imported bytes."""
+    """The base of the image.
+
+    digest: of the bootstrapped tar, the registry's manifest, the other image's .sqsh, or the imported bytes.
+    """
 
     kind: Literal["bootstrap", "reference", "image", "import"]
     reference: str
@@ -240,7 +242,7 @@ class LockedBase(Model):
 
 
 class LockedTools(Model):
-    """Versions that decided the bytes, or may have; and the engine's own id of the image, which no two builds share."""
+    """Versions of tools that may affect the bytes, and the engine's own id of the image, which differs in each build."""
 
     kit: str
     mksquashfs: str
@@ -249,30 +251,30 @@ class LockedTools(Model):
 
 
 def canonical(name: str) -> str:
-    """A Python package's name as PyPI compares them (PEP 503): `Megatron_Core` is `megatron-core`."""
+    """A Python package's name in PyPI's normalized form (PEP 503): `Megatron_Core` is `megatron-core`."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 class Packages(Model):
-    """Name -> version of what is installed in the image, sorted by name."""
+    """Name -> version of the packages installed in the image, sorted by name."""
 
     apt: dict[str, str] = Field(default={})
     pip: dict[str, str] = Field(default={})
 
     def lacking(self, required: Iterable[str]) -> list[str]:
-        """The Python packages that are not there; none where the image lists no packages at all."""
+        """The missing Python packages; empty if the image lists no packages at all."""
         held = {canonical(name) for name in self.pip}
         return [name for name in required if canonical(name) not in held] if held else []
 
 
 class ImageLock(Model):
-    """`containers/<name>/image.lock`: the bytes that a run of this image gets, and what they were made from.
+    """`containers/<name>/image.lock`: the bytes that a run of this image gets, and their inputs.
 
-    sha256, size: of the .sqsh; size in bytes. source: `build`, or the URI that was imported. inputs: digest of all in the
-    folder that decides the bytes. reproducible: False when a build had a network. notes: what a reader should know.
+    sha256, size: of the .sqsh; size in bytes. source: `build`, or the imported URI. inputs: digest of everything in the folder that
+    determines the bytes. reproducible: False if the build had a network. notes: for the reader.
     """
 
-    # `schema` is a method of pydantic's models, hence the alias.
+    # pydantic's models have a method `schema`, so the field has another name.
     schema_version: Literal[1] = Field(default=1, alias="schema")
     name: Name
     sha256: Sha256
@@ -289,5 +291,5 @@ class ImageLock(Model):
 
     @property
     def digest(self) -> str:
-        """`sha256:<hex>`, as runs and reports name an image."""
+        """`sha256:<hex>`, the image's digest in runs and reports."""
         return f"sha256:{self.sha256}"

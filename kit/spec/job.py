@@ -40,7 +40,7 @@ from kit.spec.step_torchrun_once import Once, Step, Torchrun
 from kit.spec.sweep import Sweep
 from kit.spec.wrong_value_messages import Form, Invalid, shown
 
-# What a program that does not read its environment may be told on its command line.
+# An option for passing a variable's value to a program that does not read its environment.
 RankOption = Annotated[
     str,
     Form(
@@ -78,7 +78,7 @@ Capability = Annotated[
 ]
 Shape = Literal["srun", "torchrun", "replicas", "roles"]
 
-# Set by the worker script for every rank, or read by bash itself before the script can act: a job cannot own these.
+# A job cannot set these: the worker script sets them for every rank, or bash itself reads them before the script can act.
 _RANK_ENV = {
     "RANK",
     "WORLD_SIZE",
@@ -90,17 +90,17 @@ _RANK_ENV = {
     "MASTER_PORT",
 }
 _BASH_ENV = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "POSIXLY_CORRECT", "BASH_XTRACEFD", "PS4"}
-# MAX_ARG_STRLEN of Linux: execve(2) refuses one string of 32 pages or more, its NUL included.
+# MAX_ARG_STRLEN of Linux: execve(2) refuses one string of 32 pages or more, including its NUL.
 _MAX_STRING = 131_072
-# As long as Slurm waits after its own TERM, unless the site says otherwise (KillWait).
+# Slurm waits this long after its own TERM, unless the site sets another KillWait.
 _GRACE_S = 30
 
-# An image is a name of containers/, or bytes named by digest; a tag alone could change under the run.
+# An image is a name of containers/, or a reference with a digest: a tag alone could change during a run.
 _PINNED = re.compile(r"docker://[^\s@]+(@[^\s@]+)?@sha256:[0-9a-f]{64}")
 
 
 def is_reference(image: str) -> bool:
-    """Whether an image is a registry reference instead of a folder of containers/."""
+    """Whether an image is a registry reference rather than a folder of containers/."""
     return image.startswith("docker://")
 
 
@@ -118,7 +118,7 @@ def _image(value: str) -> str:
 
 
 def _with_registry(reference: str) -> str:
-    """Enroot's way to write a reference: `nvcr.io/nvidia/pytorch:24.05` is `nvcr.io#nvidia/pytorch:24.05`."""
+    """A reference in Enroot's form: `nvcr.io/nvidia/pytorch:24.05` is `nvcr.io#nvidia/pytorch:24.05`."""
     host, slash, path = reference.partition("/")
     return f"{host}#{path}" if slash and ("." in host or ":" in host) else reference
 
@@ -137,7 +137,7 @@ Arg = Annotated[Text, AfterValidator(_short)]
 
 
 class ImageChoice(Model):
-    """The image with a word on how it reaches the nodes."""
+    """The image, with a choice of how it reaches the nodes."""
 
     name: Annotated[str, AfterValidator(_image)] = Field(
         description="A folder of containers/, or a reference with its digest.", examples=["train-cpu"]
@@ -151,7 +151,7 @@ class ImageChoice(Model):
 
 
 class Resources(Model):
-    """How much of the cluster. Every figure is per node unless it says otherwise."""
+    """The requested part of the cluster. Each number is per node unless stated otherwise."""
 
     nodes: int = Field(default=1, ge=1, description="Number of nodes.")
     gpus_per_node: int | None = Field(
@@ -176,7 +176,7 @@ class Resources(Model):
 
 
 class SlurmOptions(Model):
-    """Options that go into the sbatch header as they are."""
+    """Options that go unchanged into the sbatch header."""
 
     account: SbatchWord | None = Field(
         default=None, description="Account that the job is charged to (sbatch --account)."
@@ -232,7 +232,7 @@ class SlurmOptions(Model):
 
 
 class ContainerOptions(Model):
-    """How the container is entered."""
+    """How programs run in the container."""
 
     runtime: RuntimeName = Field(default="auto", description="auto: pyxis where the cluster has it, else bubblewrap.")
     writable: bool = Field(default=False, description="A writable root; what is written to it is lost at the end.")
@@ -253,7 +253,7 @@ class ContainerOptions(Model):
 class Job(Model):
     """One job file."""
 
-    # What sbatch calls them -> the kit's keys.
+    # sbatch's name -> the kit's key.
     OTHER_NAMES: ClassVar[Mapping[str, str]] = sbatch_options.SAME_VALUE
 
     extends: str | tuple[str, ...] | None = Field(
@@ -348,7 +348,7 @@ class Job(Model):
 
     @property
     def image_name(self) -> str | None:
-        """The image's name or reference, however it was written."""
+        """The image's name or reference, from either form of the key."""
         return self.image.name if isinstance(self.image, ImageChoice) else self.image
 
     @property
@@ -358,13 +358,13 @@ class Job(Model):
 
     @property
     def staged(self) -> ImageChoice | None:
-        """The image's table when it is to be copied to the nodes."""
+        """The image's table if the image must be copied to the nodes."""
         return self.image if isinstance(self.image, ImageChoice) and self.image.stage == "node" else None
 
     @field_validator("extends")
     @classmethod
     def _read_before(cls, value: object) -> None:
-        """The files are read, and the key is gone, before there is a job: here it comes from somewhere else."""
+        """Refuse the key here: files with it are read, and the key removed, before a job is made."""
         if value is not None:
             raise Invalid("only a job file can build on another: write the key into job.toml", hint="remove the line")
 

@@ -16,7 +16,7 @@ FrameworkName = Literal["deepspeed", "diloco", "megatron", "ray", "rl", "sft", "
 
 
 class Releases(Model):
-    """The releases of other people's program that a launcher knows."""
+    """The releases of another project's program that a launcher knows."""
 
     package: str = Field(description="The Python package whose version in the image's lock is the release.")
     known: tuple[str, ...] = Field(min_length=1, description="Oldest first; another one is refused.")
@@ -31,7 +31,7 @@ class Releases(Model):
 
 
 class Launcher(Model):
-    """One launcher file; its folder holds the reference training program."""
+    """One launcher file; its folder contains the reference training program."""
 
     description: str = Field(default="", description="One line for people.")
     shapes: tuple[Shape, ...] = Field(
@@ -66,6 +66,6 @@ class Launcher(Model):
     )
 
     def required(self, job: Job) -> tuple[str, ...]:
-        """The packages that a job's image must hold for the programs that this launcher would start."""
+        """The packages that a job's image must have for the programs that this launcher would start."""
         chosen = self.programs.get((job.rl or job.sft or Sft()).programs)
         return (*self.requires, *(chosen.requires if chosen else ()), *job.metrics.packages)

@@ -23,7 +23,7 @@ Identifier = Annotated[
 
 
 class Table(Model):
-    """A value for each combination of what `by` names. `lookup:NAME` asks for it, `lookup:NAME.COLUMN` for one column of a row."""
+    """A value for each combination of the keys in `by`. `lookup:NAME` reads it; `lookup:NAME.COLUMN` reads one column of a row."""
 
     description: Text = Field(default="", description="What the values are, with their unit.")
     source: Text = Field(default="", description="Where the numbers or the formula come from.")

@@ -1,7 +1,7 @@
-"""Schema 1 of a line of metrics.jsonl, the same for all of the kit's programs. Your own may write more keys, or fewer.
+"""Schema 1 of a line of metrics.jsonl, used by all of the kit's programs. Your own programs may write more keys, or fewer.
 
-`kit schema metrics` prints it; docs/guides/metrics.md is its page. Rates and counts are over all ranks; a replica group of DiLoCo
-reports for itself.
+`kit schema metrics` prints it; docs/guides/metrics.md is its page. Rates and counts are over all ranks. Each replica group of
+DiLoCo reports separately.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SCHEMA = 1
 
 
 class _Record(BaseModel):
-    """What all kinds have. Further values are the program's own."""
+    """Keys of all kinds of records. Programs may add others."""
 
     model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)
 
@@ -29,7 +29,7 @@ class _OfStep(_Record):
 
 
 class Start(_Record):
-    """A start of the program: what the rates of the other records are rates of."""
+    """A start of the program, with the units for the rates in other records."""
 
     kind: Literal["start"]
     schema_version: Literal[1] = Field(alias="schema", description="Of the records that follow.")
@@ -50,7 +50,7 @@ class Start(_Record):
 
 
 class StepRecord(_OfStep):
-    """One of every --log-every optimizer steps."""
+    """A training record, written every --log-every optimizer steps."""
 
     kind: Literal["step"]
     loss: float = Field(description="Of this step, the mean over ranks; of SFT over tokens; of RL the policy's.")
@@ -67,7 +67,7 @@ class StepRecord(_OfStep):
 
 
 class Evaluation(_OfStep):
-    """A validation, every --eval-every steps; of RL by the orchestrator, with a reward in place of a loss."""
+    """A validation, every --eval-every steps. In RL the orchestrator writes it, with a reward instead of a loss."""
 
     kind: Literal["eval"]
     eval_loss: float | None = Field(default=None, description="Mean over the validation windows.")
@@ -78,7 +78,7 @@ class Evaluation(_OfStep):
 
 
 class Epoch(_OfStep):
-    """The end of an epoch, of a program of images."""
+    """The end of an epoch, in a program that trains on images."""
 
     kind: Literal["epoch"]
     epoch: int = Field(ge=1)
@@ -96,21 +96,21 @@ class Saved(_OfStep):
 
 
 class Resumed(_OfStep):
-    """Continues from a checkpoint."""
+    """The program continues from a checkpoint."""
 
     kind: Literal["resumed"]
     path: str
 
 
 class Stopped(_OfStep):
-    """Stopped on request, and saved."""
+    """The program stopped on request, after saving."""
 
     kind: Literal["stopped"]
     signal: int
 
 
 class Final(_OfStep):
-    """The last record of a run that came to its end."""
+    """The last record of a run that finished."""
 
     kind: Literal["final"]
     world_size: int = Field(ge=1)

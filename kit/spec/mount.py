@@ -1,4 +1,4 @@
-"""Mount: what a container sees of the host. `mounts/<name>.toml` maps logical names to places on one cluster."""
+"""Mount: a path of the host that a container sees. `mounts/<name>.toml` maps logical names to paths on one cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, RootModel, model_validator
 from kit.spec.schema_base import Model, MountSource, MountTarget, Name
 from kit.spec.wrong_value_messages import Invalid
 
-# mount(8) flags that Enroot's fstab and Pyxis's grammar both know (field-notes 1).
+# mount(8) flags that Enroot's fstab and Pyxis's grammar both accept (field-notes 1).
 Flag = Literal[
     "ro", "rw", "nosuid", "nodev", "noexec", "private", "rprivate", "slave", "rslave", "shared", "rshared"
 ]  # fmt: skip
@@ -18,7 +18,7 @@ Flag = Literal[
 class Mount(Model):
     """One bind mount, or a tmpfs.
 
-    source may hold {project} {job} {run} {user} {home} {data}; a relative one starts at the job file's folder.
+    source may contain {project} {job} {run} {user} {home} {data}. A relative source starts at the job file's folder.
     """
 
     source: MountSource = Field(description="Folder or file on the node, or 'tmpfs'.", examples=["/data"])
@@ -34,9 +34,9 @@ class Mount(Model):
 
     @property
     def read_only(self) -> bool:
-        """Whether the container may only read it."""
+        """Whether the container can only read it."""
         return "ro" in self.flags
 
 
 class MountSet(RootModel[dict[Name, Mount]]):
-    """Logical mount name -> where it is on this cluster."""
+    """Logical mount name -> its mount on this cluster."""

@@ -1,4 +1,4 @@
-"""Table [notify]: events of a run, and the people to tell."""
+"""Table [notify]: events of a run, and who is notified."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Event = Literal["start", "fail", "stall", "end"]
 
 
 class Notify(Model):
-    """Notices to mail, Slack, Teams, a webhook, ntfy: whatever apprise knows. Each event is told at most once."""
+    """Notices by mail, Slack, Teams, a webhook, ntfy, or any other service of apprise. Each event is sent at most once."""
 
     on: tuple[Event, ...] = Field(
         default=(),

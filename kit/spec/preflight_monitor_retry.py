@@ -1,4 +1,4 @@
-"""Tables around the ranks: checks before them, monitors beside them, restarts after them, secrets."""
+"""Tables for things around the ranks: checks before them, monitors beside them, restarts after them, secrets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 from kit.spec.schema_base import EnvName, Model
 from kit.spec.wrong_value_messages import Form, Invalid, shown
 
-# What a rank returns when it ended through no fault of the program: 128 + SIGABRT (a collective that timed out), SIGBUS, SIGKILL
-# (out of memory, or a lost node) and SIGSEGV. A Python traceback ends with 1 and is never retried.
+# Exit codes of a rank whose end is not the program's fault: 128 + SIGABRT (a collective that timed out), SIGBUS, SIGKILL (out of
+# memory, or a lost node) and SIGSEGV. A Python traceback gives 1 and is never retried.
 RETRYABLE = (134, 135, 137, 139)
 
 
@@ -30,7 +30,7 @@ _DmonOptions = Annotated[
 
 
 class Monitor(Model):
-    """The GPU monitor, one `nvidia-smi` on each node, and time stamps in the batch log."""
+    """The GPU monitor (one `nvidia-smi` on each node), and time stamps in the batch log."""
 
     enabled: bool = Field(default=True, description="Run the monitor.")
     select: _MetricGroups = Field(default="pumt", description="dmon -s: metric groups.")
@@ -53,7 +53,7 @@ class Monitor(Model):
 
 
 class Watch(Model):
-    """What is done about ranks that stand still. It reads what the monitor's step collects; without [monitor] there is none."""
+    """The reaction to ranks that stand still. It uses the data of the monitor's step, so it needs [monitor]."""
 
     stall: Literal["auto", False] | Annotated[float, Field(ge=10)] = Field(
         default="auto",
@@ -70,12 +70,12 @@ class Watch(Model):
 
     @property
     def limit(self) -> str:
-        """As the batch script has it: auto, seconds, or nothing."""
+        """The value for the batch script: auto, seconds, or empty."""
         return "" if self.stall is False else str(self.stall).removesuffix(".0")
 
 
 class Preflight(Model):
-    """Checks of every node before ranks start. Figures are what a node must have at least."""
+    """Checks of every node before ranks start. Each number is the least that a node must have."""
 
     enabled: bool = Field(default=True, description="Check the nodes.")
     free_disk_gb: float = Field(default=1.0, ge=0, description="Free space where caches and the run folder are, in GB.")
@@ -108,7 +108,7 @@ class Preflight(Model):
 
 
 class Retry(Model):
-    """What happens after a rank died, a lead signal came, or a node was lost."""
+    """The reaction to a dead rank, a lead signal, or a lost node."""
 
     in_allocation: int = Field(default=0, ge=0, description="Restarts of the ranks inside the allocation.")
     requeue: int = Field(
@@ -141,7 +141,7 @@ class Retry(Model):
 
 
 class Secrets(Model):
-    """Variables whose values are never written into a script, a manifest, Slurm's records or a log."""
+    """Variables whose values are never written to a script, a manifest, Slurm's records or a log."""
 
     env: tuple[EnvName, ...] = Field(default=(), description="Taken from the submitter's environment.")
     file: str | None = Field(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Name -> meaning. Where torchrun starts the ranks it sets the first ones itself, to the same values.
+# Name -> meaning. If torchrun starts the ranks, it sets the first ones itself, to the same values.
 OF_THE_RANK: Mapping[str, str] = {
     "RANK": "number of the rank, from 0, over all nodes of its role",
     "WORLD_SIZE": "number of ranks",

@@ -1,4 +1,7 @@
-"""`[rl]` and `[sft]`: a run of several programs, said once. Shared keys flow into the sub-tables (kit/frameworks/rl.py)."""
+"""`[rl]` and `[sft]`: one description of a run of several programs.
+
+Shared keys are copied to the sub-tables (kit/frameworks/rl.py).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _SUB_TABLE = "Options of this program; they win over the shared ones."
 
 
 class Wandb(Model):
-    """Weights & Biases: a run for each role, or one for all where the programs can."""
+    """Weights & Biases: one run for each role, or one for all roles if the programs support it."""
 
     project: Text | None = Field(default=None, description="The project there.")
     entity: Text | None = Field(default=None, description="The user or team that owns the project.")
@@ -69,8 +72,8 @@ class Sft(Model):
     trainer: dict[str, Any] = Field(default={}, description=_SUB_TABLE)
 
     def shared(self) -> dict[str, Any]:
-        """What flows into the programs' own options: dotted name -> value, of all that is set."""
-        # An option gets the first value that flows to it: the tokenizer comes before the model, which may fill in for it.
+        """Shared values for the programs' own options: dotted name -> value, of all keys that are set."""
+        # An option gets the first value that is passed to it. So the tokenizer comes before the model, which is its default.
         named = ("tokenizer", "model", "data", "chat_template", "validation", "skip_bad", "seq_len", "max_steps")
         found: dict[str, Any] = {name: getattr(self, name) for name in (*named, "output_dir", "log_level")}
         found |= {f"wandb.{k}": v for k, v in self.wandb.model_dump().items()} if self.wandb else {}
@@ -104,7 +107,7 @@ class Rl(Sft):
     inference: dict[str, Any] = Field(default={}, description=_SUB_TABLE)
 
     def shared(self) -> dict[str, Any]:
-        """With what only several programs share."""
+        """The same, with the keys that only several programs share."""
         named = ("max_async_level", "temperature", "weight_broadcast", "reward", "reward_timeout", "max_tokens")
         values = {name: getattr(self, name) for name in named}
         return {**super().shared(), **{name: value for name, value in values.items() if value is not None}}

@@ -1,4 +1,4 @@
-"""Programs: who plays the roles of `[rl]` and `[sft]`, as `[programs.<name>]` of launcher.toml says."""
+"""Programs for the roles of `[rl]` and `[sft]`, from `[programs.<name>]` of launcher.toml."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kit.spec.schema_base import Model
 
 
 class Program(Role):
-    """A role as the launcher sets it up.
+    """A role as the launcher defines it.
 
-    Besides what any command may name, {python}, {code} and {config} in its words are replaced by the interpreter, the launcher's
+    In addition to the placeholders of any command, {python}, {code} and {config} are replaced by the interpreter, the launcher's
     folder and the role's resolved options; a shared key, such as {weight_broadcast}, by its value.
     """
 
@@ -24,7 +24,7 @@ class Program(Role):
 
 
 class Programs(Model):
-    """A set of programs, and where their options are."""
+    """A set of programs, and the mapping of shared keys to their options."""
 
     requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
     defaults: dict[str, Any] = Field(

@@ -22,7 +22,7 @@ def _not_ours(name: str) -> str:
     return name
 
 
-# A role's name becomes a part of variables' names, of log folders and of a Slurm step's name.
+# A role's name becomes part of the names of variables, log folders and Slurm steps.
 RoleName = Annotated[
     str,
     Form(
@@ -58,14 +58,14 @@ StepShape = Literal["srun", "torchrun"]
 
 
 def filled(word: str, known: Mapping[str, str]) -> str:
-    """A word with each of the known placeholders, braces and all, replaced."""
+    """A word with all known placeholders, including their braces, replaced."""
     for placeholder, value in known.items():
         word = word.replace(placeholder, value)
     return word
 
 
 class Ready(Model):
-    """How it is known that a role is there. One of tcp, http and file."""
+    """The check that a role is ready. One of tcp, http and file."""
 
     tcp: PortName | None = Field(default=None, description="A port of the role that takes a connection.")
     http: PortName | None = Field(default=None, description="A port of the role that answers a GET with 2xx.")
@@ -87,7 +87,7 @@ class Ready(Model):
 
 
 class Role(Model):
-    """One program of the job: a Slurm step of its own."""
+    """One program of the job; it runs as its own Slurm step."""
 
     nodes: Annotated[int, Field(ge=1)] | Literal["rest"] | None = Field(
         default=None, description="How many nodes; 'rest': those that no other role has; default 1."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Every line has these.
+# Keys of every line.
 COMMON: Mapping[str, str] = {
     "time": "local time with its offset",
     "epoch": "seconds since 1970, with microseconds",
@@ -13,7 +13,7 @@ COMMON: Mapping[str, str] = {
     "restart": "how often Slurm has queued the job again",
     "attempt": "KIT_RESTART_COUNT: how often the ranks have been started before",
 }
-# Name -> what happened, and further keys.
+# Event name -> its meaning, and its further keys.
 EVENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "start": (
         "the batch script began; Slurm 23.02 and later tell when the nodes were allocated",

@@ -1,4 +1,4 @@
-"""Exit codes that a run gives itself, beside those of its program. The batch script's libraries return them."""
+"""Exit codes of a run in addition to those of its program. The batch script's libraries return them."""
 
 from __future__ import annotations
 

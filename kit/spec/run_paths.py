@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Where the run and the job's own folder are inside a container.
+# The paths of the run folder and of the job's folder inside a container.
 CONTAINER_RUN = "/kit/run"
 CONTAINER_WORKSPACE = "/workspace"
 CONTAINER_CACHE = "/kit/cache"
 
 
 def is_launchers(job: Mapping[str, Any]) -> bool:
-    """Whether a job's program is one of the launcher's own: its first, or one named by its place in the run folder.
+    """Whether a job's program is one of the launcher's own: its default, or one named by its path in the run folder.
 
     job: the keys of a job file, or of a recorded job.
     """
@@ -32,7 +32,7 @@ class RunPaths:
 
     @property
     def job(self) -> Path:
-        """The job as resolved: every default filled in."""
+        """The resolved job, with every default filled in."""
         return self.root / "job.toml"
 
     @property
@@ -52,7 +52,7 @@ class RunPaths:
 
     @property
     def manifest(self) -> Path:
-        """What ran: image digest, git commit, cluster, versions, argv, job id."""
+        """The record of the run: image digest, git commit, cluster, versions, argv, job id."""
         return self.root / "manifest.json"
 
     @property
@@ -77,17 +77,17 @@ class RunPaths:
 
     @property
     def workspace(self) -> Path:
-        """The run's own copy of the job's folder as it was at submit, and what its programs wrote there."""
+        """The run's own copy of the job's folder as it was at submit, and the programs' output in it."""
         return self.root / "workspace"
 
     @property
     def patch(self) -> Path:
-        """How the workspace differs from its commit; absent where it does not."""
+        """The difference between the workspace and its commit; missing if there is none."""
         return self.root / "workspace.patch"
 
     @property
     def logs(self) -> Path:
-        """batch.log, task.log (what the launchers said; task-<n>.log until the end), rank-<n>.log (the programs)."""
+        """batch.log, task.log (output of the launchers; task-<n>.log until the end), rank-<n>.log (output of the programs)."""
         return self.root / "logs"
 
     @property
@@ -106,22 +106,24 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> Path:
-        """What the program saves."""
+        """The program's checkpoints."""
         return self.root / "checkpoints"
 
     @property
     def state(self) -> Path:
-        """What the batch script records while it runs."""
+        """The batch script's records during the run."""
         return self.root / "state"
 
     @property
     def events(self) -> Path:
-        """One JSON line per start, signal and end of the batch script."""
+        """One JSON line for each start, signal and end of the batch script."""
         return self.state / "events.jsonl"
 
     @property
     def cancelled(self) -> Path:
-        """Written by `kit cancel` for a job that waits: Slurm forgets some of those at once, and no batch script will say it."""
+        """Written by `kit cancel` for a waiting job: Slurm forgets some of these at once, and no batch script will record the
+        cancel.
+        """
         return self.state / "cancelled"
 
     @property
@@ -131,10 +133,10 @@ class RunPaths:
 
     @property
     def notices(self) -> Path:
-        """A file for each event that was told of: state/notices/EVENT-JOB."""
+        """A file for each event whose notice was sent: state/notices/EVENT-JOB."""
         return self.state / "notices"
 
     @property
     def metrics(self) -> Path:
-        """One JSON line per report of the program."""
+        """One JSON line for each report of the program."""
         return self.root / "metrics.jsonl"

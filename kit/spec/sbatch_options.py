@@ -1,4 +1,4 @@
-"""sbatch's options that have a key of the job: through slurm.extra they would bypass what the key checks."""
+"""sbatch's options for which the job has a key. In slurm.extra they would bypass the key's checks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from kit.spec.wrong_value_messages import Invalid, shown
 
-# Keys of [slurm] that have the option's own name.
+# Keys of [slurm] with the option's own name.
 _SAME = """
     account constraint error exclude exclusive licenses mail-type mail-user nodelist output partition qos requeue reservation
 """
@@ -28,7 +28,7 @@ KEYS = {
     "no-kill": "retry.spares",
 }
 _REFUSED = ("array", "export", "open-mode", "wait", "wrap")
-# Options whose value the key takes as it is, as people write them in TOML.
+# Options whose value the key accepts unchanged, as people write them in TOML.
 SAME_VALUE = {
     name.replace("-", "_"): KEYS[name]
     for name in (*_SAME.split(), "gpus-per-node", "ntasks-per-node", "mem", "nodes", "time", "job-name")
@@ -38,7 +38,7 @@ _EXAMPLE = "--nice=100"
 
 
 def _value_of(key: str, given: str) -> object:
-    """What the key would be for an option's value."""
+    """The key's value for an option's value."""
     if key in {"slurm.lead", "retry.spares"}:
         return int(given.rpartition("@")[2]) if given.rpartition("@")[2].isdigit() else 1
     if key in {"slurm.requeue", "slurm.exclusive"}:
@@ -49,7 +49,7 @@ def _value_of(key: str, given: str) -> object:
 
 
 def further(option: str) -> str:
-    """`--nice=100`, when no key of the job sets it; Invalid otherwise. To sbatch the start of an option's name is the option."""
+    """An option such as `--nice=100`, if no key of the job sets it; Invalid otherwise. sbatch accepts abbreviated option names."""
     found = _FORM.fullmatch(option)
     if not found:
         near = "=".join(option.split(None, 1))

@@ -13,7 +13,7 @@ RuntimeName = Literal["auto", "pyxis", "enroot", "bubblewrap", "bare"]
 
 
 class Model(BaseModel):
-    """A frozen table. An unknown key is a fault, never ignored."""
+    """A frozen table. An unknown key is a fault and is never ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
 
@@ -29,7 +29,7 @@ def _no_nul(value: str) -> str:
     return value
 
 
-# Text that reaches a process byte for byte: whatever execve(2) can carry.
+# Text that a process gets unchanged: everything that execve(2) can pass.
 Text = Annotated[str, AfterValidator(_no_nul)]
 
 
@@ -37,7 +37,7 @@ def _as_name(text: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64]
 
 
-# An identifier of the kit: file name, run name, image name. Lower case, as OCI repository names are.
+# An identifier of the kit: file name, run name, image name. Lower case, as in OCI repository names.
 NAME = Form(
     pattern=r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?",
     what="a name",
@@ -47,8 +47,8 @@ NAME = Form(
 )
 Name = Annotated[str, NAME]
 
-# A value on an `#SBATCH` line. sbatch splits these lines at blanks and reads `#` as a comment, so neither can be in a value,
-# and a newline would become the next script line (performance-notes, "Faults").
+# A value on an `#SBATCH` line. sbatch splits these lines at blanks and reads `#` as a comment, so a value cannot contain them. A
+# newline would start another line of the script (performance-notes, "Faults").
 SbatchWord = Annotated[
     str,
     Form(
@@ -75,7 +75,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def _as_time(text: str) -> str | None:
-    """`1d`, `36h`, `90 min` as Slurm writes them."""
+    """`1d`, `36h`, `90 min` in Slurm's form."""
     parts = re.findall(r"([0-9]+)\s*([smhdw])[a-z]*", text.lower())
     seconds = sum(int(number) * _SECONDS[unit] for number, unit in parts)
     if not seconds:
@@ -99,7 +99,7 @@ TimeLimit = Annotated[
 
 
 def _as_memory(text: str) -> str | None:
-    """`64gb`, `64 GiB` as Slurm writes them."""
+    """`64gb`, `64 GiB` in Slurm's form."""
     found = re.fullmatch(r"\s*([0-9]+)\s*([kmgt])i?b?\s*", text.lower())
     return found[1] + found[2].upper() if found else None
 
@@ -116,7 +116,7 @@ Memory = Annotated[
     ),
 ]
 
-# A file named relative to a folder: no blank that a script would have to quote, no option.
+# A file name relative to a folder, without blanks that a script would have to quote, and not an option.
 FileName = Annotated[
     str,
     Form(
@@ -138,7 +138,7 @@ ContainerPath = Annotated[
     ),
 ]
 
-# Where Pyxis's grammar has no escape (field-notes 1): `,` splits mounts, `:` splits fields, and the target is inside a
+# Characters that Pyxis's grammar cannot escape (field-notes 1): `,` splits mounts, `:` splits fields. The target is inside a
 # double-quoted shell string on the node.
 _MOUNT_REFUSED = {
     ",": "Pyxis splits mounts at ','",
@@ -151,7 +151,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def mountable(path: str) -> str:
-    """`path` itself when Pyxis, Enroot and bubblewrap can all carry it; Invalid with the reason otherwise."""
+    """Return `path` if Pyxis, Enroot and bubblewrap can all handle it; Invalid with the reason otherwise."""
     if "$" in path:
         written = re.sub(r"\$\{?(HOME|USER)\}?", lambda found: f"{{{found[1].lower()}}}", path)
         raise Invalid(
@@ -173,7 +173,7 @@ def mountable(path: str) -> str:
 
 
 def mount_target(path: str) -> str:
-    """A mount's place in the container: absolute, without `..`, and `mountable`."""
+    """A mount's path in the container: absolute, without `..`, and `mountable`."""
     if not path.startswith("/"):
         raise Invalid("a target is an absolute path in the container", write=f"/{path}")
     if ".." in path.split("/"):
@@ -188,7 +188,7 @@ MountTarget = Annotated[str, AfterValidator(mount_target)]
 
 
 def interfaces(env: dict[str, str]) -> dict[str, str]:
-    """An environment whose interfaces Gloo can find; Invalid otherwise."""
+    """An environment with network interfaces that Gloo can find; Invalid otherwise."""
     named = env.get("GLOO_SOCKET_IFNAME", "")
     if named.startswith(("^", "=")):
         problem = f"Gloo takes names of interfaces, and cannot read {named!r}: ^ and = are NCCL's alone"

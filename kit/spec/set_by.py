@@ -1,4 +1,4 @@
-"""Records which layer of configuration set each key of a job; reruns and comparisons read it."""
+"""Records which layer of configuration set each key of a job. Reruns and comparisons use it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kit.spec.schema_base import Model
 
 LayerKind = Literal["launcher", "cluster", "qos", "file", "set", "point"]
 
-# What the user asked for, whatever the cluster: the job's files, the command line, the values of a point or stage.
+# Layers with the user's own requests, independent of the cluster: the job's files, the command line, values of a point or stage.
 USERS: frozenset[LayerKind] = frozenset({"file", "set", "point"})
 
 
 class SetBy(Model):
-    """The keys of the resolved job that one layer decided: no layer above it has them."""
+    """The keys of the resolved job that one layer decided: no higher layer sets them."""
 
     kind: LayerKind
     name: str = Field(description="The launcher, cluster, QOS row or file; '--set'; the point or stage.")

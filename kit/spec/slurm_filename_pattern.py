@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 
 from kit.spec.wrong_value_messages import Invalid, shown
 
-# Those that Slurm 22.05 knows; later releases know them all.
+# The patterns of Slurm 22.05; later releases have them all.
 MEANINGS = {
     "%": "a percent sign",
     "A": "an array's job number, or the job's",
@@ -26,7 +26,7 @@ MEANINGS = {
 }
 _SEQUENCE = re.compile(r"%(\d*)(.?)")
 _MOST_DIGITS = 10
-# A header line is split at blanks and cut at `#`; the braces are the kit's own, and gone when the line is written.
+# A header line is split at blanks and cut at `#`. The braces are the kit's own placeholders, which are filled in before.
 _CHARACTERS = re.compile(r"~?[A-Za-z0-9_./%{}+=@,:-]+")
 _RUN = "{run}"
 _EXAMPLE = "logs/%x-%j.out"
@@ -43,7 +43,7 @@ def _pattern(value: str) -> str:
         if letter not in MEANINGS or int(digits or 0) > _MOST_DIGITS:
             known = ", ".join(f"%{one} ({meaning})" for one, meaning in MEANINGS.items())
             raise Invalid(f"%{digits}{letter} is not a pattern of Slurm's", allowed=known, write=_EXAMPLE)
-    # slurmd makes no folder: it has to be there before the job is.
+    # slurmd makes no folders, so the folder must exist before the job does.
     early = "%" if _RUN in value else "%ux"
     late = sorted({letter for _, letter in _SEQUENCE.findall(value.rpartition("/")[0])} - set(early))
     if late:
@@ -63,12 +63,12 @@ LogPattern = Annotated[str, AfterValidator(_pattern)]
 
 
 def is_of_one_job(pattern: str, *, array: bool) -> bool:
-    """Whether no other job writes to the same file. array: nor another task of the same array."""
+    """Whether no other job writes to the same file. array: and no other task of the same array."""
     letters = {letter for _, letter in _SEQUENCE.findall(pattern)}
     return _RUN in pattern or bool(letters & {"j", "J"}) or ("A" in letters and (not array or "a" in letters))
 
 
 def folder(pattern: str, *, job_name: str, user: str) -> Path:
-    """The folder that a pattern's file is in."""
+    """The folder of a pattern's file."""
     known = {"%": "%", "u": user, "x": job_name}
     return Path(_SEQUENCE.sub(lambda found: known[found[2]], pattern.rpartition("/")[0] or "/"))

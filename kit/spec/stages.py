@@ -22,7 +22,7 @@ AfterStage = Annotated[
 
 
 class Stage(Model):
-    """One stage: any keys of the job, above those that all stages share, and what it waits for."""
+    """One stage: any keys of the job, which override those that all stages share, and the stages that it waits for."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 

@@ -39,7 +39,7 @@ _OWN = (
 
 
 def further(option: str) -> str:
-    """`--hint=nomultithread`, when neither a key of the job nor the kit sets it; Invalid otherwise."""
+    """An option such as `--hint=nomultithread`, if neither a key of the job nor the kit sets it; Invalid otherwise."""
     found = _FORM.fullmatch(option)
     if not found:
         raise Invalid(
@@ -56,7 +56,7 @@ def further(option: str) -> str:
 
 
 class Step(Model):
-    """srun's options of the steps that start ranks. A cluster sets them for all its jobs by [defaults.step]."""
+    """srun's options for the steps that start ranks. A cluster can set them for all its jobs in [defaults.step]."""
 
     mpi: SbatchWord = Field(default="none", description="srun --mpi, such as 'pmix': for programs that start by MPI.")
     cpu_bind: SbatchWord | None = Field(default=None, description="srun --cpu-bind, such as 'cores'.")
@@ -74,7 +74,7 @@ class Step(Model):
     )
 
     def options(self) -> list[str]:
-        """As words of srun, but for --mpi."""
+        """The options as words for srun, without --mpi."""
         valued = {
             "cpu-bind": self.cpu_bind,
             "gpu-bind": self.gpu_bind,
@@ -86,7 +86,7 @@ class Step(Model):
 
 
 class Torchrun(Model):
-    """torchrun's own options, in the start shapes that have one."""
+    """torchrun's own options, for start shapes that use torchrun."""
 
     max_restarts: int = Field(
         default=0, ge=0, description="Restarts by torchrun itself; [retry] knows which ends are worth one."
@@ -102,7 +102,7 @@ class Torchrun(Model):
     )
 
     def options(self) -> list[str]:
-        """As words of torchrun, but for --max-restarts."""
+        """The options as words for torchrun, without --max-restarts."""
         words = (
             [f"--local-ranks-filter={','.join(map(str, self.local_ranks_filter))}"] if self.local_ranks_filter else []
         )
@@ -111,7 +111,7 @@ class Torchrun(Model):
 
 
 class Once(Model):
-    """Lines that run once per job, before any rank, on the first node. One that fails ends the job with its code."""
+    """Lines that run once per job, before any rank, on the first node. If one fails, the job ends with its code."""
 
     lines: tuple[Text, ...] = Field(default=(), description="Shell lines, such as 'python prepare.py'.")
     container: bool = Field(default=True, description="In the job's container; false: on the node itself.")

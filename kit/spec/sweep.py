@@ -19,7 +19,8 @@ METRIC = Form(
     nearest=lambda text: re.sub(r"[^A-Za-z0-9_./-]+", "_", text),
 )
 
-# What a key may take: anything that TOML writes. Text that starts with `=` is an expression, with `lookup:` a table's value.
+# Possible values of a key: everything that TOML can write. Text that starts with `=` is an expression, with `lookup:` a table's
+# value.
 Scalar = bool | int | float | str
 Value = Scalar | tuple[Scalar, ...]
 
@@ -39,7 +40,7 @@ def _key(value: str) -> str:
 
 
 def _flat(tables: object) -> object:
-    """`{args: {--lr: [1, 2]}}`, as TOML reads a dotted key, becomes `{args.--lr: [1, 2]}`."""
+    """`{args: {--lr: [1, 2]}}`, TOML's form of a dotted key, becomes `{args.--lr: [1, 2]}`."""
     if not isinstance(tables, Mapping):
         return tables
     flat: dict[str, Any] = {}
@@ -62,7 +63,7 @@ Assigned = Annotated[dict[Key, Value], BeforeValidator(_flat)]
 
 
 class Distribution(Model):
-    """Where a random key's values come from: exactly one of the three."""
+    """The source of a random key's values: exactly one of the three."""
 
     uniform: tuple[float, float] | None = Field(default=None, description="Between two numbers.")
     log_uniform: tuple[float, float] | None = Field(
@@ -103,7 +104,7 @@ class Distribution(Model):
 
 
 class Random(Model):
-    """Points drawn at random. The same seed draws the same points; a key's draws do not depend on the other keys."""
+    """Randomly drawn points. The same seed draws the same points; a key's draws do not depend on the other keys."""
 
     count: int = Field(ge=1, le=100_000, description="How many draws.")
     seed: int = Field(default=0, ge=0, description="Seed of the draws.")
@@ -113,10 +114,10 @@ class Random(Model):
 
 
 class Halving(Model):
-    """Points that are bad early are stopped: asynchronous successive halving (Li et al., MLSys 2020), which Hyperband is made of.
+    """Stops points that are bad early: asynchronous successive halving (Li et al., MLSys 2020), the basis of Hyperband.
 
-    At `first` steps and each `factor` times as many, a point continues while its metric is among the best 1/`factor` of those that
-    have come as far.
+    After `first` steps, and after each `factor` times as many, a point continues if its metric is among the best 1/`factor` of the
+    points that have come as far.
     """
 
     first: int = Field(ge=1, description="Steps before a point is judged for the first time.")
@@ -124,7 +125,7 @@ class Halving(Model):
 
 
 class Search(Model):
-    """Points whose values are chosen when their turn comes, by what the points before them came to."""
+    """Points whose values are chosen when they start, from the results of earlier points."""
 
     count: int = Field(ge=1, le=10_000, description="How many points.")
     seed: int = Field(default=0, ge=0, description="Seed of the draws.")
@@ -164,7 +165,7 @@ class Search(Model):
 
 
 class Sweep(Model):
-    """The points of a job: the product of `grid`, `zip`, `points` and `random`, less those that `when` refuses; or a `search`."""
+    """The points of a job: the product of `grid`, `zip`, `points` and `random`, except those that `when` refuses; or a `search`."""
 
     grid: Lists = Field(default={}, description="Every combination of these keys' values.")
     zip: Lists = Field(default={}, description="These keys' values side by side; all lists have one length.")
@@ -233,7 +234,7 @@ class Sweep(Model):
 
     @property
     def draws(self) -> Random | None:
-        """What is drawn at submit. Of a search: the values that a point keeps when nothing can be asked on its node."""
+        """The random draws at submit. For a search, these are a point's values if nothing can be asked on its node."""
         if self.search is None:
             return self.random
         return Random(count=self.search.count, seed=self.search.seed, keys=self.search.keys)

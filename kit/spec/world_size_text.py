@@ -1,4 +1,4 @@
-"""World sizes by role, as text: for a banner, a sentence, a column of a table."""
+"""World sizes by role, as text for a banner, a sentence, or a column of a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import groupby
 
-# The step of a plain job. Its files are in the run folder itself, and it goes by no role's name.
+# The name of a plain job's only step. Its files are in the run folder itself, and no role has this name.
 PLAIN = "train"
 
 
@@ -16,7 +16,7 @@ def world_text(sizes: Mapping[str, int]) -> str:
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:
-    """World sizes without the words."""
+    """World sizes without the introducing words."""
     if set(sizes) == {PLAIN}:
         return str(sizes[PLAIN])
     texts = []
@@ -27,6 +27,6 @@ def sizes_text(sizes: Mapping[str, int]) -> str:
 
 
 def world_size(sizes: Mapping[str, int]) -> str:
-    """The same in a column of a table: `4`, `4+1`, `8x2`."""
+    """World sizes for a column of a table: `4`, `4+1`, `8x2`."""
     counts = Counter(sizes.values())
     return "+".join(str(size) if count == 1 else f"{count}x{size}" for size, count in counts.items())

@@ -1,4 +1,4 @@
-"""Messages for wrong values, and named forms of text: a sentence and an example instead of a bare pattern."""
+"""Messages for wrong values, and named forms of text: a sentence and an example in place of a bare pattern."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SHOWN = 80
 class Invalid(ValueError):  # noqa: N818 - a validator's word to pydantic, which makes a ConfigError of it
     """A wrong value.
 
-    problem: one sentence for the user. write: a value that works in its place. hint: a command or a line that works, where a value
-    cannot say it. allowed: the values, where they can be listed. key: where in the table the wrong value is, for those who check a
-    whole table. at: the key that `write` is for, where it is another one.
+    problem: one sentence for the user. write: a value that works instead. hint: a command or a line that works, if a value alone
+    cannot show it. allowed: the allowed values, if they can be listed. key: the place of the wrong value in the table, for a check
+    of the whole table. at: the key that `write` belongs to, if it is another one.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Invalid(ValueError):  # noqa: N818 - a validator's word to pydantic, which
 class Form:
     """A form of text.
 
-    what: its name with an article, such as 'a time limit'. how: how it is written, in words. nearest: what somebody who wrote this
-    may have meant, None where that is unclear; the example is shown then.
+    what: its name with an article, such as 'a time limit'. how: a description of the form. nearest: returns the probably intended
+    value, or None if that is unclear; then the example is shown.
     """
 
     pattern: str
@@ -51,7 +51,7 @@ class Form:
     nearest: Callable[[str], str | None] = lambda _: None
 
     def check(self, value: str) -> str:
-        """`value` itself; Invalid when it is of another form."""
+        """Return `value`; Invalid if it has another form."""
         if not self.holds(value):
             near = self.nearest(value)
             write = near if near is not None and self.holds(near) else self.example
@@ -59,7 +59,7 @@ class Form:
         return value
 
     def holds(self, value: str) -> bool:
-        """Whether the text is of this form."""
+        """Whether the text has this form."""
         return re.fullmatch(self.pattern, value, re.ASCII) is not None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -70,7 +70,7 @@ class Form:
 
 
 def shown(value: object) -> str:
-    """Quote a value for a message: as TOML writes it, with single quotes, cut when long."""
+    """Quote a value for a message: in TOML form with single quotes, shortened if it is long."""
     text = _written(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
