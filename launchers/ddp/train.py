@@ -9,7 +9,7 @@ or one Slurm task for each rank; the kit's worker script sets RANK, WORLD_SIZE, 
 
     srun --ntasks-per-node=4 worker.sh python train.py --epochs 20
 
-or as a single process: python train.py. `lib` lies beside this file in a run folder; in the checkout, set
+or as a single process: python train.py. `lib` is next to this file in a run folder. In the checkout, set
 PYTHONPATH=launchers.
 
 Without --data it trains on the digits that scikit-learn ships. Started again with the same checkpoint folder, it

@@ -71,7 +71,7 @@ def ended(at: dict[str, int], settings: Settings) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """What the members told each other: whose pseudo-gradients count, the inner step of the average, seconds waited."""
+    """The data that the members exchanged: whose pseudo-gradients count, the inner step of the average, seconds waited."""
 
     members: Members
     weights: list[int]
