@@ -1,7 +1,7 @@
 #!/bin/bash
 # foreign.sh [--only-venv] [PYTEST-OPTION...]: tests the kit's output for other programs with their own parsers, on CPUs.
 #   Releases from pip go into .foreign-venv/releases, each in its own folder. Their imports go into .foreign-venv, which extends
-#   .train-venv. MEGATRON_LM and PRIME_RL name checkouts, which pip does not have.
+#   .train-venv. MEGATRON_LM and PRIME_RL name checkouts, which pip does not have. With PRIME_RL, the imports of its classes are installed too.
 # Exit code: pytest's; 69 where the virtual environments cannot be made.
 set -euo pipefail
 
@@ -9,6 +9,7 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 readonly VENV=.foreign-venv STAMP=.foreign-venv/made-from.sha256
 readonly INPUTS=(scripts/foreign.sh containers/frameworks-cpu/requirements.lock)
 readonly TORCHTITAN=(0.1.0 0.2.0 0.2.1 0.2.2 0.3.0)
+readonly PRIME_RL_NEEDS=(prime-pydantic-config==0.4.3 renderers==0.1.12 verifiers==0.4.0 tomli==2.5.0 tomli-w==1.2.0)
 
 say() {
     printf 'foreign: %s\n' "$*" >&2
@@ -35,10 +36,23 @@ make_venv() {
     sha256sum "${INPUTS[@]}" >"${STAMP}"
 }
 
+# What the classes of a checkout of prime-rl import, apart from all else. Without it only they are not asked.
+make_prime_rl() {
+    local -r folder="${VENV}/prime-rl" made_from="${PRIME_RL_NEEDS[*]}"
+    if [[ -z "${PRIME_RL:-}" || "$(cat "${folder}/made-from" 2>/dev/null)" == "${made_from}" ]]; then
+        return 0
+    fi
+    say "installs what prime-rl's configuration classes import into ${folder}"
+    rm -rf -- "${folder}"
+    "${VENV}/bin/python" -m pip install --quiet --disable-pip-version-check --target "${folder}" "${PRIME_RL_NEEDS[@]}" || return 1
+    printf '%s\n' "${made_from}" >"${folder}/made-from"
+}
+
 if ! { scripts/training.sh --only-venv && make_venv; }; then
     say "skipped: ${VENV} cannot be made (pip's error is above)"
     exit 69
 fi
+make_prime_rl || say "prime-rl's own classes are not asked: what they import cannot be installed"
 [[ "${1:-}" != --only-venv ]] || exit 0
 export OMP_NUM_THREADS=1
 code=0

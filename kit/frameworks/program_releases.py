@@ -11,12 +11,14 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from kit.errors import Fault, nearest
 from kit.spec.job import Job
-from kit.spec.launcher import Launcher, Releases
+from kit.spec.launcher import Launcher
+from kit.spec.role_programs import Releases
 
 NAMED = "PROGRAM_RELEASE"
 # An unknown option counts as a misspelling of a known one from this similarity on (difflib's ratio, 0 to 1).
@@ -58,9 +60,25 @@ def options_of(file: str) -> OptionLists:
 
 
 def installed(job: Job, releases: Releases, packages: Mapping[str, str]) -> str | None:
-    """The release that the job will find, as one of `known` if it matches; None if it is unknown. packages: those of the image."""
-    found = job.env.get(NAMED) or packages.get(releases.package)
+    """The release that the job will find, as `known` has it where it does; None where nothing says it. packages: of the image."""
+    found = job.env.get(NAMED) or _newer(releases, packages) or packages.get(releases.package)
     return next((one for one in releases.known if found == one or (found or "").startswith(f"{one}.")), found)
+
+
+def _newer(releases: Releases, packages: Mapping[str, str]) -> str | None:
+    """The release of a checkout that still has the previous release's version, found by another package of the image."""
+    if releases.package not in packages:
+        return None
+    for release, sign in releases.newer_with.items():
+        name, _, least = sign.partition(" ")
+        if name in packages and _numbers(packages[name]) >= _numbers(least):
+            return release
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: (0, 3, 1) for 0.3.1.dev59."""
+    return tuple(int(part) for part in takewhile(str.isdecimal, version.split(".")))
 
 
 def chosen(job: Job) -> str | None:
@@ -69,14 +87,15 @@ def chosen(job: Job) -> str | None:
 
 
 def with_release(job: Job, launcher: Launcher, packages: Mapping[str, str]) -> Job:
-    """The job with the release that it will find in its environment, for a framework to read."""
-    found = installed(job, launcher.releases, packages) if launcher.releases else None
+    """The job as a framework reads it: with the release that it will find."""
+    releases = launcher.releases_of(job)
+    found = installed(job, releases, packages) if releases else None
     return job if found is None else job.model_copy(update={"env": {**job.env, NAMED: found}})
 
 
 def faults(job: Job, launcher: Launcher, packages: Mapping[str, str]) -> Iterator[Fault]:
-    """A release that the launcher does not know, or options that the job's release does not have."""
-    releases = launcher.releases
+    """A release that the launcher does not know, and options that the one it will find does not have."""
+    releases = launcher.releases_of(job)
     if releases is None:
         return
     found = installed(job, releases, packages)

@@ -7,10 +7,8 @@ programs after the job has its nodes; most are also in prime-rl's RLConfig.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, Literal
 
 import tomli_w
@@ -18,18 +16,18 @@ import tomli_w
 from kit.allocation import Allocation
 from kit.errors import Fault, nearest
 from kit.frameworks.base import Extra, Framework
-from kit.frameworks.nearest_multiple_or_divisor import divisor, multiple
+from kit.frameworks.role_layout import derived, gpus_of, lookup, nodes_of, uneven
+from kit.frameworks.role_options import Options, all_options, holds, merged
 from kit.spec.checkpoint_and_tracking import Checkpoint
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
-from kit.spec.rl_and_sft import Rl, Sft
-from kit.spec.role_programs import Programs
+from kit.spec.rl_and_sft import Rl, Servers, Sft
+from kit.spec.role_programs import Program, Programs
 from kit.spec.roles import Role, filled
 from kit.spec.wrong_value_messages import shown
 from kit.validation import toml
 
 FOLDER = "configs"
-Options = dict[str, Any]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
@@ -56,9 +54,9 @@ class RoleTable:
     def resources(self, job: Job) -> dict[str, int]:
         """The nodes of the table and of the job's other roles, and `gpus_per_node` if the table sets it."""
         table = self._table(job)
-        nodes = table.num_train_nodes + (table.num_infer_nodes if isinstance(table, Rl) else 0)
-        gpus = {"gpus_per_node": table.gpus_per_node} if table.gpus_per_node is not None else {}
-        return {"nodes": nodes + _nodes_of_other_roles(job, set(table.tables())), **gpus}
+        asked = sum(gpus_of(table, 0)) if table.one_node and table.gpus_per_node is None else table.gpus_per_node
+        gpus = {"gpus_per_node": asked} if asked is not None else {}
+        return {"nodes": nodes_of(table) + _nodes_of_other_roles(job, set(table.tables())), **gpus}
 
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
         """An unknown set of programs, or all faults of the table."""
@@ -79,9 +77,9 @@ class RoleTable:
         places = {"{python}": job.python, "{code}": "{run}/code"}
         return Extra(
             files={
-                f"{FOLDER}/{role}.toml": _text(role, self.name, options)
-                for role, options in made.options.items()
-                if any("{config}" in word for word in made.roles[role].command or ())
+                f"{FOLDER}/{name}.toml": _text(name, self.name, _with_env(name, made.options[name], programs, job))
+                for name, role in made.roles.items()
+                if any("{config}" in word for word in role.command or ())
             },
             roles={role: _with_job_settings(role, made.roles[role], job, places) for role in made.roles},
         )
@@ -113,160 +111,130 @@ def _with_job_settings(name: str, role: Role, job: Job, places: Mapping[str, str
     return Role.model_validate(given)
 
 
+def _with_env(name: str, options: Options, programs: Programs, job: Job) -> Options:
+    """The options of a role, with its [roles.<name>.env] added if the program takes variables as an option."""
+    option, own = programs.roles[name].env_option, job.roles.get(name)
+    if option is None or own is None or not own.env:
+        return options
+    said = lookup(options, option)
+    return merged({option: {**own.env, **(said if isinstance(said, Mapping) else {})}}, options)
+
+
 def resolve(table: Sft, programs: Programs, *, gpus: int, checkpoint: Checkpoint) -> Settings:
     """The options and roles of a run. gpus: the number used on each node."""
-    values = _values(table, programs, checkpoint, _derived(table, programs, gpus))
-    roles = {role: _role(role, programs, table, values) for role in programs.roles}
-    return Settings(options=_options(table, programs, values), roles=roles)
+    values = _values(table, programs, checkpoint, derived(table, programs, gpus))
+    options = all_options(table, programs, values, frozenset(_checkpoint(checkpoint)))
+    roles = {name: _role(name, programs, table, values, options) for name in _present(table, programs)}
+    return Settings(options=options, roles=roles)
 
 
 def broken(table: Sft, programs: Programs, *, name: str, gpus: int, checkpoint: Checkpoint) -> Iterator[Fault]:
     """Everything that the programs would refuse. name: of the table. gpus: the number used on each node."""
-    uneven = [*_layout(table, programs, gpus), *_uneven_split(table, programs, gpus)]
-    values = _values(table, programs, checkpoint, {} if uneven else _derived(table, programs, gpus))
-    options = _options(table, programs, values)
-    own = (
-        *uneven,
-        *_unused_shared_keys(table, programs),
-        *_unknown(options, programs, name),
-        *_disagreements(options, programs, name),
-    )
-    own = (*own, *_unstartable(options, programs))
+    odd = [*uneven(table, programs, gpus)]
+    values = _values(table, programs, checkpoint, {} if odd else derived(table, programs, gpus))
+    options = all_options(table, programs, values, frozenset(_checkpoint(checkpoint)))
+    own = (*odd, *_unused_shared_keys(table, programs), *_unknown(options, programs, name))
+    own = (*own, *_disagreements(options, programs, name), *_unstartable(table, programs))
+    own = (*own, *_options_of_absent_roles(table, programs), *_other_tensor_parallel(table, programs))
     yield from (replace(fault, key=f"{name}.{fault.key}") for fault in own)
     yield from _unused_checkpoint_keys(checkpoint, programs)
 
 
-def _values(table: Sft, programs: Programs, checkpoint: Checkpoint, derived: Options) -> Options:
+def _values(table: Sft, programs: Programs, checkpoint: Checkpoint, computed: Options) -> Options:
     """The shared keys. Computed values override the others."""
-    return {**programs.defaults, **table.shared(), **_checkpoint(checkpoint), **derived}
+    return {**programs.defaults, **table.shared(), **_checkpoint(checkpoint), **computed}
 
 
-def _wandb(name: str, programs: Programs, table: Sft) -> dict[str, str]:
+def _present(table: Sft, programs: Programs) -> list[str]:
+    """The roles that this run has: those whose table the job sets, and those that need none."""
+
+    def has(key: str | None) -> bool:
+        return key is not None and (bool(getattr(table, key, None)) or (key != "inference" and key in table.servers()))
+
+    of = programs.roles
+    return [name for name, one in of.items() if (one.only_with is None or has(one.only_with)) and not has(one.not_with)]
+
+
+def _wandb(name: str, programs: Programs, options: Mapping[str, Options]) -> dict[str, str]:
     """Environment variables that make a role log to one common W&B run: W&B's shared mode, which needs its server."""
-    logs = any(target.startswith(f"{name}.") for target in programs.keys.get("wandb.project", ()))
-    if not (programs.one_wandb_run and logs and table.wandb) or table.wandb.offline:
+    targets = [target for target in programs.keys.get("wandb.project", ()) if target.startswith(f"{name}.")]
+    logs = [lookup(options, target.rpartition(".")[0]) for target in targets]
+    if not (programs.one_wandb_run and logs and isinstance(logs[0], Mapping)) or logs[0].get("offline"):
         return {}
     return {"WANDB_SHARED_MODE": "1", "WANDB_SHARED_LABEL": name}
 
 
-def _role(name: str, programs: Programs, table: Sft, values: Options) -> Role:
+def _role(name: str, programs: Programs, table: Sft, values: Options, options: Mapping[str, Options]) -> Role:
     """The role of a program, with a number of nodes if it does not share another role's.
 
-    values: fill the placeholders of its command.
+    values: fill the placeholders of its command. options: of all roles.
     """
-    program = programs.roles[name]
-    given = program.model_dump(exclude_unset=True, exclude={"options"})
-    if program.shares is None:
-        given["nodes"] = (
-            table.num_infer_nodes if isinstance(table, Rl) and name == "inference" else table.num_train_nodes
-        )
-    named = {f"{{{key}}}": str(value) for key, value in values.items()}
+    program, servers = programs.roles[name], table.servers()
+    given = program.model_dump(exclude_unset=True, exclude=set(Program.model_fields) - set(Role.model_fields))
+    if name in servers or program.shares is None:
+        given["nodes"] = servers[name].nodes if name in servers else table.num_train_nodes
+    if table.one_node and (name in servers or name == "trainer"):
+        train, infer = gpus_of(table, 0)
+        given["gpus"] = tuple(range(infer) if name in servers else range(infer, infer + train))
+    host = _shares(name, program, table)
+    given |= {"shares": host} if host else {}
+    given["after"] = tuple(dict.fromkeys(real for one in program.after for real in _real_names(one, servers)))
+    named = {f"{{{key}}}": str(values.get(key, "none")) for key in (*programs.keys, *values)}
+    named["{replicas}"] = str(servers[name].replicas) if name in servers else "1"
     given["command"] = tuple(filled(word, named) for word in program.command or ())
-    given["env"] = {**program.env, **(OFFLINE if table.hub_offline else {}), **_wandb(name, programs, table)}
+    given["env"] = {**program.env, **(OFFLINE if table.hub_offline else {}), **_wandb(name, programs, options)}
     return Role.model_validate(given)
 
 
-def _layout(table: Sft, programs: Programs, gpus: int) -> Iterator[Fault]:
-    """Numbers of nodes and GPUs that do not divide evenly, and layouts that the programs do not support."""
-    group = table.nodes_per_fsdp_group
-    if group is not None and table.num_train_nodes % group:
-        problem = f"{group} does not divide num_train_nodes, {table.num_train_nodes}"
-        hint = f"nodes_per_fsdp_group = {divisor(group, table.num_train_nodes)}"
-        yield Fault(key="nodes_per_fsdp_group", problem=problem, hint=hint)
-    if not isinstance(table, Rl):
-        return
-    tp, dp, nodes = table.parallel.tp, table.parallel.dp, table.num_infer_nodes
-    parallel, per_node = "", f"{nodes} inference nodes x {gpus} GPUs"
-    if tp > 1 and "tp" not in programs.keys:
-        parallel = f"in the programs {table.programs!r} each GPU holds a whole model: only dp can be above 1"
-    elif gpus and gpus % tp:
-        parallel = f"{tp} does not divide gpus_per_node, {gpus}: a copy of the model stays on its node"
-    elif not gpus and tp > 1:
-        parallel = "a node without GPUs holds a whole model: only dp can be above 1"
-    if parallel:
-        yield Fault(key="parallel.tp", problem=parallel, hint=f"tp = {divisor(tp, gpus) if gpus and gpus % tp else 1}")
-    elif gpus and dp is not None and tp * dp != gpus * nodes:
-        problem = f"tp {tp} x dp {dp} = {tp * dp} is not {per_node} = {gpus * nodes}"
-        yield Fault(key="parallel.dp", problem=problem, hint=f"dp = {gpus * nodes // tp}")
-    elif not gpus and dp is not None and dp % nodes:
-        problem = f"{dp} copies cannot be shared out evenly over {nodes} inference nodes"
-        yield Fault(key="parallel.dp", problem=problem, hint=f"dp = {multiple(dp, nodes)}")
+def _shares(name: str, program: Program, table: Sft) -> str | None:
+    """The role whose nodes this one shares; None if it has nodes of its own."""
+    servers = list(table.servers())
+    if table.one_node:
+        return None if name == "trainer" else "trainer"
+    if program.shares == "trainer" and isinstance(table, Rl) and table.orchestrator_on == "inference":
+        return servers[-1]
+    return servers[0] if program.shares == "inference" else program.shares
 
 
-def _split(table: Sft, programs: Programs) -> dict[str, int]:
-    """How many ranks share a sequence, by option. Only options that the sub-tables set to more than 1."""
-    tables = table.tables()
-    found = {option: _lookup(tables, option) for option in programs.split}
-    return {option: value for option, value in found.items() if isinstance(value, int) and value > 1}
+def _real_names(name: str, servers: Mapping[str, Servers]) -> list[str]:
+    """The roles behind a name in launcher.toml: `inference` stands for all roles that have inference servers."""
+    return list(servers) if name == "inference" else [name]
 
 
-def _uneven_split(table: Sft, programs: Programs, gpus: int) -> Iterator[Fault]:
-    ranks = table.num_train_nodes * max(gpus, 1)
-    for option, share in _split(table, programs).items():
-        if ranks % share:
-            hint = f"{option.rpartition('.')[2]} = {divisor(share, ranks)}"
-            yield Fault(key=option, problem=f"{share} does not divide the trainer's {ranks} ranks", hint=hint)
-
-
-def _unstartable(options: Mapping[str, Options], programs: Programs) -> Iterator[Fault]:
-    """Option values that the programs accept but no role of this launcher can start: the job would fail or hang on its nodes."""
+def _unstartable(table: Sft, programs: Programs) -> Iterator[Fault]:
+    """Options that the programs accept but no role of this launcher can start: the job would fail or hang on its nodes."""
     for what, why in programs.refused.items():
         option, _, value = what.partition(" = ")
-        if str(_lookup(options, option)) == value:
-            yield Fault(key=option, problem=f"{value!r}: {why}", hint="remove the line")
+        if holds(table.tables(), what):
+            yield Fault(key=option, problem=f"{value!r}: {why}" if value else why, hint="remove the line")
 
 
-def _lookup(tables: Mapping[str, Any], path: str) -> Any:
-    """The value at `role.option`; None if it is not set."""
-    found: Any = tables
-    for part in path.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+def _options_of_absent_roles(table: Sft, programs: Programs) -> Iterator[Fault]:
+    """Options of roles that this run does not have: nothing would read them."""
+    there = set(_present(table, programs))
+    for name, options in table.tables().items():
+        if options and name not in there and name not in {programs.roles[one].based_on for one in there}:
+            role = programs.roles.get(name)
+            problem = f"this run has no role {name!r}"
+            hint = f"[sft.{role.only_with}]" if role and role.only_with else "remove the table"
+            yield Fault(key=name, problem=problem, hint=hint)
 
 
-def _derived(table: Sft, programs: Programs, gpus: int) -> Options:
-    """Values that follow from the layout, under the names that `keys` may use."""
-    split = prod(_split(table, programs).values())
-    found: Options = {"train_workers": table.num_train_nodes * max(gpus, 1) // split}
-    if split > 1:
-        found["split"] = split
-    if table.nodes_per_fsdp_group is not None:
-        found["dp_replicate"] = table.num_train_nodes // table.nodes_per_fsdp_group
-    if isinstance(table, Rl):
-        tp, nodes = table.parallel.tp, table.num_infer_nodes
-        dp = table.parallel.dp or max(gpus * nodes // tp, nodes)
-        found |= {"tp": tp, "dp": dp, "dp_per_node": dp // nodes, "inference_servers": nodes}
-        if table.weight_broadcast == "nccl":
-            found["inference_world_size"] = dp * tp  # only the NCCL broadcast has this option
-    return found
+def _other_tensor_parallel(table: Sft, programs: Programs) -> Iterator[Fault]:
+    """A tensor parallel size in the servers' options that is not parallel.tp, from which the kit computes the layout."""
+    for target in programs.keys.get("tp", ()):
+        said = lookup(table.tables(), target)
+        if said is not None and said != table.parallel.tp:
+            problem = f"{said} is not parallel.tp, {table.parallel.tp}, from which the number of servers follows"
+            yield Fault(
+                key=target, problem=problem, hint=f"parallel = {{ tp = {toml(said)} }}, and remove the line here"
+            )
 
 
 def _checkpoint(checkpoint: Checkpoint) -> Options:
     """The job's [checkpoint] as shared keys."""
     given = checkpoint.model_dump(by_alias=True, exclude_none=True)
     return {f"checkpoint.{key}": value for key, value in given.items()}
-
-
-def _options(table: Sft, programs: Programs, values: Options) -> dict[str, Options]:
-    """Each role's options: its sub-table, and the shared values that the sub-table does not set."""
-    tables = table.tables()
-    options = {role: copy.deepcopy(tables.get(role, {})) for role in programs.roles}
-    for key, value in values.items():
-        for target in programs.keys.get(key, ()):
-            role, _, path = target.partition(".")
-            if role in options:
-                named = f"{value}-{role}" if key == "wandb.name" and not programs.one_wandb_run else value
-                _fill(options[role], path.split("."), named)
-    return options
-
-
-def _fill(options: Options, path: list[str], value: Any) -> None:
-    """Set an option that is not set. Do nothing if the path runs through a value: the sub-table's own check reports that."""
-    for part in path[:-1]:
-        options = options.setdefault(part, {})
-        if not isinstance(options, dict):
-            return
-    options.setdefault(path[-1], value)
 
 
 def _unused_shared_keys(table: Sft, programs: Programs) -> Iterator[Fault]:
@@ -325,7 +293,7 @@ def _values_by_option(options: Mapping[str, Options], programs: Programs, key: s
     """Option that received a shared key -> its value now."""
     found = {}
     for target in programs.keys.get(key, ()):
-        value = _lookup(options, target)
+        value = lookup(options, target)
         if value is not None:
             found[target] = value
     return found

@@ -19,7 +19,6 @@ from kit.planning import steps
 from kit.planning.decisions import Decisions
 from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
 from kit.render import MARK, configured, render
-from kit.spec.rl_and_sft import Rl
 from kit.spec.world_size_text import world_text
 
 DEFAULT = "bin/batch.sh"
@@ -109,7 +108,7 @@ def _stable(made: Decisions) -> dict[str, Any]:
         "output_dir": str(made.site.run_dir),
         "config_dir": f"{made.site.run_dir}/configs",
         "num_train_nodes": table.num_train_nodes if table else made.allocation.nodes,
-        "num_infer_nodes": table.num_infer_nodes if isinstance(table, Rl) else 0,
+        "num_infer_nodes": sum(one.nodes for one in table.servers().values()) if table else 0,
         "gpus_per_node": made.allocation.gpus_per_node,
         "hub_offline": table.hub_offline if table else False,
     }

@@ -8,26 +8,11 @@ from pydantic import Field
 
 from kit.spec.job import Job, Shape
 from kit.spec.rl_and_sft import Sft
-from kit.spec.role_programs import Programs
+from kit.spec.role_programs import Programs, Releases
 from kit.spec.schema_base import FileName, Model, Name
 
 # The modules of kit/frameworks/.
 FrameworkName = Literal["deepspeed", "diloco", "megatron", "ray", "rl", "sft", "torchtitan"]
-
-
-class Releases(Model):
-    """The releases of another project's program that a launcher knows."""
-
-    package: str = Field(description="The Python package whose version in the image's lock is the release.")
-    known: tuple[str, ...] = Field(min_length=1, description="Oldest first; another one is refused.")
-    options: FileName | None = Field(
-        default=None,
-        description="File of kit/frameworks/ with each release's options: others are refused before submit.",
-    )
-    module: str = Field(
-        default="", description="Variable of [env] that names another module, which may have options of its own."
-    )
-    words: tuple[str, ...] = Field(default=(), description="Options besides those of the file, without dashes.")
 
 
 class Launcher(Model):
@@ -42,12 +27,12 @@ class Launcher(Model):
         default=None,
         description="A module of kit/frameworks/ that checks the job and adds the framework's own files and options.",
     )
+    releases: Releases | None = Field(
+        default=None, description="Releases of the program that the launcher starts, where it is not the kit's."
+    )
     programs: dict[Name, Programs] = Field(
         default={},
         description="Sets of programs for the roles of [rl] or [sft], by the name that its `programs` chooses.",
-    )
-    releases: Releases | None = Field(
-        default=None, description="Releases of the program that the launcher starts, where it is not the kit's."
     )
     varies: str = Field(
         default="",
@@ -65,7 +50,16 @@ class Launcher(Model):
         default_factory=dict, description="Job keys that this launcher fills in where job and cluster are silent."
     )
 
+    def _programs(self, job: Job) -> Programs | None:
+        """The set of programs that the job chooses."""
+        return self.programs.get((job.rl or job.sft or Sft()).programs)
+
+    def releases_of(self, job: Job) -> Releases | None:
+        """What the launcher knows of the releases of the program that a job starts; None where it is the kit's own."""
+        chosen = self._programs(job)
+        return self.releases or (chosen.releases if chosen else None)
+
     def required(self, job: Job) -> tuple[str, ...]:
         """The packages that a job's image must have for the programs that this launcher would start."""
-        chosen = self.programs.get((job.rl or job.sft or Sft()).programs)
+        chosen = self._programs(job)
         return (*self.requires, *(chosen.requires if chosen else ()), *job.metrics.packages)

@@ -34,13 +34,38 @@ class Parallel(Model):
     dp: int | None = Field(
         default=None, ge=1, description="Copies of the model over all servers; default: as many as the GPUs hold."
     )
+    replicas: int | None = Field(
+        default=None,
+        ge=1,
+        description="Sets of inference nodes, where the copies of a set share their experts (wide expert parallel); "
+        "must divide the nodes. Default: each node is one.",
+    )
+
+
+class Servers(Model):
+    """Inference servers that do one half of the work: prefill reads the prompts, decode writes the completions."""
+
+    nodes: int = Field(default=1, ge=1, description="Nodes of these servers.")
+    replicas: int = Field(
+        default=1, ge=1, description="Sets of these nodes that share their experts; must divide them."
+    )
+    options: dict[str, Any] = Field(default={}, description="Options of these servers, over those of [rl.inference].")
 
 
 class Sft(Model):
-    """Supervised fine-tuning: the trainer alone."""
+    """Supervised fine-tuning: the trainer, and with `eval` the servers and programs that evaluate its weights."""
 
     programs: Name = Field(default="reference", description="Whose programs: a set of the launcher's [programs].")
     num_train_nodes: int = Field(default=1, ge=1, description="Nodes of the trainer.")
+    num_infer_nodes: int = Field(default=1, ge=1, description="Nodes with inference servers, where eval asks for them.")
+    num_train_gpus: int | None = Field(
+        default=None,
+        ge=1,
+        description="GPUs of the trainer, where it shares one node with the servers; with num_infer_gpus.",
+    )
+    num_infer_gpus: int | None = Field(
+        default=None, ge=1, description="GPUs of the servers on that node; with num_train_gpus."
+    )
     gpus_per_node: int | None = Field(
         default=None, ge=0, description="GPUs used on each node; default: all that the cluster's nodes have."
     )
@@ -69,25 +94,51 @@ class Sft(Model):
     )
     wandb: Wandb | None = None
     hub_offline: bool = Field(default=False, description="Keep the Hugging Face libraries off the network.")
+    weight_broadcast: Literal["filesystem", "nccl"] | None = Field(
+        default=None, description="How weights reach the servers that evaluate; default: filesystem."
+    )
+    parallel: Parallel = Field(default_factory=Parallel)
+    eval: dict[str, Any] = Field(default={}, description="What to evaluate while it trains: the programs' own options.")
     trainer: dict[str, Any] = Field(default={}, description=_SUB_TABLE)
+    evals: dict[str, Any] = Field(default={}, description=_SUB_TABLE)
+    inference: dict[str, Any] = Field(default={}, description=_SUB_TABLE)
+
+    @property
+    def one_node(self) -> bool:
+        """Whether trainer and servers share one node, each with GPUs of its own."""
+        return self.num_train_gpus is not None or self.num_infer_gpus is not None
+
+    def servers(self) -> dict[str, Servers]:
+        """The roles that have inference servers."""
+        asked = Servers(nodes=self.num_infer_nodes, replicas=self.parallel.replicas or self.num_infer_nodes)
+        return {"inference": asked} if self.eval else {}
 
     def shared(self) -> dict[str, Any]:
         """Shared values for the programs' own options: dotted name -> value, of all keys that are set."""
         # An option gets the first value that is passed to it. So the tokenizer comes before the model, which is its default.
         named = ("tokenizer", "model", "data", "chat_template", "validation", "skip_bad", "seq_len", "max_steps")
-        found: dict[str, Any] = {name: getattr(self, name) for name in (*named, "output_dir", "log_level")}
+        other = ("output_dir", "log_level", "weight_broadcast")
+        found: dict[str, Any] = {name: getattr(self, name) for name in (*named, *other)}
+        found["eval"] = self.eval or None
         found |= {f"wandb.{k}": v for k, v in self.wandb.model_dump().items()} if self.wandb else {}
         return {name: value for name, value in found.items() if value is not None}
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The sub-tables by role."""
-        return {"trainer": self.trainer}
+        return {"trainer": self.trainer, "evals": self.evals, "inference": self.inference}
 
 
 class Rl(Sft):
     """Reinforcement learning: a trainer, an orchestrator, inference servers."""
 
-    num_infer_nodes: int = Field(default=1, ge=1, description="Nodes with an inference server each.")
+    num_infer_nodes: int = Field(default=1, ge=1, description="Nodes with inference servers.")
+    orchestrator_on: Literal["trainer", "inference"] = Field(
+        default="trainer", description="On whose first node the orchestrator and its environments run."
+    )
+    prefill: Servers | None = Field(
+        default=None, description="Servers that prefill, apart from those that decode: instead of num_infer_nodes."
+    )
+    decode: Servers | None = Field(default=None, description="Servers that decode; with prefill.")
     max_async_level: int | None = Field(
         default=None, ge=0, description="Versions that the sampling policy may be behind the trainer's."
     )
@@ -102,16 +153,24 @@ class Rl(Sft):
     weight_broadcast: Literal["filesystem", "nccl"] = Field(
         default="filesystem", description="How weights reach the servers; nccl is gloo on CPUs."
     )
-    parallel: Parallel = Field(default_factory=Parallel)
     orchestrator: dict[str, Any] = Field(default={}, description=_SUB_TABLE)
-    inference: dict[str, Any] = Field(default={}, description=_SUB_TABLE)
+
+    def servers(self) -> dict[str, Servers]:
+        """See Sft."""
+        if self.prefill or self.decode:
+            return {"prefill": self.prefill or Servers(), "decode": self.decode or Servers()}
+        return {
+            "inference": Servers(nodes=self.num_infer_nodes, replicas=self.parallel.replicas or self.num_infer_nodes)
+        }
 
     def shared(self) -> dict[str, Any]:
         """The same, with the keys that only several programs share."""
-        named = ("max_async_level", "temperature", "weight_broadcast", "reward", "reward_timeout", "max_tokens")
+        named = ("max_async_level", "temperature", "reward", "reward_timeout", "max_tokens")
         values = {name: getattr(self, name) for name in named}
         return {**super().shared(), **{name: value for name, value in values.items() if value is not None}}
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The sub-tables by role."""
-        return {"trainer": self.trainer, "orchestrator": self.orchestrator, "inference": self.inference}
+        own = {name: one.options for name, one in (("prefill", self.prefill), ("decode", self.decode)) if one}
+        own |= {"evals": self.evals} if self.evals else {}
+        return {"trainer": self.trainer, "orchestrator": self.orchestrator, "inference": self.inference, **own}

@@ -144,6 +144,7 @@ def _frameworks() -> list[Rule]:
         _job("ray", 'script = "train.py"\nrank_args = { "--rank" = "RANK" }'),
         _job("ray", 'script = "train.py"\n[roles.server]\nnodes = 2\ncommand = ["./serve"]'),
         _job("ray", 'script = "train.py"\n[roles.ray-worker]\nenv = { A = "1" }', nodes=1),
+        *_all("sft", _SFT, nodes=0),
         _job("torchtitan", "[diloco]\nmin_replicas = 2"),
         _job("torchtitan", 'shape = "replicas"\n[diloco]\nsync_every = 30'),
         _job("torchtitan", 'args = ["--training.stps", "3"]'),
@@ -209,6 +210,11 @@ _MEGATRON = (
     "train_iters = 10\nlr = true",
     "train_iters = 10\nswiglu = 'yes'",
 )
+_SFT = (
+    "[sft]\neval = { interval = 10 }",
+    "[sft]\nprograms = 'prime-rl'\nevals = { model = 'x' }",
+    "[sft]\nprograms = 'prime-rl'\nnum_train_gpus = 1",
+)
 _RL = (
     "[rl]\nprograms = 'prime-rrl'",
     "[rl]\nnum_train_nodes = 1\nnodes_per_fsdp_group = 2",
@@ -222,6 +228,16 @@ _RL = (
     "[rl]\ntrainer = { clip_ration = 0.1 }",
     "[rl]\ntrainer = { max_steps = 1 }\norchestrator = { max_steps = 2 }",
     "[rl]\ntrainer = { seq_len = 16 }\norchestrator = { seq_len = 32 }",
+    "[rl]\nprefill = { nodes = 2 }",
+    "[rl]\nprograms = 'prime-rl'\nprefill = { nodes = 2 }\nnum_infer_nodes = 2",
+    "[rl]\nprograms = 'prime-rl'\nprefill = { nodes = 4, replicas = 3 }",
+    "[rl]\nprograms = 'prime-rl'\nnum_infer_nodes = 4\nparallel = { replicas = 3 }",
+    "[rl]\nprograms = 'prime-rl'\ngpus_per_node = 2\nnum_train_gpus = 2",
+    "[rl]\nprograms = 'prime-rl'\nnum_train_gpus = 1\nnum_infer_nodes = 2",
+    "[rl]\nprograms = 'prime-rl'\nnum_train_gpus = 1\nprefill = { nodes = 1 }",
+    "[rl]\nprograms = 'prime-rl'\ngpus_per_node = 2\ninference = { vllm = { tensor_parallel_size = 2 } }",
+    "[rl]\nprograms = 'prime-rl'\ninference = { router = { type = 'llm-d' } }",
+    "[rl]\nprograms = 'prime-rl'\n[env]\nPROGRAM_RELEASE = '0.8.0'",
 )
 
 

@@ -14,16 +14,20 @@ import pytest
 
 from tests.support import REPO
 
-SCRIPTS = REPO / "launchers" / "rl" / "prime-rl"
-SFT = REPO / "launchers" / "sft" / "prime-rl.sh"
+SCRIPTS = REPO / "launchers" / "lib" / "prime-rl"
+SFT = SCRIPTS / "sft-trainer.sh"
 ROLES = {
     "RANK": "0",
+    "NODE_RANK": "0",
+    "KIT_ROLE": "inference",
     "SLURM_JOB_ID": "17",
     "KIT_RESTART_COUNT": "0",
     "KIT_ROLE_TRAINER_ADDR": "10.0.0.1",
     "KIT_ROLE_TRAINER_PORT_BROADCAST": "20001",
     "KIT_ROLE_INFERENCE_NODES": "10.0.0.2 10.0.0.3",
     "KIT_ROLE_INFERENCE_PORT_HTTP": "20002",
+    "KIT_ROLE_INFERENCE_PORT_RPC": "20500",
+    "KIT_ROLE_INFERENCE_PORT_TRANSFER": "20600",
     "KIT_ROLE_ROUTER_ADDR": "10.0.0.2",
     "KIT_ROLE_ROUTER_PORT_HTTP": "20003",
     "KIT_ROLE_ROUTER_PORT_METRICS": "20005",
@@ -53,24 +57,28 @@ def after(option: str, found: list[str]) -> list[str]:
     return rest[: next((n for n, word in enumerate(rest) if word.startswith("--")), len(rest))]
 
 
+BOTH = [("trainer.sh", "python"), ("orchestrator.sh", "orchestrator")]
+
+
 @pytest.mark.parametrize("broadcast", ["filesystem", "nccl"])
 def test_orchestrator(broadcast: str, tmp_path: Path) -> None:
-    args = ["/kit/run/configs/orchestrator.toml", broadcast, "/kit/run/outputs", "/kit/run/outputs"]
+    args = ["/kit/run/configs/orchestrator.toml", broadcast, "/kit/run/outputs", "/kit/run/outputs", "2"]
     found = words("orchestrator.sh", "orchestrator", *args, folder=tmp_path)
     assert found[:2] == ["@", "/kit/run/configs/orchestrator.toml"]
     assert after("--model.client.base-url", found) == ["http://10.0.0.2:20003/v1"]
-    assert after("--model.client.admin-base-url", found) == ["http://10.0.0.2:20002/v1", "http://10.0.0.3:20002/v1"]
+    each = [f"http://10.0.0.{node}:{port}/v1" for node in (2, 3) for port in (20002, 20003)]
+    assert after("--model.client.admin-base-url", found) == each
     assert after("--rollout_transport.port", found) == ["20004"]
     assert after("--env-server-base-port", found) == ["20006"]
     assert ("--weight_broadcast.host" in found) == (broadcast == "nccl")
     assert not any("resume" in word for word in found)
 
 
-@pytest.mark.parametrize(("script", "program"), [("trainer.sh", "python"), ("orchestrator.sh", "orchestrator")])
+@pytest.mark.parametrize(("script", "program"), [*BOTH, ("sft-trainer.sh", "python"), ("evals.sh", "evals")])
 def test_both_are_one_run_of_wandb(script: str, program: str, tmp_path: Path) -> None:
     """PRL_RUN_ID was not set: each drew one of its own, and there were two runs."""
-    known = stand_in(program, tmp_path, 'printf "%s\\n" "${PRL_RUN_ID}" "${WANDB_RUN_ID}" "${WANDB_SHARED_RUN_ID}"')
-    argv = [str(SCRIPTS / script), "c.toml", "filesystem", "out", "out"]
+    known = stand_in(program, tmp_path, 'printf "%s\\n" "${PRL_RUN_ID}" "${WANDB_RUN_ID}" "${PRL_RUN_NAME}"')
+    argv = [str(SCRIPTS / script), "c.toml", "filesystem", "out", "out", "1"]
     for env, said in (({}, "slurm-17"), ({"SLURM_CLUSTER_NAME": "h", "KIT_RESTART_COUNT": "1"}, "h-17")):
         done = subprocess.run(argv, env=known | env, check=True, capture_output=True, text=True)
         assert done.stdout.split() == [said] * 3
@@ -84,13 +92,114 @@ def test_trainer_inference_and_router(tmp_path: Path) -> None:
     assert after("--weight_broadcast.port", trainer) == ["20001"]
     by_files = words("trainer.sh", "python", "trainer.toml", "filesystem", "out", "out", folder=tmp_path)
     assert "--weight_broadcast.host" not in by_files
-    inference = words("inference.sh", "inference", "inference.toml", folder=tmp_path)
-    assert after("--server.port", inference) == ["20002"]
-    assert after("--router", inference) == ["None"]
-    router = words("router.sh", "vllm-router", "4", folder=tmp_path)
-    assert after("--worker-urls", router) == ["http://10.0.0.2:20002", "http://10.0.0.3:20002"]
-    assert after("--intra-node-data-parallel-size", router) == ["4"]
-    assert after("--prometheus-port", router) == ["20005"]
+    more = words("trainer.sh", "python", "c.toml", "filesystem", "out", "out", "--optim.lr", "1", folder=tmp_path)
+    assert more[-2:] == ["--optim.lr", "1"]  # the job's own arguments: they were dropped
+
+
+PAIR = """\
+use_pd_kv_transfer = true
+[vllm]
+tensor_parallel_size = 2
+enable_expert_parallel = true
+"""
+
+
+def served(folder: Path, config: str, copies: int, replicas: int, **env: str) -> list[dict[str, str]]:
+    """What each server of a node gets: its words, with dashes, and its variables. The first ends after all have begun."""
+    out = folder / "said"
+    out.mkdir()
+    text = (
+        'n="$#"; printf "%s\\n" "$@" "CUDA_VISIBLE_DEVICES" "${CUDA_VISIBLE_DEVICES:-}" '
+        '"TRANSFER" "${VLLM_NIXL_SIDE_CHANNEL_HOST:-}:${VLLM_NIXL_SIDE_CHANNEL_PORT:-}" "FOLDER" "${VLLM_RPC_BASE_PATH}" '
+        f'>"{out}/$$.new" && mv "{out}/$$.new" "{out}/$$"; '
+        f'until (($(ls "{out}" | grep -vc new) >= {copies})); do sleep 0.05; done; exit 3'
+    )
+    known = stand_in("inference", folder, text) | env
+    (folder / "inference.toml").write_text(config)
+    argv = [str(SCRIPTS / "inference.sh"), sys.executable, str(folder / "inference.toml"), str(copies), str(replicas)]
+    done = subprocess.run(argv, env=known, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr  # the first that ends is the end of all
+    found = []
+    for path in out.iterdir():
+        lines = path.read_text().splitlines()
+        assert lines[:2] == ["@", str(folder / "inference.toml")]
+        found.append(dict(zip(lines[2::2], lines[3::2], strict=True)))
+        assert not Path(found[-1]["FOLDER"]).exists()
+    return sorted(found, key=lambda one: int(one["--server.port"]))
+
+
+def test_a_server_for_each_copy_of_the_model(tmp_path: Path) -> None:
+    gpus = ",".join(map(str, range(8)))
+    found = served(tmp_path, "[vllm]\ntensor_parallel_size = 4\n", 2, 2, CUDA_VISIBLE_DEVICES=gpus)
+    assert [one["--server.port"] for one in found] == ["20002", "20003"]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["0,1,2,3", "4,5,6,7"]
+    assert {one["--router"] for one in found} == {"None"}
+    assert {one["--vllm.data-parallel-size"] for one in found} == {"1"}
+    assert not any("rank" in word for one in found for word in one)  # vLLM refuses them of a server alone
+    assert {one["TRANSFER"] for one in found} == {":"}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "node", "size", "expected"),
+    [
+        (1, 0, "8", ["0", "1", "10.0.0.2"]),
+        (1, 3, "8", ["6", "7", "10.0.0.2"]),
+        (2, 3, "4", ["2", "3", "10.0.0.4"]),
+        (4, 3, "2", ["0", "1", "10.0.0.5"]),
+    ],
+)
+def test_servers_that_share_experts(replicas: int, node: int, size: str, expected: list[str], tmp_path: Path) -> None:
+    *ranks, head = expected
+    env = {"KIT_ROLE": "decode", "NODE_RANK": str(node), "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    env |= {f"KIT_ROLE_DECODE_PORT_{name}": str(port) for name, port in (("HTTP", 1), ("RPC", 50), ("TRANSFER", 90))}
+    env["KIT_ROLE_DECODE_NODES"] = " ".join(f"10.0.0.{last}" for last in range(2, 6))
+    found = served(tmp_path, PAIR, 2, replicas, **env)
+    assert [one["--vllm.data-parallel-rank"] for one in found] == ranks
+    assert {one["--vllm.data-parallel-size"] for one in found} == {size}
+    assert {one["--vllm.data-parallel-address"] for one in found} == {head}
+    assert {one["--vllm.data-parallel-rpc-port"] for one in found} == {"50"}
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["4,5", "6,7"]
+    assert [one["TRANSFER"] for one in found] == [f"10.0.0.{node + 2}:90", f"10.0.0.{node + 2}:91"]
+
+
+def routed(folder: Path, file: str, config: str, **env: str) -> list[str]:
+    known = stand_in("vllm-router", folder, 'printf "%s\\n" "$@"') | env
+    (folder / file).write_text(config)
+    argv = [sys.executable, str(SCRIPTS / "router.py"), str(folder), "2"]
+    return subprocess.run(argv, env=known, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def test_the_router_knows_every_server(tmp_path: Path) -> None:
+    found = routed(tmp_path, "inference.toml", "")
+    each = [f"http://10.0.0.{node}:{port}" for node in (2, 3) for port in (20002, 20003)]
+    assert after("--worker-urls", found) == each
+    assert after("--policy", found) == ["consistent_hash"]
+    assert after("--prometheus-port", found) == ["20005"]
+    found = routed(tmp_path, "inference.toml", '[router]\npolicy = "round_robin"\n')
+    assert after("--policy", found) == ["round_robin"]
+
+
+APART = {
+    "KIT_ROLE_PREFILL_NODES": "10.0.0.7",
+    "KIT_ROLE_PREFILL_PORT_HTTP": "21000",
+    "KIT_ROLE_DECODE_NODES": "10.0.0.8 10.0.0.9",
+    "KIT_ROLE_DECODE_PORT_HTTP": "22000",
+    "KIT_ROLE_INFERENCE_NODES": "",
+}
+
+
+def test_servers_that_prefill_and_decode_apart(tmp_path: Path) -> None:
+    found = routed(tmp_path, "decode.toml", "", **APART)
+    assert "--vllm-pd-disaggregation" in found and "--worker-urls" not in found
+    prefill = [found[place + 1] for place, word in enumerate(found) if word == "--prefill"]
+    decode = [found[place + 1] for place, word in enumerate(found) if word == "--decode"]
+    assert prefill == ["http://10.0.0.7:21000", "http://10.0.0.7:21001"]
+    assert decode == [f"http://10.0.0.{node}:{port}" for node in (8, 9) for port in (22000, 22001)]
+    argv = ["c.toml", "filesystem", "out", "out", "2"]
+    admin = after(
+        "--model.client.admin-base-url", words("orchestrator.sh", "orchestrator", *argv, folder=tmp_path, **APART)
+    )
+    assert admin == [f"{url}/v1" for url in (*prefill, *decode)]
 
 
 def saved(outputs: Path, step: int, *, trainer: bool = True, orchestrator: bool = True) -> None:
@@ -131,13 +240,39 @@ def test_the_first_rank_of_a_second_start_clears_what_the_first_start_announced(
 
 
 def test_fine_tuning(tmp_path: Path) -> None:
-    first = words(SFT, "python", "c.toml", str(tmp_path), folder=tmp_path)
-    assert first == ["-m", "prime_rl.trainer.sft.train", "@", "c.toml", "--run.dir", "."]
+    argv = ["c.toml", str(tmp_path), str(tmp_path / "out"), "none", "--data.batch-size", "32"]
+    first = words(SFT, "python", *argv, folder=tmp_path)
+    assert first == ["-m", "prime_rl.trainer.sft.train", "@", "c.toml", "--run.dir", ".", "--data.batch-size", "32"]
     saved(tmp_path, 9, orchestrator=False)
     saved(tmp_path, 10, orchestrator=False)
     saved(tmp_path, 20, trainer=False)
-    again = words(SFT, "python", "c.toml", str(tmp_path), folder=tmp_path, KIT_RESTART_COUNT="1")
-    assert after("--resume.step", again) == ["10"]
+    again = words(SFT, "python", *argv, folder=tmp_path, KIT_RESTART_COUNT="1")
+    assert after("--resume.step", again)[:1] == ["10"]
+
+
+@pytest.mark.parametrize("broadcast", ["filesystem", "nccl"])
+def test_evaluation_of_a_fine_tuning(broadcast: str, tmp_path: Path) -> None:
+    trainer = words(SFT, "python", "c.toml", str(tmp_path), str(tmp_path / "out"), broadcast, folder=tmp_path)
+    found = words("evals.sh", "evals", "c.toml", str(tmp_path), broadcast, "1", folder=tmp_path)
+    assert after("--eval.client.base-url", found) == ["http://10.0.0.2:20003/v1"]
+    assert after("--eval.client.admin-base-url", found) == ["http://10.0.0.2:20002/v1", "http://10.0.0.3:20002/v1"]
+    assert after("--eval.env-server-base-port", found) == ["20006"]
+    for program in (trainer, found):
+        assert ("--weight_broadcast.port" in program) == (broadcast == "nccl")
+        assert not any("resume" in word for word in program)
+    saved(tmp_path, 10, orchestrator=False)
+    again = words("evals.sh", "evals", "c.toml", str(tmp_path), broadcast, "1", folder=tmp_path, KIT_RESTART_COUNT="1")
+    assert after("--online.resume-step", again) == ["10"]
+
+
+def test_the_trainer_makes_the_run_of_wandb_and_the_evaluation_ends_it(tmp_path: Path) -> None:
+    for env, last in (({}, "trainer"), ({"KIT_ROLE_EVALS_ADDR": "10.0.0.2"}, "evals")):
+        known = (
+            stand_in("python", tmp_path, 'printf "%s\\n" "${WANDB_SHARED_PRIMARY}" "${WANDB_SHARED_FINISHER}"') | env
+        )
+        argv = [str(SFT), "c.toml", "out", "out", "none"]
+        done = subprocess.run(argv, env=known, check=True, capture_output=True, text=True)
+        assert done.stdout.split() == ["trainer", last]
 
 
 SOURCES = """\
@@ -219,7 +354,8 @@ def test_a_server_may_open_many_files(tmp_path: Path) -> None:
     """As many as it wants, or as the node allows; a login's soft limit is not the last word."""
     (tmp_path / "inference").write_text("#!/bin/bash\nulimit -n\n")
     (tmp_path / "inference").chmod(0o755)
-    ask = f"ulimit -Sn 256; ulimit -Hn; exec {SCRIPTS / 'inference.sh'} inference.toml"
+    (tmp_path / "inference.toml").touch()
+    ask = f"ulimit -Sn 256; ulimit -Hn; exec {SCRIPTS / 'inference.sh'} {sys.executable} {tmp_path}/inference.toml 1 1"
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **ROLES}
     done = subprocess.run(["bash", "-c", ask], env=env, check=True, capture_output=True, text=True)
     hard, given = done.stdout.split()

@@ -147,6 +147,14 @@ PRIME: list[tuple[dict[str, Any], dict[str, Any]]] = [
         },
     ),
     (
+        {"prefill": {"nodes": 1}, "decode": {"nodes": 2}, "parallel": {"tp": 8}},
+        {
+            "inference.use_pd_kv_transfer": True,
+            "inference.vllm.enable_expert_parallel": True,
+            "orchestrator.inference_metrics_roles": ["prefill", "decode", "decode"],
+        },
+    ),
+    (
         {"num_train_nodes": 4, "nodes_per_fsdp_group": 2},
         {"trainer.model.dp_replicate": 2, "orchestrator.num_train_workers": 32},
     ),
@@ -249,8 +257,130 @@ def test_copies_of_the_model_on_an_inference_node(table: dict[str, Any], gpus: i
 def test_prime_rl_shards_a_copy_of_the_model(table: dict[str, Any], tp: int, copies: int) -> None:
     made = resolve({"programs": "prime-rl", **table})
     vllm = options(made, "inference")["vllm"]
-    assert (vllm["tensor_parallel_size"], vllm["data_parallel_size_local"]) == (tp, copies)
+    assert (vllm["tensor_parallel_size"], vllm["api_server_count"]) == (tp, copies)
+    assert vllm.get("data_parallel_size_local", 1) == vllm["data_parallel_size"] == copies
     assert (made.roles["router"].command or ())[-1] == str(copies)
+
+
+@pytest.mark.parametrize(("replicas", "size", "word"), [(None, 2, "4"), (4, 2, "4"), (2, 4, "2"), (1, 8, "1")])
+def test_experts_over_several_nodes(replicas: int | None, size: int, word: str) -> None:
+    parallel = {"tp": 4} | ({"replicas": replicas} if replicas else {})
+    vllm = {"enable_expert_parallel": True}
+    made = resolve({"programs": "prime-rl", "num_infer_nodes": 4, "parallel": parallel, "inference": {"vllm": vllm}})
+    found = options(made, "inference")["vllm"]
+    assert (found["data_parallel_size"], found["data_parallel_size_local"], found["api_server_count"]) == (size, 2, 2)
+    assert (made.roles["inference"].command or ())[-2:] == ("2", word)
+
+
+def test_prefill_and_decode_are_roles() -> None:
+    table: dict[str, Any] = {
+        "programs": "prime-rl",
+        "weight_broadcast": "nccl",
+        "parallel": {"tp": 2},
+        "inference": {"vllm": {"max_num_seqs": 7, "gpu_memory_utilization": 0.8}},
+        "prefill": {"nodes": 4, "replicas": 2, "options": {"vllm": {"enable_dbo": True}}},
+        "decode": {"nodes": 2, "options": {"vllm": {"max_num_seqs": 96, "all2all_backend": "deepep_high_throughput"}}},
+    }
+    made = resolve(table)
+    assert {name: (role.nodes, role.shares) for name, role in made.roles.items()} == {
+        "trainer": (1, None),
+        "prefill": (4, None),
+        "decode": (2, None),
+        "router": (1, "prefill"),
+        "environments": (1, "trainer"),
+        "orchestrator": (1, "trainer"),
+    }
+    assert made.roles["router"].after == ("prefill", "decode")
+    assert made.roles["orchestrator"].after == ("prefill", "decode", "router")
+    prefill, decode = options(made, "prefill")["vllm"], options(made, "decode")["vllm"]
+    assert prefill["all2all_backend"] == decode["all2all_backend"] == "deepep_high_throughput"
+    assert (prefill["enable_dbo"], prefill["max_num_seqs"], decode["max_num_seqs"]) == (True, 7, 96)
+    assert prefill["gpu_memory_utilization"] == decode["gpu_memory_utilization"] == 0.8
+    assert decode["compilation_config"] == {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    assert options(made, "trainer")["weight_broadcast"]["inference_world_size"] == 48
+    assert options(made, "orchestrator")["inference_metrics_roles"] == ["prefill"] * 16 + ["decode"] * 8
+    elsewhere = resolve({**table, "orchestrator_on": "inference"}).roles
+    assert elsewhere["orchestrator"].shares == elsewhere["environments"].shares == "decode"
+    both = resolve({"programs": "prime-rl", "orchestrator_on": "inference"}).roles
+    assert both["orchestrator"].shares == both["router"].shares == "inference"
+
+
+def test_trainer_and_servers_on_one_node() -> None:
+    table = {"programs": "prime-rl", "num_train_gpus": 2, "num_infer_gpus": 6, "parallel": {"tp": 2}}
+    made = resolve({**table, "weight_broadcast": "nccl"})
+    roles = made.roles
+    assert (roles["inference"].gpus, roles["trainer"].gpus) == (tuple(range(6)), (6, 7))
+    assert {name: role.shares for name, role in roles.items() if name != "trainer"} == dict.fromkeys(
+        [name for name in roles if name != "trainer"], "trainer"
+    )
+    assert options(made, "orchestrator")["num_train_workers"] == 2
+    assert options(made, "trainer")["weight_broadcast"]["inference_world_size"] == 6
+    assert options(made, "inference")["vllm"] == {
+        "tensor_parallel_size": 2,
+        "data_parallel_size": 3,
+        "api_server_count": 3,
+    }
+
+
+def test_one_node_of_an_rl_job_in_the_plan(tmp_path: Path) -> None:
+    job = 'name = "one"\nlauncher = "rl"\nimage = "frameworks-cpu"\n[rl]\nnum_train_gpus = 1\nnum_infer_gpus = 1\n'
+    found = made(tmp_path, job)
+    assert (found.allocation.nodes, found.allocation.gpus_per_node) == (1, 2)
+    places = {placed.name: (placed.first, placed.nodes, placed.world_size) for placed in found.roles}
+    assert places == {"trainer": (0, 1, 1), "inference": (0, 1, 1), "orchestrator": (0, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("table", "gpus", "key", "said"),
+    [
+        ({"num_train_gpus": 6, "num_infer_gpus": 4}, 8, "rl.num_train_gpus", "are more than the node's 8"),
+        ({"num_infer_gpus": 4, "num_train_nodes": 2}, 8, "rl.num_infer_gpus", "num_train_nodes asks for more"),
+        ({"num_infer_gpus": 4, "prefill": {}}, 8, "rl.num_infer_gpus", "[rl.prefill] asks for more"),
+        ({"num_infer_nodes": 4, "parallel": {"replicas": 3}}, 8, "rl.parallel.replicas", "replicas = 2"),
+        ({"prefill": {"nodes": 4, "replicas": 3}}, 8, "rl.prefill.replicas", "does not divide the 4 nodes"),
+        ({"prefill": {}, "num_infer_nodes": 2}, 8, "rl.num_infer_nodes", "say how many inference nodes"),
+        ({"inference": {"vllm": {"tensor_parallel_size": 4}}}, 8, "rl.inference.vllm.tensor_parallel_size", "tp = 4"),
+        ({"inference": {"router": {"type": "llm-d"}}}, 8, "rl.inference.router.type", "prime-rl's own router"),
+        ({"trainer": {"env_vars": {"A": "b"}}}, 8, "rl.trainer.env_vars", "[roles.trainer] env"),
+        ({"num_train_gpus": 1, "parallel": {"tp": 2}}, 8, "rl.parallel.tp", "does not divide num_infer_gpus, 1"),
+    ],
+)
+def test_layouts_that_do_not_fit(table: dict[str, Any], gpus: int, key: str, said: str) -> None:
+    assert said in refused({"programs": "prime-rl", **table}, gpus=gpus)[key]
+
+
+def test_the_reference_programs_do_not_prefill_apart() -> None:
+    assert "have no role 'prefill'" in refused({"prefill": {}})["rl.prefill"]
+
+
+def test_what_follows_from_adapters_and_router_replay() -> None:
+    """prime-rl's own launcher says it to the other programs; the job had to."""
+    lora = {"model": {"lora": {"alpha": 64}}, "enable_router_replay": True}
+    made = resolve({"programs": "prime-rl", "trainer": lora})
+    assert options(made, "trainer")["model"]["lora"] == {"rank": 16, "alpha": 64.0}
+    assert options(made, "orchestrator")["model"]["lora"] == {"name": "r16-a64.0", "rank": 16, "alpha": 64.0}
+    vllm = options(made, "inference")["vllm"]
+    assert (vllm["enable_lora"], vllm["max_lora_rank"], vllm["enable_return_routed_experts"]) == (True, 16, True)
+    plain = options(resolve({"programs": "prime-rl"}), "inference")["vllm"]
+    assert "enable_lora" not in plain and "enable_return_routed_experts" not in plain
+
+
+def test_a_job_that_asks_for_no_checkpoint_gets_none() -> None:
+    """The default folder alone made prime-rl's trainer save, and its orchestrator did not."""
+    for role in ("trainer", "orchestrator"):
+        assert "ckpt" not in options(resolve({"programs": "prime-rl"}), role)
+    made = resolve({"programs": "prime-rl", "trainer": {"ckpt": {}}})
+    assert options(made, "trainer")["ckpt"] == {"output_dir": "{run}/outputs"}
+    assert options(made, "orchestrator")["ckpt"] == {}
+
+
+def test_the_environment_of_the_servers_wins_over_prime_rls_own(tmp_path: Path) -> None:
+    """Its server sets its own defaults over the step's environment, but not over its option."""
+    head = 'name = "x"\nlauncher = "rl"\nimage = "prime-rl"\n[rl]\nprograms = "prime-rl"\ngpus_per_node = 2\n'
+    job = f'{head}[rl.inference.env_vars]\nUCX_TLS = "tcp"\n[roles.inference.env]\nUCX_TLS = "rc"\nHOW = "so"\n'
+    packages = Packages(pip={"prime-rl": "0.8.0", "verifiers": "0.3.1.dev59"})
+    found = tomllib.loads(made(tmp_path, job, packages=packages).text_of("configs/inference.toml"))
+    assert found["env_vars"] == {"UCX_TLS": "tcp", "HOW": "so"}
 
 
 @pytest.mark.parametrize("gpus", [0, 8])
@@ -310,7 +440,7 @@ def test_prime_rls_roles_log_to_one_run() -> None:
 def test_what_these_roles_cannot_start_is_refused() -> None:
     """It passed, and was refused on the nodes."""
     said = refused({"programs": "prime-rl", "inference": {"deployment": {"type": "disaggregated"}}})
-    assert "no role of these starts prefill and decode servers apart" in said["rl.inference.deployment.type"]
+    assert "[rl.prefill] and [rl.decode] say on which nodes" in said["rl.inference.deployment.type"]
     resolve({"programs": "prime-rl", "inference": {"deployment": {"type": "single_node"}}})
 
 
@@ -557,26 +687,106 @@ wandb = { project = "p", name = "run" }
 every = 10
 keep = 2
 """
-    found = made(tmp_path, job, packages=Packages(pip={"prime-rl": "0.8.0"}))
+    found = made(tmp_path, job, packages=Packages(pip={"prime-rl": "0.8.0", "verifiers": "0.3.1"}))
     assert tomllib.loads(found.text_of("configs/trainer.toml")) == {
         "model": {"name": "org/model", "dp_replicate": 2},
         "tokenizer": {"name": "org/model"},
         "data": {"seq_len": 4096},
         "max_steps": 30,
         "log": {"level": "debug"},
-        "monitors": {"wandb": {"project": "p", "name": "run-trainer"}},
+        "monitors": {"wandb": {"project": "p", "name": "run"}},
         "output_dir": "/kit/run/outputs",
         "ckpt": {"interval": 10, "keep_last": 2, "output_dir": "/kit/run/outputs"},
     }
     program = found.text_of("roles/trainer/program.sh")
     words = [
-        "/kit/run/code/prime-rl.sh",
+        "/kit/run/code/lib/prime-rl/sft-trainer.sh",
         "/kit/run/configs/trainer.toml",
         "/kit/run/outputs",
+        "/kit/run/outputs",
+        "none",
         "--data.batch-size",
         "32",
     ]
     assert "".join(f"    {word}\n" for word in words) in program
+
+
+EVALUATED = """\
+name = "words"
+launcher = "sft"
+image = "prime-rl"
+[sft]
+programs = "prime-rl"
+num_train_nodes = 2
+num_infer_nodes = 1
+gpus_per_node = 2
+model = "org/model"
+max_steps = 30
+weight_broadcast = "nccl"
+wandb = { project = "p", name = "run" }
+[sft.eval]
+interval = 10
+source = [{ name = "reverse-text", env = { taskset = { id = "reverse-text" } } }]
+[sft.evals.monitors]
+file = { path = "evals.jsonl" }
+"""
+NEWER = Packages(pip={"prime-rl": "0.8.0", "verifiers": "0.4.0"})
+
+
+def test_a_fine_tuning_that_is_evaluated(tmp_path: Path) -> None:
+    found = made(tmp_path, EVALUATED, packages=NEWER)
+    assert found.allocation.nodes == 3
+    places = {placed.name: (placed.first, placed.nodes) for placed in found.roles}
+    assert places == {
+        "trainer": (0, 2),
+        "inference": (2, 1),
+        "router": (2, 1),
+        "environments": (2, 1),
+        "evals": (2, 1),
+    }
+    trainer, evals, inference = (
+        tomllib.loads(found.text_of(f"configs/{role}.toml")) for role in ("trainer", "evals", "inference")
+    )
+    assert trainer["eval"] == evals["eval"]
+    assert trainer["weight_broadcast"] == evals["weight_broadcast"] == {"type": "nccl", "inference_world_size": 2}
+    assert (evals["model"], inference["vllm"]["model"], evals["online"]) == (
+        "org/model",
+        "org/model",
+        {"max_steps": 30},
+    )
+    assert evals["monitors"] == {"wandb": {"project": "p", "name": "run"}, "file": {"path": "evals.jsonl"}}
+    env = {placed.name: placed.role.env for placed in found.roles}
+    assert [name for name in env if "WANDB_SHARED_MODE" in env[name]] == ["trainer", "evals"]
+
+
+def test_options_of_a_role_that_is_not_there(tmp_path: Path) -> None:
+    job = EVALUATED.replace("[sft.eval]", "[sft.trainer.val]").replace("interval", "intervals")
+    with pytest.raises(ConfigError, match=r"sft\.evals: this run has no role 'evals'") as said:
+        made(tmp_path, job, packages=NEWER)
+    assert "[sft.eval]" in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("pip", "env", "found"),
+    [
+        ({"verifiers": "0.2.3", "prime-rl": "0.8.0"}, "", "its prime-rl, 0.8.0, is none that launcher 'sft' knows"),
+        ({"prime-rl": "0.7.0"}, "", "its prime-rl, 0.7.0, is none"),
+        ({"prime-rl": "0.9.2", "verifiers": "0.1"}, "", 'PROGRAM_RELEASE = "0.8.1"'),
+        ({"prime-rl": "0.8.0", "verifiers": "0.4.0"}, 'PROGRAM_RELEASE = "0.8.0"', "the release, 0.8.0, is none"),
+        ({"prime-rl": "0.8.0", "verifiers": "0.3.1.dev59"}, "", None),
+        ({"prime-rl": "0.8.1"}, "", None),
+        ({"prime-rl": "0.8.0"}, 'PROGRAM_RELEASE = "0.8.1.dev67"', None),
+    ],
+)
+def test_releases_of_prime_rl(pip: dict[str, str], env: str, found: str | None, tmp_path: Path) -> None:
+    """Each release has other options: the job was queued, and refused on its nodes."""
+    job = f"{EVALUATED}[env]\n{env}\n"
+    if found is None:
+        made(tmp_path, job, packages=Packages(pip=pip))
+        return
+    with pytest.raises(ConfigError) as said:
+        made(tmp_path, job, packages=Packages(pip=pip))
+    assert found in str(said.value)
 
 
 def test_every_shared_target_is_an_option_of_its_program() -> None:

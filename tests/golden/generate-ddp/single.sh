@@ -717,8 +717,6 @@ framework = "torchtitan"
 varies = ""
 requires = []
 
-[programs]
-
 [releases]
 package = "torchtitan"
 known = [
@@ -735,6 +733,10 @@ words = [
     "config",
     "help",
 ]
+
+[releases.newer_with]
+
+[programs]
 
 [fits]
 

@@ -924,8 +924,6 @@ framework = "torchtitan"
 varies = ""
 requires = []
 
-[programs]
-
 [releases]
 package = "torchtitan"
 known = [
@@ -942,6 +940,10 @@ words = [
     "config",
     "help",
 ]
+
+[releases.newer_with]
+
+[programs]
 
 [fits]
 

@@ -1057,8 +1057,6 @@ framework = "torchtitan"
 varies = ""
 requires = []
 
-[programs]
-
 [releases]
 package = "torchtitan"
 known = [
@@ -1075,6 +1073,10 @@ words = [
     "config",
     "help",
 ]
+
+[releases.newer_with]
+
+[programs]
 
 [fits]
 

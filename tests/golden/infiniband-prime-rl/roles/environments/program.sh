@@ -2,7 +2,7 @@
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
     python3
-    /shared/runs/digits-1/code/prime-rl/environments.py
+    /shared/runs/digits-1/code/lib/prime-rl/environments.py
     /shared/runs/digits-1/configs/orchestrator.toml
     /shared/runs/digits-1/configs/environments
 )

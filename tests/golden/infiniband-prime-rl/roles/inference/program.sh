@@ -1,8 +1,11 @@
 # The job's program, its arguments and its environment, unchanged to the byte. Read by worker.sh and rank.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
-    /shared/runs/digits-1/code/prime-rl/inference.sh
+    /shared/runs/digits-1/code/lib/prime-rl/inference.sh
+    python3
     /shared/runs/digits-1/configs/inference.toml
+    4
+    2
 )
 KIT_PROGRAM_ENV=(
     NCCL_IB_DISABLE=0

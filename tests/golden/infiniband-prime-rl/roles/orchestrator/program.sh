@@ -1,11 +1,12 @@
 # The job's program, its arguments and its environment, unchanged to the byte. Read by worker.sh and rank.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
-    /shared/runs/digits-1/code/prime-rl/orchestrator.sh
+    /shared/runs/digits-1/code/lib/prime-rl/orchestrator.sh
     /shared/runs/digits-1/configs/orchestrator.toml
     nccl
     /shared/runs/digits-1/outputs
     /shared/runs/digits-1/outputs
+    4
 )
 KIT_PROGRAM_ENV=(
     NCCL_IB_DISABLE=0

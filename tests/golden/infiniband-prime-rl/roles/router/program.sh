@@ -1,7 +1,9 @@
 # The job's program, its arguments and its environment, unchanged to the byte. Read by worker.sh and rank.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
-    /shared/runs/digits-1/code/prime-rl/router.sh
+    python3
+    /shared/runs/digits-1/code/lib/prime-rl/router.py
+    /shared/runs/digits-1/configs
     4
 )
 KIT_PROGRAM_ENV=(

@@ -1,7 +1,7 @@
 # The job's program, its arguments and its environment, unchanged to the byte. Read by worker.sh and rank.sh.
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM=(
-    /shared/runs/digits-1/code/prime-rl/trainer.sh
+    /shared/runs/digits-1/code/lib/prime-rl/trainer.sh
     /shared/runs/digits-1/configs/trainer.toml
     nccl
     /shared/runs/digits-1/outputs

@@ -28,7 +28,30 @@ resume::options() {
     fi
 }
 
-# resume::clean OUTPUTS: removes weights and rollouts of the previous start, which would be taken for new ones.
+# resume::sft_step CHECKPOINTS: the same for a fine-tuning, where only the trainer saves; nothing on the first start.
+resume::sft_step() {
+    local whole step newest=0
+    for whole in "$1"/checkpoints/step_*/trainer/.metadata; do
+        step="${whole%/trainer/.metadata}"
+        step="${step##*/step_}"
+        if [[ -f "${whole}" ]] && ((KIT_RESTART_COUNT > 0 && step > newest)); then
+            newest="${step}"
+        fi
+    done
+    if ((newest > 0)); then
+        printf '%s\n' "${newest}"
+    fi
+}
+
+# resume::sft_options CHECKPOINTS: prints the options to resume, one per line.
+resume::sft_options() {
+    local -r step="$(resume::sft_step "$1")"
+    if [[ -n "${step}" ]]; then
+        printf '%s\n' --resume.step "${step}"
+    fi
+}
+
+# resume::clean OUTPUTS: weights and rollouts of the start before would be taken for new ones.
 resume::clean() {
     if ((KIT_RESTART_COUNT > 0)); then
         rm -rf -- "${1:?}/broadcasts" "${1:?}/rollouts"

@@ -1,18 +1,17 @@
 #!/bin/bash
-# prime-rl's orchestrator: orchestrator.sh CONFIG filesystem|nccl OUTPUTS CHECKPOINTS
+# Starts prime-rl's orchestrator: orchestrator.sh CONFIG filesystem|nccl OUTPUTS CHECKPOINTS COPIES (servers per inference node)
 set -euo pipefail
 
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/addresses.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/identity.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/resume.sh"
-identity::export
+identity::export orchestrator
 
-# Completions come through the router. Weights are sent to each server itself.
-admin=()
-for node in ${KIT_ROLE_INFERENCE_NODES}; do
-    admin+=("http://${node}:${KIT_ROLE_INFERENCE_PORT_HTTP}/v1")
-done
+# Completions come through the router; weights go to each server itself.
+mapfile -t admin < <(addresses::servers "$5")
 argv=(orchestrator @ "$1"
     --model.client.base-url "http://${KIT_ROLE_ROUTER_ADDR}:${KIT_ROLE_ROUTER_PORT_HTTP}/v1"
     --model.client.admin-base-url "${admin[@]}"

@@ -1,6 +1,6 @@
-"""Serves the environments of prime-rl's orchestrator: one env-server for each source, at the address that it expects.
+"""Serves the environments of prime-rl's orchestrator, or of its evals program: one env-server for each source.
 
-    python environments.py ORCHESTRATOR.toml FOLDER
+    python environments.py OPTIONS.toml FOLDER
 
 The address is 127.0.0.1. The port is the first port plus the source's place among all sources, with training sources first. A
 source that names its own address is served elsewhere. FOLDER gets the options of each server. When one server ends, all end.

@@ -8,7 +8,7 @@ source "${BASH_SOURCE[0]%/*}/infiniband.sh"
 source "${BASH_SOURCE[0]%/*}/identity.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/resume.sh"
-identity::export
+identity::export orchestrator
 infiniband::prefer
 
 # Rollouts come by ZMQ. If the configuration names another transport, leave out these two options, which conflict with it.
@@ -22,4 +22,5 @@ if ((RANK == 0)); then
     resume::clean "$3"
 fi
 mapfile -t resume < <(resume::options "$3" "$4")
-exec "${argv[@]}" "${resume[@]}"
+# The job's own arguments come last.
+exec "${argv[@]}" "${resume[@]}" "${@:5}"
