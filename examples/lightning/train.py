@@ -23,7 +23,7 @@ class StopOnSignal(lightning.Callback):
     def __init__(self, file: Path) -> None:
         self.file, self.received, self.stopped = file, 0, 0
 
-    def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+    def on_train_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         for number in (signal.SIGTERM, signal.SIGUSR1):  # after Lightning has set its own
             signal.signal(number, self.take)
 
@@ -98,7 +98,10 @@ def main() -> None:
     newest = file if file.exists() else None
     print(f"continues from {newest}" if newest else "starts at step 0", flush=True)
     data = torch.utils.data.DataLoader(Numbers(module, int(os.environ["RANK"])), batch_size=None)
-    trainer.fit(module, data, ckpt_path=newest)
+    try:
+        trainer.fit(module, data, ckpt_path=newest)
+    except SystemExit:  # Lightning's own answer to a TERM before the first step: its code 0 would say that the run is done
+        sys.exit(128 + signal.SIGTERM)
     if stop.stopped:
         print(f"stopped after step {trainer.global_step}", flush=True)
         sys.exit(128 + stop.stopped)
