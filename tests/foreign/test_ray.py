@@ -165,7 +165,8 @@ def test_the_death_of_a_process_of_rays_ends_the_job(lab: Lab, process: str, hea
     assert f"error: Ray is gone on {node}: {process} was ended by signal 9" in text, text[-5000:]
     assert ended["ExitCode"] == "137:0"
     assert [*(run / "logs").glob(f"ray-*/ray-{node}/{process}.out")]
-    assert left(lab, run) == []
+    # The head's program may be killed while it saves, and its node's folder then goes with the next job.
+    assert lab.settled(run) == []
 
 
 def test_a_node_that_does_not_join_is_named(lab: Lab) -> None:
@@ -194,7 +195,8 @@ def test_what_a_killed_job_left_goes_with_the_next(lab: Lab) -> None:
         if "ray_node.py" in one.line:
             os.kill(one.pid, signal.SIGKILL)
     assert lab.wait_end(run)["JobState"] == "FAILED"
-    assert lab.settled(run) == []
+    # Slurm ends them where it counts processes by cgroup; here Ray's agents notice by themselves that their raylet is gone.
+    lab.wait(lambda: not lab.processes(run), run)
     assert not [*(run / "state").glob("ray-token*")]
     assert [*Path("/tmp").glob("kit-ray-*")]
     write(lab, LOOK)
