@@ -100,7 +100,7 @@ def main() -> None:
     data = torch.utils.data.DataLoader(Numbers(module, int(os.environ["RANK"])), batch_size=None)
     try:
         trainer.fit(module, data, ckpt_path=newest)
-    except SystemExit:  # Lightning's own answer to a TERM before the first step: its code 0 would say that the run is done
+    except SystemExit:  # Lightning's own answer to a TERM before the first step, with code 0
         sys.exit(128 + signal.SIGTERM)
     if stop.stopped:
         print(f"stopped after step {trainer.global_step}", flush=True)
