@@ -37,6 +37,7 @@ def records(one: Status, *, now: float) -> Records:
         submitted=one.facts.submitted_at,
         now=now if one.active and not ended else 0.0,
         ended=_cancelled(run_dir),
+        closed=_closed(run_dir, after=events[-1].at) if ended else 0.0,
         world=world or {"": 1},
         ranks_per_node=max(1, total // max(1, nodes)),
         gpus=_number(job, "gpus_per_node", 0) * nodes,
@@ -53,6 +54,15 @@ def _cancelled(run_dir: Path) -> float:
         return RunPaths(run_dir).cancelled.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _closed(run_dir: Path, *, after: float) -> float:
+    """The time when all steps had gone, at most an hour after the end event; 0 if the batch script did not come so far."""
+    try:
+        at = float(untrusted_files.read_bytes(RunPaths(run_dir).closed, most=64))
+    except (OSError, ValueError):
+        return 0.0
+    return at if after <= at <= after + 3600 else 0.0
 
 
 def _job(run_dir: Path) -> dict[str, Any]:

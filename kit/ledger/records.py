@@ -80,13 +80,15 @@ class Records:
     """All records of one run.
 
     submitted: 0 if unknown. now: the current time for a running run; 0 for an ended one. ended: the time when a job that never
-    started was cancelled, else 0. world: number of ranks of each role. gpus: of the whole job. ranks_per_node: on one node.
+    started was cancelled, else 0. closed: the time when all steps of an ended job had gone, 0 if unknown. world: number of ranks
+    of each role. gpus: of the whole job. ranks_per_node: on one node.
     """
 
     run_id: str
     submitted: float
     now: float = 0.0
     ended: float = 0.0
+    closed: float = 0.0
     world: Mapping[str, int]
     ranks_per_node: int = 1
     gpus: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kit.ledger.records import Event, Records
 from kit.ledger.time_accounts import Account
@@ -101,6 +101,8 @@ class _Builder:
         end = self._end()
         if self._window is not None:
             self._close_window(self._last_sign(end), Account.TEARDOWN)
+        if self._over and self._allocations:
+            self._allocations[-1] = replace(self._allocations[-1], end=max(self._allocations[-1].end, end))
         self._book_until(end)
         if self._held is not None:
             self._release(end)
@@ -115,7 +117,7 @@ class _Builder:
     def _end(self) -> float:
         """The end of the accounted time. A killed batch script leaves no end event; then the last sign of life is the end."""
         if self._over:
-            return self._at
+            return max(self._at, self._records.closed)
         known = self._records.now or self._records.ended
         return max(self._at, known or self._last_sign(float("inf")))
 

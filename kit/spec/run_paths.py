@@ -127,6 +127,11 @@ class RunPaths:
         return self.state / "cancelled"
 
     @property
+    def closed(self) -> Path:
+        """The time, in seconds since 1970, when all steps of the job had gone; the `end` event comes before that."""
+        return self.state / "closed"
+
+    @property
     def cancelled_by(self) -> Path:
         """The name of the user whose `kit cancel` ended the run."""
         return self.state / "cancelled-by"

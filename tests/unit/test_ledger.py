@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,6 +69,20 @@ def test_an_ordinary_run() -> None:
         Account.TEARDOWN: 2 * 2.0,
         Account.IDLE_END: 2.0,
     }
+
+
+def test_the_teardown_lasts_until_all_steps_have_gone() -> None:
+    """The `end` event is on record before the steps end, so that a killed batch script leaves its code."""
+    records = run(
+        *START, event(131.0, "phase", name="teardown"), event(132.0, "end"), processes=(process(0), process(1))
+    )
+    later = dataclasses.replace(records, closed=140.0)
+    before, after = accounts(records), accounts(later)
+    assert after[Account.TEARDOWN] - before[Account.TEARDOWN] == 2 * 8.0
+    assert {a: s for a, s in after.items() if a is not Account.TEARDOWN} == {
+        a: s for a, s in before.items() if a is not Account.TEARDOWN
+    }
+    assert accounts(dataclasses.replace(records, closed=120.0)) == before, "that of an earlier start"
 
 
 def test_the_prolog_is_apart_where_slurm_tells_the_allocation() -> None:
