@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kit.planning.plan import Plan
     from kit.runs.manifest import Manifest
     from kit.runs.submit import Prepared
+    from kit.runs.two_clusters import TwoRuns
     from kit.slurm.client import ExpectedStart
     from kit.sweeps.shared_plans import Kind
     from kit.workflow.stages import PreparedStage
@@ -46,7 +47,8 @@ ClusterChoice = Annotated[
     typer.Option(
         "--cluster",
         "-c",
-        help="A name of clusters/; 'any', or several with commas: where the job starts first.",
+        help="A name of clusters/; 'any', or several with commas: where the job starts first, or with diloco.across "
+        "two that train together.",
         show_default="KIT_CLUSTER, the user's, the only one of the project; or local",
         autocompletion=completion_candidates.clusters,
     ),
@@ -87,6 +89,10 @@ def render(
     """Show what a submit would write and run. Nothing is submitted."""
     from kit.workflow import stages
 
+    if pair := _pair(job, cluster, overrides=list(set_ or []), containers=containers):
+        show_warnings(pair.runs)
+        _render_pair(pair, output, as_json=as_json)
+        return
     cluster = choose_cluster.chosen(job, cluster, overrides=list(set_ or []), containers=containers)
     found = stages.prepare_job(job, cluster=cluster, overrides=list(set_ or []), containers=containers)
     show_warnings(_jobs(found))
@@ -124,13 +130,25 @@ def submit(
             "--json and --follow both write to stdout", hint="'kit submit --json --wait' waits for the end"
         )
     overrides = [*(set_ or []), *(["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])]
+    if pair := _pair(job, cluster, overrides=overrides, containers=containers):
+        show_warnings(pair.runs)
+        if dry_run:
+            _render_pair(pair, output, as_json=as_json)
+            return
+        if debug or follow or after:
+            raise UsageError("--debug, --follow and --after go with a job on one cluster", hint="--wait waits for both")
+        _show_advice(pair.runs)
+        folders = _submit_pair(pair, as_json=as_json)
+        for folder in folders if wait else ():
+            wait_run(folder)
+        return
     cluster = choose_cluster.chosen(job, cluster, overrides=overrides, containers=containers)
     ready = stages.prepare_job(job, cluster=cluster, overrides=overrides, containers=containers, debug=debug)
     show_warnings(_jobs(ready))
     if dry_run:
         _render(ready, output, as_json=as_json)
         return
-    _show_advice(ready)
+    _show_advice(_jobs(ready))
     outlooks = _outlooks(ready)
     if isinstance(ready, tuple):
         if debug or follow or after:
@@ -144,6 +162,48 @@ def submit(
         follow_run(folders[0])
 
 
+def _pair(job: Path, cluster: str | None, *, overrides: list[str], containers: bool) -> TwoRuns | None:
+    """Both runs of a training over the two clusters that are named; None of any other job, or with one cluster."""
+    from kit.runs import two_clusters
+
+    names = [name.strip() for name in (cluster or "").split(",")]
+    if not two_clusters.asked_for(job, names, overrides):
+        return None
+    return two_clusters.prepare(job, names, overrides=overrides, containers=containers)
+
+
+def _submit_pair(pair: TwoRuns, *, as_json: bool) -> list[Path]:
+    """Submit both runs and print their folders, or their manifests."""
+    from kit.runs import two_clusters
+
+    made: dict[str, Manifest] = {}
+
+    def say(one: Prepared, manifest: Manifest) -> None:
+        made[one.plan.cluster] = manifest
+        print(announced(manifest), file=sys.stderr)
+
+    two_clusters.submit_pair(pair, say=say)
+    if as_json:
+        print(json.dumps({name: one.model_dump(mode="json") for name, one in made.items()}, indent=2))
+    else:
+        print(*(one.folder for one in pair.runs), sep="\n")
+    for one in pair.runs:
+        print(f"kit logs {one.plan.run_id} -f", file=sys.stderr)
+    return [one.folder for one in pair.runs]
+
+
+def _render_pair(pair: TwoRuns, output: Path | None, *, as_json: bool) -> None:
+    """Print or write what a submit of both runs would write."""
+    facts: dict[str, Any] = {}
+    for one in pair.runs:
+        name = one.plan.cluster
+        if not as_json:
+            print(f"# cluster {name}")
+        facts[name] = _render_plan(one.plan, output / name if output else None, as_json=as_json)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+
+
 def _jobs(found: Prepared | tuple[PreparedStage, ...]) -> list[Prepared]:
     return [stage.prepared for stage in found] if isinstance(found, tuple) else [found]
 
@@ -153,11 +213,11 @@ def show_warnings(jobs: Iterable[Prepared | Kind]) -> None:
     _warn(one for job in jobs for one in job.warnings)
 
 
-def _show_advice(found: Prepared | tuple[PreparedStage, ...]) -> None:
+def _show_advice(jobs: Iterable[Prepared]) -> None:
     """Print what Slurm's topology makes slow. Slurm is asked at most once for each job."""
     from kit.slurm import parallel_group_fit
 
-    _warn(one for job in _jobs(found) for one in parallel_group_fit.warnings(job.plan, env=job.env))
+    _warn(one for job in jobs for one in parallel_group_fit.warnings(job.plan, env=job.env))
 
 
 def _outlooks(found: Prepared | tuple[PreparedStage, ...]) -> list[Outlook]:

@@ -97,15 +97,46 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = Fals
             "training": dataclasses.asdict(latest) if latest else None,
             "quorum": dataclasses.asdict(quorum) if quorum else None,
         }
-        print(json.dumps({**facts, **reported}, indent=2))
+        print(json.dumps({**facts, **reported, "partner": _partner_facts(one)}, indent=2))
         return
     facts["world_sizes"] = sizes_text(one.facts.world_sizes)
     facts["training"] = f"{latest}, {latest.time}" if latest else None
     facts["quorum"] = f"{quorum}, {quorum.time}" if quorum else None
+    facts["partner"] = _partner(one)
     width = max(map(len, facts))
     for name, value in facts.items():
         if value not in (None, ""):
             print(f"{name:<{width}}  {clean(str(value))}")
+
+
+def _partner_facts(one: Status) -> dict[str, object] | None:
+    """The other half of a training over two clusters: its run, cluster and state; None of any other run."""
+    from kit.cli.wait_and_follow import queue
+    from kit.runs import status as of
+    from kit.runs import two_clusters
+
+    if one.facts.problem or not (name := one.manifest.partner):
+        return None
+    run_dir = two_clusters.folder_of(name)
+    if run_dir is None:
+        return {"run": name, "cluster": None, "state": "not found", "job_id": None}
+    (other,) = of.of([run_dir], queue=queue())
+    first = one.run_dir if two_clusters.relay_process(one.run_dir) else run_dir
+    return {
+        "run": name,
+        "cluster": other.facts.cluster,
+        "state": other.state,
+        "job_id": other.job_id,
+        "relay": "up" if two_clusters.relay_process(first) else "not on this machine",
+    }
+
+
+def _partner(one: Status) -> str | None:
+    found = _partner_facts(one)
+    if found is None:
+        return None
+    relay = f", relay {found['relay']}" if "relay" in found else ""
+    return f"{found['run']} on {found['cluster']}: {found['state']}{relay}"
 
 
 def cancel(

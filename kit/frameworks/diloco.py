@@ -19,6 +19,7 @@ from kit.spec.roles import Ready, Role
 
 PICTURE = "layout.txt"
 LIGHTHOUSE = "lighthouse"
+GATE = "gate"
 
 _LIGHTHOUSE_RESTARTS = 10
 # _JOIN_MS: how long a quorum waits for a live group that has not asked for it yet; the rounds of the groups differ by less.
@@ -60,18 +61,23 @@ class DiLoCoGroups:
         """Numbers of nodes, GPUs and ranks that the groups cannot share evenly, and impossible quorums."""
         ranks = job.resources.ranks_per_node
         yield from broken(allocation.nodes, allocation.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks)
+        if job.diloco and job.diloco.across and not job.is_launchers:
+            problem = "over two clusters the launcher's own program is needed: it knows the way"
+            yield Fault(key="diloco.across", problem=problem, hint="across = false")
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
         """The options, the roles of the groups and the lighthouse, and their picture."""
         table = job.diloco or DiLoCo()
         groups = groups_of(job, allocation)
+        quorum = least(table, table.groups or len(groups), len(groups))
+        if table.relay:  # the program knows the number of all groups alone
+            table = table.model_copy(update={"min_replicas": quorum})
         words = [str(word) for pair in table.options().items() for word in pair]
-        quorum = least(table, table.groups or len(groups))
         drawn = picture(groups, quorum, table)
         return Extra(
             files={PICTURE: drawn},
             args=tuple(words),
-            roles=_roles(groups, quorum, table),
+            roles=_roles(groups, quorum, table, python=job.python),
             explained=tuple(drawn.splitlines()),
         )
 
@@ -85,12 +91,20 @@ def groups_of(job: Job, allocation: Allocation) -> tuple[Group, ...]:
     return replica_groups(allocation.nodes, allocation.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks)
 
 
-def _roles(groups: Sequence[Group], quorum: int, table: DiLoCo) -> dict[str, Role]:
+def _roles(groups: Sequence[Group], quorum: int, table: DiLoCo, *, python: str) -> dict[str, Role]:
     """A role for each group, and the lighthouse on the first node unless another job runs it.
 
-    Groups on one node share that node.
+    Groups on one node share that node. Over two clusters a gate runs beside the lighthouse: the groups reach both
+    that and each other through it.
     """
     own = table.lighthouse is None
+    services = {**({LIGHTHOUSE: _lighthouse(quorum)} if own else {}), **_gate(table, python)}
+    reached = f"http://{{{LIGHTHOUSE}.address}}:{{{LIGHTHOUSE}.port.http}}"
+    across = {}
+    if table.relay:
+        reached = f"http://{{{GATE}.address}}:{{{GATE}.port.{LIGHTHOUSE}}}"
+        across["REPLICA_GROUP_GATE"] = f"{{{GATE}.address}}:{{{GATE}.port.groups}}"
+        across["REPLICA_GROUPS_HERE"] = f"{table.first_group} {len(groups)}"
     first_on = {group.nodes[0]: group for group in reversed(groups)}
     roles = {}
     for group in groups:
@@ -104,14 +118,40 @@ def _roles(groups: Sequence[Group], quorum: int, table: DiLoCo) -> dict[str, Rol
             env={
                 "REPLICA_GROUP_ID": str(table.first_group + group.index) if table.first_group else "{self.index}",
                 "NUM_REPLICA_GROUPS": str(table.groups or len(groups)),
-                "TORCHFT_LIGHTHOUSE": table.lighthouse or f"http://{{{LIGHTHOUSE}.address}}:{{{LIGHTHOUSE}.port.http}}",
+                "TORCHFT_LIGHTHOUSE": table.lighthouse or reached,
+                **across,
             },
-            after=(LIGHTHOUSE,) if own else (),
+            after=tuple(services),
             policy="replica",
             restart=table.restarts,
             least=min(quorum, len(groups)),
         )
-    return {**({LIGHTHOUSE: _lighthouse(quorum)} if own else {}), **roles}
+    return {**services, **roles}
+
+
+def _gate(table: DiLoCo, python: str) -> dict[str, Role]:
+    """The way to the other cluster's groups and, in the second job, to the first one's lighthouse."""
+    if not table.relay:
+        return {}
+    ports = {name: f"{{{GATE}.port.{name}}}" for name in ("groups", LIGHTHOUSE)}
+    role = Role(
+        shares="replica-0",
+        nodes=1,
+        command=(python, "{run}/code/gate.py"),
+        args=(
+            "--relay",
+            table.relay,
+            "--own",
+            f"{{{LIGHTHOUSE}.address}}:{{{LIGHTHOUSE}.port.http}}",
+            *(word for name, port in ports.items() for word in (f"--{name}", port)),
+            *(() if table.first_group else ("--first",)),
+        ),
+        ports=tuple(ports),
+        ready=Ready(tcp=LIGHTHOUSE, timeout_s=120),
+        policy="service",
+        restart=_LIGHTHOUSE_RESTARTS,
+    )
+    return {GATE: role}
 
 
 def _lighthouse(quorum: int) -> Role:
@@ -166,8 +206,13 @@ def replica_groups(
     )
 
 
-def least(table: DiLoCo, groups: int) -> int:
-    """The number of groups that a quorum needs. A new group alone must not be a quorum: it would reset the model to its start."""
+def least(table: DiLoCo, groups: int, here: int | None = None) -> int:
+    """The number of groups that a quorum needs. A new group alone must not be a quorum: it would reset the model to its start.
+
+    here: the groups of this job, in a training over two clusters: they have to be enough while the other cluster is away.
+    """
+    if table.relay and here is not None:
+        return table.min_replicas or max(1, min(2, here, groups - here))
     return table.min_replicas or min(2, groups)
 
 
@@ -184,11 +229,18 @@ def picture(groups: Sequence[Group], quorum: int, table: DiLoCo | None = None) -
     lines = [f"{title}; an average needs {quorum} of {whole}.", ""]
     if table.lighthouse:
         lines = [*lines[:1], f"Another job says which groups are alive: {table.lighthouse}", ""]
+    if table.relay:
+        lines = [
+            *lines[:1],
+            f"The other groups are on another cluster, and are reached by the relay {table.relay}.",
+            "",
+        ]
     shown = range(nodes) if nodes <= _DRAWN else (*range(_DRAWN - 2), nodes - 1)
     for node in shown:
         if node == nodes - 1 and nodes > _DRAWN:
             lines.append(f"  …      nodes {_DRAWN - 2} to {nodes - 2} likewise")
         items = [] if node or table.lighthouse else ["lighthouse" + " " * 28 + "its port: http"]
+        items += [] if node or not table.relay else ["gate" + " " * 34 + "its ports: groups, lighthouse"]
         items += [_line(group, node, table.first_group) for group in held[node]]
         for place, item in enumerate(items):
             branch = "─" if len(items) == 1 else "┬" if place == 0 else "└" if place == len(items) - 1 else "├"
@@ -253,6 +305,6 @@ def _too_few(table: DiLoCo, groups: int) -> Iterator[Fault]:
     if asked > max(groups, 1):
         problem = f"{asked} is more than the {groups} groups that there are: nothing would ever be averaged"
         yield Fault(key="diloco.min_replicas", problem=problem, hint=f"min_replicas = {max(groups, 1)}")
-    elif asked < 2 <= groups:
+    elif asked < 2 <= groups and not table.across:
         problem = "a group that starts alone would set the model back to its start: 2 is the least"
         yield Fault(key="diloco.min_replicas", problem=problem, hint="min_replicas = 2")

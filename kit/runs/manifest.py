@@ -111,6 +111,9 @@ class Manifest(Model):
         default=None, description="Which task of the array job_id; none for a job of its own."
     )
     links: tuple[int, ...] = Field(default=(), description="The jobs of a chain after job_id.")
+    partner: str | None = Field(
+        default=None, description="The run on another cluster that is one training with this one."
+    )
     point: dict[str, Value] = Field(default={}, description="The values of a point of a sweep.")
     interactive: bool = Field(
         default=False, description="Made by `kit shell`: no batch script, and never the default run."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kit import __version__
-from kit.errors import LockError
+from kit.errors import LockError, RunError
 from kit.runs import recorded_inputs as reading
 from kit.runs import submit
 from kit.runs.recorded_inputs import Earlier
@@ -42,6 +42,9 @@ def prepare_earlier(
     earlier: Earlier, *, cluster: str | None = None, overrides: Sequence[str] = (), now: datetime | None = None
 ) -> Prepared:
     """Plan the repetition of a run whose inputs are read already."""
+    if earlier.manifest.partner:
+        problem = f"run {earlier.manifest.run_id} is one half of a training over two clusters"
+        raise RunError(problem, hint=f"kit submit {earlier.manifest.job_file} --cluster a,b")
     sources = earlier.sources(cluster=cluster, overrides=list(overrides))
     resolved = earlier.resolve(sources)
     containers = not _without_container(earlier)

@@ -8,7 +8,7 @@ from pathlib import Path
 from kit.config import load_model
 from kit.errors import RunError
 from kit.images import check_against_lock, sqshfile
-from kit.runs import output_folders, remote_clusters, secret
+from kit.runs import output_folders, remote_clusters, secret, two_clusters
 from kit.runs.manifest import Manifest
 from kit.runs.status import Status
 from kit.slurm import client
@@ -42,9 +42,13 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
         _require_image(record)
     job = load_model(paths.job, Job)
     origin = Path(record.job_file)
+    values = secret.gather(job, job_dir=origin.parent, job_file=record.job_file)
+    if record.partner:
+        values[secret.RELAY_TOKEN] = two_clusters.token_for(record.partner)
     secret.remove(status.run_dir)
-    secret.write(status.run_dir, secret.gather(job, job_dir=origin.parent, job_file=record.job_file))
+    secret.write(status.run_dir, values)
     try:
+        two_clusters.relay_again(status.run_dir, job, env=client.environment(env))
         with output_folders.folders([paths.batch.read_text(encoding="utf-8")]):
             job_id = client.submit(record.argv, env=client.environment(env, inherit=job.inherit))
     except BaseException:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FILE = ".secrets"
 # The batch script's file for sending notices: the kit's Python, then NAME=URL lines.
 URLS_FILE = ".notify"
+# By which the two runs of a training over two clusters, and their relay, know each other.
+RELAY_TOKEN = "KIT_RELAY_TOKEN"
 # The prefix of such URLs among the names of secrets. No variable has a colon in its name.
 _URL = "notify:"
 

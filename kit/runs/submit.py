@@ -41,11 +41,20 @@ _DEBUG_NODES, _DEBUG_TIME = 2, "00:15:00"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Partner:
+    """The other half of a training over two clusters. token: by which the relay knows both; it is a secret of the run."""
+
+    run_id: str
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A plan, with everything needed to submit it.
 
     env: of Slurm's commands. lock: of the image, if it has one. scan: of the job's folder, of which the run gets a copy; None if
     the run works in the folder itself, or in the snapshot of `earlier`, the run that it repeats. remote: a cluster over ssh.
+    partner: the run on another cluster that is one training with this one, and the token by which they know each other.
     """
 
     plan: Plan
@@ -57,6 +66,7 @@ class Prepared:
     scan: Scan | None = None
     earlier: Earlier | None = None
     remote: RemoteCluster | None = None
+    partner: Partner | None = None
 
     @property
     def folder(self) -> Path:
@@ -202,7 +212,7 @@ def ask_slurm(prepared: Prepared) -> client.ExpectedStart | None:
 
 def record_of(prepared: Prepared, *, patch: str, now: datetime | None) -> manifest.Manifest:
     """The manifest of a run that is about to be submitted. patch: the difference between workspace and commit."""
-    return manifest.of(
+    made = manifest.of(
         prepared.plan,
         job_file=prepared.job_file,
         user=getpass.getuser(),
@@ -210,6 +220,7 @@ def record_of(prepared: Prepared, *, patch: str, now: datetime | None) -> manife
         slurm_version=client.version(env=prepared.env),
         workspace=workspace.record(prepared.scan, prepared.resolved, patch=bool(patch)),
     )
+    return made.model_copy(update={"partner": prepared.partner.run_id}) if prepared.partner else made
 
 
 def submit(
@@ -253,7 +264,8 @@ def submit(
 def secrets_of(prepared: Prepared) -> dict[str, str]:
     """Name -> value of the job's secrets; see `secret.gather`."""
     resolved = prepared.resolved
-    return secret.gather(resolved.job, job_dir=resolved.job_dir, job_file=resolved.job_file)
+    token = {secret.RELAY_TOKEN: prepared.partner.token} if prepared.partner else {}
+    return secret.gather(resolved.job, job_dir=resolved.job_dir, job_file=resolved.job_file) | token
 
 
 def require_ready(prepared: Prepared) -> None:

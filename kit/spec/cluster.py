@@ -23,6 +23,27 @@ GresForm = Annotated[
 ]
 
 
+def _ports(value: str) -> str:
+    first, _, last = value.partition("-")
+    if not 1 <= int(first) <= int(last or first) <= 65535:
+        raise Invalid(
+            f"{shown(value)} is not a range of ports from 1 to 65535, the lower one first", write="29600-29699"
+        )
+    return value
+
+
+PortRange = Annotated[
+    str,
+    Form(
+        pattern=r"[0-9]{1,5}(-[0-9]{1,5})?",
+        what="a range of ports",
+        how="the first and the last with - between them, or one",
+        example="29600-29699",
+    ),
+    AfterValidator(_ports),
+]
+
+
 class NodeShape(Model):
     """The resources of one node of the cluster."""
 
@@ -118,6 +139,19 @@ class SshRules(Model):
     )
 
 
+class RelayRules(Model):
+    """Where a training over two clusters meets, when this cluster is named first: `kit submit --cluster a,b`."""
+
+    host: Annotated[str, AfterValidator(_host)] = Field(
+        description="What the nodes of this cluster reach the relay by: a name or an address of the first cluster's login node. "
+        "A second cluster without [relay] takes the first one's."
+    )
+    ports: PortRange = Field(default="29600-29699", description="The ports that such a run takes one of.")
+    bind: Annotated[str, AfterValidator(_host)] | None = Field(
+        default=None, description="The address of the login node that it listens on; default: all."
+    )
+
+
 class Price(Model):
     """The price that `kit time` and `kit report` use."""
 
@@ -138,6 +172,9 @@ class Cluster(Model):
     paths: Paths = Field(default_factory=Paths)
     store: StoreRules = Field(default_factory=StoreRules)
     ssh: SshRules | None = Field(default=None, description="Of a cluster that is reached over ssh.")
+    relay: RelayRules | None = Field(
+        default=None, description="How the nodes of another cluster reach this one's login node."
+    )
     price: Price | None = Field(default=None, description="What a GPU costs.")
     network: Annotated[dict[EnvName, Text], AfterValidator(interfaces)] = Field(
         default_factory=dict, description="NCCL, Gloo and fabric variables of every rank."

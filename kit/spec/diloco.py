@@ -10,7 +10,9 @@ from kit.spec.schema_base import Model
 from kit.spec.wrong_value_messages import Form, Invalid
 
 # These keys configure the start shape; all others are options of the program.
-_LAYOUT = {"replicas_per_node", "nodes_per_replica", "restarts", "lighthouse", "groups", "first_group"}
+_LAYOUT = {
+    "replicas_per_node", "nodes_per_replica", "restarts", "lighthouse", "groups", "first_group", "across", "relay",
+}  # fmt: skip
 
 
 LighthouseUrl = Annotated[
@@ -20,6 +22,16 @@ LighthouseUrl = Annotated[
         what="a lighthouse's address",
         how="http://, a host or an address, and a port",
         example="http://10.0.0.7:29510",
+    ),
+]
+
+RelayAddress = Annotated[
+    str,
+    Form(
+        pattern=r"[A-Za-z0-9_.\[\]:-]+:[0-9]{1,5}",
+        what="a relay's address",
+        how="a host or an address, and a port",
+        example="login.pod:29600",
     ),
 ]
 
@@ -44,6 +56,14 @@ class DiLoCo(Model):
         description="Groups of the whole training, where several jobs hold them; default: this job's.",
     )
     first_group: int = Field(default=0, ge=0, description="Number of this job's first group among them.")
+    across: bool = Field(
+        default=False,
+        description="`kit submit --cluster a,b` splits the groups over two clusters, whose nodes need not reach each other.",
+    )
+    relay: RelayAddress | None = Field(
+        default=None,
+        description="The relay between the two clusters, which `kit submit --cluster a,b` starts and fills in.",
+    )
     min_replicas: int | None = Field(
         default=None, ge=1, description="Groups without which nothing is averaged; default: 2, or 1 of a single group."
     )
@@ -78,6 +98,18 @@ class DiLoCo(Model):
                 key=("replicas_per_node",),
                 hint="remove the line",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_across(self) -> DiLoCo:
+        if self.relay is not None and not self.across:
+            raise Invalid("a relay is for a training over two clusters", key=("relay",), hint="across = true")
+        if self.across and self.lighthouse is not None:
+            problem = "over two clusters each job has a lighthouse of its own"
+            raise Invalid(problem, key=("lighthouse",), hint="remove the line")
+        if self.across and self.wire == "nccl":
+            problem = "'nccl' connects nodes to each other, and a relay carries the averages over two clusters"
+            raise Invalid(problem, key=("wire",), hint="remove the line")
         return self
 
     @model_validator(mode="after")

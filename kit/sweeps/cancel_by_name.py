@@ -36,7 +36,11 @@ class Cancelled:
 def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[Cancelled]:
     """Cancel runs and sweeps by their names, or the newest run. RunError for an unknown name; then nothing is cancelled."""
     wanted: list[str | None] = [*names]
-    found = [_find(name, folders, queue=queue) for name in wanted or [None]]
+    found = [
+        one
+        for name in wanted or [None]
+        for one in _with_partner(_find(name, folders, queue=queue), folders, queue=queue)
+    ]
     clusters: dict[str, dict[JobId, Status]] = {}
     for _, active in found:
         for one in active:
@@ -45,6 +49,15 @@ def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[C
     for cluster, jobs in clusters.items():
         runs.cancel(list(jobs.values()), env=which_slurm.env_of(cluster))
     return [what for what, _ in found]
+
+
+def _with_partner(
+    found: tuple[Cancelled, list[Status]], folders: list[Path], *, queue: Queue
+) -> list[tuple[Cancelled, list[Status]]]:
+    """The same, and the other half of a training over two clusters, where Slurm there still has it."""
+    partners = [one.manifest.partner for one in found[1] if one.manifest.partner]
+    halves = [_find(name, folders, queue=queue) for name in partners if not found[0].sweep]
+    return [found, *(half for half in halves if half[1])]
 
 
 def _find(name: str | None, folders: list[Path], *, queue: Queue) -> tuple[Cancelled, list[Status]]:

@@ -132,6 +132,7 @@ def _frameworks() -> list[Rule]:
                 "[diloco]\nmin_replicas = 9",
                 "[diloco]\nfirst_group = 2",
                 "[diloco]\nfirst_group = 2\ngroups = 3",
+                'script = "train.py"\n[diloco]\nacross = true',
             ),
         ),
         _job("diloco", "[diloco]\nnodes_per_replica = 2", nodes=3),

@@ -866,6 +866,7 @@ tensorboard = false
 replicas_per_node = 2
 nodes_per_replica = 1
 first_group = 0
+across = false
 restarts = 3
 
 [roles]

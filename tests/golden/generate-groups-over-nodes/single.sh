@@ -999,6 +999,7 @@ tensorboard = false
 replicas_per_node = 1
 nodes_per_replica = 2
 first_group = 0
+across = false
 restarts = 3
 
 [roles]

@@ -1,0 +1,287 @@
+"""One training on two clusters: how it is split, what is refused, and that it is submitted and cancelled as one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shlex
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kit import config
+from kit.errors import ConfigError, JobRefusedError, RunError, ToolError, UsageError
+from kit.runs import manifest, rerun, secret, submit, two_clusters
+from kit.runs.two_clusters import TwoRuns
+from kit.slurm.client import QueuedJob
+from kit.spec.cluster import RelayRules
+from kit.spec.job import Job
+from kit.spec.run_paths import RunPaths
+from kit.sweeps import cancel_by_name
+from tests.support import REPO
+
+NOW = datetime(2026, 11, 23, 14, 0, tzinfo=UTC)
+RELAY = '[relay]\nhost = "login.one"\nports = "41000-41999"\nbind = "127.0.0.1"\n'
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with clusters one, which has a relay, and two; the working folder."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "clusters").mkdir()
+    write(tmp_path, nodes=3)
+    cluster(tmp_path, "one", RELAY)
+    cluster(tmp_path, "two")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(project: Path, more: str = "", *, nodes: int = 3, across: str = "true") -> None:
+    (project / "job.toml").write_text(
+        f'name = "gpt"\nlauncher = "diloco"\nimage = "frameworks-cpu"\n[container]\nruntime = "bare"\n'
+        f"[resources]\nnodes = {nodes}\n[diloco]\nacross = {across}\n{more}\n"
+    )
+
+
+def cluster(project: Path, name: str, more: str = "", *, gpus: int = 0) -> None:
+    text = f'embedded = true\n{more}\n[node]\ncpus = 4\ngpus = {gpus}\n[defaults.resources]\ntime = "01:00:00"\n'
+    (project / "clusters" / f"{name}.toml").write_text(text)
+
+
+def prepared(project: Path, *overrides: str) -> TwoRuns:
+    return two_clusters.prepare(project, ["one", "two"], overrides=overrides, containers=False, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "table", "expected"),
+    [
+        (2, {}, [(1, 0, 2), (1, 1, 2)]),
+        (3, {}, [(2, 0, 3), (1, 2, 3)]),
+        (2, {"replicas_per_node": 2}, [(1, 0, 4), (1, 2, 4)]),
+        (6, {"nodes_per_replica": 2}, [(4, 0, 3), (2, 2, 3)]),
+    ],
+)
+def test_groups_are_split_over_both(nodes: int, table: dict[str, Any], expected: list[tuple[int, int, int]]) -> None:
+    job = Job.model_validate({"name": "a", "launcher": "diloco", "resources": {"nodes": nodes}, "diloco": table})
+    assert two_clusters.split(job, file="job.toml") == expected
+
+
+@pytest.mark.parametrize(("nodes", "table"), [(1, {}), (2, {"nodes_per_replica": 2}), (5, {"nodes_per_replica": 2})])
+def test_each_cluster_needs_a_whole_group(nodes: int, table: dict[str, Any]) -> None:
+    job = Job.model_validate({"name": "a", "launcher": "diloco", "resources": {"nodes": nodes}, "diloco": table})
+    with pytest.raises(ConfigError, match="each needs a group at least"):
+        two_clusters.split(job, file="job.toml")
+
+
+def test_both_plans_are_halves_of_one_training(project: Path) -> None:
+    pair = prepared(project)
+    first, second = (one.plan for one in pair.runs)
+    assert (first.allocation.nodes, second.allocation.nodes) == (2, 1)
+    address = f"login.one:{pair.port}"
+    for plan, here in ((first, "0 2"), (second, "2 1")):
+        roles = {role.name: role.role for role in plan.roles}
+        table = plan.job.diloco
+        assert table is not None
+        assert (table.relay, table.groups) == (address, 3)
+        replica = roles["replica-0"]
+        assert replica.env["REPLICA_GROUPS_HERE"] == here
+        assert replica.env["NUM_REPLICA_GROUPS"] == "3"
+        assert replica.env["TORCHFT_LIGHTHOUSE"] == "http://{gate.address}:{gate.port.lighthouse}"
+        assert replica.after == ("lighthouse", "gate")
+        assert "--min-replicas 1" in plan.text_of("roles/replica-0/program.sh").replace("\n", " ").replace("    ", "")
+        assert address in plan.text_of("layout.txt")
+    gates = [next(role.role.args for role in plan.roles if role.name == "gate") for plan in (first, second)]
+    assert ["--first" in words for words in gates] == [True, False]
+    names = [one.plan.run_id for one in pair.runs]
+    assert [one.partner.run_id for one in pair.runs if one.partner] == names[::-1]
+    assert names[0].endswith("-one")
+    assert names[1].endswith("-two")
+
+
+def test_the_token_is_one_and_a_secret(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run keeps it in its file of secrets, mode 0600; no file of the plan, no argument and no manifest has it."""
+    pair = prepared(project)
+    values = [submit.secrets_of(one)[secret.RELAY_TOKEN] for one in pair.runs]
+    assert values[0] == values[1]
+    assert len(values[0]) == 64
+    for one in pair.runs:
+        told = [*(file.text for file in one.plan.files), *one.plan.argv]
+        assert not [text for text in told if values[0] in text]
+    assert submit.secrets_of(prepared(project).first)[secret.RELAY_TOKEN] != values[0]
+    secret.write(project, {secret.RELAY_TOKEN: values[0]})
+    assert (project / secret.FILE).stat().st_mode & 0o777 == 0o600
+    monkeypatch.syspath_prepend(str(REPO / "launchers" / "diloco"))
+    assert importlib.import_module("relay").token_of(project) == values[0]
+
+
+def test_a_job_across_runs_on_one_cluster_as_any_other(project: Path) -> None:
+    assert not two_clusters.asked_for(project, ["one"], [])
+    assert two_clusters.asked_for(project, ["one", "two"], [])
+    assert not two_clusters.asked_for(project, ["one", "two"], ["diloco.across=false"])
+    made = submit.prepare(project / "job.toml", cluster="one", overrides=[], containers=False, now=NOW)
+    assert "gate" not in {role.name for role in made.plan.roles}
+
+
+def refusal(project: Path, *names: str) -> str:
+    with pytest.raises((ConfigError, UsageError)) as caught:
+        two_clusters.prepare(project, names or ("one", "two"), containers=False, now=NOW)
+    return f"{caught.value.message}\n{caught.value.hint}"
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(project: Path) -> None:
+    assert "a training is split over two clusters" in refusal(project, "one", "two", "three")
+    assert "a training is split over two clusters" in refusal(project, "one", "one")
+    said = refusal(project, "two", "one")
+    assert "clusters/two.toml: relay: nothing says how the nodes of one reach the login node of two" in said
+    cluster(project, "two", gpus=2)
+    assert "a group has 1 ranks on one and 2 on two" in refusal(project)
+    cluster(project, "two")
+    write(project, "groups = 7")
+    assert "diloco.groups: over two clusters 'kit submit' fills it in" in refusal(project)
+    (project / "clusters" / "two.toml").write_text('[ssh]\nhost = "login.two"\n[node]\ncpus = 4\n')
+    assert "starts no relay over ssh" in refusal(project)
+    assert not (project / "runs").exists()
+
+
+def test_each_clusters_nodes_may_know_the_relay_by_another_name(project: Path) -> None:
+    cluster(project, "two", '[relay]\nhost = "login.one.outside"\n')
+    pair = prepared(project)
+    tables = [one.plan.job.diloco for one in pair.runs]
+    found = [table.relay for table in tables if table is not None]
+    assert found == [f"login.one:{pair.port}", f"login.one.outside:{pair.port}"]
+
+
+def test_a_free_port_of_the_range_is_taken(project: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"none of the ports {port} is free"):
+            two_clusters.free_port(RelayRules(host="h", ports=str(port), bind="127.0.0.1"))
+    assert two_clusters.free_port(RelayRules(host="h", ports=str(port), bind="127.0.0.1")) == port
+
+
+class Sent:
+    """In the place of sbatch and scancel: what was submitted, and what was cancelled."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+        self.submitted: list[str] = []
+        self.cancelled: list[Any] = []
+        self._refused = refused
+        monkeypatch.setattr(submit, "require_ready", lambda one: None)
+        monkeypatch.setattr(submit, "ask_slurm", lambda one: None)
+        monkeypatch.setattr(submit, "submit", self._submit)
+        monkeypatch.setattr(two_clusters, "start_relay", self._relay)
+        monkeypatch.setattr("kit.runs.two_clusters.chain.cancel", lambda jobs, env: self.cancelled.extend(jobs))
+
+    def _submit(self, one: submit.Prepared) -> Any:
+        if one.plan.cluster == self._refused:
+            raise JobRefusedError("sbatch: no such partition")
+        one.folder.joinpath("state").mkdir(parents=True)
+        secret.write(one.folder, submit.secrets_of(one))
+        self.submitted.append(one.plan.cluster)
+        return SimpleNamespace(job_id=41)
+
+    def _relay(self, run_dir: Path, rules: RelayRules, port: int, *, env: object) -> None:
+        if self._refused == "relay":
+            raise ToolError("the relay does not start: cannot listen")
+
+
+@pytest.mark.parametrize(("refused", "submitted"), [("two", ["one"]), ("relay", ["one"]), ("one", [])])
+def test_a_half_that_is_refused_cancels_the_other(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refused: str,
+    submitted: list[str],
+) -> None:
+    pair, sent, said = prepared(project), Sent(monkeypatch, refused), []
+    with pytest.raises((JobRefusedError, ToolError)):
+        two_clusters.submit_pair(pair, say=lambda one, made: said.append(one.plan.cluster))
+    assert sent.submitted == submitted
+    assert sent.cancelled == [41] * len(submitted)
+    told = capsys.readouterr().err
+    assert told.count("cancelled, as the other half was not submitted") == len(submitted)
+    if submitted:
+        assert not (pair.first.folder / secret.FILE).exists()
+        assert RunPaths(pair.first.folder).cancelled.exists()
+
+
+def half(project: Path, name: str, partner: str, job_id: int) -> Path:
+    """A run folder of a training over two clusters."""
+    made = submit.prepare(project / "job.toml", cluster=name, overrides=[], containers=False, now=NOW).plan
+    folder = project / "runs" / f"gpt-{name}"
+    (folder / "state").mkdir(parents=True)
+    record = manifest.of(made, job_file=project / "job.toml", user="ada", now=NOW, slurm_version="22.05")
+    more = {"job_id": job_id, "partner": partner, "run_id": folder.name}
+    record.model_copy(update=more).write(RunPaths(folder).manifest)
+    return folder
+
+
+def test_a_cancel_of_either_half_is_one_of_both(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half(project, "one", "gpt-two", 7)
+    half(project, "two", "gpt-one", 8)
+    cancelled: list[tuple[str, Any]] = []
+    monkeypatch.setattr(
+        "kit.sweeps.cancel_by_name.runs.cancel",
+        lambda runs, env: cancelled.extend((one.facts.cluster, one.job_id) for one in runs),
+    )
+
+    def queue(name: str) -> dict[Any, QueuedJob]:
+        number = {"one": 7, "two": 8}[name]
+        return {number: QueuedJob(job_id=number, state="PENDING", reason="", nodes="", elapsed="")}
+
+    for given in (["gpt-one"], ["gpt-two"], ["gpt-one", "gpt-two"]):
+        cancelled.clear()
+        cancel_by_name.cancel(given, [project / "runs"], queue=queue)
+        assert sorted(cancelled) == [("one", 7), ("two", 8)]
+
+
+def test_a_resumed_half_takes_the_token_that_the_other_still_has(project: Path) -> None:
+    other = half(project, "two", "gpt-one", 8)
+    assert len(two_clusters.token_for("gpt-two")) == 64
+    secret.write(other, {secret.RELAY_TOKEN: "kept"})
+    assert two_clusters.token_for("gpt-two") == "kept"
+    assert two_clusters.token_for("gpt-nobody") != "kept"
+
+
+def test_one_half_is_not_run_again_by_itself(project: Path) -> None:
+    folder = half(project, "one", "gpt-two", 7)
+    earlier: Any = SimpleNamespace(manifest=manifest.read(RunPaths(folder).manifest))
+    with pytest.raises(RunError, match="one half of a training over two clusters"):
+        rerun.prepare_earlier(earlier)
+
+
+def test_a_relay_is_known_by_its_process_and_not_by_its_number(project: Path) -> None:
+    state = project / "state"
+    state.mkdir()
+    assert two_clusters.relay_process(project) is None
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    told = {"pid": int(Path("/proc/self").resolve().name), "node": socket.gethostname(), "started": int(stat[19])}
+    (state / "relay.json").write_text(json.dumps(told))
+    assert two_clusters.relay_process(project) == told["pid"]
+    (state / "relay.json").write_text(json.dumps(told | {"started": 1}))
+    assert two_clusters.relay_process(project) is None
+    (state / "relay.json").write_text("{")
+    assert two_clusters.relay_process(project) is None
+
+
+def test_a_relay_that_cannot_start_says_why(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = project / "run"
+    (run / "code").mkdir(parents=True)
+    (run / "logs").mkdir()
+    (run / "code" / "relay.py").write_text("import sys\nsys.exit('error: cannot listen on port 1')\n")
+    with pytest.raises(ToolError, match="the relay does not start: error: cannot listen on port 1"):
+        two_clusters.start_relay(run, RelayRules(host="h"), 1, env={"PATH": "/usr/bin:/bin"})
+
+
+def test_the_other_job_files_know_nothing_of_it(project: Path) -> None:
+    """`partner` is in no manifest but those of halves."""
+    write(project, across="false")
+    made = submit.prepare(project / "job.toml", cluster="one", overrides=[], containers=False, now=NOW)
+    assert made.partner is None
+    assert secret.RELAY_TOKEN not in submit.secrets_of(made)
+    assert secret.RELAY_TOKEN not in shlex.join(made.plan.argv)
+    assert config.read_job(project / "job.toml", cluster="one", overrides=[]).place.relay is not None
