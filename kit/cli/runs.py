@@ -111,12 +111,12 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = Fals
 
 def _partner_facts(one: Status) -> dict[str, object] | None:
     """The other half of a training over two clusters: its run, cluster and state; None of any other run."""
+    if (name := one.facts.partner) is None:
+        return None
     from kit.cli.wait_and_follow import queue
     from kit.runs import status as of
     from kit.runs import two_clusters
 
-    if one.facts.problem or not (name := one.manifest.partner):
-        return None
     run_dir = two_clusters.folder_of(name)
     if run_dir is None:
         return {"run": name, "cluster": None, "state": "not found", "job_id": None}

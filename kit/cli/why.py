@@ -32,7 +32,7 @@ def why(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) 
     rows += [
         ("evidence", f"{cited.file}{f':{cited.line}' if cited.line else ''}: {cited.text}") for cited in answer.evidence
     ]
-    if not one.facts.problem and (partner := one.manifest.partner):
+    if partner := one.facts.partner:
         rows.append(("partner", f"'kit why {partner}' tells of the other half of the training"))
     for name, value in [*rows, ("next", answer.next)]:
         if value:

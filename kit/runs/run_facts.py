@@ -34,9 +34,9 @@ class Facts:
     """One run. problem: the reason why its manifest cannot be read; then all fields that only the manifest gives are empty.
 
     slurm_id, links: its jobs. submitted_at: seconds since the epoch. started: the jobs whose batch script has begun, in order.
-    workspace: the origin of its /workspace. tree: its snapshot's hash. rerun_of: the run that it repeats. nodes: those of the last
-    start. restarts: the highest recorded number. last_event, exit_code: of the batch script. imported: it ran elsewhere, and has no
-    job here.
+    workspace: the origin of its /workspace. tree: its snapshot's hash. rerun_of: the run that it repeats. partner: the run on
+    another cluster that is one training with it. nodes: those of the last start. restarts: the highest recorded number. last_event,
+    exit_code: of the batch script. imported: it ran elsewhere, and has no job here.
     """
 
     run_id: str
@@ -51,6 +51,7 @@ class Facts:
     workspace: str = ""
     tree: str | None = None
     rerun_of: str | None = None
+    partner: str | None = None
     world_sizes: Mapping[str, int] = field(default_factory=dict)
     submitted_at: float = 0.0
     interactive: bool = False
@@ -96,6 +97,7 @@ def read(run_dir: Path) -> Facts:
         workspace=str(made.workspace or ""),
         tree=made.workspace.tree if made.workspace else None,
         rerun_of=made.rerun_of,
+        partner=made.partner,
         world_sizes=made.world_sizes,
         submitted_at=made.submitted_at.timestamp(),
         interactive=made.interactive,

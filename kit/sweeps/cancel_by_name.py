@@ -55,7 +55,7 @@ def _with_partner(
     found: tuple[Cancelled, list[Status]], folders: list[Path], *, queue: Queue
 ) -> list[tuple[Cancelled, list[Status]]]:
     """The same, and the other half of a training over two clusters, where Slurm there still has it."""
-    partners = [one.manifest.partner for one in found[1] if one.manifest.partner]
+    partners = [one.facts.partner for one in found[1] if one.facts.partner]
     halves = [_find(name, folders, queue=queue) for name in partners if not found[0].sweep]
     return [found, *(half for half in halves if half[1])]
 
