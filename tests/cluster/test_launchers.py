@@ -151,6 +151,7 @@ def test_the_examples_are_submitted_as_they_are(lab: Lab) -> None:
     """Every example but those that need GPUs or their own checkout is run by a test; nobody forgets a new one."""
     shipped = {p.parent.name for p in (REPO / "examples").glob("*/job.toml")}
     elsewhere = {"rl", "sft", "sweep", "diloco", "diloco-multinode", "diloco-compare"}
+    elsewhere |= {"diloco-two-clusters"}  # tests/cluster/test_two_clusters.py
     elsewhere |= {"prime-rl", "prime-rl-moe", "megatron-lm", "torchtitan-sweep"}  # planned only, by unit tests
     elsewhere |= {"accelerate", "lightning", "ray", "transformers"}  # tests/foreign, with their packages
     assert shipped <= set(EXAMPLES) | elsewhere

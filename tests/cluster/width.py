@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from kit.spec.run_paths import RunPaths
 from tests.cluster.lab import Lab
 
 # What slurmd and slurmstepd of every node tell slurmctld by themselves, whoever made the job.
@@ -51,11 +52,13 @@ def measured(lab: Lab, nodes: int, *options: str) -> Width:
     lab.slurm("sdiag", "--reset")
     began = time.time()
     run = lab.submit("--no-container", *options)
-    record = run / "state" / "events.jsonl"
+    paths = RunPaths(run)
     deadline = time.monotonic() + _END_S
-    while '"end"' not in (text := record.read_text() if record.exists() else ""):
-        assert time.monotonic() < deadline, text
+    # The end event is on record before the steps are ended and the logs of tasks are merged.
+    while not paths.closed.exists():
+        assert time.monotonic() < deadline, paths.events.read_text() if paths.events.exists() else "no event"
         time.sleep(0.2)
+    text = paths.events.read_text()
     settled(lab)
     rpcs = counts(lab.slurm("sdiag"))
     events = [json.loads(line) for line in text.splitlines()]
