@@ -33,6 +33,7 @@ START = """\
 import os, pathlib, signal, socket, subprocess, sys, time
 words = dict(word[2:].partition("=")[::2] for word in sys.argv[1:])
 pathlib.Path(os.environ["SEEN"]).write_text("\\n".join(sys.argv[1:]))
+pathlib.Path(os.environ["SEEN"] + "-threads").write_text(os.environ.get("OMP_NUM_THREADS", "Ray's"))
 if "broken" in words:
     sys.exit("Error: No such option: --broken")
 folder = pathlib.Path(words["temp-dir"])
@@ -197,6 +198,20 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+@pytest.mark.parametrize(("by_ray", "threads"), [([], "3"), (["--threads-by-ray"], "Ray's")])
+def test_ray_gets_the_jobs_share_of_the_node(lab: Lab, by_ray: list[str], threads: str) -> None:
+    """Its memory without the object store, which is part of it; Ray chooses the threads of its workers where the job does not."""
+    given = 8 << 30
+    words = ["head", "--cpus", "2", "--gpus", "0", "--memory", str(given), *by_ray, "--", sys.executable, "-c", ""]
+    process = lab.start(*words, OMP_NUM_THREADS="3")
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    asked = dict(word[2:].partition("=")[::2] for word in (lab.folder / "seen").read_text().splitlines()[1:])
+    assert (asked["num-cpus"], asked["num-gpus"]) == ("2", "0")
+    assert int(asked["memory"]) + int(asked["object-store-memory"]) == given
+    assert (lab.folder / "seen-threads").read_text() == threads
 
 
 def test_the_program_runs_on_the_head_and_its_code_is_the_nodes(lab: Lab) -> None:
