@@ -1,6 +1,6 @@
 #!/bin/bash
 # types.sh: mypy --strict over the kit, its tests and benchmarks, scripts/, examples/, and the programs of launchers/. Each folder
-# of launchers/ and examples/ is checked separately, as it runs: its own folder and launchers/ are on the path, and several have a
+# of launchers/, launchers/lib/ and examples/ is checked separately, as it runs: its own folder and launchers/ are on the path, and several have a
 # train.py. torch and the frameworks are not in .venv, so their types count as Any.
 set -euo pipefail
 
@@ -8,7 +8,7 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 failed=0
 .venv/bin/mypy || failed=1
 .venv/bin/mypy scripts/*.py || failed=1
-for folder in launchers/*/ examples/*/; do
+for folder in launchers/*/ launchers/lib/*/ examples/*/; do
     mapfile -t programs < <(find "${folder}" -maxdepth 1 -name '*.py')
     [[ ${#programs[@]} -gt 0 && "${folder}" != launchers/lib/ ]] || continue
     MYPYPATH="launchers:${folder%/}" .venv/bin/mypy --no-namespace-packages --ignore-missing-imports --allow-subclassing-any \
