@@ -290,7 +290,7 @@ def require_ready(prepared: Prepared) -> None:
 
 
 def _require_signatures(prepared: Prepared) -> None:
-    """LockError if the cluster names signers, and none of them has signed the lock of an image."""
+    """LockError if the cluster names signers and the lock of an image has no signature by one of them."""
     from kit.images import image_lock, signature
 
     resolved = prepared.resolved

@@ -68,7 +68,7 @@ class Gate:
         try:
             await splice((reader, writer), await self._to_lighthouse())
         except ENDS:
-            pass
+            pass  # a closed connection is the client's answer: it asks again
         finally:
             self._asking.discard(writer)
             writer.close()

@@ -68,7 +68,7 @@ def proof(token: str, who: str, theirs: str, ours: str) -> str:
 
 
 def steady(connection: socket.socket) -> None:
-    """Small messages leave at once, and a peer that vanished without a word is noticed within half a minute."""
+    """Send small messages at once, and notice within half a minute that a peer has vanished."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 25_000)):
@@ -191,7 +191,7 @@ class Meetings:
                     self._unproved.remove(writer)
             await self._answer(request, reader, writer)
         except ENDS:
-            pass
+            pass  # a peer that left or has no proof gets no answer: its connection is closed
         finally:
             self.proved -= proved
             writer.close()
