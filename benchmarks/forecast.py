@@ -29,7 +29,7 @@ from kit.runs.which_slurm import queue
 from kit.slurm import embedded
 
 _NAME = "forecast"
-_FEW, _MORE = 5, 12
+_FEW, _MORE = 10, 20
 _JOB = """
 name = "{name}"
 launcher = "{launcher}"
@@ -41,7 +41,7 @@ nodes = 1
 ranks_per_node = {ranks}
 cpus_per_node = {ranks}
 [checkpoint]
-every = 4
+every = 10
 """
 # launcher, ranks, layers, width, heads, context, sequences per step, more options.
 _SHAPES: list[tuple[str, int, int, int, int, int, int, tuple[str, ...]]] = [
@@ -128,7 +128,7 @@ def _compare(
     memory = max(int(one["memory_bytes"]) for one in reported.records(run_dir) if one.get("kind") == "step")
     took = _took(run_dir)
     saved = sum(
-        path.stat().st_size for path in (run_dir / "checkpoints" / "step-00000012").rglob("*") if path.is_file()
+        path.stat().st_size for path in (run_dir / "checkpoints" / "step-00000020").rglob("*") if path.is_file()
     )
     assert by_arithmetic
     assert seen.duration

@@ -7,7 +7,9 @@ For each token, a block keeps 29 numbers per channel until backward: 3 around ea
 values as projected, queries and keys after rotation, the mixed result), 16 of the gated feed-forward block. They were counted with
 torch's saved_tensors_hooks. Where autocast makes bfloat16 of some, they take the space of 17. The C library's heap holds a third
 more than is in use. Tensors above its largest M_MMAP_THRESHOLD, 32 MiB, are an exception: they are returned at once. The step's own
-peak is 25 numbers per channel, or 4 per vocabulary entry. Both were measured. benchmarks/forecast.py compares all of it with runs.
+peak is 25 numbers per channel, or 4 per vocabulary entry. Both were measured. With --recompute one block is computed at a time. The
+heap does not return a sixth of each, because the kept inputs of the blocks lie between its chunks: measured with 3 to 12 blocks.
+benchmarks/forecast.py compares all of it with runs.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ _FP32 = 4
 _OF_LARGEST, _GATHERED = 4.2, 8.0
 # If the heap holds the gathered blocks: in units of one block, and of all blocks.
 _OF_BLOCK, _OF_ALL = 17.0, 3.05
+# The part of each recomputed block that stays in the heap.
+_LEFT = 0.165
 
 
 def held(program: GptTraining) -> int:
@@ -56,7 +60,8 @@ def activations(program: GptTraining) -> float:
     in_heap = kept - (_WIDE if _FP32 * tokens * shape.feed_forward > _GIVEN_BACK else 0)
     # A GPU's allocator has no such fragmentation.
     block = (kept + (0 if program.on_gpu else _HEAP * max(0, in_heap))) * shape.dim
-    blocks = shape.dim * shape.layers + block if program.recompute else block * shape.layers
+    left = 0 if program.on_gpu else _LEFT * shape.layers
+    blocks = shape.dim * shape.layers + block * (1 + left) if program.recompute else block * shape.layers
     rest = max(_STEP * shape.dim, _ENDS * shape.dim + 4 * shape.vocab)
     return _FP32 * tokens * (blocks + rest)
 
