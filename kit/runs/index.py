@@ -7,8 +7,6 @@ run's manifest and events are unchanged.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -16,10 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from kit import untrusted_files
-from kit.runs import atomic_write, run_facts
+from kit.runs import cache_files, run_facts
 from kit.runs.run_facts import Facts
 
 # In this folder a sweep keeps the run folders of its points.
@@ -177,8 +173,7 @@ def _facts(values: list[Any]) -> Facts:
 
 
 def _place(folder: Path) -> Path:
-    name = hashlib.sha256(str(folder.absolute()).encode(errors="surrogateescape")).hexdigest()[:16]
-    return platformdirs.user_cache_path("kit") / f"runs-{name}.json"
+    return cache_files.place("runs", folder.absolute())
 
 
 def _load(place: Path) -> dict[str, _Entry]:
@@ -194,8 +189,4 @@ def _store(place: Path, entries: dict[str, _Entry]) -> None:
     # Imported here: a project in which nothing has changed is read without it.
     from pydantic_core import to_json
 
-    # If the index cannot be written (full disk, read-only home), everything is read again next time.
-    with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = to_json({"form": [_FORM, *_NAMES], "runs": entries}, inf_nan_mode="constants").decode()
-        atomic_write.write(place, text, durable=False, mode=0o600)
+    cache_files.write(place, to_json({"form": [_FORM, *_NAMES], "runs": entries}, inf_nan_mode="constants").decode())

@@ -7,8 +7,6 @@ kit that read it, are as they were.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
 import time
@@ -16,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import platformdirs
-
 from kit import __version__, untrusted_files
-from kit.runs import atomic_write
+from kit.runs import cache_files
 
 # A file that changed so recently, in seconds, may change again within one tick of its clock (of NFS, a second).
 _SETTLED_S = 2.0
@@ -116,8 +112,7 @@ def _form() -> list[Any]:
 
 def _place() -> Path:
     """Another kit of the same user, such as one in a checkout, has a file of its own: neither writes over the other's."""
-    own = hashlib.sha256(__file__.encode(errors="surrogateescape")).hexdigest()[:8]
-    return platformdirs.user_cache_path("kit") / f"clusters-{own}.json"
+    return cache_files.place("clusters", __file__)
 
 
 def _load() -> dict[str, Any]:
@@ -133,9 +128,4 @@ def _store(entries: dict[str, Any]) -> None:
     if len(entries) > _MOST:
         entries = {path: entry for path, entry in entries.items() if os.path.exists(path)}  # noqa: PTH110
         entries = dict([*entries.items()][-_MOST:])
-    # What cannot be kept (a full disk, a home that is read-only) is read again the next time.
-    with contextlib.suppress(OSError):
-        place = _place()
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = json.dumps({"form": _form(), "files": entries}, separators=(",", ":"))
-        atomic_write.write(place, text, durable=False, mode=0o600)
+    cache_files.write(_place(), json.dumps({"form": _form(), "files": entries}, separators=(",", ":")))

@@ -7,18 +7,16 @@ time of the run's metrics.jsonl are unchanged.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
-import platformdirs
 from pydantic_core import from_json, to_json
 
 from kit import untrusted_files
-from kit.runs import atomic_write, metrics
+from kit.runs import cache_files, metrics
 
 Reduce = Literal["last", "min", "max"]
 
@@ -92,8 +90,7 @@ def _signature(path: str) -> list[int] | None:
 
 
 def _place(points: Path) -> Path:
-    name = hashlib.sha256(str(points.absolute()).encode(errors="surrogateescape")).hexdigest()[:16]
-    return platformdirs.user_cache_path("kit") / f"results-{name}.json"
+    return cache_files.place("results", points.absolute())
 
 
 def _load(place: Path) -> dict[str, Any]:
@@ -110,8 +107,4 @@ def _is_entry(one: Any) -> bool:
 
 
 def _store(place: Path, entries: dict[str, Any]) -> None:
-    # If the cache cannot be written (full disk, read-only home), the metrics are read again next time.
-    with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = to_json({"form": _FORM, "runs": entries}, inf_nan_mode="constants").decode()
-        atomic_write.write(place, text, durable=False, mode=0o600)
+    cache_files.write(place, to_json({"form": _FORM, "runs": entries}, inf_nan_mode="constants").decode())

@@ -1,0 +1,46 @@
+"""Small caches of one file each in the user's cache folder: `KIND-DIGEST.json`, the digest of the path that the file belongs to.
+
+Any of them may be deleted at any time. Nobody deletes the file of a project or a sweep that is gone, so each new file removes those
+that nothing has written for 90 days: a home folder often has a quota.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import platformdirs
+
+from kit.runs import atomic_write
+
+_UNUSED_S = 90 * 24 * 3600
+
+
+def place(kind: str, belongs_to: Path | str) -> Path:
+    """The file of one kind for a path. kind: letters only."""
+    digest = hashlib.sha256(str(belongs_to).encode(errors="surrogateescape")).hexdigest()[:16]
+    return platformdirs.user_cache_path("kit") / f"{kind}-{digest}.json"
+
+
+def write(path: Path, text: str) -> None:
+    """Replace the text of a file. If it cannot be written (full disk, read-only home), nothing is kept, and that is no error."""
+    with contextlib.suppress(OSError):
+        first = not path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        atomic_write.write(path, text, durable=False, mode=0o600)
+        if first:
+            _remove_unused(path.parent, path.name.rpartition("-")[0])
+
+
+def _remove_unused(folder: Path, kind: str) -> None:
+    oldest = time.time() - _UNUSED_S
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(f"{kind}-") and entry.name.endswith(".json"):
+                # Another command may remove it at the same time.
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                        os.unlink(entry.path)  # noqa: PTH108 - of thousands
