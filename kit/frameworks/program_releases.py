@@ -155,9 +155,14 @@ def misspelt(job: Job, releases: Releases, config: Mapping[str, Any] | None, *, 
     # The file, or another module, may add options of its own. Then only a likely misspelling is refused.
     own = config is None or release in lists.open or releases.module in job.env
     own = own or any(option in given for option in lists.choose)
+    # A named module may have options that another release has elsewhere.
+    elsewhere = () if releases.module in job.env else lists.names(None)
     for option, (where, written) in given.items():
         if option not in names:
-            yield from _unknown(releases, lists, option, where, written, names=names, release=release, own=own)
+            meant = option if option in elsewhere else nearest(option, elsewhere, cutoff=_MISSPELT_CUTOFF)
+            yield from _unknown(
+                releases, lists, option, where, written, names=names, release=release, own=own, meant=meant
+            )
         elif not own and release is not None and release in lists.module.get(option, "").split():
             problem = f"{written} is an option of {lists.groups}, and nothing names this module"
             yield Fault(key=where, problem=problem, hint=f"--{lists.chosen_by(known)}={lists.groups} in args")
@@ -173,9 +178,13 @@ def _unknown(
     names: Collection[str],
     release: str | None,
     own: bool,
+    meant: str | None,
 ) -> Iterator[Fault]:
-    """Refuse one unknown option. own: the user may add options, so refuse only one that resembles a known option."""
-    meant = option if option in lists.names(None) else nearest(option, lists.names(None), cutoff=_MISSPELT_CUTOFF)
+    """Refuse one unknown option.
+
+    own: the user may add options, so refuse only one that resembles a known option. meant: the option of any release that it
+    resembles.
+    """
     has = lists.value.get(option) or lists.switch.get(option) or ""
     near = (_same_name_elsewhere(meant, names) if meant else None) or nearest(
         option, names, cutoff=_MISSPELT_CUTOFF if own else 0.6

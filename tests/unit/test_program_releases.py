@@ -89,3 +89,12 @@ def test_megatrons_options_are_those_of_the_release(tmp_path: Path) -> None:
 def test_the_nearest_release(found: str, near: str) -> None:
     known = ["0.1.0", "0.2.0", "0.2.1", "0.2.2", "0.3.0"]
     assert nearest_release(found, known) == near
+
+
+def test_a_named_module_brings_options_that_another_release_has(tmp_path: Path) -> None:
+    """v0.2.2's flux has encoder.t5_encoder of its own; it was refused because 0.3.0 has it among its options."""
+    args = ["--encoder.t5_encoder", "google/t5", "--validation.enable_classifier_free_guidance"]
+    assert made(tmp_path, titan(*args, TORCHTITAN_MODULE="torchtitan.models.flux.train"), torchtitan="0.2.2")
+    for wrong in (titan(*args), titan("--training.stps", "3", TORCHTITAN_MODULE="mine")):
+        with pytest.raises(ConfigError):
+            made(tmp_path, wrong, torchtitan="0.2.2")
