@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -35,6 +36,7 @@ EXAMPLE = REPO / "examples" / "torchtitan-sweep"
 
 pytestmark = pytest.mark.skipif(not RELEASES, reason="no release of TorchTitan is here: make foreign")
 Ask = Callable[..., dict[str, Any]]
+Original = Callable[[Path, list[str]], dict[str, Any]]
 
 
 def launcher() -> ModuleType:
@@ -61,6 +63,18 @@ def ask(judges: dict[Path, Judge], tmp_path: Path, monkeypatch: pytest.MonkeyPat
             judges[place] = Judge("torchtitan.py", "check", str(place))
         answer: dict[str, Any] = judges[place].ask([*run.added(found, words), *words])
         return answer
+
+    return put
+
+
+@pytest.fixture
+def original(judges: dict[Path, Judge]) -> Original:
+    """What a release makes of words that the kit has no part in."""
+
+    def put(place: Path, words: list[str]) -> dict[str, Any]:
+        if place not in judges:
+            judges[place] = Judge("torchtitan.py", "check", str(place))
+        return values(judges[place].ask(words))
 
     return put
 
@@ -176,30 +190,90 @@ def test_what_the_parser_refuses_the_kit_refuses_first(place: Path, option: str,
 
 # Of each model that 0.3.0 publishes a configuration for, as its class makes it on a machine without GPUs.
 PUBLISHED = {
-    "llama3": ["llama3_debugmodel", "llama3_8b", "llama3_70b", "llama3_405b"],
+    # llama3_405b imports torchao as it is made.
+    "llama3": ["llama3_debugmodel", "llama3_8b", "llama3_70b"],
     "qwen3": ["qwen3_debugmodel", "qwen3_0_6b", "qwen3_1_7b", "qwen3_14b", "qwen3_32b"],
     "deepseek_v3": ["deepseek_v3_debugmodel", "deepseek_v3_16b", "deepseek_v3_671b"],
     "torchft.llama3": ["llama3_torchft_debugmodel"],
 }
 
 
+# What the kit sets: the run's folder and seed, the group's number and the count of groups, the place of the file.
+OF_THE_KIT = {"job.config_file", "job.dump_folder", "dump_folder", "training.seed", "debug.seed"}
+OF_GROUPS = {f"fault_tolerance.{key}" for key in ("enable", "replica_id", "group_size", "min_replica_size")}
+
+
+def differing(theirs: dict[str, Any], ours: dict[str, Any]) -> set[str]:
+    """Options with another value."""
+    return {option for option in theirs.keys() | ours.keys() if theirs.get(option) != ours.get(option)}
+
+
 @pytest.mark.parametrize("place", PYTHON, ids=lambda place: place.name)
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in PUBLISHED.items() for name in names])
-def test_published_python_configurations(place: Path, module: str, name: str, ask: Ask, project: Path) -> None:
+@pytest.mark.parametrize("published", [f"{module} {name}" for module, names in PUBLISHED.items() for name in names])
+def test_published_python_configurations(
+    place: Path, published: str, ask: Ask, original: Original, project: Path
+) -> None:
+    """As a job of the launcher: every option has the value that the configuration gives it, but those of the run."""
+    module, name = published.split()
     env = {"REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "2"} if "torchft" in module else {}
-    words = ["--module", module, "--config", name, "--training.steps", "20"]
-    found = values(ask(place, words, KIT_SEED="5", **env))
-    meant = {"training.steps": 20, "debug.seed": 5, "dump_folder": str(project / "outputs")}
+    words = ["--module", module, "--config", name]
+    (project / "job.toml").write_text(
+        f'name = "x"\nlauncher = "torchtitan"\nseed = 5\nargs = {words}\n[env]\nPROGRAM_RELEASE = "0.3.0"\n'
+    )
+    found = values(ask(place, job_words(project), KIT_SEED="5", **env))
+    meant = {"debug.seed": 5, "dump_folder": str(project / "outputs")}
     meant |= {"fault_tolerance.replica_id": 1, "fault_tolerance.group_size": 2} if env else {}
     assert {key: found[key] for key in meant} == meant
+    assert len(found) > 100
+    assert differing(original(place, words), found) <= OF_THE_KIT | (OF_GROUPS if env else set())
+
+
+def job_words(project: Path) -> list[str]:
+    """What the program of the folder's job is started with, after its own path."""
+    from kit.runs import submit
+
+    made = submit.prepare(project / "job.toml", cluster="here", overrides=[], containers=False)
+    program = made.plan.text_of("program.sh").partition("KIT_PROGRAM=(\n")[2].partition("\n)\n")[0]
+    return [word for line in program.splitlines() for word in shlex.split(line)][2:]
 
 
 FILES = [path for place in CHECKOUTS for path in sorted(place.glob("torchtitan/models/*/train_configs/*.toml"))]
+of_a_checkout = pytest.mark.skipif(
+    not FILES, reason="TORCHTITAN names no checkout: pip's packages hold no configurations of v0.2"
+)
 
 
-@pytest.mark.skipif(not FILES, reason="TORCHTITAN names no checkout: pip's packages hold no configurations of v0.2")
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parts[-6]}-{path.stem}")
-def test_published_files(path: Path, ask: Ask, project: Path) -> None:
+def release_of(path: Path) -> Path:
+    """The release whose checkout holds a file."""
+    return next(place for place in RELEASES if place.name[-5:] in path.parts[-6])
+
+
+def module_of(path: Path) -> list[str]:
+    """The module that trains such a model, where it has one: torchtitan.train takes its options and does not read them."""
+    return ["torchtitan.models.flux.train"] if "flux" in path.parts else []
+
+
+@of_a_checkout
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parts[-6]}-{path.parts[-3]}-{path.stem}")
+def test_published_files_as_jobs(path: Path, ask: Ask, original: Original, project: Path) -> None:
+    """One training, as launcher torchtitan starts it: every option has the value that the file gives it, but those of the run."""
+    release = release_of(path)
+    (project / "theirs.toml").write_bytes(path.read_bytes())
+    own = module_of(path)
+    (project / "job.toml").write_text(
+        'name = "x"\nlauncher = "torchtitan"\nseed = 5\nargs = ["--job.config_file", "theirs.toml"]\n'
+        f'[env]\nPROGRAM_RELEASE = "{release.name[-5:]}"\n' + "".join(f'TORCHTITAN_MODULE = "{name}"\n' for name in own)
+    )
+    words = [word.replace("theirs.toml", str(project / "theirs.toml")) for word in job_words(project)]
+    found = values(ask(release, words, KIT_SEED="5"))
+    assert len(found) > 80
+    assert differing(original(release, ["--job.config_file", str(path)]), found) <= OF_THE_KIT
+    assert 5 in {found.get("debug.seed"), found.get("training.seed")}
+
+
+@of_a_checkout
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parts[-6]}-{path.parts[-3]}-{path.stem}")
+def test_published_files(path: Path, ask: Ask, original: Original, project: Path) -> None:
     """With the settings for parallelism of its own: a file for 256 GPUs is asked for as many."""
     titan = tomllib.loads(path.read_text(encoding="utf-8"))
     split = titan.get("parallelism", {})
@@ -213,21 +287,15 @@ def test_published_files(path: Path, ask: Ask, project: Path) -> None:
     # Groups twice as wide as what is not sharded: TorchTitan averages them where it shards.
     each = max(1, width // 8) * (2 if split.get("data_parallel_shard_degree", -1) == -1 else 1)
     asked = Asked(config_file=path, nodes=2 * each, nodes_per_replica=each)
-    # Such a model has a trainer of its own, whose options torchtitan.train takes and does not read.
-    env = ["env.TORCHTITAN_MODULE=torchtitan.models.flux.train"] if "flux" in path.parts else []
-    release = next(place for place in RELEASES if place.name[-5:] in path.parts[-6])
+    env = [f"env.TORCHTITAN_MODULE={name}" for name in module_of(path)]
+    release = release_of(path)
     text = single_file(
         asked, cluster="here", containers=False, overrides=[*env, f"env.PROGRAM_RELEASE={release.name[-5:]}"]
     )
     words = written(text, project, "roles/replica-0/program.sh")
     found = values(ask(release, words, REPLICA_GROUP_ID="1", NUM_REPLICA_GROUPS="2", KIT_SEED="5"))
-    for section, table in titan.items():
-        for key, value in table.items() if isinstance(table, dict) else ():
-            if isinstance(value, int | str) and (section, key) not in {
-                ("job", "dump_folder"),
-                ("fault_tolerance", "enable"),
-            }:
-                assert found.get(f"{section}.{key}", value) == value, f"{section}.{key}"
+    theirs = original(release, ["--job.config_file", str(path)])
+    assert differing(theirs, found) <= OF_THE_KIT | OF_GROUPS
     assert found["fault_tolerance.group_size"] == 2
 
 

@@ -118,7 +118,16 @@ def answer(words: list[str]) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - any of them would end the ranks
         return {"refused": f"{type(error).__name__}: {error}"}
     found = {name: value for name, _, value in flat(type(config), config)}
-    return {"values": {name: value for name, value in found.items() if isinstance(value, int | float | str | list)}}
+    return {"values": {name: value for name, value in found.items() if _plain(value)}}
+
+
+def _plain(value: Any) -> bool:
+    """Whether it is no object of the program's, which would be another one at each question."""
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _has(module: str) -> bool:

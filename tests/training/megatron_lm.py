@@ -1,11 +1,13 @@
 """Megatron-LM's own parser and validator, asked from outside: a process of its own, since its megatron.core is not PyPI's.
 
     python megatron_lm.py CHECKOUT check
+    python megatron_lm.py CHECKOUT values
     python megatron_lm.py CHECKOUT options >0.19.json                              # what one release says of itself
     python megatron_lm.py - table 0.16.json 0.19.json … >kit/frameworks/megatron-options.toml
 
 `check` reads a JSON object a line, {"argv": [...], "world_size": 8, "env": {...}}, and answers each with a line of JSON: null, or
-why the command line was refused.
+why the command line was refused. `values` reads {"argv": [...]} and answers {"values": {...}}, what the parser makes of it, or
+{"refused": why}.
 
 Stood in for are a module of Triton kernels, which a torch without CUDA has not, and the GPU's generation (9: Hopper): validate_args
 asks for it.
@@ -105,6 +107,20 @@ def refusal(arguments: Any, case: dict[str, Any]) -> str | None:
     return None
 
 
+def values(arguments: Any, argv: list[str]) -> dict[str, Any]:
+    """What the parser makes of a command line, before any rule is applied."""
+    said = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["pretrain_gpt.py", *argv]),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(said),
+    ):
+        try:
+            return {"values": vars(arguments.parse_args())}
+        except SystemExit:
+            return {"refused": said.getvalue().strip().splitlines()[-1]}
+
+
 def main() -> None:
     """Answer on stdout."""
     if sys.argv[2] == "table":
@@ -115,7 +131,9 @@ def main() -> None:
         print(options(arguments))
         return
     for line in sys.stdin:
-        print(json.dumps(refusal(arguments, json.loads(line))), flush=True)
+        asked = json.loads(line)
+        answer = values(arguments, asked["argv"]) if sys.argv[2] == "values" else refusal(arguments, asked)
+        print(json.dumps(answer, default=str), flush=True)
 
 
 if __name__ == "__main__":
