@@ -195,6 +195,8 @@ COMMANDS: dict[str, tuple[tuple[Parameter, ...], dict[str, Parameter]]] = {
             "--since": ("since", "text", False, ""),
             "--grep": ("grep", "text", False, ""),
             "-g": ("grep", "text", False, ""),
+            "--cluster": ("cluster", "text", False, ""),
+            "-c": ("cluster", "text", False, ""),
             "--raw": ("raw", "on", False, ""),
             "--runs": ("runs_dir", "path", False, ""),
             "--json": ("as_json", "on", False, ""),

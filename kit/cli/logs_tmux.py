@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 from kit.cli.runs import RunName, RunsDir, find_dir, folders
@@ -36,18 +37,24 @@ def logs(
     grep: Annotated[
         str | None, typer.Option("--grep", "-g", metavar="PATTERN", help="Lines that match a regular expression.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", "-c", help="Of a training over two clusters, the half on this one only.", show_default=False
+        ),
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The bytes as they are, without sources.")] = False,
     runs_dir: RunsDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line: source, line.")] = False,
 ) -> None:
     """Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out."""
-    from kit.cli.wait_and_follow import follow_run, show, widen_pipe
+    from kit.cli.wait_and_follow import follow_halves, follow_run, show, widen_pipe
     from kit.runs import logs as reading
 
-    run_dir = find_dir(run, runs_dir)
-    reading.require_role(run_dir, role)
+    halves = _with_role(_halves(find_dir(run, runs_dir), cluster), role)
     for one in rank or ():
-        reading.require_rank(run_dir, one)
+        for _, run_dir in halves:
+            reading.require_rank(run_dir, one)
     wanted = reading.Wanted(
         ranks=frozenset(rank or ()),
         role=role,
@@ -55,16 +62,70 @@ def logs(
         since=_time_of(since) if since is not None else None,
         grep=_pattern(grep) if grep is not None else None,
     )
-    if follow:
-        follow_run(run_dir, wanted, raw=raw, as_json=as_json, fail=False)
+    if follow and len(halves) == 1:
+        follow_run(halves[0][1], wanted, raw=raw, as_json=as_json, fail=False)
         return
-    empty = True
+    if follow:
+        follow_halves(halves, wanted, raw=raw, as_json=as_json)
+        return
     widen_pipe()
-    for source, chunk in reading.follow(run_dir, wanted, ended=lambda: True, once=True):
-        show(source, chunk, raw=raw, as_json=as_json)
-        empty = False
-    if empty:
-        print(f"{run_dir.name}: nothing is logged yet; 'kit status {run_dir.name}' shows its state", file=sys.stderr)
+    for prefix, run_dir in halves:
+        empty = True
+        for source, chunk in reading.follow(run_dir, wanted, ended=lambda: True, once=True):
+            show(f"{prefix}{source}", chunk, raw=raw, as_json=as_json)
+            empty = False
+        if empty:
+            print(
+                f"{run_dir.name}: nothing is logged yet; 'kit status {run_dir.name}' shows its state", file=sys.stderr
+            )
+
+
+def _halves(run_dir: Path, cluster: str | None) -> list[tuple[str, Path]]:
+    """The prefix of the sources, and the folder, of each half that is wanted; of any other run, no prefix and its folder.
+
+    UsageError for a cluster on which there is no half.
+    """
+    from kit.errors import UsageError
+    from kit.runs import pair_relay, remote_clusters, run_facts
+
+    facts = run_facts.read(run_dir)
+    if facts.partner is None:
+        if cluster not in (None, facts.cluster):
+            raise UsageError(
+                f"{run_dir.name} is on cluster {facts.cluster}, not on {cluster}", hint="leave --cluster out"
+            )
+        return [("", run_dir)]
+    if cluster == facts.cluster:
+        return [("", run_dir)]
+    folders(None, facts.partner)
+    other = pair_relay.folder_of(facts.partner)
+    if other is None and cluster is None:
+        return [("", run_dir)]
+    there = run_facts.read(other).cluster if other else ""
+    if other is None or cluster not in (None, there):
+        problem = f"no half of {run_dir.name} is on cluster {cluster}"
+        raise UsageError(problem, hint=" or ".join(f"--cluster {name}" for name in (facts.cluster, there) if name))
+    remote_clusters.fetch(other)
+    if cluster is not None:
+        return [("", other)]
+    return sorted([(f"{facts.cluster}/", run_dir), (f"{there}/", other)])
+
+
+def _with_role(halves: list[tuple[str, Path]], role: str | None) -> list[tuple[str, Path]]:
+    """The halves that have this role; UsageError if there is none."""
+    from kit.errors import UsageError
+    from kit.runs import logs as reading
+
+    found, problems = [], []
+    for half in halves:
+        try:
+            reading.require_role(half[1], role)
+            found.append(half)
+        except UsageError as error:
+            problems.append(error)
+    if not found:
+        raise problems[0]
+    return found
 
 
 def _time_of(given: str) -> float:

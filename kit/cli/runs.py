@@ -50,7 +50,7 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
         Column("run"), Column("job", 1), Column("cluster", 5), Column("state"), Column("code", 2), Column("world", 4),
         Column("submitted", 3),
     )  # fmt: skip
-    show(columns, [_row(one) for one in found])
+    show(columns, _rows(found))
     for one in found:
         if one.facts.problem:
             print(f"{one.run_dir.name}: {clean(one.facts.problem)}", file=sys.stderr)
@@ -66,6 +66,23 @@ def _found_again(found: Iterable[Status]) -> bool:
     from kit.sweeps import lost_arrays
 
     return lost_arrays.noted(points)
+
+
+def _rows(found: Sequence[Status]) -> list[tuple[object, ...]]:
+    """The table's rows: of a training over two clusters, the second half stands below the first and is marked."""
+    by_id = {one.facts.run_id: one for one in found}
+    rows = []
+    shown: set[str] = set()
+    for one in found:
+        if one.facts.run_id in shown:
+            continue
+        rows.append(_row(one))
+        other = by_id.get(one.facts.partner or "")
+        if other is not None and other.facts.partner == one.facts.run_id:
+            name, *more = _row(other)
+            rows.append((f"└ {name}", *more))
+            shown.add(other.facts.run_id)
+    return rows
 
 
 def _row(one: Status) -> tuple[object, ...]:
@@ -110,24 +127,25 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = Fals
 
 
 def _partner_facts(one: Status) -> dict[str, object] | None:
-    """The other half of a training over two clusters: its run, cluster and state; None of any other run."""
+    """The other half of a training over two clusters: its run, cluster and state, and the relay; None of any other run."""
     if (name := one.facts.partner) is None:
         return None
     from kit.cli.wait_and_follow import queue
+    from kit.runs import pair_relay
     from kit.runs import status as of
-    from kit.runs import two_clusters
 
-    run_dir = two_clusters.folder_of(name)
+    folders(None, name)
+    run_dir = pair_relay.folder_of(name)
     if run_dir is None:
-        return {"run": name, "cluster": None, "state": "not found", "job_id": None}
+        return {"run": name, "cluster": None, "state": "not found", "job_id": None, "relay": None}
     (other,) = of.of([run_dir], queue=queue())
-    first = one.run_dir if two_clusters.relay_process(one.run_dir) else run_dir
+    relay = pair_relay.seen_from(one.run_dir, run_dir) if one.active or other.active else None
     return {
         "run": name,
         "cluster": other.facts.cluster,
         "state": other.state,
         "job_id": other.job_id,
-        "relay": "up" if two_clusters.relay_process(first) else "not on this machine",
+        "relay": relay,
     }
 
 
@@ -135,7 +153,9 @@ def _partner(one: Status) -> str | None:
     found = _partner_facts(one)
     if found is None:
         return None
-    relay = f", relay {found['relay']}" if "relay" in found else ""
+    if found["cluster"] is None:
+        return f"{found['run']}: not found, so it was probably not submitted; 'kit cancel {one.run_dir.name}' ends this half"
+    relay = f", relay {found['relay']}" if found["relay"] else ""
     return f"{found['run']} on {found['cluster']}: {found['state']}{relay}"
 
 
@@ -214,6 +234,7 @@ def _listed(one: Status) -> dict[str, object]:
         "git": made.git,
         "workspace": made.workspace,
         "rerun_of": made.rerun_of,
+        "partner": made.partner,
         "submitted_at": submitted,
         "run_dir": str(one.run_dir),
     }

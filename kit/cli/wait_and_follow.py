@@ -7,7 +7,7 @@ import fcntl
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,9 +46,15 @@ def wait_run(run_dir: Path) -> None:
 
 
 def follow_run(
-    run_dir: Path, wanted: Wanted | None = None, *, fail: bool = True, raw: bool = False, as_json: bool = False
+    run_dir: Path,
+    wanted: Wanted | None = None,
+    *,
+    fail: bool = True,
+    raw: bool = False,
+    as_json: bool = False,
+    prefix: str = "",
 ) -> None:
-    """Print the logs until the run has ended; then, with `fail`, RunFailed if its code is not 0."""
+    """Print the logs until the run has ended; then, with `fail`, RunFailed if its code is not 0. prefix: of each source."""
     from kit.runs import logs as reading
     from kit.runs import remote_following
     from kit.runs import status as of
@@ -69,12 +75,36 @@ def follow_run(
     with goes_on(run_dir.name), remote_following.fetching(run_dir, say=_say) as fetch:
         threading.Thread(target=watch, args=(fetch,), daemon=True).start()
         for source, chunk in reading.follow(run_dir, wanted or reading.Wanted(), ended=ended.is_set):
-            show(source, chunk, raw=raw, as_json=as_json)
+            show(f"{prefix}{source}", chunk, raw=raw, as_json=as_json)
             sys.stdout.flush()
     if problems:
         raise problems[0]
     if fail:
         require_success(last[0])
+
+
+def follow_halves(halves: Sequence[tuple[str, Path]], wanted: Wanted, *, raw: bool, as_json: bool) -> None:
+    """Print the logs of both halves of a training over two clusters until both have ended.
+
+    halves: the prefix of the sources, and the folder, of each. The first error of either is raised at the end.
+    """
+    problems: list[BaseException] = []
+
+    def one(prefix: str, run_dir: Path) -> None:
+        try:
+            follow_run(run_dir, wanted, raw=raw, as_json=as_json, fail=False, prefix=prefix)
+        except BaseException as error:  # noqa: BLE001 - raised below, in the main thread
+            problems.append(error)
+
+    threads = [threading.Thread(target=one, args=half, daemon=True) for half in halves]
+    # A Ctrl-C reaches the main thread alone, and the others end with it.
+    with goes_on(halves[0][1].name):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if problems:
+        raise problems[0]
 
 
 def show(source: str, chunk: bytes, *, raw: bool = False, as_json: bool = False) -> None:

@@ -149,11 +149,13 @@ class Mirror:
         sacct: Sequence[str] = (),
         queue: bool = False,
         whole: bool = False,
-    ) -> None:
+        relay: bool = False,
+    ) -> str:
         """Update the files of a run, in one request: of logs only the new bytes, all other files completely.
 
         sacct: an accounting command to run in the same request. queue: also fetch Slurm's queue. Both answers are stored in
-        `connection.known`. whole: include the programs that the kit put there.
+        `connection.known`. whole: include the programs that the kit put there. relay: return what became of the run's relay, in the
+        words of templates/remote/shared.sh; else an empty text.
         """
         name = self.name_of(run_dir)
         state = self.root / "files" / name.replace("/", "~")
@@ -164,6 +166,7 @@ class Mirror:
                 "ARGV": shell_program.Words(sacct or ("true",)),
                 "QUEUE": int(queue) or "",
                 "WHOLE": int(whole) or "",
+                "RELAY": int(relay) or "",
             }
             reply = connection.ask("fetch", {**constants, **words}, data=[known])
             self._apply(reply, state, known)
@@ -173,6 +176,7 @@ class Mirror:
             connection.known[tuple(sacct)] = reply.completed("accounted", sacct)
         if queue:
             connection.known.update(primed(reply, ("squeue", queue_options(there.uid), "queue")))
+        return reply.texts.get("relay", "")
 
     def _apply(self, reply: Reply, state: Path, known: bytes) -> None:
         """Apply the changes, files first. If the process is killed, the remaining changes are sent again."""

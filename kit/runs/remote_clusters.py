@@ -27,7 +27,10 @@ _FRESH_S = 2.0
 
 @dataclass
 class RemoteCluster:
-    """One cluster over ssh. silent: the reason why it does not answer; empty if it does."""
+    """One cluster over ssh. silent: the reason why it does not answer; empty if it does.
+
+    relays: what became of the relays of training runs over two clusters, from the last update of their files; by run.
+    """
 
     name: str
     rules: Cluster
@@ -36,6 +39,7 @@ class RemoteCluster:
     silent: str = ""
     asked: ClusterAnswer | None = None
     asked_at: float = field(default=0.0)
+    relays: dict[str, str] = field(default_factory=dict)
 
     def refresh(self, *, plan: bool = False) -> ClusterAnswer:
         """Update the mirror, with Slurm's queue, in one request."""
@@ -43,6 +47,10 @@ class RemoteCluster:
         self.asked = self.mirror.refresh(self.connection, self.rules, plan=plan, timeout=timeout)
         self.asked_at, self.silent = time.monotonic(), ""
         self._record_interrupted_submits(self.asked)
+        if (self.mirror.root / "unwanted").is_dir():
+            from kit.runs import remote_halves
+
+            remote_halves.cancel(self)
         return self.asked
 
     def env(self, inherited: Mapping[str, str] | None = None) -> OverSsh:
@@ -51,9 +59,12 @@ class RemoteCluster:
 
     def fetch(self, run_dir: Path, *, accounting_too: bool = True) -> None:
         """Update a run's files, and ask accounting for its job, in one request."""
-        job_id = run_facts.read(run_dir).job_id if accounting_too else None
-        sacct = accounting.question([job_id]) if job_id is not None else ()
-        self.mirror.fetch(self.connection, self.rules, run_dir, sacct=sacct)
+        facts = run_facts.read(run_dir)
+        sacct = accounting.question([facts.job_id]) if accounting_too and facts.job_id is not None else ()
+        relay = facts.partner is not None
+        said = self.mirror.fetch(self.connection, self.rules, run_dir, sacct=sacct, relay=relay)
+        if said:
+            self.relays[run_dir.name] = said
 
     def fetch_whole(self, run_dir: Path) -> None:
         """Update all files that a repetition or an export needs, with programs and snapshot. At most two requests."""

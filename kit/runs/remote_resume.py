@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kit.config import load_model
 from kit.images import image_lock
-from kit.runs import remote_images, remote_send, secret
+from kit.runs import pair_relay, remote_images, remote_send, secret
 from kit.runs.manifest import Manifest
 from kit.runs.remote_clusters import RemoteCluster
 from kit.runs.remote_send import Errand
@@ -32,8 +32,11 @@ def resume(status: Status, record: Manifest, cluster: RemoteCluster, *, inherite
     again = record.model_copy(update={"job_id": None, "earlier_job_ids": earlier})
     number = len(earlier)
     name = f"state/again-{number}.json"
+    values = secret.gather(job, job_dir=origin.parent, job_file=record.job_file)
+    if record.partner:
+        values[secret.RELAY_TOKEN] = pair_relay.token_for(record.partner)
     with tempfile.TemporaryDirectory(prefix="kit-run-") as folder:
-        secret.write(Path(folder), secret.gather(job, job_dir=origin.parent, job_file=record.job_file))
+        secret.write(Path(folder), values)
         (Path(folder) / "state").mkdir()
         again.write(Path(folder) / name, durable=False)
         content = remote_send.packed(Path(folder))
@@ -52,4 +55,6 @@ def resume(status: Status, record: Manifest, cluster: RemoteCluster, *, inherite
     with cluster.mirror.changing():
         again.write(paths.manifest, durable=False)
     cluster.asked = None
+    # It takes its token from the file of secrets that came with the run.
+    pair_relay.start_again(status.run_dir, job, env={})
     return again

@@ -56,12 +56,10 @@ def require_portable(resolved: Resolved) -> None:
 
 
 def submit(prepared: Prepared, cluster: RemoteCluster, *, now: datetime | None = None) -> Manifest:
-    """Send a planned run and submit it. JobRefusedError if sbatch refuses it; then nothing of it is left."""
-    from kit.runs.submit import ask_slurm, record_of
+    """Send the folder of a run that is ready, and submit it. JobRefusedError if sbatch refuses it; then nothing of it is left."""
+    from kit.runs.submit import record_of
 
     earlier = prepared.earlier
-    send_what_it_lacks(prepared, cluster)
-    ask_slurm(prepared)
     patch = workspace.patch(prepared.scan) or (earlier.patch() if earlier else "")
     record = record_of(prepared, patch=patch, now=now)
     if earlier:

@@ -8,7 +8,7 @@ from pathlib import Path
 from kit.config import load_model
 from kit.errors import RunError
 from kit.images import check_against_lock, sqshfile
-from kit.runs import output_folders, remote_clusters, secret, two_clusters
+from kit.runs import output_folders, pair_relay, remote_clusters, secret
 from kit.runs.manifest import Manifest
 from kit.runs.status import Status
 from kit.slurm import client
@@ -44,11 +44,11 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
     origin = Path(record.job_file)
     values = secret.gather(job, job_dir=origin.parent, job_file=record.job_file)
     if record.partner:
-        values[secret.RELAY_TOKEN] = two_clusters.token_for(record.partner)
+        values[secret.RELAY_TOKEN] = pair_relay.token_for(record.partner)
     secret.remove(status.run_dir)
     secret.write(status.run_dir, values)
     try:
-        two_clusters.relay_again(status.run_dir, job, env=client.environment(env))
+        pair_relay.start_again(status.run_dir, job, env=client.environment(env))
         with output_folders.folders([paths.batch.read_text(encoding="utf-8")]):
             job_id = client.submit(record.argv, env=client.environment(env, inherit=job.inherit))
     except BaseException:

@@ -228,18 +228,21 @@ def submit(
     *,
     now: datetime | None = None,
     expected: Callable[[client.ExpectedStart | None], None] = lambda _: None,
+    ready: bool = False,
 ) -> manifest.Manifest:
     """Write the run folder and submit it. Nothing is left behind if the image does not match its lock, or if sbatch refuses.
 
-    expected: called with Slurm's estimate of the start, before the job is in the queue.
+    expected: called with Slurm's estimate of the start, before the job is in the queue; not for a cluster over ssh. ready:
+    `make_ready` was called.
     """
     made, earlier = prepared.plan, prepared.earlier
-    require_ready(prepared)
+    start = None if ready else make_ready(prepared)
     if prepared.remote:
         from kit.runs import remote_submit
 
         return remote_submit.submit(prepared, prepared.remote, now=now)
-    expected(ask_slurm(prepared))
+    if not ready:
+        expected(start)
     patch = workspace.patch(prepared.scan) or (earlier.patch() if earlier else "")
     record = record_of(prepared, patch=patch, now=now)
     workspace.keep(prepared.scan, made)
@@ -259,6 +262,19 @@ def submit(
             folder.remove(made.run_dir)
         raise
     return record
+
+
+def make_ready(prepared: Prepared) -> client.ExpectedStart | None:
+    """Do everything that may fail before a job is submitted: send what its cluster lacks, and ask Slurm; return Slurm's estimate.
+
+    Errors of `require_ready`, and SlurmError if Slurm would refuse the job.
+    """
+    require_ready(prepared)
+    if prepared.remote:
+        from kit.runs import remote_submit
+
+        remote_submit.send_what_it_lacks(prepared, prepared.remote)
+    return ask_slurm(prepared)
 
 
 def secrets_of(prepared: Prepared) -> dict[str, str]:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.errors import RunError
+from kit import data_folders
+from kit.errors import KitError, RunError
 from kit.runs import cancel as runs
-from kit.runs import find_runs, status, which_slurm
+from kit.runs import find_runs, remote_clusters, status, which_slurm
 from kit.runs.status import Queue, Status
 from kit.slurm.client import JobId
 from kit.sweeps import find
@@ -18,7 +19,8 @@ from kit.sweeps import find
 class Cancelled:
     """The result for one name.
 
-    name: of the run or sweep. jobs: those that were cancelled. state: of a run that had already ended.
+    name: of the run or sweep. jobs: those that were cancelled. state: of a run that had already ended. problem: the reason why the
+    other half of a training over two clusters was not cancelled.
     """
 
     name: str
@@ -26,8 +28,11 @@ class Cancelled:
     sweep: bool = False
     state: str = ""
     job_id: JobId | None = None
+    problem: str = ""
 
     def __str__(self) -> str:
+        if self.problem:
+            return self.problem
         if self.sweep:
             return f"{len(self.jobs)} points cancelled"
         return f"job {self.job_id} has ended already: {self.state}" if self.state else f"job {self.job_id} cancelled"
@@ -46,8 +51,15 @@ def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[C
         for one in active:
             if one.job_id is not None:
                 clusters.setdefault(one.manifest.cluster, {})[one.job_id] = one
+    problems = []
     for cluster, jobs in clusters.items():
-        runs.cancel(list(jobs.values()), env=which_slurm.env_of(cluster))
+        try:
+            runs.cancel(list(jobs.values()), env=which_slurm.env_of(cluster))
+        except KitError as error:
+            # The jobs of the other clusters are cancelled all the same.
+            problems.append(error)
+    if problems:
+        raise problems[0]
     return [what for what, _ in found]
 
 
@@ -56,8 +68,21 @@ def _with_partner(
 ) -> list[tuple[Cancelled, list[Status]]]:
     """The same, and the other half of a training over two clusters, where Slurm there still has it."""
     partners = [one.facts.partner for one in found[1] if one.facts.partner]
-    halves = [_find(name, folders, queue=queue) for name in partners if not found[0].sweep]
-    return [found, *(half for half in halves if half[1])]
+    halves = [_find_half(name, folders, queue=queue) for name in partners if not found[0].sweep]
+    return [found, *(half for half in halves if half[1] or half[0].problem)]
+
+
+def _find_half(name: str, folders: list[Path], *, queue: Queue) -> tuple[Cancelled, list[Status]]:
+    """The other half. If it was never submitted, or its cluster does not answer, this is no reason to keep the named one."""
+    remote_clusters.refresh(data_folders.project(), [name])
+    try:
+        found = _find(name, folders, queue=queue)
+    except RunError as error:
+        return Cancelled(name=name, jobs=(), problem=f"{name}, the other half: {error.message}"), []
+    if found[0].state == status.UNKNOWN:
+        problem = f"{name}, the other half: its cluster does not answer; 'kit cancel {name}' once it does"
+        return Cancelled(name=name, jobs=(), state=status.UNKNOWN, problem=problem), []
+    return found
 
 
 def _find(name: str | None, folders: list[Path], *, queue: Queue) -> tuple[Cancelled, list[Status]]:

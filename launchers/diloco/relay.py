@@ -52,6 +52,9 @@ MOST_UNPROVED = 64
 MOST_PROVED = 8192
 LONGEST_WAIT_S = 3600.0
 LOOK_S = 2.0
+# How often Slurm is asked; and when the relay ends although Slurm does not answer, so that none stays for ever.
+ASK_S = 60.0
+SILENT_S = 7 * 86_400.0
 
 
 class Refused(Exception):  # noqa: N818 - the end of one connection, not of the program
@@ -320,25 +323,29 @@ def started(pid: int) -> int:
 async def job_over(run_dir: Path) -> None:
     """Return once Slurm has no job of this run any more, or the run folder is gone.
 
-    Slurm is asked once a minute, and at once when the run's record changes; one answer alone is not believed.
+    Slurm is asked once a minute, and at once when the run's record changes; one answer alone is not believed. Without any answer
+    for SILENT_S, return too.
     """
     looked, record, missing, began = 0.0, (0.0, 0.0), 0, time.monotonic()
+    answered = began
     while True:
         await asyncio.sleep(LOOK_S)
         if not run_dir.is_dir():
             return
         now = time.monotonic()
         changed = (_mtime(run_dir / "state" / "events.jsonl"), _mtime(run_dir / "state" / "cancelled-by"))
-        if not missing and changed == record and now - looked < 60:
+        if not missing and changed == record and now - looked < ASK_S:
             continue
         looked, record = now, changed
         number = job_of(run_dir)
         if number is None:
             over = now - began > 600
         else:
-            over = await asyncio.get_running_loop().run_in_executor(None, is_over, number)
+            said = await asyncio.get_running_loop().run_in_executor(None, is_over, number)
+            answered = answered if said is None else now
+            over = bool(said)
         missing = missing + 1 if over else 0
-        if missing >= 3:
+        if missing >= 3 or now - answered > SILENT_S:
             return
 
 
@@ -358,8 +365,8 @@ def job_of(run_dir: Path) -> int | None:
     return int(number) if number is not None else None
 
 
-def is_over(job: int) -> bool:
-    """Whether Slurm has nothing to do for a job any more. False, too, while Slurm does not answer."""
+def is_over(job: int) -> bool | None:
+    """Whether Slurm has nothing to do for a job any more; None while Slurm does not answer."""
     try:
         done = subprocess.run(
             ["squeue", "--noheader", "--format=%T", f"--jobs={job}"],
@@ -369,9 +376,9 @@ def is_over(job: int) -> bool:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return False
+        return None
     if done.returncode:
-        return "Invalid job id" in done.stderr
+        return True if "Invalid job id" in done.stderr else None
     return not done.stdout.strip()
 
 

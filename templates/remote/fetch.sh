@@ -6,6 +6,7 @@ main() {
     [ "$JOBS" = "" ] || answer accounted sacct_of
     [ "$QUEUE" = "" ] || answer queue squeue --noheader --array --states=all "--user=$KIT_UID" '--format=%F|%K|%T|%r|%N|%M'
     if cd -- "$RUNS" 2>/dev/null && [ -d "./$RUN" ]; then
+        [ "$RELAY" = "" ] || section relay 0 "$(kit_relay "./$RUN")"
         send_changes "$(changes files)"
     else
         head -c "$KNOWN" >/dev/null

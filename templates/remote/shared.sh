@@ -47,6 +47,22 @@ facts() {
         "$KIT_USER" "$KIT_UID" "$HOME" "$KIT_DATA" "$RUNS" "$STORE" "$(date +%s)"
 }
 
+# kit_relay FOLDER: prints what became of the relay that a run started: up; gone, if its process died; on NODE, if it runs on another
+# login node than this one; none, if it has not begun or has ended.
+kit_relay() {
+    # shellcheck disable=SC2046 # three words
+    set -- $(sed -n 's/.*"pid": \([0-9]*\), "node": "\([^"]*\)", "started": \([0-9]*\).*/\1 \2 \3/p' "$1/state/relay.json" 2>/dev/null)
+    if [ "$#" -ne 3 ]; then
+        echo none
+    elif [ "$2" != "$(uname -n)" ]; then
+        echo "on $2"
+    elif [ "$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d ' ' -f 20)" = "$3" ]; then
+        echo up
+    else
+        echo gone
+    fi
+}
+
 # changes LISTER: compares. The program's input has KNOWN bytes of lines `INODE SIZE MTIME PATH`, LISTER prints the present ones.
 # Prints the differences: `new LINE`, `grown OLDSIZE LINE` for a file that is only appended to, and `gone LINE`.
 changes() {

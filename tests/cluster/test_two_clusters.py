@@ -13,7 +13,7 @@ import pytest
 from kit import data_folders
 from kit.errors import KitError
 from kit.images import check_against_lock, image_lock
-from kit.runs import metrics, two_clusters
+from kit.runs import metrics, pair_relay
 from kit.slurm.embedded import ClusterSize, down, up
 from tests.cluster.conftest import project_on, short_folder, skip_without_slurm
 from tests.cluster.lab import Lab
@@ -105,7 +105,7 @@ def groups(run: Path) -> list[int]:
 
 
 def relay_of(run: Path) -> int | None:
-    return two_clusters.relay_process(run)
+    return pair_relay.process(run)
 
 
 def nothing_left(two: Two, first: Path, second: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -329,6 +330,22 @@ def test_the_relay_ends_when_slurm_has_no_job_of_its_run(tmp_path: Path) -> None
     assert made.process.wait(60) == 0
     assert not (made.run_dir / "state" / "relay.json").exists()
     assert "ends with its run" in made.process.communicate()[1]
+
+
+def test_the_relay_ends_when_slurm_has_not_answered_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    relay = module("relay")
+    (tmp_path / "manifest.json").write_text('{"job_id": 7}')
+    (tmp_path / "bin").mkdir()
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text(f"#!/bin/sh\necho >>{tmp_path}/asked\necho timed out >&2\nexit 1\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for name, value in {"LOOK_S": 0.01, "ASK_S": 0.0, "SILENT_S": 0.5}.items():
+        monkeypatch.setattr(relay, name, value)
+    began = time.monotonic()
+    asyncio.run(asyncio.wait_for(relay.job_over(tmp_path), 60))
+    assert time.monotonic() - began >= 0.5
+    assert (tmp_path / "asked").exists()
 
 
 def test_a_relay_without_a_token_or_a_port_says_why(tmp_path: Path) -> None:

@@ -12,10 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from kit import config
+from kit.cli import app
 from kit.errors import ConfigError, JobRefusedError, RunError, ToolError, UsageError
-from kit.runs import manifest, rerun, secret, submit, two_clusters
+from kit.runs import manifest, pair_relay, rerun, secret, submit, two_clusters
 from kit.runs.two_clusters import TwoRuns
 from kit.slurm.client import QueuedJob
 from kit.spec.cluster import RelayRules
@@ -142,8 +144,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(project: Path) 
     cluster(project, "two")
     write(project, "groups = 7")
     assert "diloco.groups: over two clusters 'kit submit' fills it in" in refusal(project)
-    (project / "clusters" / "two.toml").write_text('[ssh]\nhost = "login.two"\n[node]\ncpus = 4\n')
-    assert "starts no relay over ssh" in refusal(project)
     assert not (project / "runs").exists()
 
 
@@ -159,8 +159,8 @@ def test_a_free_port_of_the_range_is_taken(project: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"none of the ports {port} is free"):
-            two_clusters.free_port(RelayRules(host="h", ports=str(port), bind="127.0.0.1"))
-    assert two_clusters.free_port(RelayRules(host="h", ports=str(port), bind="127.0.0.1")) == port
+            pair_relay.free_port(RelayRules(host="h", ports=str(port), bind="127.0.0.1"))
+    assert pair_relay.free_port(RelayRules(host="h", ports=str(port), bind="127.0.0.1")) == port
 
 
 class Sent:
@@ -173,10 +173,10 @@ class Sent:
         monkeypatch.setattr(submit, "require_ready", lambda one: None)
         monkeypatch.setattr(submit, "ask_slurm", lambda one: None)
         monkeypatch.setattr(submit, "submit", self._submit)
-        monkeypatch.setattr(two_clusters, "start_relay", self._relay)
+        monkeypatch.setattr(pair_relay, "start", self._relay)
         monkeypatch.setattr("kit.runs.two_clusters.chain.cancel", lambda jobs, env: self.cancelled.extend(jobs))
 
-    def _submit(self, one: submit.Prepared) -> Any:
+    def _submit(self, one: submit.Prepared, *, ready: bool) -> Any:
         if one.plan.cluster == self._refused:
             raise JobRefusedError("sbatch: no such partition")
         one.folder.joinpath("state").mkdir(parents=True)
@@ -211,6 +211,8 @@ def test_a_half_that_is_refused_cancels_the_other(
 
 def half(project: Path, name: str, partner: str, job_id: int) -> Path:
     """A run folder of a training over two clusters."""
+    if not (project / "clusters" / f"{name}.toml").exists():
+        cluster(project, name)
     made = submit.prepare(project / "job.toml", cluster=name, overrides=[], containers=False, now=NOW).plan
     folder = project / "runs" / f"gpt-{name}"
     (folder / "state").mkdir(parents=True)
@@ -239,12 +241,98 @@ def test_a_cancel_of_either_half_is_one_of_both(project: Path, monkeypatch: pyte
         assert sorted(cancelled) == [("one", 7), ("two", 8)]
 
 
+def kit(*words: str) -> Any:
+    return CliRunner().invoke(app, list(words))
+
+
+def test_logs_are_those_of_both_halves_or_of_one(project: Path) -> None:
+    for name, other in (("one", "two"), ("two", "one")):
+        logs = half(project, name, f"gpt-{other}", 7) / "logs" / "replica-0"
+        logs.mkdir(parents=True)
+        (logs / "rank-0.log").write_text(f"from {name}\n")
+    (project / "runs" / "gpt-two" / "logs" / "replica-1").mkdir()
+    (project / "runs" / "gpt-two" / "logs" / "replica-1" / "rank-0.log").write_text("only there\n")
+    both = "one/replica-0/rank-0 | from one\ntwo/replica-0/rank-0 | from two\n"
+    only = "replica-1/rank-0 | only there\n"
+    for given in ("gpt-one", "gpt-two"):
+        assert kit("logs", given).stdout == f"{both}two/{only}"
+        assert kit("logs", given, "replica-0").stdout == both
+        assert kit("logs", given, "replica-1").stdout == f"two/{only}"
+        assert kit("logs", given, "--cluster", "one").stdout == "replica-0/rank-0 | from one\n"
+        assert kit("logs", given, "--cluster", "two", "replica-1").stdout == only
+    sources = [json.loads(line)["source"] for line in kit("logs", "gpt-one", "replica-0", "--json").stdout.splitlines()]
+    assert sources == ["one/replica-0/rank-0", "two/replica-0/rank-0"]
+    for words in (("replica-7",), ("--cluster", "three")):
+        assert isinstance(kit("logs", "gpt-one", *words).exception, UsageError)
+
+
+def test_both_halves_are_followed_until_both_have_ended(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, other in (("one", "two"), ("two", "one")):
+        folder = half(project, name, f"gpt-{other}", 7)
+        (folder / "logs").mkdir()
+        (folder / "logs" / "rank-0.log").write_text(f"from {name}\n")
+    ends = {"one": 0, "two": 1}
+    monkeypatch.setattr("kit.runs.which_slurm.is_up", lambda name: False)
+    for name, code in ends.items():
+        line = json.dumps({"event": "end", "exit_code": code})
+        (project / "runs" / f"gpt-{name}" / "state" / "events.jsonl").write_text(f"{line}\n")
+    seen = kit("logs", "-f", "gpt-one").stdout.splitlines()
+    assert sorted(seen) == ["one/rank-0 | from one", "two/rank-0 | from two"]
+
+
+def test_the_list_of_runs_shows_the_halves_one_below_the_other(project: Path) -> None:
+    half(project, "one", "gpt-two", 7)
+    half(project, "two", "gpt-one", 8)
+    half(project, "three", "gpt-lost", 9)
+    rows = [line.split()[:2] for line in kit("runs").stdout.splitlines()]
+    assert [row for row in rows if "gpt-two" in row] == [["└", "gpt-two"]]
+    assert rows.index(["└", "gpt-two"]) == [row[0] for row in rows].index("gpt-one") + 1
+    assert "gpt-three" in [row[0] for row in rows]
+    listed = {one["run"]: one["partner"] for one in json.loads(kit("runs", "--json").stdout)}
+    assert listed == {"gpt-one": "gpt-two", "gpt-two": "gpt-one", "gpt-three": "gpt-lost"}
+
+
+def test_a_half_whose_other_half_cannot_be_cancelled_is_cancelled(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half(project, "one", "gpt-two", 7)
+    half(project, "two", "gpt-one", 8)
+    half(project, "three", "gpt-lost", 9)
+    cancelled: list[str] = []
+    monkeypatch.setattr(
+        "kit.sweeps.cancel_by_name.runs.cancel", lambda runs, env: cancelled.extend(one.facts.run_id for one in runs)
+    )
+
+    def queue(name: str) -> dict[Any, QueuedJob] | None:
+        number = {"one": 7, "three": 9}.get(name)
+        if number is None:
+            return None
+        return {number: QueuedJob(job_id=number, state="PENDING", reason="", nodes="", elapsed="")}
+
+    said = [str(one) for one in cancel_by_name.cancel(["gpt-one"], [project / "runs"], queue=queue)]
+    assert cancelled == ["gpt-one"]
+    assert said[1] == "gpt-two, the other half: its cluster does not answer; 'kit cancel gpt-two' once it does"
+    said = [str(one) for one in cancel_by_name.cancel(["gpt-three"], [project / "runs"], queue=queue)]
+    assert cancelled == ["gpt-one", "gpt-three"]
+    assert said[1].startswith("gpt-lost, the other half: gpt-lost: no such run")
+
+
+def test_a_relay_of_another_machine_or_a_dead_one_is_named(project: Path) -> None:
+    folder = half(project, "one", "gpt-two", 7)
+    assert pair_relay.state(folder) == "none"
+    record = folder / "state" / "relay.json"
+    record.write_text(json.dumps({"pid": 1, "node": "login2", "started": 5}))
+    assert pair_relay.state(folder) == "on login2"
+    record.write_text(json.dumps({"pid": 1, "node": socket.gethostname(), "started": 5}))
+    assert pair_relay.state(folder) == "gone"
+
+
 def test_a_resumed_half_takes_the_token_that_the_other_still_has(project: Path) -> None:
     other = half(project, "two", "gpt-one", 8)
-    assert len(two_clusters.token_for("gpt-two")) == 64
+    assert len(pair_relay.token_for("gpt-two")) == 64
     secret.write(other, {secret.RELAY_TOKEN: "kept"})
-    assert two_clusters.token_for("gpt-two") == "kept"
-    assert two_clusters.token_for("gpt-nobody") != "kept"
+    assert pair_relay.token_for("gpt-two") == "kept"
+    assert pair_relay.token_for("gpt-nobody") != "kept"
 
 
 def test_one_half_is_not_run_again_by_itself(project: Path) -> None:
@@ -257,15 +345,15 @@ def test_one_half_is_not_run_again_by_itself(project: Path) -> None:
 def test_a_relay_is_known_by_its_process_and_not_by_its_number(project: Path) -> None:
     state = project / "state"
     state.mkdir()
-    assert two_clusters.relay_process(project) is None
+    assert pair_relay.process(project) is None
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     told = {"pid": int(Path("/proc/self").resolve().name), "node": socket.gethostname(), "started": int(stat[19])}
     (state / "relay.json").write_text(json.dumps(told))
-    assert two_clusters.relay_process(project) == told["pid"]
+    assert pair_relay.process(project) == told["pid"]
     (state / "relay.json").write_text(json.dumps(told | {"started": 1}))
-    assert two_clusters.relay_process(project) is None
+    assert pair_relay.process(project) is None
     (state / "relay.json").write_text("{")
-    assert two_clusters.relay_process(project) is None
+    assert pair_relay.process(project) is None
 
 
 def test_a_relay_that_cannot_start_says_why(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +362,7 @@ def test_a_relay_that_cannot_start_says_why(project: Path, monkeypatch: pytest.M
     (run / "logs").mkdir()
     (run / "code" / "relay.py").write_text("import sys\nsys.exit('error: cannot listen on port 1')\n")
     with pytest.raises(ToolError, match="the relay does not start: error: cannot listen on port 1"):
-        two_clusters.start_relay(run, RelayRules(host="h"), 1, env={"PATH": "/usr/bin:/bin"})
+        pair_relay.start(run, RelayRules(host="h"), 1, env={"PATH": "/usr/bin:/bin"})
 
 
 def test_the_other_job_files_know_nothing_of_it(project: Path) -> None:

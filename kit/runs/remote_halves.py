@@ -1,0 +1,97 @@
+"""Cancels one half of a training over two clusters if the other half was not submitted, even if the line or the kit broke first.
+
+`kit submit` notes each half over ssh in the mirror of its cluster before it submits the first, and removes the notes when both are
+submitted. The next command that reaches a cluster with such a note cancels the half, unless that submit still runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kit.errors import KitError
+from kit.remote.run_folder_mirror import Mirror
+from kit.runs import remote_cancel, run_facts, status
+from kit.runs.remote_clusters import RemoteCluster
+from kit.slurm import client
+
+_NOTES = "unwanted"
+# After this time, no job of an interrupted submit appears any more.
+_FORGET_S = 86_400.0
+
+
+@contextmanager
+def both_or_none(halves: list[tuple[RemoteCluster, str]]) -> Iterator[None]:
+    """Within the block, both halves are submitted. If it is left by an error, the halves that exist are cancelled.
+
+    halves: those over ssh, each with its run's id. A cluster that does not answer then keeps its note.
+    """
+    for cluster, run_id in halves:
+        _note(cluster.mirror, run_id, _process(os.getpid()))
+    try:
+        yield
+    except BaseException:
+        for cluster, run_id in halves:
+            _note(cluster.mirror, run_id, "")
+        for cluster, _ in halves:
+            with contextlib.suppress(KitError):
+                cluster.refresh()
+        raise
+    for cluster, run_id in halves:
+        (_notes(cluster.mirror) / run_id).unlink(missing_ok=True)
+
+
+def cancel(cluster: RemoteCluster) -> None:
+    """Cancel the noted halves of a cluster whose mirror was updated just now."""
+    for note in _unwanted(cluster.mirror):
+        run_dir = cluster.mirror.runs / note.name
+        facts = run_facts.read(run_dir)
+        if facts.slurm_id is None:
+            # Its submit may still be under way on the cluster, without this machine.
+            if time.time() - note.stat().st_mtime > _FORGET_S:
+                note.unlink(missing_ok=True)
+            continue
+        (one,) = status.of_facts([(run_dir, facts)], queue=lambda _: client.queue(env=cluster.env()))
+        if one.active:
+            remote_cancel.send(cluster, [one], [])
+        note.unlink(missing_ok=True)
+
+
+def is_noted(cluster: RemoteCluster, run_id: str) -> bool:
+    """Whether a half still has to be cancelled."""
+    return (_notes(cluster.mirror) / run_id).exists()
+
+
+def _unwanted(mirror: Mirror) -> list[Path]:
+    try:
+        notes = sorted(_notes(mirror).iterdir())
+        return [one for one in notes if not (said := one.read_text(encoding="utf-8")) or not _lives(said)]
+    except OSError:
+        return []
+
+
+def _note(mirror: Mirror, run_id: str, process: str) -> None:
+    folder = _notes(mirror)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / run_id).write_text(process, encoding="utf-8")
+
+
+def _notes(mirror: Mirror) -> Path:
+    return mirror.root / _NOTES
+
+
+def _process(pid: int) -> str:
+    """A process's number and start: together they name no other process. Empty if it does not exist."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return f"{pid} {stat.rpartition(')')[2].split()[19]}"
+
+
+def _lives(process: str) -> bool:
+    return _process(int(process.partition(" ")[0])) == process

@@ -1,0 +1,201 @@
+"""One training on two clusters that a laptop reaches over ssh: submitted, seen and cancelled as one; a relay on the login node."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.slurm.embedded import EmbeddedCluster
+from tests.cluster.conftest import short_folder
+from tests.cluster.lab import came
+from tests.cluster.ssh_lab import Far, far_lab, write_cluster
+from tests.support import REPO
+
+pytestmark = [pytest.mark.cluster, pytest.mark.root]
+
+RELAY = '[relay]\nhost = "127.0.0.1"\nports = "29750-29799"\nbind = "127.0.0.1"\n'
+JOB = """
+name = "two"
+launcher = "diloco"
+image = "frameworks-cpu"
+[resources]
+nodes = 2
+ranks_per_node = 1
+time = "00:05:00"
+[diloco]
+across = true
+[slurm]
+extra = ["--begin=now+1hour"]
+"""
+
+
+@pytest.fixture(scope="module")
+def far(cluster: EmbeddedCluster) -> Iterator[Far]:
+    """Two cluster files that lead to one login node; each has a folder of runs of its own."""
+    with short_folder() as folder, far_lab(cluster, folder) as lab:
+        write_cluster(lab, "one", more=RELAY, paths='runs = "{home}/kit/one"')
+        write_cluster(lab, "other", paths='runs = "{home}/kit/other"')
+        (lab.project / "job.toml").write_text(JOB)
+        yield lab
+
+
+def submit(far: Far) -> tuple[str, str]:
+    done = far.kit("submit", "--cluster", "one,other", "--no-container")
+    first, second = (Path(line).name for line in done.stdout.split())
+    return first, second
+
+
+def there(far: Far, run: str) -> Path:
+    """A run's folder over there."""
+    return far.home / "kit" / run.rpartition("-")[2] / run
+
+
+def relay(far: Far, run: str) -> int | None:
+    """The process of a run's relay."""
+    try:
+        told = json.loads((there(far, run) / "state" / "relay.json").read_text())
+        words = Path(f"/proc/{told['pid']}/cmdline").read_bytes()
+    except OSError:
+        return None
+    return int(told["pid"]) if b"relay.py" in words else None
+
+
+def status(far: Far, run: str) -> Any:
+    return json.loads(far.kit("status", run, "--json").stdout)
+
+
+def test_it_is_submitted_seen_and_cancelled_as_one(far: Far) -> None:
+    first, second = submit(far)
+    pid = relay(far, first)
+    assert pid is not None
+    assert Path(f"/proc/{pid}").stat().st_uid == far.home.stat().st_uid != 0
+    secrets = [(there(far, run) / ".secrets").read_text() for run in (first, second)]
+    token = secrets[0].partition("KIT_RELAY_TOKEN=")[2].split()[0]
+    assert len(token) == 64
+    assert token in secrets[1]
+    assert token not in (far.folder / "ssh.calls").read_text()
+    assert token.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    far.requests()
+    seen = status(far, second)["partner"]
+    # Of each cluster its records, then its files.
+    assert far.requests() == 4
+    assert (seen["run"], seen["cluster"], seen["state"], seen["relay"]) == (first, "one", "PENDING", "up")
+    seen = status(far, first)["partner"]
+    assert far.requests() == 3
+    assert (seen["run"], seen["cluster"], seen["state"], seen["relay"]) == (second, "other", "PENDING", "up")
+    rows = [line.split()[:2] for line in far.kit("runs").stdout.splitlines()]
+    at = [row[0] for row in rows].index(first)
+    assert rows[at + 1] == ["└", second]
+    said = far.kit("cancel", second).stderr
+    assert said.count("cancelled") == 2, said
+    assert {run: far.listed()[run]["state"] for run in (first, second)} == dict.fromkeys((first, second), "CANCELLED")
+    assert not [run for run in (first, second) if (there(far, run) / ".secrets").exists()]
+    assert came(lambda: relay(far, first) is None)
+
+
+def test_a_dead_relay_is_named(far: Far) -> None:
+    far.requests()
+    first, _ = submit(far)
+    # Of an unchanged workspace: four for each cluster as for any run, and on the first one a port and the relay.
+    assert far.requests() == 10
+    pid = relay(far, first)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert came(lambda: relay(far, first) is None)
+    assert status(far, first)["partner"]["relay"] == "gone"
+    assert ", relay gone" in far.kit("status", first).stdout
+    far.kit("cancel", first)
+
+
+def cluster_with_python(far: Far, name: str, first: str) -> None:
+    """A cluster file whose login node has a Python that does something before it runs the relay."""
+    folder = far.home / name
+    folder.mkdir()
+    (folder / "python3").write_text(
+        f'#!/bin/sh\ncase $1 in\n-c) ;;\n*) {first} ;;\nesac\nPATH=${{PATH#{folder}:}}\nexec python3 "$@"\n'
+    )
+    (folder / "python3").chmod(0o755)
+    write_cluster(far, name, more=f'path = "{folder}"\n{RELAY}', paths=f'runs = "{{home}}/kit/{name}"')
+
+
+def test_a_relay_that_does_not_start_takes_the_first_half_back(far: Far) -> None:
+    cluster_with_python(far, "broken", "echo no memory; exit 1")
+    before = set(far.jobs())
+    done = far.kit("submit", "--cluster", "broken,other", "--no-container", check=False)
+    assert done.returncode != 0
+    assert "cluster broken: the relay does not start on login.pod: no memory" in done.stderr
+    (first,) = [run for job, run in far.jobs().items() if job not in before]
+    assert f"{first}: cancelled, as the other half was not submitted" in done.stderr
+    assert far.listed()[first]["state"] == "CANCELLED"
+    assert not (there(far, first) / ".secrets").exists()
+    (far.project / "clusters" / "broken.toml").unlink()
+
+
+def test_a_kit_that_is_killed_between_the_halves_leaves_neither(far: Far) -> None:
+    """The relay starts between the two submits; here its Python waits first."""
+    cluster_with_python(far, "slow", "sleep 8")
+    before = set(far.jobs())
+    argv = [sys.executable, "-m", "kit", "submit", "--cluster", "slow,other", "--no-container"]
+    with subprocess.Popen(argv, cwd=far.project, env=far.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as made:
+        assert came(lambda: set(far.jobs()) - before)
+        made.kill()
+        made.communicate()
+    (first,) = [run for job, run in far.jobs().items() if job not in before]
+    assert came(lambda: far.listed()[first]["state"] == "CANCELLED")
+    # What the killed kit had begun over there comes to its end by itself.
+    assert came(lambda: (there(far, first) / "logs" / "relay.log").read_text().count("relay ends with its run") == 1)
+    assert {run for job, run in far.jobs().items() if job not in before} == {first}
+    assert status(far, first)["partner"]["state"] == "not found"
+    (far.project / "clusters" / "slow.toml").unlink()
+
+
+def test_a_login_node_without_a_python_for_the_relay_is_named(far: Far) -> None:
+    folder = far.home / "old"
+    folder.mkdir()
+    for name in ("python3", *(f"python3.{minor}" for minor in range(8, 15))):
+        (folder / name).write_text("#!/bin/sh\necho Python 3.6.8\nexit 1\n")
+        (folder / name).chmod(0o755)
+    write_cluster(far, "old", more=f'path = "{folder}"\n{RELAY}', paths='runs = "{home}/kit/old"')
+    try:
+        done = far.kit("submit", "--cluster", "old,other", "--no-container", check=False)
+    finally:
+        (far.project / "clusters" / "old.toml").unlink()
+    assert done.returncode != 0
+    assert "cluster old: the relay needs Python 3.8 or newer on login.pod, which has Python 3.6.8" in done.stderr
+    assert 'path = "/opt/python/bin" under [ssh] of clusters/old.toml' in done.stderr
+
+
+@pytest.mark.slow
+def test_it_trains_and_the_logs_of_both_are_followed(far: Far) -> None:
+    """Both halves are jobs of one Slurm here, on a node each; their only way to each other is the relay that a laptop started."""
+    programs = REPO / ".train-venv" / "bin"
+    if not (programs / "torchft_lighthouse").exists():
+        pytest.skip(".train-venv is not there (make training)")
+    for name in ("alpha", "beta"):
+        (far.project / "clusters" / f"{name}.toml").write_text(
+            f'setup = ["export PATH={programs}:$PATH OMP_NUM_THREADS=1"]\n[ssh]\nhost = "login.pod"\n'
+            f'config = "{far.folder}/ssh_config"\n[relay]\nhost = "{far.cluster.controller_address}"\nports = "29750-29799"\n'
+            f'[node]\ncpus = 8\n[container]\nruntime = "bubblewrap"\n[paths]\nruns = "{{home}}/kit/{name}"\n'
+        )
+    args = ["--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--batch-size", "16", "--steps", "100"]
+    keys = (f"args={json.dumps(args)}", "slurm.extra=[]", "seed=7", "diloco.timeout=30", "diloco.sync_every=10")
+    words = [word for key in keys for word in ("--set", key)]
+    done = far.kit("submit", "--cluster", "alpha,beta", "--no-container", *words)
+    first, second = (Path(line).name for line in done.stdout.split())
+    said = far.kit("logs", "-f", second).stdout
+    assert all(f"{name}/replica-0/rank-0 | " in said for name in ("alpha", "beta"))
+    assert {run: far.listed()[run]["state"] for run in (first, second)} == dict.fromkeys((first, second), "COMPLETED")
+    finals = [line.rpartition(" ")[2] for line in said.splitlines() if "parameters sha256" in line]
+    assert len(finals) == 2
+    assert len(set(finals)) == 1
+    assert "groups [0, 1]" in said
+    assert status(far, first)["partner"]["relay"] is None
+    assert came(lambda: relay(far, first) is None)
