@@ -1,7 +1,7 @@
 """Cancels one half of a training over two clusters if the other half was not submitted, even if the line or the kit broke first.
 
-`kit submit` notes each half over ssh in the mirror of its cluster before it submits the first, and removes the notes when both are
-submitted. The next command that reaches a cluster with such a note cancels the half, unless that submit still runs.
+`kit submit` notes each half over ssh in the mirror of its cluster before it submits it, and removes the notes when both are submitted.
+The next command that reaches a cluster with such a note cancels the half, unless that submit still runs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kit.errors import KitError
+from kit.errors import JobRefusedError, KitError
 from kit.remote.run_folder_mirror import Mirror
 from kit.runs import remote_cancel, run_facts, status
 from kit.runs.remote_clusters import RemoteCluster
@@ -25,23 +25,37 @@ _FORGET_S = 86_400.0
 
 
 @contextmanager
-def both_or_none(halves: list[tuple[RemoteCluster, str]]) -> Iterator[None]:
-    """Within the block, both halves are submitted. If it is left by an error, the halves that exist are cancelled.
+def both_or_none() -> Iterator[Callable[[RemoteCluster | None, str], None]]:
+    """Within the block, both halves are submitted. If it is left by an error, the halves over ssh that exist are cancelled.
 
-    halves: those over ssh, each with its run's id. A cluster that does not answer then keeps its note.
+    The block calls the function before it submits a half: with its cluster, or None for one of this machine, and its run's id.
+    A cluster that does not answer keeps its note.
     """
-    for cluster, run_id in halves:
-        _note(cluster.mirror, run_id, _process(os.getpid()))
+    tried: list[tuple[RemoteCluster | None, str]] = []
+
+    def about_to_submit(cluster: RemoteCluster | None, run_id: str) -> None:
+        tried.append((cluster, run_id))
+        if cluster:
+            _note(cluster.mirror, run_id, _process(os.getpid()))
+
     try:
-        yield
-    except BaseException:
-        for cluster, run_id in halves:
-            _note(cluster.mirror, run_id, "")
-        for cluster, _ in halves:
-            with contextlib.suppress(KitError):
-                cluster.refresh()
+        yield about_to_submit
+    except BaseException as error:
+        if isinstance(error, JobRefusedError):
+            # Nothing of a half that Slurm refused is left.
+            _forget(*tried.pop())
+        for cluster, run_id in tried:
+            if cluster:
+                _note(cluster.mirror, run_id, "")
+                with contextlib.suppress(KitError):
+                    cluster.refresh()
         raise
-    for cluster, run_id in halves:
+    for half in tried:
+        _forget(*half)
+
+
+def _forget(cluster: RemoteCluster | None, run_id: str) -> None:
+    if cluster:
         (_notes(cluster.mirror) / run_id).unlink(missing_ok=True)
 
 

@@ -134,10 +134,10 @@ def submit_pair(pair: TwoRuns, *, say: Callable[[Prepared, Manifest], None]) -> 
     for one in pair.runs:
         submit.make_ready(one)
     sent: list[tuple[Prepared, Manifest]] = []
-    over_ssh = [(one.remote, one.plan.run_id) for one in pair.runs if one.remote]
     try:
-        with remote_halves.both_or_none(over_ssh):
+        with remote_halves.both_or_none() as about_to_submit:
             for one in pair.runs:
+                about_to_submit(one.remote, one.plan.run_id)
                 sent.append((one, submit.submit(one, ready=True)))
                 if one is pair.first:
                     pair_relay.start(one.folder, pair.relay, pair.port, env=one.env)
@@ -156,12 +156,10 @@ def submit_pair(pair: TwoRuns, *, say: Callable[[Prepared, Manifest], None]) -> 
 def _say_cancelled(one: Prepared, *, submitted: bool) -> None:
     """Say what became of a half. Over ssh, a half may exist although its submit broke."""
     if one.remote and remote_halves.is_noted(one.remote, one.plan.run_id):
-        if submitted or one.remote.mirror.there() is not None:
-            name = one.plan.cluster
-            print(
-                f"kit: {one.plan.run_id}: the next command that reaches {name} cancels it, if it is there",
-                file=sys.stderr,
-            )
+        print(
+            f"kit: {one.plan.run_id}: the next command that reaches {one.plan.cluster} cancels it, if it is there",
+            file=sys.stderr,
+        )
     elif submitted:
         print(f"kit: {one.plan.run_id}: cancelled, as the other half was not submitted", file=sys.stderr)
 

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from kit import config
 from kit.cli import app
 from kit.errors import ConfigError, JobRefusedError, RunError, ToolError, UsageError
-from kit.runs import manifest, pair_relay, rerun, secret, submit, two_clusters
+from kit.remote.run_folder_mirror import Mirror
+from kit.runs import manifest, pair_relay, remote_halves, rerun, secret, submit, two_clusters
 from kit.runs.two_clusters import TwoRuns
 from kit.slurm.client import QueuedJob
 from kit.spec.cluster import RelayRules
@@ -207,6 +208,55 @@ def test_a_half_that_is_refused_cancels_the_other(
     if submitted:
         assert not (pair.first.folder / secret.FILE).exists()
         assert RunPaths(pair.first.folder).cancelled.exists()
+
+
+class Away:
+    """In the place of a cluster over ssh whose line is broken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mirror = Mirror(folder)
+        self.cancelled: list[Any] = []
+
+    def refresh(self) -> None:
+        raise ToolError("no line")
+
+    def env(self) -> dict[str, str]:
+        return {}
+
+
+def noted(*clusters: Any) -> list[bool]:
+    return [remote_halves.is_noted(one, "gpt-one") for one in clusters]
+
+
+def test_a_half_that_cannot_be_cancelled_now_is_cancelled_later(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (Away(project / name) for name in ("m1", "m2"))
+    clusters: list[Any] = [first, second]
+    with remote_halves.both_or_none() as about_to:
+        about_to(clusters[0], "gpt-one")
+        assert noted(*clusters) == [True, False]
+        # A command beside this submit leaves the half alone.
+        remote_halves.cancel(clusters[0])
+        about_to(clusters[1], "gpt-one")
+    assert noted(*clusters) == [False, False]
+    for error, left in ((JobRefusedError("no"), [True, False]), (ToolError("cut"), [True, True])):
+        with pytest.raises(type(error)), remote_halves.both_or_none() as about_to:
+            about_to(clusters[0], "gpt-one")
+            about_to(clusters[1], "gpt-one")
+            raise error
+        assert noted(*clusters) == left
+    sent: list[Any] = []
+    monkeypatch.setattr(
+        "kit.runs.remote_cancel.send", lambda cluster, now, gently: sent.extend(one.job_id for one in now)
+    )
+    job = QueuedJob(job_id=7, state="PENDING", reason="", nodes="", elapsed="")
+    monkeypatch.setattr("kit.slurm.client.queue", lambda env: {7: job})
+    remote_halves.cancel(clusters[0])
+    assert (sent, noted(*clusters)) == ([], [True, True])
+    half(project, "one", "gpt-two", 7).rename(project / "runs" / "moved")
+    first.mirror.runs.mkdir(parents=True)
+    (project / "runs" / "moved").rename(first.mirror.runs / "gpt-one")
+    remote_halves.cancel(clusters[0])
+    assert (sent, noted(*clusters)) == ([7], [False, True])
 
 
 def half(project: Path, name: str, partner: str, job_id: int) -> Path:
