@@ -184,10 +184,11 @@ def token_for(partner: str) -> str:
     """The token for a run that is resumed: the one that its other half still has, else a new one."""
     run_dir = folder_of(partner)
     remote = remote_clusters.holding(run_dir) if run_dir else None
+    kept = ""
     if run_dir and remote:
         kept = _ask(remote, "token", RUN=remote.mirror.name_of(run_dir)).text("token").strip()
-    else:
-        kept = secret.read(run_dir).get(secret.RELAY_TOKEN) if run_dir else None
+    elif run_dir:
+        kept = secret.read(run_dir).get(secret.RELAY_TOKEN, "")
     return kept or secrets.token_hex(32)
 
 

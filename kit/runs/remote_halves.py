@@ -1,7 +1,7 @@
 """Cancels one half of a training over two clusters if the other half was not submitted, even if the line or the kit broke first.
 
-`kit submit` notes each half over ssh in the mirror of its cluster before it submits it, and removes the notes when both are submitted.
-The next command that reaches a cluster with such a note cancels the half, unless that submit still runs.
+`kit submit` notes each half over ssh in the mirror of its cluster before it submits it, and removes the notes when both are
+submitted. The next command that reaches a cluster with such a note cancels the half, unless that submit still runs.
 """
 
 from __future__ import annotations
