@@ -161,7 +161,9 @@ def process(run_dir: Path) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError, TypeError):
         return None
-    return pid if int(stat.rpartition(")")[2].split()[19]) == began else None
+    words = stat.rpartition(")")[2].split()
+    # A dead process may stay as a zombie.
+    return pid if words[0] != "Z" and int(words[19]) == began else None
 
 
 def _record(run_dir: Path) -> dict[str, Any] | None:

@@ -56,10 +56,10 @@ kit_relay() {
         echo none
     elif [ "$2" != "$(uname -n)" ]; then
         echo "on $2"
-    elif [ "$(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d ' ' -f 20)" = "$3" ]; then
-        echo up
     else
-        echo gone
+        # The state and the start of the process: proc_pid_stat(5). A dead one may stay as a zombie.
+        sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | awk -v "began=$3" \
+            '$1 != "Z" && $20 == began { up = 1 } END { print up ? "up" : "gone" }'
     fi
 }
 

@@ -6,6 +6,8 @@ import importlib
 import json
 import shlex
 import socket
+import subprocess
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -402,6 +404,14 @@ def test_a_relay_is_known_by_its_process_and_not_by_its_number(project: Path) ->
     assert pair_relay.process(project) == told["pid"]
     (state / "relay.json").write_text(json.dumps(told | {"started": 1}))
     assert pair_relay.process(project) is None
+    with subprocess.Popen(["true"]) as dead:
+        fields = Path(f"/proc/{dead.pid}/stat")
+        end = time.monotonic() + 30
+        while fields.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < end:
+            time.sleep(0.01)
+        began = int(fields.read_text().rpartition(")")[2].split()[19])
+        (state / "relay.json").write_text(json.dumps(told | {"pid": dead.pid, "started": began}))
+        assert pair_relay.process(project) is None
     (state / "relay.json").write_text("{")
     assert pair_relay.process(project) is None
 
