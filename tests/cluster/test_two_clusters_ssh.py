@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from kit.slurm.embedded import EmbeddedCluster
 from tests.cluster.conftest import short_folder
 from tests.cluster.lab import came
 from tests.cluster.ssh_lab import Far, far_lab, write_cluster
-from tests.support import REPO
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
 
@@ -139,27 +136,6 @@ def test_a_relay_that_does_not_start_takes_the_first_half_back(far: Far) -> None
     (far.project / "clusters" / "broken.toml").unlink()
 
 
-def test_a_kit_that_is_killed_between_the_halves_leaves_neither(far: Far) -> None:
-    """The relay starts between the two submits; here its Python waits first."""
-    began = far.home / "began"
-    cluster_with_python(far, "slow", f": >{began}; sleep 8")
-    before = set(far.jobs())
-    argv = [sys.executable, "-m", "kit", "submit", "--cluster", "slow,other", "--no-container"]
-    with subprocess.Popen(argv, cwd=far.project, env=far.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as made:
-        assert came(began.exists)
-        made.kill()
-        made.communicate()
-    (first,) = [run for job, run in far.jobs().items() if job not in before]
-    assert came(lambda: far.listed()[first]["state"] == "CANCELLED")
-    # The relay, which the killed kit had begun to start, finds no token any more; or it began before, and ends with its run.
-    log = there(far, first) / "logs" / "relay.log"
-    assert came(lambda: "has the run ended?" in log.read_text() or "relay ends with its run" in log.read_text())
-    assert relay(far, first) is None
-    assert {run for job, run in far.jobs().items() if job not in before} == {first}
-    assert status(far, first)["partner"]["state"] == "not found"
-    (far.project / "clusters" / "slow.toml").unlink()
-
-
 def test_a_login_node_without_a_python_for_the_relay_is_named(far: Far) -> None:
     folder = far.home / "old"
     folder.mkdir()
@@ -174,31 +150,3 @@ def test_a_login_node_without_a_python_for_the_relay_is_named(far: Far) -> None:
     assert done.returncode != 0
     assert "cluster old: the relay needs Python 3.8 or newer on login.pod, which has Python 3.6.8" in done.stderr
     assert 'path = "/opt/python/bin" under [ssh] of clusters/old.toml' in done.stderr
-
-
-@pytest.mark.slow
-def test_it_trains_and_the_logs_of_both_are_followed(far: Far) -> None:
-    """Both halves are jobs of one Slurm here, on a node each; their only way to each other is the relay that a laptop started."""
-    programs = REPO / ".train-venv" / "bin"
-    if not (programs / "torchft_lighthouse").exists():
-        pytest.skip(".train-venv is not there (make training)")
-    for name in ("alpha", "beta"):
-        (far.project / "clusters" / f"{name}.toml").write_text(
-            f'setup = ["export PATH={programs}:$PATH OMP_NUM_THREADS=1"]\n[ssh]\nhost = "login.pod"\n'
-            f'config = "{far.folder}/ssh_config"\n[relay]\nhost = "{far.cluster.controller_address}"\nports = "29750-29799"\n'
-            f'[node]\ncpus = 8\n[container]\nruntime = "bubblewrap"\n[paths]\nruns = "{{home}}/kit/{name}"\n'
-        )
-    args = ["--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--batch-size", "16", "--steps", "100"]
-    keys = (f"args={json.dumps(args)}", "slurm.extra=[]", "seed=7", "diloco.timeout=30", "diloco.sync_every=10")
-    words = [word for key in keys for word in ("--set", key)]
-    done = far.kit("submit", "--cluster", "alpha,beta", "--no-container", *words)
-    first, second = (Path(line).name for line in done.stdout.split())
-    said = far.kit("logs", "-f", second).stdout
-    assert all(f"{name}/replica-0/rank-0 | " in said for name in ("alpha", "beta")), said[-6000:]
-    assert {run: far.listed()[run]["state"] for run in (first, second)} == dict.fromkeys((first, second), "COMPLETED")
-    finals = [line.rpartition(" ")[2] for line in said.splitlines() if "parameters sha256" in line]
-    assert len(finals) == 2
-    assert len(set(finals)) == 1
-    assert "groups [0, 1]" in said
-    assert status(far, first)["partner"]["relay"] is None
-    assert came(lambda: relay(far, first) is None)
