@@ -110,7 +110,7 @@ def described_in(run_dir: Path) -> Path:
 def make(run_dir: Path) -> None:
     """Make the folder of a point that is submitted. Does nothing for other folders, and for other users' points.
 
-    If it cannot be made, as on a full disk, says so on stderr: the point remains as it is.
+    If it cannot be made, as on a full disk, prints the reason to stderr; the point remains as it is.
     """
     one = find(run_dir)
     if one is None or one.job_id is None or mirrors.holding(run_dir) or not _is_own(one.array):

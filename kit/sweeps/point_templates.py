@@ -43,14 +43,18 @@ _DIGEST = "Kq7digest0of0the0job"
 # A word is put into a program of sed, and into a list whose parts are separated by blanks.
 _WORD = re.compile(r'[A-Za-z0-9.+_"-]+', re.ASCII)
 
-# Makes the manifest of a plan; None without the facts of a job.
+# Makes the manifest of a plan, with these fields.
 ManifestOf = Callable[[Plan, Mapping[str, object]], Manifest]
 _Group = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """A plan with tokens. keys: those with tokens. lines: point number -> its words, in the order of `tokens`."""
+    """A plan with tokens.
+
+    tokens: point number, job, task, array number, digest of job.toml, then those of the values. files: those with tokens. words:
+    point number -> the words for its tokens, from the digest on.
+    """
 
     prepared: Prepared
     manifest: Manifest
