@@ -18,7 +18,7 @@ from kit import frameworks
 from kit.allocation import Allocation, allocate
 from kit.config import Resolved
 from kit.errors import Fault
-from kit.planning import rank_files
+from kit.planning import rank_files, warm_ranks
 from kit.planning.batch_file import batch_script
 from kit.planning.complete_job import completed
 from kit.planning.decisions import Decisions
@@ -156,9 +156,11 @@ def decide(
     roles = place_roles(resolved, allocation, extra.roles)
     paths = find_paths(resolved, site)
     pins = pin_images(resolved, roles, paths, lock=lock, role_locks=role_locks)
-    return Decisions(
+    made = Decisions(
         resolved=resolved, site=site, allocation=allocation, extra=extra, roles=roles, paths=paths, pins=pins
     )
+    warm_ranks.check(made)
+    return made
 
 
 def files(made: Decisions) -> tuple[PlanFile, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kit.errors import ConfigError, Fault
 from kit.planning.decisions import Decisions
@@ -42,6 +42,14 @@ def worker(made: Decisions, placed: RolePlacement) -> str:
 
 def program(made: Decisions, placed: RolePlacement) -> str:
     """The text of program.sh. ConfigError when neither job nor launcher names a program."""
+    role, words = placed.role, program_words(made, placed)
+    if role.command is not None or role.script is not None:
+        return _text(made, words, role.env)
+    return _text(made, words, role.env, rank_args=made.job.rank_args, warm=made.job.retry.warm)
+
+
+def program_words(made: Decisions, placed: RolePlacement) -> list[str]:
+    """The program of a role's ranks and its arguments. Errors are those of `program`."""
     role = placed.role
     if role.command is not None:
         words = _filled(made, role.command)
@@ -49,8 +57,8 @@ def program(made: Decisions, placed: RolePlacement) -> str:
         words = [made.job.python, _of_job(made, role.script)]
     else:
         start = [filled(word, {"{run}": made.paths.inside.run}) for word in made.extra.start]
-        return _text(made, [*start, *_own(made), *role.args], role.env, rank_args=made.job.rank_args)
-    return _text(made, [*words, *role.args], role.env)
+        words = [*start, *_own(made)]
+    return [*words, *role.args]
 
 
 def all_reduce(made: Decisions) -> str:
@@ -98,7 +106,12 @@ def _of_job(made: Decisions, script: str) -> str:
 
 
 def _text(
-    made: Decisions, words: list[str], own: Mapping[str, str], *, rank_args: Mapping[str, str] | None = None
+    made: Decisions,
+    words: list[str],
+    own: Mapping[str, str],
+    *,
+    rank_args: Mapping[str, str] | None = None,
+    warm: Sequence[str] = (),
 ) -> str:
     job = made.job
     network = {**made.resolved.cluster.network, **(_DEBUGGED if job.debug else {})}
@@ -106,4 +119,4 @@ def _text(
     env = {**network, **job.checkpoint.env(), **job.profile.env(), **drawn, **job.env, **own}
     ranks = [word for pair in (rank_args or {}).items() for word in pair]
     variables = {"program": words, "program_env": [f"{n}={v}" for n, v in env.items()], "rank_args": ranks}
-    return render("data/program.sh", variables)
+    return render("data/program.sh", {**variables, "warm": warm})

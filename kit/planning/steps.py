@@ -50,6 +50,34 @@ def monitor_step(made: Decisions) -> list[str]:
     return [*_helper("kit-monitor", made.allocation.nodes, f"{run.monitor}/monitor.log"), *command]
 
 
+def warm_step(made: Decisions) -> list[str]:
+    """The process of every node, spares among them, from which ranks are forked; empty without `[retry] warm`.
+
+    The ranks are its children, so it has the CPUs of them all. The death of one such process ends no other.
+    """
+    main = made.main
+    if not made.job.retry.warm:
+        return []
+    srun = [
+        "srun",
+        "--job-name=kit-warm",
+        "--overlap",
+        "--mem=0",
+        f"--nodes={made.every_node}",
+        f"--ntasks={made.every_node}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={main.cpus_per_task * main.tasks_per_node}",
+        "--mpi=none",
+        "--export=ALL",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--no-kill",
+        f"--output={made.paths.run.logs}/warm.log",
+        "--open-mode=append",
+    ]
+    return _contained(made, main, srun, f"{made.paths.inside.run}/worker.sh")
+
+
 def signal_step(made: Decisions) -> list[str]:
     """Sends a signal only to the programs of the ranks. The batch script adds nodes, signal and the time to save."""
     return [*_helper("kit-signal", None, "/dev/null"), f"{made.paths.run.bin}/signal.sh"]

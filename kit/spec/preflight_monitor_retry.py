@@ -12,6 +12,8 @@ from kit.spec.wrong_value_messages import Form, Invalid, shown
 # Exit codes of a rank whose end is not the program's fault: 128 + SIGABRT (a collective that timed out), SIGBUS, SIGKILL (out of
 # memory, or a lost node) and SIGSEGV. A Python traceback gives 1 and is never retried.
 RETRYABLE = (134, 135, 137, 139)
+# Modules of the kit that report for the rank that imports them.
+_OF_ONE_RANK = ("kit_rank", "kit_callbacks", "kit_recorder")
 
 
 _MetricGroups = Annotated[
@@ -127,6 +129,20 @@ class Retry(Model):
     spares: int = Field(
         default=0, ge=0, description="Nodes asked for beyond those used; one takes a lost node's place."
     )
+    warm: tuple[str, ...] = Field(
+        default=(),
+        description="Modules that one process of each node imports once; each start of the ranks is forked from it.",
+    )
+
+    @field_validator("warm")
+    @classmethod
+    def _modules(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if not all(part.isidentifier() for part in value.split(".")):
+                raise Invalid(f"{shown(value)} is no module's name", write=("torch", "torch.distributed"))
+            if value.partition(".")[0] in _OF_ONE_RANK:
+                raise Invalid(f"{value} belongs to one rank, and cannot be imported for several", hint="leave it out")
+        return values
 
     @field_validator("exit_codes")
     @classmethod

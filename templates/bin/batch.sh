@@ -44,6 +44,9 @@ readonly -a KIT_STEP_{{ loop.index0 }}_ARGV={{ role.argv | sh }}
 {% endfor %}
 readonly -a KIT_SIGNAL_ARGV={{ signal_argv | sh }}
 readonly -a KIT_EVIDENCE_ARGV={{ evidence_argv | sh }}
+{% if warm_argv %}
+readonly -a KIT_WARM_ARGV={{ warm_argv | sh }}
+{% endif %}
 readonly -a KIT_MONITOR_ARGV={{ monitor_argv | sh }}
 readonly -a KIT_PREFLIGHT_ARGV={{ preflight_argv | sh }}
 readonly -a KIT_PROBE_ARGV={{ probe_argv | sh }}
@@ -76,6 +79,7 @@ source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
+source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
@@ -132,6 +136,7 @@ train() {
     local -i code
     while true; do
         retry::begin_attempt || return 1
+        warm_ranks::start
         failure_watch::start
         stall_watch::start
         roles::run

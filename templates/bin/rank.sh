@@ -10,7 +10,8 @@ readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
-KIT_RANK_ARGS=()
+source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
+KIT_RANK_ARGS=() KIT_WARM=()
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
@@ -90,10 +91,17 @@ main() {
     # The pipe of lib/orphans.sh. Processes that outlive this shell must not hold it.
     local pipe="${KIT_TASK_FD:-}"
     rank::hold_slurmstepd
+    local -a start=(env -u KIT_TASK_FD)
+    local -a warm=()
+    if ((${#KIT_WARM[@]})) && [[ -n "${KIT_WARM_WAIT:-}" ]]; then
+        # The warm process of this node forks the program. The client has no number of a shell: it is not the program.
+        start+=(-u KIT_RANK_SHELL)
+        warm=("${KIT_PROGRAM[0]}" -I -S "${KIT_RUN_DIR}/lib/warm_client.py" "$(warm_ranks::name)" "${KIT_WARM_WAIT}" "$$")
+    fi
     (
         [[ -z "${pipe}" ]] || exec {pipe}>&-
         [[ -z "${rank_stepd}" ]] || exec {rank_stepd}<&-
-        exec env -u KIT_TASK_FD -- "${KIT_PROGRAM_ENV[@]}" "${KIT_PROGRAM[@]}"
+        exec "${start[@]}" -- "${KIT_PROGRAM_ENV[@]}" "${warm[@]}" "${KIT_PROGRAM[@]}"
     ) || code=$?
     umask g-w,o-w
     rank::end_report

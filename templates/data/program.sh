@@ -2,6 +2,10 @@
 # shellcheck shell=bash disable=SC2034,SC2054
 KIT_PROGRAM={{ program | sh }}
 KIT_PROGRAM_ENV={{ program_env | sh }}
+{% if warm %}
+# Modules that one process of each node imports, from which its ranks are forked.
+KIT_WARM={{ warm | sh }}
+{% endif %}
 {% if rank_args %}
 # Options, each with the variable that holds its value on each rank.
 KIT_RANK_ARGS={{ rank_args | sh }}

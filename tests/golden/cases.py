@@ -40,6 +40,12 @@ BATCH = 'args=["--batch-size", "128"]'
 CASES = (
     Case(name="local-bubblewrap-torchrun", cluster="local"),
     Case(name="local-bubblewrap-srun", cluster="local", example="ddp-srun"),
+    Case(
+        name="local-warm",
+        cluster="local",
+        example="ddp-srun",
+        overrides=('retry.warm=["torch", "torch.distributed"]', "retry.in_allocation=3", "retry.spares=1"),
+    ),
     Case(name="local-pyxis", cluster="local", pyxis=True),
     Case(name="local-bare", cluster="local", containers=False),
     Case(name="pod-pyxis", cluster="pod", overrides=('mounts=["data", "scratch"]', "resources.gpus_per_node=8")),

@@ -260,6 +260,8 @@ def _planning() -> list[Rule]:
     plain = (
         'shape = "replicas"',
         'shape = "srun"\nrendezvous = "c10d"',
+        '[retry]\nwarm = ["torch"]',
+        'shape = "srun"\n[retry]\nwarm = ["torch"]\n[step]\nmpi = "pmix"\ngpus_per_task = 1\ngpu_bind = "closest"',
         "[resources]\ngpus_per_node = 5",
         "[resources]\ncpus_per_node = 9",
         "[resources]\nranks_per_node = 9",
@@ -272,6 +274,7 @@ def _planning() -> list[Rule]:
     )
     roles = (
         f"{_ROLE}policy = 'service'",
+        f"[retry]\nwarm = ['torch']\n{_ROLE}",
         f"{_ROLE}shares = 'bb'\n[roles.b]\ncommand = ['b']",
         f"{_ROLE}shares = 'b'\n[roles.b]\nshares = 'c'\ncommand = ['b']\n[roles.c]\ncommand = ['c']",
         f"{_ROLE}shares = 'b'\nnodes = 3\n[roles.b]\ncommand = ['b']",

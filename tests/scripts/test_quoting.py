@@ -43,10 +43,13 @@ def run_rank(folder: Path, args: list[str], env: dict[str, str]) -> tuple[list[s
             name="program.sh",
             text=render(
                 "data/program.sh",
-                {"program": program, "program_env": [f"{k}={v}" for k, v in env.items()], "rank_args": []},
+                {"program": program, "program_env": [f"{k}={v}" for k, v in env.items()], "rank_args": [], "warm": []},
             ),
         ),
-        *(PlanFile(name=f"lib/{n}", text=plain(f"lib/{n}")) for n in ("log.sh", "failures.sh", "placeholders.sh")),
+        *(
+            PlanFile(name=f"lib/{n}", text=plain(f"lib/{n}"))
+            for n in ("log.sh", "failures.sh", "placeholders.sh", "warm_ranks.sh")
+        ),
     ]
     for file in files:
         (folder / file.name).write_text(file.text, encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -185,3 +186,30 @@ def torchrun(at: Path, program: str, *overrides: str) -> list[str]:
     task = {**TASK, "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"}
     path = ":".join(p for p in ["/usr/bin", "/bin"] if not (Path(p) / "torchrun").exists())
     return shell.run([str(run / "worker.sh")], env={"PATH": f"{at}/bin:{path}", **task}).stdout.splitlines()
+
+
+def test_a_warm_rank_has_the_environment_of_a_plain_one(tmp_path: Path) -> None:
+    """The set-up lines and the variables of the job hold for both processes. The numbers of processes differ."""
+    lines = json.dumps(["export PROJECT='a b'"])
+    job = f'setup = {lines}\n{JOB}[env]\nOWN = "x"\n[retry]\nwarm = ["xml.dom.minidom"]\n'
+    plain = rank(tmp_path, job)
+    run = tmp_path / "run"
+    (tmp_path / "job" / "look.py").write_text(
+        f"import sys\nassert 'xml.dom.minidom' in sys.modules\n{LOOK.format(out=tmp_path / 'seen.json')}"
+    )
+    env = {"PATH": os.environ["PATH"], **TASK, "SLURM_JOB_ID": f"77{os.getpid()}"}
+    with (run / "logs" / "warm.log").open("w") as log:
+        server = subprocess.Popen([run / "worker.sh"], env={**env, "KIT_WARM_SERVER": "1"}, stderr=log)
+        try:
+            done = shell.run([str(run / "worker.sh")], env={**env, "KIT_WARM_WAIT": "60"}, check=False)
+        finally:
+            server.terminate()
+            ended = server.wait(60)
+    assert (done.returncode, ended) == (0, 0), (run / "logs" / "rank-2.log").read_text() + (
+        run / "logs" / "warm.log"
+    ).read_text()
+    argv, seen, cwd = json.loads((tmp_path / "seen.json").read_text())
+    differ = {"SLURM_JOB_ID", "KIT_WARM_WAIT", "KIT_RANK_SHELL", "KIT_SLURMSTEPD", "KIT_WORKER_BEGAN", "_", "SHLVL"}
+    kept = {name: value for name, value in seen.items() if name not in differ}
+    assert (argv, kept, cwd) == (plain[0], {n: v for n, v in plain[1].items() if n not in differ}, plain[2])
+    assert seen["PROJECT"] == "a b"

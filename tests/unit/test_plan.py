@@ -50,6 +50,32 @@ def test_layout_by_shape(tmp_path: Path, shape: str, tasks: int, cpus: int) -> N
     assert made.allocation.world_size == 4
 
 
+def test_a_warm_process_has_every_node_and_the_cpus_of_its_ranks(tmp_path: Path) -> None:
+    """In the container of the ranks, beside them; the death of one ends no other. Without the key there is none."""
+    job = f'shape = "srun"\n{JOB}[retry]\nwarm = ["torch"]\nspares = 1\n'
+    words = array(plan_of(write_job(tmp_path, job), cluster="pod"), "KIT_WARM_ARGV")
+    expected = {
+        "--overlap",
+        "--mem=0",
+        "--nodes=3",
+        "--ntasks=3",
+        "--cpus-per-task=32",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+    }
+    assert expected <= set(words)
+    assert words[-1] == "/kit/run/worker.sh"
+    assert "KIT_WARM" not in plan_of(write_job(tmp_path, JOB)).text_of("batch.sh")
+
+
+def test_only_python_programs_are_forked_warm(tmp_path: Path) -> None:
+    job = write_job(tmp_path, f'shape = "srun"\ncommand = ["./train"]\n{JOB}[retry]\nwarm = ["torch"]\n')
+    with pytest.raises(
+        ConfigError, match=r"retry.warm: a warm process runs Python programs, and this job runs './train'"
+    ):
+        plan_of(job)
+
+
 def test_what_the_job_asks_of_slurm_is_in_the_header(tmp_path: Path) -> None:
     asked = {"account": "a", "partition": "p", "qos": "q", "mail_user": "u@x", "mail_type": "ALL"}
     overrides = (

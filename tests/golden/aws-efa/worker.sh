@@ -31,6 +31,7 @@ source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_RUN_DIR}/lib/orphans.sh"
+source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
@@ -51,6 +52,7 @@ main() {
     fi
     cd -- "${KIT_WORKDIR}"
     set_up
+    [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::serve
     orphans::watch "$(first_rank)"
 
     case "${KIT_SHAPE}" in
@@ -90,6 +92,11 @@ set_up() {
     set +eu
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
         local rank
+        if [[ -n "${KIT_WARM_SERVER:-}" ]]; then
+            # The ranks run the same lines, and record it.
+            log::error "set-up ${setup_lines_said}"
+            exit "${setup_lines_failed_code}"
+        fi
         rank="$(first_rank)"
         log::error "set-up ${setup_lines_said}"
         log::error "set-up ${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"

@@ -268,6 +268,7 @@ source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
+source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
@@ -324,6 +325,7 @@ train() {
     local -i code
     while true; do
         retry::begin_attempt || return 1
+        warm_ranks::start
         failure_watch::start
         stall_watch::start
         roles::run
@@ -423,6 +425,7 @@ source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_RUN_DIR}/lib/orphans.sh"
+source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
@@ -443,6 +446,7 @@ main() {
     fi
     cd -- "${KIT_WORKDIR}"
     set_up
+    [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::serve
     orphans::watch "$(first_rank)"
 
     case "${KIT_SHAPE}" in
@@ -482,6 +486,11 @@ set_up() {
     set +eu
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
         local rank
+        if [[ -n "${KIT_WARM_SERVER:-}" ]]; then
+            # The ranks run the same lines, and record it.
+            log::error "set-up ${setup_lines_said}"
+            exit "${setup_lines_failed_code}"
+        fi
         rank="$(first_rank)"
         log::error "set-up ${setup_lines_said}"
         log::error "set-up ${setup_lines_said}" 2>>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${rank}.log"
@@ -613,6 +622,7 @@ exit_codes = [
 ]
 no_progress = 3
 spares = 0
+warm = []
 
 [step]
 mpi = "none"
@@ -890,6 +900,12 @@ KIT_FILE
     unpack 644 lib/tools.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/trust.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_client.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_ranks.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_ranks.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/workspace.sh <<'KIT_FILE'
 KIT_FILE

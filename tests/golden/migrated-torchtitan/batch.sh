@@ -232,6 +232,7 @@ source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
+source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
@@ -288,6 +289,7 @@ train() {
     local -i code
     while true; do
         retry::begin_attempt || return 1
+        warm_ranks::start
         failure_watch::start
         stall_watch::start
         roles::run

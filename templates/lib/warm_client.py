@@ -1,0 +1,154 @@
+"""Has this node's warm process start a rank, and stands for it: ends with its exit code or signal, and passes signals on.
+
+    python -I -S warm_client.py NAME SECONDS SHELL PYTHON PROGRAM…     SHELL: the number of rank.sh's process
+
+SECONDS: how long to look for the warm process, which may still be starting. Without it, or when it refuses, this process prints why
+and becomes the program itself, as in a run without `[retry] warm`. Works with any Python from 3.8.
+"""
+
+import array
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+
+_AGAIN_S = 0.02
+# A warm process that imports for longer than this is not waited for.
+_ANSWER_S = 600
+_PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def main():
+    """Ask, and end as the rank does. The environment is read as it was given: Python may have added to its own copy."""
+    name, seconds, shell, *argv = sys.argv[1:]
+    with open("/proc/self/environ", "rb") as file:  # noqa: PTH123
+        words = [os.fsdecode(word).partition("=") for word in file.read().split(b"\0")]
+    env = {variable: value for variable, equals, value in words if equals}
+    # Python itself ignores two signals, which it gives back to a program that it starts.
+    ignored = [
+        n for n in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ} if signal.getsignal(n) == signal.SIG_IGN
+    ]
+    connection = _connected(name, float(seconds))
+    reason = "there is no warm process on this node"
+    if connection is not None:
+        reason = _ask(connection, argv, env, ignored)
+    if reason:
+        _say(f"{reason}; the rank imports by itself")
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(argv[0], argv, {**env, "KIT_RANK_SHELL": shell})
+    _end(*_stand_for(connection))
+
+
+def _connected(name, seconds):
+    """A connection to the warm process of the same user; None when there is none within the time."""
+    end = time.monotonic() + seconds
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect("\0" + name)
+            uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+            return connection if uid == os.geteuid() else None
+        except OSError:
+            connection.close()
+        if time.monotonic() >= end:
+            return None
+        time.sleep(_AGAIN_S)
+
+
+def _ask(connection, argv, env, ignored):
+    """Send the request. Returns the reason of a refusal, or ''."""
+    umask = os.umask(0)
+    os.umask(umask)
+    limits = sorted(limit for limit in dir(resource) if limit.startswith("RLIMIT_"))
+    request = {
+        "argv": argv,
+        "env": env,
+        "cwd": os.getcwd(),  # noqa: PTH109
+        "umask": umask,
+        "limits": {limit: resource.getrlimit(getattr(resource, limit)) for limit in limits},
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "ignored": [int(number) for number in ignored],
+        "mask": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+    }
+    text = json.dumps(request).encode()
+    fds = array.array("i", (0, 1, 2))
+    connection.settimeout(_ANSWER_S)
+    try:
+        connection.sendmsg([struct.pack("!I", len(text))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+        connection.sendall(text)
+        # From here on, a signal is meant for the rank. It must not end this process first.
+        _pass_signals(connection)
+        answer = _line(connection)
+    except OSError:
+        answer = ""
+    if answer == "started":
+        connection.settimeout(None)
+        return ""
+    for number in _PASSED:
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    return answer.partition(" ")[2] or "the warm process did not answer"
+
+
+def _pass_signals(connection):
+    def passed(number, _):
+        try:
+            connection.sendall(f"{int(number)}\n".encode())
+        except OSError:
+            return
+
+    for number in _PASSED:
+        signal.signal(number, passed)
+
+
+def _stand_for(connection):
+    """Wait for the rank's end. Returns 'exit' and its code, or 'killed' and its signal."""
+    while True:
+        try:
+            line = _line(connection)
+        except OSError:
+            line = ""
+        word, _, number = line.partition(" ")
+        if word == "signalled":
+            # signal.sh signals the rank. rank.sh notes by the same signal that its program was told to end.
+            os.kill(os.getppid(), int(number))
+        elif word in ("exit", "killed"):
+            return word, int(number)
+        else:
+            _say("the warm process is gone, and its ranks with it")
+            return "killed", signal.SIGKILL
+
+
+def _line(connection):
+    """A line of the warm process, read by single bytes; '' at the end."""
+    text = b""
+    while True:
+        one = connection.recv(1)
+        if not one:
+            return ""
+        if one == b"\n":
+            return text.decode(errors="replace")
+        text += one
+
+
+def _end(word, number):
+    if word == "killed":
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        os.kill(os.getpid(), number)
+    os._exit(number)
+
+
+def _say(text):
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {node}: warm ranks: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
