@@ -22,9 +22,11 @@ from pathlib import Path
 import pytest
 
 from kit import shell
+from kit.images import image_lock
 from kit.shell import Completed
 from kit.slurm.embedded import EmbeddedCluster
 from tests.cluster.lab import TIMEOUT_S, came
+from tests.support import REPO
 
 # One for each process of pytest: labs may stand side by side.
 _USERS = "kit-far-"
@@ -196,6 +198,24 @@ def far_lab(cluster: EmbeddedCluster, folder: Path) -> Iterator[Far]:
         while shell.run(["userdel", "--remove", USER], check=False).returncode == 8 and time.monotonic() < end:
             time.sleep(0.5)  # its last processes are on their way out
         shutil.rmtree(cache, ignore_errors=True)
+
+
+def store_over_there(far: Far, store: Path, image: str) -> Path:
+    """An image store that the user over there may read, with one image of the store of this machine."""
+    digest = image_lock.read(REPO / f"containers/{image}/image.lock").sha256
+    made = far.folder / "store"
+    (made / "sha256").mkdir(parents=True)
+    for path in (store / "sha256").glob(f"{digest}.*"):
+        shutil.copy(path, made / "sha256")
+    shell.run(["chown", "-R", USER, str(made)])
+    return made
+
+
+def require_python_for_users(folder: Path) -> None:
+    """Skip if other users may not enter the folder of this Python, from which a virtual environment was made."""
+    python = str(folder / "bin" / "python")
+    if shell.run(["runuser", "-u", USER, "--", python, "-c", ""], check=False).returncode != 0:
+        pytest.skip("this Python is in a folder that other users may not enter")
 
 
 def _sshd(folder: Path, cluster: EmbeddedCluster, user: pwd.struct_passwd) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from kit import shell
 from kit.slurm.embedded import EmbeddedCluster
 from tests.cluster.conftest import short_folder
 from tests.cluster.lab import TIMEOUT_S
-from tests.cluster.ssh_lab import Far, far_lab
+from tests.cluster.ssh_lab import Far, far_lab, require_python_for_users
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
 
@@ -105,6 +105,7 @@ def test_a_port_that_is_none_is_refused(far: Far) -> None:
 def test_a_notebook_lets_in_who_has_its_token_and_ends_with_its_command(far: Far) -> None:
     place = far.folder / "jupyter"
     shell.run([sys.executable, "-m", "venv", str(place)])
+    require_python_for_users(place)
     if shell.run([str(place / "bin/pip"), "install", "--quiet", "jupyter_server"], check=False).returncode != 0:
         pytest.skip("jupyter_server cannot be installed here")
     run = running(far, "sleeps", "import time; time.sleep(600)", "--set", f'setup=["source {place}/bin/activate"]')

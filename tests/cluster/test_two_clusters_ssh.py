@@ -14,7 +14,7 @@ import pytest
 from kit.slurm.embedded import EmbeddedCluster
 from tests.cluster.conftest import short_folder
 from tests.cluster.lab import came
-from tests.cluster.ssh_lab import Far, far_lab, write_cluster
+from tests.cluster.ssh_lab import Far, far_lab, store_over_there, write_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
 
@@ -117,7 +117,7 @@ def cluster_with_python(far: Far, name: str, first: str) -> None:
     folder = far.home / name
     folder.mkdir()
     (folder / "python3").write_text(
-        f'#!/bin/sh\ncase $1 in\n-c) ;;\n*) {first} ;;\nesac\nPATH=${{PATH#{folder}:}}\nexec python3 "$@"\n'
+        f'#!/bin/sh\ncase $1 in\n-c | --version) ;;\n*) {first} ;;\nesac\nPATH=${{PATH#{folder}:}}\nexec python3 "$@"\n'
     )
     (folder / "python3").chmod(0o755)
     write_cluster(far, name, more=f'path = "{folder}"\n{RELAY}', paths=f'runs = "{{home}}/kit/{name}"')
@@ -150,3 +150,30 @@ def test_a_login_node_without_a_python_for_the_relay_is_named(far: Far) -> None:
     assert done.returncode != 0
     assert "cluster old: the relay needs Python 3.8 or newer on login.pod, which has Python 3.6.8" in done.stderr
     assert 'path = "/opt/python/bin" under [ssh] of clusters/old.toml' in done.stderr
+
+
+@pytest.mark.slow
+def test_it_trains_and_the_logs_of_both_are_followed(far: Far, frameworks_cpu: None, train_cpu: Path) -> None:
+    """Both halves are jobs of one Slurm here, on a node each; their only way to each other is the relay that a laptop started."""
+    store = store_over_there(far, train_cpu, "frameworks-cpu")
+    for name in ("alpha", "beta"):
+        (far.project / "clusters" / f"{name}.toml").write_text(
+            f'[ssh]\nhost = "login.pod"\nconfig = "{far.folder}/ssh_config"\n'
+            f'[relay]\nhost = "{far.cluster.controller_address}"\nports = "29750-29799"\n[node]\ncpus = 8\n'
+            f'[container]\nruntime = "bubblewrap"\n[paths]\nruns = "{{home}}/kit/{name}"\nstore = "{store}"\n'
+            '[defaults.env]\nOMP_NUM_THREADS = "1"\n'
+        )
+    args = ["--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--batch-size", "16", "--steps", "60"]
+    keys = (f"args={json.dumps(args)}", "slurm.extra=[]", "seed=7", "diloco.timeout=30", "diloco.sync_every=10")
+    done = far.kit("submit", "--cluster", "alpha,beta", *(word for key in keys for word in ("--set", key)))
+    first, second = (Path(line).name for line in done.stdout.split())
+    said = far.kit("logs", "-f", second).stdout
+    assert all(f"{name}/replica-0/rank-0 | " in said for name in ("alpha", "beta")), said[-6000:]
+    assert {run: far.listed()[run]["state"] for run in (first, second)} == dict.fromkeys((first, second), "COMPLETED")
+    finals = [
+        line.rpartition(" ")[2] for line in said.splitlines() if "parameters sha256" in line and "/rank-0 | " in line
+    ]
+    assert len(set(finals)) == 1, finals
+    assert "groups [0, 1]" in said
+    assert status(far, first)["partner"]["relay"] is None
+    assert came(lambda: relay(far, first) is None)
