@@ -102,10 +102,13 @@ def of_facts(runs: Sequence[tuple[Path, Facts]], *, queue: Queue) -> list[Status
 def _newest(one: Status, queues: Mapping[str, Mapping[JobId, QueuedJob] | None]) -> Status:
     """The status from the run's present record, if Slurm says that it has ended and the record, read earlier, does not.
 
-    A job may end while Slurm is asked, and a busy controller takes seconds to answer: without a second look the run
-    would be one whose batch script was killed.
+    A job may end while Slurm is asked, even one that had not started before: a busy controller takes seconds to answer. Without a
+    second look the run would be one whose batch script was killed. A run that never started, and that Slurm does not know, gets
+    none: there may be thousands of them.
     """
-    if one.active or one.exit_code is not None or not one.facts.started or one.state == UNKNOWN:
+    if one.active or one.exit_code is not None or one.state == UNKNOWN:
+        return one
+    if not one.facts.started and one.job_id not in (queues.get(one.facts.cluster) or {}):
         return one
     now = run_facts.read(one.run_dir)
     return one if now == one.facts else _status(one.run_dir, now, queues.get(now.cluster, {}))

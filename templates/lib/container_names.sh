@@ -65,7 +65,7 @@ container_names::name() {
 container_names::unpacks() {
     if [[ -n "${KIT_PYXIS_UNPACKS}" ]]; then
         [[ "${KIT_PYXIS_UNPACKS}" == yes ]]
-        return
+        return $?
     fi
     local options
     options="$(container_names::plugin)" || return 1

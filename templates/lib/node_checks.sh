@@ -12,7 +12,7 @@ declare -i node_checks_timed_out=0
 node_checks::image() {
     local -i i
     for ((i = 0; i < ${#KIT_IMAGES[@]}; i += 2)); do
-        node_checks::one_image "${KIT_IMAGES[i]}" "${KIT_IMAGES[i + 1]}" || return
+        node_checks::one_image "${KIT_IMAGES[i]}" "${KIT_IMAGES[i + 1]}" || return $?
     done
 }
 
@@ -61,7 +61,7 @@ node_checks::nodes() {
             node_checks::await "${deadline}" false kit-preflight
             [[ -z "${signals_got}" ]] || return 143
             node_checks::judge "${folder}" preflight
-            return
+            return $?
         fi
         KIT_NODE_NAMES="${all}" steps::start kit-probe "${KIT_PROBE_ARGV[@]}"
     fi
@@ -156,7 +156,7 @@ node_checks::judge() {
     if ((${#nodes_all[@]} - ${#failed[@]} >= KIT_NODES)); then
         log::info "continuing with the spare nodes"
         nodes::choose
-        return
+        return $?
     fi
     if [[ "${KIT_PREFLIGHT_ON_FAILURE}" == exclude ]]; then
         node_checks::avoid "${folder}" "${failed[@]}"
@@ -208,7 +208,7 @@ node_checks::all_reduce() {
     endpoints::place || return 1
     for ((i = 0; i < KIT_STEPS; i++)); do
         local -n of="KIT_STEP_${i}"
-        [[ "${of[policy]}" != main ]] || node_checks::all_reduce_of "${i}" || return
+        [[ "${of[policy]}" != main ]] || node_checks::all_reduce_of "${i}" || return $?
     done
 }
 

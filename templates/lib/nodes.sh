@@ -109,7 +109,7 @@ nodes::address_towards() {
 nodes::look() {
     local held
     ((EPOCHSECONDS != nodes_looked_at)) || return 0
-    held="$(squeue --noheader --jobs="${environment_job}" --format=%N 2>/dev/null)" && [[ -n "${held}" ]] || return 1
+    held="$(slurm::ask squeue --noheader --jobs="${environment_job}" --format=%N 2>/dev/null)" && [[ -n "${held}" ]] || return 1
     nodes_held=" $(scontrol show hostnames "${held}" | tr '\n' ' ')"
     nodes_looked_at="${EPOCHSECONDS}"
 }

@@ -17,6 +17,8 @@ readonly retry_look_s=6
 retry_nowhere=""
 # Failed nodes that the next start must leave out.
 retry_without=""
+# What retry::look has read, and whether it has.
+retry_job="" retry_looked=""
 
 retry::leave_out() {
     retry_without="$1"
@@ -34,8 +36,7 @@ retry::time_to_save() {
                 printf '%d' "${KIT_GRACE}"
                 return 0
             fi
-            seconds="$(scontrol show config 2>/dev/null | awk '$1 == "KillWait" { print $3 }')"
-            ((seconds)) || seconds=30
+            seconds="$(slurm::seconds_left)"
             seconds=$((seconds > 7 ? seconds - 5 : 2))
             ;;
     esac
@@ -117,7 +118,7 @@ retry::is_retryable() {
     local code
     if (($1 == stall_watch_code)); then
         [[ "${KIT_ON_STALL}" == restart ]]
-        return
+        return $?
     fi
     for code in "${KIT_RETRY_CODES[@]}"; do
         ((code == $1)) && return 0
@@ -154,16 +155,35 @@ retry::times_queued() {
     printf '%d' "${times}"
 }
 
-# Whether the job is running. It is not while Slurm is ending it.
+# retry::is_running SECONDS: whether the job is running. It is not while Slurm is ending it. Returns 2 where Slurm gives no answer
+# in this time.
 retry::is_running() {
-    [[ "$(squeue --noheader --jobs="${environment_job}" --format=%T 2>/dev/null)" == RUNNING ]]
+    local state
+    state="$(slurm::ask_for "$1" squeue --noheader --jobs="${environment_job}" --format=%T 2>/dev/null)"
+    (($? != slurm_no_answer)) || return 2
+    [[ "${state}" == RUNNING ]]
+}
+
+# Prints Slurm's record of the job: that of retry::look, else as it is now.
+retry::job() {
+    if [[ -n "${retry_looked}" ]]; then
+        printf '%s' "${retry_job}"
+    else
+        slurm::ask scontrol show job "${environment_job}" --oneliner 2>/dev/null
+    fi
+}
+
+# Reads Slurm's record of the job once, for all questions that follow: each may have to wait for a busy controller.
+retry::look() {
+    [[ -z "${environment_batch}" ]] || retry_job="$(retry::job)"
+    retry_looked=1
 }
 
 # Whether the TERM came from Slurm's own requeue, which has then already counted the restart.
 retry::slurm_requeued() {
     [[ "${signals_got}" == TERM ]] || return 1
     local restarts
-    restarts="$(scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -oP '(?<= Restarts=)\d+')"
+    restarts="$(retry::job | grep -oP '(?<= Restarts=)\d+')"
     ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0}))
 }
 
@@ -171,7 +191,7 @@ retry::slurm_requeued() {
 # only the steps are told, by TERM, or with preempt_send_user_signal only this script, by USR1. A job that ends within the grace
 # must put itself back into the queue.
 retry::preempted() {
-    [[ -n "${environment_batch}" ]] && scontrol show job "${environment_job}" --oneliner 2>/dev/null | awk '
+    [[ -n "${environment_batch}" ]] && retry::job | awk '
         { for (i = 1; i <= NF; i++) { at = index($i, "="); value[substr($i, 1, at - 1)] = substr($i, at + 1) } }
         END { exit !(value["PreemptTime"] ~ /^[0-9]/ && value["PreemptTime"] >= value["StartTime"]) }'
 }
@@ -180,7 +200,7 @@ retry::preempted() {
 # done. As after any 0, it is not queued again, which Slurm from 24.05 on would do by itself.
 retry::doubt_end() {
     log::info "Slurm preempted the job, and the ranks ended with 0: whether they were done is not known, so the run ends with ${retry_doubted_code}"
-    ! retry::slurm_requeues || scontrol update "JobId=${environment_job}" Requeue=0 || true
+    ! retry::slurm_requeues || slurm::ask scontrol update "JobId=${environment_job}" Requeue=0 || true
 }
 
 # Whether Slurm requeues the preempted job by itself once this script ends: from 24.05 on, where PreemptMode is requeue. A requeue
@@ -189,20 +209,20 @@ retry::doubt_end() {
 retry::slurm_requeues() {
     local -i release=0
     local type mode own=""
-    read -r release type mode < <(scontrol show config 2>/dev/null | awk '
+    read -r release type mode < <(slurm::ask scontrol show config 2>/dev/null | awk '
         $1 == "SLURM_VERSION" { split($3, part, "."); release = part[1] * 100 + part[2] }
         $1 == "PreemptType" { type = $3 }
         $1 == "PreemptMode" { mode = $3 }
         END { print release + 0, type, mode }')
     ((release >= 2405)) || return 1
     if [[ "${type}" == preempt/qos ]]; then
-        own="$(sacctmgr --noheader --parsable2 show qos "${SLURM_JOB_QOS:-normal}" format=PreemptMode 2>/dev/null)"
+        own="$(slurm::ask sacctmgr --noheader --parsable2 show qos "${SLURM_JOB_QOS:-normal}" format=PreemptMode 2>/dev/null)"
         [[ "${own}" != cluster ]] || own=""
     else
-        own="$(scontrol show partition "${SLURM_JOB_PARTITION:-}" --oneliner 2>/dev/null | grep -oP '(?<= PreemptMode=)\S+')"
+        own="$(slurm::ask scontrol show partition "${SLURM_JOB_PARTITION:-}" --oneliner 2>/dev/null | grep -oP '(?<= PreemptMode=)\S+')"
     fi
     [[ "${own:-${mode}}" =~ ^[Rr][Ee][Qq][Uu][Ee][Uu][Ee]$ ]] \
-        && scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -qE ' Requeue=1( |$)'
+        && retry::job | grep -qE ' Requeue=1( |$)'
 }
 
 # Slurm requeues a job that loses its node, without a limit, so a node that breaks every job would never be noticed. Once the times
@@ -221,7 +241,7 @@ retry::requeue() {
         printf '%d\n' "$(($(retry::times_queued) + 1))" >"${retry_queued_file}"
     fi
     if ! retry::preempted || ! retry::slurm_requeues; then
-        scontrol requeue "${environment_job}" || return 1
+        slurm::ask scontrol requeue "${environment_job}" || return 1
     fi
     if [[ -n "${retry_without:-}" ]]; then
         retry::exclude
@@ -232,10 +252,10 @@ retry::requeue() {
 # which other jobs have failed since then.
 retry::exclude() {
     local now met
-    now="$(scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -oP '(?<= ExcNodeList=)\S+')"
+    now="$(slurm::ask scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -oP '(?<= ExcNodeList=)\S+')"
     [[ "${now}" != "(null)" ]] || now=""
     met="$(find "${KIT_AVOID_DIR}" -maxdepth 1 -type f -mtime -1 -printf '%f\n' 2>/dev/null | grep -vxF -- "${retry_without//,/$'\n'}" | sort | tr '\n' ',')"
-    scontrol update "JobId=${environment_job}" "ExcNodeList=${now:+${now},}${met}${retry_without}" || true
+    slurm::ask scontrol update "JobId=${environment_job}" "ExcNodeList=${now:+${now},}${met}${retry_without}" || true
 }
 
 # Before anything that takes time, and once.
@@ -250,7 +270,7 @@ retry::end() {
     log::info "end of job ${SLURM_JOB_ID}: exit code $1"
     if [[ -n "${environment_batch}" ]] && ! retry::has_slurmstepd; then
         log::error "the batch script's slurmstepd is gone: killed, or out of memory; Slurm would not hear of the end, so the job is cancelled"
-        scancel "${environment_job}" 2>/dev/null
+        slurm::ask scancel "${environment_job}" 2>/dev/null
     fi
 }
 

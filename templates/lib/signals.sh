@@ -5,6 +5,10 @@
 
 # The signal that counts: the last one, but not a lead signal after a request to end. And whether it was a TERM of Slurm's own.
 signals_got="" signals_slurms_term=""
+# Whether Slurm gave no answer about that, so that it is asked again.
+signals_unsure=""
+# Seconds for that answer: at the signal, and each time again.
+readonly signals_answer_s=10 signals_answer_again_s=2
 # Steps that carry a signal to the ranks, each with its signal.
 declare -A signals_carried=()
 declare -i signals_count=0
@@ -19,6 +23,7 @@ signals::trap() {
 # shellcheck disable=SC2317 # called by traps
 signals::pass_on() {
     local -r again="${signals_got}"
+    local -ri came="${EPOCHSECONDS}"
     local seconds=0
     # The lead signal would put the job back into the queue. It is ignored after a request to end, or while that is being passed on.
     if [[ "$1" == USR1 && ("${again}" == TERM || "${again}" == INT) ]]; then
@@ -34,8 +39,8 @@ signals::pass_on() {
         steps::set_deadline 0 "got $1, and there are no ranks yet"
     fi
     log::info "got $1; passing it on to the ranks"
-    if [[ "$1" == TERM ]] && ! retry::is_running; then
-        signals_slurms_term=1
+    if [[ "$1" == TERM && -z "${signals_slurms_term}" ]]; then
+        signals::ask_whose "${came}"
     fi
     roles::running || return 0
     if [[ "$1$again" != INTINT ]]; then
@@ -54,6 +59,34 @@ signals::on_trouble() {
     [[ -z "${signals_got}" ]] || return 0
     role_policy::doom
     stall_watch::doom
+}
+
+# signals::ask_whose CAME: notes whether the TERM that came at this time is Slurm's own. One is, until Slurm answers: then this script
+# has little time.
+signals::ask_whose() {
+    local -i code
+    retry::is_running "${signals_answer_s}"
+    code=$?
+    ((code)) || return 0
+    signals_slurms_term=1
+    ((code != 2)) || signals_unsure=1
+    slurm::set_end "$1"
+}
+
+# Called repeatedly: where Slurm gave no answer about a TERM, asks again. One of `kit cancel` has still to reach the ranks.
+signals::ask_again() {
+    local -i code
+    [[ -n "${signals_unsure}" ]] || return 0
+    retry::is_running "${signals_answer_again_s}"
+    code=$?
+    ((code != 2)) || return 0
+    signals_unsure=""
+    ((!code)) || return 0
+    signals_slurms_term=""
+    slurm::forget_end
+    roles::running || return 0
+    steps::set_deadline "${KIT_GRACE}" "the ranks did not end within ${KIT_GRACE} s after TERM"
+    signals::carry TERM "${KIT_GRACE}"
 }
 
 # Notes a preemption with grace, of which Slurm tells only the steps.

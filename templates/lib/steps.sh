@@ -154,7 +154,7 @@ steps::enforce_deadline() {
 
 # Prints Slurm's ids of running steps, by their names, because the ids depend on the order in which the steps started.
 steps::ids() {
-    squeue --noheader --steps --jobs="${environment_job}" --format='%i %j' 2>/dev/null \
+    slurm::ask squeue --noheader --steps --jobs="${environment_job}" --format='%i %j' 2>/dev/null \
         | awk -v names=" $* " 'index(names, " " $2 " ") { print $1 }'
 }
 
@@ -166,7 +166,7 @@ steps::signal() {
     local -a ids
     mapfile -t ids < <(steps::ids "$@")
     ((${#ids[@]})) || return 1
-    scancel --signal="${signal}" "${ids[@]}" 2>/dev/null || true
+    slurm::ask scancel --signal="${signal}" "${ids[@]}" 2>/dev/null || true
 }
 
 # Ends every step that still runs. Each is asked first, then killed, and never waited for longer than ten seconds. Their containers
@@ -236,7 +236,7 @@ steps::end_waiting() {
     local name
     while read -r name; do
         made["${name}"]=1
-    done < <(squeue --noheader --steps --jobs="${environment_job}" --format=%j 2>/dev/null)
+    done < <(slurm::ask squeue --noheader --steps --jobs="${environment_job}" --format=%j 2>/dev/null)
     for name in "$@"; do
         [[ -n "${made[${name}]:-}" ]] || kill -s "${signal}" "${steps_pid[${name}]}" 2>/dev/null
     done

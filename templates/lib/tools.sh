@@ -8,7 +8,7 @@ readonly tools_missing=69
 tools::serve() {
     local -r name="$1" port="$2"
     local token
-    IFS= read -r token || return
+    IFS= read -r token || return $?
     local -a words=()
     case "${name}" in
         notebook) tools::jupyter "${port}" ;;
@@ -41,7 +41,7 @@ tools::jupyter() {
         export JUPYTER_TOKEN="${token}"
         words=("jupyter-${one}" --no-browser --ip=127.0.0.1 --port="$1" --ServerApp.port_retries=0)
         ((EUID)) || words+=(--allow-root)
-        return
+        return $?
     done
 }
 

@@ -11,9 +11,9 @@ trust::private_folder() {
     local -r folder="$1"
     local owner mode kind
     trust_problem=""
-    trust::safe_way "$(dirname -- "${folder}")" || return
+    trust::safe_way "$(dirname -- "${folder}")" || return $?
     [[ -L "${folder}" || -e "${folder}" ]] || (umask 077 && mkdir -p -- "${folder}") 2>/dev/null
-    trust::safe_way "$(dirname -- "${folder}")" || return
+    trust::safe_way "$(dirname -- "${folder}")" || return $?
     if ! read -r owner mode kind < <(stat --format='%u %a %F' -- "${folder}" 2>/dev/null); then
         trust_problem="${folder} cannot be made"
     elif [[ "${kind}" != directory ]]; then
@@ -59,7 +59,7 @@ trust::digest() {
     local -r file="$1" memory="$2"
     local -r form='%d %i %s %.9Y %.9Z'
     local key known digest changed
-    key="$(stat --dereference --format="${form}" -- "${file}")" || return
+    key="$(stat --dereference --format="${form}" -- "${file}")" || return $?
     if trust::is_own_file "${memory}"; then
         known="$(grep --fixed-strings -- "${key} " "${memory}" | grep "^${key//./\\.} [0-9a-f]\{64\}$" | tail -n 1)"
         if [[ -n "${known}" ]]; then
@@ -67,7 +67,7 @@ trust::digest() {
             return 0
         fi
     fi
-    digest="$(sha256sum <"${file}")" || return
+    digest="$(sha256sum <"${file}")" || return $?
     digest="${digest%% *}"
     printf '%s\n' "${digest}"
     changed="${key##* }"
@@ -82,6 +82,6 @@ trust::digest() {
 # Whether it is a regular file of the user, no link, that nobody else may write.
 trust::is_own_file() {
     local owner mode kind
-    read -r owner mode kind < <(stat --format='%u %a %F' -- "$1" 2>/dev/null) || return
+    read -r owner mode kind < <(stat --format='%u %a %F' -- "$1" 2>/dev/null) || return $?
     [[ "${kind}" == regular* ]] && ((owner == EUID && !(8#${mode} & 8#0022)))
 }

@@ -164,6 +164,23 @@ def test_a_role_that_is_never_ready_is_named(lab: Lab) -> None:
     assert lab.settled(run.folder) == []
 
 
+def test_a_signal_that_finds_the_main_role_waiting_ends_the_job_with_143(lab: Lab) -> None:
+    """Its service is never ready. The job was not done: it had begun no work."""
+    roles(
+        lab,
+        SERVER.replace('"serve", "{server.port.http}"', '"sleep", "600"').replace("30", "600") + main_role("exit", "0"),
+    )
+    run = lab.submit("--no-container")
+    lab.wait((run / "logs/server/rank-0.log").exists, run)
+    lab.kit("cancel", run.name)
+    job = lab.wait_end(run)
+    log = (run / "logs" / "batch.log").read_text()
+    assert (job["JobState"], lab.status(run)["exit_code"]) == ("CANCELLED", 143), log
+    assert "TERM came before these were started: main" in log
+    assert not (run / "logs/main/rank-0.log").exists()
+    assert lab.settled(run) == []
+
+
 def test_a_cancel_lets_the_main_role_save_while_its_service_still_answers(lab: Lab) -> None:
     roles(lab, SERVER + main_role("save", "{server.address}", "{server.port.http}"))
     run = lab.submit("--no-container")

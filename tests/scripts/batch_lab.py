@@ -11,7 +11,7 @@ from tests.support import REPO
 LIB = REPO / "templates" / "lib"
 BIN = REPO / "templates" / "bin"
 LIBRARIES = (
-    "log", "environment", "output_links", "debug", "nodes", "events", "heartbeat", "container_names", "steps", "failures",
+    "log", "environment", "output_links", "debug", "slurm", "nodes", "events", "heartbeat", "container_names", "steps", "failures",
     "failure_watch", "stall_watch", "node_checks", "retry", "endpoints", "role_policy", "roles", "signals",
     "workspace",
 )  # fmt: skip

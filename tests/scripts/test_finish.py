@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,13 @@ def test_a_job_that_goes_back_to_the_queue_has_no_end(lab: BatchLab) -> None:
     assert ends(lab) == [("requeue", "137")]
 
 
+@pytest.mark.parametrize(("on_stall", "event"), [("restart", "requeue"), ("end", "end")])
+def test_a_standstill_goes_back_to_the_queue_where_the_job_says_so(lab: BatchLab, on_stall: str, event: str) -> None:
+    """In a trap, a `return` without a code returns the one from before the trap: no stalled job went back."""
+    finish(lab, 76, f"KIT_RETRY_REQUEUE=1 KIT_ON_STALL={on_stall}")
+    assert ends(lab) == [(event, "76")]
+
+
 SITE = """case "$1 $2" in
 "show job") cat "${0%/*}/job" ;;
 "show config") printf '%s = %s\\n' PreemptMode REQUEUE PreemptType preempt/partition_prio SLURM_VERSION 24.11.5 ;;
@@ -83,3 +91,31 @@ def test_a_preempted_job_that_ends_with_0_is_neither_done_nor_run_again(
     assert ends(lab) == [recorded]
     told = [line for line in lab.calls("scontrol") if line.startswith("scontrol update")]
     assert told == (["scontrol update JobId=7 Requeue=0"] if recorded == ("end", "143") else [])
+
+
+DEAF = "trap '' TERM; exec sleep 60"
+
+
+def test_a_controller_that_does_not_answer_costs_no_code(lab: BatchLab) -> None:
+    """After its own TERM Slurm kills the script KillWait seconds later, and two questions stood before the end."""
+    lab.command("scontrol", DEAF)
+    lab.command("squeue", DEAF)
+    began = time.monotonic()
+    finish(lab, 143, "signals_got=TERM signals_slurms_term=1 slurm_killed_at=$((EPOCHSECONDS + 6))")
+    assert time.monotonic() - began < 20, "three seconds are left for the rest, and a busy machine's time"
+    assert ends(lab) == [("end", "143")]
+    assert len(lab.calls("scontrol")) == 1, "one question, once"
+
+
+def test_slurm_is_asked_for_the_job_once(lab: BatchLab) -> None:
+    lab.say("job", "JobId=7 Requeue=1 Restarts=0 StartTime=2026-11-22T09:00:00 PreemptTime=None \n")
+    finish(lab, 143, "signals_got=TERM signals_slurms_term=1")
+    assert lab.calls("scontrol") == ["scontrol show job 7 --oneliner"]
+
+
+def test_a_term_of_unknown_origin_is_settled_before_the_end(lab: BatchLab) -> None:
+    """One of `kit cancel`: Slurm hears that the job was cancelled."""
+    lab.command("squeue", 'case "$*" in *%T*) echo RUNNING ;; esac')
+    head = "signals_got=TERM signals_slurms_term=1 signals_unsure=1 slurm_killed_at=$((EPOCHSECONDS + 20))"
+    finish(lab, 143, head)
+    assert lab.calls("scancel") == ["scancel 7"]

@@ -26,7 +26,7 @@ def bash(folder: Path, script: str, *, capped: bool, requeue: int, restarts: int
         f"SLURM_RESTART_COUNT={restarts} environment_batch=1 environment_job=7 signals_got='' signals_slurms_term=''"
     )
     stubs = "log::info() { :; }; events::record() { :; }"
-    source = f"source {LIB.with_name('stall_watch.sh')}\nsource {LIB}"
+    source = f"source {LIB.with_name('slurm.sh')}\nsource {LIB.with_name('stall_watch.sh')}\nsource {LIB}"
     text = f"set -uo pipefail\n{head}\n{state}\n{stubs}\n{source}\n{script}\n"
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     return shell.run(["bash", "-c", text], env=env).stdout.splitlines()
@@ -81,7 +81,9 @@ def test_a4_a_failed_node_is_added_to_what_the_job_is_kept_off(tmp_path: Path) -
     (tmp_path / "avoid" / "n8").touch()
     os.utime(tmp_path / "avoid" / "n8", (0, 0))
     head = f"{head} KIT_AVOID_DIR={tmp_path}/avoid"
-    script = f"{head}\nlog::info() {{ :; }}; events::record() {{ :; }}\nsource {LIB}\nretry::leave_out n2,n3; retry::requeue 72"
+    sources = f"source {LIB.with_name('slurm.sh')}\nsource {LIB}"
+    stubs = "log::info() { :; }; events::record() { :; }"
+    script = f"{head}\n{stubs}\n{sources}\nretry::leave_out n2,n3; retry::requeue 72"
     done = shell.run(["bash", "-c", script], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert done.stdout.splitlines() == ["requeue 7", "update JobId=7 ExcNodeList=n1,n[4-5],n9,n2,n3"]
 
@@ -111,8 +113,10 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
     stubs |= {"log::info": 'echo "$*"', "events::record": 'echo "event $*"', "nodes::short": 'echo "$*"'}
     # One spare: three nodes for two.
     stubs |= {"nodes::find_lost": "nodes_bad=(${lost:-})"} | (commands or {})
+    # The real one runs programs, and Slurm's are functions here.
+    stubs["timeout"] = 'shift 3; "$@"'
     text = "".join(f"{name}() {{ {body}; }}\n" for name, body in stubs.items())
-    sources = f"source {LIB.with_name('stall_watch.sh')}\nsource {LIB}"
+    sources = "\n".join(f"source {LIB.with_name(name)}" for name in ("slurm.sh", "stall_watch.sh", LIB.name))
     whole = f"set -uo pipefail\nnodes_all=(n1 n2 n3)\n{head}\nKIT_RETRY_CODES=(137 72)\n{text}{sources}\n{script}\n"
     return shell.run(["bash", "-c", whole], env={"PATH": os.environ["PATH"]}, check=False).stdout.splitlines()
 
@@ -232,7 +236,7 @@ def test_whether_the_job_goes_back_to_the_queue(tmp_path: Path, code: int, head:
 
 @pytest.mark.parametrize(("state", "running"), [("RUNNING", True), ("COMPLETING", False), ("", False)])
 def test_whether_slurm_lets_the_job_run(tmp_path: Path, state: str, running: bool) -> None:
-    said = script_of(tmp_path, "retry::is_running && echo yes || echo no", commands={"squeue": f"echo '{state}'"})
+    said = script_of(tmp_path, "retry::is_running 10 && echo yes || echo no", commands={"squeue": f"echo '{state}'"})
     assert said == ["yes" if running else "no"]
 
 

@@ -39,6 +39,13 @@ def jinja_in_body(text: str) -> list[str]:
     return [line for line in body.splitlines() if re.search(r"\{\{|\{%|\{#", re.sub(r"\$\{#", "", line))]
 
 
+@pytest.mark.parametrize("path", sorted((REPO / "templates" / "lib").glob("*.sh")), ids=lambda p: p.name)
+def test_each_return_says_what_it_returns(path: Path) -> None:
+    """In a trap, such as that of the script's end, a `return` alone returns the code from before the trap."""
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+    assert [f"{path.name}:{number}" for number, line in lines if re.search(r"\breturn\s*($|;|\}|\|\||&&)", line)] == []
+
+
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: p.name)
 def test_jinja_stands_in_the_head_only(path: Path) -> None:
     if path.name not in WHOLLY_GENERATED:

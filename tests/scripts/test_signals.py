@@ -261,6 +261,50 @@ def test_a13_a_cancelled_program_has_the_time_that_the_job_says(lab: BatchLab) -
     assert lab.bash("signals_slurms_term=1; retry::time_to_save TERM")[-1] == "5"
 
 
+# Ranks that run, and what the script does once the signal is there. A child of the script ignores TERM, as while the script ends.
+TOLD = """
+roles::running() { return 0; }
+signals::carry() { echo "carry $*"; }
+signals::trap
+kill -TERM $$
+"""
+
+
+def test_a_term_is_taken_for_slurms_own_until_slurm_answers(lab: BatchLab) -> None:
+    """A squeue that hung held the deadline of the ranks back, until Slurm killed the script."""
+    lab.command("scontrol", "exec sleep 60")
+    lab.command("squeue", '[[ -e "${0%/*}/answers" ]] || exec sleep 60; echo RUNNING')
+    script = f"""
+{TOLD.replace("kill", "came=$EPOCHSECONDS; kill")}
+echo "slurms ${{signals_slurms_term}}, killed $((slurm_killed_at - came >= 30)), in time $((steps_deadline - came <= 26))"
+signals::ask_again
+echo "slurms ${{signals_slurms_term}}"
+touch "{lab.programs}/answers"
+signals::ask_again; signals::ask_again
+echo "slurms ${{signals_slurms_term:-no more}}, within $((steps_deadline - EPOCHSECONDS > 80))"
+"""
+    assert [line for line in lab.bash(script) if line.startswith(("slurms", "carry"))] == [
+        "slurms 1, killed 1, in time 1",
+        "slurms 1",
+        "carry TERM 90",
+        "slurms no more, within 1",
+    ]
+
+
+@pytest.mark.parametrize(("state", "carried", "limit"), [("RUNNING", True, "0"), ("COMPLETING", False, "1")])
+def test_only_slurms_own_term_limits_the_questions(lab: BatchLab, state: str, carried: bool, limit: str) -> None:
+    lab.command("squeue", f"echo {state}")
+    said = lab.bash(f'{TOLD}\necho "limit $((slurm_killed_at > 0))"')
+    assert (any(line.startswith("carry") for line in said), said[-1]) == (carried, f"limit {limit}")
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(2, "137"), (60, "3")])
+def test_a_question_has_the_time_that_is_left(lab: BatchLab, seconds: int, code: str) -> None:
+    lab.command("scontrol", "sleep 4; exit 3")
+    script = f"trap '' TERM\nslurm_killed_at=$((EPOCHSECONDS + {seconds})); slurm::ask scontrol show job; echo $?"
+    assert lab.bash(script)[-1] == code
+
+
 WAITS = """
 steps::start a srun true
 sleep 0.3

@@ -113,13 +113,16 @@ def test_a_run_that_was_preempted_once_and_ended_well_later_is_completed(run_dir
     assert found.state == state
 
 
-def test_a_run_that_ends_while_slurm_is_asked_has_its_own_code(run_dir: Path) -> None:
+@pytest.mark.parametrize("started", [True, False], ids=["it had started", "it starts meanwhile"])
+def test_a_run_that_ends_while_slurm_is_asked_has_its_own_code(run_dir: Path, started: bool) -> None:
     """Its record was read before the answer came: it seemed to have no end, and `kit submit --wait` returned 1 for it."""
     record = RunPaths(run_dir).events
-    record.write_text(json.dumps({"event": "start", "job_id": "7", "nodes": "n1", "restart": "0"}) + "\n")
+    start = json.dumps({"event": "start", "job_id": "7", "nodes": "n1", "restart": "0"}) + "\n"
+    record.write_text(start if started else "")
 
     def slow(cluster: str) -> dict[int | str, QueuedJob]:
         with record.open("a") as file:
+            file.write("" if started else start)
             file.write(json.dumps({"event": "end", "exit_code": "74"}) + "\n")
         return {7: QueuedJob(job_id=7, state="FAILED", reason="NonZeroExitCode", nodes="n1", elapsed="0:30")}
 
