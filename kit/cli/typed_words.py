@@ -101,6 +101,21 @@ def _kit(
     """One job file and one command: container-pinned training runs on Slurm with Enroot and Pyxis."""
 
 
+def _name_meant_options(error: Any) -> None:
+    """For an unknown option, name those that the user may mean, first of all the longer ones: --gpus is short for --gpus-per-node.
+
+    Click alone offers names with nearly the same letters, such as --cgroups.
+    """
+    given, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if not given or context is None:
+        return
+    names = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
+    meant = [name for name in names if name.startswith(given)] or error.possibilities
+    if meant:
+        error.message = f"No such option: {given}. Did you mean {' or '.join(meant)}?"
+        error.possibilities = None
+
+
 def run() -> int:
     """The command's own exit code. The caller handles KitError and OSError."""
     try:
@@ -111,6 +126,7 @@ def run() -> int:
     except typer.Abort:
         return interrupts.end()
     except _UsageFault as error:
+        _name_meant_options(error)
         error.show()
         return int(error.exit_code)
     except _Ended as ended:

@@ -24,6 +24,8 @@ def kit(*args: str, cwd: Path) -> shell.Completed:
     [
         (("nosuch",), 2, "No such command 'nosuch'"),
         (("render", "--nope"), 2, "No such option"),
+        (("cluster", "up", "--gpus", "2"), 2, "Did you mean --gpus-per-node?"),
+        (("submit", "--from", "3"), 2, "No such option"),
         (("render",), 3, "job.toml: no such file"),
         (("schema", "jb"), 2, "did you mean 'job'?"),
         (("status", "nothing-of-that-name"), 7, "no such run"),
