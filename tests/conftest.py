@@ -1,4 +1,4 @@
-"""What every kind of test shares: outcomes of a whole run are kept (tests/outcomes.py), files have an order (tests/order.py)."""
+"""Hooks for all tests: the outcomes of a whole run are kept (tests/outcomes.py), and files have an order (tests/order.py)."""
 
 from __future__ import annotations
 

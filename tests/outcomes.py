@@ -1,4 +1,4 @@
-"""What became of each test of a run, kept for tests/rows.py: a file for each of `make test` and tests/training.
+"""Keeps the outcome of each test of a run for tests/rows.py: one file for each of `make test` and tests/training.
 
 A pytest plugin, loaded by tests/conftest.py. Under xdist the controller hears of every worker's tests, and it alone writes.
 """

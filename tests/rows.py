@@ -1,4 +1,4 @@
-"""Whether the last run of the tests shows every row of tests/capabilities.md: a row whose tests were all skipped fails it.
+"""Checks that the last run of the tests shows every row of tests/capabilities.md: a row whose tests were all skipped fails.
 
     python -m tests.rows
 

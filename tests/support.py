@@ -1,4 +1,4 @@
-"""What several tests need: a lock, a site, and a project folder with a job in it."""
+"""Helpers of several tests: a lock, a site, and a project folder with a job in it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Whether a later link of a chain has something to do. Slurm starts a link when all links before it ended with a code other than 0.
+# Decides whether a later link of a chain has work left. Slurm starts a link when all links before it ended with a code other than 0.
 
 # Exits unless the run was cut short: by a requested stop that was saved, by a signal, or without an end record.
 chain::require_more() {

@@ -1,4 +1,4 @@
-"""What three published sbatch scripts ask for (of Megatron, torchtitan and prime-rl kind), said in job.toml and run on two nodes.
+"""Three published sbatch scripts (of Megatron, torchtitan and prime-rl kind), written as job.toml and run on two nodes.
 
 The golden cases `migrated-*` show the same keys as text; here Slurm starts them, and their programs write down what they see.
 """

@@ -1,4 +1,4 @@
-"""What else is done over ssh, through a real sshd: sweeps, stages, resume, rerun, export, shells, stacks, images, tmux."""
+"""Commands over ssh, through a real sshd: sweeps, stages, resume, rerun, export, shells, stacks, images, tmux."""
 
 from __future__ import annotations
 

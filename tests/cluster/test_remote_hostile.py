@@ -1,4 +1,4 @@
-"""What is hostile on either side of ssh: names, paths, a full disk, an old client. One clear error, and nothing half-written."""
+"""Hostile input on either side of ssh: names, paths, a full disk, an old client. One clear error each, no half-written file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a container keeps apart, and submits that run beside each other or are killed half-way, on a real cluster."""
+"""Isolation by a container, and submits that run side by side or are killed half-way, on a real cluster."""
 
 from __future__ import annotations
 

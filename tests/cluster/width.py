@@ -1,4 +1,4 @@
-"""What a job costs by its width: the questions that slurmctld answers (sdiag), the files in its run folder, its times."""
+"""Measures the cost of a job by its width: the questions that slurmctld answers (sdiag), the files in its run folder, its times."""
 
 from __future__ import annotations
 

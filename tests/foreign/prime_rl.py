@@ -1,4 +1,4 @@
-"""What prime-rl's own configuration classes make of files and command lines.
+"""Reads files and command lines with prime-rl's own configuration classes.
 
     python prime_rl.py CHECKOUT NEEDS
 

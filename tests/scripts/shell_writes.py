@@ -1,4 +1,4 @@
-"""Which global names a bash file writes: plain text rules, good for the house's own style and no parser of bash."""
+"""Finds the global names that a bash file writes, by rules for the style of this repository; it is no parser of bash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which containers get a name: decided on the node, from the plugin's own configuration and the step's own options."""
+"""Names of containers: each node decides by the plugin's configuration and the step's options which containers get one."""
 
 from __future__ import annotations
 

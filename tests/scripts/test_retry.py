@@ -1,4 +1,4 @@
-"""How often a job goes back to the queue: what counts, and when Slurm is told to stop."""
+"""Requeues of a job: which ends count, and when Slurm is told to stop."""
 
 from __future__ import annotations
 

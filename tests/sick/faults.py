@@ -1,4 +1,4 @@
-"""What a rank, a node or a disk falls ill of, and what `kit why` has to say of it."""
+"""Faults of a rank, a node or a disk, and the answer that `kit why` must give to each."""
 
 from __future__ import annotations
 

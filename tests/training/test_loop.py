@@ -1,4 +1,4 @@
-"""What the programs share, part by part and without other processes: data, test, resume, positions, speed."""
+"""Parts that the training programs share, each without other processes: data, test, resume, positions, speed."""
 
 import argparse
 import json

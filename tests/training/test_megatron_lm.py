@@ -1,4 +1,4 @@
-"""What the kit renders for Megatron-LM, put to Megatron-LM's own parser and validator: what is submitted is accepted.
+"""Gives what the kit renders for Megatron-LM to Megatron-LM's own parser and validator: they accept all that is submitted.
 
     MEGATRON_LM=/path/to/Megatron-LM pytest tests/training/test_megatron_lm.py
 

@@ -1,4 +1,4 @@
-"""What the kit reads from a program's text, so that a misspelt option never reaches the queue, is what the program itself takes."""
+"""Compares the options that the kit reads from a program's text with those that the program takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launchers/torchtitan/run.py adds, given to TorchTitan's own parsers: TORCHTITAN=<checkout>[:<checkout>...] names them.
+"""Gives what launchers/torchtitan/run.py adds to TorchTitan's own parsers: TORCHTITAN=<checkout>[:<checkout>...] names them.
 
 Each needs what its configuration imports: torch, tyro, triton, torchdata, tensorboard.
 """

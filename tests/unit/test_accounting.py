@@ -1,4 +1,4 @@
-"""What sacct says of jobs, and what it adds to the status of runs."""
+"""Reads sacct's answers about jobs, and adds them to the status of runs."""
 
 from __future__ import annotations
 

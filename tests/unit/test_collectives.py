@@ -1,4 +1,4 @@
-"""Which rank called another collective than the others, by what torch's flight recorder says of each."""
+"""Finds the rank that called another collective than the others, from the records of torch's flight recorder."""
 
 from __future__ import annotations
 

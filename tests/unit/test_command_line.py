@@ -1,4 +1,4 @@
-"""What people find in the command line: groups, completion, a default cluster, clean JSON, and a word after Ctrl-C."""
+"""The command line as people meet it: groups, completion, a default cluster, clean JSON, and a message after Ctrl-C."""
 
 from __future__ import annotations
 

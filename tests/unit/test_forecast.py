@@ -1,4 +1,4 @@
-"""What `kit submit` says before it happens: the program's options, its memory, the room under its checkpoints, earlier runs."""
+"""Forecasts of `kit submit`: the program's options, its memory, the room for its checkpoints, earlier runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What frameworks would refuse an hour later is refused before submit, with the numbers."""
+"""Errors that a framework would raise after an hour are reported before submit, with the numbers."""
 
 from __future__ import annotations
 

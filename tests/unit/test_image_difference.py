@@ -1,4 +1,4 @@
-"""What differs between two images, and a build that gives other bytes from the same inputs."""
+"""Compares two images, and a rebuild that gives other bytes from the same inputs."""
 
 from __future__ import annotations
 

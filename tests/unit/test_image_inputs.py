@@ -1,4 +1,4 @@
-"""What a build is made from: the context and its digest, apt sources, wheels, and names of images."""
+"""Inputs of a build: the context and its digest, apt sources, wheels, and names of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an image's tree gets and loses; any string of the image's author arrives as it was written."""
+"""Changes to an image's file tree: files that are added and removed. Every string of the image's author arrives unchanged."""
 
 from __future__ import annotations
 

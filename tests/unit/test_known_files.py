@@ -1,4 +1,4 @@
-"""What is kept of cluster files and of an embedded cluster's record is what the files say."""
+"""Caches of cluster files and of an embedded cluster's record always match the files."""
 
 from __future__ import annotations
 

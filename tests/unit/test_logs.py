@@ -1,4 +1,4 @@
-"""What `kit logs` shows: nothing that a terminal would obey, only what was asked for, in memory that does not grow."""
+"""Output of `kit logs`: no control characters, only the lines that were asked for, in memory that does not grow."""
 
 from __future__ import annotations
 

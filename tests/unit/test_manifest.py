@@ -1,4 +1,4 @@
-"""What a manifest says: of the git repository (git itself is asked), of who set each key, and of what the run was made from."""
+"""Contents of a manifest: the git repository (git itself is asked), the layer that set each key, and the inputs of the run."""
 
 from __future__ import annotations
 

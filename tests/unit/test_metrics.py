@@ -1,4 +1,4 @@
-"""What a program reported is read back, also from replica groups, and also where a line was cut off."""
+"""Reads back the metrics that a program reported, also from replica groups, and also where a line was cut off."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from kit import shell
 from kit.cli import app
 from kit.spec import models
 from kit.spec.declared_keys import Declared
+from tests.browser import NEEDED, PROGRAM, Browser, Page
 from tests.pages import PAGES, blocks, kit_commands, matches, name_of
 from tests.support import REPO
 
@@ -133,11 +134,18 @@ def test_an_output_that_is_not_the_shown_one_is_noticed() -> None:
     assert not matches("two", "one\n")
 
 
-def test_the_site_builds_and_asks_nobody(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site that `make docs` makes."""
     pytest.importorskip("material", reason="mkdocs-material is not installed: make setup")
-    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     shell.run(argv, cwd=REPO, timeout=300)
-    files = [path for path in (tmp_path / "site").rglob("*") if path.is_file()]
+    return folder
+
+
+def test_the_site_builds_and_asks_nobody(site: Path) -> None:
+    files = [path for path in site.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 10_000_000
     assert len([path for path in files if path.suffix == ".html"]) > 40
     for path in files:
@@ -145,6 +153,30 @@ def test_the_site_builds_and_asks_nobody(tmp_path: Path) -> None:
             text = path.read_text(encoding="utf-8")
             assert not re.findall(r"<(?:script|img|iframe|link)[^>]+(?:src|href)=\"?(?:https?:)?//", text), path
             assert "@import url(http" not in text
+
+
+# Names of the parts of a page that are wider than the page, and of pictures that did not load or have no text.
+_OVERFLOWS = """
+[...document.querySelectorAll('.md-content img')].filter(e => !e.alt || !e.naturalWidth).map(e => e.src).concat(
+    document.documentElement.scrollWidth > innerWidth ? [`the page: ${document.documentElement.scrollWidth} pixels`] : [],
+    innerWidth < 1000 ? [] : [...document.querySelectorAll('.language-console pre > code, .language-text pre > code')]
+        .filter(e => e.scrollWidth > e.clientWidth + 4).map(e => e.textContent.slice(0, 80)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PROGRAM, reason=NEEDED)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_page_fits_a_screen_and_asks_nobody(site: Path, tmp_path: Path, width: int) -> None:
+    wrong = {}
+    with Browser(tmp_path) as browser:
+        for path in sorted(site.rglob("*.html")):
+            page = Page(browser, path.as_uri(), width=width)
+            asked = [url for url in page.requests if not url.startswith(site.as_uri())]
+            if found := [*page.evaluate(_OVERFLOWS), *asked]:
+                wrong[str(path.relative_to(site))] = found
+            page.ask("Page.close")
+    assert wrong == {}
 
 
 def test_every_page_is_in_the_navigation() -> None:

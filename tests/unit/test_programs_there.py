@@ -1,4 +1,4 @@
-"""What a job starts is checked before it is queued: the program is there, and knows its options."""
+"""Checks of a job's program before it is queued: the program exists, and knows its options."""
 
 from __future__ import annotations
 

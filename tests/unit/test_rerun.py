@@ -1,4 +1,4 @@
-"""What `kit rerun` takes of a run, and what it says where something of it is gone."""
+"""Inputs that `kit rerun` takes from a run, and its messages when some of them no longer exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where secrets are read from; tests/cluster/test_secrets.py shows where they do not go."""
+"""Sources of secrets; tests/cluster/test_secrets.py shows that they do not leak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a snapshot takes, what it refuses, and that the store is whole whatever happens to those who write it."""
+"""Snapshots: files that they take, files that they refuse, and a store that stays whole whatever happens to its writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of a run that Slurm has forgotten, by what is in its folder."""
+"""States of runs that Slurm has forgotten, read from the run folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Slurm's topology says of a job's parallel groups. The texts are those of Slurm 22.05 (tree), 24.11 and 26.05 (both)."""
+"""Parallel groups of a job on Slurm's network topology. The texts are those of Slurm 22.05 (tree), 24.11 and 26.05 (both)."""
 
 from __future__ import annotations
 

@@ -58,13 +58,30 @@ def test_a_refused_phrase_is_found_over_two_lines(tmp_path: Path) -> None:
 
 
 def modules() -> list[Path]:
-    return [path for folder in ("kit", "launchers", "templates") for path in sorted((REPO / folder).rglob("*.py"))]
+    folders = ("kit", "launchers", "templates", "scripts", "benchmarks", "tests")
+    return [path for folder in folders for path in sorted((REPO / folder).rglob("*.py"))]
+
+
+def scripts() -> list[Path]:
+    folders = ("launchers", "templates", "scripts", "benchmarks", "tests")
+    return [path for folder in folders for path in sorted((REPO / folder).rglob("*.sh*")) if path.is_file()]
+
+
+def test_a_script_begins_with_a_verb_or_a_noun() -> None:
+    """Its first comment, below the shebang line."""
+    wrong = []
+    for path in scripts():
+        comments = [line[2:] for line in path.read_text(encoding="utf-8").splitlines()[:3] if line.startswith("# ")]
+        comments = [one for one in comments if not one.startswith("shellcheck ")]
+        if comments and comments[0].split()[0].strip("`,.:") in CLAUSES:
+            wrong.append(f"{path.relative_to(REPO)}: {comments[0]}")
+    assert wrong == []
 
 
 def test_a_module_begins_with_a_verb_or_a_noun() -> None:
     wrong = []
     for path in modules():
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if text and text.split()[0] in CLAUSES:
+        if text and text.split()[0].strip("`,.:") in CLAUSES:
             wrong.append(f"{path.relative_to(REPO)}: {text.splitlines()[0]}")
     assert wrong == []

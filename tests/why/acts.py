@@ -1,4 +1,4 @@
-"""What make.py does to the jobs of the cases: it submits them, and then cancels, kills, preempts, holds or waits."""
+"""Acts of make.py on the jobs of the cases: it submits them, and then cancels, kills, preempts, holds or waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a case of `kit why` is, and programs that several cases run."""
+"""Defines a case of `kit why`, and programs that several cases run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What falls ill under a job of the cases: a disk, a link, a clock, a slurmstepd."""
+"""Breaks a part under a job of the cases: a disk, a link, a clock, a slurmstepd."""
 
 from __future__ import annotations
 
