@@ -66,6 +66,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # The test counts each image once, so a rank takes every world_size-th image, without padding.
     mine = Subset(test_set, range(world.ddp_rank, len(test_set), world.ddp_world_size))
     test_loader = data.Loader(mine, 256, generator=draws, **loading)
+    # Images that do not fill the last batch of an epoch are left out; the next epoch has another order.
     steps_per_epoch = len(train_set) // args.batch_size
     if steps_per_epoch == 0:
         raise SystemExit(f"--batch-size {args.batch_size} is larger than the training set of {len(train_set)} images.")
@@ -89,7 +90,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
 
     def loss_of(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        # images (micro batch, channels, height, width), targets (micro batch,)
+        # images (B, channels, height, width), targets (B,), scores (B, classes); B is the micro-batch.
         with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
             return nn.functional.cross_entropy(ddp(images), targets)
 
@@ -104,24 +105,25 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     speed = metrics.Speed(args.batch_size, None, world, args.precision, unit="images")
     log.started("ddp/train.py", world, speed, parameters=sum(p.numel() for p in net.parameters()), seed=args.seed)
     told = resume.told("ddp/train.py", args, data=data.images_told(args.data))
-    saves, found = resume.begun(args, world, told, log)
+    checkpoints, resume_from = resume.begun(args, world, told, log)
     # The position in the run: optimizer steps, epochs, images of this epoch over all ranks. And the sum of this rank's losses.
-    at = {"step": 0, "epoch": 0, "images": 0}
+    position = {"step": 0, "epoch": 0, "images": 0}
     losses = torch.zeros((), dtype=torch.float64, device=world.device)
-    if found:
-        state = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
+    if resume_from:
+        state = torch.load(resume_from / "state.pt", map_location="cpu", weights_only=True)
         net.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         scaler.load_state_dict(state["scaler"])
-        at = state["at"]
+        position = state["at"]
         same_ranks = len(state["losses"]) == world.ddp_world_size
         losses += state["losses"][world.ddp_rank] if same_ranks else sum(state["losses"]) / len(state["losses"])
-        checkpoint.restore_rng(state["rng"], world, seed=args.seed, step=at["step"])
-        line = f"resumed from {found}, epoch {at['epoch'] + 1}, step {at['step']}"
-        log.record("resumed", line, step=at["step"], path=str(found))
+        checkpoint.restore_rng(state["rng"], world, seed=args.seed, step=position["step"])
+        line = f"resumed from {resume_from}, epoch {position['epoch'] + 1}, step {position['step']}"
+        log.record("resumed", line, step=position["step"], path=str(resume_from))
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
+            # Every rank sends its random state and its losses. Rank 0 writes them with the model, which all ranks have.
             of_ranks = {
                 "rng": checkpoint.gathered(checkpoint.rng_state(), world),
                 "losses": checkpoint.gathered(losses.item(), world),
@@ -129,11 +131,12 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             if not world.is_main_process:
                 return None
             parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
-            state = {name: part.state_dict() for name, part in parts.items()} | of_ranks | {"at": dict(at)}
-            kept = saves.copy(state) if args.checkpoint_async and not last else state
+            state = {name: part.state_dict() for name, part in parts.items()} | of_ranks | {"at": dict(position)}
+            # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
+            kept = checkpoints.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, folder / "state.pt")
 
-        saves.save(at["step"], start, last=last)
+        checkpoints.save(position["step"], start, last=last)
 
     # ---- train ----
 
@@ -151,15 +154,16 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         return loss / seen, correct / seen
 
     profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
-    reports.progress.step(at["step"])
+    reports.progress.step(position["step"])
     trained, seconds = 0, 0.0  # images over all ranks and time in training steps, since this start
-    while at["epoch"] < args.epochs:
-        sampler.set_epoch(at["epoch"])
-        sampler.skip(at["images"])
+    while position["epoch"] < args.epochs:
+        # Set the order of this epoch, and skip the images that it has already trained on.
+        sampler.set_epoch(position["epoch"])
+        sampler.skip(position["images"])
         batches, began = data.reported(train_loader), time.perf_counter()
         speed.restart()
-        for _ in range(at["images"] // args.batch_size, steps_per_epoch):
-            profile.step(at["step"] + 1)
+        for _ in range(position["images"] // args.batch_size, steps_per_epoch):
+            profile.step(position["step"] + 1)
             step_loss = torch.zeros((), dtype=torch.float64, device=world.device)
             # One optimizer step: `accumulate` micro-batches, whose gradients add up.
             for micro_step in range(args.accumulate):
@@ -170,22 +174,23 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                     loss = loss_of(images, targets)
                     scaler.scale(loss / args.accumulate).backward()
                 step_loss += loss.detach() / args.accumulate
+            # The loss stays on the GPU: reading it at every step would wait for the GPU.
             losses += step_loss
             # Clip unscaled gradients: undo the loss scaling of fp16 first.
             scaler.unscale_(optimizer)
             norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
-            lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
+            lr = loop.set_pace(optimizer, lr=args.lr * factor(position["step"]), weight_decay=args.weight_decay)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
-            at["step"] += 1
-            at["images"] += args.batch_size
+            position["step"] += 1
+            position["images"] += args.batch_size
             trained += args.batch_size
             speed.step()
 
-            if args.log_every and at["step"] % args.log_every == 0:
-                log.step(at["step"], step_loss.item(), speed, world, lr=lr, gradient_norm=norm.item())
-            code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
+            if args.log_every and position["step"] % args.log_every == 0:
+                log.step(position["step"], step_loss.item(), speed, world, lr=lr, gradient_norm=norm.item())
+            code = loop.after_step(requests, log, profile, save, position["step"], every=args.checkpoint_every)
             if code is not None:
                 return code
         seconds += time.perf_counter() - began
@@ -194,28 +199,29 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         train_loss = loss_sum / (world.ddp_world_size * steps_per_epoch)
         with reports.progress.phase("evaluate"):
             test_loss, accuracy = test()
-        at |= {"epoch": at["epoch"] + 1, "images": 0}
+        position |= {"epoch": position["epoch"] + 1, "images": 0}
         losses.zero_()
         log.record(
             "epoch",
-            f"epoch {at['epoch']}/{args.epochs}  train loss {train_loss:.4f}  test loss {test_loss:.4f}  "
+            f"epoch {position['epoch']}/{args.epochs}  train loss {train_loss:.4f}  test loss {test_loss:.4f}  "
             f"accuracy {accuracy:.2%}  {trained / seconds:.0f} images/s on {world.ddp_world_size} ranks",
-            epoch=at["epoch"],
-            step=at["step"],
+            epoch=position["epoch"],
+            step=position["step"],
             train_loss=train_loss,
             test_loss=test_loss,
             accuracy=accuracy,
             images_per_second=trained / seconds,
         )
-        best = saves.is_best(at["step"], test_loss)
-        if best or not args.checkpoint_every or at["epoch"] == args.epochs:
+        # Save the best epoch so far and the last one, or every epoch where --checkpoint-every is 0.
+        best = checkpoints.is_best(position["step"], test_loss)
+        if best or not args.checkpoint_every or position["epoch"] == args.epochs:
             with reports.progress.phase("save"):
-                save(last=at["epoch"] == args.epochs)
+                save(last=position["epoch"] == args.epochs)
 
     # ---- the end ----
 
     with reports.progress.phase("save"):
-        saves.wait()
+        checkpoints.wait()
     requests.close()
     profile.close()
     if not trained:
@@ -229,7 +235,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         accuracy=accuracy,
         test_loss=test_loss,
         epochs=args.epochs,
-        step=at["step"],
+        step=position["step"],
         world_size=world.ddp_world_size,
         nodes=world.nodes,
         backend=world.backend,

@@ -56,7 +56,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     log.say(f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} tokens")
 
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
-        # (micro batch, context) each. The targets are the tokens shifted by one.
+        # (B, T) each: B windows of a micro-batch, T tokens of context. The targets are the tokens shifted by one.
         tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in batch)
         with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
             return ddp(tokens, targets)
@@ -69,17 +69,17 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- resume ----
 
     told = resume.told("ddp/train_gpt.py", args, data=corpus.told)
-    saves, found = resume.begun(args, world, told, log)
+    checkpoints, resume_from = resume.begun(args, world, told, log)
     # The position in the run, saved in each checkpoint. A resumed run continues reading its data from here.
-    at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
+    position = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
-    if found:
-        state = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
+    if resume_from:
+        state = torch.load(resume_from / "state.pt", map_location="cpu", weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(state[name])
-        at = state["at"]
-        checkpoint.restore_rng(state["rng"], world, seed=args.seed, step=at["step"])
-        resume.say(log, found, at["step"])
+        position = state["at"]
+        checkpoint.restore_rng(state["rng"], world, seed=args.seed, step=position["step"])
+        resume.say(log, resume_from, position["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
@@ -87,16 +87,17 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             checkpoint.write_model(folder, world, net.described())
             if not world.is_main_process:
                 return None
-            state = {name: part.state_dict() for name, part in parts.items()} | {"at": dict(at), "rng": rng}
-            kept = saves.copy(state) if args.checkpoint_async and not last else state
+            state = {name: part.state_dict() for name, part in parts.items()} | {"at": dict(position), "rng": rng}
+            # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
+            kept = checkpoints.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, folder / "state.pt")
 
-        saves.save(at["step"], start, last=last)
-        log.saved(at["step"], saves)
+        checkpoints.save(position["step"], start, last=last)
+        log.saved(position["step"], checkpoints)
 
     # ---- train ----
 
-    where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
+    where = {"seed": args.seed, "samples": position["samples"], "accumulate": args.accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, world, **where)
     speed = metrics.Speed(args.batch_size * args.context, net.flops_per_token(), world, args.precision)
     log.started("ddp/train_gpt.py", world, speed, parameters=parameters, seed=args.seed)
@@ -105,7 +106,17 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         return loop.test_loss(net, test_set, args.test_windows, micro_batch, world)
 
     steps = loop.Steps(
-        args, world, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
+        args,
+        world,
+        log,
+        requests,
+        profile,
+        checkpoints,
+        save,
+        test,
+        position=position,
+        samples=args.batch_size,
+        speed=speed,
     )
     while steps.go_on():
         losses = torch.zeros((), device=world.device)
@@ -119,7 +130,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         # Clipping needs unscaled gradients: undo the loss scaling of fp16 first. bf16 and fp32 are never scaled.
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
-        lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
+        lr = loop.set_pace(optimizer, lr=args.lr * factor(position["step"]), weight_decay=args.weight_decay)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)

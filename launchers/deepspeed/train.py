@@ -72,6 +72,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     if "optimizer" not in config:
         own = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
     factor = options.cosine(args.warmup, args.steps)
+    # The engine wraps the model: forward, backward, gradient accumulation and the optimizer step are its own.
     engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), optimizer=own, config=config)
     batch_size, micro_batch = engine.train_batch_size(), engine.train_micro_batch_size_per_gpu()
     accumulate = engine.gradient_accumulation_steps()
@@ -90,35 +91,37 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         "zero": engine.zero_optimization_stage(),
     }
     told = resume.told("deepspeed/train.py", args, without=["ds_config"], data=corpus.told, **more)
-    saves, found = resume.begun(args, world, told, log, equal=["zero"])
+    checkpoints, resume_from = resume.begun(args, world, told, log, equal=["zero"])
     later = Later(engine.checkpoint_engine) if args.checkpoint_async else None
     if later:
         engine.checkpoint_engine = later
-    at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
-    if found:
-        written_by = checkpoint.marker(found)["world_size"]
+    position = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
+    if resume_from:
+        written_by = checkpoint.marker(resume_from)["world_size"]
         if written_by != world.ddp_world_size:
             raise SystemExit(
-                f"{found} was written by {written_by} ranks and cannot be read by {world.ddp_world_size}: ZeRO checkpoints fit "
-                "their own number of ranks. Use that number, or convert it with ds_to_universal.py, which comes with DeepSpeed."
+                f"{resume_from} was written by {written_by} ranks and cannot be read by {world.ddp_world_size}: "
+                "ZeRO checkpoints fit their own number of ranks. "
+                "Use that number, or convert it with ds_to_universal.py, which comes with DeepSpeed."
             )
-        engine.load_checkpoint(str(found), tag=TAG)
-        at = checkpoint.read_rank(found, world, seed=args.seed)
-        resume.say(log, found, at["step"])
+        engine.load_checkpoint(str(resume_from), tag=TAG)
+        position = checkpoint.read_rank(resume_from, world, seed=args.seed)
+        resume.say(log, resume_from, position["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
+            # All ranks call this, because each holds a part of the state. `latest` is the kit's own pointer, not DeepSpeed's.
             engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
-            checkpoint.write_rank(folder, world, checkpoint.rank_state(world, at))
+            checkpoint.write_rank(folder, world, checkpoint.rank_state(world, position))
             checkpoint.write_model(folder, world, net.described())
-            return later.writes(saves.copy) if later else None
+            return later.writes(checkpoints.copy) if later else None
 
-        saves.save(at["step"], start, last=last)
-        log.saved(at["step"], saves)
+        checkpoints.save(position["step"], start, last=last)
+        log.saved(position["step"], checkpoints)
 
     # ---- train ----
 
-    where = {"seed": args.seed, "samples": at["samples"], "accumulate": accumulate, "workers": args.workers}
+    where = {"seed": args.seed, "samples": position["samples"], "accumulate": accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, world, **where)
     speed = metrics.Speed(batch_size * args.context, flops_per_token, world, precision)
     log.started("deepspeed/train.py", world, speed, parameters=parameters, seed=args.seed)
@@ -126,13 +129,17 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     def test() -> float:
         return loop.test_loss(engine, test_set, args.test_windows, micro_batch, world)
 
-    steps = loop.Steps(args, world, log, requests, profile, saves, save, test, at=at, samples=batch_size, speed=speed)
+    steps = loop.Steps(
+        args, world, log, requests, profile, checkpoints, save, test, position=position, samples=batch_size, speed=speed
+    )
     while steps.go_on():
         losses = torch.zeros((), device=world.device)
+        # Without a scheduler in the configuration, this program sets the learning rate, with warm-up and cosine decay.
         if own is not None and "scheduler" not in config:
-            pace = {"lr": args.lr * factor(at["step"]), "weight_decay": args.weight_decay}
+            pace = {"lr": args.lr * factor(position["step"]), "weight_decay": args.weight_decay}
             loop.set_pace(engine.optimizer, **pace)
         for _ in range(accumulate):
+            # (B, T) each: B windows of a micro-batch, T tokens of context. The targets are the tokens shifted by one.
             tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in next(batches))
             loss = engine(tokens, targets)
             engine.backward(loss)  # scales the loss by the accumulation steps

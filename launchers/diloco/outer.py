@@ -64,9 +64,9 @@ class Settings:
             raise SystemExit(f"--overlap {self.delay} must be below sync-every / fragments, {self.interval}.")
 
 
-def ended(at: dict[str, int], settings: Settings) -> bool:
+def ended(position: dict[str, int], settings: Settings) -> bool:
     """Whether all inner steps are done, and every fragment was averaged after the last one."""
-    return at["step"] >= settings.steps and at["flushed"] >= settings.fragments
+    return position["step"] >= settings.steps and position["flushed"] >= settings.fragments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class DiLoCo:
         )
         self._average = Average(seat.pg, settings.bits, settings.top_k)
         # Outer steps; inner steps; inner steps at the last outer step; fragments averaged after the last inner step.
-        self.at = {"outer": 0, "step": 0, "committed": 0, "flushed": 0}
+        self.position = {"outer": 0, "step": 0, "committed": 0, "flushed": 0}
         self._behind = False
         self._in_flight: tuple[Meeting, torch.Tensor, Answer[torch.Tensor]] | None = None
         self._present: list[int] = []
@@ -113,17 +113,17 @@ class DiLoCo:
 
     @property
     def done(self) -> bool:
-        return ended(self.at, self.settings)
+        return ended(self.position, self.settings)
 
     @property
     def fragment(self) -> int:
         """The fragment whose turn it is."""
-        return self.at["outer"] % self.settings.fragments
+        return self.position["outer"] % self.settings.fragments
 
     @property
     def landing(self) -> int:
         """The inner step after which the next average is used."""
-        return min(self.at["committed"] + self.settings.interval, self.settings.steps)
+        return min(self.position["committed"] + self.settings.interval, self.settings.steps)
 
     def open(self, patience: float) -> Record | None:
         """Wait for the other groups at a start, at most `patience` seconds once there are enough for a quorum.
@@ -142,18 +142,18 @@ class DiLoCo:
 
     def after_inner_step(self) -> Record | None:
         """Count an inner step, and do what is due after it. Returns the record of an outer step."""
-        self.at["step"] += 1
+        self.position["step"] += 1
         return self.synchronise()
 
     def synchronise(self) -> Record | None:
         """Do the outer step, if one is due. With overlap, start its average when that is due."""
-        if self.at["step"] >= self.landing:
+        if self.position["step"] >= self.landing:
             if self._in_flight is None:
                 return self._finish(self._meet(1))
             meeting, values, work = self._in_flight
             self._in_flight = None
             return self._finish(meeting, values, work)
-        if self._in_flight is None and self.at["step"] >= self.landing - self.settings.delay:
+        if self._in_flight is None and self.position["step"] >= self.landing - self.settings.delay:
             meeting = self._meet(1)
             if not meeting.weight:  # this group missed outer steps and took state: finish with the others at once
                 return self._finish(meeting)
@@ -162,11 +162,11 @@ class DiLoCo:
 
     def give(self) -> Record:
         """The state for a group that missed outer steps: the global state, and the moments of the inner optimizers."""
-        return {"at": dict(self.at), "globals": self.globals.give(), "inner": give_inner(self._net, self._inner)}
+        return {"at": dict(self.position), "globals": self.globals.give(), "inner": give_inner(self._net, self._inner)}
 
     def take(self, state: Record) -> None:
         """Continue from another group's state. Sets the model to the global parameters."""
-        self.at = dict(state["at"])
+        self.position = dict(state["at"])
         self.globals.take(state["globals"])
         take_inner(self._net, self._inner, state["inner"])
         self.globals.put(range(self.settings.fragments))
@@ -185,8 +185,8 @@ class DiLoCo:
     def load(self, state: Record, *, own: bool) -> None:
         """Continue from a checkpoint: this group's own, or another group's."""
         self.take(state)
-        if self.at["step"] < self.settings.steps:
-            self.at["flushed"] = 0  # the job was made longer
+        if self.position["step"] < self.settings.steps:
+            self.position["flushed"] = 0  # the job was made longer
         if own:
             for name, parameter in self._net.named_parameters():
                 local(parameter).copy_(state["own"][name])
@@ -194,7 +194,9 @@ class DiLoCo:
                 parts = {number: self.globals.part(whole) for number, whole in state["residuals"].items()}
                 self._average.residuals = {number: part.to(self._wire) for number, part in parts.items()}
         else:
-            self.at["step"] = self.at["committed"]  # that group's later inner steps are not in its global parameters
+            self.position["step"] = self.position[
+                "committed"
+            ]  # that group's later inner steps are not in its global parameters
 
     # ---- one outer step ----
 
@@ -204,14 +206,14 @@ class DiLoCo:
         while True:
             try:
                 members = self._seat.join(
-                    BEHIND if self._behind else self.at["outer"],
+                    BEHIND if self._behind else self.position["outer"],
                     give=self.give,
                     take=self.take,
-                    meanwhile=lambda: self._meanwhile(self.at),
+                    meanwhile=lambda: self._meanwhile(self.position),
                 )
                 weight = 0 if members.healed else weight
-                mine = (self.at["outer"], self.globals.checksum)
-                step = self.landing if weight else self.at["step"]
+                mine = (self.position["outer"], self.globals.checksum)
+                step = self.landing if weight else self.position["step"]
                 rows = self._seat.gather([*mine, weight, step, int(waited * 1000)])
             except Failed:
                 self._seat.again()
@@ -226,7 +228,7 @@ class DiLoCo:
         return Meeting(
             members=members,
             weights=[row[2] for row in rows],
-            step=max((row[3] for row in rows if row[2]), default=self.at["step"]),
+            step=max((row[3] for row in rows if row[2]), default=self.position["step"]),
             waited=max(row[4] for row in rows) / 1000,
         )
 
@@ -279,10 +281,10 @@ class DiLoCo:
         self.globals.step(self.fragment, mean)
         # A group without a pseudo-gradient has no local progress to mix in.
         self.globals.put([self.fragment], self.settings.alpha if meeting.weight else 0.0)
-        self.at["outer"] += 1
-        self.at["step"] = self.at["committed"] = meeting.step
+        self.position["outer"] += 1
+        self.position["step"] = self.position["committed"] = meeting.step
         if meeting.step >= self.settings.steps:
-            self.at["flushed"] += 1
+            self.position["flushed"] += 1
 
     def _record(self, meeting: Meeting, meetings: int) -> Record:
         present, before = meeting.members.groups, self._present
@@ -290,8 +292,8 @@ class DiLoCo:
         sent, self._average.sent = self._average.sent, 0.0
         waited, self._waited = self._waited, {"quorum": 0.0, "average": 0.0}
         return {
-            "outer_step": self.at["outer"],
-            "step": self.at["step"],
+            "outer_step": self.position["outer"],
+            "step": self.position["step"],
             "quorum_id": meeting.members.quorum_id,
             "quorum_size": len(present),
             "groups": present,

@@ -71,13 +71,13 @@ def waiting(world: ranks.Ranks, requests: stop.StopRequest, settings: Settings) 
     """A function that all ranks of the group call, with their position, while they wait for a quorum. It may raise Leave."""
     stood, since, looked = {"outer": -1}, 0.0, 0.0
 
-    def look(at: dict[str, int]) -> None:
+    def look(position: dict[str, int]) -> None:
         nonlocal stood, since, looked
         if signal := requests.agreed():
             raise Leave("stopped", signal)
         now = time.monotonic()
-        if at != stood:
-            stood, since, looked = dict(at), now, now
+        if position != stood:
+            stood, since, looked = dict(position), now, now
         why = None
         if world.is_main_process and now - looked > 1:
             looked = now
@@ -106,7 +106,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     def end(why: str, code: int) -> int:
         profile.close()
         if world.is_main_process:
-            ending.write_text(json.dumps({"state": why, "code": code} | diloco.at) + "\n", encoding="utf-8")
+            ending.write_text(json.dumps({"state": why, "code": code} | diloco.position) + "\n", encoding="utf-8")
         return code
 
     # ---- data: the global batch is shared out over the ranks of all groups ----
@@ -116,6 +116,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     train_set, test_set = corpus.train, corpus.test
     micro_batch = ranks.share("--batch-size", args.batch_size, everywhere, args.accumulate)
 
+    # The position in the data follows from the inner step alone. So a group that joins or falls behind finds its place.
     def batches_from(step: int) -> Iterator[list[torch.Tensor]]:
         samples = step * args.batch_size
         where = {"seed": args.seed, "samples": samples, "accumulate": args.accumulate, "workers": args.workers}
@@ -163,6 +164,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     over_two_clusters = across.from_environment(args.timeout)
     if over_two_clusters and args.wire == "nccl":
         raise SystemExit("--wire nccl cannot be used over two clusters; leave it out")
+    # Averages travel from the GPU by NCCL, or from host memory by gloo; over two clusters, from host memory by the relay.
     on_gpu = world.device.type == "cuda" and args.wire != "gloo" and not over_two_clusters
     wire = world.device if on_gpu else torch.device("cpu")
     least = args.min_replicas or min(2, group.count)
@@ -176,23 +178,26 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     # ---- resume ----
 
     told = resume.told("diloco/train.py", args, without=OF_THE_RUN, data=corpus.told)
-    saves = checkpoint.Checkpoints(
+    checkpoints = checkpoint.Checkpoints(
         args.checkpoint_dir / group.folder, world, told, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
 
-    def restore(found: Path) -> None:
-        resume.check(found, told, world, log, equal=["inner", "inside"])
-        own = found.parent.name == group.folder
-        path = found / f"rank-{world.ddp_rank if args.inside == 'fsdp' else 0}.pt"
-        ranks_then = checkpoint.marker(found)["world_size"]
+    def restore(resume_from: Path) -> None:
+        resume.check(resume_from, told, world, log, equal=["inner", "inside"])
+        own = resume_from.parent.name == group.folder
+        path = resume_from / f"rank-{world.ddp_rank if args.inside == 'fsdp' else 0}.pt"
+        ranks_then = checkpoint.marker(resume_from)["world_size"]
         if args.inside == "fsdp" and ranks_then != world.ddp_world_size:
             raise SystemExit(
-                f"{found} was written by {ranks_then} ranks a group and cannot be read by {world.ddp_world_size}."
+                f"{resume_from} was written by {ranks_then} ranks a group and cannot be read by {world.ddp_world_size}."
             )
         diloco.load(torch.load(path, map_location="cpu", weights_only=True), own=own)
-        at = diloco.at
+        position = diloco.position
         log.record(
-            "resumed", f"resumed from {found}, outer step {at['outer']}, step {at['step']}", **at, path=str(found)
+            "resumed",
+            f"resumed from {resume_from}, outer step {position['outer']}, step {position['step']}",
+            **position,
+            path=str(resume_from),
         )
 
     def save(*, last: bool = False) -> None:
@@ -201,27 +206,29 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
             state = diloco.save()
             if world.is_main_process:
                 (target / replica_group.AT).write_text(
-                    json.dumps(diloco.at | {"groups": group.count}) + "\n", encoding="utf-8"
+                    json.dumps(diloco.position | {"groups": group.count}) + "\n", encoding="utf-8"
                 )
             elif args.inside == "ddp":
                 return None  # all ranks have the same state
-            kept = saves.copy(state) if args.checkpoint_async and not last else state
+            kept = checkpoints.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, target / f"rank-{world.ddp_rank}.pt")
 
         with reports.progress.phase("save"):
-            saves.save(diloco.at["step"] + diloco.at["outer"], start, last=last)
+            checkpoints.save(diloco.position["step"] + diloco.position["outer"], start, last=last)
 
+    # From here on each group draws its own random numbers.
     checkpoint.seed_all(args.seed + 1_000_003 * group.id, world)
-    if found := replica_group.newest(args.checkpoint_dir, group, world, saves):
-        restore(found)
+    if resume_from := replica_group.newest(args.checkpoint_dir, group, world, checkpoints):
+        restore(resume_from)
 
     # ---- train ----
 
     speed = metrics.Speed(args.batch_size // group.count * args.context, flops_per_token, world, args.precision)
     log.started("diloco/train.py", world, speed, parameters=parameters, seed=args.seed, replica=group.id)
-    batches, next_step = batches_from(diloco.at["step"]), diloco.at["step"]
+    batches, next_step = batches_from(diloco.position["step"]), diloco.position["step"]
 
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
+        # (B, T) each: B windows of a micro-batch, T tokens of context. The targets are the tokens shifted by one.
         tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in batch)
         with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
             return forward(tokens, targets)
@@ -236,14 +243,16 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         losses = torch.zeros((), device=world.device)
         for micro_step in range(args.accumulate):
             last_micro_step = micro_step == args.accumulate - 1
+            # Gradients are exchanged within the group, in the last micro-step only.
             if args.inside == "fsdp":
                 net.set_requires_gradient_sync(last_micro_step)
             with forward.no_sync() if args.inside == "ddp" and not last_micro_step else contextlib.nullcontext():
                 loss = loss_of(next(batches)) / args.accumulate
                 loss.backward()
             losses += loss.detach()
+        # Groups clip their own gradients: nothing crosses the group's border in an inner step.
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
-        lr = args.lr * factor(diloco.at["step"])
+        lr = args.lr * factor(diloco.position["step"])
         for optimizer in inner:
             loop.set_pace(optimizer, lr=lr, weight_decay=args.weight_decay)
             optimizer.step()
@@ -258,18 +267,19 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         with reports.progress.phase("communicate"):
             return others()
 
-    validated = diloco.at["step"]
+    validated = diloco.position["step"]
 
     def outer_step(record: Record | None, began: float) -> None:
         nonlocal validated
         if record is None:
             return
+        # The log counts the bytes of the whole group; each rank sends its part.
         record["bytes_sent"] = ranks.total(record["bytes_sent"], world=world)[0]
         line = f"outer step {record['outer_step']}  step {record['step']}  groups {record['groups']}"
         log.record("outer", line, replica=group.id, **record, seconds_blocked=time.perf_counter() - began)
         if args.eval_every and record["step"] // args.eval_every > validated // args.eval_every:
             number = record["step"] + record["outer_step"]
-            loop.evaluate(test, record["step"], number, log, saves, save, replica=group.id)
+            loop.evaluate(test, record["step"], number, log, checkpoints, save, replica=group.id)
             speed.restart()
         validated = record["step"]
         if args.checkpoint_every and record["outer_step"] % args.checkpoint_every == 0:
@@ -282,16 +292,17 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
                 opened = diloco.open(args.start_wait)
             outer_step(opened, began)
         speed.restart()
-        reports.progress.step(diloco.at["step"])
+        reports.progress.step(diloco.position["step"])
         while not diloco.done:
             began = time.perf_counter()
-            if diloco.at["step"] >= diloco.landing:  # resumed when an average, or one of the last ones, is due
+            if diloco.position["step"] >= diloco.landing:  # resumed when an average, or one of the last ones, is due
                 outer_step(met(diloco.synchronise), began)
-                reports.progress.step(diloco.at["step"])
+                reports.progress.step(diloco.position["step"])
                 continue
-            if next_step != diloco.at["step"]:  # the others made outer steps without this group
-                batches, next_step = batches_from(diloco.at["step"]), diloco.at["step"]
-            profile.step(diloco.at["step"] + 1)
+            if next_step != diloco.position["step"]:  # the others made outer steps without this group
+                batches, next_step = batches_from(diloco.position["step"]), diloco.position["step"]
+            profile.step(diloco.position["step"] + 1)
+            # One inner step on the group's own data; then, every `sync_every` steps, an average with the other groups.
             losses, norm, lr = inner_step()
             next_step += 1
             speed.step()
@@ -301,24 +312,27 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
                 log.step(next_step, losses.item(), speed, world, **more)
             began = time.perf_counter()
             outer_step(met(diloco.after_inner_step), began)
-            reports.progress.step(diloco.at["step"])
+            reports.progress.step(diloco.position["step"])
             if signal := requests.agreed():
                 raise Leave("stopped", signal)
     except Leave as leave:
         if leave.why == "stopped":
             save(last=True)
-            at = diloco.at
+            position = diloco.position
             log.record(
-                "stopped", f"stopped by signal {leave.signal} at step {at['step']}, saved", **at, signal=leave.signal
+                "stopped",
+                f"stopped by signal {leave.signal} at step {position['step']}, saved",
+                **position,
+                signal=leave.signal,
             )
-            return end("stopped", requests.finish(leave.signal, at["step"]))
+            return end("stopped", requests.finish(leave.signal, position["step"]))
         if leave.why == "no quorum":
             line = f"error: no quorum of {least} groups in {args.quorum_timeout:.0f} s (exit {NO_QUORUM})"
-            log.record("no-quorum", line, **diloco.at)
+            log.record("no-quorum", line, **diloco.position)
             return end("no quorum", NO_QUORUM)
-        if (found := replica_group.newest(args.checkpoint_dir, group, world, saves)) is None:
+        if (resume_from := replica_group.newest(args.checkpoint_dir, group, world, checkpoints)) is None:
             raise SystemExit("the other groups are done, but none of their checkpoints is sound") from leave
-        restore(found)
+        restore(resume_from)
 
     # ---- the end: all groups have the same parameters now ----
 
@@ -331,9 +345,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         test_loss = test()
     log.record(
         "final",
-        f"done: test loss {test_loss:.4f} after {diloco.at['outer']} outer steps, parameters sha256 {digest}",
+        f"done: test loss {test_loss:.4f} after {diloco.position['outer']} outer steps, parameters sha256 {digest}",
         replica=group.id,
-        **diloco.at,
+        **diloco.position,
         test_loss=test_loss,
         sha256=digest,
         world_size=world.ddp_world_size,

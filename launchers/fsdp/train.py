@@ -48,6 +48,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     if world.ddp_world_size % args.replicate:
         raise SystemExit(f"--replicate {args.replicate} does not divide {world.ddp_world_size} ranks.")
+    # HSDP: `replicate` copies of the model, each sharded over the remaining ranks. One copy is plain FSDP.
     size = (args.replicate, world.ddp_world_size // args.replicate)
     mesh = init_device_mesh(world.device.type, size, mesh_dim_names=("replicate", "shard"))
     half = {"fp32": None, "bf16": torch.bfloat16}[args.precision]
@@ -69,6 +70,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     for block in net.blocks:
         fully_shard(block, reshard_after_forward=not args.keep_gathered, **sharding)
     fully_shard(net, **sharding)
+    # Now give each rank memory for its shards, and fill them: random weights, or those of --init-from.
     huggingface.begin(net, args, torch.device("cpu") if args.cpu_offload else world.device)
     built = ranks.largest(metrics.most_resident() - before, world=world)[0]
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
@@ -81,32 +83,34 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- resume ----
 
     told = resume.told("fsdp/train.py", args, data=corpus.told)
-    saves, found = resume.begun(args, world, told, log)
-    at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
-    if found:
+    checkpoints, resume_from = resume.begun(args, world, told, log)
+    position = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
+    if resume_from:
+        # The shards of this run say which parts of the files to read. So the number of ranks may have changed.
         weights, updates = get_state_dict(net, optimizer)
-        dcp.load({"model": weights, "optimizer": updates}, checkpoint_id=found)
+        dcp.load({"model": weights, "optimizer": updates}, checkpoint_id=resume_from)
         set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=updates)
-        at = checkpoint.read_rank(found, world, seed=args.seed)
-        resume.say(log, found, at["step"])
+        position = checkpoint.read_rank(resume_from, world, seed=args.seed)
+        resume.say(log, resume_from, position["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
             weights, updates = get_state_dict(net, optimizer)
             state = {"model": weights, "optimizer": updates}
-            checkpoint.write_rank(folder, world, checkpoint.rank_state(world, at))
+            checkpoint.write_rank(folder, world, checkpoint.rank_state(world, position))
             checkpoint.write_model(folder, world, net.described())
+            # A thread writes the files. `result` waits for it, and raises its error.
             if args.checkpoint_async and not last:
-                return dcp.async_save(state, checkpoint_id=folder, process_group=saves.group).result
-            dcp.save(state, checkpoint_id=folder, process_group=saves.group)
+                return dcp.async_save(state, checkpoint_id=folder, process_group=checkpoints.group).result
+            dcp.save(state, checkpoint_id=folder, process_group=checkpoints.group)
             return None
 
-        saves.save(at["step"], start, last=last)
-        log.saved(at["step"], saves)
+        checkpoints.save(position["step"], start, last=last)
+        log.saved(position["step"], checkpoints)
 
     # ---- train ----
 
-    where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
+    where = {"seed": args.seed, "samples": position["samples"], "accumulate": args.accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, world, **where)
     speed = metrics.Speed(args.batch_size * args.context, flops_per_token, world, args.precision)
     log.started("fsdp/train.py", world, speed, parameters=parameters, seed=args.seed, built_bytes=int(built))
@@ -115,21 +119,31 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         return loop.test_loss(net, test_set, args.test_windows, micro_batch, world)
 
     steps = loop.Steps(
-        args, world, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
+        args,
+        world,
+        log,
+        requests,
+        profile,
+        checkpoints,
+        save,
+        test,
+        position=position,
+        samples=args.batch_size,
+        speed=speed,
     )
     while steps.go_on():
         losses = torch.zeros((), device=world.device)
         for micro_step in range(args.accumulate):
             # Gradients are reduce-scattered only in the last micro-step.
             net.set_requires_gradient_sync(micro_step == args.accumulate - 1)
-            # (micro batch, context) each. The targets are the tokens shifted by one.
+            # (B, T) each: B windows of a micro-batch, T tokens of context. The targets are the tokens shifted by one.
             tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in next(batches))
             loss = net(tokens, targets) / args.accumulate
             loss.backward()
             losses += loss.detach()
         # Each rank holds shards; full_tensor() is the norm over all of them.
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip).full_tensor()
-        lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
+        lr = loop.set_pace(optimizer, lr=args.lr * factor(position["step"]), weight_decay=args.weight_decay)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         steps.done(losses.item, lr=lr, gradient_norm=norm)

@@ -84,11 +84,11 @@ class Steps:
         log: metrics.Metrics,
         requests: stop.StopRequest,
         profile: metrics.Profile,
-        saves: checkpoint.Checkpoints,
+        checkpoints: checkpoint.Checkpoints,
         save: Save,
         test: Callable[[], float],
         *,
-        at: dict[str, int],
+        position: dict[str, int],
         samples: int,
         speed: metrics.Speed,
     ) -> None:
@@ -96,34 +96,34 @@ class Steps:
 
         test: returns the loss on the validation windows. Called by all ranks.
         """
-        self._args, self._world, self._at, self._samples, self._speed = args, world, at, samples, speed
+        self._args, self._world, self._position, self._samples, self._speed = args, world, position, samples, speed
         self._log, self._requests, self._profile = log, requests, profile
-        self._saves, self._save, self._test = saves, save, test
+        self._checkpoints, self._save, self._test = checkpoints, save, test
         self._code: int | None = None
-        reports.progress.step(at["step"])
+        reports.progress.step(position["step"])
 
     def go_on(self) -> bool:
         """Whether to make another step: false after the last one, and once a rank was asked to stop."""
-        if self._code is not None or self._at["step"] >= self._args.steps:
+        if self._code is not None or self._position["step"] >= self._args.steps:
             return False
-        self._profile.step(self._at["step"] + 1)
+        self._profile.step(self._position["step"] + 1)
         return True
 
     def done(self, loss: Callable[[], float], **values: torch.Tensor | float | None) -> None:
         """Finish a step. loss and values are this rank's. Only logged steps read them, because reading waits for the GPU."""
-        at = self._at
-        at["step"] += 1
-        at["samples"] += self._samples
+        position = self._position
+        position["step"] += 1
+        position["samples"] += self._samples
         self._speed.step()
-        if self._args.log_every and at["step"] % self._args.log_every == 0:
+        if self._args.log_every and position["step"] % self._args.log_every == 0:
             read = {name: float(value or 0.0) for name, value in values.items()}
-            read["tokens"] = at["samples"] * self._args.context
-            self._log.step(at["step"], loss(), self._speed, self._world, **read)
-        if self._args.eval_every and at["step"] % self._args.eval_every == 0:
-            evaluate(self._test, at["step"], at["step"], self._log, self._saves, self._save)
+            read["tokens"] = position["samples"] * self._args.context
+            self._log.step(position["step"], loss(), self._speed, self._world, **read)
+        if self._args.eval_every and position["step"] % self._args.eval_every == 0:
+            evaluate(self._test, position["step"], position["step"], self._log, self._checkpoints, self._save)
             self._speed.restart()
         every = self._args.checkpoint_every
-        self._code = after_step(self._requests, self._log, self._profile, self._save, at["step"], every=every)
+        self._code = after_step(self._requests, self._log, self._profile, self._save, position["step"], every=every)
 
     def end(self) -> int:
         """The exit code of a stop. Without a stop: save the last checkpoint, report the test loss, and return 0."""
@@ -132,7 +132,7 @@ class Steps:
         close(self._requests, self._profile, self._save)
         with reports.progress.phase("evaluate"):
             loss = self._test()
-        self._log.final(self._at["step"], loss, self._world)
+        self._log.final(self._position["step"], loss, self._world)
         return 0
 
 
@@ -141,7 +141,7 @@ def evaluate(  # noqa: PLR0917 - the parts of a step
     step: int,
     number: int,
     log: metrics.Metrics,
-    saves: checkpoint.Checkpoints,
+    checkpoints: checkpoint.Checkpoints,
     save: Save,
     **more: float,
 ) -> None:
@@ -149,7 +149,7 @@ def evaluate(  # noqa: PLR0917 - the parts of a step
     began = time.perf_counter()
     with reports.progress.phase("evaluate"):
         loss = test()
-    best = saves.is_best(number, loss)
+    best = checkpoints.is_best(number, loss)
     log.evaluated(step, loss, best=best, seconds=time.perf_counter() - began, **more)
     if best:
         with reports.progress.phase("save"):
@@ -174,6 +174,7 @@ def test_loss(net: torch.nn.Module, test_set: data.Images, windows: int, micro_b
     summed = counted = 0.0
     for tokens, targets, weights in data.fixed(test_set, windows, micro_batch, world):
         logits = net(tokens.to(world.device))
+        # Logits (B, T, V) and targets (B, T), flattened; then the mean over each window's T tokens, (B,).
         losses = functional.cross_entropy(
             logits.float().flatten(0, 1), targets.to(world.device).flatten(), reduction="none"
         )

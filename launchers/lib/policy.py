@@ -40,7 +40,7 @@ def sample(
     rows, lengths = _padded(prompts, room=max_tokens, device=device)
     longest = int(lengths.max())
     last = torch.arange(len(prompts), device=device)
-    # The first token of all completions of a prompt comes from one forward pass.
+    # The first token of all completions of a prompt comes from one forward pass: logits (prompts * count, V).
     scores = net(rows[:, :longest])[last, lengths - 1].repeat_interleave(count, 0)
     rows, lengths = rows.repeat_interleave(count, 0), lengths.repeat_interleave(count)
     last = torch.arange(len(rows), device=device)
@@ -59,15 +59,16 @@ def sample(
         if not running.any():
             break
     every = []
-    for of_row, at in zip(torch.stack(drawn, 1).tolist(), torch.stack(chosen, 1).tolist(), strict=True):
-        tokens = [token for token in of_row if token >= 0]
-        every.append(Completion(tokens=tokens, logprobs=at[: len(tokens)]))
+    # (B, drawn tokens) each.
+    for row, row_logprobs in zip(torch.stack(drawn, 1).tolist(), torch.stack(chosen, 1).tolist(), strict=True):
+        tokens = [token for token in row if token >= 0]
+        every.append(Completion(tokens=tokens, logprobs=row_logprobs[: len(tokens)]))
     return [every[first : first + count] for first in range(0, len(every), count)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Prompts with completions as tensors. tokens: [rows, length], padded. targets: tokens shifted by one. mask: 1.0 where a target
+    """Prompts with completions as tensors, (B, T) each. tokens: padded. targets: tokens shifted by one. mask: 1.0 where a target
     is a token of the completion, else 0.0."""
 
     tokens: torch.Tensor
@@ -99,12 +100,12 @@ def rows(given: list[Row], device: torch.device) -> Batch:
 
 
 def logprobs(scores: torch.Tensor, rows: Batch) -> torch.Tensor:
-    """[rows, length]: the log-probability of each target under logits [rows, length, vocabulary]."""
+    """The log-probability of each target, (B, T), from logits (B, T, V)."""
     return -functional.cross_entropy(scores.flatten(0, 1), rows.targets.flatten(), reduction="none").view_as(rows.mask)
 
 
 def entropy(scores: torch.Tensor) -> torch.Tensor:
-    """[rows, length] from logits [rows, length, vocabulary]: the entropy of the choice of each token, in nats."""
+    """The entropy of the choice of each token in nats, (B, T), from logits (B, T, V)."""
     logprobs = functional.log_softmax(scores, dim=-1)
     return -(logprobs.exp() * logprobs).sum(-1)
 
@@ -170,7 +171,7 @@ def _loaded(checkpoint: Path) -> dict[str, Any]:
 
 
 def _padded(rows: list[list[int]], *, room: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens [rows, longest + room], padded, and the length of each row before padding."""
+    """Tokens, padded to (B, longest + room), and the length of each row before padding, (B,)."""
     lengths = [len(row) for row in rows]
     width = max(lengths) + room
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)

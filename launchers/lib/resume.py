@@ -45,29 +45,31 @@ def begun(
 
     Seeds the generators where there is no checkpoint, because a new run begins.
     """
-    saves = checkpoint.Checkpoints(
+    checkpoints = checkpoint.Checkpoints(
         args.checkpoint_dir, world, now, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
-    found = saves.newest()
-    if found:
-        check(found, now, world, log, equal=equal)
+    resume_from = checkpoints.newest()
+    if resume_from:
+        check(resume_from, now, world, log, equal=equal)
     else:
         checkpoint.seed_all(args.seed, world)
-    return saves, found
+    return checkpoints, resume_from
 
 
-def say(log: metrics.Metrics, found: Path, step: int) -> None:
+def say(log: metrics.Metrics, resume_from: Path, step: int) -> None:
     """Record that the program continues from the checkpoint `found`."""
-    log.record("resumed", f"resumed from {found}, step {step}", step=step, path=str(found))
+    log.record("resumed", f"resumed from {resume_from}, step {step}", step=step, path=str(resume_from))
 
 
-def check(found: Path, now: Told, world: Ranks, log: metrics.Metrics, *, equal: Iterable[str] = ()) -> None:
+def check(resume_from: Path, now: Told, world: Ranks, log: metrics.Metrics, *, equal: Iterable[str] = ()) -> None:
     """End the program where it cannot continue from `found`; else log what differs. equal: more names that may not differ.
 
     Called by all ranks. The first rank compares and prints.
     """
     box: list[Any] = [
-        _compare(found, checkpoint.marker(found), now, _MUST_BE_EQUAL | set(equal)) if world.is_main_process else None
+        _compare(resume_from, checkpoint.marker(resume_from), now, _MUST_BE_EQUAL | set(equal))
+        if world.is_main_process
+        else None
     ]
     dist.broadcast_object_list(box, src=0, group=world.control)
     refusal, changed = box[0]
@@ -76,18 +78,18 @@ def check(found: Path, now: Told, world: Ranks, log: metrics.Metrics, *, equal: 
     if changed:
         log.record(
             "changed",
-            f"options that differ from {found.name}'s hold from now on: {'; '.join(changed)}",
+            f"options that differ from {resume_from.name}'s hold from now on: {'; '.join(changed)}",
             changed=changed,
         )
 
 
-def _compare(found: Path, then: dict[str, Any], now: Told, equal: set[str]) -> tuple[str | None, list[str]]:
+def _compare(resume_from: Path, then: dict[str, Any], now: Told, equal: set[str]) -> tuple[str | None, list[str]]:
     """The reason why the program cannot continue, if any; and the options that differ and are applied."""
     if "program" not in then:  # written before checkpoints named their program
         return None, []
     if then["program"] != now["program"]:
         return (
-            f"{found}: written by {then['program']}; {now['program']} cannot read it.\n"
+            f"{resume_from}: written by {then['program']}; {now['program']} cannot read it.\n"
             "  try: --checkpoint-dir with a folder of its own",
             [],
         )
@@ -101,7 +103,7 @@ def _compare(found: Path, then: dict[str, Any], now: Told, equal: set[str]) -> t
             if name in equal
         ]
         return (
-            f"{found}: {'; '.join(kept)}.\n  try: the checkpoint's value, or another --checkpoint-dir to start anew",
+            f"{resume_from}: {'; '.join(kept)}.\n  try: the checkpoint's value, or another --checkpoint-dir to start anew",
             [],
         )
     return None, changed

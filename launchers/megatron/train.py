@@ -188,10 +188,12 @@ def forward_step(
     apart: the token that ends a document, where no token may attend to another document; else None.
     """
     device = torch.cuda.current_device()
+    # (B, T) each: B windows of a micro-batch, T tokens of context. A test adds weights (B,): 0 for padding windows.
     tokens, targets, *weights = (tensor.to(device, non_blocking=True) for tensor in next(batches))
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
     # Megatron's masks are True where a token is not seen. Without a mask, its layers use the causal one.
     mask = None if apart is None else ~model.within(tokens, apart)
+    # On the last stage the loss of each token, (B, T); on the others what the next stage reads.
     output = net(tokens, positions, mask, labels=targets)
 
     def summed(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -207,7 +209,7 @@ def forward_step(
 
 
 def load(
-    found: Path,
+    resume_from: Path,
     net: DistributedDataParallel,
     optimizer: MegatronOptimizer,
     sharded_state: Callable[..., dict[str, Any]],
@@ -218,7 +220,7 @@ def load(
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         optimizer.step()
-    state = dist_checkpointing.load(sharded_state(loading=True), str(found))
+    state = dist_checkpointing.load(sharded_state(loading=True), str(resume_from))
     net.module.load_state_dict(state["model"])
     with torch.no_grad():  # the load copies into the weights
         optimizer.load_state_dict(state["optimizer"])
@@ -227,7 +229,7 @@ def load(
         # share, so that each parameter would count it up.
         for one in optimizer.chained_optimizers:
             for moments in one.optimizer.state.values():
-                moments["step"] = torch.tensor(float(checkpoint.marker(found)["step"]))
+                moments["step"] = torch.tensor(float(checkpoint.marker(resume_from)["step"]))
 
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
@@ -251,6 +253,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     # ---- data: the ranks of one model copy read the same data ----
 
+    # The tensor, pipeline and context ranks of one model copy count as one rank of the data.
     copy = dataclasses.replace(world, ddp_rank=parallel_state.get_data_parallel_rank(), ddp_world_size=data_parallel)
     corpus = text.opened(args, world, log)
     train_set, test_set = corpus.train, corpus.test
@@ -279,9 +282,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- resume ----
 
     told = resume.told("megatron/train.py", args, data=corpus.told)
-    saves, found = resume.begun(args, world, told, log, equal=EQUAL)
+    checkpoints, resume_from = resume.begun(args, world, told, log, equal=EQUAL)
     strategy = TwoHalves()
-    at = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all data parallel ranks
+    position = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all data parallel ranks
 
     def sharded_state(*, loading: bool = False) -> dict[str, Any]:
         weights = net.module.sharded_state_dict()
@@ -290,10 +293,10 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, metadata=CONTENT),
         }
 
-    if found:
-        load(found, net, optimizer, sharded_state)
-        at = checkpoint.read_rank(found, world, seed=args.seed)
-        resume.say(log, found, at["step"])
+    if resume_from:
+        load(resume_from, net, optimizer, sharded_state)
+        position = checkpoint.read_rank(resume_from, world, seed=args.seed)
+        resume.say(log, resume_from, position["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish:
@@ -305,7 +308,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                 async_sharded_save=True,
                 content_metadata=CONTENT,
             )
-            writes, mine = strategy.writes(folder, saves), checkpoint.rank_state(world, at)
+            writes, mine = strategy.writes(folder, checkpoints), checkpoint.rank_state(world, position)
 
             def finish() -> None:
                 writes()
@@ -315,8 +318,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
             return finish
 
-        saves.save(at["step"], start, last=last)
-        log.saved(at["step"], saves)
+        checkpoints.save(position["step"], start, last=last)
+        log.saved(position["step"], checkpoints)
 
     def loss_of_all(losses: list[dict[str, torch.Tensor]]) -> float:
         """This rank's loss over micro-batches, scaled so that the mean over all ranks is the loss: only last stages have one."""
@@ -324,7 +327,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     # ---- train ----
 
-    where = {"seed": args.seed, "samples": at["samples"], "accumulate": args.accumulate, "workers": args.workers}
+    where = {"seed": args.seed, "samples": position["samples"], "accumulate": args.accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, copy, **where)
     parameters, flops_per_token = counted(shape)
     speed = metrics.Speed(args.batch_size * args.context, flops_per_token, world, args.precision)
@@ -349,11 +352,22 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         return summed * data_parallel * args.pp / world.ddp_world_size / count
 
     steps = loop.Steps(
-        args, world, log, requests, profile, saves, save, test, at=at, samples=args.batch_size, speed=speed
+        args,
+        world,
+        log,
+        requests,
+        profile,
+        checkpoints,
+        save,
+        test,
+        position=position,
+        samples=args.batch_size,
+        speed=speed,
     )
     while steps.go_on():
         net.zero_grad_buffer()
         optimizer.zero_grad()
+        # All micro-batches of a step, forward and backward, through all pipeline stages.
         losses = run_micro_batches(
             forward_step_func=partial(forward_step, apart=corpus.apart),
             data_iterator=batches,
@@ -361,7 +375,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             forward_only=False,
             **schedule,
         )
-        lr = loop.set_pace(optimizer, lr=args.lr * lr_factor(at["step"]))
+        lr = loop.set_pace(optimizer, lr=args.lr * lr_factor(position["step"]))
+        # Clips the gradients by their norm over all ranks, and updates the weights.
         _, norm, _ = optimizer.step()
         steps.done(partial(loss_of_all, losses), lr=lr, gradient_norm=norm)
 

@@ -38,12 +38,12 @@ class TwoHalves(TorchDistSaveShardedStrategy):
         self._live: set[int] = set()
         self.is_checked = False
 
-    def writes(self, folder: Path, saves: Checkpoints) -> Finish:
+    def writes(self, folder: Path, checkpoints: Checkpoints) -> Finish:
         """A function that writes the state as it is now. All ranks call this, and the returned function."""
         writer, metadata = self._writer, self._metadata
         buckets = writer.write_buckets or []
         live = [[tensor if self._is_live(tensor) else None for _, tensor in tensors] for _, _, (_, tensors) in buckets]
-        kept = saves.copy(live)
+        kept = checkpoints.copy(live)
 
         def write() -> None:
             wrote: list[Any] | None = None  # stays None on a rank that failed
@@ -59,7 +59,7 @@ class TwoHalves(TorchDistSaveShardedStrategy):
             else:
                 wrote = done
             every: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(every, wrote, group=saves.group)
+            dist.all_gather_object(every, wrote, group=checkpoints.group)
             if failure is not None:
                 raise failure
             if dist.get_rank() == 0 and None not in every:

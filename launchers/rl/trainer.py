@@ -90,13 +90,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     without = (*options.POLICY_SHAPE, *options.TASK, *OF_THE_RUN)
     told = resume.told("rl/trainer.py", args, without=without, shape=shape, data=task.told, reward=args.reward)
-    saves, found = resume.begun(args, world, told, log)
-    at: dict[str, Any] = {"step": 0, "tokens": 0}
-    if found:
-        saved = spread.restore(net, optimizer, found)
-        at = saved["at"]
-        checkpoint.restore_rng(saved["rng"], world, seed=args.seed, step=at["step"])
-        resume.say(log, found, at["step"])
+    checkpoints, resume_from = resume.begun(args, world, told, log)
+    position: dict[str, Any] = {"step": 0, "tokens": 0}
+    if resume_from:
+        saved = spread.restore(net, optimizer, resume_from)
+        position = saved["at"]
+        checkpoint.restore_rng(saved["rng"], world, seed=args.seed, step=position["step"])
+        resume.say(log, resume_from, position["step"])
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
@@ -105,11 +105,12 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             rng = checkpoint.gathered(checkpoint.rng_state(), world)
             if not world.is_main_process:
                 return None
-            made = {**whole, "shape": shape, "at": dict(at), "rng": rng}
-            kept = saves.copy(made) if args.checkpoint_async and not last else made
+            made = {**whole, "shape": shape, "at": dict(position), "rng": rng}
+            # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
+            kept = checkpoints.copy(made) if args.checkpoint_async and not last else made
             return lambda: torch.save(kept, folder / "state.pt")
 
-        saves.save(at["step"], start, last=last)
+        checkpoints.save(position["step"], start, last=last)
 
     def update(loss: torch.Tensor, lr: float = args.lr) -> float:
         """Make one optimizer step. Returns the gradient norm."""
@@ -122,7 +123,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     # ---- teach the form of an answer, not its value ----
 
-    if task.guess and not (found or args.model):
+    if task.guess and not (resume_from or args.model):
         draw = random.Random(args.seed + world.ddp_rank)
         for _ in range(args.form_steps):
             prompts = [task.prompt(problem) for problem in draw.choices(task.training, k=32)]
@@ -148,7 +149,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         """Send the weights to the servers, as the version of this step. Returns the whole weights on rank 0."""
         weights = spread.weights(net)
         if caster:
-            caster.publish(at["step"], {name: tensor.to(world.device) for name, tensor in weights.items()})
+            caster.publish(position["step"], {name: tensor.to(world.device) for name, tensor in weights.items()})
         return weights
 
     def test(weights: policy.Weights) -> tuple[float, float]:
@@ -156,15 +157,15 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         return exam.take(task, shape, weights, **how)
 
     weights = hand_out()
-    if world.is_main_process and not found:
-        at["reward_before"], at["accuracy_before"] = test(weights)
+    if world.is_main_process and not resume_from:
+        position["reward_before"], position["accuracy_before"] = test(weights)
         log.record(
             "test",
-            f"before: reward {at['reward_before']:.3f}, {at['accuracy_before']:.1%} right on {len(task.held_out)} "
+            f"before: reward {position['reward_before']:.3f}, {position['accuracy_before']:.1%} right on {len(task.held_out)} "
             "held-out problems",
             step=0,
-            reward=at["reward_before"],
-            accuracy=at["accuracy_before"],
+            reward=position["reward_before"],
+            accuracy=position["accuracy_before"],
         )
 
     # ---- train ----
@@ -192,14 +193,14 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     speed = metrics.Speed(None, net.flops_per_token(), world, "fp32")
     log.started("rl/trainer.py", world, speed, parameters=parameters, seed=args.seed)
-    reports.progress.step(at["step"])
-    while at["step"] < args.max_steps:
-        step = at["step"] + 1
+    reports.progress.step(position["step"])
+    while position["step"] < args.max_steps:
+        step = position["step"] + 1
         began = time.perf_counter()
         with reports.progress.phase("data"):
             rollouts, signal = next_batch(step)
         if signal:
-            return loop.leave(signal, requests, log, profile, save, at["step"])
+            return loop.leave(signal, requests, log, profile, save, position["step"])
         if len(rollouts) < args.updates * world.ddp_world_size:
             raise SystemExit(
                 f"{len(rollouts)} rollouts are too few for {args.updates} updates on {world.ddp_world_size} ranks."
@@ -208,14 +209,20 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         waited = time.perf_counter() - began
         random.Random(args.seed + step).shuffle(rollouts)  # so that each part of a batch has many problems
         clipped = loss_of_all = 0.0
-        lr = args.lr * (1 - at["step"] / args.max_steps)
+        lr = args.lr * (1 - position["step"] / args.max_steps)
         for number in range(args.updates):
             part = rollouts[number :: args.updates]
+            # Each rank takes every world_size-th rollout of the part.
             mine = part[world.ddp_rank :: world.ddp_world_size]
+            # tokens, targets and mask of `rows` are (B, T): B rollouts of this rank, padded to T tokens.
             rows = policy.batch([one["prompt"] for one in mine], [one["tokens"] for one in mine], world.device)
+            # Log-probabilities under the weights that drew the rollouts, (B, T).
             old = rows.spread([one["logprobs"] for one in mine])
+            # (B, 1): all tokens of a rollout have its advantage.
             advantages = torch.tensor([one["advantage"] for one in mine], device=world.device)[:, None]
+            # (B, T, V) logits of the weights as they are now, at the temperature of the rollouts.
             scores = forward(rows.tokens).float() / args.temperature
+            # How much likelier each token has become, (B, T). PPO's clip takes the gain out of moves that are too large.
             ratio = (policy.logprobs(scores, rows) - old).exp()
             limited = ratio.clamp(1 - args.clip_ratio, 1 + args.clip_ratio)
             gain = torch.minimum(ratio * advantages, limited * advantages) + args.entropy * policy.entropy(scores)
@@ -225,9 +232,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             norm = update(loss, lr=lr)
             loss_of_all += loss.item() / args.updates
             clipped += ((ratio != limited) * rows.mask).sum().item() / rows.mask.sum().item() / args.updates
-        at["step"] = step
+        position["step"] = step
         read = sum(len(one["prompt"]) + len(one["tokens"]) for one in rollouts)
-        at["tokens"] = at.get("tokens", 0) + read
+        position["tokens"] = position.get("tokens", 0) + read
         speed.step(read)
         weights = hand_out()
         if args.log_every and step % args.log_every == 0:
@@ -244,7 +251,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                 clipped=clipped,
                 lr=lr,
                 gradient_norm=norm,
-                tokens=at["tokens"],
+                tokens=position["tokens"],
                 behind=sum(step - 1 - one["version"] for one in rollouts) / len(rollouts),
                 waited=waited,
                 seconds=time.perf_counter() - began,
@@ -258,7 +265,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     loop.close(requests, profile, save)
     if world.is_main_process:
-        exam.final(log, world, at, test(weights), len(task.held_out))
+        exam.final(log, world, position, test(weights), len(task.held_out))
     return 0
 
 

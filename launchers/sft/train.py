@@ -111,17 +111,19 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     which = {"data": taught.told} if taught else {}
     told = resume.told("sft/train.py", args, without=(*options.POLICY_SHAPE, *OF_THE_DATA), shape=shape, **which)
-    saves, found = resume.begun(args, world, told, log)
-    at: dict[str, Any] = {"step": 0, "tokens": 0}
-    if found:
-        saved = spread.restore(net, optimizer, found)
-        at = saved["at"]
-        resume.say(log, found, at["step"])
+    checkpoints, resume_from = resume.begun(args, world, told, log)
+    position: dict[str, Any] = {"step": 0, "tokens": 0}
+    if resume_from:
+        saved = spread.restore(net, optimizer, resume_from)
+        position = saved["at"]
+        resume.say(log, resume_from, position["step"])
     elif taught:
-        at["loss_before"] = test_chats()
-        log.record("test", f"before: test loss {at['loss_before']:.4f}", step=0, test_loss=at["loss_before"])
+        position["loss_before"] = test_chats()
+        log.record(
+            "test", f"before: test loss {position['loss_before']:.4f}", step=0, test_loss=position["loss_before"]
+        )
     else:
-        at["reward_before"], at["accuracy_before"] = test_sums()
+        position["reward_before"], position["accuracy_before"] = test_sums()
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
@@ -129,25 +131,28 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             checkpoint.write_model(folder, world, net.described())
             if not world.is_main_process:
                 return None
-            made = {**whole, "shape": shape, "at": dict(at)}
-            kept = saves.copy(made) if args.checkpoint_async and not last else made
+            made = {**whole, "shape": shape, "at": dict(position)}
+            # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
+            kept = checkpoints.copy(made) if args.checkpoint_async and not last else made
             return lambda: torch.save(kept, folder / "state.pt")
 
-        saves.save(at["step"], start, last=last)
+        checkpoints.save(position["step"], start, last=last)
 
     # ---- train ----
 
     speed = metrics.Speed(None, net.flops_per_token(), world, "fp32")
     log.started("sft/train.py", world, speed, parameters=parameters, seed=args.seed)
-    reports.progress.step(at["step"])
-    while at["step"] < args.max_steps:
-        profile.step(at["step"] + 1)
-        rows = drawn(at["step"])
+    reports.progress.step(position["step"])
+    while position["step"] < args.max_steps:
+        profile.step(position["step"] + 1)
+        rows = drawn(position["step"])
         counted = sum(sum(row.mask[1:]) for row in rows)  # the first token is never a target
         loss = 0.0
+        # This rank's micro-batches: every world_size-th one of the step.
         for number in range(world.ddp_rank, world.ddp_world_size * args.accumulate, world.ddp_world_size):
             part = policy.rows(rows[number * micro_batch :][:micro_batch], world.device)
             # Each token counts the same. The backward pass averages over ranks, whose numbers of tokens differ.
+            # logits (B, T, V), log-probabilities and mask (B, T). Padding and prompts have mask 0.
             share = (
                 -(policy.logprobs(forward(part.tokens).float(), part) * part.mask).sum()
                 * world.ddp_world_size
@@ -155,22 +160,23 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             )
             share.backward()
             loss += share.item()
+        # The gradients are summed over the micro-batches; the backward passes have averaged them over the ranks.
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
-        lr = loop.set_pace(optimizer, lr=args.lr * factor(at["step"]), weight_decay=args.weight_decay)
+        lr = loop.set_pace(optimizer, lr=args.lr * factor(position["step"]), weight_decay=args.weight_decay)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        at["step"] += 1
+        position["step"] += 1
         tokens = sum(len(row.tokens) for row in rows)
-        at["tokens"] = at.get("tokens", 0) + tokens
+        position["tokens"] = position.get("tokens", 0) + tokens
         speed.step(tokens)
 
-        if args.log_every and at["step"] % args.log_every == 0:
-            values = {"lr": lr, "gradient_norm": spread.number(norm), "tokens": at["tokens"]}
-            log.step(at["step"], loss, speed, world, **values)
-        if args.eval_every and at["step"] % args.eval_every == 0:
-            loop.evaluate(test_chats, at["step"], at["step"], log, saves, save)
+        if args.log_every and position["step"] % args.log_every == 0:
+            values = {"lr": lr, "gradient_norm": spread.number(norm), "tokens": position["tokens"]}
+            log.step(position["step"], loss, speed, world, **values)
+        if args.eval_every and position["step"] % args.eval_every == 0:
+            loop.evaluate(test_chats, position["step"], position["step"], log, checkpoints, save)
             speed.restart()
-        code = loop.after_step(requests, log, profile, save, at["step"], every=args.checkpoint_every)
+        code = loop.after_step(requests, log, profile, save, position["step"], every=args.checkpoint_every)
         if code is not None:
             return code
 
@@ -178,9 +184,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     loop.close(requests, profile, save)
     if taught:
-        log.final(at["step"], test_chats(), world)
+        log.final(position["step"], test_chats(), world)
     else:
-        exam.final(log, world, at, test_sums(), len(sums.held_out))
+        exam.final(log, world, position, test_sums(), len(sums.held_out))
     return 0
 
 

@@ -170,7 +170,8 @@ _OVERFLOWS = """
 def test_every_page_fits_a_screen_and_asks_nobody(site: Path, tmp_path: Path, width: int) -> None:
     wrong = {}
     with Browser(tmp_path) as browser:
-        for path in sorted(site.rglob("*.html")):
+        # 404.html names its files from the root of a web server; these are read from the disk.
+        for path in sorted(set(site.rglob("*.html")) - {site / "404.html"}):
             page = Page(browser, path.as_uri(), width=width)
             asked = [url for url in page.requests if not url.startswith(site.as_uri())]
             if found := [*page.evaluate(_OVERFLOWS), *asked]:
