@@ -71,7 +71,7 @@ def bisect(
     runs_dir: RunsDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Find which change made a run bad, by runs between a good and a bad one. Started again, it continues."""
+    """Find the change that made a run bad, by submitting runs between a good and a bad one. A second call continues."""
     from kit.bisection import bisect as bisecting
     from kit.bisection.changes import KINDS
     from kit.bisection.state_run import Pair

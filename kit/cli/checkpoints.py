@@ -29,7 +29,7 @@ Image = Annotated[
     str, typer.Option("--image", help="The image to convert in: it needs torch, and safetensors for huggingface.")
 ]
 InContainer = Annotated[bool, typer.Option("--container/--no-container", help="In the image, or with --python.")]
-Python = Annotated[str, typer.Option("--python", help="Without a container: a python that has torch.")]
+Python = Annotated[str, typer.Option("--python", help="Without a container: a Python that has torch.")]
 Store = Annotated[
     Path | None,
     typer.Option("--store", help="The image store.", show_default="the cluster's"),
@@ -115,7 +115,7 @@ def checkpoint_size(
     compare: Compare = None,
     as_json: Json = False,
 ) -> None:
-    """Predict what a checkpoint of a model weighs."""
+    """Predict the size of a model's checkpoint."""
     from kit.checkpoints import size
     from kit.model_size import Parallelism
 

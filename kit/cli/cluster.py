@@ -66,7 +66,7 @@ def up(
         ),
     ] = None,
     accounting: Annotated[
-        bool, typer.Option("--accounting", help="With slurmdbd on a MariaDB, an account and QOS with limits.")
+        bool, typer.Option("--accounting", help="Run slurmdbd on a MariaDB, with an account and a QOS with limits.")
     ] = False,
     cgroups: Annotated[
         bool, typer.Option("--cgroups", help="Slurm follows a job's processes by cgroups (v2), as root.")
@@ -129,9 +129,9 @@ def detect(
         str, typer.Argument(help="The new file's name: clusters/NAME.toml of the project.", show_default=False)
     ],
     *,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a first clusters/NAME.toml from what this machine's Slurm says of itself."""
+    """Write a first clusters/NAME.toml from the configuration of this machine's Slurm."""
     import tomli_w
 
     from kit import config, data_folders

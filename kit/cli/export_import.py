@@ -25,11 +25,11 @@ def export(
         typer.Option("--output", "-o", help="A file .tar.zst or .tar.gz.", show_default="RUN.tar.zst"),
     ] = None,
     with_image: Annotated[
-        bool, typer.Option("--with-image", help="The .sqsh of its images, too; else their locks alone.")
+        bool, typer.Option("--with-image", help="Include the .sqsh files of its images; without this only their locks.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print file, bytes, and what is in it as JSON.")] = False,
 ) -> None:
-    """Write a run that has ended to one file: code, job, locks, manifest, logs, metrics. Secrets are never in it."""
+    """Pack an ended run into one file: code, job, locks, manifest, logs, metrics. It never holds secrets."""
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
     from kit.errors import RunError
@@ -59,7 +59,7 @@ def import_(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Bring in a run that 'kit export' wrote, every file checked by its digest: for status, logs and rerun here."""
+    """Unpack a run that 'kit export' wrote, for status, logs and rerun here. Every file is checked by its digest."""
     from kit import config, data_folders
     from kit.runs import find_runs, importing, manifest
     from kit.spec.cluster import Cluster

@@ -34,9 +34,11 @@ OfCluster = Annotated[
     typer.Option("--cluster", "-c", help="The store of this cluster.", autocompletion=completion_candidates.clusters),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Locked = Annotated[bool, typer.Option("--locked", help="Fail when the result is not what the lock names, saying why.")]
+Locked = Annotated[
+    bool, typer.Option("--locked", help="Fail, with the reason, when the result is not the image that the lock names.")
+]
 Relock = Annotated[
-    bool, typer.Option("--relock", help="Write the lock anew although the same inputs gave other bytes.")
+    bool, typer.Option("--relock", help="Write a new lock, even though the same inputs gave other bytes.")
 ]
 Fresh = Annotated[
     bool, typer.Option("--no-cache", help="From nothing: base, packages and every step of the Dockerfile again.")
@@ -127,7 +129,7 @@ def images(
         typer.Argument(help="One image only.", show_default="all", autocompletion=completion_candidates.images),
     ] = None,
     *,
-    doctor: Annotated[bool, typer.Option("--doctor", help="Say what of the store is unsafe to share.")] = False,
+    doctor: Annotated[bool, typer.Option("--doctor", help="Report what makes the store unsafe to share.")] = False,
     sbom: Annotated[
         SbomForm | None,
         typer.Option("--sbom", help="Print the image's software bill of materials, from its lock, as JSON."),
@@ -234,7 +236,7 @@ def diff_images(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Show what differs between two images: packages, files, environment, configuration. Code 1 when anything does."""
+    """Show how two images differ: packages, files, environment, configuration. Exit code 1 if they do."""
     from dataclasses import asdict
 
     from kit import data_folders
@@ -260,7 +262,7 @@ def sign_image(
         Path, typer.Option("--key", "-k", help="An SSH key; a public one where an agent holds the private one.")
     ] = Path("~/.ssh/id_ed25519"),
 ) -> None:
-    """Sign an image's lock with your SSH key: a cluster that names you in its `store.signers` then takes the image."""
+    """Sign an image's lock with your SSH key. A cluster that lists you in its `store.signers` then accepts the image."""
     from kit import data_folders
     from kit.images import signature
 
@@ -301,7 +303,7 @@ def _doctor(store: Path, *, as_json: bool) -> None:
 def prune_images(
     *,
     older_than: Annotated[float, typer.Option(min=0, help="Keep what is younger, in days.")] = 7.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     store: Store = None,
     cluster: OfCluster = None,
     as_json: Json = False,

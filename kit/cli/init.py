@@ -43,18 +43,18 @@ def init(
         ),
     ] = None,
     cluster: ClusterName = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a job.toml that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing job.toml.")] = False,
     base: Annotated[
         str | None,
         typer.Option(
             "--from",
-            help="Write the image that --image names, on this one.",
+            help="Create the image that --image names, based on this one.",
             autocompletion=completion_candidates.images,
         ),
     ] = None,
     pip: Annotated[list[str] | None, typer.Option("--pip", help="With --from: a package; repeatable.")] = None,
 ) -> None:
-    """Write a first job.toml that runs: for your program or the launcher's example. Asks on a terminal for what no option says."""
+    """Write a first job.toml that runs: for your program or the launcher's example. On a terminal it asks for missing values."""
     from kit import config, data_folders
     from kit.errors import UsageError
 

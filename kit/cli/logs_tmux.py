@@ -30,9 +30,7 @@ def logs(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(
-            "--since", help="Leave out lines that their own time stamps date before: 90s, 10m, 2h, 1d, or a time."
-        ),
+        typer.Option("--since", help="Only lines since then, by their own time stamps: 90s, 10m, 2h, 1d, or a time."),
     ] = None,
     grep: Annotated[
         str | None, typer.Option("--grep", "-g", metavar="PATTERN", help="Lines that match a regular expression.")
@@ -45,7 +43,7 @@ def logs(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The bytes as they are, without sources.")] = False,
     runs_dir: RunsDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line: source, line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line: source, line.")] = False,
 ) -> None:
     """Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out."""
     from kit.cli.wait_and_follow import follow_halves, follow_run, show, widen_pipe
@@ -157,7 +155,7 @@ def tmux(
     ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Open a tmux session for a run: a shell, and its logs with a pane for each role. Goes back to one that is there."""
+    """Open a tmux session for a run: a shell, and its logs with a pane for each role. A second call returns to it."""
     from kit import data_folders
     from kit.runs import find_runs
     from kit.runs import tmux as sessions

@@ -46,7 +46,7 @@ def _options(
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A Hugging Face config.json that has the above.", show_default=False)
+        Path | None, typer.Option(help="A Hugging Face config.json that gives the values above.", show_default=False)
     ] = None,
 ) -> None:
     """Holds the options: only its signature is used."""

@@ -39,7 +39,7 @@ def port(
     ],
     local: Local = None,
 ) -> None:
-    """Lead a port of this machine to one of a running job's node, from a laptop over ssh; until Ctrl-C or the job's end."""
+    """Forward a port of this machine to a port on a node of a running job, also over ssh, until Ctrl-C or the job's end."""
     from kit.runs import node_steps
 
     text, _, name = port.partition(":")
@@ -49,12 +49,12 @@ def port(
 
 
 def notebook(run: RunName = None, node: Node = None, local: Local = None) -> None:
-    """Open Jupyter in the container of a running job, for who has the URL's token; until Ctrl-C or the job's end."""
+    """Open Jupyter in the container of a running job, until Ctrl-C or the end of the job. The URL holds a token."""
     _serve("notebook", run, node, local, path="/?token={}")
 
 
 def code(run: RunName = None, node: Node = None, local: Local = None) -> None:
-    """Open VS Code's server in the container of a running job, where its image has one; until Ctrl-C or the job's end."""
+    """Open VS Code's server in the container of a running job, if its image has one, until Ctrl-C or the end of the job."""
     _serve("code", run, node, local, path="/?tkn={}")
 
 

@@ -32,7 +32,7 @@ Processes = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace DST, once the new one is whole.")]
 Image = Annotated[str, typer.Option("--image", help="The image to work in: numpy, and what tokenizer and files need.")]
 InContainer = Annotated[bool, typer.Option("--container/--no-container", help="In the image, or with --python.")]
-Python = Annotated[str, typer.Option("--python", help="Without a container: a python that has the packages.")]
+Python = Annotated[str, typer.Option("--python", help="Without a container: a Python that has the packages.")]
 Store = Annotated[Path | None, typer.Option("--store", help="The image store.", show_default="the cluster's")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -47,8 +47,10 @@ ClusterChoice = Annotated[
     typer.Option(
         "--cluster",
         "-c",
-        help="A name of clusters/; 'any', or several with commas: where the job starts first, or with diloco.across "
-        "two that train together.",
+        help=(
+            "A name of clusters/. 'any', or several names with commas: the one where the job starts first; "
+            "with diloco.across, the two that train together."
+        ),
         show_default="KIT_CLUSTER, the user's, the only one of the project; or local",
         autocompletion=completion_candidates.clusters,
     ),
@@ -109,7 +111,10 @@ def submit(
         bool, typer.Option("--follow", "-f", help="Show the logs as they come; exit with the run's own code.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="A short run on 2 nodes at most: scripts traced, NCCL and torch talk.")
+        bool,
+        typer.Option(
+            "--debug", help="A short run on 2 nodes at most, with traced scripts and verbose logs of NCCL and torch."
+        ),
     ] = False,
     after: After = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as 'kit render'.")] = False,

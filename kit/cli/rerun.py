@@ -35,13 +35,13 @@ def rerun(
         typer.Option("--from-step", metavar="N", min=0, help="Begin at this checkpoint of the run, in a copy."),
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="With the job's folder as it is now, instead of the run's snapshot.")
+        bool, typer.Option("--live", help="Use the job's folder as it is now, instead of the run's snapshot.")
     ] = False,
     rotate: Annotated[
         bool,
         typer.Option(
             "--rotate",
-            help="Run its last steps three times, the ranks on other nodes each time, and name a node that counts wrong.",
+            help="Run its last steps three times with the ranks on other nodes each time, and name a node that counts wrong.",
         ),
     ] = False,
     avoid: Annotated[
@@ -56,7 +56,7 @@ def rerun(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Run again what a run was made from: the same code, image, job and seed, in a run folder of its own."""
+    """Run an earlier run once more, with the same code, image, job and seed, in a new run folder."""
     from kit.cli.render_submit import render_plan, show_warnings, submit_run
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import follow_run, wait_run

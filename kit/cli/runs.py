@@ -95,7 +95,7 @@ def _row(one: Status) -> tuple[object, ...]:
 
 
 def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
-    """Show one run: state, nodes, exit code, image, files, last reported step; of replica groups the last quorum."""
+    """Show one run: state, nodes, exit code, image, files, last reported step, and the last quorum of replica groups."""
     from kit.cli.wait_and_follow import queue
     from kit.cli.why import first_line
     from kit.runs import from_accounting, metrics, which_slurm
@@ -187,7 +187,7 @@ def resume(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the run's own code.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Submit a run that has ended again, in its own folder: its program continues from the newest checkpoint."""
+    """Submit an ended run again, in its own folder. Its program continues from the newest checkpoint."""
     from kit.cli.wait_and_follow import wait_run
     from kit.runs import which_slurm
     from kit.runs.resume import resume as submit_again

@@ -19,11 +19,11 @@ def serve(
         Path | None, typer.Option("--socket", help="A Unix socket instead of a port.", show_default=False)
     ] = None,
     control: Annotated[
-        bool, typer.Option("--control", help="Let readers cancel and resume runs; else they only read.")
+        bool, typer.Option("--control", help="Let readers cancel and resume runs. Without this they only read.")
     ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Serve the pages of all runs, as they change, to a browser on this machine. Only the URL's token lets in."""
+    """Serve live pages of all runs to a browser on this machine. Access needs the token in the URL."""
     from kit.errors import ToolError, UsageError
     from kit.reports import vega_library
     from kit.runs import which_slurm

@@ -10,10 +10,10 @@ import typer
 
 
 def prune_snapshots(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Remove the snapshots of workspaces that no run refers to, but for those of the last day."""
+    """Remove workspace snapshots that no run refers to. Those of the last day are kept."""
     from kit import data_folders
     from kit.runs import find_runs, workspace
 

@@ -15,7 +15,7 @@ def stacks(
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where the ranks of a running job are, now: Python stacks, processes, open files. Nothing is stopped."""
+    """Show what the ranks of a running job do at this moment: Python stacks, processes, open files. Nothing is stopped."""
     from kit.cli.wait_and_follow import queue
     from kit.runs import find_runs, which_slurm
     from kit.runs import stacks as of_ranks

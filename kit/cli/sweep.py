@@ -48,7 +48,7 @@ def sweep(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with 1 when a point failed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print points and arrays as JSON.")] = False,
 ) -> None:
-    """Submit all points of a job's sweep table, those of one shape as one Slurm array."""
+    """Submit all points of a job's sweep table. Points of the same shape become one Slurm array."""
     from kit import config
     from kit.errors import UsageError
     from kit.sweeps import prepare

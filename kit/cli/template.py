@@ -16,7 +16,7 @@ app = typer.Typer(help="The template of the batch script.", no_args_is_help=True
 @app.command()
 def eject(
     file: Annotated[Path | None, typer.Argument(help="Where to write it.", show_default="standard output")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write the kit's own batch template, to start your own (`slurm.template`) from."""
     from kit.errors import UsageError

@@ -30,7 +30,7 @@ def time(
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where the time of a run, or of a sweep, went: every rank-second in one account, goodput, and what it cost."""
+    """Show where the time of a run or a sweep went: each rank-second in one account, the goodput, and the cost."""
     from kit.cli.wait_and_follow import queue
     from kit.ledger.as_json import as_dict
     from kit.ledger.find import ledgers

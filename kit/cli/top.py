@@ -25,7 +25,7 @@ _BLAMED = "others wait for it"
 
 def top(
     run: RunName = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:

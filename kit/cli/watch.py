@@ -15,14 +15,14 @@ def watch(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help="Runs to watch until they have ended; default: all of the project, those to come too, until Ctrl-C.",
+            help="Runs to watch until they have ended; default: all runs of the project, later ones too, until Ctrl-C.",
             autocompletion=completion_candidates.runs,
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Look once, tell what is to be told, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once, send what is due, and exit.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Send notices of runs as the job's notify table says: by mail, Slack, Teams, a webhook, ntfy. Each event once."""
+    """Send notices of runs by mail, Slack, Teams, a webhook or ntfy, by the job's notify table. Each event is sent once."""
     from kit.errors import UsageError
     from kit.notices import send
     from kit.notices.watch import Watcher, lately, whom

@@ -32,7 +32,9 @@ def when(
             autocompletion=completion_candidates.clusters,
         ),
     ] = None,
-    everywhere: Annotated[bool, typer.Option("--everywhere", help="On every cluster that answers from here.")] = False,
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="Ask every cluster that can be reached from here.")
+    ] = False,
     or_: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,7 +47,7 @@ def when(
     set_: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show when a job would start, at each size and place that would do, the earliest first. Nothing is submitted."""
+    """Show when a job would start, on each cluster and with each allowed size, the earliest first. Nothing is submitted."""
     from kit.errors import UsageError
     from kit.forecast import answers
 

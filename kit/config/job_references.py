@@ -77,7 +77,7 @@ def mounts(job: Job, cluster: Cluster, find: Find, job_file: str, cluster_file: 
             key=f"mounts[{job.mounts.index(name)}]",
             problem=f"no mount is called {name!r}"
             if set_name
-            else "the cluster has no mount set that could say what this name is",
+            else "this name is looked up in the mount set of the cluster, and the cluster has none",
             allowed=", ".join(known),
             hint=f"add [{name}] to mounts/{set_name}.toml"
             if set_name

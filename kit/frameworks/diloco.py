@@ -306,5 +306,5 @@ def _too_few(table: DiLoCo, groups: int) -> Iterator[Fault]:
         problem = f"{asked} is more than the {groups} groups that there are: nothing would ever be averaged"
         yield Fault(key="diloco.min_replicas", problem=problem, hint=f"min_replicas = {max(groups, 1)}")
     elif asked < 2 <= groups and not table.across:
-        problem = "a group that starts alone would set the model back to its start: 2 is the least"
+        problem = "must be at least 2: a group that starts alone would set the model back to its start"
         yield Fault(key="diloco.min_replicas", problem=problem, hint="min_replicas = 2")

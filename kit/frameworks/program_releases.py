@@ -94,7 +94,7 @@ def with_release(job: Job, launcher: Launcher, packages: Mapping[str, str]) -> J
 
 
 def faults(job: Job, launcher: Launcher, packages: Mapping[str, str]) -> Iterator[Fault]:
-    """A release that the launcher does not know, and options that the one it will find does not have."""
+    """The faults of the release that the launcher will find: it is unknown, or lacks options that the job gives."""
     releases = launcher.releases_of(job)
     if releases is None:
         return
@@ -102,8 +102,8 @@ def faults(job: Job, launcher: Launcher, packages: Mapping[str, str]) -> Iterato
     if found is not None and found not in releases.known:
         near = nearest_release(found, releases.known)
         named = NAMED in job.env
-        key, what = (f"env.{NAMED}", "the release") if named else ("image", f"its {releases.package}")
-        problem = f"{what}, {found}, is none that launcher {job.launcher!r} knows"
+        key, what = (f"env.{NAMED}", "release") if named else ("image", releases.package)
+        problem = f"launcher {job.launcher!r} does not know {what} {found}"
         hint = (
             f'{NAMED} = "{near}"' if named else f'[env]\n       {NAMED} = "{near}"     # where its options are the same'
         )

@@ -31,7 +31,7 @@ class Ray:
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
         """See Framework."""
         if job.rank_args:
-            problem = "the program runs once, and Ray's tasks have no ranks that options could name"
+            problem = "the program runs once, on the first node, so it has no rank that an option could pass"
             yield Fault(key="rank_args", problem=problem, hint="remove the line")
         others, workers = _others(job), _workers(job, allocation)
         if workers < 0:

@@ -59,7 +59,7 @@ class RoleTable:
         return {"nodes": nodes_of(table) + _nodes_of_other_roles(job, set(table.tables())), **gpus}
 
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
-        """An unknown set of programs, or all faults of the table."""
+        """The faults of the table. If its set of programs is unknown, that is the only one."""
         table, known = self._table(job), launcher.programs
         if table.programs in known:
             programs, gpus = known[table.programs], allocation.gpus_per_node
@@ -225,7 +225,7 @@ def _other_tensor_parallel(table: Sft, programs: Programs) -> Iterator[Fault]:
     for target in programs.keys.get("tp", ()):
         said = lookup(table.tables(), target)
         if said is not None and said != table.parallel.tp:
-            problem = f"{said} is not parallel.tp, {table.parallel.tp}, from which the number of servers follows"
+            problem = f"{said} differs from parallel.tp = {table.parallel.tp}, which sets the number of servers"
             yield Fault(
                 key=target, problem=problem, hint=f"parallel = {{ tp = {toml(said)} }}, and remove the line here"
             )

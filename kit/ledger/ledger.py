@@ -218,7 +218,7 @@ def _group_name(role: str) -> str:
 
 
 def _least_communication(entries: Mapping[Rank, RankAmounts]) -> dict[str, float]:
-    """By `_group_name`: the least communication time of a step among the ranks, in seconds.
+    """The least communication time of a step among the ranks of each group, in seconds. The keys are those of `_group_name`.
 
     Ranks with less than half of the others' steps, such as late ones, do not count.
     """

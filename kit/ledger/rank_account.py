@@ -64,10 +64,11 @@ def entry(
     reported: Reported | None = None,
     lives: bool = False,
 ) -> RankAmounts:
-    """A rank's part of a window. processes: its own in this attempt. failed: the time of the failure that ended the attempt.
+    """Divide the seconds of one rank in one window among the accounts.
 
-    died: the times when this rank failed. stepped: the time when its role was started; 0 if it started with the attempt. reported:
-    rank 0's report, for a rank without processes. lives: the attempt still runs.
+    processes: the rank's own in this attempt. failed: the time of the failure that ended the attempt. died: the times when this
+    rank failed. stepped: the time when its role was started; 0 if it started with the attempt. reported: rank 0's report, used for
+    a rank without processes. lives: whether the attempt still runs.
     """
     end = window.end if failed is None else min(max(failed, window.start), window.end)
     after = {window.after: window.end - end}

@@ -94,7 +94,7 @@ def _pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store:
         return Pin(image=name, digest=name.rpartition("@")[2])
     if lock is None:
         option = f" --store {shlex.quote(store)}" if resolved.cluster.paths.store is not None else ""
-        problem = f"{name!r} has no image.lock: it was not built yet, so that nothing says which bytes it is"
+        problem = f"{name!r} has no image.lock: it was not built yet, so its digest is unknown"
         raise ConfigError.of(Fault(key=key, problem=problem, hint=f"kit build-image {name}{option}"), file=file)
     stored = f"{store}/sha256/{lock.sha256}.sqsh"
     return Pin(

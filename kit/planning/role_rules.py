@@ -41,7 +41,7 @@ def _wrong(name: str, roles: Mapping[str, Role], allocation: Allocation) -> Iter
     if role.shares in others:
         yield from _unshareable(where, role, role.shares, roles[role.shares])
     if role.gpus and max(role.gpus) >= allocation.gpus_per_node:
-        problem = f"{toml(list(role.gpus))} is not on the node: its {allocation.gpus_per_node} GPUs count from 0"
+        problem = f"{toml(list(role.gpus))} is not on the node: its GPUs are 0 to {allocation.gpus_per_node - 1}"
         fitting = [gpu for gpu in role.gpus if gpu < allocation.gpus_per_node]
         hint = f"gpus = {toml(fitting)}" if fitting else "remove the line: the role then has all GPUs"
         yield Fault(key=f"{where}.gpus", problem=problem, hint=hint)

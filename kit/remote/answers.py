@@ -27,7 +27,7 @@ class Grown:
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """A complete file. mtime: seconds since the epoch."""
+    """A file that the remote machine sent whole. mtime: seconds since the epoch."""
 
     path: str
     content: bytes

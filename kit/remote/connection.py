@@ -246,7 +246,7 @@ class Connection:
         )
 
     def _drop_refused_option(self, said: str) -> bool:
-        """Whether ssh refused one of the kit's options that is too new for it. The option is left out from then on."""
+        """Leave out an option from now on if this ssh is too old for it and refused it. Returns whether there was one."""
         found = _UNKNOWN_OPTION.search(said)
         name = found[1].lower() if found else ""
         if name in self.refused or name not in _NEWER:

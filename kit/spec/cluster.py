@@ -201,7 +201,11 @@ class Cluster(Model):
     def _ssh_has_its_own_folders(self) -> Cluster:
         if self.ssh is not None:
             if self.embedded:
-                raise Invalid("the embedded cluster is on this machine", key=("ssh",), hint="remove embedded = true")
+                raise Invalid(
+                    "an embedded cluster runs on this machine and takes no ssh",
+                    key=("ssh",),
+                    hint="remove embedded = true",
+                )
             for name in ("runs", "store", "cache"):
                 value = getattr(self.paths, name)
                 if "{project}" in (value or "") and name in self.paths.model_fields_set:

@@ -108,7 +108,7 @@ class DiLoCo(Model):
             problem = "over two clusters each job has a lighthouse of its own"
             raise Invalid(problem, key=("lighthouse",), hint="remove the line")
         if self.across and self.wire == "nccl":
-            problem = "'nccl' connects nodes to each other, and a relay carries the averages over two clusters"
+            problem = "'nccl' needs nodes that reach each other; over two clusters the averages pass through a relay"
             raise Invalid(problem, key=("wire",), hint="remove the line")
         return self
 

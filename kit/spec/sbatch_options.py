@@ -38,7 +38,7 @@ _EXAMPLE = "--nice=100"
 
 
 def _value_of(key: str, given: str) -> object:
-    """The key's value for an option's value."""
+    """The value to write for a job's key, from the value of the sbatch option."""
     if key in {"slurm.lead", "retry.spares"}:
         return int(given.rpartition("@")[2]) if given.rpartition("@")[2].isdigit() else 1
     if key in {"slurm.requeue", "slurm.exclusive"}:
@@ -63,7 +63,7 @@ def further(option: str) -> str:
     for own, key in KEYS.items():
         if own.startswith(name):
             raise Invalid(
-                f"--{found[1]} has a key of the job, which is checked against the cluster's rules: {key}",
+                f"--{found[1]}: write the key {key} instead, which is checked against the cluster's rules",
                 at=tuple(key.split(".")),
                 write=_value_of(key, value[1:]),
             )

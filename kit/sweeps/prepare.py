@@ -50,7 +50,7 @@ class PreparedSweep:
 
     @property
     def at(self) -> Path:
-        """The sweep's folder for commands of this machine: for a cluster over ssh, its mirror."""
+        """The sweep's folder on this machine. For a cluster over ssh that is the mirror."""
         remote = self.first.remote
         return remote.mirror.runs / self.folder.name if remote else self.folder
 

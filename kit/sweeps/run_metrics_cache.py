@@ -69,7 +69,7 @@ def _summary(run_dir: str) -> dict[str, list[float]]:
 def _columns(records: Sequence[metrics.Record]) -> Iterable[tuple[str, Sequence[Any]]]:
     """The values of each key, in the order of the records; None may stand for a record without the key.
 
-    Records of one program mostly have the same keys. Such are turned round all at once, in a third of the time.
+    Most records of one program have the same keys. These are transposed in one call, which takes a third of the time.
     """
     if not records:
         return ()

@@ -96,7 +96,7 @@ class Space:
         return {key: side.value(float(at)) for key, side, at in zip(self.keys, self.sides, places, strict=True)}
 
     def near(self, places: Floats, by: float, rng: np.random.Generator) -> Floats:
-        """A point near each of these: about half of its keys a little changed, a choice drawn anew."""
+        """A point near each of these points. It changes about half of the keys: a number by a little, a choice to a random one."""
         moved = places + by * rng.normal(size=places.shape)
         for n, side in enumerate(self.sides):
             if side.how.choice is not None:

@@ -144,7 +144,7 @@ def _order(stages: Mapping[str, Stage], file: str) -> tuple[str, ...]:
 def _with_folders(
     sources: Sources, keys: dict[str, Any], seen: Mapping[str, Path], *, contained: bool, file: str
 ) -> dict[str, Any]:
-    """The keys with the folders of earlier stages put in and, in a container, mounted."""
+    """The stage's keys, with each {stages.NAME} replaced by that stage's folder. In a container the folders are mounted."""
     below = sources.merged(keys)
     inside = {name: f"{TARGET}/{name}" if contained else str(path) for name, path in seen.items()}
     faults: list[Fault] = []

@@ -42,7 +42,10 @@ def shards(net: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, int]]:
 
 
 def values(mine: torch.Tensor, name: str, *, first: int, rows: int, std: float, seed: int) -> None:
-    """Set rows of the parameter `name`, from `first` on, of `rows` in all: norms to 1, biases to 0, matrices to random values."""
+    """Fill this rank's rows of a parameter: norms with 1, biases with 0, matrices with random values.
+
+    first: the number of its first row. rows: the number of rows of the whole parameter. The values do not depend on the sharding.
+    """
     if mine.dim() == 1:
         mine.fill_(0.0 if name.endswith("bias") else 1.0)
         return

@@ -92,7 +92,7 @@ def test_the_tasks_of_an_array_write_into_files_of_their_own(tmp_path: Path) -> 
 
 def test_extra_leads_to_the_key_of_its_own(tmp_path: Path) -> None:
     job = write_job(tmp_path, f"{JOB}[slurm]\nextra = ['--output=x-%j.out']\n")
-    with pytest.raises(ConfigError, match=r"--output has a key of the job, .*: slurm.output"):
+    with pytest.raises(ConfigError, match=r"--output: write the key slurm.output instead"):
         prepare(job, cluster="local", overrides=[], containers=False)
 
 

@@ -42,7 +42,7 @@ def titan(*args: str, **env: str) -> dict[str, Any]:
         ("0.2.0", ["--debug.seed=3"], r"0.2.1, 0.2.2, 0.3.0 have it; did you mean '--training.seed'"),
         ("0.2.2", ["--training.stps", "3"], r"did you mean '--training.steps'"),
         ("0.3.0", ["--training.stps", "3"], r"did you mean '--training.steps'"),
-        ("0.2.5", [], r"image: its torchtitan, 0.2.5, is none that launcher 'torchtitan' knows.*\n.*\n.*\"0.2.2\""),
+        ("0.2.5", [], r"image: launcher 'torchtitan' does not know torchtitan 0.2.5.*\n.*\n.*\"0.2.2\""),
     ],
 )
 def test_what_a_release_does_not_have_is_refused(tmp_path: Path, release: str, args: list[str], said: str) -> None:
@@ -66,7 +66,7 @@ def test_a_checkouts_release_is_named(tmp_path: Path) -> None:
     """An image's lock does not name what lies in /opt or on a mount."""
     with pytest.raises(ConfigError, match=r"torchtitan 0.2.2 has no option --training.seed"):
         made(tmp_path, titan("--training.seed=3", PROGRAM_RELEASE="0.2.2"), torchtitan="0.2.0")
-    with pytest.raises(ConfigError, match=r"env.PROGRAM_RELEASE: the release, 0.4, is none"):
+    with pytest.raises(ConfigError, match=r"env.PROGRAM_RELEASE: launcher .torchtitan. does not know release 0.4"):
         made(tmp_path, titan(PROGRAM_RELEASE="0.4"))
 
 

@@ -157,7 +157,7 @@ def test_no_folder_of_this_machine_is_meant_over_there(tmp_path: Path) -> None:
     assert _cluster(tmp_path, "pod").runs == "{home}/kit/runs"
     with pytest.raises(ConfigError, match=r"paths\.runs.*\{project\} is a folder of this machine"):
         _cluster(tmp_path, "pod", '[paths]\nruns = "{project}/runs"\n')
-    with pytest.raises(ConfigError, match="the embedded cluster is on this machine"):
+    with pytest.raises(ConfigError, match="an embedded cluster runs on this machine and takes no ssh"):
         _cluster(tmp_path, "pod", embedded=True)
 
 

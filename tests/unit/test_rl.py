@@ -769,10 +769,14 @@ def test_options_of_a_role_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pip", "env", "found"),
     [
-        ({"verifiers": "0.2.3", "prime-rl": "0.8.0"}, "", "its prime-rl, 0.8.0, is none that launcher 'sft' knows"),
-        ({"prime-rl": "0.7.0"}, "", "its prime-rl, 0.7.0, is none"),
+        ({"verifiers": "0.2.3", "prime-rl": "0.8.0"}, "", "launcher 'sft' does not know prime-rl 0.8.0"),
+        ({"prime-rl": "0.7.0"}, "", "launcher 'sft' does not know prime-rl 0.7.0"),
         ({"prime-rl": "0.9.2", "verifiers": "0.1"}, "", 'PROGRAM_RELEASE = "0.8.1"'),
-        ({"prime-rl": "0.8.0", "verifiers": "0.4.0"}, 'PROGRAM_RELEASE = "0.8.0"', "the release, 0.8.0, is none"),
+        (
+            {"prime-rl": "0.8.0", "verifiers": "0.4.0"},
+            'PROGRAM_RELEASE = "0.8.0"',
+            "launcher 'sft' does not know release 0.8.0",
+        ),
         ({"prime-rl": "0.8.0", "verifiers": "0.3.1.dev59"}, "", None),
         ({"prime-rl": "0.8.1"}, "", None),
         ({"prime-rl": "0.8.0"}, 'PROGRAM_RELEASE = "0.8.1.dev67"', None),
