@@ -78,7 +78,7 @@ class Layout:
         return hashlib.sha256(json.dumps([self.tokenizer.digest, self.source, self._special]).encode()).hexdigest()
 
     def text(self, messages: list[Message], *, ask: bool) -> str:
-        """Write the chat by the template. With `ask` the text ends where the assistant begins to answer. BadChat if the template fails."""
+        """Write the chat by the template, with `ask` up to the start of the assistant's answer. BadChat if the template fails."""
         try:
             made: str = self._compiled(messages=messages, add_generation_prompt=ask, **self._special)
         except Exception as error:  # noqa: BLE001 - an expression in a template can raise anything
