@@ -18,7 +18,7 @@ from streams import Stream, meet
 
 
 class Done:
-    """What torch calls Work: all is done when it is made."""
+    """A torch Work that is complete from the start."""
 
     def wait(self, timeout: object = None) -> bool:
         return True

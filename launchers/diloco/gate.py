@@ -30,7 +30,7 @@ WAITING_SERVERS = 4
 
 
 class Gate:
-    """What the groups of one job reach the other cluster by. own: the job's lighthouse."""
+    """The way of one job's groups to the other cluster. own: the job's lighthouse."""
 
     def __init__(self, token: str, relay: tuple[str, int], own: tuple[str, int], *, first: bool) -> None:
         self._token, self._relay, self._own, self._first = token, relay, own, first

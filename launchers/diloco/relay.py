@@ -47,7 +47,7 @@ TOKEN = "KIT_RELAY_TOKEN"
 
 LONGEST_LINE = 256
 PROOF_S = 10.0
-# Connections that have not proved anything yet: of more, the oldest is closed. A proof takes two round trips.
+# Connections without a proof of the token so far. With more, the oldest is closed. A proof takes two round trips.
 MOST_UNPROVED = 64
 MOST_PROVED = 8192
 LONGEST_WAIT_S = 3600.0
@@ -58,15 +58,15 @@ SILENT_S = 7 * 86_400.0
 
 
 class Refused(Exception):  # noqa: N818 - the end of one connection, not of the program
-    """The other end is not one of this run, or does not keep to the conversation."""
+    """The other end does not belong to this run, or breaks the protocol."""
 
 
-# What ends one connection and nothing else. Before Python 3.11 asyncio's TimeoutError is no OSError.
+# Errors that end one connection and nothing else. Before Python 3.11 asyncio's TimeoutError is no OSError.
 ENDS = (OSError, Refused, asyncio.TimeoutError)
 
 
 def proof(token: str, who: str, theirs: str, ours: str) -> str:
-    """What shows that `who` has the token. theirs, ours: the server's nonce and the client's."""
+    """The proof that `who` has the token. theirs, ours: the server's nonce and the client's."""
     return hmac.new(token.encode(), f"{who} {theirs} {ours}".encode(), hashlib.sha256).hexdigest()
 
 

@@ -57,12 +57,12 @@ class RayError(Exception):
 
 @dataclass
 class Processes:
-    """What this process has started. ended: child -> its exit code, 128 + the signal where one ended it."""
+    """The children of this process. ended: child -> its exit code, 128 + the signal where one ended it."""
 
     ended: dict[int, int] = field(default_factory=dict)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, log: Path | None, deaf: bool) -> int:
-        """A child that dies with this process, however that ends. deaf: it hears no TERM."""
+        """Start a child that dies with this process, however that ends. deaf: the child ignores TERM."""
         libc = ctypes.CDLL(None)
 
         def prepare() -> None:
@@ -185,16 +185,16 @@ class Node:
 
     @property
     def token_file(self) -> Path:
-        """What lets a node join, until all have."""
+        """The file of the token that a node needs to join, kept until all nodes have joined."""
         return self.run / "state" / f"ray-token.{os.environ['KIT_ATTEMPT']}"
 
     @property
     def log(self) -> Path:
-        """What `ray start` says."""
+        """The file for the output of `ray start`."""
         return self.run / "logs" / os.environ["KIT_ROLE"] / f"ray-{self.name}.log"
 
     def start_ray(self, words: Sequence[str]) -> None:
-        """Until Ray says that it runs here."""
+        """Start Ray on this node. Returns when Ray reports that it runs."""
         argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
         argv += [*words, f"--node-name={self.name}", f"--temp-dir={self.folder.path}"]
         argv += [f"--num-cpus={self.options.cpus}", f"--num-gpus={self.options.gpus}", *memory(self.options.memory)]
