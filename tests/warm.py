@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support import REPO
 
 LIB = REPO / "templates" / "lib"
-TIMEOUT_S = 60
+TIMEOUT_S = 120
 
 
 class Warm:

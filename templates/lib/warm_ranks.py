@@ -39,7 +39,7 @@ _PER_RANK_PREFIXES = ("SLURM_", "SLURMD_", "KIT_", "PMI_", "PMIX_")
 # Modules that belong to one rank from their import on.
 _OF_ONE_RANK = ("kit_rank", "kit_callbacks", "kit_recorder")
 # A signal that Slurm sends to every step reaches a rank directly, and through its client. The second is dropped.
-_SAME_SIGNAL_S, _FORWARD_AFTER_S = 1.0, 0.5
+_SAME_SIGNAL_S, _FORWARD_AFTER_S = 5.0, 1.0
 # Seconds between looks at the parent process, and for a client to send its request.
 _LOOK_S, _REQUEST_S = 5.0, 10.0
 _PDEATHSIG, _SUBREAPER = 1, 36

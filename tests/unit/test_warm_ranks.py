@@ -122,27 +122,26 @@ def test_ranks_share_no_random_numbers(warm: Warm) -> None:
 def test_a_signal_reaches_the_rank_once(warm: Warm, noted: list[int]) -> None:
     """As Slurm sends it: to the client alone, or to each process of all steps."""
     warm.write(
-        "import pathlib, signal, time\ngot = []\nsignal.signal(signal.SIGUSR1, lambda *_: got.append(1))\n"
-        "pathlib.Path('up').touch()\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.01)\nprint(len(got))"
+        "import os, pathlib, signal, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('got', flush=True))\n"
+        "pathlib.Path('up').write_text(f'{os.getpid()} ')\nwhile not pathlib.Path('go').exists():\n    time.sleep(0.01)"
     )
     server = warm.serve("json")
     rank = warm.start("p.py")
-    came((warm.folder / "up").exists)
+    up, out = warm.folder / "up", warm.folder / "out"
+    came(lambda: up.exists() and up.read_text().endswith(" "))
     rank.send_signal(signal.SIGUSR1)
-    time.sleep(1.5)
+    came(lambda: out.read_text() == "got\n")
     assert noted == []
     # The second time it reaches the server and its child, too.
-    for pid in (server.pid, *children(server.pid), rank.pid):
+    for pid in (server.pid, int(up.read_text()), rank.pid):
         os.kill(pid, signal.SIGUSR1)
-    time.sleep(1.5)
+    came(lambda: out.read_text() == "got\ngot\n" and noted)
+    time.sleep(2)  # a third one would be passed on after a second
     (warm.folder / "go").touch()
     assert rank.wait(TIMEOUT_S) == 0
-    assert (warm.folder / "out").read_text() == "2\n"
+    assert out.read_text() == "got\ngot\n"
     assert noted == [signal.SIGUSR1], "rank.sh knows that its program was told"
-
-
-def children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_what_a_killed_client_leaves_is_ended(warm: Warm) -> None:
