@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,27 @@ def test_a_relay_that_does_not_start_takes_the_first_half_back(far: Far) -> None
     assert far.listed()[first]["state"] == "CANCELLED"
     assert not (there(far, first) / ".secrets").exists()
     (far.project / "clusters" / "broken.toml").unlink()
+
+
+def test_a_kit_that_is_killed_between_the_halves_leaves_neither(far: Far) -> None:
+    """The relay starts between the two submits; here its Python waits first."""
+    began = far.home / "began"
+    cluster_with_python(far, "slow", f": >{began}; sleep 8")
+    before = set(far.jobs())
+    argv = [sys.executable, "-m", "kit", "submit", "--cluster", "slow,other", "--no-container"]
+    with subprocess.Popen(argv, cwd=far.project, env=far.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as made:
+        assert came(began.exists)
+        made.kill()
+        made.communicate()
+    (first,) = [run for job, run in far.jobs().items() if job not in before]
+    assert came(lambda: far.listed()[first]["state"] == "CANCELLED")
+    # The relay, which the killed kit had begun to start, finds no token any more; or it began before, and ends with its run.
+    log = there(far, first) / "logs" / "relay.log"
+    assert came(lambda: "has the run ended?" in log.read_text() or "relay ends with its run" in log.read_text())
+    assert relay(far, first) is None
+    assert {run for job, run in far.jobs().items() if job not in before} == {first}
+    assert status(far, first)["partner"]["state"] == "not found"
+    (far.project / "clusters" / "slow.toml").unlink()
 
 
 def test_a_login_node_without_a_python_for_the_relay_is_named(far: Far) -> None:
