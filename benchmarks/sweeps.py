@@ -1,6 +1,6 @@
 """Measures many jobs at once, and one job from the command line: the kit against sbatch, submitit and torchx.
 
-    python -m benchmarks sweeps [--rounds 5] [--jobs 200] [--points 1000]
+    python -m benchmarks sweeps [--rounds 5] [--jobs 200] [--points 1000] [--many 10000]
 
 Needs Slurm on this machine. submitit and torchx come from benchmarks/requirements.txt into their own venv. All jobs are
 submitted held and then cancelled, so nothing runs. The tools run in turn, and the figures are medians of whole processes.
@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks._common import ROOT, Goal, project, report
+from benchmarks.large import cost
 from kit import shell
 from kit.slurm import client
 from kit.slurm.embedded import ClusterSize, down, up
@@ -80,13 +81,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=200)
     parser.add_argument("--points", type=int, default=1000)
+    parser.add_argument("--many", type=int, default=10_000)
     options = parser.parse_args(arguments)
     install_peers()
     # An installed package has its bytecode. The checkout of a user who forbids writing bytecode has none.
     compileall.compile_dir(ROOT / "kit", quiet=1)
     with bench() as folder:
         goals = [*rendering(folder, options.points), *command_line(folder, options.rounds)]
-        goals += submission(folder, options.jobs, options.rounds)
+        goals += submission(folder, options.jobs, options.rounds, options.many)
     return report(goals)
 
 
@@ -153,7 +155,7 @@ def command_line(folder: Path, rounds: int) -> list[Goal]:
     ]
 
 
-def submission(folder: Path, jobs: int, rounds: int) -> list[Goal]:
+def submission(folder: Path, jobs: int, rounds: int, many: int) -> list[Goal]:
     """Seconds from the start of the command to its end, when all jobs are in the queue."""
     try:
         cluster = up(NAME, ClusterSize(nodes=1))
@@ -168,6 +170,7 @@ def submission(folder: Path, jobs: int, rounds: int) -> list[Goal]:
             "submit": [*theirs, "loop", "theirs", str(jobs)],
         }
         took = in_turn({name: partial(_sent, argv, folder, env, jobs) for name, argv in ways.items()}, rounds)
+        large = cost(folder, kit, "sweep", str(sweep_of(folder, many)), "--no-container", "--cluster", NAME)
     finally:
         down(NAME)
     names = {
@@ -177,11 +180,14 @@ def submission(folder: Path, jobs: int, rounds: int) -> list[Goal]:
         "submit": "submitit, a loop of submit()",
     }
     return [
-        Goal(name=f"{jobs} jobs: `kit sweep`, a run folder for each", value=took["kit"], unit="s"),
+        Goal(name=f"{jobs} jobs: `kit sweep`", value=took["kit"], unit="s"),
         *(Goal(name=f"{jobs} jobs: {text}", value=took[name], unit="s") for name, text in names.items()),
         Goal(name="`kit sweep` / a loop of sbatch calls", value=took["kit"] / took["loop"], bound=1.0),
         Goal(name="`kit sweep` / map_array", value=took["kit"] / took["map_array"], bound=1.0),
         Goal(name="`kit sweep` / a loop of submit()", value=took["kit"] / took["submit"], bound=1.0),
+        Goal(name=f"{many:,} jobs: `kit sweep`", value=large.wall_s, unit="s", bound=5.0),
+        Goal(name=f"{many:,} jobs: `kit sweep`, processor", value=large.cpu_s, unit="s"),
+        Goal(name=f"{many:,} jobs: `kit sweep`, peak", value=large.peak_mb, unit="MB", bound=300.0),
     ]
 
 

@@ -20,7 +20,7 @@ from kit import config, data_folders
 from kit.config import Sources
 from kit.errors import UsageError
 from kit.planning.plan import Plan
-from kit.runs import find_runs, status, which_slurm
+from kit.runs import find_runs, status, unmade_points, which_slurm
 from kit.runs import metrics as reported
 from kit.runs import rerun as repeating
 from kit.runs import submit as one_run
@@ -49,6 +49,7 @@ class Run:
     @property
     def manifest(self) -> Manifest:
         """The record of the submission: image digest, seed, versions, job id."""
+        unmade_points.make(self.folder)
         return read(RunPaths(self.folder).manifest)
 
     def status(self) -> Status:
@@ -63,7 +64,7 @@ class Run:
     def cancel(self) -> None:
         """Cancel the run, as `kit cancel` does. SlurmError when Slurm does not know it."""
         one = self.status()
-        cancel([one], env=which_slurm.env_of(one.manifest.cluster))
+        cancel([one], env=which_slurm.env_of(one.facts.cluster))
 
     def rerun(
         self,
@@ -77,6 +78,7 @@ class Run:
 
         RunError and LockError, with the exact reason, if something of the run is missing.
         """
+        unmade_points.make(self.folder)
         ready = repeating.prepare(self.folder, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
         one_run.submit(ready)
         return Run(ready.plan.run_dir)
@@ -112,7 +114,7 @@ class SweepRun:
         """Cancel all points that wait or run, as `kit cancel` does."""
         active = find.active(self.folder, queue=which_slurm.queue())
         if active:
-            cancel(active, env=which_slurm.env_of(active[0].manifest.cluster))
+            cancel(active, env=which_slurm.env_of(active[0].facts.cluster))
 
     def results(self, *, metric: str | None = None, goal: Goal | None = None, reduce: Reduce = "last") -> Results:
         """All points with their metrics, the best first."""

@@ -11,7 +11,7 @@ from kit import config, data_folders
 from kit.errors import ConfigError, RunError
 from kit.ledger import ledger, read_run
 from kit.ledger.ledger import Ledger
-from kit.runs import find_runs, metrics
+from kit.runs import find_runs, index, metrics
 from kit.runs import status as of
 from kit.runs.index import POINTS
 from kit.runs.status import Queue, Status
@@ -57,8 +57,8 @@ def sweep_points(name: str | None, folders: list[Path]) -> list[Path]:
         return []
     places = [Path(name), *(folder / name for folder in folders)]
     for place in places:
-        if (place / POINTS).is_dir():
-            return sorted(path.resolve() for path in (place / POINTS).iterdir() if not path.name.startswith("."))
+        if (place / POINTS).is_dir() or (place / "sweep.json").is_file():
+            return sorted(path.resolve() for path in index.run_dirs(place / POINTS))
     return []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kit import untrusted_files
 from kit.ledger.records import Event, Failure, RankProcess, Records, Reported
-from kit.runs import metrics, run_facts
+from kit.runs import metrics, run_facts, unmade_points
 from kit.runs.status import Status
 from kit.spec.run_paths import RunPaths
 from kit.spec.world_size_text import PLAIN
@@ -25,7 +25,7 @@ _KNOWN = {"time", "epoch", "event", "job_id", "restart", "attempt"}
 def records(one: Status, *, now: float) -> Records:
     """Everything known about a run. now: seconds since the epoch, for a run that has not ended."""
     run_dir = one.run_dir
-    job = _job(run_dir)
+    job = _job(unmade_points.described_in(run_dir))
     sizes = one.facts.world_sizes
     # Reports give the only role of a plain job an empty name.
     world = {"": sizes[PLAIN]} if list(sizes) == [PLAIN] else dict(sizes)
@@ -51,7 +51,7 @@ def records(one: Status, *, now: float) -> Records:
 def _cancelled(run_dir: Path) -> float:
     """The time when a waiting job was cancelled; 0 if it was not."""
     try:
-        return RunPaths(run_dir).cancelled.stat().st_mtime
+        return unmade_points.cancelled(run_dir).stat().st_mtime
     except OSError:
         return 0.0
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from kit.runs import atomic_write, chain, run_facts, secret
+from kit.runs import atomic_write, chain, run_facts, secret, unmade_points
 from kit.runs.status import Status
 from kit.slurm import client
 from kit.slurm.client import JobId
@@ -37,7 +37,7 @@ def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
     gently: dict[JobId, Path] = {}
     for one in runs:
         if one.job_id is not None and one.active:
-            chain.cancel([link for link in one.manifest.links if link != one.job_id], env=env)
+            chain.cancel([link for link in one.facts.links if link != one.job_id], env=env)
             if one.state == "RUNNING" and _has_begun(one.run_dir) and not _was_asked(one.run_dir):
                 gently[one.job_id] = one.run_dir
             else:
@@ -48,6 +48,9 @@ def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
         client.cancel(*gently, env=env, gently=True)
         _end_unresponsive(gently, env=env)
     for one in runs:
+        if unmade_points.is_unmade(one.run_dir):
+            unmade_points.mark_cancelled(one.run_dir)
+            continue
         if one.state == "PENDING":
             # The batch script will not start, so it cannot remove them.
             secret.remove(one.run_dir)

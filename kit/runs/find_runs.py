@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kit import data_folders
 from kit.errors import ConfigError, RunError
 from kit.remote import run_folder_mirror as mirrors
-from kit.runs import index, known_files
+from kit.runs import index, known_files, unmade_points
 from kit.runs.index import POINTS
 from kit.runs.run_facts import Facts
 
@@ -76,8 +76,14 @@ def find_all(folders: list[Path]) -> list[tuple[Path, Facts]]:
 def find_one(name: str | None, folders: list[Path]) -> Path:
     """A run by its folder, id, unique start of an id, or Slurm job id; without a name, the newest that is not a shell.
 
-    RunError if none.
+    The folder of a point that waits is made, if it can be. RunError if there is no such run.
     """
+    found = _found(name, folders)
+    unmade_points.make(found)
+    return found
+
+
+def _found(name: str | None, folders: list[Path]) -> Path:
     if name is None:
         return _newest(folders)
     if index.is_run(Path(name)):

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kit import untrusted_files
-from kit.runs import cache_files, run_facts
+from kit.runs import cache_files, run_facts, unmade_points
 from kit.runs.run_facts import Facts
+from kit.runs.unmade_points import Unmade
 
 # In this folder a sweep keeps the run folders of its points.
 POINTS = "points"
@@ -36,13 +37,17 @@ _Entry = list[Any]
 
 
 def runs(folder: Path) -> list[tuple[Path, Facts]]:
-    """Every run in a folder of runs, including points of sweeps, in no order."""
-    if not folder.is_dir():
+    """Every run in a folder of runs, including points of sweeps, in no order. Also points whose folders are not made yet."""
+    if not folder.is_dir() and not _has_points(str(folder.parent)):
         return []
     place = _place(folder)
     known, now = _load(place), dict[str, _Entry]()
     found = []
+    templates: dict[str, Facts] = {}
     for path, seen in _run_dirs(str(folder)):
+        if isinstance(seen, Unmade):
+            found.append((Path(path), _of_unmade(seen, templates, known, now)))
+            continue
         one, entry = _read(path, seen, known.get(path))
         if not one.problem:
             # Read it again next time: a change of permissions does not change its times.
@@ -63,10 +68,12 @@ def facts(run_dirs: Sequence[Path]) -> list[tuple[Path, Facts]]:
             known = _load(_place(folder)) if _is_small(_place(folder)) else {}
             loaded[folder] = known, dict(known)
         seen = _signature(path)
-        if seen is None:
-            found.append((run_dir, run_facts.read(run_dir)))
-            continue
         known, now = loaded[folder]
+        if seen is None:
+            unmade = unmade_points.find(run_dir)
+            one = run_facts.read(run_dir) if unmade is None else _of_unmade(unmade, {}, known, now)
+            found.append((run_dir, one))
+            continue
         one, entry = _read(path, seen, known.get(path))
         if not one.problem:
             now[path] = entry
@@ -102,9 +109,25 @@ def _read(path: str, seen: list[int], entry: _Entry | None) -> tuple[Facts, _Ent
     return one, [seen, [getattr(one, name) for name in _NAMES]]
 
 
+def _of_unmade(one: Unmade, templates: dict[str, Facts], known: dict[str, _Entry], now: dict[str, _Entry]) -> Facts:
+    """The facts of a point without a folder: those of its template, with its own name and job.
+
+    templates: those that were read already. known, now: the index, as it is and as it will be.
+    """
+    if one.template not in templates:
+        made, entry = _read(one.template, _signature(one.template) or [0] * 6, known.get(one.template))
+        if not made.problem:
+            now[one.template] = entry
+        templates[one.template] = made
+    own = object.__new__(Facts)
+    own.__dict__.update(templates[one.template].__dict__)
+    own.__dict__.update(run_id=os.path.basename(one.run_dir), slurm_id=one.slurm_id)  # noqa: PTH119
+    return own
+
+
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's, or the rest of one."""
-    return _signature(str(path)) is not None
+    """Whether a folder is a run's, or the rest of one, or a point's that is not made yet."""
+    return _signature(str(path)) is not None or unmade_points.find(path.absolute()) is not None
 
 
 def run_dirs(folder: Path) -> Iterator[Path]:
@@ -112,17 +135,35 @@ def run_dirs(folder: Path) -> Iterator[Path]:
     return (Path(path) for path, _ in _run_dirs(str(folder)))
 
 
-def _run_dirs(folder: str) -> Iterator[tuple[str, list[int]]]:
+def _run_dirs(folder: str) -> Iterator[tuple[str, list[int] | Unmade]]:
     """Each run folder with its signature. Paths are text: creating 10,000 Path objects takes longer than the checks."""
+    if os.path.basename(folder) == POINTS:  # noqa: PTH119
+        yield from _points(os.path.dirname(folder))  # noqa: PTH120
+        return
     for path in _inside(folder):
         seen = _signature(path)
         if seen is not None:
             yield path, seen
-        elif os.path.isdir(f"{path}/{POINTS}"):  # noqa: PTH112
-            for point in _inside(f"{path}/{POINTS}"):
-                seen = _signature(point)
-                if seen is not None:
-                    yield point, seen
+        elif _has_points(path):
+            yield from _points(path)
+
+
+def _has_points(folder: str) -> bool:
+    """Whether a folder is a sweep's. In a mirror, a sweep of which no point has started has no folder of points."""
+    return os.path.isdir(f"{folder}/{POINTS}") or os.path.lexists(f"{folder}/sweep.json")  # noqa: PTH112
+
+
+def _points(sweep: str) -> Iterator[tuple[str, list[int] | Unmade]]:
+    """The points of a sweep."""
+    # Listed before the folders: a point whose folder is made meanwhile is found as one that has it.
+    unmade = [*unmade_points.with_template(sweep)]
+    made = set()
+    for point in _inside(f"{sweep}/{POINTS}"):
+        seen = _signature(point)
+        if seen is not None:
+            made.add(point)
+            yield point, seen
+    yield from ((one.run_dir, one) for one in unmade if one.run_dir not in made)
 
 
 def _inside(folder: str) -> list[str]:

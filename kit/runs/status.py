@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.remote import run_folder_mirror as mirrors
-from kit.runs import index, run_facts
+from kit.runs import index, run_facts, unmade_points
 from kit.runs.run_facts import Facts
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import ACTIVE, JobId, QueuedJob
@@ -192,7 +192,7 @@ def _job_of(one: Facts, queue: Mapping[JobId, QueuedJob]) -> JobId | None:
 def _was_cancelled(run_dir: Path, one: Facts) -> bool:
     """Whether it was cancelled while it waited, and not submitted again since."""
     try:
-        return RunPaths(run_dir).cancelled.stat().st_mtime >= one.submitted_at
+        return unmade_points.cancelled(run_dir).stat().st_mtime >= one.submitted_at
     except OSError:
         return False
 

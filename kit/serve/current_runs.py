@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kit.errors import SlurmError, ToolError
-from kit.runs import find_runs, metrics
+from kit.runs import find_runs, metrics, unmade_points
 from kit.runs import status as of
 from kit.runs.index import POINTS
 from kit.runs.status import Queue, Status
@@ -46,7 +46,10 @@ class Board:
 
     def run(self, run_id: str) -> Status | None:
         """The run of exactly this id: a path, or the start of an id, names none."""
-        return self.runs().get(run_id)
+        found = self.runs().get(run_id)
+        if found is not None:
+            unmade_points.make(found.run_dir)
+        return found
 
     def sweep(self, sweep_id: str) -> Path | None:
         """The folder of the sweep of exactly this id."""

@@ -50,7 +50,7 @@ def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[C
     for _, active in found:
         for one in active:
             if one.job_id is not None:
-                clusters.setdefault(one.manifest.cluster, {})[one.job_id] = one
+                clusters.setdefault(one.facts.cluster, {})[one.job_id] = one
     problems = []
     for cluster, jobs in clusters.items():
         try:

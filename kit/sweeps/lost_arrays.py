@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kit.errors import RunError
-from kit.runs import which_slurm
+from kit.runs import unmade_points, which_slurm
 from kit.runs.index import POINTS
 from kit.slurm import client
 from kit.sweeps.record import SentArray, SweepPaths, SweepRecord, read
@@ -59,6 +59,9 @@ def recovered(folder: Path, record: SweepRecord) -> SweepRecord:
 
 
 def _members(array: Path) -> tuple[int, ...]:
-    """The points of an array's tasks, in order: each task has a link to its point's folder."""
+    """The points of an array's tasks, in order: each task has a line in a list, or a link to its point's folder."""
+    listed = unmade_points.lines(str(array))
+    if listed:
+        return tuple(int(index) for index, _ in listed)
     tasks = sorted(int(one.name) for one in array.iterdir() if one.name.isdecimal())
     return tuple(int((array / str(task)).readlink().name.rpartition(".")[2]) for task in tasks)

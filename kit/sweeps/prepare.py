@@ -34,7 +34,8 @@ from kit.sweeps.table_lookup import Tables
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSweep:
-    """A checked sweep. kinds: one for each point of `expansion.points`. planned: plans a point, anew at each call.
+    """A checked sweep. kinds: one for each point of `expansion.points`. planned: plans a point, anew at each call. free: the keys
+    of a point whose values no rule reads.
 
     first: one point's plan, with the facts that it found about the cluster.
     """
@@ -46,6 +47,7 @@ class PreparedSweep:
     kinds: tuple[Kind, ...]
     first: Prepared
     planned: Callable[[Point], Prepared]
+    free: Callable[[Point], tuple[str, ...]]
     folder: Path
 
     @property
@@ -130,7 +132,8 @@ def prepare_sources(
     if into is not None:
         expansion = _renumbered(expansion, into)
     planner = _Planner(sources, file, containers=containers, now=now, into=into)
-    kinds = _kinds(planner, expansion.points, faults := Gathered())
+    known = Kinds(planner.resolved, lambda point, one: kind_of(planner.prepared(point, one).plan))
+    kinds = _kinds(planner, expansion.points, known, faults := Gathered())
     if planner.first is None or planner.folder is None:
         raise faults.error()
     if sweep.search is not None:
@@ -145,6 +148,7 @@ def prepare_sources(
         kinds=kinds,
         first=planner.first,
         planned=planner.planned,
+        free=known.free,
         folder=planner.folder,
     )
 
@@ -165,9 +169,8 @@ def _renumbered(expansion: Expansion, into: SweepRecord) -> Expansion:
     return replace(expansion, points=tuple(points))
 
 
-def _kinds(planner: _Planner, points: Sequence[Point], faults: Gathered) -> tuple[Kind, ...]:
+def _kinds(planner: _Planner, points: Sequence[Point], known: Kinds, faults: Gathered) -> tuple[Kind, ...]:
     """The kind of each point. Faults of a point are collected; such a point has no kind."""
-    known = Kinds(planner.resolved, lambda point, one: kind_of(planner.prepared(point, one).plan))
     found = []
     for point in points:
         faults.add(point, [clash(key, planner.file) for key in clashes(point, planner.sources.set_here)])

@@ -69,7 +69,7 @@ class SweepPaths:
 
     @property
     def points(self) -> Path:
-        """The folder with a run folder for each point."""
+        """The folder with the points' run folders."""
         return self.root / index.POINTS
 
     def point(self, index: int) -> Path:
@@ -81,8 +81,15 @@ class SweepPaths:
         return f"{self.root.name}.{index}"
 
     @property
+    def templates(self) -> Path:
+        """The folder with the templates of run folders that are made when their points start."""
+        return self.root / "templates"
+
+    @property
     def arrays(self) -> Path:
-        """The folder with a folder for each array: its script, and for each task a link to a point's run folder."""
+        """The folder with a folder for each array: its script, and the list of its tasks' points, or a link to each point's run
+        folder.
+        """
         return self.root / "arrays"
 
 

@@ -90,6 +90,23 @@ class Kinds:
             return found
         raise ConfigError.of(*found)
 
+    def free(self, point: Point) -> tuple[str, ...]:
+        """The keys of the point that no rule reads, with plain values: another plain value changes nothing but the text."""
+        read = self._read.get(_rest(point))
+        found = []
+        for key, value in point.values.items():
+            if key.startswith(OWN):
+                free = _is_plain(value)
+            elif key == _SEED:
+                free = _is_seed(value)
+            else:
+                option = key.removeprefix(_ARGS)
+                # The manifest records the digest of prepared data that --data names.
+                free = option not in {key, "--data", *(read or ())} and read is not None and _is_plain(value)
+            if free:
+                found.append(key)
+        return tuple(found)
+
     def _first(self, point: Point, rest: Key) -> Kind:
         """The first point with these keys shows which of its options are read; if it has no job, all may be."""
         try:

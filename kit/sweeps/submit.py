@@ -9,14 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kit.errors import SlurmError
-from kit.runs import folder, link_py_spy, manifest, output_folders, secret, workspace
+from kit.planning.plan import Plan
+from kit.runs import atomic_write, folder, link_py_spy, manifest, output_folders, secret, unmade_points, workspace
 from kit.runs import submit as one_run
 from kit.runs.folder import Like
 from kit.runs.manifest import Manifest
+from kit.runs.submit import Prepared
+from kit.runs.unmade_points import MADE, ArrayPaths
 from kit.slurm import client
 from kit.spec.run_paths import RunPaths
+from kit.sweeps import point_templates
 from kit.sweeps.arrays import Array
 from kit.sweeps.expand import Point
+from kit.sweeps.point_templates import Template
 from kit.sweeps.prepare import PreparedSweep
 from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
 
@@ -38,7 +43,14 @@ def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime
     with folder.whole(prepared.folder) as partial:
         at = SweepPaths(partial)
         at.points.mkdir()
-        write_runs(prepared, prepared.points, partial, now=now)
+        writer = _RunWriter(prepared, partial, prepared.points[0], now=now)
+        # A point of a search gets its values from the kit before it starts. Files with secrets are removed with their run.
+        plain = not prepared.sweep.search and not writer.secrets
+        templates = point_templates.find(prepared, arrays, after, writer.manifest_of) if plain else ()
+        arrays = point_templates.changed(arrays, templates)
+        later = {index for one in templates for index in one.words}
+        point_templates.write(templates, arrays, partial, prepared.folder, fill=writer.write_template)
+        writer.write(point for point in prepared.points if point.index not in later)
         write_arrays(arrays, prepared.folder, partial)
         unsent = unsent_record(prepared, now=now)
         unsent.write(at)
@@ -107,43 +119,72 @@ def write_runs(
 
     facts: more fields for a point's manifest, by its number, for a folder that is sent elsewhere.
     """
-    first = prepared.planned(points[0])
-    secrets = secret.gather(first.resolved.job, job_dir=first.resolved.job_dir, job_file=first.resolved.job_file)
-    version = client.version(env=first.env)
-    patch = workspace.patch(first.scan)
-    origin = manifest.origin(
-        job_file=prepared.job_file,
-        user=getpass.getuser(),
-        now=now,
-        slurm_version=version,
-        workspace=workspace.record(first.scan, first.resolved, patch=bool(patch)),
-    )
-    if facts is None:
-        workspace.keep(first.scan, first.plan)
-    like: Like | None = None
-    for point in points:
-        run = prepared.planned(point)
-        final = run.plan.run_dir
-        into = root / final.relative_to(prepared.folder)
+    _RunWriter(prepared, root, points[0], now=now, facts=facts).write(points)
+
+
+class _RunWriter:
+    """Writes run folders of one submission: what they share is gathered once, and equal files are links."""
+
+    def __init__(
+        self,
+        prepared: PreparedSweep,
+        root: Path,
+        first_point: Point,
+        *,
+        now: datetime,
+        facts: Mapping[int, Mapping[str, object]] | None = None,
+    ) -> None:
+        self._prepared, self._root, self._facts = prepared, root, facts
+        first = prepared.planned(first_point)
+        job = first.resolved.job
+        self.secrets = secret.gather(job, job_dir=first.resolved.job_dir, job_file=first.resolved.job_file)
+        self._patch = workspace.patch(first.scan)
+        self._origin = manifest.origin(
+            job_file=prepared.job_file,
+            user=getpass.getuser(),
+            now=now,
+            slurm_version=client.version(env=first.env),
+            workspace=workspace.record(first.scan, first.resolved, patch=bool(self._patch)),
+        )
+        if facts is None:
+            workspace.keep(first.scan, first.plan)
+        self._like: Like | None = None
+
+    def manifest_of(self, plan: Plan, facts: Mapping[str, object]) -> Manifest:
+        """The manifest of a plan, with these fields."""
+        return manifest.of_plan(plan, self._origin).model_copy(update=facts)
+
+    def write(self, points: Iterable[Point]) -> None:
+        """Write the points' run folders."""
+        for point in points:
+            run = self._prepared.planned(point)
+            into = self._root / run.plan.run_dir.relative_to(self._prepared.folder)
+            facts = (self._facts or {}).get(point.index, {})
+            self._fill(run, into, self.manifest_of(run.plan, {"point": dict(point.values), **facts}))
+
+    def write_template(self, template: Template, into: Path) -> None:
+        """Write the run folder of a template."""
+        self._fill(template.prepared, into, template.manifest)
+
+    def _fill(self, run: Prepared, into: Path, record: Manifest) -> None:
         into.mkdir(parents=True, exist_ok=True)
         secret.remove(into)
-        record = manifest.of_plan(run.plan, origin).model_copy(
-            update={"point": dict(point.values), **(facts or {}).get(point.index, {})}
-        )
-        folder.fill(into, run.plan, record, secrets=secrets, like=like, durable=False, patch=patch)
-        if facts is None:
-            link_py_spy.link(into, prepared.folder.parent)
-        like = like or Like(run.plan, into)
+        folder.fill(into, run.plan, record, secrets=self.secrets, like=self._like, durable=False, patch=self._patch)
+        if self._facts is None:
+            link_py_spy.link(into, self._prepared.folder.parent)
+        self._like = self._like or Like(run.plan, into)
 
 
 def write_arrays(arrays: Sequence[Array], final: Path, root: Path) -> None:
-    """Write each array's script, and for each of its tasks a link to its point."""
+    """Write each array's script, and for each of its tasks a link to its point, unless it has a list of them."""
     for array in arrays:
         into = root / array.folder.relative_to(final)
-        into.mkdir(parents=True)
+        into.mkdir(parents=True, exist_ok=True)
         script = into / array.script.name
         script.write_text(array.text, encoding="utf-8")
         script.chmod(0o755)
+        if unmade_points.lines(str(into)):
+            continue
         for task, index in enumerate(array.members):
             (into / str(task)).symlink_to(Path("../..") / SweepPaths(final).point(index).relative_to(final))
 
@@ -166,11 +207,17 @@ def _send(arrays: Sequence[Array], env: dict[str, str], after: After) -> tuple[S
 
 
 def note(record: SweepRecord, sent: Iterable[SentArray], root: Path) -> None:
-    """Record the arrays' job numbers in the sweep's record and in each point's manifest."""
+    """Record the arrays' job numbers in the sweep's record and in the manifest of each point that has a run folder."""
     paths = SweepPaths(root)
     record.write(paths)
     for array in sent:
+        folder_of = paths.arrays / str(array.number)
+        listed = unmade_points.lines(str(folder_of))
+        if listed:
+            atomic_write.write(Path(ArrayPaths(folder_of).job), f"{array.job_id}\n")
         for task, index in enumerate(array.members):
+            if listed and listed[task][1] != MADE:
+                continue
             path = RunPaths(paths.point(index)).manifest
             facts = {"job_id": array.job_id, "array_task": task, "argv": array.argv}
             made: Manifest = manifest.read(path).model_copy(update=facts)

@@ -6,9 +6,17 @@
 readonly KIT_ARRAY_DIR={{ array_dir | sh }}
 readonly -a KIT_SEARCH_ARGV={{ search_argv | sh }}
 
-# Task n runs link n of this folder. The link points to the run folder of one point.
+# Task n runs the point of line n of this folder's list, whose run folder it makes first. Where there is no list, all folders have
+# been made, and link n of this folder points to one.
 # Below this line nothing is generated.
-readonly point="${KIT_ARRAY_DIR}/${SLURM_ARRAY_TASK_ID}"
+point="${KIT_ARRAY_DIR}/${SLURM_ARRAY_TASK_ID}"
+if [[ -f "${KIT_ARRAY_DIR}/points" ]]; then
+    point="$(bash -- "${KIT_ARRAY_DIR}/make_point.sh" "${KIT_ARRAY_DIR}" "${SLURM_ARRAY_TASK_ID}" "${SLURM_ARRAY_JOB_ID}" </dev/null)" || {
+        printf 'the run folder of task %s was not made\n' "${SLURM_ARRAY_TASK_ID}" >&2
+        exit 1
+    }
+fi
+readonly point
 
 # Seconds that a point of a search waits for suggested values. Without them it runs with its planned values.
 readonly suggestion_timeout=180

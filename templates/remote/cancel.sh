@@ -16,6 +16,12 @@ main() {
     # shellcheck disable=SC2086
     [ -z "$gently" ] || answer gently scancel --batch --signal=TERM $gently
     printf '%s\n' "$lines" | while read -r how _ run; do
+        if [ ! -d "./$run" ] && [ "$run" != "${run%/points/*}" ]; then
+            # A point of a sweep whose folder is not made yet gets the mark when it is made.
+            mkdir -p -- "./${run%/points/*}/cancelled"
+            printf '%s\n' "$KIT_USER" >"./${run%/points/*}/cancelled/${run##*/}"
+            continue
+        fi
         if [ "$how" = waiting ]; then
             rm -f -- "./$run/.secrets"
             : >"./$run/state/cancelled"

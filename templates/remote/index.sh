@@ -20,12 +20,13 @@ main() {
     fi
 }
 
-# Lists the files of runs and sweep points that `kit runs` reads, below RUNS.
+# Lists the files of runs and sweep points that `kit runs` reads, below RUNS. Points without a folder are in their arrays' lists.
 records() {
     find . -mindepth 1 -maxdepth 5 \
         \( -name '.*' -o -name '*
 *' -o -name checkpoints -o -name workspace -o -name code -o -name logs -o -name monitor -o -name bin -o -name configs \) -prune \
-        -o -type f \( -name manifest.json -o -name sweep.json -o -path '*/state/events.jsonl' -o -path '*/state/cancelled' \) \
+        -o -type f \( -name manifest.json -o -name sweep.json -o -path '*/state/events.jsonl' -o -path '*/state/cancelled' \
+        -o -path './*/arrays/*/points' -o -path './*/arrays/*/job' -o -path './*/cancelled/*' \) \
         -printf '%i %s %T@ %P\n'
 }
 

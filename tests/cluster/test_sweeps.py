@@ -290,7 +290,7 @@ def test_the_example_of_twelve_trainings(lab: Lab, tmp_path: Path) -> None:
     shutil.copy(REPO / "examples" / "sweep" / "job.toml", job)
     done = lab.kit("sweep", str(job), "-c", lab.cluster.name, "--set", 'args=["--epochs", "1"]')
     folder = folder_of(done)
-    assert len({jobs(point(folder, n))["job_id"] for n in range(12)}) == 1
+    assert len(json.loads((folder / "sweep.json").read_text())["arrays"]) == 1
     end = time.monotonic() + 1500
     while {row["state"] for row in results(lab, folder)} & {"PENDING", "RUNNING", "COMPLETING"}:
         assert time.monotonic() < end

@@ -198,7 +198,8 @@ def test_submits_from_several_namespaces_at_once(lab: Lab) -> None:
 def test_a_sweep_killed_behind_sbatch_is_found_again(lab: Lab, tmp_path: Path) -> None:
     """C10: Slurm has the array, and nobody had noted its number."""
     lab.write(
-        'script = "program.py"\n[slurm]\nextra = ["--hold"]\n[sweep.grid]\nargs.--lr = [1, 2, 3]\n', "print('never')\n"
+        'script = "program.py"\n[slurm]\nextra = ["--hold"]\n[sweep.grid]\nargs.--lr = [1, 2, 3, 4, 5]\n',
+        "print('never')\n",
     )
     killer = tmp_path / "bin" / "sbatch"
     killer.parent.mkdir()
@@ -218,6 +219,6 @@ def test_a_sweep_killed_behind_sbatch_is_found_again(lab: Lab, tmp_path: Path) -
         line.partition("_")[0] for line in lab.slurm("squeue", "-h", "-o", "%i %o").splitlines() if sweep.name in line
     }
     rows = {row["run"]: row for row in json.loads(lab.kit("runs", "--json").stdout)}
-    assert {str(rows[f"{sweep.name}.{place}"]["job_id"]).partition("_")[0] for place in range(3)} == {number}
+    assert {str(rows[f"{sweep.name}.{place}"]["job_id"]).partition("_")[0] for place in range(5)} == {number}
     lab.kit("cancel", sweep.name)
     lab.wait(lambda: number not in lab.slurm("squeue", "-h", "-o", "%F").split(), sweep / "points" / f"{sweep.name}.0")

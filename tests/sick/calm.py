@@ -46,7 +46,8 @@ def sweep(lab: Lab, steps: int) -> list[Path]:
     points = f"nodes = 1\n[sweep]\n[sweep.grid]\nseed = {[*range(POINTS)]}\n"
     lab.write(f'shape = "torchrun"\n{JOB.format(steps=steps)}{points}', PROGRAM.read_text(encoding="utf-8"))
     folder = Path(lab.kit("sweep", "--cluster", lab.cluster.name).stdout.splitlines()[-1])
-    return sorted((folder / "points").iterdir())
+    # Their folders are made when they start.
+    return [folder / "points" / f"{folder.name}.{number}" for number in range(POINTS)]
 
 
 def events(run: Path) -> list[dict[str, object]]:

@@ -1,0 +1,238 @@
+"""Templates of run folders: one for all points that differ only in values that no rule reads. A point's folder is made from it when
+the point starts (templates/sweep/make_point.sh, kit/runs/unmade_points.py).
+
+A template is the plan of a point whose values are tokens. It is only used if the first and the last of its points, planned by
+themselves, are the same to the byte as the template with their values. Other points have their folders made at submit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_json
+
+from kit.errors import ConfigError
+from kit.planning.plan import Plan
+from kit.render import plain
+from kit.runs import atomic_write
+from kit.runs.manifest import Manifest
+from kit.runs.submit import Prepared
+from kit.runs.unmade_points import MADE, ArrayPaths
+from kit.spec.run_paths import RunPaths
+from kit.spec.sweep import Value
+from kit.sweeps.arrays import Array
+from kit.sweeps.expand import OWN, Point
+from kit.sweeps.prepare import PreparedSweep
+from kit.sweeps.program_options import text
+from kit.sweeps.record import SweepPaths
+
+# A template costs as much as two or three run folders.
+_FEWEST = 4
+_SEED = "seed"
+# Numbers that stand for a point's number, its job, task and array, and its seed. A plan that has one of them anyway gets no
+# template.
+_POINT, _JOB, _TASK, _ARRAY, _SEED_TOKEN = 1730194628, 1730194629, 1730194631, 1730194637, 4173019463
+_FIXED = tuple(map(str, (_POINT, _JOB, _TASK, _ARRAY)))
+_DIGEST = "Kq7digest0of0the0job"
+# A word is put into a program of sed, and into a list whose parts are separated by blanks.
+_WORD = re.compile(r'[A-Za-z0-9.+_"-]+', re.ASCII)
+
+# Makes the manifest of a plan, with these fields.
+ManifestOf = Callable[[Plan, Mapping[str, object]], Manifest]
+_Group = tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A plan with tokens.
+
+    tokens: point number, job, task, array number, digest of job.toml, then those of the values. files: those with tokens. words:
+    point number -> the words for its tokens, from the digest on.
+    """
+
+    prepared: Prepared
+    manifest: Manifest
+    tokens: tuple[str, ...]
+    files: tuple[str, ...]
+    words: Mapping[int, tuple[str, ...]]
+
+
+def find(
+    prepared: PreparedSweep, arrays: Sequence[Array], after: Mapping[int, Sequence[str]], manifest_of: ManifestOf
+) -> tuple[Template, ...]:
+    """The templates of a new sweep. Points in none of them need their own folders."""
+    points = {point.index: point for point in prepared.points}
+    groups: dict[_Group, list[Point]] = {}
+    for array in arrays:
+        if _script(array) is None:
+            continue
+        options = tuple(after.get(array.number, ()))
+        for index in array.members:
+            point = points[index]
+            free = prepared.free(point)
+            rest = tuple((key, type(value), value) for key, value in point.values.items() if key not in free)
+            groups.setdefault((options, rest, tuple(point.values), free), []).append(point)
+    found = (
+        _template(prepared, members, free, options, manifest_of)
+        for (options, _, _, free), members in groups.items()
+        if len(members) >= _FEWEST
+    )
+    return tuple(one for one in found if one is not None)
+
+
+def changed(arrays: Sequence[Array], templates: Sequence[Template]) -> tuple[Array, ...]:
+    """The arrays, with their own output files where points have templates: Slurm opens these before a run folder exists."""
+    without_folder = {index for one in templates for index in one.words}
+    return tuple(
+        replace(array, text=_script(array) or array.text) if without_folder & {*array.members} else array
+        for array in arrays
+    )
+
+
+def write(
+    templates: Sequence[Template],
+    arrays: Sequence[Array],
+    root: Path,
+    final: Path,
+    *,
+    fill: Callable[[Template, Path], None],
+) -> None:
+    """Write the templates, and the lists of the arrays that need them. root: the sweep's folder, with the final name `final`.
+
+    fill: writes a template's run folder.
+    """
+    lines: dict[int, str] = {}
+    for number, one in enumerate(templates):
+        folder = SweepPaths(root).templates / str(number)
+        folder.mkdir(parents=True)
+        fill(one, folder / "run")
+        for name, listed in (("tokens", one.tokens), ("files", one.files)):
+            (folder / name).write_text("".join(f"{line}\n" for line in listed), encoding="utf-8")
+        lines |= {index: f"{index} {number} {' '.join(words)}\n" for index, words in one.words.items()}
+    for array in arrays:
+        if lines.keys().isdisjoint(array.members):
+            continue
+        into = root / array.folder.relative_to(final)
+        paths = ArrayPaths(into)
+        Path(paths.logs).mkdir(parents=True)
+        atomic_write.write(
+            Path(paths.points), "".join(lines.get(index, f"{index} {MADE}\n") for index in array.members)
+        )
+        (into / "make_point.sh").write_text(plain("sweep/make_point.sh"), encoding="utf-8")
+
+
+def _script(array: Array) -> str | None:
+    """The array's script with its output in the array's folder; None if it writes into the run folders in another way."""
+    made = array.text.replace(
+        f"--output={array.folder}/%a/logs/batch.log\n", f"--output={ArrayPaths(array.folder).logs}/%a.log\n"
+    )
+    return None if f"{array.folder}/%a/" in made else made
+
+
+def _template(
+    prepared: PreparedSweep,
+    members: Sequence[Point],
+    free: tuple[str, ...],
+    options: Sequence[str],
+    manifest_of: ManifestOf,
+) -> Template | None:
+    """The template of these points; None if one of them is not what the template would make of it."""
+    first = members[0]
+    values: dict[str, Value] = {**first.values, **{key: _token(key, place) for place, key in enumerate(free)}}
+    try:
+        made = prepared.planned(Point(index=_POINT, name="", values=values))
+    except ConfigError:
+        return None
+    facts = _facts(prepared, options, _JOB, _TASK, _ARRAY)
+    shown = {**first.values, **{key: _json_token(place) for place, key in enumerate(free)}}
+    manifest = manifest_of(made.plan, {**facts, "point": shown})
+    job = RunPaths(Path()).job.name
+    manifest = manifest.model_copy(update={"records": {**manifest.records, job: _DIGEST}})
+    tokens = (*_FIXED, _DIGEST, *(word for place, key in enumerate(free) for word in _tokens(key, place)))
+    tables = {file.name: file.text for file in made.plan.files}
+    files = tuple(name for name, content in tables.items() if any(token in content for token in tokens))
+    names = "\n".join([*tables, *made.plan.folders, *(name for _, name in made.plan.copies)])
+    if (
+        made.resolved.template is not None
+        or any(token in names for token in tokens)
+        or {job, *manifest.records} & {*files} != {job}
+    ):
+        return None
+    words = {point.index: _words(point, free, tables[job], tokens) for point in members}
+    if not all(_is_safe(line, tokens) for line in words.values()):
+        return None
+    found = Template(
+        prepared=made,
+        manifest=manifest,
+        tokens=tokens,
+        files=(*files, RunPaths(Path()).manifest.name),
+        words=words,
+    )
+    ends = [members[0], members[-1]]
+    return found if all(_is_same(found, prepared, point, options, manifest_of) for point in ends) else None
+
+
+def _facts(prepared: PreparedSweep, options: Sequence[str], job: int, task: int, array: int) -> dict[str, object]:
+    """The fields of a manifest that are known after the submission."""
+    script = SweepPaths(prepared.folder).arrays / str(array) / "batch.sh"
+    return {"job_id": job, "array_task": task, "argv": ("sbatch", "--parsable", *options, str(script))}
+
+
+def _token(key: str, place: int) -> Value:
+    return _SEED_TOKEN if key == _SEED else f"Kq7value{place}of0point"
+
+
+def _json_token(place: int) -> str:
+    return f"Kq7json{place}of0point"
+
+
+def _tokens(key: str, place: int) -> tuple[str, ...]:
+    """The tokens of a key, in the order of `_words`. In the manifest, a value is JSON, and a number has no quotes."""
+    in_manifest = f'"{_json_token(place)}"'
+    return (in_manifest,) if key.startswith(OWN) else (in_manifest, str(_token(key, place)))
+
+
+def _words(point: Point, free: Sequence[str], job: str, tokens: Sequence[str]) -> tuple[str, ...]:
+    """The words of a point, for all tokens but the fixed ones. job: the template's job.toml."""
+    words = []
+    for key in free:
+        value = point.values[key]
+        assert not isinstance(value, tuple)
+        words += [to_json(value).decode(), *([] if key.startswith(OWN) else [text(value)])]
+    after_digest = len(_FIXED) + 1
+    own = job.replace(_FIXED[0], str(point.index))
+    own = _substituted(own, tokens[after_digest:], words)
+    return (hashlib.sha256(own.encode()).hexdigest(), *words)
+
+
+def _substituted(content: str, tokens: Sequence[str], words: Sequence[str]) -> str:
+    """What make_point.sh makes of a file."""
+    for token, word in zip(tokens, words, strict=True):
+        content = content.replace(token, word)
+    return content
+
+
+def _is_safe(words: Sequence[str], tokens: Sequence[str]) -> bool:
+    return all(_WORD.fullmatch(word) and not any(token in word for token in tokens) for word in words)
+
+
+def _is_same(
+    one: Template, prepared: PreparedSweep, point: Point, options: Sequence[str], manifest_of: ManifestOf
+) -> bool:
+    """Whether the template makes the run folder that the point's own plan has."""
+    own = prepared.planned(point)
+    model = one.prepared.plan
+    words = (str(point.index), "1", "2", "3", *one.words[point.index])
+    made = tuple(replace(file, text=_substituted(file.text, one.tokens, words)) for file in model.files)
+    if (made, model.copies, model.folders) != (own.plan.files, own.plan.copies, own.plan.folders):
+        return False
+    facts = _facts(prepared, options, 1, 2, 3)
+    manifest = manifest_of(own.plan, {**facts, "point": dict(point.values)})
+    text_made = _substituted(one.manifest.model_dump_json(), one.tokens, words)
+    return bool(json.loads(text_made) == json.loads(manifest.model_dump_json()))
