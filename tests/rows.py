@@ -23,6 +23,7 @@ TEST = re.compile(r"tests/[\w/]+\.py(?:::\w+)?")
 # What a machine may lack -> the words of a skip for want of it.
 PARTS: Mapping[str, re.Pattern[str]] = {
     "training": re.compile(r"make training|could not import 'torch'"),
+    "foreign": re.compile(r"make foreign"),
     "images": re.compile(r"kit build-image|cannot be built here|requirements\.in and build it|torch is in the image"),
     "mirror": re.compile(r"mirror has newer packages"),
     "checkouts": re.compile(r"names no checkout|MEGATRON_LM"),

@@ -1,4 +1,7 @@
-"""Releases of other people's programs, each in a folder of its own: `make foreign` makes them, or FOREIGN names where they are."""
+"""Releases of other people's programs, each in a folder of its own: `make foreign` makes them, or FOREIGN names where they are.
+
+`make test` skips these tests, also where the releases are: KIT_FOREIGN=1, which scripts/foreign.sh sets, runs them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,14 @@ HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("FOREIGN", HERE.parents[1] / ".foreign-venv" / "releases"))
 # Which has what the programs import; the tests themselves run where the kit is.
 PYTHON = os.environ.get("FOREIGN_PYTHON", str(HERE.parents[1] / ".foreign-venv" / "bin" / "python"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests of this folder where nobody asked for them: they would make `make test` minutes longer."""
+    if "KIT_FOREIGN" not in os.environ:
+        for item in items:
+            if item.path.is_relative_to(HERE):
+                item.add_marker(pytest.mark.skip(reason="other people's programs: make foreign"))
 
 
 class Judge:
