@@ -145,10 +145,20 @@ def report() -> None:
         print(f"its steps are not reported: {error}", file=sys.stderr)
 
 
+def on_cpus() -> None:
+    """Without an accelerator, make TorchTitan use the CPU. It would take "cuda" and end at its first tensor."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    if not import_module("torch").accelerator.is_available():
+        print("no accelerator: TorchTitan runs on the CPU, over gloo", file=sys.stderr)
+        import_module("on_cpus").pretended()
+
+
 def main() -> None:
     """Run TorchTitan's module as the main program."""
     release = release_of(find())
     module = module_of(release)
+    on_cpus()  # before find_spec, which imports the package
     if importlib.util.find_spec(module) is None:
         raise SystemExit(f"TorchTitan {release.name} has no module {module}; TORCHTITAN_MODULE names another")
     print(f"TorchTitan {release.name}: {module}", file=sys.stderr)
