@@ -258,6 +258,7 @@ source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/environment.sh"
 source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
+source "${KIT_RUN_DIR}/lib/slurm.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
 source "${KIT_RUN_DIR}/lib/notices.sh"
@@ -287,9 +288,10 @@ finish() {
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
     stall_watch::stop
+    signals::ask_again
     if retry::wants_requeue "${code}"; then
         what=requeue
-    elif retry::slurm_requeued; then
+    elif retry::look; retry::slurm_requeued; then
         what=requeued
     elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted; then
         what=requeue
@@ -323,7 +325,7 @@ finish() {
     esac
     # After the TERM of `kit cancel`, which spares the containers (signal.sh), this tells Slurm that the job was cancelled.
     if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
-        scancel "${environment_job}" 2>/dev/null
+        slurm::ask scancel "${environment_job}" 2>/dev/null
     fi
     exit "${code}"
 }
