@@ -25,8 +25,8 @@ from kit.bisection.state_run import Pair
 from kit.errors import ConfigError, EngineError, ImageError, JobRefusedError, RunError, SlurmError, UsageError
 from kit.runs import folder as run_folder
 from kit.runs import manifest, status, submit, which_slurm
-from kit.runs.index import POINTS
 from kit.runs.status import Status
+from kit.runs.unmade_points import POINTS
 from kit.slurm import client
 from kit.spec.run_paths import RunPaths
 from kit.spec.schema_base import Model

@@ -58,7 +58,7 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
 
 def _found_again(found: Iterable[Status]) -> bool:
     """Whether Slurm has jobs for points without one, because `kit sweep` was killed before it had recorded them."""
-    from kit.runs.index import POINTS
+    from kit.runs.unmade_points import POINTS
 
     points = [one.run_dir for one in found if one.job_id is None and one.run_dir.parent.name == POINTS]
     if not points:

@@ -14,8 +14,8 @@ from kit.comparison.text_diffs import Files, of_contents, of_tree
 from kit.errors import KitError, RunError
 from kit.images import image_lock, installed_packages, sqshfile
 from kit.runs import metrics, which_slurm
-from kit.runs.index import POINTS
 from kit.runs.manifest import Manifest
+from kit.runs.unmade_points import POINTS
 from kit.slurm import client
 from kit.snapshots.store import FOLDER, Store
 from kit.spec.comparison import ComparedRun

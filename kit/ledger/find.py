@@ -13,8 +13,8 @@ from kit.ledger import ledger, read_run
 from kit.ledger.ledger import Ledger
 from kit.runs import find_runs, index, metrics
 from kit.runs import status as of
-from kit.runs.index import POINTS
 from kit.runs.status import Queue, Status
+from kit.runs.unmade_points import POINTS
 from kit.spec.cluster import Cluster, Price
 
 

@@ -82,6 +82,11 @@ class Mirror:
         """The folder of the mirrored run folders."""
         return self.root / "runs"
 
+    @property
+    def unwanted(self) -> Path:
+        """The folder of notes about halves of trainings that may have to be cancelled: kit/runs/remote_halves.py."""
+        return self.root / "unwanted"
+
     def there(self) -> There | None:
         """The known facts about the login node; None before the first answer."""
         try:

@@ -11,8 +11,8 @@ from kit import data_folders
 from kit.errors import ConfigError, RunError
 from kit.remote import run_folder_mirror as mirrors
 from kit.runs import index, known_files, unmade_points
-from kit.runs.index import POINTS
 from kit.runs.run_facts import Facts
+from kit.runs.unmade_points import POINTS
 
 if TYPE_CHECKING:
     from kit.spec.cluster import Cluster

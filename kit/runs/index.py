@@ -17,10 +17,7 @@ from typing import Any
 from kit import untrusted_files
 from kit.runs import cache_files, run_facts, unmade_points
 from kit.runs.run_facts import Facts
-from kit.runs.unmade_points import Unmade
-
-# In this folder a sweep keeps the run folders of its points.
-POINTS = "points"
+from kit.runs.unmade_points import POINTS, Unmade
 
 # Version of the file's form and of the fields of Facts. With another number, everything is read again.
 _FORM = 1

@@ -22,6 +22,8 @@ from kit.remote import run_folder_mirror as mirrors
 from kit.remote.answers import Reply
 from kit.runs import find_runs, remote_clusters, secret
 from kit.runs.remote_clusters import RemoteCluster
+from kit.slurm.embedded import process as processes
+from kit.slurm.embedded.cluster_record import ProcessId
 from kit.spec.cluster import Cluster, RelayRules
 from kit.spec.job import Job
 from kit.spec.run_paths import RunPaths
@@ -157,13 +159,10 @@ def process(run_dir: Path) -> int | None:
     try:
         if told is None or told["node"] != socket.gethostname():
             return None
-        pid, began = int(told["pid"]), int(told["started"])
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (OSError, ValueError, TypeError):
+        pid, started = int(told["pid"]), int(told["started"])
+    except (ValueError, TypeError):
         return None
-    words = stat.rpartition(")")[2].split()
-    # A dead process may stay as a zombie.
-    return pid if words[0] != "Z" and int(words[19]) == began else None
+    return pid if processes.is_alive(ProcessId(pid=pid, start=started)) else None
 
 
 def _record(run_dir: Path) -> dict[str, Any] | None:

@@ -15,9 +15,9 @@ from kit.errors import RunError
 from kit.planning.plan import Plan, PlanFile
 from kit.planning.plan_inputs import Snapshot
 from kit.runs import checkpoint_steps, workspace
-from kit.runs.index import POINTS
 from kit.runs.manifest import Manifest
 from kit.runs.manifest import read as read_manifest
+from kit.runs.unmade_points import POINTS
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import Listing
 from kit.spec.run_paths import RunPaths

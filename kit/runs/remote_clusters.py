@@ -47,7 +47,7 @@ class RemoteCluster:
         self.asked = self.mirror.refresh(self.connection, self.rules, plan=plan, timeout=timeout)
         self.asked_at, self.silent = time.monotonic(), ""
         self._record_interrupted_submits(self.asked)
-        if (self.mirror.root / "unwanted").is_dir():
+        if self.mirror.unwanted.is_dir():
             from kit.runs import remote_halves
 
             remote_halves.cancel(self)

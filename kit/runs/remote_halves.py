@@ -7,19 +7,20 @@ submitted. The next command that reaches a cluster with such a note cancels the 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kit.errors import JobRefusedError, KitError
+from kit.owning_process import Owner
 from kit.remote.run_folder_mirror import Mirror
-from kit.runs import remote_cancel, run_facts, status
+from kit.runs import atomic_write, remote_cancel, run_facts, status
 from kit.runs.remote_clusters import RemoteCluster
 from kit.slurm import client
 
-_NOTES = "unwanted"
+# The text of a note whose submit has failed. Before that, it is the process that submits.
+_FAILED = "failed"
 # After this time, no job of an interrupted submit appears any more.
 _FORGET_S = 86_400.0
 
@@ -36,7 +37,7 @@ def both_or_none() -> Iterator[Callable[[RemoteCluster | None, str], None]]:
     def about_to_submit(cluster: RemoteCluster | None, run_id: str) -> None:
         tried.append((cluster, run_id))
         if cluster:
-            _note(cluster.mirror, run_id, _process(os.getpid()))
+            _note(cluster.mirror, run_id, str(Owner.current()))
 
     try:
         yield about_to_submit
@@ -46,7 +47,7 @@ def both_or_none() -> Iterator[Callable[[RemoteCluster | None, str], None]]:
             _forget(*tried.pop())
         for cluster, run_id in tried:
             if cluster:
-                _note(cluster.mirror, run_id, "")
+                _note(cluster.mirror, run_id, _FAILED)
                 with contextlib.suppress(KitError):
                     cluster.refresh()
         raise
@@ -56,7 +57,7 @@ def both_or_none() -> Iterator[Callable[[RemoteCluster | None, str], None]]:
 
 def _forget(cluster: RemoteCluster | None, run_id: str) -> None:
     if cluster:
-        (_notes(cluster.mirror) / run_id).unlink(missing_ok=True)
+        (cluster.mirror.unwanted / run_id).unlink(missing_ok=True)
 
 
 def cancel(cluster: RemoteCluster) -> None:
@@ -77,35 +78,23 @@ def cancel(cluster: RemoteCluster) -> None:
 
 def is_noted(cluster: RemoteCluster, run_id: str) -> bool:
     """Whether a half still has to be cancelled."""
-    return (_notes(cluster.mirror) / run_id).exists()
+    return (cluster.mirror.unwanted / run_id).exists()
 
 
 def _unwanted(mirror: Mirror) -> list[Path]:
     try:
-        notes = sorted(_notes(mirror).iterdir())
-        return [one for one in notes if not (said := one.read_text(encoding="utf-8")) or not _lives(said)]
+        notes = sorted(one for one in mirror.unwanted.iterdir() if not one.name.startswith("."))
+        return [one for one in notes if _is_unwanted(one.read_text(encoding="utf-8"))]
     except OSError:
         return []
 
 
-def _note(mirror: Mirror, run_id: str, process: str) -> None:
-    folder = _notes(mirror)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / run_id).write_text(process, encoding="utf-8")
+def _is_unwanted(note: str) -> bool:
+    """Whether the submit has failed, or its process has died. A process of another host may still be submitting."""
+    submits = Owner.parse(note)
+    return note == _FAILED if submits is None else submits.alive() is False
 
 
-def _notes(mirror: Mirror) -> Path:
-    return mirror.root / _NOTES
-
-
-def _process(pid: int) -> str:
-    """A process's number and start: together they name no other process. Empty if it does not exist."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return f"{pid} {stat.rpartition(')')[2].split()[19]}"
-
-
-def _lives(process: str) -> bool:
-    return _process(int(process.partition(" ")[0])) == process
+def _note(mirror: Mirror, run_id: str, text: str) -> None:
+    mirror.unwanted.mkdir(parents=True, exist_ok=True)
+    atomic_write.write(mirror.unwanted / run_id, text)

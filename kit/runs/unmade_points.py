@@ -25,8 +25,8 @@ from kit.spec.run_paths import RunPaths
 
 # A point without a template: `kit sweep` has made its folder.
 MADE = "-"
-# In this folder a sweep keeps the run folders of its points, as in index.py, which imports this module.
-_POINTS = "points"
+# In this folder a sweep keeps the run folders of its points.
+POINTS = "points"
 _TIMEOUT_S = 120.0
 
 
@@ -75,7 +75,7 @@ def with_template(sweep: str) -> Iterator[Unmade]:
     """The points of a sweep that have a template. The folders of some may be made by now."""
     if not os.path.isdir(f"{sweep}/templates"):  # noqa: PTH112 - as in index.py
         return
-    before = f"{sweep}/points/{os.path.basename(sweep)}."  # noqa: PTH119
+    before = f"{sweep}/{POINTS}/{os.path.basename(sweep)}."  # noqa: PTH119
     for array in _arrays(sweep):
         job = _job(array)
         for task, (index, template) in enumerate(lines(array)):
@@ -85,7 +85,7 @@ def with_template(sweep: str) -> Iterator[Unmade]:
 
 def is_unmade(run_dir: Path) -> bool:
     """Whether this is the place of a point's run folder, and has none."""
-    return run_dir.parent.name == _POINTS and not run_dir.exists()
+    return run_dir.parent.name == POINTS and not run_dir.exists()
 
 
 def find(run_dir: Path) -> Unmade | None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from kit.errors import SlurmError, ToolError
 from kit.runs import find_runs, metrics, unmade_points
 from kit.runs import status as of
-from kit.runs.index import POINTS
 from kit.runs.status import Queue, Status
+from kit.runs.unmade_points import POINTS
 from kit.slurm.client import JobId, QueuedJob
 from kit.spec.run_paths import RunPaths
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from kit import __version__
 from kit.reports.page import Live, template
-from kit.runs.index import POINTS
 from kit.runs.status import Status
+from kit.runs.unmade_points import POINTS
 from kit.serve.current_runs import Board
 
 # A page of more is slow, and nobody reads it.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kit.errors import RunError
 from kit.runs import unmade_points, which_slurm
-from kit.runs.index import POINTS
+from kit.runs.unmade_points import POINTS
 from kit.slurm import client
 from kit.sweeps.record import SentArray, SweepPaths, SweepRecord, read
 

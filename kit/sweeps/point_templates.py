@@ -66,7 +66,7 @@ class Template:
 def find(
     prepared: PreparedSweep, arrays: Sequence[Array], after: Mapping[int, Sequence[str]], manifest_of: ManifestOf
 ) -> tuple[Template, ...]:
-    """The templates of a new sweep. Points in none of them need their own folders."""
+    """The templates of a new sweep. `kit sweep` makes the folders of all other points at once."""
     points = {point.index: point for point in prepared.points}
     groups: dict[_Group, list[Point]] = {}
     for array in arrays:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from kit.errors import RunError
-from kit.runs import atomic_write, index, manifest
+from kit.runs import atomic_write, manifest
+from kit.runs.unmade_points import POINTS
 from kit.spec.schema_base import Model
 from kit.spec.sweep import Sweep, Value
 from kit.sweeps.expand import Point
@@ -70,7 +71,7 @@ class SweepPaths:
     @property
     def points(self) -> Path:
         """The folder with the points' run folders."""
-        return self.root / index.POINTS
+        return self.root / POINTS
 
     def point(self, index: int) -> Path:
         """The run folder of one point. Its name is the run's id, which identifies the run everywhere."""

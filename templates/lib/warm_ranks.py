@@ -135,7 +135,7 @@ class WarmRanks:
             connection.settimeout(_REQUEST_S)
             request = _receive(connection)
         except (OSError, ValueError):
-            # The client is gone, or is none.
+            # The client is gone, or the request is not one of warm_client.py.
             connection.close()
             return None
         try:
@@ -411,7 +411,7 @@ def _check_words(argv, folder):
     except OSError as error:
         raise RefusalError(f"{path}: {error.strerror}") from None
     if head[:2] == b"PK" or head[2:4] == b"\r\n" or path.endswith(".pyc"):
-        raise RefusalError(f"{path} is no Python source")
+        raise RefusalError(f"{path} is not Python source")
 
 
 def _receive(connection):
@@ -429,7 +429,7 @@ def _receive(connection):
             raise OSError("the client is gone")
         text += more
     request = json.loads(text.decode())
-    # Above 2, so that none of them is overwritten by the next.
+    # Three numbers above 2: dup2 to 0, 1 and 2 in turn must not close a file that comes later.
     request["fds"] = [_above_two(fd) for fd in fds]
     if len(fds) != 3:
         raise OSError("not three open files")

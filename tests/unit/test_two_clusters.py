@@ -261,6 +261,23 @@ def test_a_half_that_cannot_be_cancelled_now_is_cancelled_later(project: Path, m
     assert (sent, noted(*clusters)) == ([7], [False, True])
 
 
+def test_a_half_that_another_login_node_submits_is_left_alone(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process cannot be looked up from here, so it may live."""
+    cluster: Any = Away(project / "m")
+    half(project, "one", "gpt-two", 7).rename(project / "moved")
+    cluster.mirror.runs.mkdir(parents=True)
+    (project / "moved").rename(cluster.mirror.runs / "gpt-one")
+    with remote_halves.both_or_none() as about_to:
+        about_to(cluster, "gpt-one")
+        (note,) = cluster.mirror.unwanted.iterdir()
+        note.write_text(note.read_text().replace(socket.gethostname(), "another.host", 1))
+        monkeypatch.setattr("kit.runs.remote_cancel.send", lambda *_: pytest.fail("it was cancelled"))
+        job = QueuedJob(job_id=7, state="PENDING", reason="", nodes="", elapsed="")
+        monkeypatch.setattr("kit.slurm.client.queue", lambda env: {7: job})
+        remote_halves.cancel(cluster)
+        assert noted(cluster) == [True]
+
+
 def half(project: Path, name: str, partner: str, job_id: int) -> Path:
     """A run folder of a training over two clusters."""
     if not (project / "clusters" / f"{name}.toml").exists():
