@@ -13,6 +13,7 @@ from kit.errors import ConfigError, KitError, RunError, ToolError, UsageError
 from kit.remote import run_folder_mirror as mirrors
 from kit.remote.run_folder_mirror import ClusterAnswer, Mirror
 from kit.runs import index, known_files, run_facts
+from kit.runs.unmade_points import POINTS
 from kit.slurm import accounting
 from kit.slurm.client import JobId, QueuedJob
 from kit.slurm.run_local_or_ssh import OverSsh
@@ -87,7 +88,7 @@ class RemoteCluster:
 
         unknown = [path for path, one in index.runs(self.mirror.runs) if one.slurm_id is None and not one.problem]
         cut = {path.name for path in unknown if f"{asked.there.runs}/{path.name}/batch.sh" in asked.keys}
-        sweeps = {path.parent.parent.name for path in unknown if path.parent.name == index.POINTS}
+        sweeps = {path.parent.parent.name for path in unknown if path.parent.name == POINTS}
         for script in asked.keys if sweeps else ():
             folder, _, name = script.removeprefix(f"{asked.there.runs}/").partition("/arrays/")
             if folder in sweeps and name.partition("/")[0].isdecimal():

@@ -14,8 +14,9 @@ import pytest
 from kit import shell
 from kit.errors import RunError
 from kit.owning_process import Owner
-from kit.runs import atomic_write, find_runs, folder, index, manifest, status
+from kit.runs import atomic_write, find_runs, folder, manifest, status
 from kit.runs.manifest import Imported, Manifest
+from kit.runs.unmade_points import POINTS
 from kit.spec.run_paths import RunPaths
 from tests.support import make_site, plan_of, write_job
 
@@ -197,10 +198,10 @@ def test_a_shell_is_never_the_default(runs: Path, record: Manifest) -> None:
 
 
 def test_points_of_sweeps_are_runs_and_sweeps_are_none(runs: Path, record: Manifest) -> None:
-    make_run(runs / "s" / index.POINTS / "s.0", record, 7)
+    make_run(runs / "s" / POINTS / "s.0", record, 7)
     (runs / "s" / "sweep.json").write_text("{}")
     assert list(states(runs)) == ["d-1", "d-2", "d-3", "d-4", "s.0"]
-    assert find_runs.find_one("s.0", [runs]) == runs / "s" / index.POINTS / "s.0"
+    assert find_runs.find_one("s.0", [runs]) == runs / "s" / POINTS / "s.0"
     with pytest.raises(RunError, match="4 runs start with it"):
         find_runs.find_one("d-", [runs])
 
