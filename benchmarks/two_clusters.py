@@ -3,7 +3,7 @@
     python -m benchmarks two_clusters [--steps 1500] [--rate 20] [--round-trip 100]
 
 Needs root, Slurm and the image frameworks-cpu in the store. The nodes of the second cluster reach the relay only by a slow line
-(_slow_link.py). Bytes are those that crossed it from submit to end: weights, quorums, heartbeats and TCP's own. Three
+(tests/cluster/slow_link.py). Bytes are those that crossed it from submit to end: weights, quorums, heartbeats and TCP's own. Three
 trainings with the same seed and tokens: on one cluster, on both, and on both while the second cluster is preempted and comes back.
 """
 
@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._common import Goal, project, report
-from benchmarks._slow_link import SlowLink, slow_link
 from kit import shell
 from kit.errors import RunError
 from kit.runs import metrics
 from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, up
+from tests.cluster.slow_link import SlowLink, slow_link
 
 NAMES = ("bench-a", "bench-b")
 PROFILE = """\

@@ -1,6 +1,7 @@
 """A login node of the test cluster behind a real sshd, and a laptop: a project with an ssh_config, a cache and a key of its own.
 
-The user over there is an ordinary one. Every ssh that the kit starts is noted, so that requests are counted and not timed.
+The laptop is a folder of this machine and has its network; or it has namespaces of its own (laptop.py), and is a user's who is not
+root. The user over there is an ordinary one. Every ssh that the kit starts is noted, so that requests are counted and not timed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from kit import shell
 from kit.images import image_lock
 from kit.shell import Completed
 from kit.slurm.embedded import EmbeddedCluster
+from tests.cluster import laptop as laptops
 from tests.cluster.lab import TIMEOUT_S, came
+from tests.cluster.laptop import Laptop
 from tests.support import REPO
 
 # One for each process of pytest: labs may stand side by side.
@@ -53,7 +56,7 @@ raise SystemExit(int(os.environ.get("CODE", "0")))
 
 @dataclass(frozen=True)
 class Far:
-    """The laptop. name: of the cluster's file here. home: of the user over there."""
+    """The laptop. name: of the cluster's file here. home: of the user over there. laptop: its namespaces, if it has any."""
 
     project: Path
     cluster: EmbeddedCluster
@@ -61,6 +64,7 @@ class Far:
     port: int
     sshd: int
     name: str = "pod-far"
+    laptop: Laptop | None = None
 
     @property
     def folder(self) -> Path:
@@ -75,6 +79,8 @@ class Far:
     @property
     def env(self) -> dict[str, str]:
         """The laptop's: no Slurm is configured here."""
+        if self.laptop:
+            return {**self.laptop.env(self.folder / "bin"), "KIT_TRACEBACK": "0"}
         keep = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "KIT_"))}
         own = {"XDG_CACHE_HOME": str(self.folder / "cache"), "XDG_DATA_HOME": str(self.folder / "data")}
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
@@ -82,7 +88,11 @@ class Far:
 
     def kit(self, *argv: str, check: bool = True, env: dict[str, str] | None = None) -> Completed:
         """`kit` on the laptop."""
-        words = [sys.executable, "-m", "kit", *argv]
+        return self.does(sys.executable, "-m", "kit", *argv, check=check, env=env)
+
+    def does(self, *argv: str, check: bool = True, env: dict[str, str] | None = None) -> Completed:
+        """Any command on the laptop, in the project's folder."""
+        words = self.laptop.words(argv, self.project) if self.laptop else [*argv]
         return shell.run(words, cwd=self.project, env={**self.env, **(env or {})}, timeout=TIMEOUT_S, check=check)
 
     def submit(self, *options: str) -> str:
@@ -96,7 +106,7 @@ class Far:
         return Path(done.stdout.splitlines()[0]).name
 
     def typed(self, argv: list[str], text: str, *, env: dict[str, str] | None = None) -> Completed:
-        """`kit` with these lines at its standard input."""
+        """`kit` with these lines at its standard input; not in namespaces."""
         words = [sys.executable, "-m", "kit", *argv]
         env = {**self.env, **(env or {})}
         return shell.run(words, cwd=self.project, env=env, input=text, timeout=TIMEOUT_S, check=False)
@@ -168,13 +178,17 @@ class Far:
 
 
 @contextmanager
-def far_lab(cluster: EmbeddedCluster, folder: Path) -> Iterator[Far]:
-    """The lab in `folder`, which others may enter; sshd, user and connection are gone at the end."""
+def far_lab(cluster: EmbeddedCluster, folder: Path, *, laptop: Laptop | None = None) -> Iterator[Far]:
+    """The lab in `folder`, which others may enter; sshd, user and connection are gone at the end.
+
+    laptop: the namespaces in which the laptop's commands run; without any they run on this machine, as root.
+    """
     if os.geteuid() != 0 or shell.which("sshd") is None or shell.which("useradd") is None:
         pytest.skip("needs root, sshd and useradd: make setup")
     for entry in pwd.getpwall():
         # Of a test that was killed.
-        if entry.pw_name.startswith(_USERS) and not Path("/proc", entry.pw_name.removeprefix(_USERS)).exists():
+        kind, _, number = entry.pw_name.rpartition("-")
+        if f"{kind}-" in {_USERS, laptops.USERS} and not Path("/proc", number).exists():
             shell.run(["userdel", "--remove", entry.pw_name], check=False)
     shell.run(["useradd", "--create-home", "--shell", "/bin/bash", USER])
     # paths.cache of clusters/local.toml: what an earlier user of this name has left is another number's.
@@ -184,9 +198,9 @@ def far_lab(cluster: EmbeddedCluster, folder: Path) -> Iterator[Far]:
     try:
         # No password, and not locked: sshd lets no locked user in.
         shell.run(["usermod", "--password", "*", USER])
-        pid, port = _sshd(folder, cluster, user)
+        pid, port = _sshd(folder, cluster, user, laptop.line.here if laptop else "127.0.0.1")
         try:
-            far = _laptop(folder, cluster, user, port=port, sshd=pid)
+            far = _project(folder, cluster, user, port=port, sshd=pid, laptop=laptop)
             yield far
         finally:
             if far is not None:
@@ -203,7 +217,7 @@ def far_lab(cluster: EmbeddedCluster, folder: Path) -> Iterator[Far]:
 def store_over_there(far: Far, store: Path, image: str) -> Path:
     """An image store that the user over there may read, with one image of the store of this machine."""
     digest = image_lock.read(REPO / f"containers/{image}/image.lock").sha256
-    made = far.folder / "store"
+    made = far.home / "store"
     (made / "sha256").mkdir(parents=True)
     for path in (store / "sha256").glob(f"{digest}.*"):
         shutil.copy(path, made / "sha256")
@@ -218,7 +232,7 @@ def require_python_for_users(folder: Path) -> None:
         pytest.skip("this Python is in a folder that other users may not enter")
 
 
-def _sshd(folder: Path, cluster: EmbeddedCluster, user: pwd.struct_passwd) -> tuple[int, int]:
+def _sshd(folder: Path, cluster: EmbeddedCluster, user: pwd.struct_passwd, address: str) -> tuple[int, int]:
     for name in ("host_key", "id"):
         shell.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)])
     keys = Path(user.pw_dir) / ".ssh"
@@ -226,11 +240,11 @@ def _sshd(folder: Path, cluster: EmbeddedCluster, user: pwd.struct_passwd) -> tu
     shutil.copy(folder / "id.pub", keys / "authorized_keys")
     for path in (keys, keys / "authorized_keys"):
         shutil.chown(path, user.pw_uid, user.pw_gid)
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server((address, 0)) as free:
         port = int(free.getsockname()[1])
     conf = folder / "sshd_config"
     conf.write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
+        f"Port {port}\nListenAddress {address}\nHostKey {folder}/host_key\nPidFile none\nUsePAM no\nStrictModes no\n"
         f"PasswordAuthentication no\nMaxSessions 100\nSetEnv SLURM_CONF={cluster.slurm_conf}\n"
     )
     Path("/run/sshd").mkdir(exist_ok=True)
@@ -239,30 +253,39 @@ def _sshd(folder: Path, cluster: EmbeddedCluster, user: pwd.struct_passwd) -> tu
     end = time.monotonic() + 30
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            socket.create_connection((address, port), timeout=1).close()
             return pid, port
         except OSError:
             assert time.monotonic() < end, (folder / "sshd.log").read_text()
             time.sleep(0.1)
 
 
-def _laptop(folder: Path, cluster: EmbeddedCluster, user: pwd.struct_passwd, *, port: int, sshd: int) -> Far:
+def _project(
+    folder: Path, cluster: EmbeddedCluster, user: pwd.struct_passwd, *, port: int, sshd: int, laptop: Laptop | None
+) -> Far:
     project = folder / "project"
     (project / ".git").mkdir(parents=True)
     (project / "clusters").mkdir()
     config = folder / "ssh_config"
+    address, own = (laptop.line.here, laptop.home) if laptop else ("127.0.0.1", folder)
     config.write_text(
-        f"Host login.pod\n  HostName 127.0.0.1\n  Port {port}\n  User {USER}\n  IdentityFile {folder}/id\n  IdentitiesOnly yes\n"
-        f"  UserKnownHostsFile {folder}/known_hosts\n  StrictHostKeyChecking accept-new\n"
+        f"Host login.pod\n  HostName {address}\n  Port {port}\n  User {USER}\n  IdentityFile {folder}/id\n  IdentitiesOnly yes\n"
+        f"  UserKnownHostsFile {own}/known_hosts\n  StrictHostKeyChecking accept-new\n"
     )
     (folder / "bin").mkdir()
     noting = folder / "bin" / "ssh"
     noting.write_text(f'#!/bin/sh\necho "$*" >>{folder}/ssh.calls\nexec {shell.which("ssh")} "$@"\n')
     noting.chmod(0o755)
-    far = Far(project, cluster, Path(user.pw_dir), port, sshd)
+    far = Far(project, cluster, Path(user.pw_dir), port, sshd, laptop=laptop)
     write_cluster(far, far.name)
     (project / "job.toml").write_text(JOB)
     (project / "program.py").write_text(PROGRAM)
+    if laptop:
+        laptop.line.port = port
+        calls = folder / "ssh.calls"
+        calls.touch()
+        # ssh takes no key that is another user's.
+        laptop.owns(project, calls, folder / "id")
     return far
 
 
