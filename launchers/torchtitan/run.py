@@ -158,13 +158,14 @@ def main() -> None:
     """Run TorchTitan's module as the main program."""
     release = release_of(find())
     module = module_of(release)
+    # Before TorchTitan is imported: its parser reads sys.argv when its module is imported, not when it is called.
+    sys.argv[1:] = [*added(release, sys.argv[1:]), *sys.argv[1:]]
     on_cpus()  # before find_spec, which imports the package
     if importlib.util.find_spec(module) is None:
         raise SystemExit(f"TorchTitan {release.name} has no module {module}; TORCHTITAN_MODULE names another")
     print(f"TorchTitan {release.name}: {module}", file=sys.stderr)
     if "KIT_RUN_DIR" in os.environ:
         report()
-    sys.argv[1:] = [*added(release, sys.argv[1:]), *sys.argv[1:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -16,7 +16,11 @@ from kit.shell import Completed
 from tests.support import REPO
 
 RUN = REPO / "launchers" / "torchtitan" / "run.py"
-SAYS = "import sys\nprint(__spec__.name, *sys.argv[1:])\n"
+# As in all releases up to v0.2.2: the arguments are those of the time of the import.
+PARSER = "import sys\n\n\ndef parse_args(args=sys.argv[1:]):\n    return args\n"
+SAYS = "from torchtitan.parser import parse_args\nprint(__spec__.name, *parse_args())\n"
+# The kit's reports wrap TorchTitan's classes, so they import its parser before the training begins.
+CALLBACKS = "def torchtitan():\n    import torchtitan.parser\n"
 # What tells the releases apart: files, and where the seed is.
 OUTLINES = {
     "v0.1.0": {"config_manager.py": "", "train.py": SAYS},
@@ -33,7 +37,7 @@ OUTLINES = {
 def checkout(folder: Path, release: str) -> Path:
     """A folder with a package torchtitan that says what it was started with."""
     package = folder / "torchtitan"
-    for name, text in {"__init__.py": "", **OUTLINES[release]}.items():
+    for name, text in {"__init__.py": "", "parser.py": PARSER, **OUTLINES[release]}.items():
         path = package / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -42,7 +46,10 @@ def checkout(folder: Path, release: str) -> Path:
 
 
 def run(folder: Path, release: str, *args: str, **env: str) -> Completed:
-    given = {"PATH": os.environ["PATH"], "TORCHTITAN": str(checkout(folder, release)), "KIT_RUN_DIR": "/run", **env}
+    (folder / "lib").mkdir(exist_ok=True)
+    (folder / "lib" / "kit_callbacks.py").write_text(CALLBACKS)
+    given = {"PATH": os.environ["PATH"], "TORCHTITAN": str(checkout(folder, release)), "KIT_RUN_DIR": "/run"}
+    given |= {"PYTHONPATH": str(folder / "lib"), **env}
     return shell.run([sys.executable, str(RUN), *args], env=given, check=False)
 
 
