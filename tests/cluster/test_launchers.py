@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -147,6 +148,42 @@ def pid_of_a_rank(run: Path) -> int:
     raise AssertionError(f"no rank 1 of {run.name} is running: {shell.run(['ps', 'ax']).stdout}")
 
 
+SHARDED: list[str] = []
+AVERAGED = ["--set", "shape=replicas", "--set", "resources.ranks_per_node=2"]
+DILOCO = [
+    "--job.custom_config_module=torchtitan.components.ft.config.job_config",
+    "--fault_tolerance.semi_sync_method=diloco",
+    "--fault_tolerance.sync_steps=5",
+    "--training.steps=20",
+]
+OUTER = ["--set", "shape=replicas", "--set", f"args={json.dumps(DILOCO)}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [SHARDED, AVERAGED, OUTER], ids=["fsdp", "replica groups", "diloco"])
+def test_torchtitan_trains_its_debug_model(lab: Lab, how: list[str]) -> None:
+    """Twenty steps on CPUs: FSDP over the nodes, torchft's average of every gradient, or DiLoCo's of every fifth step's weights."""
+    put(lab, "torchtitan")
+    program = (REPO / "examples" / "torchtitan" / "prepare.py").read_text(encoding="utf-8")
+    (lab.project / "prepare.py").write_text(program, encoding="utf-8")
+    run = lab.run(*how, "--set", "seed=7")
+    assert run.done.returncode == 0, run.log("batch")
+    logs = list((run.folder / "logs").glob("replica-*/rank-0.log")) or [run.folder / "logs" / "rank-0.log"]
+    assert len(logs) == (1 if how is SHARDED else 2)
+    trained = [_titan_steps(path.read_text()) for path in logs]
+    for losses in trained:
+        assert set(losses) == set(range(1, 21))
+        assert losses[20] < losses[1] - 1
+    if how is AVERAGED:
+        assert trained[0] == trained[1], "both groups take the same steps"
+
+
+def _titan_steps(log: str) -> dict[int, float]:
+    """Step -> loss, as TorchTitan writes them."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", log)
+    return {int(step): float(loss) for step, loss in re.findall(r"step: +(\d+) +loss: +([\d.]+)", plain)}
+
+
 def test_the_examples_are_submitted_as_they_are(lab: Lab) -> None:
     """Every example but those that need GPUs or their own checkout is run by a test; nobody forgets a new one."""
     shipped = {p.parent.name for p in (REPO / "examples").glob("*/job.toml")}
@@ -154,4 +191,5 @@ def test_the_examples_are_submitted_as_they_are(lab: Lab) -> None:
     elsewhere |= {"diloco-two-clusters"}  # tests/cluster/test_two_clusters.py
     elsewhere |= {"prime-rl", "prime-rl-moe", "megatron-lm", "torchtitan-sweep"}  # planned only, by unit tests
     elsewhere |= {"accelerate", "lightning", "ray", "transformers"}  # tests/foreign, with their packages
+    elsewhere |= {"torchtitan"}  # test_torchtitan_trains_its_debug_model
     assert shipped <= set(EXAMPLES) | elsewhere
