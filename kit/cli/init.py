@@ -71,7 +71,10 @@ def init(
         image = image or typer.prompt("Image of containers/", default="train-cpu", err=True)
         cluster = cluster or typer.prompt("Cluster of clusters/", default=default, err=True)
     image = image or "train-cpu"
-    text = _first_job(folder, script, launcher or "ddp", image, config.cluster_entry(cluster, project))
+    starts = data_folders.find(
+        "launchers", launcher or "ddp", project_dir=project, asked_by="--launcher", key="launcher"
+    )
+    text = _first_job(folder, script, starts, image, config.cluster_entry(cluster, project))
     _write_checked(path, text, cluster)
     print(path)
     print("next: " + "; ".join(_next_steps(folder, image, cluster or default)), file=sys.stderr)
@@ -94,8 +97,8 @@ def _asked_script() -> Path | None:
     return Path(answer) if answer.strip() else None
 
 
-def _first_job(folder: Path, script: Path | None, launcher: str, image: str, cluster: Entry) -> str:
-    """The text of job.toml: two nodes on the embedded cluster, one on any other."""
+def _first_job(folder: Path, script: Path | None, launcher: Entry, image: str, cluster: Entry) -> str:
+    """The text of job.toml: two nodes on the embedded cluster if the launcher can use them, one on any other."""
     import re
 
     import tomli_w
@@ -103,17 +106,27 @@ def _first_job(folder: Path, script: Path | None, launcher: str, image: str, clu
     from kit import config
     from kit.errors import UsageError
     from kit.spec.cluster import Cluster
+    from kit.spec.launcher import Launcher
 
     if script is not None and not (folder / script).is_file():
         raise UsageError(f"--script {script}: no such file in {folder.resolve()}", hint="name your program's file")
     place = config.load_model(cluster.path, Cluster)
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "first"
-    job: dict[str, Any] = {"name": name if name[0].isalpha() else f"job-{name}", "launcher": launcher, "image": image}
+    job: dict[str, Any] = {
+        "name": name if name[0].isalpha() else f"job-{name}",
+        "launcher": launcher.name,
+        "image": image,
+    }
     if script is not None:
         job["script"] = str(script)
-    elif launcher == "ddp":
+    elif launcher.name == "ddp":
         job["args"] = ["--epochs", "12"]
+    starts = config.load_model(launcher.path, Launcher)
     resources = {"nodes": 2, "gpus_per_node": 2} if place.embedded else {"nodes": 1, "gpus_per_node": place.node.gpus}
+    if starts.most_ranks is not None:
+        resources["nodes"] = 1
+    if starts.programs:
+        del resources["nodes"]  # [sft] and [rl] say it
     return _HEAD + tomli_w.dumps({**job, "resources": resources})
 
 

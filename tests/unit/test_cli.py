@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,20 @@ def test_a_first_job_says_to_start_the_cluster_only_where_it_is_down(
     steps = init._next_steps(tmp_path, "train-cpu", "local")
     assert ("kit cluster up" in steps) == (not up)
     assert steps[-1] == f"kit submit {tmp_path} --follow"
+
+
+# Of a launcher of roles, the roles decide the number of nodes.
+@pytest.mark.parametrize(("launcher", "nodes"), [("srun", 2), ("python", 1), ("sft", None)])
+def test_a_first_job_has_as_many_nodes_as_its_launcher_can_use(
+    tmp_path: Path, launcher: str, nodes: int | None
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "train.py").write_text("print(1)\n")
+    script = [] if launcher == "sft" else ["--script", "train.py"]
+    done = kit("init", *script, "--launcher", launcher, "-c", "local", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    job = tomllib.loads((tmp_path / "job.toml").read_text())
+    assert job["resources"].get("nodes") == nodes
 
 
 def test_a_submit_says_how_to_follow(tmp_path: Path) -> None:
