@@ -58,13 +58,16 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     train_set, test_set, classes = data.images(args.data, args.image_size)
     micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
+    # drop_last: every rank gets the same number of images. A rank with one more step would wait for ever in its all-reduce.
     sampler = data.ResumableSampler(train_set, world.ddp_world_size, world.ddp_rank, seed=args.seed, drop_last=True)
-    # Making an iterator draws a random number. It must not come from the model's generator, which a resume restores.
+    # Pinned host memory: only from there can `non_blocking=True` copy to the GPU while the GPU computes.
     loading = {"num_workers": args.workers, "pin_memory": world.device.type == "cuda"}
+    # Making an iterator draws a random number. It must not come from the model's generator, which a resume restores.
     draws = torch.Generator().manual_seed(args.seed)
     train_loader = data.Loader(train_set, micro_batch, sampler=sampler, drop_last=True, generator=draws, **loading)
     # The test counts each image once, so a rank takes every world_size-th image, without padding.
     mine = Subset(test_set, range(world.ddp_rank, len(test_set), world.ddp_world_size))
+    # 256 images: a test keeps no activations for a backward pass, so its batches can be larger than the training's.
     test_loader = data.Loader(mine, 256, generator=draws, **loading)
     # Images that do not fill the last batch of an epoch are left out; the next epoch has another order.
     steps_per_epoch = len(train_set) // args.batch_size
@@ -73,24 +76,35 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     # ---- model, optimizer, schedule ----
 
+    # The same seed on all ranks: each draws the same weights.
     torch.manual_seed(args.seed)
+    # train_set[0] is (image, class), and an image is (channels, height, width).
     net = model.ConvNet(channels=train_set[0][0].shape[0], classes=classes, width=args.width).to(world.device)
+    # DDP wants the index of the rank's GPU, and None for a model in host memory.
     device_ids = [world.device.index] if world.device.type == "cuda" else None
     if args.compile:
         net.compile()  # in place, so that DDP still sends gradients while others are computed
+    # Replicates the model: each rank has all parameters. In backward DDP all-reduces the gradients to their mean over the
+    # ranks, in buckets of 25 MB, while earlier layers still compute theirs.
     ddp = DistributedDataParallel(net, device_ids=device_ids)
     optimizer: torch.optim.Optimizer
     if args.optimizer == "adamw":
+        # beta2 0.999 is torch's default. The GPT programs use 0.95, as GPT-3 and Llama do.
         optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay, beta2=0.999)
     else:
         optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9, weight_decay=args.weight_decay)
     last_step = args.epochs * steps_per_epoch
+    # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
     factor = options.cosine(args.warmup, last_step)
+    # float16 has 5 exponent bits: small gradients would become 0. The scaler multiplies the loss, and skips a step with an
+    # infinite gradient. bf16 has float32's range and needs no scaling.
     scaler = torch.amp.GradScaler(world.device.type, enabled=args.precision == "fp16")
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
 
     def loss_of(images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         # images (B, channels, height, width), targets (B,), scores (B, classes); B is the micro-batch.
+        # Autocast computes convolutions and products of matrices in `half`. Parameters, gradients and optimizer state
+        # stay float32.
         with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
             return nn.functional.cross_entropy(ddp(images), targets)
 
@@ -108,13 +122,17 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     checkpoints, resume_from = resume.begun(args, world, told, log)
     # The position in the run: optimizer steps, epochs, images of this epoch over all ranks. And the sum of this rank's losses.
     position = {"step": 0, "epoch": 0, "images": 0}
+    # float64: in float32 a sum of thousands of losses loses its last digits.
     losses = torch.zeros((), dtype=torch.float64, device=world.device)
     if resume_from:
+        # To host memory: on the GPU the loaded copy would need memory next to the model.
         state = torch.load(resume_from / "state.pt", map_location="cpu", weights_only=True)
         net.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         scaler.load_state_dict(state["scaler"])
         position = state["at"]
+        # With another number of ranks, each takes the mean of the saved sums. Then the epoch's mean loss is still
+        # right.
         same_ranks = len(state["losses"]) == world.ddp_world_size
         losses += state["losses"][world.ddp_rank] if same_ranks else sum(state["losses"]) / len(state["losses"])
         checkpoint.restore_rng(state["rng"], world, seed=args.seed, step=position["step"])
@@ -146,10 +164,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         loss = correct = 0.0
         with torch.inference_mode():
             for images, targets in test_loader:
+                # `net` and not `ddp`: ranks may have different numbers of batches, so a forward pass must not
+                # contain a collective.
                 scores = net(images.to(world.device)).float()  # (256 or fewer, classes)
                 loss += nn.functional.cross_entropy(scores, targets.to(world.device), reduction="sum").item()
                 correct += (scores.argmax(1) == targets.to(world.device)).sum().item()
         net.train()
+        # Sums over the ranks, not means: the last rank may have fewer images.
         loss, correct, seen = ranks.total(loss, correct, len(mine), world=world)
         return loss / seen, correct / seen
 
@@ -167,6 +188,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             step_loss = torch.zeros((), dtype=torch.float64, device=world.device)
             # One optimizer step: `accumulate` micro-batches, whose gradients add up.
             for micro_step in range(args.accumulate):
+                # images (B, channels, height, width), targets (B,)
                 images, targets = (tensor.to(world.device, non_blocking=True) for tensor in next(batches))
                 # DDP all-reduces gradients in backward; only the last micro-step needs that.
                 last_micro_step = micro_step == args.accumulate - 1
@@ -178,6 +200,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             losses += step_loss
             # Clip unscaled gradients: undo the loss scaling of fp16 first.
             scaler.unscale_(optimizer)
+            # After the all-reduce all ranks have equal gradients, so each computes the same norm, without a
+            # collective.
             norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
             lr = loop.set_pace(optimizer, lr=args.lr * factor(position["step"]), weight_decay=args.weight_decay)
             scaler.step(optimizer)

@@ -38,18 +38,26 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     corpus = text.opened(args, world, log)
     train_set, test_set = corpus.train, corpus.test
     micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
+    # The same seed on all ranks: each draws the same weights.
     torch.manual_seed(args.seed)
     shape = huggingface.chosen(args, corpus.vocabulary)
     # Built without memory first. Then each rank fills in the weights: random ones, or those of --init-from.
     with torch.device("meta"):
         net = model.GPT(shape, apart=corpus.apart)
     huggingface.begin(net, args, world.device)
+    # DDP wants the index of the rank's GPU, and None for a model in host memory.
     device_ids = [world.device.index] if world.device.type == "cuda" else None
     if args.compile:
+        # Block by block, so that DDP can send the gradients of a block while those of earlier blocks are computed.
         net.compile_blocks()
+    # Replicates the model: each rank has all parameters. In backward DDP all-reduces the gradients to their mean over the
+    # ranks, in buckets of 25 MB, while earlier layers still compute theirs.
     ddp = DistributedDataParallel(net, device_ids=device_ids)
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
     factor = options.cosine(args.warmup, args.steps)
+    # float16 has 5 exponent bits: small gradients would become 0. The scaler multiplies the loss, and skips a step with an
+    # infinite gradient. bf16 has float32's range and needs no scaling.
     scaler = torch.amp.GradScaler(world.device.type, enabled=args.precision == "fp16")
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.precision]
     parameters = sum(p.numel() for p in net.parameters())
@@ -58,6 +66,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
         # (B, T) each: B windows of a micro-batch, T tokens of context. The targets are the tokens shifted by one.
         tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in batch)
+        # Autocast computes products of matrices in `half`. Parameters, gradients and optimizer state stay float32. With
+        # targets the model returns its mean loss over the B * T tokens, a scalar.
         with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
             return ddp(tokens, targets)
 
@@ -74,6 +84,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     position = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
     if resume_from:
+        # To host memory: on the GPU the loaded copy would need memory next to the model.
         state = torch.load(resume_from / "state.pt", map_location="cpu", weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(state[name])
@@ -83,6 +94,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
+            # A collective: each rank's random state comes to rank 0, so all ranks must call it.
             rng = checkpoint.gathered(checkpoint.rng_state(), world)
             checkpoint.write_model(folder, world, net.described())
             if not world.is_main_process:
@@ -99,10 +111,12 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     where = {"seed": args.seed, "samples": position["samples"], "accumulate": args.accumulate, "workers": args.workers}
     batches = data.batches(train_set, micro_batch, world, **where)
+    # Tokens of one optimizer step, over all ranks: sequences x tokens of each.
     speed = metrics.Speed(args.batch_size * args.context, net.flops_per_token(), world, args.precision)
     log.started("ddp/train_gpt.py", world, speed, parameters=parameters, seed=args.seed)
 
     def test() -> float:
+        # `net` and not `ddp`: the test needs no gradients, so DDP has nothing to do.
         return loop.test_loss(net, test_set, args.test_windows, micro_batch, world)
 
     steps = loop.Steps(
@@ -119,6 +133,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         speed=speed,
     )
     while steps.go_on():
+        # The loss stays on the GPU: reading it at every step would wait for the GPU.
         losses = torch.zeros((), device=world.device)
         for micro_step in range(args.accumulate):
             # Gradients are all-reduced only in the last micro-step. Before it they add up on this rank.
@@ -129,6 +144,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             losses += loss.detach()
         # Clipping needs unscaled gradients: undo the loss scaling of fp16 first. bf16 and fp32 are never scaled.
         scaler.unscale_(optimizer)
+        # After the all-reduce all ranks have equal gradients, so each computes the same norm, without a collective.
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
         lr = loop.set_pace(optimizer, lr=args.lr * factor(position["step"]), weight_decay=args.weight_decay)
         scaler.step(optimizer)

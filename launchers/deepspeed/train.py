@@ -57,6 +57,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     with torch.device("meta"):
         net = model.GPT(shape, apart=corpus.apart)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
+    # ZeRO 1 shards the optimizer state, 2 also the gradients, 3 also the parameters.
     if config.get("zero_optimization", {}).get("stage") == 3:
         # Each parameter is sharded as soon as it is made, and gathered once for its first weights.
         with deepspeed.zero.Init(config_dict_or_path=config):
@@ -71,9 +72,11 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     own = None  # this program's own optimizer, with its schedule
     if "optimizer" not in config:
         own = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
+    # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
     factor = options.cosine(args.warmup, args.steps)
     # The engine wraps the model: forward, backward, gradient accumulation and the optimizer step are its own.
     engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), optimizer=own, config=config)
+    # Sequences of a step over all ranks, and of one micro-step on one rank.
     batch_size, micro_batch = engine.train_batch_size(), engine.train_micro_batch_size_per_gpu()
     accumulate = engine.gradient_accumulation_steps()
     precision = "fp32" if next(engine.module.parameters()).dtype == torch.float32 else "bf16"
@@ -141,6 +144,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         for _ in range(accumulate):
             # (B, T) each: B windows of a micro-batch, T tokens of context. The targets are the tokens shifted by one.
             tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in next(batches))
+            # The mean over the B * T tokens, a scalar. With ZeRO 3 each layer is all-gathered just before it is
+            # used.
             loss = engine(tokens, targets)
             engine.backward(loss)  # scales the loss by the accumulation steps
             engine.step()  # updates after the last micro-step

@@ -125,6 +125,8 @@ def _by_matrix(directions: list[torch.Tensor], ranks: dist.ProcessGroup, made: M
     rows, columns = directions[0].shape
     every = torch.empty((ranks.size() * rows, columns), dtype=kind, device=directions[0].device)
     sent = torch.zeros_like(every[:rows]) if mine is None else mine.contiguous()
+    # (rows, columns) of each rank -> (ranks * rows, columns). The update, not the direction, is sent: it is in bfloat16 on
+    # a GPU, half the bytes.
     dist.all_gather_into_tensor(every, sent, group=ranks)
     return list(every.split(rows)[: len(directions)])
 
@@ -133,11 +135,15 @@ def _by_rows(directions: list[torch.Tensor], rows: int, ranks: dist.ProcessGroup
     """This rank's rows of the updates, where each rank holds rows of each matrix. Rank i gathers and makes the i-th."""
     columns = directions[0].shape[1]
     each = -(-rows // ranks.size())  # as FSDP shards: equal parts, the last ones shorter or empty
+    # Rows of a matrix on each rank.
     parts = [max(0, min(each, rows - each * rank)) for rank in range(ranks.size())]
     has_one = ranks.rank() < len(directions)
+    # Numbers to send to each rank, and to receive from each: rank i gets its matrix i from all, and gives each its rows
+    # back.
     out = [directions[0].numel() if rank < len(directions) else 0 for rank in range(ranks.size())]
     back = [part * columns if has_one else 0 for part in parts]
     whole = torch.empty(sum(back), dtype=directions[0].dtype, device=directions[0].device)
+    # All-to-all and not all-gather: each rank needs one whole matrix, not all of them.
     dist.all_to_all_single(whole, torch.cat([one.flatten() for one in directions]), back, out, group=ranks)
     update = made(whole.view(rows, columns)) if has_one else whole
     kind = orthogonal_type(directions[0])
@@ -157,11 +163,13 @@ def orthogonal(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
     Newton-Schulz: x <- a x + b (x x') x + c (x x')^2 x maps each singular value s to a s + b s^3 + c s^5. These
     coefficients drive s to about 1 from anywhere in (0, 1]. Computed in orthogonal_type().
     """
+    # These three do not converge to 1 exactly, but reach its neighbourhood in five steps.
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.to(orthogonal_type(matrices))
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT  # so that x x' is the smaller product
+    # The Frobenius norm is at least the largest singular value, so all are in (0, 1]. 1e-7 avoids a division by zero.
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         square = x @ x.mT

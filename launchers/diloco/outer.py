@@ -84,7 +84,7 @@ class Meeting:
 
 
 class DiLoCo:
-    """The outer loop of one rank. `meanwhile` is called with `at` while this rank waits for others, and may raise."""
+    """The outer loop of one rank. `meanwhile` is called with the position while this rank waits for others, and may raise."""
 
     def __init__(  # noqa: PLR0917 - the parts of a rank
         self,
@@ -214,6 +214,8 @@ class DiLoCo:
                 weight = 0 if members.healed else weight
                 mine = (self.position["outer"], self.globals.checksum)
                 step = self.landing if weight else self.position["step"]
+                # An all-gather of five int64 from every group. Only then is it known whether all have the same
+                # state.
                 rows = self._seat.gather([*mine, weight, step, int(waited * 1000)])
             except Failed:
                 self._seat.again()
@@ -241,7 +243,10 @@ class DiLoCo:
             try:
                 if values is None:
                     values = self.globals.pseudo_gradient(self.fragment)
+                # A vector of float32: the fragment's values, or this rank's part of them.
                 mean = self._averaged(meeting, values, work)
+                # Two phases: no group uses the average before all have it. Otherwise one group could step
+                # alone.
                 self._seat.confirm()
             except Failed:
                 self._seat.again()
@@ -278,6 +283,7 @@ class DiLoCo:
 
     def _step(self, meeting: Meeting, mean: torch.Tensor) -> None:
         self._average.commit()
+        # All groups have the same mean, so each makes the same outer step by itself, and nothing more is sent.
         self.globals.step(self.fragment, mean)
         # A group without a pseudo-gradient has no local progress to mix in.
         self.globals.put([self.fragment], self.settings.alpha if meeting.weight else 0.0)

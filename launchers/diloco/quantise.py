@@ -30,6 +30,7 @@ def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
     rows = len(values)
     blocks = values.view(rows, -1, BLOCK)
     if bits == 8:  # 255 levels up to the largest value of the block
+        # blocks (rows, n / 256, 256), scale (rows, n / 256, 1), codes (rows, n * bits / 8 bytes, codes in a byte)
         scale = blocks.abs().amax(dim=-1, keepdim=True) / 127
     else:
         scale = blocks.square().mean(dim=-1, keepdim=True).sqrt() * STEP[bits]
@@ -72,6 +73,8 @@ class Average:
         if self._top_k:
             return self._largest(fragment, values, weights, me)
         if self._bits == 32:
+            # An all-reduce of the whole vector: each group gets the sum, and divides it by the number of groups
+            # that count.
             total = values.clone()
             if len(weights) > 1:
                 with traffic():
@@ -89,6 +92,7 @@ class Average:
         groups, total = len(weights), sum(weights)
         residual = self.residuals.get(fragment, torch.zeros_like(values))
         wanted = values + residual if weights[me] else values
+        # Values that each group averages, rounded up to whole blocks: (groups, part).
         part = math.ceil(len(values) / groups / BLOCK) * BLOCK
         padded = torch.zeros(groups, part, device=values.device)
         padded.view(-1)[: len(values)] = wanted
@@ -98,13 +102,17 @@ class Average:
         received = torch.empty_like(packed)
         if groups > 1:
             with traffic():
+                # All-to-all: row i goes to group i. Afterwards row i is group i's version of the part that this
+                # group averages.
                 self._pg.alltoall_base(received, packed, [], [], AllToAllOptions()).wait()
         else:
             received.copy_(packed)
         weight = torch.tensor(weights, dtype=torch.float32, device=values.device)[:, None]
+        # (1, part)
         mean = (unpack(received, self._bits) * weight).sum(dim=0, keepdim=True) / total
 
         packed = pack(mean, self._bits)
+        # An all-gather: every group gets all averaged parts.
         parts = self._gathered(packed, groups)
         self.sent += 2 * (groups - 1) * packed.nbytes
 
@@ -119,6 +127,7 @@ class Average:
         wanted = values + residual if weights[me] else values
         count = max(1, round(self._top_k * len(values)))
         places = wanted.abs().topk(count).indices
+        # (2, count): positions as int32, and the bits of the float32 values, 8 bytes for each value sent.
         packed = torch.stack((places.to(torch.int32), wanted[places].view(torch.int32)))
         mean = torch.zeros_like(values)
         # Add in the same order everywhere, so that all groups get the same bits.

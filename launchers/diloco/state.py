@@ -85,6 +85,7 @@ class Globals:
         """The part of a fragment's vector that this rank averages with its peers."""
         if self._sharded or self._world.ddp_world_size == 1:
             return flat
+        # Padded to equal parts: a collective needs the same size from each rank.
         padded = nn.functional.pad(flat, (0, -len(flat) % self._world.ddp_world_size))
         return padded.chunk(self._world.ddp_world_size)[self._world.ddp_rank]
 
@@ -102,11 +103,14 @@ class Globals:
         """Make one step of the outer optimizer. mean: the average of the vectors that pseudo_gradient() returned."""
         if not self._sharded and self._world.ddp_world_size > 1:
             parts = [torch.empty_like(mean) for _ in range(self._world.ddp_world_size)]
+            # Each rank averaged its own part with its peers. Within the group, an all-gather makes the whole vector
+            # of them.
             dist.all_gather(parts, mean.contiguous())
             mean = torch.cat(parts)
         first = 0
         for name in self.fragments[fragment]:
             value = self.values[name]
+            # The pseudo-gradient takes the place of a gradient: SGD moves the global parameters against it.
             value.grad = mean[first : first + value.numel()].view_as(value)
             first += value.numel()
         self.optimizer.step()
@@ -126,6 +130,7 @@ class Globals:
         """A checksum over the whole group. Groups with equal parameters have equal checksums."""
         total = torch.tensor(sum((place + 1) * part for place, part in enumerate(self._sums)) % 2**62)
         if self._sharded:
+            # The sum over the group's shards.
             dist.all_reduce(total, group=self._world.control)
         return int(total.item()) % 2**62
 

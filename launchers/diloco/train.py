@@ -69,6 +69,7 @@ class Leave(Exception):  # noqa: N818 - a way out, not an error
 
 def waiting(world: ranks.Ranks, requests: stop.StopRequest, settings: Settings) -> Callable[[dict[str, int]], None]:
     """A function that all ranks of the group call, with their position, while they wait for a quorum. It may raise Leave."""
+    # stood: the position at the last progress. since, looked: seconds of the monotonic clock.
     stood, since, looked = {"outer": -1}, 0.0, 0.0
 
     def look(position: dict[str, int]) -> None:
@@ -79,6 +80,7 @@ def waiting(world: ranks.Ranks, requests: stop.StopRequest, settings: Settings) 
         if position != stood:
             stood, since, looked = dict(position), now, now
         why = None
+        # One rank asks the file system, once a second: all ranks of all groups would load it.
         if world.is_main_process and now - looked > 1:
             looked = now
             others = replica_group.furthest(args.checkpoint_dir)
@@ -86,6 +88,7 @@ def waiting(world: ranks.Ranks, requests: stop.StopRequest, settings: Settings) 
                 why = "finished"
             elif now - since > args.quorum_timeout:
                 why = "no quorum"
+        # Rank 0's answer goes to all ranks of the group, so that they leave together.
         if why := replica_group.agreed(why, world):
             raise Leave(why)
 
@@ -111,6 +114,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
 
     # ---- data: the global batch is shared out over the ranks of all groups ----
 
+    # This rank's number among the ranks of all groups, and their count. `world` has the ranks of this group only.
     everywhere = group.everywhere(world)
     corpus = text.opened(args, world, log, folder)
     train_set, test_set = corpus.train, corpus.test
@@ -133,7 +137,10 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     if args.compile:
         net.compile_blocks()
     if args.inside == "fsdp":
+        # Sharded over the ranks of this group, not over all groups: each group has a whole model, and no collective of
+        # an inner step leaves the group.
         mesh = init_device_mesh(world.device.type, (world.ddp_world_size,))
+        # Parameters are all-gathered in `half`; gradients are summed in float32.
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         for part in (*net.blocks, net):
             fully_shard(part, mesh=mesh, mp_policy=policy)
@@ -141,10 +148,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     forward: nn.Module = net
     if args.inside == "ddp":
         device_ids = [world.device.index] if world.device.type == "cuda" else None
+        # DDP over the group's ranks: its all-reduce of gradients stays in the group, too.
         forward = DistributedDataParallel(net, device_ids=device_ids)
+    # Muon divides its matrices among these ranks.
     sharing = dist.group.WORLD if world.ddp_world_size > 1 else None
     pace = {"lr": args.lr, "weight_decay": args.weight_decay, "beta2": args.beta2}
     inner = muon.optimizers(net, args.inner, **pace, group=sharing)
+    # factor(step) is between 0 and 1; the learning rate is --lr times this factor. It counts inner steps.
     factor = options.cosine(args.warmup, args.steps)
 
     # ---- the other groups ----
@@ -154,6 +164,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         every=args.sync_every,
         fragments=args.fragments,
         delay=args.overlap,
+        # With overlap the group has trained on while the average was under way: half of its own parameters stay, so
+        # that this progress is not lost.
         alpha=args.alpha if args.alpha is not None else 0.5 if args.overlap else 0.0,
         lr=args.outer_lr,
         momentum=args.outer_momentum,
@@ -168,6 +180,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     on_gpu = world.device.type == "cuda" and args.wire != "gloo" and not over_two_clusters
     wire = world.device if on_gpu else torch.device("cpu")
     least = args.min_replicas or min(2, group.count)
+    # This rank's connections to the ranks of the same number in the other groups. These form one process group.
     seat = Seat(group, world, min_replicas=least, timeout=args.timeout, wire=wire, across=over_two_clusters)
     diloco = DiLoCo(net, inner, seat, group, world, settings, wire, waiting(world, requests, settings))
     log.say(
@@ -184,6 +197,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
 
     def restore(resume_from: Path) -> None:
         resume.check(resume_from, told, world, log, equal=["inner", "inside"])
+        # A checkpoint of this group also has its local parameters. One of another group gives only what all groups
+        # share.
         own = resume_from.parent.name == group.folder
         path = resume_from / f"rank-{world.ddp_rank if args.inside == 'fsdp' else 0}.pt"
         ranks_then = checkpoint.marker(resume_from)["world_size"]
@@ -210,10 +225,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
                 )
             elif args.inside == "ddp":
                 return None  # all ranks have the same state
+            # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
             kept = checkpoints.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, target / f"rank-{world.ddp_rank}.pt")
 
         with reports.progress.phase("save"):
+            # The number must grow with every save. At the end several outer steps have the same inner step, hence
+            # the sum.
             checkpoints.save(diloco.position["step"] + diloco.position["outer"], start, last=last)
 
     # From here on each group draws its own random numbers.
@@ -223,6 +241,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
 
     # ---- train ----
 
+    # Tokens of one inner step of this group.
     speed = metrics.Speed(args.batch_size // group.count * args.context, flops_per_token, world, args.precision)
     log.started("diloco/train.py", world, speed, parameters=parameters, seed=args.seed, replica=group.id)
     batches, next_step = batches_from(diloco.position["step"]), diloco.position["step"]
@@ -240,6 +259,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
 
     def inner_step() -> tuple[torch.Tensor, torch.Tensor, float]:
         """Make an inner step. Returns the loss and gradient norm of this rank, and the learning rate."""
+        # The loss stays on the GPU: reading it at every step would wait for the GPU.
         losses = torch.zeros((), device=world.device)
         for micro_step in range(args.accumulate):
             last_micro_step = micro_step == args.accumulate - 1
@@ -247,6 +267,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
             if args.inside == "fsdp":
                 net.set_requires_gradient_sync(last_micro_step)
             with forward.no_sync() if args.inside == "ddp" and not last_micro_step else contextlib.nullcontext():
+                # Divided, so that the gradients of the micro-batches add up to those of their mean.
                 loss = loss_of(next(batches)) / args.accumulate
                 loss.backward()
             losses += loss.detach()
@@ -257,6 +278,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
             loop.set_pace(optimizer, lr=lr, weight_decay=args.weight_decay)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        # With FSDP each rank has the norm of its shards. full_tensor() is the norm over the group's ranks, a
+        # collective.
         return losses, norm.full_tensor() if args.inside == "fsdp" else norm, lr
 
     def test() -> float:
@@ -278,6 +301,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         line = f"outer step {record['outer_step']}  step {record['step']}  groups {record['groups']}"
         log.record("outer", line, replica=group.id, **record, seconds_blocked=time.perf_counter() - began)
         if args.eval_every and record["step"] // args.eval_every > validated // args.eval_every:
+            # The number of the checkpoint, as in save().
             number = record["step"] + record["outer_step"]
             loop.evaluate(test, record["step"], number, log, checkpoints, save, replica=group.id)
             speed.restart()
@@ -289,6 +313,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         began = time.perf_counter()
         if not diloco.done:
             with reports.progress.phase("rendezvous"):
+                # Groups start some seconds apart. Waiting for all is cheaper than letting a late group take the
+                # others' state.
                 opened = diloco.open(args.start_wait)
             outer_step(opened, began)
         speed.restart()
@@ -339,7 +365,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     save(last=True)
     seat.close()
     requests.close()
+    # With overlap the model still holds a mix with the group's own parameters: replace it by the global ones.
     diloco.globals.put(range(args.fragments))
+    # A collective with FSDP: the whole parameters are gathered for the digest.
     digest = diloco.globals.digest()
     with reports.progress.phase("evaluate"):
         test_loss = test()

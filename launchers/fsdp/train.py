@@ -50,30 +50,42 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         raise SystemExit(f"--replicate {args.replicate} does not divide {world.ddp_world_size} ranks.")
     # HSDP: `replicate` copies of the model, each sharded over the remaining ranks. One copy is plain FSDP.
     size = (args.replicate, world.ddp_world_size // args.replicate)
+    # In shape (copies, shards). Gradients are reduce-scattered along `shard`, then all-reduced along `replicate`. Where
+    # `shard` is the ranks of a node, only this all-reduce crosses the network, with 1 / shards of the gradients.
     mesh = init_device_mesh(world.device.type, size, mesh_dim_names=("replicate", "shard"))
     half = {"fp32": None, "bf16": torch.bfloat16}[args.precision]
+    # Parameters are all-gathered in `half`, which halves the traffic. Gradients are summed in float32: in bf16 a sum over
+    # many ranks loses small gradients. Offloaded shards are in pinned memory: only
+    # from there can they be copied to the GPU while it computes.
     sharding = {
         "mesh": mesh if args.replicate > 1 else mesh["shard"],
         "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),
         "offload_policy": CPUOffloadPolicy(pin_memory=world.backend == "nccl") if args.cpu_offload else OffloadPolicy(),
     }
+    # Bytes of host memory. The difference shows that building the model took a shard and not the whole model.
     before = metrics.resident()
     torch.manual_seed(args.seed)
     shape = huggingface.chosen(args, corpus.vocabulary)
     # On the meta device: no rank ever holds the whole model.
     with torch.device("meta"):
         net = model.GPT(shape, recompute=args.recompute, apart=corpus.apart)
+    # Counted before sharding: afterwards a rank sees its own shards.
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
     if args.compile:
         net.compile_blocks()
     # Each block is gathered only for its forward and backward. The rest (embedding, norm, head) is one unit.
     for block in net.blocks:
+        # A block is all-gathered before its forward, freed, and all-gathered again before its backward. With
+        # --keep-gathered it is not freed between. After backward its gradients are reduce-scattered: each rank gets the
+        # mean for its own shard.
         fully_shard(block, reshard_after_forward=not args.keep_gathered, **sharding)
     fully_shard(net, **sharding)
     # Now give each rank memory for its shards, and fill them: random weights, or those of --init-from.
     huggingface.begin(net, args, torch.device("cpu") if args.cpu_offload else world.device)
     built = ranks.largest(metrics.most_resident() - before, world=world)[0]
+    # Made after the sharding: so its two moments for each parameter are shards, too.
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
     factor = options.cosine(args.warmup, args.steps)
     log.say(
         f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {size[0]} copies in {size[1]} shards, "

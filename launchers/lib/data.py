@@ -43,6 +43,8 @@ class ResumableSampler(DistributedSampler):  # type: ignore[type-arg]
         self._skipped = samples // self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
+        # The permutation of an epoch depends only on the seed and the epoch. So skipping finds the place where a
+        # stopped run was.
         return iter(list(super().__iter__())[self._skipped :])
 
     def __len__(self) -> int:
@@ -85,6 +87,7 @@ def batches(
         pin_memory=world.device.type == "cuda",
         generator=torch.Generator().manual_seed(seed),  # its own, else it would draw from the model's generator
     )
+    # Samples that all ranks read in one micro-step.
     together = micro_batch * world.ddp_world_size
     usable = len(dataset) // (together * accumulate) * together * accumulate
     if usable == 0:
@@ -93,6 +96,8 @@ def batches(
             f"{accumulate} accumulation steps."
         )
     while True:
+        # The position follows from one number, `samples`, so a resumed run with another number of ranks finds the same
+        # place.
         epoch, done = divmod(samples, usable)
         sampler.set_epoch(epoch)
         sampler.skip(done)
@@ -112,6 +117,8 @@ def fixed(
     if count < 1:
         raise SystemExit(f"--test-windows {windows}: at least one is needed for the test.")
     for turn in range(-(-count // (micro_batch * world.ddp_world_size))):
+        # In turn n, rank r has items (n * ranks + r) * micro_batch and following: neighbouring ranks read neighbouring
+        # items.
         first = (turn * world.ddp_world_size + world.ddp_rank) * micro_batch
         places = range(first, first + micro_batch)
         items = [dataset[place if place < count else 0] for place in places]
@@ -155,6 +162,7 @@ def digits() -> tuple[Images, Images, int]:
     from sklearn.datasets import load_digits  # noqa: PLC0415 - other data does not need scikit-learn
 
     pixels, classes = load_digits(return_X_y=True)
+    # (1797, 64) -> (1797, 1, 8, 8). Pixels are 0 to 16.
     inputs = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
     targets = torch.tensor(classes, dtype=torch.int64)
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
@@ -166,6 +174,7 @@ def mnist(folder: Path, part: str) -> Images:
     """One part (train or t10k) of MNIST or of a set in its format (yann.lecun.com/exdb/mnist describes idx files)."""
     inputs = _read_idx(_find_file(folder, f"{part}-images*idx3-ubyte*"))
     targets = _read_idx(_find_file(folder, f"{part}-labels*idx1-ubyte*"))
+    # (images, height, width) -> (images, 1, height, width)
     return TensorDataset(inputs[:, None].float() / 255, targets.long())
 
 
@@ -178,6 +187,8 @@ def _find_file(folder: Path, pattern: str) -> Path:
 
 def _read_idx(path: Path) -> torch.Tensor:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    # Big-endian: two zero bytes, the type of the values (8: unsigned bytes), the number of dimensions; then each dimension
+    # as uint32.
     zeros, kind, dimensions = struct.unpack_from(">HBB", data)
     shape = struct.unpack_from(f">{dimensions}I", data, 4)
     start = 4 + 4 * dimensions
@@ -211,4 +222,5 @@ class ImageFolder(Images):
         with Image.open(path) as image:
             scaled = image.convert("RGB").resize((self._size, self._size))
         pixels = torch.frombuffer(bytearray(scaled.tobytes()), dtype=torch.uint8)
+        # pillow gives (height, width, RGB); a convolution takes (RGB, height, width).
         return pixels.view(self._size, self._size, 3).permute(2, 0, 1).float() / 255, torch.tensor(number)

@@ -23,6 +23,7 @@ def adamw(
 ) -> torch.optim.AdamW:
     """AdamW, in one fused kernel where all parameters are on a GPU."""
     listed = list(parameters)
+    # The fused kernel updates all parameters in one launch, instead of several launches for each of them.
     on_gpu = all(one.is_cuda for one in listed)
     return torch.optim.AdamW(
         listed, lr=lr, betas=(0.9, beta2), weight_decay=weight_decay, fused=True if on_gpu else None
@@ -92,7 +93,7 @@ class Steps:
         samples: int,
         speed: metrics.Speed,
     ) -> None:
-        """at: `step` and `samples` so far, updated here. samples: sequences in a step, over all ranks.
+        """position: `step` and `samples` so far, updated here. samples: sequences in a step, over all ranks.
 
         test: returns the loss on the validation windows. Called by all ranks.
         """
@@ -123,6 +124,8 @@ class Steps:
             evaluate(self._test, position["step"], position["step"], self._log, self._checkpoints, self._save)
             self._speed.restart()
         every = self._args.checkpoint_every
+        # All ranks get here in every step, also where nothing is saved: the question whether a rank was asked to stop
+        # is a collective.
         self._code = after_step(self._requests, self._log, self._profile, self._save, position["step"], every=every)
 
     def end(self) -> int:

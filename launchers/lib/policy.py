@@ -37,11 +37,13 @@ def sample(
 ) -> list[list[Completion]]:
     """`count` completions for each prompt. Log-probabilities are of the sampling distribution: softmax(logits / temperature)."""
     device = net.embedding.weight.device
+    # rows (prompts, longest + max_tokens), lengths (prompts,)
     rows, lengths = _padded(prompts, room=max_tokens, device=device)
     longest = int(lengths.max())
     last = torch.arange(len(prompts), device=device)
     # The first token of all completions of a prompt comes from one forward pass: logits (prompts * count, V).
     scores = net(rows[:, :longest])[last, lengths - 1].repeat_interleave(count, 0)
+    # From here on B = prompts * count rows, the completions of a prompt next to each other.
     rows, lengths = rows.repeat_interleave(count, 0), lengths.repeat_interleave(count)
     last = torch.arange(len(rows), device=device)
     drawn, chosen = [], []
@@ -49,7 +51,9 @@ def sample(
     for position in range(max_tokens):
         if position:
             scores = net(rows[:, : longest + position])[last, lengths + position - 1]
+        # (B, V), in float32: probabilities in bfloat16 have only two to three digits.
         logprobs = functional.log_softmax(scores.float() / temperature, dim=-1)
+        # (B, 1)
         tokens = torch.multinomial(logprobs.exp(), 1, generator=generator)
         rows[last, lengths + position] = tokens[:, 0]
         # Sampling continues for the whole batch. -1 marks tokens of completions that have already ended.
@@ -94,6 +98,7 @@ def answered(prompt: list[int], completion: list[int]) -> Row:
 
 def rows(given: list[Row], device: torch.device) -> Batch:
     """A batch of rows."""
+    # (B, T + 1): the inputs are the first T tokens, the targets the last T.
     tokens, _ = _padded([row.tokens for row in given], room=0, device=device)
     mask, _ = _padded([row.mask for row in given], room=0, device=device)
     return Batch(tokens=tokens[:, :-1], targets=tokens[:, 1:], mask=mask[:, 1:].float())

@@ -93,11 +93,13 @@ def _gpu_index() -> int:
 
 def _gather_ranks(use_gpu: bool) -> Ranks:
     host = socket.gethostname()
+    # torchrun's number of the node, or the kit's. Otherwise the host name tells nodes apart.
     node = os.environ.get("GROUP_RANK") or os.environ.get("NODE_RANK") or host
     gpu = f"{host} {torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}" if use_gpu else ""
     control = dist.new_group(backend="gloo")
     seen: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
     dist.all_gather_object(seen, (node, gpu), group=control)
+    # By UUID: two ranks may call one card by different indices.
     gpus = [gpu for _, gpu in seen if gpu]
     if gpus and len(set(gpus)) < len(seen):
         raise SystemExit(
@@ -131,6 +133,8 @@ def largest(*values: float, world: Ranks) -> list[float]:
 
 def by_first(make: Callable[[], Made], world: Ranks) -> Made:
     """Call `make` on the first rank and give its result to all ranks. The program ends here where it raises Refused or OSError."""
+    # The result and the message of an error. Rank 0 sends both, so that all ranks end together and none waits for the
+    # others.
     box: list[Any] = [None, None]
     if world.is_main_process:
         try:

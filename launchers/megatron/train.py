@@ -190,14 +190,17 @@ def forward_step(
     device = torch.cuda.current_device()
     # (B, T) each: B windows of a micro-batch, T tokens of context. A test adds weights (B,): 0 for padding windows.
     tokens, targets, *weights = (tensor.to(device, non_blocking=True) for tensor in next(batches))
+    # (B, T), the same 0 to T - 1 in each row
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
     # Megatron's masks are True where a token is not seen. Without a mask, its layers use the causal one.
     mask = None if apart is None else ~model.within(tokens, apart)
-    # On the last stage the loss of each token, (B, T); on the others what the next stage reads.
+    # On the last stage the loss of each token, (B, T). On the others the activations, (T, B, C) in Megatron's order of dimensions,
+    # which the schedule sends to the next stage.
     output = net(tokens, positions, mask, labels=targets)
 
     def summed(losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss of a test: the sum over the windows that count."""
+        # losses (B, T) -> (B,), the mean over each window; then the sum over the windows
         loss = (losses.float().mean(1).double() * weights[0]).sum()
         return loss, {"loss": loss.detach().clone()}
 
@@ -240,6 +243,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     log = metrics.Metrics(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
     profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    # Makes the process groups. Tensor ranks are neighbours, on one node where possible: they all-reduce activations in
+    # every layer. Pipeline stages only send activations to the next stage, and data parallel ranks all-reduce gradients
+    # once a step.
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=args.tp, pipeline_model_parallel_size=args.pp, context_parallel_size=args.cp
     )
@@ -257,12 +263,15 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     copy = dataclasses.replace(world, ddp_rank=parallel_state.get_data_parallel_rank(), ddp_world_size=data_parallel)
     corpus = text.opened(args, world, log)
     train_set, test_set = corpus.train, corpus.test
+    # Sequences of one micro-batch on one model copy.
     micro_batch = ranks.share("--batch-size", args.batch_size, copy, args.accumulate)
 
     # ---- model and optimizer ----
 
     shape = begun(corpus.vocabulary)
     net = make_model(world, shape)
+    # With pipeline stages this is the 1F1B schedule: each stage alternates a forward and a backward pass, so that it keeps
+    # the activations of few micro-batches.
     run_micro_batches = get_forward_backward_func()
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
@@ -277,6 +286,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         ),
         [net],
     )
+    # lr_factor(step) is between 0 and 1; the learning rate is --lr times this factor.
     lr_factor = options.cosine(args.warmup, args.steps)
 
     # ---- resume ----
@@ -349,6 +359,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         net.train()
         # Every rank of a last stage has the sum over the windows of its model copy.
         (summed,) = ranks.total(sum(part["loss"].item() for part in losses), world=world)
+        # The tp x cp ranks of a copy's last stage add the same sum. Their number is world size / (data parallel x pp).
         return summed * data_parallel * args.pp / world.ddp_world_size / count
 
     steps = loop.Steps(
@@ -366,6 +377,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     )
     while steps.go_on():
         net.zero_grad_buffer()
+        # Megatron's DDP keeps all gradients in one buffer, so that it can reduce them in large pieces. With bf16 the optimizer
+        # also has float32 copies of the weights, with their own gradients.
         optimizer.zero_grad()
         # All micro-batches of a step, forward and backward, through all pipeline stages.
         losses = run_micro_batches(

@@ -75,11 +75,15 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     # ---- model: copies of it, or shards of copies ----
 
+    # The same seed on all ranks: each draws the same weights.
     torch.manual_seed(args.seed)
     net = policy.begun(args.model, options.shape(args, task.vocabulary))
     shape = policy.described(net)
     parameters = sum(p.numel() for p in net.parameters())
+    # `forward` is DDP or FSDP2 around `net`. Call it in training, so that it averages the gradients over the ranks in
+    # backward.
     forward = spread.over(world, net.to(world.device), args.dp_replicate)
+    # No weight decay: only the rewards should move the weights.
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=0.0)
     log.say(
         f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {parameters:,} parameters, "
@@ -100,6 +104,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
+            # A collective, because a rank may hold shards only: all ranks call it, rank 0 gets the whole state and
+            # writes it.
             whole = spread.state(net, optimizer)
             checkpoint.write_model(folder, world, net.described())
             rng = checkpoint.gathered(checkpoint.rng_state(), world)
@@ -124,9 +130,12 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- teach the form of an answer, not its value ----
 
     if task.guess and not (resume_from or args.model):
+        # Each rank draws other problems, so that a step learns from ranks x 32 of them.
         draw = random.Random(args.seed + world.ddp_rank)
         for _ in range(args.form_steps):
             prompts = [task.prompt(problem) for problem in draw.choices(task.training, k=32)]
+            # rows.tokens (32, T) -> logits (32, T, V). The loss is the mean over the guessed tokens; prompts have
+            # mask 0.
             rows = policy.batch(prompts, [task.guess(draw) for _ in prompts], world.device)
             update(policy.masked_mean(-policy.logprobs(forward(rows.tokens), rows), rows.mask))
 
@@ -147,6 +156,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     def hand_out() -> policy.Weights:
         """Send the weights to the servers, as the version of this step. Returns the whole weights on rank 0."""
+        # A collective: shards are all-gathered, and rank 0 has the whole weights in host memory.
         weights = spread.weights(net)
         if caster:
             caster.publish(position["step"], {name: tensor.to(world.device) for name, tensor in weights.items()})
@@ -154,6 +164,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     def test(weights: policy.Weights) -> tuple[float, float]:
         how = {"count": args.test_rollouts, "max_tokens": args.max_tokens, "seed": args.seed, "device": world.device}
+        # Rank 0 alone samples with these weights. The others wait in the next collective.
         return exam.take(task, shape, weights, **how)
 
     weights = hand_out()
@@ -174,6 +185,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         """The rollouts of a step, or the number of a signal that came during the wait. The same on all ranks."""
         deadline = time.monotonic() + args.batch_timeout
         while True:
+            # Only rank 0 looks for the file. On a network file system the other ranks may see it later, and then
+            # ranks would disagree.
             box: list[Any] = [None]
             if caster:
                 caster.repeat_if_asked()
@@ -182,6 +195,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                     box = [json.loads(path.read_text(encoding="utf-8"))["rollouts"]]
                 elif time.monotonic() > deadline:
                     box = [f"no batch for step {step} within {args.batch_timeout:g} s: is the orchestrator alive?"]
+            # Over gloo, in host memory: the group of the training's collectives stays free, and no GPU is needed.
             dist.broadcast_object_list(box, src=0, group=world.control)
             if isinstance(box[0], str):
                 raise SystemExit(box[0])
@@ -206,9 +220,11 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                 f"{len(rollouts)} rollouts are too few for {args.updates} updates on {world.ddp_world_size} ranks."
             )
         profile.step(step)
+        # Seconds that the trainer waited for samples: the share of its time that more inference servers could save.
         waited = time.perf_counter() - began
         random.Random(args.seed + step).shuffle(rollouts)  # so that each part of a batch has many problems
         clipped = loss_of_all = 0.0
+        # Linear decay to 0, over batches.
         lr = args.lr * (1 - position["step"] / args.max_steps)
         for number in range(args.updates):
             part = rollouts[number :: args.updates]
@@ -228,11 +244,15 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             gain = torch.minimum(ratio * advantages, limited * advantages) + args.entropy * policy.entropy(scores)
             # Each token counts the same. The backward pass averages over ranks, whose numbers of tokens differ.
             tokens = sum(len(one["tokens"]) for one in part)
+            # A minus, because the optimizer minimizes and the gain should grow.
             loss = -(gain * rows.mask).sum() * world.ddp_world_size / tokens
             norm = update(loss, lr=lr)
             loss_of_all += loss.item() / args.updates
+            # The share of tokens whose ratio was outside of 1 - clip_ratio to 1 + clip_ratio. A high share says
+            # that the updates are too large, or the samples too old.
             clipped += ((ratio != limited) * rows.mask).sum().item() / rows.mask.sum().item() / args.updates
         position["step"] = step
+        # Prompt and completion tokens over all ranks: all ranks have all rollouts.
         read = sum(len(one["prompt"]) + len(one["tokens"]) for one in rollouts)
         position["tokens"] = position.get("tokens", 0) + read
         speed.step(read)
@@ -252,6 +272,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                 lr=lr,
                 gradient_norm=norm,
                 tokens=position["tokens"],
+                # Mean age of the samples, in versions of the weights; 0: sampled with the newest.
                 behind=sum(step - 1 - one["version"] for one in rollouts) / len(rollouts),
                 waited=waited,
                 seconds=time.perf_counter() - began,

@@ -78,17 +78,22 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         """The examples of a step, the same on every world size and in every start. Steps count from 0."""
         if taught:
             return taught.drawn(step, args.batch_size, args.seed)
+        # 1,000,003 is a prime: the seeds of different runs and steps do not meet.
         problems = random.Random(args.seed * 1_000_003 + step).choices(sums.training, k=args.batch_size)
         return [policy.answered(arithmetic.encode(one[0]), arithmetic.solution(one)) for one in problems]
 
     # ---- model ----
 
+    # The same seed on all ranks: each draws the same weights.
     torch.manual_seed(args.seed)
     net = policy.begun(args.model, options.shape(args, taught.vocabulary if taught else 256))
     shape = policy.described(net)
     parameters = sum(p.numel() for p in net.parameters())
+    # `forward` is DDP or FSDP2 around `net`. Call it in training, so that it averages the gradients over the ranks in
+    # backward.
     forward = spread.over(world, net.to(world.device), args.dp_replicate)
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
+    # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
     factor = options.cosine(args.warmup, args.max_steps)
     log.say(
         f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {parameters:,} parameters, "
@@ -97,6 +102,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     def test_sums() -> tuple[float, float]:
         """The mean reward and the share of right answers, on the first rank."""
+        # A collective, because a rank may hold shards only. Then rank 0 samples alone: sums take a few tokens.
         weights = spread.weights(net)
         if not world.is_main_process:
             return 0.0, 0.0
@@ -127,6 +133,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     def save(*, last: bool = False) -> None:
         def start(folder: Path) -> checkpoint.Finish | None:
+            # A collective again: all ranks call it, rank 0 gets the whole state in host memory and writes it.
             whole = spread.state(net, optimizer)
             checkpoint.write_model(folder, world, net.described())
             if not world.is_main_process:
@@ -140,16 +147,21 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     # ---- train ----
 
+    # None: the chats of a step differ in length, so each step reports its own number of tokens.
     speed = metrics.Speed(None, net.flops_per_token(), world, "fp32")
     log.started("sft/train.py", world, speed, parameters=parameters, seed=args.seed)
     reports.progress.step(position["step"])
     while position["step"] < args.max_steps:
         profile.step(position["step"] + 1)
+        # All ranks draw the rows of all ranks, in the same order. So no rank has to send data, and the global number of
+        # counted tokens is known without a collective.
         rows = drawn(position["step"])
         counted = sum(sum(row.mask[1:]) for row in rows)  # the first token is never a target
         loss = 0.0
         # This rank's micro-batches: every world_size-th one of the step.
         for number in range(world.ddp_rank, world.ddp_world_size * args.accumulate, world.ddp_world_size):
+            # part.tokens, part.targets and part.mask are (b, T): b rows of a micro-batch, padded to the T tokens of
+            # the longest.
             part = policy.rows(rows[number * micro_batch :][:micro_batch], world.device)
             # Each token counts the same. The backward pass averages over ranks, whose numbers of tokens differ.
             # logits (B, T, V), log-probabilities and mask (B, T). Padding and prompts have mask 0.
@@ -161,6 +173,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             share.backward()
             loss += share.item()
         # The gradients are summed over the micro-batches; the backward passes have averaged them over the ranks.
+        # With FSDP2 this is the norm over all shards: a DTensor, whose value needs a collective (spread.number, when it
+        # is logged).
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
         lr = loop.set_pace(optimizer, lr=args.lr * factor(position["step"]), weight_decay=args.weight_decay)
         optimizer.step()
