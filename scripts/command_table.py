@@ -20,6 +20,7 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.groups import GROUPS
+from kit.cli.typer_later import LaterDeclaration
 
 PLACE = Path(__file__).parents[1] / "kit" / "cli" / "command_table.py"
 HEAD = '''"""The usual commands, for kit/cli/plain_words.py. Made by scripts/command_table.py: run `make reference`."""
@@ -73,7 +74,8 @@ def _parts(hint: Any) -> tuple[Any, Any]:
     """A parameter's type, and its typer declaration."""
     if get_origin(hint) is Annotated:
         base, declared = get_args(hint)
-        return base, declared
+        # A command that was imported before typer has a stored declaration.
+        return base, declared.made() if isinstance(declared, LaterDeclaration) else declared
     return hint, None
 
 

@@ -48,6 +48,17 @@ def test_the_table_is_the_one_that_the_commands_make() -> None:
     assert {"status", "runs", "render", "submit", "cancel", "logs", "why", "sweep", "results"} <= COMMANDS.keys()
 
 
+def test_the_table_is_made_after_a_command_was_imported_without_typer() -> None:
+    """As in a process of tests, where another test has imported the commands first."""
+    made = f"""
+import sys, runpy, kit.cli.time
+assert "typer" not in sys.modules
+print(runpy.run_path({str(REPO / "scripts" / "command_table.py")!r})["text"]())
+"""
+    answer = shell.run([sys.executable, "-c", made], cwd=REPO, env={"PATH": "/usr/bin:/bin"})
+    assert answer.stdout == (REPO / "kit" / "cli" / "command_table.py").read_text(encoding="utf-8").rstrip()
+
+
 @pytest.mark.parametrize(
     "line",
     [
