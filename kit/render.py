@@ -71,7 +71,7 @@ def plain(name: str) -> str:
 
 @cache
 def program_names() -> tuple[str, ...]:
-    """bin/NAME of the programs that are the same in every run, sorted: those without a head to render."""
+    """The sorted names (bin/NAME) of the programs that are the same in every run, because they have no generated head."""
     return tuple(name for name in _names("bin") if MARK not in plain(name))
 
 

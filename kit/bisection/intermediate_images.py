@@ -33,7 +33,7 @@ def changes(good: Earlier, bad: Earlier) -> list[Change]:
 
 
 def is_whole(names: Sequence[str]) -> bool:
-    """Whether the made changes include the last one, and so give the bad run's own image."""
+    """Whether one of these changes is "the rest of the image". Then the image is the bad run's own."""
     return any(not name.startswith(_PACKAGE) for name in names)
 
 

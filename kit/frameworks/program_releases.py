@@ -164,7 +164,7 @@ def misspelt(job: Job, releases: Releases, config: Mapping[str, Any] | None, *, 
                 releases, lists, option, where, written, names=names, release=release, own=own, meant=meant
             )
         elif not own and release is not None and release in lists.module.get(option, "").split():
-            problem = f"{written} is an option of {lists.groups}, and nothing names this module"
+            problem = f"{written} is an option of the module {lists.groups}, and args do not name this module"
             yield Fault(key=where, problem=problem, hint=f"--{lists.chosen_by(known)}={lists.groups} in args")
 
 

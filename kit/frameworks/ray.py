@@ -38,7 +38,7 @@ class Ray:
             problem = f"the other roles take {others} of resources.nodes = {allocation.nodes}: no node is left for Ray"
             yield Fault(key="resources.nodes", problem=problem, hint=f"nodes = {others + 1}")
         elif not workers and WORKER in job.roles:
-            problem = f"Ray has one node, which is {HEAD}'s: there is no {WORKER}"
+            problem = f"Ray runs on one node here, and {HEAD} takes it: this job has no {WORKER}"
             yield Fault(key=f"roles.{WORKER}", problem=problem, hint=f"[resources] nodes = {others + 2}")
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:

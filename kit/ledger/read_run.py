@@ -57,7 +57,10 @@ def _cancelled(run_dir: Path) -> float:
 
 
 def _closed(run_dir: Path, *, after: float) -> float:
-    """The time when all steps had gone, at most an hour after the end event; 0 if the batch script did not come so far."""
+    """The time at which the batch script saw that all steps had ended; 0 if it ended before that.
+
+    after: the time of the end event. A time before it, or more than an hour after it, is wrong and gives 0.
+    """
     try:
         at = float(untrusted_files.read_bytes(RunPaths(run_dir).closed, most=64))
     except (OSError, ValueError):

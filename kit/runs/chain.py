@@ -30,7 +30,7 @@ def with_links(plan: Plan, *, file: str) -> Plan:
         # A requeued job keeps its memory of failures from one start to the next.
         raise ConfigError.of(Fault(file=file, key="chain", problem=problem, hint="[retry]\n       requeue = 10"))
     if plan.job.notify.on and plan.job.notify.by == "batch":
-        problem = "a chain's batch scripts have no URLs: they are removed when its first link ends"
+        problem = "a chain's batch scripts cannot send: the file with the URLs is removed when the first link ends"
         raise ConfigError.of(Fault(file=file, key="notify.by", problem=problem, hint='by = "watch"'))
     text = render(f"bin/{LINK}", {"sbatch": header(plan.text_of("batch.sh")), "run_dir": plan.run_dir})
     return replace(plan, files=(*plan.files, PlanFile(name=LINK, text=text, mode=0o755)))

@@ -182,7 +182,7 @@ def folder_of(run_id: str) -> Path | None:
 
 
 def token_for(partner: str) -> str:
-    """The token for a run that is resumed: the one that its other half still has, else a new one."""
+    """The relay's token for a resumed half of a training over two clusters: the partner's token if it has one, else a new one."""
     run_dir = folder_of(partner)
     remote = remote_clusters.holding(run_dir) if run_dir else None
     kept = ""

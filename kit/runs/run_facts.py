@@ -132,7 +132,7 @@ def _lines(text: bytes) -> list[object]:
 
 
 def _is_event(event: dict[str, object]) -> bool:
-    """Whether the keys used here have the batch script's types: numbers, some of them as text."""
+    """Whether `event` has a name, and numbers where this module reads numbers. The batch script writes some of them as text."""
     name = event.get("event")
     return isinstance(name, str) and all(_number(event.get(key, 0)) is not None for key in _NUMBERS.get(name, ()))
 

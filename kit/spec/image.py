@@ -71,8 +71,8 @@ Platform = Annotated[
     str,
     Form(
         pattern=r"linux/[a-z0-9]+(/v[0-9])?",
-        what="a platform of images",
-        how="linux/ and the architecture as Docker names it",
+        what="the platform of an image",
+        how="write linux/ and Docker's name of the architecture",
         example="linux/amd64",
         nearest=lambda text: f"linux/{text.lower()}",
     ),
@@ -148,7 +148,7 @@ SecretId = Annotated[
     Form(
         pattern=r"[A-Za-z0-9_.-]+",
         what="the id of a secret",
-        how="letters, digits and _ . -, as RUN --mount=type=secret,id= names it",
+        how="it has letters, digits and _ . - only; RUN --mount=type=secret,id=ID names it",
         example="pip-token",
         nearest=lambda text: re.sub(r"[^A-Za-z0-9_.-]+", "-", text),
     ),

@@ -37,6 +37,6 @@ class Notify(Model):
     @model_validator(mode="after")
     def _somebody(self) -> Notify:
         if self.on and not self.to:
-            problem = "nobody is told: name the variables that hold the URLs"
+            problem = "no notice can be sent: name the variables that hold the URLs"
             raise Invalid(problem, key=("to",), write=("TEAM_SLACK",))
         return self

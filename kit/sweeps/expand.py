@@ -117,7 +117,10 @@ def expand(sweep: Sweep, *, base: Mapping[str, Any], tables: Tables, file: str) 
 
 
 def _settings(sweep: Sweep) -> Iterator[tuple[str, dict[str, Value]]]:
-    """Every combination before evaluation, with the name of its named point. The last key of the grid changes fastest."""
+    """Every combination of values with the name of its named point. Expressions are not evaluated yet.
+
+    The last key of the grid changes fastest.
+    """
     named = list(sweep.points.items()) or [("", {})]
     rows = [dict(zip(sweep.zip, row, strict=True)) for row in zip(*sweep.zip.values(), strict=True)] or [{}]
     for (name, setting), row in itertools.product(named, rows):

@@ -109,7 +109,7 @@ class _Process:
         return found
 
     def _end(self) -> None:
-        """Kill the process and the programs that it started, which nobody else waits for."""
+        """Kill the process and the programs that it started: nothing else would end them."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

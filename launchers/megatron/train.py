@@ -70,7 +70,10 @@ args = options.parse(parser)
 
 
 def begun(vocabulary: int) -> model.Shape:
-    """The shape of --init-from, which then sets --layers, --heads and --dim, or of these options. vocabulary: the data's."""
+    """The shape of the model: that of --init-from, else the one of --layers, --heads, --kv-heads and --dim.
+
+    --init-from also overwrites these four options. vocabulary: the size of the data's vocabulary.
+    """
     if args.init_from is None:
         size = {"layers": args.layers, "heads": args.heads, "dim": args.dim, "context": args.context}
         return model.Shape(**size, vocabulary=vocabulary, kv_heads=args.kv_heads, norm_eps=NORM_EPS)

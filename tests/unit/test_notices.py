@@ -262,7 +262,7 @@ def test_a_failed_run_is_told_of_once(tmp_path: Path) -> None:
 
 
 def test_a_job_that_tells_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match="nobody is told"):
+    with pytest.raises(ValueError, match="no notice can be sent"):
         Job.model_validate({"name": "a", "launcher": "ddp", "notify": {"on": ["end"]}})
 
 
