@@ -159,7 +159,5 @@ def _autos(table: Mapping[str, Any], prefix: str = "deepspeed") -> Iterator[Faul
         if isinstance(value, Mapping):
             yield from _autos(value, where)
         elif value == "auto" and not (prefix == "deepspeed" and key in {TOTAL, MICRO, STEPS}):
-            problem = (
-                "'auto' is the Hugging Face Trainer's word: without it, DeepSpeed fails here or takes the text for true"
-            )
+            problem = "only the Hugging Face Trainer replaces 'auto': without it, DeepSpeed fails here or reads the text as true"
             yield Fault(key=where, problem=problem, hint="write the value, or remove the line")

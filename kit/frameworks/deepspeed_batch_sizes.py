@@ -90,10 +90,10 @@ def split(args: Iterable[str], table: Mapping[str, Any]) -> int:
 def doubtful(table: Mapping[str, Any], world_size: int, parts: int) -> Iterator[Fault]:
     """Warnings for the user's own program. parts: the number of ranks that share one model, as far as its options show it."""
     if world_size % parts:
-        problem = f"models split over {parts} ranks do not divide {world_size} ranks"
+        problem = f"{world_size} ranks cannot be divided into models of {parts} ranks each"
         yield Fault(key="resources.nodes", problem=problem, hint=f"nodes = {parts}")
         return
-    ranks = "ranks" if parts == 1 else f"data parallel ranks ({world_size} ranks, {parts} a model)"
+    ranks = "ranks" if parts == 1 else f"data parallel ranks ({world_size} ranks, {parts} for each model)"
     for fault in uneven(table, world_size // parts, ranks):
-        problem = f"{fault.problem}; right only where the program splits its model over more ranks than its options say"
+        problem = f"{fault.problem}; correct only if the program splits its model over more ranks than its options show"
         yield Fault(key=fault.key, problem=problem, hint=fault.hint)

@@ -62,7 +62,7 @@ class DiLoCoGroups:
         ranks = job.resources.ranks_per_node
         yield from broken(allocation.nodes, allocation.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks)
         if job.diloco and job.diloco.across and not job.is_launchers:
-            problem = "over two clusters the launcher's own program is needed: it knows the way"
+            problem = "a training over two clusters needs the launcher's own program: only it can use the relay"
             yield Fault(key="diloco.across", problem=problem, hint="across = false")
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
@@ -272,10 +272,10 @@ def broken(nodes: int, gpus: int, table: DiLoCo, *, ranks_per_node: int | None =
     yield from _too_few(table, table.groups or nodes * groups_per_node // nodes_per_group)
     if table.groups is not None and table.first_group + nodes * groups_per_node // nodes_per_group > table.groups:
         mine = nodes * groups_per_node // nodes_per_group
-        problem = f"{mine} groups from number {table.first_group} on are not among {table.groups}"
+        problem = f"this job has {mine} groups from number {table.first_group} on: the training needs more than {table.groups}"
         yield Fault(key="diloco.groups", problem=problem, hint=f"groups = {table.first_group + mine}")
     if table.groups is None and (table.first_group or table.lighthouse):
-        problem = "the groups of this job are some of a training's, whose number is not said"
+        problem = "first_group or lighthouse says that other jobs have groups too: set the number of groups of all jobs"
         yield Fault(
             key="diloco.groups",
             problem=problem,

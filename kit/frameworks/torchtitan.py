@@ -105,7 +105,7 @@ def broken(config: Mapping[str, Any], words: Sequence[str], *, ranks: int, count
         shown = " x ".join(
             f"{key.removeprefix('parallelism.').removesuffix('_degree')} {known[key]}" for key in _degrees(known)
         )
-        problem = f"{shown or prod(degrees)} does not come to {ranks}, the ranks of a replica group"
+        problem = f"{shown or prod(degrees)} is not {ranks}, the number of ranks of a replica group"
         yield Fault(key="parallelism", problem=problem, hint="[parallelism]\n       data_parallel_shard_degree = -1")
         return
     yield from _unable(config, words, known, shard=shard, count=count)
@@ -126,16 +126,16 @@ def _unable(
     if shard * context > 1:
         return
     if known[REPLICATE] > 1 and tensor * pipeline > 1:
-        problem = (
-            "copies (DDP) of a model that tensor or pipeline parallel ranks share: TorchTitan has that as HSDP only"
-        )
+        problem = "TorchTitan cannot combine DDP copies with tensor or pipeline parallelism; with HSDP (sharded copies) it can"
         copies = known[REPLICATE] // 2
         instead = f"{REPLICATE}={copies} --{SHARD}=2" if copies and known[REPLICATE] % 2 == 0 else f"{REPLICATE}=1"
         yield Fault(key="parallelism", problem=problem, hint=f'--extra-args "--{instead}"')
     table = config.get("fault_tolerance", {})
     method = dict(_arguments(words)).get(_METHOD, table.get("semi_sync_method") if isinstance(table, Mapping) else None)
     if count > 1 and not method:
-        problem = "gradients of replica groups are averaged in FSDP's hooks, and a group that shards nothing has none"
+        problem = (
+            "TorchTitan averages the gradients of replica groups in FSDP's hooks, and a group without shards has none"
+        )
         hint = '[fault_tolerance]\n       semi_sync_method = "diloco"'
         yield Fault(key=_METHOD, problem=problem, hint=hint)
 

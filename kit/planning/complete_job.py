@@ -58,7 +58,7 @@ def _lead(resolved: Resolved) -> int:
     if not seconds or lead < seconds:
         return lead
     if "lead" in resolved.asked_slurm:
-        problem = f"a lead of {lead} s is the whole time limit, resources.time = {limit}, or more"
+        problem = f"a lead of {lead} s is not shorter than the time limit, resources.time = {limit}"
         raise ConfigError.of(
             Fault(key="slurm.lead", problem=problem, hint=f"lead = {seconds // 4}"), file=resolved.job_file
         )

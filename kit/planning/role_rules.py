@@ -20,7 +20,7 @@ def check(resolved: Resolved, allocation: Allocation, roles: Mapping[str, Role])
     rank_args = resolved.job.rank_args
     faults = [fault for name in roles for fault in _wrong(name, roles, allocation)]
     if not any(role.policy != "service" for role in roles.values()):
-        problem = "all roles are services, which end when the others have ended: nothing says when the job is done"
+        problem = "all roles are services: a service ends after the other roles, so this job would never be done"
         faults.append(Fault(key="roles", problem=problem, hint='policy = "main" in the role that the job is for'))
     if rank_args and all(r.command is not None or r.script is not None for r in roles.values()):
         problem = "each role has a program of its own, which finds these values in its environment"

@@ -26,7 +26,7 @@ def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
     if made.main.shape != "srun":
         can = "srun" in made.resolved.launcher.shapes
         yield (
-            f"the start shape {made.main.shape!r} has torchrun start the ranks: only those of 'srun' can be forked warm",
+            f"in the start shape {made.main.shape!r} torchrun starts the ranks: only the ranks of 'srun' can be forked warm",
             'shape = "srun"' if can else _REMOVE,
         )
         return

@@ -25,5 +25,7 @@ class JobSize(Model):
     @model_validator(mode="after")
     def _says_something(self) -> JobSize:
         if not self.model_fields_set:
-            raise Invalid("a choice that says nothing is the job itself", hint='nodes = 4, time = "2:00:00"')
+            raise Invalid(
+                "this choice sets no key, so it is the same as the job itself", hint='nodes = 4, time = "2:00:00"'
+            )
         return self

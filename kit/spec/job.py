@@ -112,7 +112,7 @@ def _image(value: str) -> str:
     if value.endswith((".sqsh", ".tar", ".tar.gz", ".squashfs")) or value.startswith(("/", "./", "../", "~")):
         problem = f"{shown(value)} is a file, and a job names an image of containers/, which is locked by digest"
         raise Invalid(problem, hint=f'kit import-image {shlex.quote(value)} --name {name}, then image = "{name}"')
-    problem = f"{shown(value)} is not an image of containers/; a tag alone may be another image tomorrow"
+    problem = f"{shown(value)} is not an image of containers/; a tag can point to another image tomorrow"
     source = value if "://" in value else f"docker://{_with_registry(value)}"
     raise Invalid(problem, hint=f'kit import-image {shlex.quote(source)} --name {name}, then image = "{name}"')
 

@@ -191,6 +191,6 @@ def interfaces(env: dict[str, str]) -> dict[str, str]:
     """An environment with network interfaces that Gloo can find; Invalid otherwise."""
     named = env.get("GLOO_SOCKET_IFNAME", "")
     if named.startswith(("^", "=")):
-        problem = f"Gloo takes names of interfaces, and cannot read {named!r}: ^ and = are NCCL's alone"
+        problem = f"Gloo takes names of interfaces, and cannot read {named!r}: only NCCL reads ^ and ="
         raise Invalid(problem, key=("GLOO_SOCKET_IFNAME",), write=named.lstrip("^=") or "eth0")
     return env

@@ -145,15 +145,15 @@ class Search(Model):
         for key in self.keys:
             if not key.startswith(("args.", "env.")):
                 raise Invalid(
-                    "a search chooses when the nodes are there already: it varies options of the program and variables of its "
-                    "environment, and no other key of the job",
+                    "a search chooses values after Slurm has given the nodes, so it can vary only options of the program and "
+                    "environment variables",
                     key=("keys", key),
                     hint="args.--lr or env.NAME in [sweep.search.keys]; [sweep.grid] for other keys",
                 )
         if len(self.objectives) == 1:
             name, goal = next(iter(self.objectives.items()))
             raise Invalid(
-                "one objective is the sweep's own metric",
+                "for one objective, use the keys metric and goal of [sweep] instead",
                 key=("objectives",),
                 hint=f'[sweep]\n       metric = "{name}"\n       goal = "{goal}"',
             )
@@ -222,13 +222,13 @@ class Sweep(Model):
         for name in ("grid", "zip", "points", "random", "set", "when"):
             if getattr(self, name):
                 raise Invalid(
-                    f"a search makes all points: {name} and search do not go together",
+                    f"a search chooses all points, so it cannot be combined with {name}",
                     key=(name,),
                     hint="remove one of them",
                 )
         if self.metric is None and not self.search.objectives:
             raise Invalid(
-                "a search has to know what is good: which metric the program writes", key=("metric",), write="test_loss"
+                "a search needs the name of the metric that it should improve", key=("metric",), write="test_loss"
             )
         return self
 

@@ -171,7 +171,7 @@ def test_typo_in_any_file(tmp_path: Path, file: str, text: str, key: str, near: 
         ("env.RANK", "0", "set by the kit"),
         ("env.SLURM_NTASKS", "0", "set by the kit"),
         ("env.BASH_ENV", "x", "read by bash"),
-        ("env.GLOO_SOCKET_IFNAME", "^docker0", "^ and = are NCCL's alone"),
+        ("env.GLOO_SOCKET_IFNAME", "^docker0", "only NCCL reads ^ and ="),
         ("rank_args.--rank", "RNK", "did you mean 'RANK'?"),
         ("rank_args.rank", "RANK", "is not an option of the program"),
         ("slurm.extra", ["--container-image=x"], "would put the batch script itself into a container"),
@@ -195,7 +195,7 @@ def test_gloos_interfaces_of_a_cluster_are_names(tmp_path: Path, named: str) -> 
     (tmp_path / "clusters" / "mine.toml").write_text(text)
     assert config.load_job(job, cluster="mine").cluster.network == {"NCCL_SOCKET_IFNAME": named}
     (tmp_path / "clusters" / "mine.toml").write_text(f'{text}GLOO_SOCKET_IFNAME = "{named}"\n')
-    assert "^ and = are NCCL's alone" in faults_of(job, cluster="mine")["network.GLOO_SOCKET_IFNAME"]
+    assert "only NCCL reads ^ and =" in faults_of(job, cluster="mine")["network.GLOO_SOCKET_IFNAME"]
 
 
 @pytest.mark.parametrize("bad", ["/a,b", "/a:b", "/a$b", "/a`b", '/a"b', "/a\nb", "/a\\b"])

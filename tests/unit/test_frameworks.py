@@ -120,9 +120,9 @@ def test_bloom_176b_as_published(tmp_path: Path, args: list[str]) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "2048 is not a multiple of 2 per GPU x 384 ranks = 768; right only where the program splits its model"),
-        (["--tp", "2"], "x 192 data parallel ranks (384 ranks, 2 a model) = 384; right only where"),
-        (["--tp", "7"], "models split over 7 ranks do not divide 384 ranks"),
+        ([], "2048 is not a multiple of 2 per GPU x 384 ranks = 768; correct only if the program splits its model"),
+        (["--tp", "2"], "x 192 data parallel ranks (384 ranks, 2 for each model) = 384; correct only if"),
+        (["--tp", "7"], "384 ranks cannot be divided into models of 7 ranks each"),
     ],
 )
 def test_sizes_of_a_users_own_program_are_warned_of_only(tmp_path: Path, args: list[str], said: str) -> None:

@@ -127,7 +127,7 @@ def test_groups_are_told_what_a_quorum_needs(options: dict[str, Any], quorum: in
         (
             {"use_ddp": True},
             "[parallelism]\ntensor_parallel_degree = 3\n",
-            "Llama3_8B.toml: parallelism: data_parallel_shard 1 x tensor_parallel 3 does not come to 4",
+            "Llama3_8B.toml: parallelism: data_parallel_shard 1 x tensor_parallel 3 is not 4",
         ),
         (
             {"use_ddp": True},
@@ -138,13 +138,13 @@ def test_groups_are_told_what_a_quorum_needs(options: dict[str, Any], quorum: in
         (
             {"use_ddp": True},
             "[parallelism]\ntensor_parallel_degree = 2\n",
-            "TorchTitan has that as HSDP only\n  try: --extra-args "
+            "with HSDP (sharded copies) it can\n  try: --extra-args "
             '"--parallelism.data_parallel_replicate_degree=1 --parallelism.data_parallel_shard_degree=2"',
         ),
         (
             {"replicas_per_node": 4},
             "",
-            "fault_tolerance.semi_sync_method: gradients of replica groups are averaged in FSDP's hooks, and a group that",
+            "fault_tolerance.semi_sync_method: TorchTitan averages the gradients of replica groups in FSDP's hooks",
         ),
         (
             {},
@@ -160,7 +160,7 @@ def test_groups_are_told_what_a_quorum_needs(options: dict[str, Any], quorum: in
         (
             {"extra_args": "--parallelism.tensor-parallel-degree 3"},
             "",
-            "tensor_parallel 3 does not come to 4, the ranks of a replica group",
+            "tensor_parallel 3 is not 4, the number of ranks of a replica group",
         ),
         ({"extra_args": "--a 'b"}, "", "No closing quotation"),
         ({}, "[training\n", "not valid TOML"),

@@ -349,7 +349,7 @@ def test_the_lead_is_shorter_than_the_time_limit(tmp_path: Path) -> None:
         "0": ["--signal=B:USR1@120"],
     }
     with pytest.raises(
-        ConfigError, match=r"slurm.lead: a lead of 180 s is the whole time limit, resources.time = 00:03:00, or more"
+        ConfigError, match=r"slurm.lead: a lead of 180 s is not shorter than the time limit, resources.time = 00:03:00"
     ):
         plan_of(job, overrides=("resources.time=00:03:00", "slurm.lead=180"))
 

@@ -186,7 +186,7 @@ def test_a_role_has_its_own_program_arguments_and_environment(tmp_path: Path) ->
         (SERVER + TRAINER.replace('"server"', '"sever"'), r"after = \[\"server\"\]"),
         (SERVER + TRAINER + 'shares = "serve"\n', r"roles.trainer.shares: there is no other role 'serve'"),
         (SERVER + 'after = ["trainer"]\n' + TRAINER, r"server -> trainer -> server|trainer -> server -> trainer"),
-        (SERVER, r"nothing says when the job is done"),
+        (SERVER, r"this job would never be done"),
         (SERVER + TRAINER + "gpus = [0, 9]\n", r"roles.trainer.gpus"),
         (SERVER + TRAINER + 'args = ["{server.port.grpc}"]\n', r"a port that role 'server' does not have"),
         (SERVER + TRAINER + 'nodes = "rest"\n', r"no node is left for nodes = 'rest'"),

@@ -47,9 +47,9 @@ def prepared(tmp_path: Path, text: str = SEARCH) -> PreparedSweep:
 @pytest.mark.parametrize(
     ("text", "key", "said"),
     [
-        (SEARCH.replace('metric = "loss"\n', ""), "sweep.metric", "which metric the program writes"),
-        (SEARCH.replace("args.--lr", "resources.nodes"), "resources.nodes", "the nodes are there already"),
-        (SEARCH.replace("[sweep]\n", "[sweep]\ngrid.seed = [1]\n"), "sweep.grid", "do not go together"),
+        (SEARCH.replace('metric = "loss"\n', ""), "sweep.metric", "needs the name of the metric"),
+        (SEARCH.replace("args.--lr", "resources.nodes"), "resources.nodes", "after Slurm has given the nodes"),
+        (SEARCH.replace("[sweep]\n", "[sweep]\ngrid.seed = [1]\n"), "sweep.grid", "cannot be combined with grid"),
         (SEARCH.replace("[1e-4, 1.0]", "[1.0, 1e-4]"), "log_uniform", "the lower bound comes first"),
         (SEARCH.replace("[1e-4, 1.0]", '["a", 1.0]'), "log_uniform", ""),
         (SEARCH.replace("count = 12", 'count = "many"'), "sweep.search.count", ""),

@@ -221,7 +221,7 @@ def test_moments_and_spans() -> None:
 def test_a_choice_says_something() -> None:
     from kit import config
 
-    with pytest.raises(ConfigError, match="is the job itself"):
+    with pytest.raises(ConfigError, match="is the same as the job itself"):
         config.validate({"name": "a", "launcher": "ddp", "when": [{}]}, Job, file="job.toml")
     job = config.validate({"name": "a", "launcher": "ddp", "when": [{"nodes": 4}, {"pieces": 8}]}, Job, file="job.toml")
     assert [one.nodes for one in job.when] == [4, None]
