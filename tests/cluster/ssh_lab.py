@@ -225,11 +225,13 @@ def store_over_there(far: Far, store: Path, image: str) -> Path:
     return made
 
 
-def require_python_for_users(folder: Path) -> None:
-    """Skip if other users may not enter the folder of this Python, from which a virtual environment was made."""
-    python = str(folder / "bin" / "python")
-    if shell.run(["runuser", "-u", USER, "--", python, "-c", ""], check=False).returncode != 0:
-        pytest.skip("this Python is in a folder that other users may not enter")
+def python_for_users() -> str:
+    """A Python that the user over there may run: this one, or the system's if this one is in a folder that others may not enter."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        asked = ["runuser", "-u", USER, "--", python, "-c", "import sys; assert sys.version_info >= (3, 10)"]
+        if shell.run(asked, check=False).returncode == 0:
+            return python
+    pytest.skip("this Python is in a folder that other users may not enter, and /usr/bin/python3 is missing or old")
 
 
 def _sshd(folder: Path, cluster: EmbeddedCluster, user: pwd.struct_passwd, address: str) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from kit import shell
 from kit.slurm.embedded import EmbeddedCluster
 from tests.cluster.conftest import short_folder
 from tests.cluster.lab import TIMEOUT_S
-from tests.cluster.ssh_lab import Far, far_lab, require_python_for_users
+from tests.cluster.ssh_lab import Far, far_lab, python_for_users
 
 pytestmark = [pytest.mark.cluster, pytest.mark.root]
 
@@ -104,9 +104,10 @@ def test_a_port_that_is_none_is_refused(far: Far) -> None:
 @pytest.mark.slow
 def test_a_notebook_lets_in_who_has_its_token_and_ends_with_its_command(far: Far) -> None:
     place = far.folder / "jupyter"
-    shell.run([sys.executable, "-m", "venv", str(place)])
-    require_python_for_users(place)
-    if shell.run([str(place / "bin/pip"), "install", "--quiet", "jupyter_server"], check=False).returncode != 0:
+    # Without pip: Debian has that of its own Python in a package apart.
+    shell.run([python_for_users(), "-m", "venv", "--without-pip", str(place)])
+    install = [sys.executable, "-m", "pip", "--python", str(place), "install", "--quiet", "jupyter_server"]
+    if shell.run(install, check=False, timeout=TIMEOUT_S).returncode != 0:
         pytest.skip("jupyter_server cannot be installed here")
     run = running(far, "sleeps", "import time; time.sleep(600)", "--set", f'setup=["source {place}/bin/activate"]')
     with opened(far, "notebook", run) as (url, _):
@@ -117,16 +118,21 @@ def test_a_notebook_lets_in_who_has_its_token_and_ends_with_its_command(far: Far
         assert urllib.request.urlopen(asked, timeout=60).status == 200
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(base, timeout=60)
-        words = b"\n".join(path.read_bytes() for path in _command_lines())
+        words = b"\n".join(_command_lines())
         assert found[2].encode() not in words
         assert b"jupyter-server" in words
     until = time.monotonic() + TIMEOUT_S
-    while any(b"jupyter-server" in path.read_bytes() for path in _command_lines()):
+    while any(b"jupyter-server" in line for line in _command_lines()):
         assert time.monotonic() < until
         time.sleep(0.5)
     assert far.listed()[run]["state"] == "RUNNING"
     far.kit("cancel", run)
 
 
-def _command_lines() -> list[Path]:
-    return [path for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+def _command_lines() -> list[bytes]:
+    """Those of all processes; one may end while it is read."""
+    lines = []
+    for proc in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            lines.append((proc / "cmdline").read_bytes())
+    return lines
