@@ -153,10 +153,14 @@ def _partner(one: Status) -> str | None:
     found = _partner_facts(one)
     if found is None:
         return None
+    from kit.runs import pair_relay
+
     if found["cluster"] is None:
         return f"{found['run']}: not found, so it was probably not submitted; 'kit cancel {one.run_dir.name}' ends this half"
     relay = f", relay {found['relay']}" if found["relay"] else ""
-    return f"{found['run']} on {found['cluster']}: {found['state']}{relay}"
+    active = one.run_dir.name if one.active else found["run"]
+    mend = f"; 'kit resume {active}' starts it again" if found["relay"] in pair_relay.DOWN else ""
+    return f"{found['run']} on {found['cluster']}: {found['state']}{relay}{mend}"
 
 
 def cancel(
@@ -187,14 +191,22 @@ def resume(
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the run's own code.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Submit an ended run again, in its own folder. Its program continues from the newest checkpoint."""
-    from kit.cli.wait_and_follow import wait_run
+    """Submit an ended run again, in its own folder. Its program continues from the newest checkpoint.
+
+    Of a training over two clusters whose jobs have not ended, start the relay again if it is down.
+    """
+    from kit.cli.wait_and_follow import queue, wait_run
     from kit.runs import which_slurm
+    from kit.runs.resume import restart_relay
     from kit.runs.resume import resume as submit_again
 
     one = find(run)
-    made = submit_again(one, env=which_slurm.env_of(one.manifest.cluster))
-    print(f"job {made.job_id}: {made.run_id} continues", file=sys.stderr)
+    if first := restart_relay(one, queue=queue(), env=which_slurm.env_of):
+        made = one.manifest
+        print(f"the relay of {first} runs again", file=sys.stderr)
+    else:
+        made = submit_again(one, env=which_slurm.env_of(one.manifest.cluster))
+        print(f"job {made.job_id}: {made.run_id} continues", file=sys.stderr)
     print(made.model_dump_json(indent=2) if as_json else one.run_dir)
     if wait:
         wait_run(one.run_dir)

@@ -29,6 +29,8 @@ from kit.spec.job import Job
 from kit.spec.run_paths import RunPaths
 
 UP = "up"
+# Its process died; or it was told to end, by a logout say.
+DOWN = ("gone", "none")
 # How long a relay may take to listen.
 _LISTENS_S = 20.0
 _LOOK_S = 0.1
@@ -143,14 +145,19 @@ def state(run_dir: Path) -> str:
 
 def seen_from(half: Path, other: Path) -> str | None:
     """The state of the relay of a training; None if the files of `half`, which are up to date, do not say whose it is."""
+    first = first_of(half, other)
+    if first == other:
+        remote_clusters.fetch(other)
+    return state(first) if first else None
+
+
+def first_of(half: Path, other: Path) -> Path | None:
+    """The half whose relay it is; None if the files of `half`, which are up to date, do not say it."""
     try:
         table = config.load_model(RunPaths(half).job, Job).diloco
     except ConfigError:
         return None
-    if table is None or not table.first_group:
-        return state(half)
-    remote_clusters.fetch(other)
-    return state(other)
+    return half if table is None or not table.first_group else other
 
 
 def process(run_dir: Path) -> int | None:
@@ -194,7 +201,7 @@ def token_for(partner: str) -> str:
 
 
 def start_again(run_dir: Path, job: Job, *, env: Mapping[str, str]) -> None:
-    """Start the relay of a first run that is resumed, unless it runs, at the address that both halves know."""
+    """Start the relay of a first run, unless it runs, at the address that both halves know."""
     table = job.diloco
     if table is None or table.relay is None or table.first_group:
         return

@@ -1,14 +1,18 @@
-"""`kit resume`: submits an ended run again, in its own folder, so that its program finds its checkpoints."""
+"""`kit resume`: submits an ended run again, in its own folder, so that its program finds its checkpoints.
+
+Of a training over two clusters whose jobs run without their relay, it starts the relay again.
+"""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from kit.config import load_model
 from kit.errors import RunError
 from kit.images import check_against_lock, sqshfile
-from kit.runs import output_folders, pair_relay, remote_clusters, secret
+from kit.runs import output_folders, pair_relay, remote_clusters, secret, status
 from kit.runs.manifest import Manifest
 from kit.runs.status import Status
 from kit.slurm import client
@@ -16,15 +20,15 @@ from kit.spec.job import Job
 from kit.spec.run_paths import RunPaths
 
 
-def resume(status: Status, *, env: dict[str, str]) -> Manifest:
+def resume(one: Status, *, env: dict[str, str]) -> Manifest:
     """Submit the same scripts again. Logs are appended, KIT_RESTART_COUNT increases, and the manifest gets the new job id.
 
     RunError for a run that Slurm still has, or that is a point of an array; LockError if its image is missing or truncated.
     """
-    paths, record = RunPaths(status.run_dir), status.manifest
-    if status.active:
+    paths, record = RunPaths(one.run_dir), one.manifest
+    if one.active:
         raise RunError(
-            f"run {record.run_id} is {status.state}: it has not ended", hint=f"'kit cancel {record.run_id}' ends it"
+            f"run {record.run_id} is {one.state}: it has not ended", hint=f"'kit cancel {record.run_id}' ends it"
         )
     if record.imported is not None:
         problem = f"run {record.run_id} was imported: its scripts name another machine's folders, and it has no checkpoints here"
@@ -33,11 +37,11 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
         raise RunError(
             f"run {record.run_id} is a point of a sweep", hint="'kit sweep --retry' runs failed points again"
         )
-    remote = remote_clusters.holding(status.run_dir)
+    remote = remote_clusters.holding(one.run_dir)
     if remote:
         from kit.runs import remote_resume
 
-        return remote_resume.resume(status, record, remote, inherited=client.environment({}))
+        return remote_resume.resume(one, record, remote, inherited=client.environment({}))
     if record.image.startswith("/"):
         _require_image(record)
     job = load_model(paths.job, Job)
@@ -45,19 +49,39 @@ def resume(status: Status, *, env: dict[str, str]) -> Manifest:
     values = secret.gather(job, job_dir=origin.parent, job_file=record.job_file)
     if record.partner:
         values[secret.RELAY_TOKEN] = pair_relay.token_for(record.partner)
-    secret.remove(status.run_dir)
-    secret.write(status.run_dir, values)
+    secret.remove(one.run_dir)
+    secret.write(one.run_dir, values)
     try:
-        pair_relay.start_again(status.run_dir, job, env=client.environment(env))
+        pair_relay.start_again(one.run_dir, job, env=client.environment(env))
         with output_folders.folders([paths.batch.read_text(encoding="utf-8")]):
             job_id = client.submit(record.argv, env=client.environment(env, inherit=job.inherit))
     except BaseException:
-        secret.remove(status.run_dir)
+        secret.remove(one.run_dir)
         raise
     earlier = (*record.earlier_job_ids, *([record.job_id] if record.job_id is not None else []))
     record = record.model_copy(update={"job_id": job_id, "earlier_job_ids": earlier})
     record.write(paths.manifest)
     return record
+
+
+def restart_relay(one: Status, *, queue: status.Queue, env: Callable[[str], dict[str, str]]) -> str | None:
+    """Start the relay of a training over two clusters again, if it is down while its run's job waits or runs.
+
+    one: either half. env: the variables for Slurm, by cluster. Returns the run whose relay was started; None if there was nothing
+    to start.
+    """
+    other = pair_relay.folder_of(one.facts.partner) if one.active and one.facts.partner else None
+    if other is None:
+        return None
+    remote_clusters.fetch(one.run_dir)
+    first = pair_relay.first_of(one.run_dir, other)
+    if first is None or pair_relay.seen_from(one.run_dir, other) not in pair_relay.DOWN:
+        return None
+    (owns,) = status.of([first], queue=queue)
+    if not owns.active:
+        return None
+    pair_relay.start_again(first, load_model(RunPaths(first).job, Job), env=client.environment(env(owns.facts.cluster)))
+    return first.name
 
 
 def _require_image(record: Manifest) -> None:

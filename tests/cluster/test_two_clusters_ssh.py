@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kit.runs import metrics
 from kit.slurm.embedded import EmbeddedCluster
 from tests.cluster.conftest import short_folder
 from tests.cluster.lab import came
@@ -100,7 +101,7 @@ def test_it_is_submitted_seen_and_cancelled_as_one(far: Far) -> None:
     assert came(lambda: relay(far, first) is None)
 
 
-def test_a_dead_relay_is_named(far: Far) -> None:
+def test_a_dead_relay_is_named_and_started_again(far: Far) -> None:
     far.requests()
     first, _ = submit(far)
     # Of an unchanged workspace: four for each cluster as for any run, and on the first one a port and the relay.
@@ -110,7 +111,9 @@ def test_a_dead_relay_is_named(far: Far) -> None:
     os.kill(pid, signal.SIGKILL)
     assert came(lambda: relay(far, first) is None)
     assert status(far, first)["partner"]["relay"] == "gone"
-    assert ", relay gone" in far.kit("status", first).stdout
+    assert f", relay gone; 'kit resume {first}' starts it again" in far.kit("status", first).stdout
+    assert f"the relay of {first} runs again" in far.kit("resume", first).stderr
+    assert relay(far, first) not in {None, pid}
     far.kit("cancel", first)
 
 
@@ -175,10 +178,40 @@ def test_a_login_node_without_a_python_for_the_relay_is_named(far: Far) -> None:
     assert 'path = "/opt/python/bin" under [ssh] of clusters/old.toml' in done.stderr
 
 
+def token(far: Far, run: str) -> str:
+    return (there(far, run) / ".secrets").read_text().partition("KIT_RELAY_TOKEN=")[2].split()[0]
+
+
+def end_by_slurm(far: Far, run: str) -> None:
+    """End its job as a node's loss would: the kit has no part in it."""
+    far.slurm("scancel", str(far.listed()[run]["job_id"]))
+    far.wait(run, "CANCELLED", "FAILED")
+
+
 @pytest.mark.slow
-def test_it_trains_and_the_logs_of_both_are_followed(far: Far, frameworks_cpu: None, train_cpu: Path) -> None:
-    """Both halves are jobs of one Slurm here, on a node each; their only way to each other is the relay that a laptop started."""
-    store = store_over_there(far, train_cpu, "frameworks-cpu")
+def test_each_half_is_resumed_with_the_token_and_the_port_that_the_other_knows(far: Far) -> None:
+    first, second = submit(far)
+    pid, known = relay(far, first), token(far, first)
+    end_by_slurm(far, second)
+    assert "continues" in far.kit("resume", second).stderr
+    assert (far.listed()[second]["state"], far.listed()[first]["state"]) == ("PENDING", "PENDING")
+    assert (token(far, second), relay(far, first)) == (known, pid)
+    port = json.loads((there(far, first) / "state" / "relay.json").read_text())["port"]
+    end_by_slurm(far, first)
+    # It asks Slurm once a minute, and twice.
+    assert came(lambda: relay(far, first) is None)
+    assert "continues" in far.kit("resume", first).stderr
+    assert relay(far, first) not in {None, pid}
+    assert json.loads((there(far, first) / "state" / "relay.json").read_text())["port"] == port
+    assert token(far, first) == known
+    assert status(far, second)["partner"]["relay"] == "up"
+    far.kit("cancel", first)
+    assert {far.listed()[run]["state"] for run in (first, second)} == {"CANCELLED"}
+    assert came(lambda: relay(far, first) is None)
+
+
+def training_clusters(far: Far, store: Path) -> None:
+    """Clusters alpha and beta, whose only way to each other is the relay on the login node."""
     for name in ("alpha", "beta"):
         (far.project / "clusters" / f"{name}.toml").write_text(
             f'[ssh]\nhost = "login.pod"\nconfig = "{far.folder}/ssh_config"\n'
@@ -186,10 +219,26 @@ def test_it_trains_and_the_logs_of_both_are_followed(far: Far, frameworks_cpu: N
             f'[container]\nruntime = "bubblewrap"\n[paths]\nruns = "{{home}}/kit/{name}"\nstore = "{store}"\n'
             '[defaults.env]\nOMP_NUM_THREADS = "1"\n'
         )
-    args = ["--layers", "2", "--dim", "32", "--heads", "2", "--context", "32", "--batch-size", "16", "--steps", "60"]
-    keys = (f"args={json.dumps(args)}", "slurm.extra=[]", "seed=7", "diloco.timeout=30", "diloco.sync_every=10")
+
+
+def submit_training(far: Far, steps: int, *more: str) -> tuple[str, str]:
+    args = f"--layers 2 --dim 32 --heads 2 --context 32 --batch-size 16 --steps {steps}".split()
+    keys = (f"args={json.dumps(args)}", "slurm.extra=[]", "seed=7", "diloco.timeout=30", "diloco.sync_every=10", *more)
     done = far.kit("submit", "--cluster", "alpha,beta", *(word for key in keys for word in ("--set", key)))
     first, second = (Path(line).name for line in done.stdout.split())
+    return first, second
+
+
+@pytest.fixture(scope="module")
+def image_store(far: Far, train_cpu: Path) -> Path:
+    return store_over_there(far, train_cpu, "frameworks-cpu")
+
+
+@pytest.mark.slow
+def test_it_trains_and_the_logs_of_both_are_followed(far: Far, frameworks_cpu: None, image_store: Path) -> None:
+    """Both halves are jobs of one Slurm here, on a node each; their only way to each other is the relay that a laptop started."""
+    training_clusters(far, image_store)
+    first, second = submit_training(far, 60)
     said = far.kit("logs", "-f", second).stdout
     assert all(f"{name}/replica-0/rank-0 | " in said for name in ("alpha", "beta")), said[-6000:]
     assert {run: far.listed()[run]["state"] for run in (first, second)} == dict.fromkeys((first, second), "COMPLETED")
@@ -200,3 +249,51 @@ def test_it_trains_and_the_logs_of_both_are_followed(far: Far, frameworks_cpu: N
     assert "groups [0, 1]" in said
     assert status(far, first)["partner"]["relay"] is None
     assert came(lambda: relay(far, first) is None)
+
+
+@pytest.mark.slow
+def test_a_resumed_half_and_a_relay_that_is_started_again_bring_both_together(
+    far: Far, frameworks_cpu: None, image_store: Path
+) -> None:
+    training_clusters(far, image_store)
+    first, second = submit_training(far, 1_000_000, "checkpoint.every=10", 'resources.time="00:20:00"')
+
+    def meet(of_first: list[int], of_second: list[int] | None = None) -> bool:
+        """Whether the newest average of each half, or of the first one alone, came to be with these groups."""
+        wanted = {first: of_first, second: of_second}
+        return came(
+            lambda: all(groups(far, run) == found for run, found in wanted.items() if found is not None), seconds=400
+        )
+
+    assert meet([0, 1], [0, 1]), logs(far, first, second)
+    end_by_slurm(far, second)
+    assert meet([0]), logs(far, first, second)
+    pid = relay(far, first)
+    far.kit("resume", second)
+    assert meet([0, 1], [0, 1]), logs(far, first, second)
+    assert relay(far, first) == pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert meet([0], [1]), logs(far, first, second)
+    assert f"relay gone; 'kit resume {second}' starts it again" in far.kit("status", second).stdout
+    assert f"the relay of {first} runs again" in far.kit("resume", second).stderr
+    assert status(far, first)["partner"]["relay"] == "up"
+    assert meet([0, 1], [0, 1]), logs(far, first, second)
+    refused = far.kit("resume", second, check=False)
+    assert refused.returncode != 0
+    assert "it has not ended" in refused.stderr
+    far.kit("cancel", first)
+    for run in (first, second):
+        far.wait(run, "CANCELLED", "FAILED", "COMPLETED")
+    assert came(lambda: relay(far, first) is None)
+
+
+def groups(far: Far, run: str) -> list[int]:
+    quorum = metrics.quorum(there(far, run))
+    return [*quorum.groups] if quorum else []
+
+
+def logs(far: Far, *runs: str) -> str:
+    """What the runs said, for a failure."""
+    found = [one for run in runs for one in sorted((there(far, run) / "logs").rglob("*.log"))]
+    return "\n".join(f"==> {one} <==\n{one.read_text(errors='replace')[-3000:]}" for one in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shlex
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from kit import config
 from kit.cli import app
 from kit.errors import ConfigError, JobRefusedError, RunError, ToolError, UsageError
 from kit.remote.run_folder_mirror import Mirror
-from kit.runs import manifest, pair_relay, remote_halves, rerun, secret, submit, two_clusters
+from kit.runs import manifest, pair_relay, remote_halves, rerun, resume, secret, status, submit, two_clusters
 from kit.runs.two_clusters import TwoRuns
 from kit.slurm.client import QueuedJob
 from kit.spec.cluster import RelayRules
@@ -394,6 +395,64 @@ def test_a_relay_of_another_machine_or_a_dead_one_is_named(project: Path) -> Non
     assert pair_relay.state(folder) == "on login2"
     record.write_text(json.dumps({"pid": 1, "node": socket.gethostname(), "started": 5}))
     assert pair_relay.state(folder) == "gone"
+
+
+class Relays:
+    """Both halves of a training as run folders, their jobs' states, and in the place of the relay's start its arguments."""
+
+    def __init__(self, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.states = {7: "RUNNING", 8: "RUNNING"}
+        self.started: list[tuple[str, int]] = []
+        self.first, self.second = half(project, "one", "gpt-two", 7), half(project, "two", "gpt-one", 8)
+        for folder, plan in zip((self.first, self.second), prepared(project).runs, strict=True):
+            for name in ("job.toml", "cluster.toml"):
+                (folder / name).write_text(plan.plan.text_of(name))
+        monkeypatch.setattr(pair_relay, "start", self._start)
+
+    def _start(self, run_dir: Path, rules: RelayRules, port: int, *, env: object) -> None:
+        assert rules.host == "login.one"
+        self.started.append((run_dir.name, port))
+
+    def queue(self, name: str) -> dict[Any, QueuedJob]:
+        number = {"one": 7, "two": 8}[name]
+        state = self.states[number]
+        job = QueuedJob(job_id=number, state=state, reason="", nodes="", elapsed="")
+        return {number: job} if state != "ended" else {}
+
+    def restart(self, folder: Path) -> str | None:
+        (one,) = status.of([folder], queue=self.queue)
+        return resume.restart_relay(one, queue=self.queue, env=lambda _: {})
+
+
+def test_a_relay_that_is_down_is_started_again_by_either_half_while_its_job_has_not_ended(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = Relays(project, monkeypatch)
+    record = on.first / "state" / "relay.json"
+    assert [on.restart(on.first), on.restart(on.second)] == ["gpt-one", "gpt-one"]
+    assert {name for name, _ in on.started} == {"gpt-one"}
+    assert all(41000 <= port <= 41999 for _, port in on.started)
+    # One that is up, or may be up on another login node, is left alone.
+    told = {"pid": os.getpid(), "node": socket.gethostname(), "started": 1}
+    record.write_text(json.dumps(told))
+    assert on.restart(on.second) == "gpt-one"
+    record.write_text(json.dumps(told | {"node": "login2"}))
+    assert on.restart(on.second) is None
+    record.unlink()
+    # Without a job of its run it would end at once; that half is resumed.
+    on.states[7] = "ended"
+    assert [on.restart(on.first), on.restart(on.second)] == [None, None]
+
+
+def test_status_says_what_starts_a_relay_that_is_down(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on = Relays(project, monkeypatch)
+    monkeypatch.setattr("kit.cli.wait_and_follow.queue", lambda: on.queue)
+    said = CliRunner().invoke(app, ["status", "gpt-two"]).stdout
+    assert "gpt-one on one: RUNNING, relay none; 'kit resume gpt-two' starts it again" in said
+    on.states[8] = "ended"
+    assert "'kit resume gpt-one' starts it again" in CliRunner().invoke(app, ["status", "gpt-two"]).stdout
+    assert CliRunner().invoke(app, ["resume", "gpt-one"]).stdout.strip() == str(on.first)
+    assert on.started[0][0] == "gpt-one"
 
 
 def test_a_resumed_half_takes_the_token_that_the_other_still_has(project: Path) -> None:
