@@ -104,6 +104,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     profile = metrics.Profile(folder, world, args.profile_steps, args.profile_ranks)
     ending = folder / "state" / "ended.json"
     if world.is_main_process:
+        # A new start: the last one's end no longer counts.
         ending.unlink(missing_ok=True)
 
     def end(why: str, code: int) -> int:

@@ -86,6 +86,7 @@ def begun(vocabulary: int) -> model.Shape:
 
 def check_layout(world_size: int) -> int:
     """The number of data parallel ranks. Where the layout cannot work, the program ends with an error that shows the numbers."""
+    # tp x pp x cp ranks hold one copy of the model. Each message names the numbers that do not divide.
     model_parallel, kv_heads = args.tp * args.pp * args.cp, args.kv_heads or args.heads
     faults = [
         f"{what} {whole} cannot be divided by {by} {part}"
@@ -136,17 +137,21 @@ def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParalle
         add_bias_linear=False,
         attention_dropout=0.0,
         hidden_dropout=0.0,
+        # GPT-2's standard deviation for drawing matrices.
         init_method_std=0.02,
         # Weights are drawn whole on the CPU and then sharded, so that they are the same for every --tp.
         use_cpu_initialization=True,
         bf16=half,
         pipeline_dtype=torch.bfloat16 if half else torch.float32,
+        # These fused kernels need Apex, Transformer Engine or a GPU. The program also runs without.
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
     )
+    # After the last micro-batch: finishes the data parallel reduction, and sums the gradients that several ranks compute,
+    # such as those of norms under sequence parallelism.
     config.finalize_model_grads_func = finalize_model_grads
     torch.manual_seed(args.seed + 1000 * parallel_state.get_pipeline_model_parallel_rank())  # stages differ
     if args.transformer_engine:
@@ -158,6 +163,7 @@ def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParalle
         layer,
         vocab_size=shape.vocabulary,
         max_sequence_length=shape.context,
+        # The first stage has the embedding; the last one has the final norm, the output layer and the loss.
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         position_embedding_type="rope",
@@ -175,6 +181,7 @@ def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParalle
         use_distributed_optimizer=args.distributed_optimizer,
         # Gradients are reduced while others are computed, in the last micro-batch's backward pass: hence no_sync in the others.
         overlap_grad_reduce=True,
+        # In bf16 a sum over many ranks loses small gradients.
         grad_reduce_in_fp32=True,
     )
     wrapped = DistributedDataParallel(config, ddp_config, net)
@@ -280,6 +287,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         OptimizerConfig(
             optimizer="adam",
             lr=args.lr,
+            # 0.95, as GPT-3 and Llama use.
             adam_beta2=0.95,
             weight_decay=args.weight_decay,
             clip_grad=args.clip,
@@ -317,6 +325,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                 sharded_state(),
                 str(folder),
                 strategy,
+                # Every shard must be written by exactly one rank. The layout stays the same during a run, so
+                # one check is enough: it is a collective over all ranks.
                 validate_access_integrity=not strategy.is_checked,
                 async_sharded_save=True,
                 content_metadata=CONTENT,
@@ -350,6 +360,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     def test() -> float:
         net.eval()
         count = min(args.test_windows, len(test_set))
+        # The ranks of one model copy get the same windows; each copy gets others.
         tests = [*data.fixed(test_set, count, micro_batch, copy)]
         with torch.no_grad():
             losses = run_micro_batches(

@@ -121,6 +121,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     def update(loss: torch.Tensor, lr: float = args.lr) -> float:
         """Make one optimizer step. Returns the gradient norm."""
         loop.set_pace(optimizer, lr=lr)
+        # DDP all-reduces the gradients here, FSDP2 reduce-scatters them: each rank must call this, also with few
+        # rollouts.
         loss.backward()
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
         optimizer.step()
@@ -144,6 +146,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     caster: Broadcaster | None = None
     if world.is_main_process:
         shutil.rmtree(args.run_dir / "rollouts", ignore_errors=True)  # samples for an earlier start
+        # The address and port where the servers join the collective that sends weights.
         address = (options.addresses("trainer")[0], args.broadcast_port)
         caster = Broadcaster(
             args.run_dir,
@@ -183,6 +186,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     def next_batch(step: int) -> tuple[list[dict[str, Any]], int]:
         """The rollouts of a step, or the number of a signal that came during the wait. The same on all ranks."""
+        # Monotonic seconds: a change of the clock does not shorten the wait.
         deadline = time.monotonic() + args.batch_timeout
         while True:
             # Only rank 0 looks for the file. On a network file system the other ranks may see it later, and then

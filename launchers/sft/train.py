@@ -170,7 +170,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                 * world.ddp_world_size
                 / counted
             )
+            # DDP all-reduces the gradients here, FSDP2 reduce-scatters them, in every micro-batch.
             share.backward()
+            # This rank's part of the loss. The mean of `loss` over the ranks is the loss of the step.
             loss += share.item()
         # The gradients are summed over the micro-batches; the backward passes have averaged them over the ranks.
         # With FSDP2 this is the norm over all shards: a DTensor, whose value needs a collective (spread.number, when it
