@@ -37,7 +37,7 @@ class Criterion(Model):
 
 
 class Judged(NamedTuple):
-    """A verdict. said: its reason, such as 'test_loss 2.31'."""
+    """A verdict on a run. said: its reason, such as 'test_loss 2.31'."""
 
     verdict: Verdict
     said: str

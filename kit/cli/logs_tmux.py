@@ -79,7 +79,7 @@ def logs(
 
 
 def _halves(run_dir: Path, cluster: str | None) -> list[tuple[str, Path]]:
-    """The prefix of the sources, and the folder, of each half that is wanted; of any other run, no prefix and its folder.
+    """Log prefix and folder for each wanted half of a training over two clusters; for other runs an empty prefix and the folder.
 
     UsageError for a cluster on which there is no half.
     """

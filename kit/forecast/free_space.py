@@ -26,7 +26,7 @@ class Room:
 
 
 def under(folder: Path, *, env: Mapping[str, str]) -> Room | None:
-    """The room at `folder`, which need not exist yet; None if it is unknown."""
+    """The free space at `folder`, which may not exist yet; None if it is unknown."""
     place = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
     if place is None:
         return None

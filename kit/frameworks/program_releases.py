@@ -60,7 +60,10 @@ def options_of(file: str) -> OptionLists:
 
 
 def installed(job: Job, releases: Releases, packages: Mapping[str, str]) -> str | None:
-    """The release that the job will find, as `known` has it where it does; None where nothing says it. packages: of the image."""
+    """The release of the program in the image, written as in `known` if it is known there; None if nothing shows it.
+
+    packages: name -> version of the packages in the image.
+    """
     found = job.env.get(NAMED) or _newer(releases, packages) or packages.get(releases.package)
     return next((one for one in releases.known if found == one or (found or "").startswith(f"{one}.")), found)
 

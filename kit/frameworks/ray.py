@@ -59,7 +59,7 @@ framework: Framework = Ray()
 
 
 def _others(job: Job) -> int:
-    """Nodes of the job's roles that are not Ray's; one that takes the rest has one at least."""
+    """The number of nodes of the job's other roles. A role with nodes = "rest" counts as one node, its least."""
     counted = [role.nodes for name, role in job.roles.items() if name not in (HEAD, WORKER) and role.shares is None]
     return sum(count if isinstance(count, int) else 1 for count in counted)
 
@@ -79,7 +79,7 @@ def _options(job: Job, allocation: Allocation) -> tuple[str, ...]:
 
 
 def _as_asked(role: Role, own: Role | None) -> Role:
-    """The role with what the job says of it."""
+    """The framework's role, with the keys that the job sets in [roles.NAME]."""
     if own is None:
         return role
     given = own.model_dump(exclude_unset=True)

@@ -194,7 +194,7 @@ def _by_recorder(record: Record, ranks: Sequence[RankEvidence]) -> Answer | None
 
 
 def _culprits(ranks: Sequence[RankEvidence], named: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """The ranks that are not where most of the others are. If the reports name some of these, only those."""
+    """The ranks that are in another place than most ranks. If the reports name some of these, only the named ones."""
     sick = [one for one in ranks if _stopped_or_in_kernel(one)]
     outside = [one for one in ranks if not _waits(one)]
     waits = Counter(one.collective.function for one in ranks if one.collective)

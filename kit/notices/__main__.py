@@ -18,7 +18,7 @@ _PATIENCE_S = 10.0
 
 
 def main(run_dir: Path) -> None:
-    """Tell of the run what its record says, to the URLs that `kit submit` has left in its folder."""
+    """Send the notices of the run that its record calls for, to the URLs that `kit submit` put into its folder."""
     one = of.of_record(run_dir)
     job = load_model(RunPaths(run_dir).job, Job)
     tell(one, job.notify.on, secret.read_urls(run_dir), say=lambda line: print(f"notice: {line}"), patience=_PATIENCE_S)

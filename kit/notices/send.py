@@ -28,7 +28,7 @@ def require_apprise() -> Any:
 
 
 def check(urls: Mapping[str, str], *, file: str) -> None:
-    """ConfigError, which shows no value, for what apprise does not know. urls: by the names of their variables."""
+    """ConfigError, without the value, for a URL that apprise does not know. urls: variable name -> URL."""
     faults = [
         Fault(
             file=file,

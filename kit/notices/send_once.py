@@ -1,4 +1,4 @@
-"""Tells of a run what has not been told. Whoever makes an event's file tells of it, so that it is told at most once."""
+"""Sends each notice of a run at most once: only the process that creates the event's file sends it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def tell(
     gone: bool = False,
     patience: float = send.PATIENCE_S,
 ) -> None:
-    """Send what of `on` has happened and was not told. say: hears what became of each. urls: by the names of their variables.
+    """Send the events in `on` that have happened and were not sent yet.
 
-    gone: as `happened` has it.
+    urls: variable name -> URL. say: called with one line for each attempt. gone: whether Slurm has lost the job (see `happened`).
     """
     now = time.time()
     for event in happened(one, on, now=now, gone=gone):
@@ -47,7 +47,7 @@ def tell(
 
 
 def _mine(run_dir: Path, key: str) -> bool:
-    """Whether this process is the first to tell of it. Noted before it is sent: it may be lost, and never comes twice."""
+    """Whether this process is the first to send the event. It is recorded before it is sent: it can be lost, but not doubled."""
     folder = RunPaths(run_dir).notices
     with contextlib.suppress(FileExistsError):
         folder.mkdir()

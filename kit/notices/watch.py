@@ -26,7 +26,7 @@ _GONE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """Of one run. urls: by the names of their variables."""
+    """Events and URLs of one run. urls: variable name -> URL."""
 
     on: tuple[Event, ...]
     urls: dict[str, str]
@@ -34,7 +34,7 @@ class Told:
 
 @dataclass(kw_only=True)
 class Watcher:
-    """say: hears what was told to whom, and never a URL. queue: of Slurm."""
+    """Checks runs and sends their notices. say: prints a line for each notice, without its URL. queue: asks Slurm for the jobs."""
 
     say: Say
     queue: Queue
@@ -42,7 +42,7 @@ class Watcher:
     _gone: dict[Path, float] = field(default_factory=dict)
 
     def look(self, run_dirs: Sequence[Path]) -> list[Status]:
-        """Look once, and tell; the runs that have not ended."""
+        """Check the runs once and send their notices. Return the runs that have not ended."""
         try:
             found = of.of(run_dirs, queue=self.queue)
         except SlurmError as error:
@@ -63,7 +63,7 @@ class Watcher:
         return not one.active and (one.state not in {"LOST", "SUBMITTED"} or gone)
 
     def _whom(self, run_dir: Path) -> Told | None:
-        """Read once a run; what is wrong with it is said once."""
+        """The events and URLs of a run, read once. An error is printed once; then the result is None."""
         if run_dir not in self._told:
             try:
                 self._told[run_dir] = whom(run_dir)
@@ -74,7 +74,7 @@ class Watcher:
 
 
 def whom(run_dir: Path) -> Told | None:
-    """Who is told of a run; None where nobody is to be. ConfigError where a URL is missing, or is none; it shows no value."""
+    """The events and URLs of a run; None if its job wants no notices. ConfigError, without the value, for a missing or bad URL."""
     from kit.notices import send
 
     job = load_model(RunPaths(run_dir).job, Job)
@@ -87,7 +87,7 @@ def whom(run_dir: Path) -> Told | None:
 
 
 def lately(folders: list[Path], queue: Queue) -> list[Path]:
-    """The runs that have not ended, or did within the last hour."""
+    """The runs that have not ended, or ended within the last hour."""
     found = of.of_facts(find_runs.find_all(folders), queue=queue)
     return [one.run_dir for one in found if one.active or time.time() - _changed(one.run_dir) < STALE_S]
 
@@ -102,7 +102,7 @@ def _changed(run_dir: Path) -> float:
 def watch(
     watcher: Watcher, wanted: Callable[[], Sequence[Path]], *, stay: bool, once: bool = False, look_s: float = LOOK_S
 ) -> None:
-    """Until all runs that are wanted have ended; with `stay` until Ctrl-C, for those that come."""
+    """Check the wanted runs until all have ended. With `stay`, check until Ctrl-C, also runs that start later."""
     while True:
         left = watcher.look(wanted())
         if once or not (left or stay):

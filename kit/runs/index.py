@@ -123,7 +123,7 @@ def _of_unmade(one: Unmade, templates: dict[str, Facts], known: dict[str, _Entry
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's, or the rest of one, or a point's that is not made yet."""
+    """Whether a folder is a run, the remains of one, or a point whose folder is not made yet."""
     return _signature(str(path)) is not None or unmade_points.find(path.absolute()) is not None
 
 

@@ -1,8 +1,8 @@
-"""Keeps what listing runs needs of the project's cluster files and of an embedded cluster's record, while the files do not change.
+"""Caches the facts that listing runs needs from the project's cluster files and from an embedded cluster's record.
 
-Reading one of them takes pydantic, whose import takes longer than all else that `kit status` does. A cache and nothing more: one
-file in the user's own cache folder, which may be deleted at any time. A fact counts while inode, size and time of its file, and the
-kit that read it, are as they were.
+Reading one of these files needs pydantic, and its import takes longer than the rest of `kit status`. The cache is one file in the
+user's cache folder, which may be deleted at any time. A cached fact is used while inode, size and time of its file, and the version
+of the kit, stay the same.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 from kit import __version__, untrusted_files
 from kit.runs import cache_files
 
-# A file that changed so recently, in seconds, may change again within one tick of its clock (of NFS, a second).
+# Seconds. A file that changed more recently may change again without a new time: the clock of NFS ticks once a second.
 _SETTLED_S = 2.0
-# The most files that are kept; those that are gone leave first.
+# The most files in the cache. Entries of deleted files are removed first.
 _MOST = 200
-# What decides how a file is read, besides the kit's version: in a checkout these change without one.
+# The code that reads the files. In a checkout it changes without a new version of the kit.
 _READERS = ("spec/cluster.py", "spec/schema_base.py", "slurm/embedded/cluster_record.py", "runs/known_files.py")
 
 _Facts = list[Any]
 
 
 class KnownCluster(NamedTuple):
-    """A cluster's file. ssh: whether it is reached so; runs: `paths.runs`, with its placeholders."""
+    """Facts from a cluster's file. ssh: whether the cluster is reached over ssh; runs: `paths.runs`, with its placeholders."""
 
     ssh: bool
     embedded: bool
@@ -36,7 +36,7 @@ class KnownCluster(NamedTuple):
 
 
 class KnownRecord(NamedTuple):
-    """An embedded cluster's record, of the boot with this id."""
+    """Facts from an embedded cluster's record. boot_id: the boot of the machine in which it was written."""
 
     phase: str
     boot_id: str
@@ -44,7 +44,7 @@ class KnownRecord(NamedTuple):
 
 
 def cluster(path: Path) -> KnownCluster:
-    """What a cluster's file says; ConfigError with all its faults, as config.load_model has it."""
+    """The facts from a cluster's file. ConfigError with all faults of the file."""
 
     def read() -> _Facts:
         from kit import config
@@ -57,7 +57,7 @@ def cluster(path: Path) -> KnownCluster:
 
 
 def embedded_conf(name: str) -> Path | None:
-    """slurm.conf of the embedded cluster of this name; None where it was not up when last seen, as embedded.find has it."""
+    """slurm.conf of the embedded cluster of this name; None if its record says that it is not up in this boot."""
     from kit.errors import UsageError
     from kit.slurm.embedded import find_cluster
 
@@ -78,7 +78,7 @@ def embedded_conf(name: str) -> Path | None:
 
 
 def _facts(path: Path, read: Callable[[], _Facts], kinds: tuple[type, ...]) -> _Facts:
-    """The facts of a file: those that are kept while it is as it was, else what `read` says now."""
+    """The facts of a file: from the cache if the file has not changed, else from `read`."""
     seen = _signature(path)
     key = str(path)
     table = _load()
@@ -96,7 +96,7 @@ def _are(values: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def _signature(path: Path) -> list[int]:
-    """Inode, size and time; empty where there is nothing to look at."""
+    """Inode, size and time of a file; empty if it does not exist."""
     try:
         found = path.stat()
     except OSError:
@@ -105,7 +105,7 @@ def _signature(path: Path) -> list[int]:
 
 
 def _form() -> list[Any]:
-    """What read the files: another kit reads them anew."""
+    """The version and code that read the files. If either differs, the cache is not used."""
     here = Path(__file__).parents[1]
     return [__version__, *(_signature(here / name) for name in _READERS)]
 

@@ -144,7 +144,7 @@ def state(run_dir: Path) -> str:
 
 
 def seen_from(half: Path, other: Path) -> str | None:
-    """The state of the relay of a training; None if the files of `half`, which are up to date, do not say whose it is."""
+    """The state of the relay of a training over two clusters; None if the job of `half` cannot be read. Its files are current."""
     first = first_of(half, other)
     if first == other:
         remote_clusters.fetch(other)
@@ -152,7 +152,7 @@ def seen_from(half: Path, other: Path) -> str | None:
 
 
 def first_of(half: Path, other: Path) -> Path | None:
-    """The half whose relay it is; None if the files of `half`, which are up to date, do not say it."""
+    """The half that started the relay; None if the job of `half` cannot be read. Its files are current."""
     try:
         table = config.load_model(RunPaths(half).job, Job).diloco
     except ConfigError:

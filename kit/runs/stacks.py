@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20
 
 
 def gather(status: Status, *, rank: int | None, env: Mapping[str, str]) -> dict[str, str]:
-    """The present evidence of each rank or of one rank, by file name (`rank-5.txt`); for a node without ranks' files, of the node.
+    """Gather the evidence of all ranks or of one rank now. File name (`rank-5.txt`) -> text; a node without rank files adds one.
 
     RunError if the run is not running, or has no such rank; ToolError if Slurm starts no step.
     """

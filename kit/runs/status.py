@@ -180,7 +180,7 @@ def _clean(one: Status) -> None:
 
 
 def _job_of(one: Facts, queue: Mapping[JobId, QueuedJob]) -> JobId | None:
-    """The run's job: of a chain's links, the first that has not ended, else the last that has started."""
+    """The run's job. For a chain: the first link that has not ended, else the last one that has started."""
     if one.slurm_id is None:
         return one.job_id
     links: tuple[JobId, ...] = (one.slurm_id, *one.links)

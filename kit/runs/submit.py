@@ -339,7 +339,7 @@ def _up_hint(cluster: str) -> str:
 
 
 def _shaped_like(resolved: Resolved, running: embedded.Cluster) -> Resolved:
-    """The job on an embedded cluster with the shape of its start, which may differ from the cluster's file."""
+    """The job with the nodes' CPUs and GPUs that the embedded cluster was started with. They may differ from the cluster's file."""
     node = resolved.cluster.node.model_copy(update={"cpus": running.cpus_per_node, "gpus": running.gpus_per_node})
     cluster = resolved.cluster.model_copy(update={"node": node})
     return Resolved(**{**vars(resolved), "cluster": cluster})

@@ -154,7 +154,7 @@ def submit_pair(pair: TwoRuns, *, say: Callable[[Prepared, Manifest], None]) -> 
 
 
 def _say_cancelled(one: Prepared, *, submitted: bool) -> None:
-    """Say what became of a half. Over ssh, a half may exist although its submit broke."""
+    """Print whether a half is cancelled. Over ssh, a half may exist although its submit failed."""
     if one.remote and remote_halves.is_noted(one.remote, one.plan.run_id):
         print(
             f"kit: {one.plan.run_id}: the next command that reaches {one.plan.cluster} cancels it, if it is there",

@@ -17,7 +17,7 @@ _ONE = threading.Lock()
 
 
 def act(board: Board, kind: str, name: str, action: str) -> str:
-    """Do it, and what became of it in a sentence. RunError where there is nothing of that name; else as the command raises."""
+    """Cancel or resume; return the result as a sentence. RunError for an unknown name; other errors are those of the command."""
     found = board.sweep(name) if kind == "sweep" else getattr(board.run(name), "run_dir", None)
     if found is None or (kind, action) not in {("run", "cancel"), ("run", "resume"), ("sweep", "cancel")}:
         raise RunError(f"{name}: there is none")

@@ -64,7 +64,7 @@ class Board:
         return found
 
     def queue(self, cluster: str) -> Mapping[JobId, QueuedJob]:
-        """What Slurm has of the user's jobs on a cluster, at most ten seconds old. A Slurm that does not answer has what it had."""
+        """The user's jobs on a cluster, at most ten seconds old. If Slurm does not answer, the jobs of its last answer."""
         asked, known = self._queues.get(cluster, (-_ASK_S, {}))
         if time.monotonic() - asked >= _ASK_S:
             with contextlib.suppress(SlurmError, ToolError):

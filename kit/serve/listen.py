@@ -33,7 +33,7 @@ def on_port(port: int) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def on_path(path: Path) -> Iterator[socket.socket]:
-    """A Unix socket of mode 0600, removed at the end. UsageError where something else is, or somebody listens there."""
+    """A Unix socket of mode 0600, removed at the end. UsageError if the path is another file, or a socket that is in use."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as opened:
         _clear(path)
         before = os.umask(0o177)

@@ -42,7 +42,7 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A page. shows: what it was made from; at, took: seconds of the monotonic clock; version: like no other page's."""
+    """A page. shows: the facts that it was made from; at, took: seconds of the monotonic clock; version: unique to this page."""
 
     html: str
     data: str
@@ -62,7 +62,7 @@ class Pages:
         self._lock = threading.Lock()
 
     def get(self, key: Key) -> Made:
-        """The page, at most as old as it may be. RunError where there is nothing of that name."""
+        """The page. It is made again if its facts changed and it is old enough. RunError for an unknown name."""
         shows = self.shows(key)
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
@@ -80,7 +80,7 @@ class Pages:
             return made
 
     def shows(self, key: Key) -> object:
-        """What differs when the page would. RunError where there is nothing of that name."""
+        """The facts that a page shows: it is made again when they change. RunError for an unknown name."""
         if key.kind == "list":
             return tuple((one.run_dir.name, one.state, one.exit_code, one.nodes) for one in self._board.runs().values())
         if key.kind == "sweep" and len(key.ids) == 1:

@@ -148,7 +148,7 @@ def parse(nodes: str, jobs: str, *, now: float) -> QueueSnapshot:
 
 
 def _nodes(text: str) -> tuple[list[QueueNode], dict[str, int], str | None]:
-    """All nodes, each once; the tier of each partition; and the default partition, which sinfo marks."""
+    """All nodes (each once), the priority tier of each partition, and the name of the default partition."""
     found: dict[str, QueueNode] = {}
     tiers: dict[str, int] = {}
     default = None

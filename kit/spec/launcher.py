@@ -55,7 +55,7 @@ class Launcher(Model):
         return self.programs.get((job.rl or job.sft or Sft()).programs)
 
     def releases_of(self, job: Job) -> Releases | None:
-        """What the launcher knows of the releases of the program that a job starts; None where it is the kit's own."""
+        """The releases that the launcher knows of the program that a job starts; None if the program is the kit's own."""
         chosen = self._programs(job)
         return self.releases or (chosen.releases if chosen else None)
 

@@ -66,7 +66,7 @@ def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[C
 def _with_partner(
     found: tuple[Cancelled, list[Status]], folders: list[Path], *, queue: Queue
 ) -> list[tuple[Cancelled, list[Status]]]:
-    """The same, and the other half of a training over two clusters, where Slurm there still has it."""
+    """The found runs, and for a training over two clusters also the other half, if its Slurm still has it."""
     partners = [one.facts.partner for one in found[1] if one.facts.partner]
     halves = [_find_half(name, folders, queue=queue) for name in partners if not found[0].sweep]
     return [found, *(half for half in halves if half[1] or half[0].problem)]

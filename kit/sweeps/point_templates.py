@@ -142,7 +142,7 @@ def _template(
     options: Sequence[str],
     manifest_of: ManifestOf,
 ) -> Template | None:
-    """The template of these points; None if one of them is not what the template would make of it."""
+    """The template of these points; None if the template would make a different run of one of them."""
     first = members[0]
     values: dict[str, Value] = {**first.values, **{key: _token(key, place) for place, key in enumerate(free)}}
     try:

@@ -57,11 +57,11 @@ class Side:
         if self.how.choice is not None:
             chosen: Value = self.how.choice[int(number)]
             return chosen
-        # As draws at random have them: six digits can be read and typed again.
+        # Six digits, as in random draws: people can read and type them again.
         return int(number) if self.how.integer else float(f"{number:.6g}")
 
     def coordinates(self, places: Floats) -> Floats:
-        """What a model sees: two values of a choice are all equally far apart, as far as both ends of a number."""
+        """The numbers that a model gets. Any two values of a choice are equally far apart: as far as both ends of a number."""
         numbers = self.numbers(places)
         if self.how.choice is not None:
             ones: Floats = np.eye(self.width)[numbers.astype(int)] * math.sqrt(0.5)
@@ -84,15 +84,15 @@ class Space:
         return [slice(end - one.width, end) for one, end in zip(self.sides, ends, strict=True)]
 
     def coordinates(self, places: Floats) -> Floats:
-        """Of each point, for a model."""
+        """The coordinates of each point, for a model."""
         return np.hstack([side.coordinates(places[:, n]) for n, side in enumerate(self.sides)])
 
     def places(self, values: Mapping[str, Value]) -> Floats:
-        """Of one point."""
+        """The place of a point, one number for each key, from its values."""
         return np.array([side.place(values[key]) for key, side in zip(self.keys, self.sides, strict=True)])
 
     def values(self, places: Sequence[float] | Floats) -> dict[str, Value]:
-        """Of one point."""
+        """The values of a point, from its place."""
         return {key: side.value(float(at)) for key, side, at in zip(self.keys, self.sides, places, strict=True)}
 
     def near(self, places: Floats, by: float, rng: np.random.Generator) -> Floats:

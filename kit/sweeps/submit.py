@@ -123,7 +123,7 @@ def write_runs(
 
 
 class _RunWriter:
-    """Writes run folders of one submission: what they share is gathered once, and equal files are links."""
+    """Writes the run folders of one submission. Shared facts are gathered once, and equal files are hard links."""
 
     def __init__(
         self,

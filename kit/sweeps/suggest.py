@@ -46,7 +46,7 @@ def following(search: Search, goals: Sequence[str], trials: Sequence[SearchTrial
 def _by_processes(
     search: Search, trials: Sequence[SearchTrial], reached: Mapping[int, float], index: int
 ) -> dict[str, Value]:
-    """Values from Gaussian processes. The first points fill the space evenly; each later one goes where the most is expected."""
+    """Values from Gaussian processes. The first points fill the space evenly; later ones have the largest expected improvement."""
     space = search_space.of(search.keys)
     known = max(_FEWEST_POINTS, search.startup // 2)
     if index < search.startup or sum(map(math.isfinite, reached.values())) < known:
@@ -58,9 +58,9 @@ def _by_processes(
 
 
 def costs(search: Search, goal: str, trials: Sequence[SearchTrial]) -> dict[int, float]:
-    """Point -> what it came to, less is better; infinite where it diverged. Points that say nothing are left out.
+    """Point -> its cost: less is better; infinite if it diverged. Points without a result are left out.
 
-    A point that was stopped early has come to its last report, and to no better than half of those that were not.
+    A point that was stopped early has the cost of its last report, but not less than the median of the points that ended.
     """
     sign = -1.0 if goal == "max" else 1.0
     said = [one for one in trials if one.state in {"complete", "pruned"} and _known(search, one)]

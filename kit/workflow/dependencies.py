@@ -122,7 +122,7 @@ def _of_run(after: After, one: Status) -> list[str]:
 
 
 def term(after: After, jobs: Sequence[JobId]) -> str:
-    """What sbatch is told of one run. jobs: its own, or the links of its chain."""
+    """The part of sbatch's --dependency for one run. jobs: its job, or the links of its chain."""
     if after.kind == "any":
         return f"afterany:{jobs[-1]}"
     if after.kind == "notok":
@@ -132,7 +132,7 @@ def term(after: After, jobs: Sequence[JobId]) -> str:
 
 
 def _of_sweep(after: After, record: SweepRecord, states: dict[int, Status | None]) -> list[str]:
-    """Whole arrays where they are still the last word on all their points; single tasks where some were sent again."""
+    """The jobs of a sweep: an array as a whole, or its single tasks if some of its points were submitted again."""
     last = {index: array.number for array in record.arrays for index in array.members}
     jobs: list[str] = []
     for array in record.arrays:

@@ -139,7 +139,7 @@ def _described(source: Source) -> dict[str, Any]:
 
 
 def not_llama(source: Source) -> str | None:
-    """The reason why the model is not of the Llama family, by Megatron-LM's arguments; None where they give no reason."""
+    """The first of Megatron-LM's arguments by which the model is not of the Llama family, as a reason; None if there is none."""
     args = source.common.get("args")
     if not isinstance(args, argparse.Namespace):
         return None

@@ -66,7 +66,7 @@ class AcrossGroup:
         return self._size
 
     def errored(self) -> Exception | None:
-        """Never: what fails here is raised where it does."""
+        """Always None, because this class raises each error at once."""
         return None
 
     def abort(self) -> None:

@@ -104,7 +104,7 @@ async def opened(host: str, port: int) -> tuple[Reader, Writer]:
 
 
 async def asked(address: tuple[str, int], token: str, request: str, seconds: float) -> tuple[str, Reader, Writer]:
-    """A relay's answer to a request, and the connection. OSError or Refused where there is none; TimeoutError is an OSError."""
+    """Send a request to a relay; return its answer and the connection. OSError (also for a time-out) or Refused if it has none."""
     reader, writer = await opened(*address)
     try:
         greeting = await asyncio.wait_for(_unbuffered_line(reader), PROOF_S)
@@ -134,7 +134,7 @@ async def _unbuffered_line(reader: Reader) -> str:
 
 
 async def splice(one: tuple[Reader, Writer], other: tuple[Reader, Writer]) -> None:
-    """Carry bytes both ways until one end has said its last, or is gone; the other gets all of it, and both are closed."""
+    """Carry bytes both ways until one end closes or fails. The other end still gets all of its bytes; then both are closed."""
     ways = [asyncio.ensure_future(_carry(*way)) for way in ((one[0], other[1]), (other[0], one[1]))]
     try:
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +156,7 @@ async def _carry(reader: Reader, writer: Writer) -> None:
 
 
 class Waiting:
-    """One end that waits for the other side of its meeting; `met` is that other end, and what tells it how it went."""
+    """One end that waits for the other side of its meeting. `met`: the other end's reader, writer and result."""
 
     def __init__(self) -> None:
         self.met: asyncio.Future[tuple[Reader, Writer, asyncio.Future[bool]]]
@@ -307,7 +307,7 @@ async def serve(run_dir: Path, host: str, bind: str, port: int) -> int:
 
 
 def token_of(run_dir: Path) -> str:
-    """The token, of a run that has not ended; else empty."""
+    """The relay's token of a run; empty if the run has ended."""
     try:
         words = shlex.split((run_dir / ".secrets").read_text())
     except OSError:

@@ -101,7 +101,7 @@ class Stream:
         self._connection.close()
 
     def _exactly(self, length: int) -> bytes:
-        """So many bytes. Memory grows with what has come, not with what a head says."""
+        """Receive `length` bytes. Memory grows only with received bytes, so a wrong length in a header cannot reserve it all."""
         got = bytearray()
         while len(got) < length:
             more = self._connection.recv(min(length - len(got), _CHUNK))

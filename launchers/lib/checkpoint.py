@@ -39,7 +39,7 @@ class Checkpoints:
     def __init__(
         self, folder: Path, world: Ranks, told: dict[str, Any], *, keep: int = 3, background: bool = False
     ) -> None:
-        """told: what complete.json records about the run (resume.told)."""
+        """told: facts about the run for complete.json (from resume.told)."""
         self._folder, self._world, self._keep, self._background = folder, world, max(keep, 1), background
         self._told = told
         # A separate group: the background thread's collectives must not mix with those of the training loop.

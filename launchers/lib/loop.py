@@ -148,7 +148,7 @@ def evaluate(  # noqa: PLR0917 - the parts of a step
     save: Save,
     **more: float,
 ) -> None:
-    """Validate after a step, and save it where its loss is the smallest so far. number: of its checkpoint. Called by all ranks."""
+    """Validate after a step; save a checkpoint if the loss is the smallest yet. number: the checkpoint's. Called by all ranks."""
     began = time.perf_counter()
     with reports.progress.phase("evaluate"):
         loss = test()

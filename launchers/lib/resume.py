@@ -62,9 +62,9 @@ def say(log: metrics.Metrics, resume_from: Path, step: int) -> None:
 
 
 def check(resume_from: Path, now: Told, world: Ranks, log: metrics.Metrics, *, equal: Iterable[str] = ()) -> None:
-    """End the program where it cannot continue from `found`; else log what differs. equal: more names that may not differ.
+    """End the program if it cannot continue from `resume_from`; else log the options that differ.
 
-    Called by all ranks. The first rank compares and prints.
+    equal: names of further options that must be equal. Called by all ranks. The first rank compares and prints.
     """
     box: list[Any] = [
         _compare(resume_from, checkpoint.marker(resume_from), now, _MUST_BE_EQUAL | set(equal))

@@ -83,9 +83,9 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Windows to train on and held-out windows. vocabulary: the model's. told: identifies the text in a checkpoint.
+    """Windows to train on and held-out windows. vocabulary: the size of the model's vocabulary.
 
-    apart: with --attend within, the token that ends a document; else None.
+    told: a text that identifies the data in a checkpoint. apart: with --attend within, the token that ends a document; else None.
     """
 
     train: Windows

@@ -109,7 +109,7 @@ class Processes:
 
 
 def descendants(top: int) -> Iterator[int]:
-    """The processes that come of one."""
+    """The child processes of `top`, their children, and so on."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -297,7 +297,7 @@ def publish(file: Path) -> None:
 
 
 def follow(node: Node, argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Run a program beside Ray, with the signals that come; its exit code. RayError where Ray ends before it."""
+    """Run a program while Ray runs, and pass signals on to it. Return its exit code. RayError if Ray ends first."""
     if node.signals:
         return 128 + node.signals[0]
     try:
