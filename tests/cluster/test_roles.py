@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -190,6 +197,72 @@ def test_a_cancel_lets_the_main_role_save_while_its_service_still_answers(lab: L
     assert (run / "saved").read_text() == "15", (run / "logs/main/rank-0.log").read_text()
     assert lab.status(run)["exit_code"] == 143
     assert lab.settled(run) == []
+
+
+# The first role is ready when the test says so, and the second one comes after it.
+IN_TURN = """
+[roles.first]
+script = "program.py"
+args = ["loader", "fork"]
+ready = { file = "go", timeout_s = 600 }
+[roles.second]
+script = "program.py"
+args = ["loader", "fork"]
+after = ["first"]
+"""
+
+
+@contextmanager
+def taken(lab: Lab, run: Path, node: str) -> Iterator[None]:
+    """All CPUs that the job has on a node, taken by a step of somebody else's: another step of the job waits for them."""
+    argv = [
+        "srun",
+        f"--jobid={lab.job(run)['JobId']}",
+        "--job-name=taken",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={node}",
+    ]
+    argv += ["--cpus-per-task=4", "sleep", "600"]
+    with subprocess.Popen(argv, env={**os.environ, **lab.cluster.env()}, stdin=subprocess.DEVNULL) as step:
+        try:
+            lab.wait(lambda: "taken" in lab.slurm("squeue", "--noheader", "--steps", "--format=%j"), run)
+            yield
+        finally:
+            step.kill()
+
+
+def test_an_srun_that_waits_for_its_nodes_is_gone_within_seconds(lab: Lab) -> None:
+    """Slurm has made no step that a signal could go to. One that does not react to TERM either was there for ten seconds."""
+    roles(lab, f"[slurm]\ngrace = 1\n{IN_TURN}")
+    run = lab.submit("--no-container")
+    lab.wait((run / "up-first-0").exists, run)
+    with taken(lab, run, lab.cluster.nodes[1].name):
+        (run / "go").touch()
+        lab.wait(lambda: sruns(lab, run, "second"), run)
+        # As one whose question to the controller hangs.
+        for pid in sruns(lab, run, "second"):
+            os.kill(pid, signal.SIGSTOP)
+        lab.kit("cancel", run.name)
+        job = lab.wait_end(run)
+    log = (run / "logs" / "batch.log").read_text()
+    assert (job["JobState"], lab.status(run)["exit_code"]) == ("CANCELLED", 143), log
+    assert (run / "saved-first-0").exists(), "the other role had its time"
+    killed, gone = (time_of(log, words) for words in ("step second is killed", "role second has ended"))
+    assert (gone - killed).total_seconds() < 8, log
+    assert not (run / "up-second-0").exists()
+    assert lab.settled(run) == []
+
+
+def sruns(lab: Lab, run: Path, step: str) -> list[int]:
+    """The srun of a step that is not there yet, and what it has forked."""
+    return [one.pid for one in lab.processes(run) if one.argv[0] == "srun" and f"--job-name={step}" in one.argv]
+
+
+def time_of(log: str, words: str) -> datetime:
+    """The time of the first line of the batch log that holds these words."""
+    line = next(line for line in log.splitlines() if words in line)
+    return datetime.fromisoformat(line.split()[0].rstrip(":"))
 
 
 def replicas(*args: tuple[str, ...], restart: int = 2, least: int = 1) -> str:

@@ -142,6 +142,39 @@ def test_the_trainings_own_exit_code(lab: Lab, shape: str, code: int) -> None:
     assert lab.settled(run.folder) == []
 
 
+# A squeue that a busy controller answers late: `kit submit --wait` has read the run's record by then, and the job ends meanwhile.
+BUSY_SQUEUE = """#!/bin/bash
+# Questions of the batch script itself are answered at once.
+if [[ -z "${{SLURM_JOB_ID:-}}" ]]; then
+    for record in {runs}/*/state/events.jsonl; do
+        [[ "${{record}}" -nt {began} ]] && grep -q '"start"' "${{record}}" && ! grep -q '"end"' "${{record}}" || continue
+        touch "${{record%/state/*}}/asked"
+        until grep -q '"end"' "${{record}}"; do sleep 0.1; done
+        job="$(grep -oP '(?<="job_id": )[0-9]+' "${{record}}" | head -n 1)"
+        while {squeue} --noheader --jobs="${{job}}" --states=PENDING,RUNNING,COMPLETING --format=%T | grep -q .; do sleep 0.1; done
+    done
+fi
+exec {squeue} "$@"
+"""
+
+
+def test_a_run_that_ends_while_slurm_is_asked_has_its_own_code(lab: Lab, tmp_path: Path) -> None:
+    """Its record, read before the answer, had no end: `--wait` said that the batch script was killed, and returned 1."""
+    lab.write(
+        'script = "program.py"\nshape = "srun"\npython = "/usr/bin/python3"\n[resources]\nnodes = 1\ngpus_per_node = 1\n',
+        "import os, sys, time\nasked = os.environ['KIT_RUN_DIR'] + '/asked'\n"
+        "while not os.path.exists(asked):\n    time.sleep(0.1)\nsys.exit(74)\n",
+    )
+    began, squeue = tmp_path / "began", tmp_path / "squeue"
+    began.touch()
+    squeue.write_text(BUSY_SQUEUE.format(runs=lab.project / "runs", began=began, squeue=shell.which("squeue")))
+    squeue.chmod(0o755)
+    run = lab.run("--no-container", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert (run.folder / "asked").exists()
+    assert run.done.returncode == 74, run.done.stderr
+    assert "recorded no end" not in run.done.stderr
+
+
 def test_killed_rank(lab: Lab, runtime: str) -> None:
     lab_options = ["--no-container"] if runtime == "bare" else ["--set", f"container.runtime={runtime}"]
     lab.write(

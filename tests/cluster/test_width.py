@@ -12,13 +12,10 @@ import pytest
 
 from tests.cluster.conftest import lab_on
 from tests.cluster.lab import Lab, job_id
-from tests.cluster.width import SLURMS_OWN, counts, measured
+from tests.cluster.width import ASKED_AGAIN, SLURMS_OWN, counts, measured
 
 pytestmark = pytest.mark.cluster
 
-# Where the machine is busy a step is asked for again, by srun and, when it takes more than two seconds to end, by the kit: a few
-# more, whatever the number of nodes, not one more for each.
-SLACK = 4
 WAITS = """\
 import os, pathlib, time
 (pathlib.Path(os.environ["KIT_RUN_DIR"]) / f"up-{os.environ['KIT_ROLE']}-{os.environ['RANK']}").touch()
@@ -31,7 +28,7 @@ def check(lab: Lab, narrow: int, wide: int) -> None:
     grown = {
         kind: (few.of_the_kit[kind], count)
         for kind, count in many.of_the_kit.items()
-        if count > few.of_the_kit[kind] + SLACK
+        if count > few.of_the_kit[kind] + ASKED_AGAIN
     }
     assert not grown, f"RPCs at {narrow} and {wide} nodes: {grown}"
     assert many.files - few.files == many.rank_logs - few.rank_logs, "only the ranks' own logs are more"

@@ -11,13 +11,17 @@ from datetime import datetime
 from pathlib import Path
 
 from kit.spec.run_paths import RunPaths
-from tests.cluster.lab import Lab
+from tests.cluster.lab import Lab, job_id
 
 # What slurmd and slurmstepd of every node tell slurmctld by themselves, whoever made the job.
 SLURMS_OWN = frozenset(
     {"MESSAGE_EPILOG_COMPLETE", "MESSAGE_NODE_REGISTRATION_STATUS", "REQUEST_STEP_COMPLETE", "REQUEST_COMPLETE_PROLOG",
      "REQUEST_STATS_INFO", "REQUEST_PING", "REQUEST_NODE_REGISTRATION_STATUS", "REQUEST_CONFIG"}
 )  # fmt: skip
+# So many requests of one kind are added, whatever the number of nodes, if a step takes more than two seconds to end, as where many
+# slurmds share a core: steps::end asks three times which steps there are, and kills that step once. Each squeue is one
+# REQUEST_FED_INFO, each scancel two. One more is for an srun that asks again.
+ASKED_AGAIN = 6
 
 SAYS_WHO = """\
 import os, socket
@@ -30,6 +34,7 @@ _END_S = 240.0
 class Width:
     """One job that ended. rpcs: by kind, from before its submit until after its end. Times in seconds.
 
+    files: without the monitor's own. monitor_files: one for each node whose collector has looked for half a minute.
     first_rank_s: from submit until the ranks' step starts. preflight_s: from the batch script's start until then.
     """
 
@@ -37,6 +42,7 @@ class Width:
     rpcs: Counter[str]
     files: int
     rank_logs: int
+    monitor_files: int
     first_rank_s: float
     preflight_s: float
 
@@ -66,10 +72,12 @@ def measured(lab: Lab, nodes: int, *options: str) -> Width:
     at = {str(event["event"]): datetime.fromisoformat(str(event["time"])).timestamp() for event in reversed(events)}
     logs = list((run / "logs").glob("rank-*.log"))
     assert len(logs) == nodes
+    monitor_files = len(list(paths.monitor.glob(f"slurm-{job_id(run)}.*")))
     return Width(
         nodes=nodes,
         rpcs=rpcs,
-        files=sum(path.is_file() for path in Path(run).rglob("*")),
+        files=sum(path.is_file() for path in Path(run).rglob("*")) - monitor_files,
+        monitor_files=monitor_files,
         rank_logs=len(logs),
         first_rank_s=at["attempt"] - began,
         preflight_s=at["attempt"] - at["start"],
