@@ -147,6 +147,8 @@ role_policy::stop_rest() {
 role_policy::doom() {
     local name
     ((!KIT_OUTLIVES)) || nodes::look
+    # A signal that came during the look gives these ranks time to save.
+    [[ -z "${signals_got}" ]] || return 0
     for name in "${!roles_state[@]}"; do
         [[ -n "${steps_pid[${name}]:-}" ]] || continue
         # shellcheck disable=SC2086 # names of nodes

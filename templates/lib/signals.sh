@@ -58,7 +58,7 @@ signals::pass_on() {
 signals::on_trouble() {
     [[ -z "${signals_got}" ]] || return 0
     role_policy::doom
-    stall_watch::doom
+    [[ -n "${signals_got}" ]] || stall_watch::doom
 }
 
 # signals::ask_whose CAME: notes whether the TERM that came at this time is Slurm's own. One is, until Slurm answers: then this script

@@ -233,6 +233,12 @@ def test_a_step_whose_rank_failed_or_whose_node_is_lost_has_to_go(head: str, doo
     assert said == ([expected] if doomed else [])
 
 
+def test_a_signal_during_the_look_gives_the_ranks_their_time() -> None:
+    """A trap runs inside another one: the ranks were killed in the second of a cancel, and saved nothing."""
+    head = "KIT_OUTLIVES=1 gone=a-b\nnodes::look() { signals_got=TERM; }\nrole a main\nsteps_pid[a]=5\n"
+    assert bash(f"{head}role_policy::doom") == []
+
+
 @pytest.mark.parametrize(("ended", "doomed"), [("a", "b"), ("b", "a")])
 def test_a_role_that_has_ended_hides_no_other(ended: str, doomed: str) -> None:
     """Whichever bash comes to first."""

@@ -254,6 +254,14 @@ echo "got ${signals_got}, within $((steps_deadline - EPOCHSECONDS))"
     assert [line for line in said if line.startswith("carry")] == ["carry TERM 9"]
 
 
+def test_a_term_while_the_nodes_are_looked_at_ends_no_stalled_step(lab: BatchLab) -> None:
+    """It is ended at the deadline of the signal instead, with time to save."""
+    stubs = "nodes::look() { kill -TERM $$; sleep 0.1; }; stall_watch::doom() { echo doomed; }\n"
+    stubs += "signals::pass_on() { signals_got=$1; }\n"
+    said = lab.bash(f'{stubs}KIT_OUTLIVES=1; signals::trap; kill -USR2 $$; sleep 0.1; echo "got ${{signals_got}}"')
+    assert said == ["got TERM"]
+
+
 def test_a13_a_cancelled_program_has_the_time_that_the_job_says(lab: BatchLab) -> None:
     """Not KillWait - 5: Slurm was not told of anything."""
     lab.command("scontrol", 'echo "KillWait = 10 sec"')
