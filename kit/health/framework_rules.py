@@ -1,8 +1,8 @@
-"""Rules for programs of torch, NCCL, DeepSpeed and Megatron: on the end of a rank's log."""
+"""Rules for programs of torch, NCCL, DeepSpeed, Megatron and Ray: on the end of a rank's log."""
 
 from __future__ import annotations
 
-from kit.health.answer import ADMIN, CODE, JOB, NODE, WITHOUT_NODE, Rule
+from kit.health.answer import ADMIN, AGAIN, CODE, JOB, LOGS, NODE, WITHOUT_NODE, Rule
 
 _EDIT = "kit render {job_file}"
 _PEER = "find out why the other rank ended: its log, its node"
@@ -266,6 +266,56 @@ RULES = (
     ),
 )
 
+# The messages are those of Ray 2.60.
+RAY = (
+    Rule(
+        id="ray-memory",
+        verdict=JOB,
+        pattern=(
+            r"killed due to the node running low on memory\. Memory on the node \(IP: (?P<ip>[^,]+),[^)]*\) "
+            r"was (?P<used>[\d.]+ ?GB) used / (?P<limit>[\d.]+ ?GB) limit"
+        ),
+        says="Ray killed a worker, because its node ({ip}) used {used} of {limit} of memory",
+        advice="fewer actors on a node (more num_cpus for each), smaller batches, or more memory (resources.memory)",
+        next=_EDIT,
+    ),
+    Rule(
+        id="ray-actor-killed-by-program",
+        verdict=CODE,
+        pattern=r"The actor is dead because it was killed by `ray\.kill`",
+        says="the program called an actor that it had ended by ray.kill",
+        advice="call it before ray.kill, or make a new actor",
+    ),
+    Rule(
+        id="ray-node-lost",
+        verdict=AGAIN,
+        pattern=r"The actor (?:is dead|died) because its node has died|Owner's node has crashed",
+        says="a Ray node died, and its actors with it",
+        advice="the log of that node's role says why; max_restarts of the actor, or [retry] of the job, starts it again",
+        next=LOGS,
+        victim=True,
+    ),
+    Rule(
+        id="ray-worker-killed",
+        verdict=CODE,
+        pattern=(
+            r"The actor is dead because its worker process has died|"
+            r"^ray\.exceptions\.WorkerCrashedError: The worker died unexpectedly"
+        ),
+        says="a Ray worker process ended without a Python exception: by a signal, by os._exit, or by the kernel's OOM killer",
+        advice="look for its last words among the lines above that Ray copied from the workers",
+    ),
+    Rule(
+        id="ray-head-lost",
+        verdict=AGAIN,
+        pattern=r"Failed to connect to GCS within \d+ seconds",
+        says="Ray's head (its GCS server) is gone",
+        advice="the log of the head's role says why",
+        next=LOGS,
+        victim=True,
+    ),
+)
+
 # Chosen by the file that raised the error: the message itself is Megatron's own.
 MEGATRON = Rule(
     id="megatron-arguments",
@@ -276,4 +326,4 @@ MEGATRON = Rule(
     advice="mend [megatron] in the job file",
 )
 # The order of all rules: more specific ones come first.
-ALL = (*CUDA, *COLLECTIVES, *RULES)
+ALL = (*CUDA, *COLLECTIVES, *RAY, *RULES)

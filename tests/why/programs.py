@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from tests.why.case import ADMIN, AGAIN, CODE, GROUP, JOB, NODE, TWO, Case, raised, said
 
+# As Ray 2.60 raises it in the driver.
+RAY_FRAMES = (
+    '  File "/workspace/train.py", line 41, in main\n    ray.get([one.step.remote() for one in trainers])\n'
+    '  File "/opt/venv/lib/python3.11/site-packages/ray/_private/worker.py", line 1055, in get_objects\n    raise value\n'
+)
 CASES: dict[str, Case] = {
     "module-missing": Case(rule="module-missing", verdict=JOB, says="no module 'numpyy'", program="import numpyy\n"),
     "torch-missing": Case(rule="torch-missing", verdict=JOB, says="has no torch", program="import torch\n"),
@@ -389,6 +394,94 @@ CASES: dict[str, Case] = {
         program=raised(
             "deepspeed.runtime.config_utils.DeepSpeedConfigError: Either a ds_config or a config file has to be given",
             frames='  File "/usr/lib/python3/dist-packages/deepspeed/__init__.py", line 140, in init\n    DeepSpeedConfig()\n',
+        ),
+    ),
+    "ray-memory": Case(
+        rule="ray-memory",
+        verdict=JOB,
+        says="192.0.2.2.* used 22.54GB of 23.54GB",
+        printed=True,
+        program=raised(
+            "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low on memory. Memory on the node "
+            "(IP: 192.0.2.2, ID: 6438ca693d58c0af6924d46ef481d66a081b4fbf890e1661492ea1d2) was 22.54GB used / 23.54GB limit "
+            "(0.957519)\nOOM kill reason: Memory usage 24202145792B exceeded threshold of 24012676300B (95.0% of 25276502016B "
+            "limit)",
+            frames=RAY_FRAMES,
+        ),
+    ),
+    "ray-worker-killed": Case(
+        rule="ray-worker-killed",
+        verdict=CODE,
+        says="without a Python exception",
+        printed=True,
+        program=raised(
+            "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: Trainer\n"
+            "\tactor_id: 7f88dce278816d5e30e00a7401000000\n\tpid: 4054\n\tip: 192.0.2.2\n"
+            "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
+            "unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process was "
+            "killed by the OOM killer due to high memory usage, (2) ray stop --force was called, or (3) the worker crashed "
+            "unexpectedly due to SIGSEGV or another unexpected error.",
+            frames=RAY_FRAMES,
+        ),
+    ),
+    "ray-task-killed": Case(
+        rule="ray-worker-killed",
+        verdict=CODE,
+        says="without a Python exception",
+        printed=True,
+        program=raised(
+            "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while executing this task. Check "
+            "python-core-worker-*.log files for more information.",
+            frames=RAY_FRAMES,
+        ),
+    ),
+    "ray-actor-killed-by-program": Case(
+        rule="ray-actor-killed-by-program",
+        verdict=CODE,
+        says="ended by ray.kill",
+        printed=True,
+        program=raised(
+            "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: Trainer\n"
+            "\tactor_id: 978d220b9d93f56cf8fcc53001000000\nThe actor is dead because it was killed by `ray.kill`.\n"
+            "The actor never ran - it was cancelled before it started running.",
+            frames=RAY_FRAMES,
+        ),
+    ),
+    "ray-node-lost": Case(
+        rule="ray-node-lost",
+        verdict=AGAIN,
+        says="a Ray node died",
+        printed=True,
+        program=raised(
+            "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n\tclass_name: Trainer\n"
+            "\tactor_id: 0037f8d7a4d31e6ea8ee55b201000000\nThe actor is dead because its owner has died. Owner Id: "
+            "01000000ffffffffffffffffffffffffffffffffffffffffffffffff Owner Ip address: 192.0.2.2 Owner worker exit type: "
+            "SYSTEM_ERROR Worker exit detail: Owner's node has crashed.",
+            frames=RAY_FRAMES,
+        ),
+    ),
+    "ray-head-lost": Case(
+        rule="ray-head-lost",
+        verdict=AGAIN,
+        says="Ray's head",
+        printed=True,
+        program=said(
+            "[2026-11-23 23:53:33,746 E 2214 4107] rpc_client.h:204: Failed to connect to GCS within 60 seconds. GCS may have been "
+            "killed. It's either GCS is terminated by `ray stop` or is killed unexpectedly. If it is killed unexpectedly, see the "
+            "log file gcs_server.out. The program will terminate.\n"
+        ),
+    ),
+    "ray-actor-raised": Case(
+        rule="nan-loss",
+        verdict=CODE,
+        says="not a number",
+        printed=True,
+        program=raised(
+            "ray.exceptions.RayTaskError(ValueError): \x1b[36mray::Trainer.step()\x1b[39m (pid=10543, ip=192.0.2.2, "
+            "actor_id=90dad3516ccdd947e26ed5b001000000, repr=<train.Trainer object at 0x7f8f380a8bd0>)\n"
+            '  File "/workspace/train.py", line 12, in step\n    raise ValueError("loss is nan at step 7")\n'
+            "ValueError: loss is nan at step 7",
+            frames=RAY_FRAMES,
         ),
     ),
     "megatron-arguments": Case(
