@@ -59,7 +59,7 @@ def test_preempted_and_resumed_to_the_same_loss(lab: Lab, name: str) -> None:
     assert len(found[False]) == 1
     if name == "accelerate":
         assert found[True] == found[False]
-    # Transformers' Trainer and Lightning do not drop a first backward pass, as examples/accelerate does. After a resume, DDP's first step
+    # Transformers' Trainer and Lightning drop no first backward pass, as examples/accelerate does. After a resume, DDP's first step
     # sums the gradients of four ranks in another order than later steps.
     assert [float(one) for one in found[True]] == pytest.approx([float(one) for one in found[False]], rel=1e-5)
 
