@@ -173,7 +173,9 @@ def test_a_line_of_an_end_that_has_no_case(name: str) -> None:
 def test_a_case_that_is_only_printed_says_so() -> None:
     """A GPU's message is printed by a job; every other case is the thing itself."""
     printed = {name for name, case in CASES.items() if case.printed}
-    assert all(name.startswith(("cuda-", "nccl-", "deepspeed-", "megatron-", "ray-", "shm-", "oom-")) for name in printed)
+    assert all(
+        name.startswith(("cuda-", "nccl-", "deepspeed-", "megatron-", "ray-", "shm-", "oom-")) for name in printed
+    )
 
 
 @pytest.mark.parametrize(
