@@ -160,6 +160,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
 
     # ---- the other groups ----
 
+    # DiLoCo (Douillard et al. 2023, arXiv 2311.08105): each group makes --sync-every inner steps on its own. Then the groups
+    # average how far their parameters have moved, and an outer optimizer (SGD with Nesterov momentum) takes this mean as its
+    # gradient. So the groups exchange parameters once in --sync-every steps, and not gradients in every step.
     settings = Settings(
         steps=args.steps,
         every=args.sync_every,

@@ -72,6 +72,7 @@ class Waiting:
         with self._changed:
             self._changed.wait_for(lambda: self._requests)
             taken = [self._requests.popleft()]
+            # Rows of the batch: each prompt is sampled `count` times.
             count = taken[0].asked["count"]
             rows -= len(taken[0].prompts) * count
             while self._requests and self._requests[0].asked == taken[0].asked:
@@ -121,6 +122,7 @@ class Worker(threading.Thread):
             weights, net = self.weights, self._net
             if weights is None or net is None:
                 raise RuntimeError("asked before the first weights came")
+            # One list of `count` completions for each prompt, in the order of the prompts.
             made = iter(policy.sample(net, prompts, **requests[0].asked, generator=self._generator))
         for request in requests:
             request.answer.set_result((weights, [next(made) for _ in request.prompts]))
@@ -139,6 +141,7 @@ class Server:
         # Servers on different nodes must not draw the same numbers.
         seed = args.seed * 1_000_003 + int(os.environ.get("NODE_RANK") or 0) * len(devices)
         self._workers = [Worker(d, self._waiting, seed + n, args.max_batch) for n, d in enumerate(devices)]
+        # Two updates at a time would mix their weights, and need memory for both.
         self._updating = asyncio.Lock()
         self._newest: tuple[str, int] | None = None  # start and number of the newest announcement
         self._weights: Weights | None = None  # what all workers have
@@ -155,6 +158,7 @@ class Server:
         asked = await request.json()
         waiting = Request(prompts=asked.pop("prompts"), asked=asked)
         self._waiting.put(waiting)
+        # A worker thread samples. This coroutine waits without blocking other requests.
         weights, completions = await asyncio.wrap_future(waiting.answer)
         found = [[asdict(completion) for completion in of_prompt] for of_prompt in completions]
         return web.json_response({**asdict(weights), "completions": found})
@@ -185,7 +189,9 @@ class Server:
         weights = Weights(start=news.start, version=news.version)
         first = policy.built(news.shape).to(self._workers[0].device).eval()
         timeout, superseded = self._args.weights_timeout, partial(self._superseded, news)
+        # The workers sample with the old weights during the transfer. It takes seconds for a large model.
         first.load_state_dict(fetch(news, first.state_dict(), timeout, superseded))
+        # Fetched once for each node, then copied to the other GPUs: that is faster than a second transfer over the network.
         for worker in self._workers:
             worker.replace(copy.deepcopy(first).to(worker.device), weights)
         self._weights = weights
@@ -198,6 +204,7 @@ def main() -> None:
     # The signal before a time limit is for programs that have something to save.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     server = Server(args)
+    # 1 GiB: a request may hold thousands of prompts. aiohttp refuses more than 1 MiB by default.
     app = web.Application(client_max_size=1 << 30)
     app.add_routes(
         [

@@ -52,6 +52,7 @@ parser.add_argument(
     "--server-timeout", type=float, default=120, metavar="SECONDS", help="give up on a server after that long"
 )
 
+# Seconds between two looks for an announcement: short against a training step, so that servers get new weights at once.
 POLL_S = 0.02
 
 
@@ -64,18 +65,21 @@ class Servers:
 
     def __init__(self, urls: list[str], session: aiohttp.ClientSession, run_dir: Path, timeout: float) -> None:
         self._urls, self._session, self._run_dir, self._timeout = urls, session, run_dir, timeout
+        # URL -> requests that wait for its answer.
         self._busy = dict.fromkeys(urls, 0)
 
     async def generate(
         self, task: tasks.Task, problems: list[tasks.Problem], asked: dict[str, Any], start: str, oldest: int
     ) -> list[dict[str, Any]]:
         """A rollout for each completion, by weights no older than version `oldest`. Rollouts of one problem follow each other."""
+        # As many parts as servers. A part is sent whole: a server samples a large batch in little more time than a small one.
         parts = [problems[n :: len(self._urls)] for n in range(len(self._urls))]
         found = await asyncio.gather(*(self._part(task, part, asked, start, oldest) for part in parts if part))
         return [rollout for part in found for rollout in part]
 
     async def update(self, news: Announcement) -> None:
         """Send weights to all servers. A server may miss them, for example because a newer announcement has replaced them."""
+        # In the collective that sends weights, rank 0 is the trainer. The servers are ranks 1, 2, and so on.
         told = [replace(news, rank=number) for number in range(1, len(self._urls) + 1)]
         await asyncio.gather(
             *(self._post(url, "update_weights", asdict(one)) for url, one in zip(self._urls, told, strict=True))
@@ -92,8 +96,10 @@ class Servers:
                 got = await self._post(url, "generate", {"prompts": prompts, **asked})
             finally:
                 self._busy[url] -= 1
+            # After a restart the trainer may have gone back to a checkpoint: versions of two starts cannot be compared.
             if got["start"] != start:
                 raise StartedAnew
+            # The server may have missed the newest weights. Its older completions would make the batch too off-policy.
             if got["version"] >= oldest:
                 return [
                     {"problem": problem, "prompt": prompt, "version": got["version"], **completion}
@@ -131,6 +137,8 @@ class Weights:
 
     async def follow(self) -> None:
         """Follow the announcements without end."""
+        # known: the newest announcement. handing: the task that passes it to the servers; a transfer takes seconds, and newer
+        # weights may be announced in the meantime.
         known: Announcement | None = None
         handing: asyncio.Task[None] | None = None
         while True:
@@ -169,6 +177,7 @@ async def make_batches(
 ) -> None:
     """Make the batches of one start of the trainer, to the last step."""
     asked = {"max_tokens": args.max_tokens, "temperature": args.temperature, "end": task.end}
+    # The trainer pads rollouts to the longest one. --seq-len, in tokens, bounds its memory.
     longest = max(len(task.prompt(problem)) for problem in task.training + task.held_out) + args.max_tokens
     if longest > args.seq_len:
         raise SystemExit(
@@ -189,6 +198,8 @@ async def make_batches(
         log.record("eval", line, step=tested, reward=reward, accuracy=right)
 
     for step in range(weights.version + 1, args.max_steps + 1):
+        # Step n is trained from version n - 1. With --max-async-level 1 the batch is sampled while the trainer makes that
+        # version, so that servers and trainer work at the same time; 0 makes them take turns.
         oldest = step - 1 - args.max_async_level
         await weights.at_least(start, oldest)
         if args.eval_every and weights.version // args.eval_every > tested // args.eval_every:
@@ -201,6 +212,7 @@ async def make_batches(
         await add_rewards(task, found)
         add_advantages(found, args.rollouts_per_example)
         write(folder / f"step-{step:08d}.json", {"start": start, "step": step, "rollouts": found})
+        # behind: mean age of the weights that sampled the batch, in training steps; 0: the newest possible ones.
         reward = statistics.fmean(one["reward"] for one in found)
         behind = statistics.fmean(step - 1 - one["version"] for one in found)
         line = f"step {step}  reward {reward:.3f}  weights {behind:.1f} versions behind"
@@ -226,11 +238,13 @@ async def add_rewards(task: tasks.Task, found: list[dict[str, Any]]) -> None:
 
 def add_advantages(found: list[dict[str, Any]], group: int) -> None:
     """Give each rewarded rollout its advantage: the reward less the mean of its group, divided by the group's deviation."""
+    # A problem that all rollouts solve, or none, gives advantages of 0: nothing can be learnt from comparing equals.
     for first in range(0, len(found), group):
         members = found[first : first + group]
         rewards = [one["reward"] for one in members]
         mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
         for one, reward in zip(members, rewards, strict=True):
+            # 1e-4 avoids a division by 0 where all rewards are equal.
             one["advantage"] = (reward - mean) / (deviation + 1e-4)
 
 
@@ -259,6 +273,7 @@ async def orchestrate(args: argparse.Namespace) -> None:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=args.server_timeout)) as session:
         servers = Servers(urls, session, args.run_dir, args.server_timeout)
         weights = Weights(args.run_dir, servers)
+        # If one of the two tasks fails, the group cancels the other one, and the program ends with the error.
         async with asyncio.TaskGroup() as group:
             group.create_task(weights.follow())
             group.create_task(every_start(weights))
