@@ -88,7 +88,7 @@ class Run:
         return metrics_of(self.folder, reduce=reduce)
 
     def records(self) -> list[dict[str, object]]:
-        """All records that the program has written so far; those of several replica groups in the order of their times."""
+        """All records that the program has written so far. Records of several replica groups are merged by time."""
         return reported.records(self.folder)
 
 
@@ -144,8 +144,8 @@ def submit(
 ) -> Run:
     """Write the run folder and submit it, as `kit submit` does.
 
-    cluster: a name of clusters/, default 'local'. overrides: 'resources.nodes=4' each. folder: to which paths of a `Job` are
-    relative, default the working folder. after: runs to wait for, in the form of `--after`; a Run means `RUN:ok`.
+    cluster: a name of clusters/, default 'local'. overrides: 'resources.nodes=4' each. folder: relative paths of a `Job` start
+    here, default the working folder. after: runs to wait for, in the form of `--after`; a Run means `RUN:ok`.
     """
     ready = _prepared(job, cluster, overrides, folder, containers)
     if after:
@@ -182,9 +182,15 @@ def _prepared(
     sources = _sources(job, cluster, overrides, folder)
     resolved = sources.resolve()
     if resolved.job.sweep is not None:
-        raise UsageError(f"{resolved.job_file}: it has a sweep", hint="kit.sweep() submits its points")
+        raise UsageError(
+            f"{resolved.job_file}: it has a [sweep], and this call takes a single job",
+            hint="kit.sweep() submits its points",
+        )
     if resolved.job.stages:
-        raise UsageError(f"{resolved.job_file}: it has stages", hint="'kit submit' takes all of them")
+        raise UsageError(
+            f"{resolved.job_file}: it has [stages], and this call takes a single job",
+            hint="'kit submit' submits all stages",
+        )
     return one_run.prepare_resolved(resolved, sources.job_file, containers=containers)
 
 

@@ -192,7 +192,7 @@ class CheckpointBytes:
 
     @property
     def total(self) -> int:
-        """The sum."""
+        """The sum of all parts."""
         return self.weights + self.master + self.moments
 
 

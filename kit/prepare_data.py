@@ -44,7 +44,7 @@ def prepare(order: Preparation, report: Report) -> dict[str, Any]:
                 f"{source}: no such file or folder", hint="text files, folders of them, or a dataset's folder"
             )
         if target.resolve() == source.resolve() or source.resolve() in target.resolve().parents:
-            raise UsageError(f"{target}: the prepared data may not lie in {source}, which is read")
+            raise UsageError(f"{target}: the prepared data cannot be written into {source}, which is read")
     target.parent.mkdir(parents=True, exist_ok=True)
     program = NodeProgram(
         script="prepare/prepare.py",

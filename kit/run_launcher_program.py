@@ -108,7 +108,7 @@ class NodeProgram:
         if missing := lock.packages.lacking(self.needs):
             raise ImageError(
                 f"image {self.image} lacks {', '.join(missing)}, which {self.why} needs",
-                hint="name another with --image, or a python that has them with --no-container --python",
+                hint="--image IMAGE names another image; --no-container --python PYTHON takes a Python that has them",
             )
         return check_against_lock.check(lock, self.store, full=False)
 

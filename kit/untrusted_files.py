@@ -1,4 +1,4 @@
-"""Reads and writes files that others may have put there: only regular files, with a size limit, and with modes independent of the
+"""Reads and writes files that other users may have created: only regular files, with a size limit, and with modes that ignore the
 umask.
 """
 
@@ -18,7 +18,7 @@ _AT_ONCE = 1 << 16
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open for reading. OSError for a FIFO, a device, a socket or a folder, without waiting for a writer."""
+    """Open a file for reading. OSError for a FIFO, a device, a socket or a folder. It never waits for a FIFO's writer."""
     return os.fdopen(_open(path)[0], "rb")
 
 

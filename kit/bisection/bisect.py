@@ -76,7 +76,7 @@ class Bisection:
     def _record(self) -> BisectionRecord:
         known = records.read(self.folder)
         if known is None:
-            raise RunError(f"{self.folder}: no bisection was begun here")
+            raise RunError(f"{self.folder}: no bisection was started in this folder")
         return known
 
     def _next(self, known: BisectionRecord) -> list[int]:
@@ -174,7 +174,9 @@ class Bisection:
             with contextlib.suppress(NotImplementedError):  # a file system without locks
                 lock.acquire(timeout=0)
         except Timeout:
-            raise RunError(f"{self.folder.name}: another kit bisect is at it", hint="wait for it, or end it") from None
+            raise RunError(
+                f"{self.folder.name}: another kit bisect works on it", hint="wait for it, or end it"
+            ) from None
         try:
             yield
         finally:
@@ -200,7 +202,8 @@ def begin(
             if found.verdict != wanted:
                 run = one.status.run_dir.name
                 raise UsageError(
-                    f"run {run} is to be {wanted}, and is {found.verdict}: {found.said}", hint=f"kit why {run}"
+                    f"run {run} was named as the {wanted} one, but it is {found.verdict}: {found.said}",
+                    hint=f"kit why {run}",
                 )
         changes, left_out = pair.changes(kinds)
         if not changes:

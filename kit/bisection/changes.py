@@ -59,7 +59,7 @@ def of_keys(
 
 
 def derived(good: Mapping[str, Any], bad: Mapping[str, Any], set_by: Sequence[Sequence[SetBy]]) -> list[str]:
-    """The keys that differ and follow from other keys: each state between the two computes them again."""
+    """The keys that differ only because other keys differ. Each state between the two runs computes them again."""
     return [
         one.key
         for one in keys.between(good, bad, *set_by)

@@ -18,9 +18,10 @@ _PACKAGE = "pip:"
 
 
 def changes(good: Earlier, bad: Earlier) -> list[Change]:
-    """A change for each Python package, then one for the rest, after which the image is exactly the bad run's.
+    """A change for each Python package that differs, then one for the rest of the image. After it the image is the bad run's.
 
-    Only the last one if no package differs or a lock is missing. Empty if both runs have the same image, or if one has none.
+    If no package differs or a lock is missing, only the change for the rest. Empty if both runs have the same image, or if one has
+    none.
     """
     digests = [one.manifest.image_digest for one in (good, bad)]
     names = [one.manifest.image_name for one in (good, bad)]

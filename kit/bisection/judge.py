@@ -125,6 +125,6 @@ def _checked(program: str, run_dir: Path) -> Judged:
     if 0 < code <= _MOST_BAD:
         return Judged("untestable" if code == _SKIP else "bad", said)
     raise RunError(
-        f"{program} {run_dir}: ended with {code}: 0 is good, 125 says nothing, other codes up to 127 are bad",
-        hint="mend it, and give the same command again: the runs are kept",
+        f"{program} {run_dir}: ended with exit code {code}, which --check does not know: 0 is good, 1 to 127 bad, 125 cannot tell",
+        hint="mend the program and repeat the command: finished runs are kept",
     )

@@ -69,4 +69,4 @@ def read(folder: Path) -> BisectionRecord | None:
     path = folder / _FILE
     if not path.exists():
         return None
-    return manifest.load(BisectionRecord, path, absent=lambda: RunError(f"{path}: is gone"))
+    return manifest.load(BisectionRecord, path, absent=lambda: RunError(f"{path}: this file was removed"))

@@ -1,4 +1,4 @@
-"""The run of a state: the good run with the first changes of the list, and otherwise unchanged."""
+"""The run of a state: the good run, changed by the first changes of the list."""
 
 from __future__ import annotations
 

@@ -70,12 +70,12 @@ def _checkpoint(source: Path) -> Path:
 def _check(order: Conversion, source: Path, target: Path) -> None:
     """Refuse wrong paths before anything is started."""
     if not target.parent.is_dir():
-        raise RunError(f"{target}: its folder does not exist", hint=f"mkdir -p {target.parent}")
+        raise RunError(f"{target}: the folder {target.parent} does not exist", hint=f"mkdir -p {target.parent}")
     resolved, held = target.resolve(), source.resolve()
     if resolved == held or held in resolved.parents or resolved in held.parents:
-        raise UsageError(f"{target}: the target may not hold the checkpoint, nor lie in it")
+        raise UsageError(f"{target}: the target must not contain the checkpoint or lie inside it")
     if os.path.lexists(target) and not order.force:
-        raise RunError(f"{target}: it exists", hint="--force replaces it, once the new one is whole")
+        raise RunError(f"{target}: the target exists already", hint="--force replaces it when the new one is complete")
 
 
 def lacking(lock: ImageLock, to: Format) -> list[str]:

@@ -67,6 +67,6 @@ def on_disk(path: Path) -> OnDisk:
         if sizes:
             return OnDisk(path=path, weights_only=weights_only, files=len(sizes), size=sum(sizes))
     raise RunError(
-        f"{path}: no checkpoint that can be compared",
+        f"{path}: not a checkpoint that can be compared",
         hint="a folder with *.distcp or *.safetensors, or a file that 'kit convert-checkpoint --to pytorch' made",
     )

@@ -152,7 +152,7 @@ def _criterion(
     if sum([metric is not None, exit_code, check is not None]) > 1:
         raise UsageError("--metric, --exit-code and --check are three ways to tell good from bad: give one")
     if worse_than is not None and metric is None:
-        raise UsageError("--worse-than goes with --metric", hint="--metric test_loss --worse-than 2.5")
+        raise UsageError("--worse-than works only together with --metric", hint="--metric test_loss --worse-than 2.5")
     if metric is not None:
         return by_metric(metric, worse_than, *ends)
     rule = ends[1].answer.rule

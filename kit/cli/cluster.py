@@ -145,7 +145,7 @@ def detect(
         raise UsageError(f"{name!r}: not a name: {NAME.how}", hint="kit cluster detect pod")
     path = data_folders.project() / "clusters" / f"{name}.toml"
     if path.exists() and not force:
-        raise UsageError(f"{path}: there is one already", hint="--force writes over it")
+        raise UsageError(f"{path}: the file exists already", hint="--force writes over it")
     found = ask(env=client.environment({}))
     config.validate(found, Cluster, file=str(path))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """The line of each command in `kit --help`: the first paragraph of its docstring.
 
-With this table, `kit --help` and the completion of a command's name import no command. tests/unit/test_command_line.py holds
-them to the docstrings.
+With this table, `kit --help` and the completion of a command's name import no command. tests/unit/test_command_line.py compares
+them with the docstrings.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ def _lock_file(name: str, project: Path) -> Path:
 
     found = image_lock.find(name, project=project)
     if found is None:
-        raise LockError(f"image {name}: no image.lock", hint=f"run 'kit build-image {name}'")
+        raise LockError(f"image {name}: it has no image.lock", hint=f"run 'kit build-image {name}'")
     return found
 
 

@@ -86,7 +86,8 @@ def _write_image(name: str | None, base: str, packages: list[str], project: Path
 
     if not name:
         raise UsageError(
-            "--from and --pip make an image, which has no name", hint="kit init --image mine --from train-cpu"
+            "--from and --pip describe a new image, and --image does not name it",
+            hint="kit init --image mine --from train-cpu",
         )
     print(first_image.write(name, base=base, packages=packages, project=project))
     print(f"next: kit build-image {name}", file=sys.stderr)

@@ -136,7 +136,7 @@ def _time_of(given: str) -> float:
     try:
         return datetime.fromisoformat(given).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise UsageError(f"--since {given!r}: no time", hint="--since 10m, or --since 2026-11-22T09:00:00") from None
+        raise UsageError(f"--since {given!r}: not a time", hint="--since 10m, or --since 2026-11-22T09:00:00") from None
 
 
 def _pattern(given: str) -> re.Pattern[bytes]:

@@ -61,7 +61,10 @@ def prepare_data(
 
     *read, target = sources
     if not read:
-        raise UsageError(f"{target}: which text, and into which folder?", hint="kit prepare-data SRC… DST")
+        raise UsageError(
+            f"two paths are needed, the text and the folder for the prepared data: only {target} was given",
+            hint="kit prepare-data SRC… DST",
+        )
     options = ["--text-key", text_key, "--validation", str(validation)]
     options += ["--separator", separator] if separator else []
     options += ["--processes", str(processes)] if processes else []

@@ -129,7 +129,10 @@ def submit(
     from kit.workflow import stages
 
     if output and not dry_run:
-        raise UsageError("--output goes with --dry-run", hint="the run folder is where clusters/<name>.toml says")
+        raise UsageError(
+            "--output works only together with --dry-run",
+            hint="paths.runs in clusters/<name>.toml sets the folder",
+        )
     if as_json and follow:
         raise UsageError(
             "--json and --follow both write to stdout", hint="'kit submit --json --wait' waits for the end"
@@ -141,7 +144,9 @@ def submit(
             _render_pair(pair, output, as_json=as_json)
             return
         if debug or follow or after:
-            raise UsageError("--debug, --follow and --after go with a job on one cluster", hint="--wait waits for both")
+            raise UsageError(
+                "--debug, --follow and --after do not work for a job on two clusters", hint="--wait waits for both"
+            )
         _show_advice(pair.runs)
         folders = _submit_pair(pair, as_json=as_json)
         for folder in folders if wait else ():
@@ -157,7 +162,9 @@ def submit(
     outlooks = _outlooks(ready)
     if isinstance(ready, tuple):
         if debug or follow or after:
-            raise UsageError("--debug, --follow and --after go with a single job", hint="--wait waits for all stages")
+            raise UsageError(
+                "--debug, --follow and --after do not work for a job with [stages]", hint="--wait waits for all"
+            )
         folders = _submit_stages(ready, as_json=as_json)
     else:
         folders = [submit_run(ready, after or [], as_json=as_json, say_how=not follow, outlook=outlooks[0])]

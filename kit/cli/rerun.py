@@ -65,10 +65,14 @@ def rerun(
     from kit.runs.rerun import differences, prepare
 
     if avoid and not rotate:
-        raise UsageError("--avoid goes with --rotate", hint="kit nodes --avoid NODE")
+        raise UsageError("--avoid works only together with --rotate", hint="kit nodes --avoid NODE")
     if rotate:
         if cluster or live or follow or wait:
-            raise UsageError("--rotate runs on the run's own cluster and code, and waits for the end")
+            raise UsageError(
+                "--rotate cannot be used with --cluster, --live, --follow or --wait: it always takes the run's own cluster "
+                "and code, and waits for the end",
+                hint="leave these options out",
+            )
         from kit.cli.rerun_rotate import rotate as moved
 
         moved(run, from_step=from_step, overrides=list(set_ or []), avoid=avoid, dry_run=dry_run, as_json=as_json)

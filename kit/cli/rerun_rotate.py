@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def rotate(run: str, *, from_step: int | None, overrides: list[str], avoid: bool, dry_run: bool, as_json: bool) -> None:
-    """Run the last steps of a run three times with its ranks on other nodes, and say which node the deviation follows."""
+    """Run the last steps of a run three times, each time with its ranks on other nodes, and name the node with deviating
+    numbers."""
     from kit.cli.render_submit import show_warnings
     from kit.cli.runs import folders
     from kit.health import rotate_ranks

@@ -29,7 +29,7 @@ def serve(
     from kit.runs import which_slurm
 
     if port and path:
-        raise UsageError("--port and --socket", hint="use one of them")
+        raise UsageError("--port and --socket cannot be used together", hint="leave one out")
     try:
         import prometheus_client  # noqa: F401
         import starlette  # noqa: F401

@@ -55,9 +55,9 @@ def sweep(
     from kit.sweeps import submit as sending
 
     if retry and after:
-        raise UsageError("--after goes with a new sweep, not with --retry")
+        raise UsageError("--after and --retry cannot be used together", hint="--after delays a new sweep")
     if of is not None and not retry:
-        raise UsageError("--of goes with --retry", hint="'kit sweep' alone submits a new sweep")
+        raise UsageError("--of works only together with --retry", hint="'kit sweep' without --of submits a new sweep")
     job_file = config.job_path(job)
     into = _recorded(job_file, of) if retry else None
     made = prepare.prepare(
@@ -108,7 +108,7 @@ def wait_sweep(folder: Path) -> None:
         failed = wait.wait(folder, queue=queue(), on_poll=on_poll)
     if failed:
         raise RunFailed(
-            f"{len(failed)} points did not end well: {ranges(failed)}",
+            f"{len(failed)} points failed: {ranges(failed)}",
             exit_code=1,
             hint=f"'kit logs {folder.name}.{failed[0]}' shows one; 'kit sweep --retry' runs them again",
         )
@@ -125,8 +125,8 @@ def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path, env: Map
     corr = [one for one in afters if one.kind == "corr"]
     if corr and len(afters) > 1:
         raise UsageError(
-            "--after SWEEP:corr goes with no other --after",
-            hint="the other sweep can itself wait for what it needs",
+            "--after SWEEP:corr cannot be used with a second --after",
+            hint="give the second --after to SWEEP when it is submitted",
         )
     if corr:
         return dependencies.pairs(corr[0], arrays, folders)

@@ -28,7 +28,7 @@ def eject(
         print(text, end="")
         return
     if file.exists() and not force:
-        raise UsageError(f"{file}: there is one already", hint="--force writes over it")
+        raise UsageError(f"{file}: the file exists already", hint="--force writes over it")
     untrusted_files.write_text(file, text)
     print(file)
     print(f'next: [slurm] template = "{file.name}" in the job file beside it', file=sys.stderr)

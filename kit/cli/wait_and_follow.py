@@ -120,7 +120,8 @@ def show(source: str, chunk: bytes, *, raw: bool = False, as_json: bool = False)
 
 @contextlib.contextmanager
 def goes_on(name: str, *, noun: str = "run") -> Iterator[None]:
-    """Make Ctrl-C end only the command, and print how to return to the run, or how to end it."""
+    """Within the block, Ctrl-C ends only the command; the run continues. A line tells how to follow the run again, or how to cancel
+    it."""
     try:
         yield
     except KeyboardInterrupt:

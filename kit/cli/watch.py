@@ -37,6 +37,6 @@ def watch(
         # Check now, not only when there is something to report.
         if whom(run_dir) is None:
             hint = '[notify]\n       on = ["end"]\n       to = ["TEAM_SLACK"]'
-            raise UsageError(f"{run_dir.name}: its job tells nobody: it has no [notify]", hint=hint)
+            raise UsageError(f"{run_dir.name}: its job sends no notices: it has no [notify]", hint=hint)
     watcher = Watcher(say=lambda line: print(clean(line), file=sys.stderr, flush=True), queue=queue)
     look(watcher, lambda: named or lately(folders(runs_dir), queue), stay=not named, once=once)

@@ -35,7 +35,7 @@ def of_lock(lock: ImageLock) -> ImageContent:
 def between(a: str, b: str, held_a: ImageContent | None, held_b: ImageContent | None) -> ImageDifference:
     """The differences of two images.
 
-    a, b: their names; empty without a container. held_a, held_b: None if the content is unknown.
+    a, b: the names of the images; empty for a run without a container. held_a, held_b: their contents; None if unknown.
     """
     if a == b or held_a is None or held_b is None:
         return ImageDifference(a=a, b=b, packages=(), rest=())

@@ -49,7 +49,7 @@ def _resolved(file: Path) -> Path:
     try:
         return file.resolve()
     except RuntimeError:  # Python's error for a loop of links
-        raise ConfigError(f"{file}: a link that leads back to itself", hint="name the file itself") from None
+        raise ConfigError(f"{file}: a symbolic link that leads back to itself", hint="name the file itself") from None
 
 
 def _not_extended(file: Path, problem: str) -> ConfigError:

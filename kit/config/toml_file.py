@@ -79,7 +79,9 @@ def check_depth(table: Table, file: str) -> None:
 
 def too_deep(file: str) -> ConfigError:
     """The error for a table that is nested too deep."""
-    return ConfigError(f"{file}: more than {_DEEPEST} tables and lists inside each other", hint="kit schema job")
+    return ConfigError(
+        f"{file}: nested too deep: more than {_DEEPEST} tables and lists inside each other", hint="kit schema job"
+    )
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:

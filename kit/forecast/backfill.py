@@ -50,7 +50,7 @@ def request_of(job: WaitingJob) -> NodeRequest:
 
 
 class BackfillPlan:
-    """Which nodes are reserved for which job, and when. A set of nodes is a bit mask, as in Slurm."""
+    """Reservations of nodes for jobs over time. A set of nodes is a bit mask, as in Slurm."""
 
     def __init__(self, seen: QueueSnapshot, *, tier: int = 0) -> None:
         """tier: of the partition that the new job asks for. Jobs that wait in partitions of lower tiers come after it."""
@@ -103,7 +103,7 @@ class BackfillPlan:
         return found[0] if found else None
 
     def gap(self, wanted: NodeRequest) -> float:
-        """For how many seconds from now this many nodes are free: infinite if no job waits for them, 0 if they are not free."""
+        """The seconds for which this many nodes stay free from now: infinite if no job waits for them, 0 if they are not free."""
         free = self._usable(wanted.kind, self.now)
         for place, start in enumerate(self._times):
             free &= ~self._kept[start]

@@ -68,7 +68,10 @@ def of_job(
     sources = config.read_job(config.job_path(job_file), cluster=cluster, overrides=overrides)
     written = sources.merged()
     if written.get("stages"):
-        raise UsageError(f"{job_file}: it has [stages]", hint="a job file of one stage alone can be asked about")
+        raise UsageError(
+            f"{job_file}: it has [stages], and a forecast is made for a single job",
+            hint="name a job file that has no [stages]",
+        )
     if written.get("sweep"):
         return [_points(sources, containers=containers)]
     own = submit.prepare_sources(sources, containers=containers)

@@ -1,4 +1,4 @@
-"""Everything that can be said about a job before its submit: whether it fits, its first checkpoint, the room for more, its end.
+"""Facts about a job before its submit: whether it fits, its first checkpoint, the free space for checkpoints, its end.
 
 Unknown facts are left out, never guessed. Slurm is not asked.
 """

@@ -25,7 +25,7 @@ class Ray:
     tables = ()
 
     def resources(self, job: Job) -> dict[str, int]:
-        """See Framework. The job's own figure, of which its other roles take theirs."""
+        """The nodes that the job asks for. Its other roles take their nodes from them."""
         return {"nodes": job.resources.nodes} if job.roles else {}
 
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:

@@ -278,7 +278,11 @@ def _disagreements(options: Mapping[str, Options], programs: Programs, name: str
         if len(set(found.values())) > 1:
             said = ", ".join(f"{where} = {shown(value)}" for where, value in found.items())
             first = toml(next(iter(found.values())))
-            yield Fault(key=key, problem=f"the roles need one value: {said}", hint=f"[{name}]\n       {key} = {first}")
+            yield Fault(
+                key=key,
+                problem=f"the roles need the same value, and they have {said}",
+                hint=f"[{name}]\n       {key} = {first}",
+            )
     lengths = _values_by_option(options, programs, "seq_len")
     trainer = next((value for where, value in lengths.items() if where.startswith("trainer.")), None)
     for where, value in lengths.items():

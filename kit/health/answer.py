@@ -36,7 +36,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Why a run is in its state. line: one sentence. advice: what to do, in words. next: the command to run."""
+    """The reason for a run's state. line: the reason in one sentence. advice: what to do, in words. next: the command to run."""
 
     rule: str
     verdict: Verdict

@@ -50,13 +50,13 @@ class Found:
     certain: bool
 
     def line(self) -> str:
-        """What happened, with the place in the user's code."""
+        """One sentence: the cause, with the place in the user's code."""
         place = f" at {self.ending.place}" if self.ending.place and self.certain else ""
         return filled(self.rule.says, self.values).strip() + place
 
 
 def answer(record: Record) -> Answer | None:
-    """Why the ranks of the last start failed; None if none recorded an end."""
+    """The answer for the ranks of the last start; None if none recorded an end."""
     found = [judge(record, one) for one in record.failed[:MOST_RANKS]]
     if not found:
         return None

@@ -53,8 +53,8 @@ class Suspect:
 class Deviation:
     """The result of comparing the runs.
 
-    compared: the most numbers of one rank; 0 if the program reports none. node: the node that the deviation follows; None if there
-    is no deviation, or it follows no single node. suspects: the ranks that differed first.
+    compared: how many numbers were compared for the rank with the most; 0 if the program reports none. node: the node that the
+    deviation follows; None if there is no deviation, or it follows no single node. suspects: the ranks that differed first.
     """
 
     compared: int

@@ -151,7 +151,7 @@ def read(run_dir: Path, job_id: object, *, now: float | None = None, since: floa
 
 
 def begun(events: Iterable[Mapping[str, object]]) -> float:
-    """When the ranks were last started, in seconds since the epoch; 0 if there is no such event."""
+    """The time of the last start of the ranks, in seconds since the epoch; 0 if there was none."""
     return max((float(str(one.get("epoch", 0))) for one in events if one["event"] == "attempt"), default=0.0)
 
 
@@ -179,9 +179,9 @@ def _of_line(line: str, node: str, now: float, wrote: float) -> list[Rank]:
 
 
 def limit(phase: str, usual: float | None, longest: float = 0.0, slowest: float = 0.0) -> float:
-    """Seconds that a rank may report nothing. usual: between two reports of a step; None before the second. longest: the longest of
-    these.
+    """The seconds after which a rank without a report counts as stalled.
 
+    usual: median seconds between two reports of a step; None before the second. longest: the longest such time.
     slowest: the longest time that this phase has taken so far.
     """
     if phase in SLOW and slowest and usual is not None:

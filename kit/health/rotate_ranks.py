@@ -54,13 +54,13 @@ def prepare(
     """Plan the three runs; nothing is written.
 
     from_step: the checkpoint to begin at; None for the newest one before the last step that the run reported, or for the beginning
-    if there is none. RunError for a run that cannot be rotated: a job of roles, a cluster with fewer than three nodes.
+    if there is none. RunError for a run that cannot be rotated: its job has roles, or its cluster has fewer than three
+    nodes.
     """
     first = reading.read(run_dir)
     if set(first.manifest.world_sizes) != {PLAIN}:
         raise RunError(
-            f"run {run_dir.name} is of roles ({', '.join(first.manifest.world_sizes)}), and --rotate moves the ranks of a job "
-            "without roles",
+            f"run {run_dir.name} has roles ({', '.join(first.manifest.world_sizes)}): --rotate works only for a job without roles",
             hint=f"kit rerun {run_dir.name}, and kit diff",
         )
     orders = _orders(first)
@@ -116,14 +116,14 @@ def _orders(first: Earlier) -> tuple[tuple[str, ...], ...]:
     # Spare nodes come after the nodes of the ranks.
     mine = client.hostnames(one.nodes, env=env)[: first.job["resources"]["nodes"]]
     if not mine:
-        raise RunError(f"run {name}: nothing says which nodes it had", hint=f"kit rerun {name}")
+        raise RunError(f"run {name}: its nodes are not known", hint=f"kit rerun {name}")
     there = client.nodes_in_service(env=env, partition=first.job.get("slurm", {}).get("partition"))
     others = [node for node in there if node not in mine]
     ring = [*mine, *others[: max(0, TIMES - len(mine))]]
     if len(ring) < TIMES:
         raise RunError(
-            f"run {name} had {' '.join(mine)}, and there are {len(ring)} nodes to move its ranks over: of two nodes that "
-            "differ nobody knows which is right",
+            f"run {name} ran on {' '.join(mine)}, and --rotate needs three nodes, but {len(ring)} are in service: when only two "
+            "nodes differ, nothing shows which one is wrong",
             hint=f"kit rerun {name} --cluster C, on a cluster with three nodes",
         )
     return tuple(tuple(ring[(place + shift) % len(ring)] for place in range(len(mine))) for shift in range(TIMES))

@@ -1,4 +1,4 @@
-"""Record that `kit why` reads: status, events, ends of logs. Its memory is limited, even for huge logs."""
+"""The facts of a run that `kit why` reads: status, events, ends of logs. Memory use is limited, even for huge logs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Log:
         return self
 
     def number(self, place: int) -> int:
-        """The number of a line in its file."""
+        """The line number in the file of the line at index `place` here."""
         return self.first + place
 
 
@@ -101,7 +101,7 @@ class Record:
         return any(e["event"] == event and all(e.get(k) == v for k, v in values.items()) for e in self.events)
 
     def starts(self) -> int:
-        """How often the ranks of the newest job were started."""
+        """The number of starts of the ranks in the newest job."""
         return sum(event["event"] == "attempt" for event in self.events)
 
     def log(self, path: Path, most: int = _TAIL_BYTES) -> Log:
@@ -117,7 +117,7 @@ class Record:
         return Log(name, tuple(lines[:-1] if lines[-1] == "" else lines), first)
 
     def rank_log(self, rank: int, role: str) -> Log:
-        """A rank's log since its last start. If ranks have no own logs, the launcher's log."""
+        """A rank's log since its last start. If the ranks have no logs of their own, the log of the launcher."""
         folder = RunPaths(self.run_dir).logs / role
         own = folder / f"rank-{rank}.log"
         if own.exists():
@@ -148,13 +148,14 @@ class Record:
         return sorted((one for one in found if one is not None), key=lambda one: one.at)
 
     def host_of(self, log: Log) -> str:
-        """The node of a rank without a record, from the first line of its log."""
+        """The node of a rank that recorded nothing. It is read from the first line of the rank's log."""
         found = _HOST.match(log.lines[0]) if log.lines and START.search(log.lines[0]) else None
         return found["host"] if found else ""
 
 
 def shown(line: str) -> str:
-    """A line of a log as it is quoted: the last state of a progress bar, without control characters, limited in length."""
+    """A line of a log in the form that answers quote: without control characters, of limited length, with the last state of a
+    progress bar only."""
     last = line.rstrip("\r").rpartition("\r")[2]
     return safe_text.clean_lines(last.encode(errors="replace"))[:_LINE].decode(errors="replace").strip()
 

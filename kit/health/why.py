@@ -18,7 +18,7 @@ _MOST_REPORTS = 64
 
 
 def explain(record: Record) -> Answer:
-    """Why a run is in its state. Never raises, whatever its folder contains."""
+    """Find the reason for a run's state. Never raises, whatever the run's folder contains."""
     return (
         slurm_state_rules.unfinished(record)
         or _completed(record)

@@ -65,7 +65,9 @@ def ready(
         engine.pull(base.reference, platform=platform_, on_line=on_line)
         image = engine.inspect(base.reference)
     if image is None:
-        raise ImageError(f"{base.reference}: the engine pulled it and does not hold it", hint="name it with its tag")
+        raise ImageError(
+            f"{base.reference}: the engine pulled the image, but then did not find it", hint="name it with its tag"
+        )
     digest = image.repo_digests[0].rpartition("@")[2] if image.repo_digests else image.id
     return ReadyBase(reference=image.id, kind="reference", name=base.reference, digest=digest)
 
@@ -79,7 +81,7 @@ def _locked(engine: Engine, locked: ImageLock, sqsh: Path) -> ReadyBase:
         with sqsh_tar.stream(sqsh) as chunks:
             engine.import_stream(chunks, reference, changes=changes)
     if engine.inspect(reference) is None:
-        raise ImageError(f"{reference}: the engine imported it and does not hold it")
+        raise ImageError(f"{reference}: the engine imported the image, but then did not find it")
     return ReadyBase(reference=reference, kind="image", name=locked.name, digest=locked.digest)
 
 
@@ -95,7 +97,7 @@ def _bootstrapped(
         tar.unlink()
         image = engine.inspect(reference)
     if image is None:
-        raise ImageError(f"{reference}: the engine imported it and does not hold it")
+        raise ImageError(f"{reference}: the engine imported the image, but then did not find it")
     # The engine names a layer by the sha256 of its tar. The only layer here is the bootstrapped tar.
     return ReadyBase(reference=reference, kind="bootstrap", name=bootstrap.suite, digest=image.diff_ids[0])
 

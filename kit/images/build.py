@@ -128,12 +128,12 @@ def _other(order: BuildOrder, spec: ImageSpec) -> tuple[ImageLock, Path] | None:
     if name is None:
         return None
     if name == order.name:
-        raise ImageError(f"image {name}: it stands on itself", hint="[base] image names another image")
+        raise ImageError(f"image {name}: its base is the image itself", hint="name another image in [base] image")
     place = image_lock.find(name, project=order.project)
     if place is None:
         data_folders.find("containers", name, project_dir=order.project, key="base.image")
         raise LockError(
-            f"image {order.name} stands on {name}, which has no lock", hint=f"run 'kit build-image {name}' first"
+            f"image {order.name}: its base, image {name}, has no lock", hint=f"run 'kit build-image {name}' first"
         )
     locked = image_lock.read(place)
     return locked, check_against_lock.check(locked, order.store, full=False)

@@ -47,9 +47,9 @@ class _State:
 
 
 def why_not(spec: ImageSpec, steps: Iterable[Instruction]) -> str:
-    """Why this image needs an engine, with the line of the Dockerfile; empty if it needs none."""
+    """The reason why this image needs an engine, with the line of the Dockerfile; empty if it needs none."""
     if spec.base.image is None:
-        return "only an image that stands on another one ([base] image) can be built without an engine"
+        return "without an engine, only an image whose base is another image of the kit ([base] image) can be built"
     build = spec.build
     if build.args or build.secrets or build.target or build.platform or build.network != "none":
         return "[build] args, secrets, target, platform and network need an engine"
@@ -102,7 +102,7 @@ def built(
     """
     root = work / "root"
     if sqshfile.has_xattrs(base):
-        raise ImageError(f"{base}: it has file capabilities, which an image that stands on it would lose")
+        raise ImageError(f"{base}: it has file capabilities, which an image built on it would lose")
     _unpack(base, root)
     state = _State(
         root=root,

@@ -65,7 +65,8 @@ def find(name: str, *, project: Path, store_dir: Path) -> Path:
     held = sorted((store_dir / "sha256").glob(f"{digits}*.sqsh")) if re.fullmatch(r"[0-9a-f]{6,64}", digits) else []
     if len(held) != 1:
         raise LockError(
-            f"{name}: {'several images begin so' if held else 'no such image'}", hint="kit images lists them"
+            f"{name}: {'several images start with this digest' if held else 'no such image'}",
+            hint="kit images lists them",
         )
     return held[0]
 

@@ -154,8 +154,8 @@ def _require_base(path: Path, stages: list[tuple[Instruction, str, str]], target
         one, name, image = next(stage for stage in stages if stage[1] == image.lower())
     if image not in _BASE:
         raise ImageError(
-            f"{path}: line {one.line}: FROM {image}: the image would not stand on the base of its image.toml, which the lock names",
-            hint="write ARG BASE and FROM ${BASE}, and name the base in image.toml: [base] reference = " + f'"{image}"',
+            f"{path}: line {one.line}: FROM {image} ignores the base that image.toml names and the lock records",
+            hint="write ARG BASE and FROM ${BASE}, and in image.toml: [base] reference = " + f'"{image}"',
         )
 
 

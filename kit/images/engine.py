@@ -55,7 +55,8 @@ class OwnedContainer:
 
 
 class Engine:
-    """An engine that answers. Every method raises EngineError when the engine stops answering, ImageError when it refuses."""
+    """A connection to a container engine. Every method raises EngineError if the engine does not answer, ImageError if it
+    refuses."""
 
     def __init__(self, client: APIClient, version: str, *, podman: bool = False) -> None:
         self._client = client
@@ -237,7 +238,9 @@ def connect() -> Engine:
         place = os.environ.get("DOCKER_HOST", "the local socket")
         if "Permission denied" in str(error) or "PermissionError" in str(error):
             hint = "ask an administrator to add you to the group 'docker', or use a rootless engine through DOCKER_HOST"
-            raise EngineError(f"the container engine at {place} may not be used by this user", hint=hint) from None
+            raise EngineError(
+                f"this user has no permission to use the container engine at {place}", hint=hint
+            ) from None
         raise EngineError(f"no container engine answers at {place}", hint=_START) from None
 
 

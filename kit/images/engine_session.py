@@ -29,7 +29,8 @@ _FOREIGN_S = 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Stay:
-    """base: the image to build on, with the kit's mark. container: its presence shows others that this builder is at work."""
+    """A builder at work. base: the image to build on, with the kit's mark. container: shows other kits that this builder is at
+    work."""
 
     base: str
     container: str

@@ -72,7 +72,9 @@ def write(name: str, *, base: str, packages: Sequence[str], project: Path) -> Pa
         raise UsageError(f"--image {name}: not the name of an image", hint=NAME.how)
     folder = project / "containers" / name
     if folder.exists():
-        raise UsageError(f"{folder}: there is one already", hint="choose another name, or edit that one")
+        raise UsageError(
+            f"{folder}: this image folder exists already", hint="choose another name, or edit the files in the folder"
+        )
     place = image_lock.find(base, project=project)
     if place is None:
         data_folders.find("containers", base, project_dir=project, key="--from")

@@ -39,7 +39,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """uri: the name of the source in the lock."""
+    """A source that is ready to be squashed. uri: its name in the lock."""
 
     uri: str
     content: Content

@@ -41,10 +41,15 @@ def run(order: ImportOrder, report: Report) -> squash_and_lock.Outcome:
     start = time.monotonic()
     name = order.name or import_sources.default_name(order.uri)
     if not NAME.holds(name):
-        raise UsageError(f"{name!r} cannot name an image", hint="--name with lower case letters, digits and . _ -")
+        raise UsageError(
+            f"{name!r} is not a valid name of an image", hint="--name with lower case letters, digits and . _ -"
+        )
     lock_file = order.project / "containers" / name / image_lock.FILE
     if (lock_file.parent / "image.toml").is_file():
-        raise UsageError(f"image {name} is built from {lock_file.parent}", hint="import under another name with --name")
+        raise UsageError(
+            f"image {name} exists already: it is built from {lock_file.parent}",
+            hint="import under another name with --name",
+        )
     squash.mksquashfs()  # find out that mksquashfs is missing before the long import, not after it
     store.prepare(order.store)
     with (

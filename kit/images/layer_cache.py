@@ -36,7 +36,7 @@ Advance = Callable[[int], None]
 
 
 class From(Protocol):
-    """A source of blobs: see registry_client.Client.blob."""
+    """A source of blobs, such as registry_client.Client."""
 
     def blob(self, digest: str, start: int) -> Iterator[tuple[int, bytes]]:
         """The chunks, each with its offset in the blob."""
@@ -157,7 +157,7 @@ class _Fetching:
             if not right:
                 partial.unlink()
                 raise ImageError(
-                    f"{self._name}: the layer {digest} came with other bytes: the registry, or a proxy before it, is wrong",
+                    f"{self._name}: the bytes of layer {digest} do not match its digest: the registry or a proxy sent wrong data",
                     hint="try again, or another mirror",
                 )
             if not self.ended.is_set():
@@ -178,7 +178,7 @@ class _Fetching:
                     if tries == _TRIES:
                         raise ImageError(
                             f"{self._name}: the connection broke off {tries} times in the layer {digest}: {error}",
-                            hint="run it again: what came is kept",
+                            hint="run it again: the bytes received so far are kept",
                         ) from None
                     self.ended.wait(_FIRST_WAIT_S * 2**tries)
             return self.ended.is_set() or layer.whole

@@ -202,7 +202,7 @@ class _Folder:
         # Until Python 3.13, Path.resolve raises RuntimeError for a link to itself.
         place = Path(os.path.realpath(self._root / name))
         if not place.is_relative_to(self._root.resolve()):
-            raise _DamagedError(f"{name} leads out of it")
+            raise _DamagedError(f"{name} points outside the archive")
         return place
 
 
@@ -229,7 +229,7 @@ class _Archive:
 
     def open(self, name: str) -> IO[bytes]:
         if name not in self._members:
-            raise _DamagedError(f"{name} is not in it: it is cut off")
+            raise _DamagedError(f"{name} is missing: the archive is cut off")
         stream = self._tar.extractfile(self._members[name])
         if stream is None:
             raise _DamagedError(f"{name} is not a file")
@@ -253,7 +253,7 @@ def _from_index(blobs: Blobs, choice: Choice, source: str) -> OciImage:
             break
         descriptor, manifest = _chosen(blobs, manifest, replace(choice, tag=""), source)
     else:
-        raise _DamagedError("an index that leads to itself")
+        raise _DamagedError("an index that refers to itself")
     raw = _json(blobs, _blob_path(manifest["config"]["digest"]), manifest["config"]["digest"])
     _must_run_here(raw, choice, source)
     layers = tuple(
@@ -311,7 +311,7 @@ def _chosen(blobs: Blobs, index: dict[str, Any], choice: Choice, source: str) ->
     if not images:
         has = sorted({f"linux/{_architecture(d)}" for d in found if _architecture(d)})
         raise _DamagedError(
-            f"no image for linux/{choice.architecture} in it" + (f"; it has {', '.join(has)}" if has else "")
+            f"it holds no image for linux/{choice.architecture}" + (f"; it has {', '.join(has)}" if has else "")
         )
     if len(images) > 1:
         raise _several(source, _tags([d for d, _ in images.values()]))
@@ -341,7 +341,7 @@ def _tags(descriptors: list[dict[str, Any]]) -> list[str]:
 
 def _several(source: str, tags: list[str]) -> UsageError:
     listed = "\n".join(f"  {tag}" for tag in tags) or "  (all without a tag)"
-    return UsageError(f"{source}: several images:\n{listed}", hint=f"{source}:TAG, or --platform")
+    return UsageError(f"{source}: it holds several images:\n{listed}", hint=f"{source}:TAG, or --platform")
 
 
 def _no_tag(source: str, tag: str, tags: list[str]) -> UsageError:
@@ -351,7 +351,7 @@ def _no_tag(source: str, tag: str, tags: list[str]) -> UsageError:
 
 def _must_run_here(raw: dict[str, Any], choice: Choice, source: str) -> None:
     if raw.get("os", "linux") != "linux":
-        raise ImageError(f"{source}: an image for {raw['os']}, and linux is wanted")
+        raise ImageError(f"{source}: the image is for {raw['os']}, and the kit needs one for linux")
     must_fit(str(raw.get("architecture", "")), choice, source)
 
 
@@ -359,8 +359,8 @@ def must_fit(architecture: str, choice: Choice, source: str) -> None:
     """ImageError if the image's architecture is not the wanted one. An empty architecture always fits."""
     if architecture and architecture != choice.architecture:
         raise ImageError(
-            f"{source}: an image for linux/{architecture}, and linux/{choice.architecture} is wanted",
-            hint=f"--platform linux/{architecture} to have it anyway",
+            f"{source}: the image is for linux/{architecture}, and linux/{choice.architecture} is needed",
+            hint=f"--platform linux/{architecture} takes it anyway",
         )
 
 
@@ -376,7 +376,7 @@ def _json(blobs: Blobs, name: str, digest: str | None = None) -> Any:
     with blobs.open(name) as stream:
         content = stream.read(_LONGEST_JSON + 1)
     if len(content) > _LONGEST_JSON:
-        raise _DamagedError(f"{name} is too long for a description")
+        raise _DamagedError(f"{name} is larger than any description of an image")
     if digest is not None and _digest_of(content, digest) != digest:
         raise _DamagedError(f"{name} does not have its digest: it is damaged")
     return json.loads(content)

@@ -112,7 +112,7 @@ def fetch_with_engine(
     engine.pull(reference.plain, platform=platform, on_line=on_line)
     image = engine.inspect(reference.plain)
     if image is None:
-        raise ImageError(f"{reference.plain}: the engine pulled it and does not hold it")
+        raise ImageError(f"{reference.plain}: the engine pulled the image, but then did not find it")
     known = [name.rpartition("@")[2] for name in image.repo_digests]
     return replace(reference, digest=reference.digest or (known[0] if known else "")), image
 

@@ -205,7 +205,7 @@ def _read_limited(answer: requests.Response) -> bytes:
     for chunk in answer.iter_content(_CHUNK):
         found += chunk
         if len(found) > _LONGEST_JSON:
-            raise ImageError(f"{answer.url}: too long for a description")
+            raise ImageError(f"{answer.url}: the answer is larger than any description of an image")
     return found
 
 

@@ -55,7 +55,7 @@ def exact(wanted: Mapping[str, str], packages: PythonPackages, *, on_line: Calla
                 _pip(packages, work, "download", *options)
             except ToolError as error:
                 raise ImageError(
-                    f"{name} {version}: pip has no wheel of it: {error.message.strip().splitlines()[-1]}",
+                    f"{name} {version}: pip finds no wheel for it: {error.message.strip().splitlines()[-1]}",
                     hint="'pip config list' says where this machine's pip looks",
                 ) from None
             (file,) = (work / "found").iterdir()

@@ -50,7 +50,7 @@ def require(lock_file: Path, signers: Sequence[str], *, what: str) -> str:
     place = file_of(lock_file)
     mend = f"have one of {', '.join(map(name_of, signers)) or 'nobody'} run 'kit sign-image'"
     if not place.is_file():
-        raise LockError(f"{what}: {place} is not there: nobody signed it", hint=mend)
+        raise LockError(f"{what}: the signature {place} does not exist: nobody signed the lock", hint=mend)
     program = shell.require("ssh-keygen", hint=_HINT)
     with tempfile.TemporaryDirectory(prefix="kit-signers-") as folder:
         allowed = Path(folder) / "allowed_signers"
@@ -67,7 +67,7 @@ def require(lock_file: Path, signers: Sequence[str], *, what: str) -> str:
         words = [*base, "verify", *files, "-I", who, "-n", NAMESPACE]
         done = shell.run(words, input=text, check=False, timeout=_TIMEOUT_S)
     if done.returncode:
-        raise LockError(f"{what}: {lock_file} is not what {who} signed: it changed since", hint=mend)
+        raise LockError(f"{what}: {lock_file} changed after {who} signed it", hint=mend)
     return who
 
 

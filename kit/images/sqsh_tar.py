@@ -30,8 +30,8 @@ def stream(image: Path) -> Iterator[Iterator[bytes]]:
     """The tar of an image's tree. ImageError if it cannot be read, or if it has attributes that would be lost."""
     if sqshfile.has_xattrs(image):
         raise ImageError(
-            f"{image}: it has file capabilities, which an image that stands on it would lose",
-            hint="stand on the image in a registry or an engine: [base] reference",
+            f"{image}: it has file capabilities, which an image built on it would lose",
+            hint="build on the image in a registry or an engine: [base] reference = 'NAME:TAG'",
         )
     unsquashfs = shell.require("unsquashfs", hint="apt-get install squashfs-tools")
     with shell.output([unsquashfs, "-quiet", "-no-progress", "-pf", "/dev/stdout", str(image)]) as out:

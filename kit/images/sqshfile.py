@@ -29,7 +29,7 @@ def check(path: Path, *, hint: str = "make it again") -> None:
     head = _superblock(path, hint)
     used, size = int.from_bytes(head[_USED], "little"), path.stat().st_size
     if size < used:
-        raise LockError(f"{path}: cut off: {size} bytes of {used}", hint=hint)
+        raise LockError(f"{path}: cut off: it has {size} of its {used} bytes", hint=hint)
 
 
 def has_xattrs(path: Path) -> bool:

@@ -33,7 +33,7 @@ class Tree:
 
     @property
     def method(self) -> str:
-        """How the content is read, in words for the user."""
+        """The way in which the content is read, in words for the user."""
         return "overlay mount of the layers" if len(self.layers) > 1 else "reading the folder"
 
 
@@ -59,7 +59,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """keep_times: files keep their modification times, for images whose digest fixes the times."""
+    """Options for squashing. keep_times: files keep their modification times, for images whose digest fixes the times."""
 
     squash: Squash
     keep_times: bool = False

@@ -91,7 +91,8 @@ class Content:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """built: False when nothing had changed. changes: the differences between the old and the new lock. seconds: wall time."""
+    """The result. built: False if nothing had changed. changes: differences between the old and the new lock. seconds: wall
+    time."""
 
     lock: ImageLock
     lock_file: Path
@@ -196,16 +197,17 @@ def _not_reproducible(target: Target, old: ImageLock, new: ImageLock, changes: t
         causes.append("  the locked image is not in the store: its files cannot be compared")
     lines = "\n".join(causes)
     return LockError(
-        f"image {target.name}: the same inputs gave other bytes, so the lock is left as it is; made sha256:{new.sha256}, and the "
-        f"lock says sha256:{old.sha256}; what differs:\n{lines}",
-        hint=f"kit diff-images {target.name} {new.sha256[:12]} shows all of it; '{target.command} --relock' takes the new bytes",
+        f"image {target.name}: the same inputs gave other bytes, and the lock was not changed; built sha256:{new.sha256}, "
+        f"locked sha256:{old.sha256}; these files differ:\n{lines}",
+        hint=f"kit diff-images {target.name} {new.sha256[:12]} shows all differences; "
+        f"'{target.command} --relock' writes the new digest to the lock",
     )
 
 
 def _must_be_locked(target: Target, old: ImageLock | None, new: ImageLock, changes: tuple[str, ...]) -> None:
     if old is None:
         raise LockError(
-            f"image {target.name} has no lock to hold it to", hint=f"run '{target.command}' without --locked"
+            f"image {target.name} has no lock to compare with", hint=f"run '{target.command}' without --locked"
         )
     if old.sha256 == new.sha256:
         return
@@ -216,6 +218,6 @@ def _must_be_locked(target: Target, old: ImageLock | None, new: ImageLock, chang
         causes = ["no input that the kit knows of: a step of the Dockerfile gives other bytes each time"]
     lines = "\n".join(f"  {cause}" for cause in causes)
     raise LockError(
-        f"image {target.name}: made sha256:{new.sha256}, and the lock says sha256:{old.sha256}; what changed:\n{lines}",
-        hint=f"if that is meant, run '{target.command}' without --locked and commit the new lock",
+        f"image {target.name}: built sha256:{new.sha256}, locked sha256:{old.sha256}; these files differ:\n{lines}",
+        hint=f"if you meant this change, run '{target.command}' without --locked and commit the new lock",
     )

@@ -120,7 +120,7 @@ def publish(store: Path, finished: Path, sha256: str, facts: Mapping[str, object
 
 
 def register(store: Path, lock_file: Path) -> None:
-    """Note that a lock uses this store, so that pruning keeps its image. Without permission to write, do nothing."""
+    """Record in the store that this lock uses it, so that pruning keeps its image. Without permission to write, do nothing."""
     place = str(lock_file.absolute())
     note = store / "refs" / hashlib.sha256(place.encode()).hexdigest()[:32]
     with contextlib.suppress(OSError):

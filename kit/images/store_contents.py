@@ -64,8 +64,8 @@ def prune(
     unreadable = [path for path in _lock_files(store_dir, project) if path not in locks]
     if unreadable:
         raise ImageError(
-            f"{unreadable[0]}: this lock cannot be read, so what it names cannot be kept",
-            hint="mend or remove it first",
+            f"{unreadable[0]}: this lock cannot be read, so nothing was removed: it may name an image of the store",
+            hint="repair or remove the lock first",
         )
     kept = {known.sha256 for known in locks.values()} | set(in_use)
     gone = []

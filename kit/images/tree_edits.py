@@ -75,12 +75,12 @@ class Addition:
 
     @property
     def replaces(self) -> bool:
-        """Whether it replaces what the image has at its path."""
+        """Whether this addition replaces an entry of the image at the same path."""
         return self.content is not None or self.target is not None or self.path in ENGINE_FOLDERS
 
 
 class Seen(NamedTuple):
-    """What an image has at a path. target: of a link."""
+    """The entry of an image at a path. target: of a link."""
 
     kind: Literal["folder", "link", "other"]
     target: str = ""

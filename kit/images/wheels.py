@@ -30,7 +30,7 @@ def fetch(packages: PythonPackages, folder: Path, *, fresh: bool, on_line: Calla
         hint = (
             f"write requirements.txt, and the kit makes it; or pip-compile --generate-hashes -o {packages.requirements}"
         )
-        raise ImageError(f"{lock}: no such file, and the wheels are fetched against it", hint=hint)
+        raise ImageError(f"{lock}: no such file: it lists the wheels to fetch", hint=hint)
     cached = platformdirs.user_cache_path("kit") / "wheels" / _key(packages, lock)
     if fresh or not cached.is_dir():
         _download_to_cache(cached, packages, lock, on_line)

@@ -1,1 +1,1 @@
-"""Notices: what happened to a run, told once to whom its job names. A dead endpoint costs time, and nothing of the run."""
+"""Notices: tell the people that a job names what happened to its run, each event once. A dead endpoint never harms the run."""

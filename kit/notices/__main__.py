@@ -18,7 +18,7 @@ _PATIENCE_S = 10.0
 
 
 def main(run_dir: Path) -> None:
-    """Send the notices of the run that its record calls for, to the URLs that `kit submit` put into its folder."""
+    """Send a run's notices for the events that it recorded, to the URLs that `kit submit` stored in its folder."""
     one = of.of_record(run_dir)
     job = load_model(RunPaths(run_dir).job, Job)
     tell(one, job.notify.on, secret.read_urls(run_dir), say=lambda line: print(f"notice: {line}"), patience=_PATIENCE_S)

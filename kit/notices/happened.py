@@ -18,7 +18,7 @@ _LATE = {"LOST", "SUBMITTED"}
 
 @dataclass(frozen=True, kw_only=True)
 class Happened:
-    """key: of no other event of the run, over requeues too; a run that is resumed has new ones. at: seconds since the epoch."""
+    """An event of a run. key: unique in the run, also after a requeue; a resumed run has new keys. at: seconds since the epoch."""
 
     event: Event
     key: str
@@ -26,9 +26,9 @@ class Happened:
 
 
 def happened(one: Status, on: Sequence[Event], *, now: float, gone: bool = False) -> list[Happened]:
-    """What of `on` has happened to a run, oldest first. A failed run is told of once, whether `on` has fail, end, or both.
+    """The events of a run that `on` names, oldest first. A failed run gives one event, whether `on` has fail, end, or both.
 
-    gone: a run of which neither Slurm nor its own record knows the end has been so for long enough.
+    gone: Slurm lost the job long enough ago, and the run's record has no end; this counts as an end.
     """
     every = run_facts.events(one.run_dir)
     job = one.facts.slurm_id
@@ -63,7 +63,7 @@ def _at(event: Mapping[str, object], now: float) -> float:
 
 
 def text(one: Status, event: Event) -> tuple[str, str]:
-    """Title and body."""
+    """The title and the body of a notice."""
     name = one.run_dir.name
     facts = f"job {one.job_id} on {one.facts.cluster}, nodes {one.nodes or 'not known'}"
     if event == "start":

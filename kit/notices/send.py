@@ -16,7 +16,7 @@ _HIDDEN = "***"
 
 
 def require_apprise() -> Any:
-    """The module; ToolError where it is not installed."""
+    """The module apprise; ToolError if it is not installed."""
     try:
         import apprise
     except ImportError:
@@ -61,9 +61,9 @@ def send(
     hide: Sequence[str] = (),
     patience: float = PATIENCE_S,
 ) -> dict[str, bool]:
-    """Whether each endpoint took it, by the name of its variable. Never raises for an endpoint, and never waits longer.
+    """Send a notice. Return for each endpoint, by the name of its variable, whether it accepted. An endpoint's error is not raised.
 
-    hide: values that no text may hold.
+    hide: secret values that the text must not contain.
     """
     for value in sorted([*urls.values(), *hide], key=len, reverse=True):
         if len(value) > 3:

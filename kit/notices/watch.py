@@ -1,4 +1,4 @@
-"""`kit watch`: looks at runs until they have ended, and tells of what happens to them."""
+"""`kit watch`: checks runs until they have ended, and sends notices of their events."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Pin:
 
 @dataclass(frozen=True, kw_only=True)
 class Pins:
-    """The images of a run. own: the job's. of_roles: those that roles name themselves, by name."""
+    """The pinned images of a run. own: the job's. of_roles: the images that roles name, by name."""
 
     own: Pin
     of_roles: Mapping[str, Pin]

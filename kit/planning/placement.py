@@ -15,7 +15,7 @@ from kit.spec.world_size_text import PLAIN
 
 @dataclass(frozen=True, kw_only=True)
 class RolePlacement:
-    """A role and its place. first: index of its first node in the job. shared: another role has a step on one of its nodes.
+    """A role and its nodes. first: index of its first node in the job. shared: another role has a step on one of its nodes.
 
     scripts: the role whose scripts it runs. index: its number among the roles with the same program. plain: it is the only role of
     a job without roles.
@@ -82,15 +82,14 @@ class RolePlacement:
 
 
 def variable(name: str) -> str:
-    """A role's name in a form for variable names."""
+    """A role's name as part of a name of an environment variable."""
     return name.upper().replace("-", "_")
 
 
 def place_roles(resolved: Resolved, allocation: Allocation, made: Mapping[str, Role]) -> tuple[RolePlacement, ...]:
-    """The placement of every role; without roles, of the job itself as the only one. ConfigError for roles that do not fit
-    together.
+    """Place every role on nodes. A job without roles is placed as one role. ConfigError if the roles do not fit together.
 
-    made: the framework's roles, which come before the job's own.
+    made: the framework's roles. They come before the roles of the job file.
     """
     roles = {**made, **{name: role for name, role in resolved.job.roles.items() if name not in made}}
     if not roles:
@@ -163,7 +162,7 @@ def _ranks(role: Role, allocation: Allocation) -> tuple[int, int]:
 
 
 def _spans(allocation: Allocation, roles: Mapping[str, Role]) -> dict[str, range]:
-    """role -> indices of its nodes, in the order of the file. Roles that share nodes get the other role's."""
+    """role -> indices of its nodes, in the order of the file. A role that shares nodes gets the indices of the other role."""
     own = {name: role.nodes or 1 for name, role in roles.items() if role.shares is None}
     rest = allocation.nodes - sum(n for n in own.values() if n != "rest")
     spans: dict[str, range] = {}
@@ -176,14 +175,14 @@ def _spans(allocation: Allocation, roles: Mapping[str, Role]) -> dict[str, range
 
 
 def _shared(role: Role) -> int | None:
-    """How many of another role's nodes it shares, counted from the first.
+    """The number of nodes that a role shares with another one, counted from the other role's first node.
 
-    None for all of them, and for a role with its own nodes.
+    None if it shares all of them, or has its own nodes.
     """
     return role.nodes if role.shares is not None and isinstance(role.nodes, int) else None
 
 
 def _most_on_a_node(spans: Mapping[str, range], own: range, roles: Mapping[str, Role], allocation: Allocation) -> int:
-    """Ranks of all roles on the fullest of a role's nodes."""
+    """The number of ranks, of all roles, on the node of this role that has the most."""
     counts = [sum(_ranks(roles[other], allocation)[0] for other, span in spans.items() if node in span) for node in own]
     return max(counts)

@@ -1,4 +1,4 @@
-"""plan(): turns job, cluster and image lock into files and an argv. Pure: it uses no clock, no environment, and of the disk only
+"""plan(): turns job, cluster and image lock into files and an argv. It reads no clock and no environment, and from the disk only
 the kit's templates.
 
 `decide` runs once: it completes the job, then decides allocation, framework, placement, paths and images. Later steps only read the

@@ -51,9 +51,9 @@ def monitor_step(made: Decisions) -> list[str]:
 
 
 def warm_step(made: Decisions) -> list[str]:
-    """The process of every node, spares among them, from which ranks are forked; empty without `[retry] warm`.
+    """Starts on every node, including spares, the process from which ranks are forked; empty without `[retry] warm`.
 
-    The ranks are its children, so it has the CPUs of them all. The death of one such process ends no other.
+    The ranks are its children, so it has the CPUs of all of them. If one of these processes dies, the others continue.
     """
     main = made.main
     if not made.job.retry.warm:

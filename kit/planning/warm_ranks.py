@@ -12,7 +12,7 @@ _REMOVE = "remove the line"
 
 
 def check(made: Decisions) -> None:
-    """ConfigError when the job asks for warm ranks and cannot have them."""
+    """ConfigError if the job asks for warm ranks, but its ranks cannot be forked."""
     if made.job.retry.warm and (problems := [*_problems(made)]):
         faults = [Fault(key="retry.warm", problem=problem, hint=hint) for problem, hint in problems]
         raise ConfigError.of(*faults, file=made.resolved.job_file)

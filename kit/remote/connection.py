@@ -173,7 +173,7 @@ class Connection:
         ]
 
     def piped(self, argv: Sequence[str], *, env: Mapping[str, str]) -> list[str]:
-        """The same with this process's pipes instead of a terminal."""
+        """The argv for a command on the cluster with this process's pipes instead of a terminal."""
         words = self.terminal(argv, env=env)
         return ["-T" if word == "-tt" else word for word in words]
 
@@ -208,7 +208,9 @@ class Connection:
         try:
             plain = gzip.decompress(packed)
         except (OSError, EOFError, zlib.error):
-            raise LineError(f"cluster {self.name}: the line to {self.host} broke before the answer had come") from None
+            raise LineError(
+                f"cluster {self.name}: the connection to {self.host} broke before the answer was complete"
+            ) from None
         reply = read(plain, stderr=done.stderr)
         if not reply.whole:
             raise LineError(f"cluster {self.name}: {self.host} did not finish its answer{_indented(done.stderr)}")
@@ -287,7 +289,9 @@ def _sockets() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         seen = folder.lstat()
     except OSError as error:
-        raise ToolError(f"{folder}: no place for ssh's sockets: {error.strerror}") from None
+        raise ToolError(f"{folder}: cannot hold ssh's sockets: {error.strerror}") from None
     if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
-        raise ToolError(f"{folder}: ssh's sockets need a folder that is yours, with mode 0700", hint=f"rm -r {folder}")
+        raise ToolError(
+            f"{folder}: this folder for ssh's sockets must be yours and have mode 0700", hint=f"rm -r {folder}"
+        )
     return folder

@@ -106,7 +106,7 @@ class Mirror:
         """A run folder's path on the cluster."""
         known = self.there()
         if known is None:
-            raise RunError(f"{run_dir}: nothing is known of its cluster yet", hint="kit runs")
+            raise RunError(f"{run_dir}: its cluster has not been asked yet", hint="kit runs")
         return f"{known.runs}/{self.name_of(run_dir)}"
 
     @contextlib.contextmanager
@@ -159,7 +159,7 @@ class Mirror:
         """Update the files of a run, in one request: of logs only the new bytes, all other files completely.
 
         sacct: an accounting command to run in the same request. queue: also fetch Slurm's queue. Both answers are stored in
-        `connection.known`. whole: include the programs that the kit put there. relay: return what became of the run's relay, in the
+        `connection.known`. whole: include the programs that the kit put there. relay: return the state of the run's relay, in the
         words of templates/remote/shared.sh; else an empty text.
         """
         name = self.name_of(run_dir)
@@ -187,7 +187,7 @@ class Mirror:
         """Apply the changes, files first. If the process is killed, the remaining changes are sent again."""
         said = reply.text("changes")
         if said == "closed":
-            raise ToolError("the folder of runs over there may not be entered", hint="set paths.runs of the cluster")
+            raise ToolError("the cluster's folder of runs: permission denied", hint="set paths.runs of the cluster")
         for one in reply.files:
             self._write(one)
         for grown in reply.grown:
@@ -230,7 +230,7 @@ class Mirror:
     def _path(self, name: str) -> Path:
         """The path of a file in the mirror; ToolError for a name that leads out of the mirror."""
         if not re.fullmatch(_PATH, name):
-            raise ToolError(f"the cluster named a file {name!r}, which no run has")
+            raise ToolError(f"the cluster sent {name!r}, which is not a path of a file in a run folder")
         return self.runs / name
 
 

@@ -38,13 +38,13 @@ def is_path(name: str) -> bool:
 
 def _path(name: str) -> str:
     if not is_path(name):
-        raise ValueError("no name of a file of an exported run")
+        raise ValueError("not the name of a file of an exported run")
     return name
 
 
 def _run_id(name: str) -> str:
     if not _RUN_ID.fullmatch(name):
-        raise ValueError("no id of a run")
+        raise ValueError("not the id of a run")
     return name
 
 

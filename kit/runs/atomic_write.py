@@ -1,4 +1,4 @@
-"""Writes a file atomically: a reader sees the old text or the new one, never a part."""
+"""Writes a file atomically: a reader sees the old text or the new text, never a mixture."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Small caches of one file each in the user's cache folder: `KIND-DIGEST.json`, the digest of the path that the file belongs to.
+"""Small caches in the user's cache folder. Each is one file, `KIND-DIGEST.json`, with the digest of the path that it belongs to.
 
-Any of them may be deleted at any time. Nobody deletes the file of a project or a sweep that is gone, so each new file removes those
-that nothing has written for 90 days: a home folder often has a quota.
+They may be deleted at any time. The file of a removed project or sweep would stay for ever, and a home folder often has a quota. So
+each new file removes files that were not written for 90 days.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _UNUSED_S = 90 * 24 * 3600
 
 
 def place(kind: str, belongs_to: Path | str) -> Path:
-    """The file of one kind for a path. kind: letters only."""
+    """The cache file of this kind for a path. kind: letters only."""
     digest = hashlib.sha256(str(belongs_to).encode(errors="surrogateescape")).hexdigest()[:16]
     return platformdirs.user_cache_path("kit") / f"{kind}-{digest}.json"
 
 
 def write(path: Path, text: str) -> None:
-    """Replace the text of a file. If it cannot be written (full disk, read-only home), nothing is kept, and that is no error."""
+    """Replace the text of a cache file. If it cannot be written (full disk, read-only home), do nothing: a cache may be missing."""
     with contextlib.suppress(OSError):
         first = not path.exists()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

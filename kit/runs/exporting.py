@@ -83,7 +83,7 @@ def export(run_dir: Path, output: Path, *, with_image: bool = False, now: dateti
 
 def _writer(output: Path) -> Callable[[Path, Iterator[bytes]], None]:
     if output.exists():
-        raise UsageError(f"{output}: there is a file of that name", hint="another name after -o")
+        raise UsageError(f"{output}: this file exists already", hint="another name after -o")
     if not output.absolute().parent.is_dir():
         raise UsageError(f"{output}: there is no such folder", hint=f"mkdir -p {shlex.quote(str(output.parent))}")
     if output.name.endswith(".tar.zst"):
@@ -95,7 +95,9 @@ def _writer(output: Path) -> Callable[[Path, Iterator[bytes]], None]:
         return by_zstd
     if output.name.endswith((".tar.gz", ".tgz")):
         return _by_gzip
-    raise UsageError(f"{output}: its name says how it is packed", hint=f"-o {output.name.partition('.')[0]}.tar.zst")
+    raise UsageError(
+        f"{output}: the name must end in .tar.zst, .tar.gz or .tgz", hint=f"-o {output.name.partition('.')[0]}.tar.zst"
+    )
 
 
 def _by_gzip(path: Path, chunks: Iterator[bytes]) -> None:
@@ -124,7 +126,7 @@ def _files(run_dir: Path) -> Iterator[tuple[str, Path]]:
 def _named(run_dir: Path, path: Path) -> Iterator[tuple[str, Path]]:
     name = f"{archive_format.RUN}{path.relative_to(run_dir)}"
     if not archive_format.is_path(name):
-        raise RunError(f"{path}: no archive of the kit can hold a file of this name", hint="rename or remove it")
+        raise RunError(f"{path}: a file of this name cannot be exported", hint="rename or remove it")
     yield name, path
 
 

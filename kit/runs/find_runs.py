@@ -102,7 +102,7 @@ def _found(name: str | None, folders: list[Path]) -> Path:
 
 
 def only(name: str, matching: list[Path], *, what: str, hint: str = "") -> Path | None:
-    """The only one of these, or the one that is called `name`; None if there are none. RunError if there are several.
+    """The only one of `matching`, or the one that is called `name`; None if there are none. RunError if there are several.
 
     what: a plural noun for them. hint: by default some of their names.
     """

@@ -42,7 +42,7 @@ def whole(final: Path) -> Iterator[Path]:
     """
     if final.exists():
         raise RunError(
-            f"{final}: there is a run of that name already", hint="submit again: the run's id holds the second"
+            f"{final}: this run folder exists already", hint="submit again: a run's id has the time in seconds"
         )
     try:
         final.parent.mkdir(parents=True, exist_ok=True)

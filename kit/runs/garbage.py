@@ -1,4 +1,5 @@
-"""Pauses Python's garbage collector while thousands of runs are read: all that is made then is kept, so it would look in vain."""
+"""Pauses Python's garbage collector while thousands of runs are read. All new objects are kept, so it would find nothing to
+free."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """A collector that was off before stays off; two threads may pause it at once."""
+    """Pause the collector within the block. If it was off before, it stays off. Several threads may do this at once."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -44,7 +44,7 @@ _DAMAGED = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ToolError,
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
-    """An imported run. new: whether it was imported now. outward: links of its code that lead out of it."""
+    """An imported run. new: False if this machine already had it. outward: links of its code that lead out of the workspace."""
 
     run_dir: Path
     new: bool
@@ -54,8 +54,8 @@ class ImportedRun:
 def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | None = None) -> ImportedRun:
     """Import an exported run. `read_index` says for which cluster it was made.
 
-    RunError for a file that is no such archive, is damaged, or has forbidden names; for another run of the same name; and for a
-    full disk. LockError for an image that does not match its lock.
+    RunError for a file that is not an archive of a run, is damaged, or has forbidden names; for another run of the same name; and
+    for a full disk. LockError for an image that does not match its lock.
     """
     with _members(file) as tar:
         index, digest = _index(file, tar)
@@ -101,7 +101,7 @@ def _is_here(final: Path, digest: str, index: Index) -> bool:
             return True
         if ours and hashlib.sha256(untrusted_files.read_bytes(RunPaths(final).manifest)).hexdigest() == ours.sha256:
             return True
-    raise RunError(f"{final}: there is another run of that name", hint="--runs DIR puts this one elsewhere")
+    raise RunError(f"{final}: another run has this name", hint="--runs DIR puts this one elsewhere")
 
 
 def _require_room(file: Path, index: Index, runs_dir: Path) -> None:
@@ -109,7 +109,7 @@ def _require_room(file: Path, index: Index, runs_dir: Path) -> None:
     total = sum(size for name, size in sizes.items() if not name.startswith(archive_format.IMAGE))
     if total > _MOST_BYTES:
         raise RunError(
-            f"{file}: it would have {total >> 30} GiB without its images, and {_MOST_BYTES >> 30} is the most"
+            f"{file}: unpacked without its images it has {total >> 30} GiB, and at most {_MOST_BYTES >> 30} GiB are allowed"
         )
     place = next(path for path in (runs_dir, *runs_dir.parents) if path.exists())
     free = shutil.disk_usage(place).free
@@ -129,7 +129,8 @@ def _index(file: Path, tar: tarfile.TarFile) -> tuple[Index, str]:
             or first.size > archive_format.MOST_INDEX
         ):
             raise RunError(
-                f"{file}: no exported run: it does not begin with {archive_format.INDEX}", hint="kit export RUN -o FILE"
+                f"{file}: not an exported run: it does not begin with {archive_format.INDEX}",
+                hint="kit export RUN -o FILE",
             )
         content = tar.extractfile(first)
         assert content is not None
@@ -187,23 +188,23 @@ def _checked(file: Path, index: Index, partial: Path, aside: Path) -> tuple[Mani
     """The manifest, and the tree of its code. RunError if they do not belong together."""
     record = manifest.read(RunPaths(partial).manifest)
     if record.run_id != index.run_id:
-        raise RunError(f"{file}: its manifest is that of run {record.run_id!r}, and its index says {index.run_id!r}")
+        raise RunError(f"{file}: its manifest is of run {record.run_id!r}, and its index is of run {index.run_id!r}")
     for name, digest in record.records.items():
         member = index.members.get(f"{archive_format.RUN}{name}")
         if member is None or member.sha256 != digest:
-            raise RunError(f"{file}: {name!r} is not the one that the run's manifest names")
+            raise RunError(f"{file}: file {name!r} is missing, or its digest is not the one in the run's manifest")
     wanted = record.workspace.tree if record.workspace else None
     if wanted is None:
         return record, None
     listed = index.members.get(archive_format.LISTING)
     if listed is None or listed.sha256 != wanted:
-        raise RunError(f"{file}: its code is not the snapshot {wanted[:12]} of the run's manifest")
+        raise RunError(f"{file}: its code is not snapshot {wanted[:12]}, which the run's manifest names")
     tree = tree_listing.parse(untrusted_files.read_bytes(aside / "listing"), name=f"{file}: {archive_format.LISTING}")
     for entry in tree.entries:
         if entry.kind != "link" and not (aside / "objects" / entry.content).is_file():
-            raise RunError(f"{file}: it lacks {entry.path!r} of its code")
+            raise RunError(f"{file}: the code lacks the file {entry.path!r}")
         if entry.kind != "link" and index.members[archive_format.OBJECTS + entry.content].sha256 != entry.content:
-            raise RunError(f"{file}: damaged: {entry.path!r} of its code is not what its name says")
+            raise RunError(f"{file}: damaged: the code's file {entry.path!r} does not have its digest")
     return record, tree
 
 
@@ -290,7 +291,7 @@ def _members(file: Path) -> Iterator[tarfile.TarFile]:
             elif kind == "gzip":
                 stream = held.enter_context(gzip.open(file))
             else:
-                raise RunError(f"{file}: no exported run: neither zstd nor gzip", hint="kit export RUN -o FILE")
+                raise RunError(f"{file}: not an exported run: neither zstd nor gzip", hint="kit export RUN -o FILE")
             tar = tarfile.TarFile(fileobj=_Forward(stream), mode="r", encoding="utf-8")  # type: ignore[arg-type]
         except _DAMAGED as error:
             raise _damaged(file, error) from None

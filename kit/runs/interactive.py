@@ -73,7 +73,7 @@ def _checked(made: Plan) -> list[str]:
 
 
 def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
-    """Open a shell beside a running job, in the same container, mounts and environment; return its exit code."""
+    """Open a shell on a node of a running job, with the job's container, mounts and environment; return its exit code."""
     if status.state != "RUNNING":
         raise RunError(f"run {status.run_dir.name} is {status.state}: only a running job has nodes to go to")
     step = list(status.manifest.shell_argv)

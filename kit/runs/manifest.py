@@ -43,7 +43,7 @@ class Git(Model):
 
 
 class Workspace(Model):
-    """The origin of the run's /workspace."""
+    """The source of the run's /workspace: a snapshot or the live folder."""
 
     folder: str = Field(description="The job's folder.")
     tree: str | None = Field(
@@ -166,7 +166,9 @@ def read(path: Path | str) -> Manifest:
     """The manifest of a run; RunError, with a one-line reason, if it is missing, damaged, or of a newer kit."""
     made = load(Manifest, path, absent=lambda: _absent(Path(path)))
     if made.schema_version > _VERSION:
-        raise RunError(f"{path}: a newer kit wrote it (schema_version {made.schema_version})", hint="use that kit")
+        raise RunError(
+            f"{path}: a newer kit wrote it (schema_version {made.schema_version})", hint="use a kit that is as new"
+        )
     return made
 
 
@@ -185,7 +187,7 @@ def problem(error: ValidationError) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The part that the manifests of all runs of one submission share."""
+    """Fields that have the same value in all manifests of one submission."""
 
     job_file: Path
     user: str
@@ -198,7 +200,7 @@ class Origin:
 def origin(
     *, job_file: Path, user: str, now: datetime, slurm_version: str, workspace: Workspace | None = None
 ) -> Origin:
-    """The origin of a submission. git is asked here, once."""
+    """Collect the shared fields of a submission. git is asked once, here."""
     import platform
     from importlib.metadata import version
 
@@ -227,7 +229,7 @@ def of(
 
 
 def of_plan(plan: Plan, where_from: Origin) -> Manifest:
-    """The manifest of one of many plans."""
+    """The manifest of one plan. where_from: the fields that it shares with the other plans of the submission."""
     pin = plan.decisions.pin
     return Manifest(
         run_id=plan.run_id,

@@ -67,7 +67,7 @@ def of(status: Status, name: str | None) -> JobNode:
     found = nodes[-1][0] if name is None else known.get(name)
     if found is None:
         raise UsageError(
-            f"{name}: no role and no node of {run_dir.name}", hint=f"one of {', '.join(sorted(known)[:12])}"
+            f"{name}: neither a role nor a node of {run_dir.name}", hint=f"one of {', '.join(sorted(known)[:12])}"
         )
     started = [one["job_id"] for one in events(run_dir) if one["event"] == "start"]
     return JobNode(
@@ -97,4 +97,4 @@ def port(run_dir: Path, text: str, role: str | None) -> int:
     if len(found) == 1:
         return int(found[0])
     known = ", ".join(f"{port}:{name}" for name, ports in named.items() for port in ports)
-    raise UsageError(f"{text}: no port", hint=f"a number from 1 to 65535{f', or {known}' if known else ''}")
+    raise UsageError(f"{text}: not a port", hint=f"a number from 1 to 65535{f', or {known}' if known else ''}")

@@ -1,7 +1,7 @@
-"""Starts the relay of a training over two clusters on the first cluster's login node, and says whether it runs.
+"""Starts the relay of a training over two clusters on the first cluster's login node, and reports whether it runs.
 
-The login node is this machine, or is reached over ssh: then templates/remote/relay.sh starts it there. In both cases the relay is
-the run's own copy of launchers/diloco/relay.py, and takes its token from the run's file of secrets.
+If the login node is reached over ssh, templates/remote/relay.sh starts the relay there; otherwise it starts on this machine. In
+both cases the relay is the run's own copy of launchers/diloco/relay.py, and reads its token from the run's file of secrets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOK_S = 0.1
 
 
 def free_port(rules: RelayRules, remote: RemoteCluster | None = None) -> int:
-    """A port of the range on which nobody listens on the login node. ConfigError without any; ToolError without a Python there.
+    """A port of the range that is free on the login node. ConfigError if none is free; ToolError if the login node has no Python.
 
     remote: the first cluster, if it is reached over ssh.
     """
@@ -85,9 +85,9 @@ def _range(rules: RelayRules) -> tuple[int, int]:
 
 
 def start(run_dir: Path, rules: RelayRules, port: int, *, env: Mapping[str, str]) -> None:
-    """Start the relay of a run, and wait until it listens. ToolError, with what it said, if it does not.
+    """Start the relay of a run, and wait until it listens. ToolError, with its last output, if it does not.
 
-    run_dir: of the first run; for a run over ssh, its mirror. A relay that runs already is left alone.
+    run_dir: of the run on the first cluster; over ssh, its mirror. If the relay runs already, do nothing.
     """
     remote = remote_clusters.holding(run_dir)
     if remote:
@@ -128,9 +128,10 @@ def _ask(remote: RemoteCluster, what: str, **words: object) -> Reply:
 
 
 def state(run_dir: Path) -> str:
-    """Of the relay of a first run: up; gone, if its process died; "on NODE" for another login node; none without one.
+    """The state of a run's relay: up; gone, if its process died; "on NODE", if it runs on another login node; none, if there is
+    none.
 
-    For a run over ssh this comes with its files; unknown if the cluster did not answer.
+    For a run over ssh, the state comes with the run's files; it is unknown if the cluster did not answer.
     """
     remote = remote_clusters.holding(run_dir)
     if remote:
@@ -144,7 +145,10 @@ def state(run_dir: Path) -> str:
 
 
 def seen_from(half: Path, other: Path) -> str | None:
-    """The state of the relay of a training over two clusters; None if the job of `half` cannot be read. Its files are current."""
+    """The state of the relay, from either run of a training over two clusters; None if that run's job cannot be read.
+
+    half: one of the two runs; its files must be up to date.
+    """
     first = first_of(half, other)
     if first == other:
         remote_clusters.fetch(other)
@@ -152,7 +156,8 @@ def seen_from(half: Path, other: Path) -> str | None:
 
 
 def first_of(half: Path, other: Path) -> Path | None:
-    """The half that started the relay; None if the job of `half` cannot be read. Its files are current."""
+    """The run that started the relay: `half` or its partner. None if the job of `half` cannot be read; its files must be up to
+    date."""
     try:
         table = config.load_model(RunPaths(half).job, Job).diloco
     except ConfigError:
@@ -161,7 +166,7 @@ def first_of(half: Path, other: Path) -> Path | None:
 
 
 def process(run_dir: Path) -> int | None:
-    """The process of a run's relay, if it runs on this machine."""
+    """The process of a run's relay; None if it does not run on this machine."""
     told = _record(run_dir)
     try:
         if told is None or told["node"] != socket.gethostname():
@@ -181,7 +186,7 @@ def _record(run_dir: Path) -> dict[str, Any] | None:
 
 
 def folder_of(run_id: str) -> Path | None:
-    """The folder of the other half; None if this project has no run of that name."""
+    """The folder of the partner's run; None if this project has no run of that name."""
     try:
         return find_runs.find_one(run_id, find_runs.folders(data_folders.project()))
     except RunError:
@@ -189,7 +194,7 @@ def folder_of(run_id: str) -> Path | None:
 
 
 def token_for(partner: str) -> str:
-    """The relay's token for a resumed half of a training over two clusters: the partner's token if it has one, else a new one."""
+    """The relay's token for a resumed run of a training over two clusters: the partner's token if it has one, else a new one."""
     run_dir = folder_of(partner)
     remote = remote_clusters.holding(run_dir) if run_dir else None
     kept = ""
@@ -201,7 +206,7 @@ def token_for(partner: str) -> str:
 
 
 def start_again(run_dir: Path, job: Job, *, env: Mapping[str, str]) -> None:
-    """Start the relay of a first run, unless it runs, at the address that both halves know."""
+    """Start the relay again, unless it runs, at the address that both runs know. The run is the one that started it first."""
     table = job.diloco
     if table is None or table.relay is None or table.first_group:
         return

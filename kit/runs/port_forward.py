@@ -75,18 +75,18 @@ class Server:
     log: Path
 
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the server still runs."""
         return self.process.poll() is None
 
     def said(self) -> str:
-        """Its last lines."""
+        """The last lines of its output."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(f"  {line}" for line in lines[-8:])
 
 
 @contextlib.contextmanager
 def serving(name: str, node: JobNode, shell_argv: tuple[str, ...], log: Path) -> Iterator[Server]:
-    """A server of templates/lib/tools.sh on the node, for the length of a block. It ends with its standard input.
+    """Run a server of templates/lib/tools.sh on the node during the block. It ends when its standard input is closed.
 
     shell_argv: the run's own step of a shell. ToolError if the container has no such server, or if it does not start.
     """
@@ -114,7 +114,9 @@ def wait_until_up(server: Server, node: JobNode) -> None:
         if shell.run(argv, env=_local_env(node), check=False).returncode == 0:
             return
         time.sleep(_LOOK_S)
-    raise ToolError(f"the server did not start:\n{server.said()}", hint="what it needs is to be in the job's image")
+    raise ToolError(
+        f"the server did not start:\n{server.said()}", hint="the job's image must contain the server's program"
+    )
 
 
 def _tool_step(shell_argv: tuple[str, ...], node: JobNode, name: str, port: int) -> list[str]:

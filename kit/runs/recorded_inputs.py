@@ -54,7 +54,7 @@ class Earlier:
     def sources(self, *, cluster: str | None, overrides: list[str]) -> Sources:
         """Layers of a new job from the recorded one: on its own cluster all keys, elsewhere only those that the user set.
 
-        RunError for another cluster, QOS or launcher if the manifest does not record who set each key.
+        RunError for another cluster, QOS or launcher if the manifest does not record which layer set each key.
         """
         job_file = Path(self.manifest.job_file)
         folder = job_file.parent
@@ -71,7 +71,7 @@ class Earlier:
         return replace(made, files=(layer,), kept_launcher=self._launcher())
 
     def resolve(self, sources: Sources) -> Resolved:
-        """The job from its sources. Each key is recorded with the layer that had set it."""
+        """Resolve the job from its sources. Each key keeps the name of the layer that had set it."""
         made = sources.resolve()
         theirs = {key for one in self.manifest.set_by if one.kind in USERS for key in one.keys}
         asked = config.merge(_only(self.job, theirs), sources.set_here)
@@ -97,8 +97,8 @@ class Earlier:
         dropped |= {"launcher"} if "launcher" in sources.set_here else set()
         if dropped and not self.manifest.set_by:
             raise RunError(
-                f"run {self.run_dir.name}: an older kit made it and did not record who set each key of its job, so that "
-                "cluster, QOS and launcher stay as they are",
+                f"run {self.run_dir.name}: an older kit made it and did not record which file set each key of its job, so its "
+                "cluster, QOS and launcher cannot be changed",
                 hint=f"kit submit {shlex.quote(self.manifest.job_file)}",
             )
         return dropped
@@ -167,7 +167,7 @@ class Earlier:
         return f"cp {shlex.quote(str(kept))} containers/{lock.name}/image.lock && {made}"
 
     def snapshot(self, runs_dir: Path, *, uid: str | None = None) -> Snapshot | None:
-        """Its code, as a plan in `runs_dir` needs it. uid: as in `workspace.store_of`."""
+        """The snapshot of its code, in the form for a plan with this `runs_dir`. uid: as in `workspace.store_of`."""
         if self.code is None:
             return None
         tree, _ = self.code
@@ -198,7 +198,7 @@ class Earlier:
             return ""
 
     def told(self, record: Manifest) -> Manifest:
-        """The manifest with the name of this run and the origin of its code."""
+        """The new run's manifest, with the name of this run and the source of its code added."""
         same = {} if self.code is None else {"git": self.manifest.git, "workspace": self.manifest.workspace}
         return record.model_copy(update={"rerun_of": self.manifest.run_id, "from_step": self.from_step, **same})
 

@@ -30,7 +30,7 @@ _FRESH_S = 2.0
 class RemoteCluster:
     """One cluster over ssh. silent: the reason why it does not answer; empty if it does.
 
-    relays: what became of the relays of training runs over two clusters, from the last update of their files; by run.
+    relays: run -> state of its relay (trainings over two clusters), from the last update of the run's files.
     """
 
     name: str
@@ -178,7 +178,10 @@ def holding(run_dir: Path) -> RemoteCluster | None:
         return None
     found = of(mirror.cluster())
     if found is None or found.mirror != mirror:
-        raise RunError(f"{run_dir}: clusters/{mirror.cluster()}.toml names another place by now", hint="kit runs")
+        raise RunError(
+            f"{run_dir}: clusters/{mirror.cluster()}.toml now names another host or another folder of runs",
+            hint="kit runs",
+        )
     return found
 
 
@@ -232,12 +235,13 @@ def require_cluster_here(name: str | None, command: str) -> None:
 def refuse(cluster: str, command: str) -> NoReturn:
     """Report that a command does not support ssh yet."""
     raise UsageError(
-        f"{command} does not work over ssh yet, and cluster {cluster} is reached so", hint="run it on the login node"
+        f"{command} does not work over ssh yet, and cluster {cluster} is reached over ssh",
+        hint="run it on the login node",
     )
 
 
 def is_line(error: KitError) -> bool:
-    """Whether there is no connection. Then the same request may succeed a moment later."""
+    """Whether the error is a lost connection. Then the same request may succeed a moment later."""
     from kit.remote.connection import LineError
 
     return isinstance(error, LineError)

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def patient(queue: Queue, *, say: Say) -> Queue:
-    """The same queue, but it waits while its cluster cannot be reached."""
+    """A queue function that waits while the cluster cannot be reached, instead of returning None."""
 
     def ask(name: str) -> Mapping[JobId, QueuedJob] | None:
         remote = remote_clusters.of(name)

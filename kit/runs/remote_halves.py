@@ -1,4 +1,5 @@
-"""Cancels one half of a training over two clusters if the other half was not submitted, even if the line or the kit broke first.
+"""Cancels one half of a training over two clusters if the other half was not submitted, even after a lost connection or a killed
+kit.
 
 `kit submit` notes each half over ssh in the mirror of its cluster before it submits it, and removes the notes when both are
 submitted. The next command that reaches a cluster with such a note cancels the half, unless that submit still runs.
@@ -61,7 +62,7 @@ def _forget(cluster: RemoteCluster | None, run_id: str) -> None:
 
 
 def cancel(cluster: RemoteCluster) -> None:
-    """Cancel the noted halves of a cluster whose mirror was updated just now."""
+    """Cancel the halves that have a note in this cluster's mirror. The mirror must be up to date."""
     for note in _unwanted(cluster.mirror):
         run_dir = cluster.mirror.runs / note.name
         facts = run_facts.read(run_dir)

@@ -28,12 +28,12 @@ _AGAIN_S = (1.0, 3.0, 9.0)
 
 
 def wanted(locks: Sequence[ImageLock]) -> Words:
-    """The words that name the images for `have.sh`."""
+    """The arguments of `have.sh` for these images."""
     return Words(("printf", "%s\\n", *(lock.sha256 for lock in locks)) if locks else ("true",))
 
 
 def require_all(cluster: RemoteCluster, locks: Sequence[ImageLock], answer: Reply | None = None) -> None:
-    """Make sure that the cluster's store has all of them. answer: of `have.sh`, if it was asked already."""
+    """Make sure that the cluster's store has all these images. answer: the answer of `have.sh`, if it was asked already."""
     if answer is None:
         if not locks:
             return
@@ -116,7 +116,7 @@ def _send_from(cluster: RemoteCluster, lock: ImageLock, path: Path, start: int) 
     if reply.codes["result"] != 0:
         said = "".join(f"\n  {line}" for line in reply.stderr.splitlines()[-5:])
         raise ImageError(
-            f"image {lock.name}: cluster {cluster.name} did not take it:{said}",
+            f"image {lock.name}: cluster {cluster.name} the image was not stored:{said}",
             hint="submit again: the transfer continues; or set paths.store of the cluster to a folder with space",
         )
     note = _note(cluster, lock)

@@ -22,7 +22,7 @@ def resume(status: Status, record: Manifest, cluster: RemoteCluster, *, inherite
     """Submit the run again, exactly once, even if the connection breaks. LockError if neither the cluster nor this machine has its
     image.
 
-    inherited: this machine's variables, of which the job gets those that it names.
+    inherited: this machine's environment variables. The job gets those that it names.
     """
     paths = RunPaths(status.run_dir)
     cluster.fetch(status.run_dir, accounting_too=False)

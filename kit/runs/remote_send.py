@@ -35,7 +35,7 @@ Placing = Literal["place", "over"]
 
 @dataclass(frozen=True, kw_only=True)
 class Errand:
-    """The task of submit.sh, which explains the words. folder: relative to the cluster's folder of runs."""
+    """The arguments of one call of submit.sh, which explains them. folder: relative to the cluster's folder of runs."""
 
     folder: str
     kind: Literal["run", "again", "array"] | Placing
@@ -47,7 +47,7 @@ class Errand:
 
     @property
     def key(self) -> str:
-        """The job's comment, by which it is found again."""
+        """The job's comment in Slurm. It identifies the job after a broken connection."""
         return f"kit:{self.folder}" + (f"/{self.again}" if self.again else "")
 
     def constants(self, cluster: RemoteCluster) -> dict[str, object]:
@@ -58,7 +58,7 @@ class Errand:
 
 
 def with_key(errand: Errand, script_text: str) -> tuple[str, ...]:
-    """Its sbatch argv with the key, unless the job has its own comment: then its batch script's path identifies it."""
+    """The sbatch argv with the key as comment. If the job sets a comment itself, its batch script's path identifies it instead."""
     argv = errand.argv
     return argv if "--comment" in script_text else (*argv[:-1], f"--comment={errand.key}", argv[-1])
 
@@ -137,7 +137,7 @@ def until_known(
 
 
 def remove(cluster: RemoteCluster, folder: str) -> None:
-    """Remove a folder on the cluster of which nothing was submitted."""
+    """Remove a folder on the cluster from which no job was submitted."""
     cluster.connection.ask("remove", {**mirrors.folders(cluster.rules), "RUN": folder})
 
 

@@ -45,7 +45,7 @@ def send(cluster: RemoteCluster, tree_wanted: Listing, folder: Path) -> None:
     if done.codes["result"] != 0:
         said = "".join(f"\n  {line}" for line in done.stderr.splitlines()[-5:])
         raise RunError(
-            f"cluster {cluster.name}: the workspace cannot be kept there:{said}",
+            f"cluster {cluster.name}: the workspace cannot be stored there:{said}",
             hint="free some space there, then submit again",
         )
 
@@ -61,7 +61,7 @@ def fetch(cluster: RemoteCluster, tree_hash: str) -> None:
     files = {one.path: one.content for one in reply.files}
     tree = tree_listing.parse(files.get("listing", b""), name=f"snapshot {tree_hash[:12]} on {cluster.name}")
     if tree.hash != tree_hash:
-        raise RunError(f"cluster {cluster.name}: snapshot {tree_hash[:12]} is another one there", hint="--live")
+        raise RunError(f"cluster {cluster.name}: snapshot {tree_hash[:12]} has other content there", hint="--live")
     with tempfile.TemporaryDirectory(prefix="kit-tree-") as folder:
         for entry in tree.entries:
             path = Path(folder) / entry.path

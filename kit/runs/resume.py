@@ -1,6 +1,6 @@
 """`kit resume`: submits an ended run again, in its own folder, so that its program finds its checkpoints.
 
-Of a training over two clusters whose jobs run without their relay, it starts the relay again.
+If the jobs of a training over two clusters still run but their relay died, it restarts the relay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from kit.spec.run_paths import RunPaths
 def resume(one: Status, *, env: dict[str, str]) -> Manifest:
     """Submit the same scripts again. Logs are appended, KIT_RESTART_COUNT increases, and the manifest gets the new job id.
 
-    RunError for a run that Slurm still has, or that is a point of an array; LockError if its image is missing or truncated.
+    RunError if the job is still in Slurm's queue, or if the run is a point of a sweep; LockError if its image is
+    missing or truncated.
     """
     paths, record = RunPaths(one.run_dir), one.manifest
     if one.active:
@@ -65,10 +66,10 @@ def resume(one: Status, *, env: dict[str, str]) -> Manifest:
 
 
 def restart_relay(one: Status, *, queue: status.Queue, env: Callable[[str], dict[str, str]]) -> str | None:
-    """Start the relay of a training over two clusters again, if it is down while its run's job waits or runs.
+    """Restart the relay of a training over two clusters, if it died while the job of its run is pending or running.
 
-    one: either half. env: the variables for Slurm, by cluster. Returns the run whose relay was started; None if there was nothing
-    to start.
+    one: the run of either cluster. env: the variables for Slurm, by cluster. Returns the name of the run whose relay was started;
+    None if no relay had died.
     """
     other = pair_relay.folder_of(one.facts.partner) if one.active and one.facts.partner else None
     if other is None:

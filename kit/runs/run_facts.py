@@ -34,9 +34,9 @@ class Facts:
     """One run. problem: the reason why its manifest cannot be read; then all fields that only the manifest gives are empty.
 
     slurm_id, links: its jobs. submitted_at: seconds since the epoch. started: the jobs whose batch script has begun, in order.
-    workspace: the origin of its /workspace. tree: its snapshot's hash. rerun_of: the run that it repeats. partner: the run on
-    another cluster that is one training with it. nodes: those of the last start. restarts: the highest recorded number. last_event,
-    exit_code: of the batch script. imported: it ran elsewhere, and has no job here.
+    workspace: the origin of its /workspace. tree: its snapshot's hash. rerun_of: the run that it repeats. partner: the run on the
+    other cluster of a training over two clusters. nodes: those of the last start. restarts: the highest recorded number.
+    last_event, exit_code: of the batch script. imported: it ran elsewhere, and has no job here.
     """
 
     run_id: str

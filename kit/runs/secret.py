@@ -1,6 +1,6 @@
 """Secrets: read by name at submit, kept in one file that only the user may read, and removed when the run ends.
 
-Values are in no other place of the kit: no script, no manifest, no Slurm record, no command line of a process.
+No other place has the values: no script, no manifest, no Slurm record, no command line of a process.
 
 The URLs of notices are kept in the same way, but in a separate file, since the ranks do not need them.
 """

@@ -110,7 +110,7 @@ def _as_option(fault: Fault) -> Fault:
 def resolve(
     asked: Asked, titan: Mapping[str, Any], here: Path, *, cluster: str | None, overrides: Sequence[str] = ()
 ) -> Resolved:
-    """The job that the options describe. here: its name in faults, in the folder to which paths are relative."""
+    """The job that the options describe. here: a path that names the job in faults; relative paths start in its folder."""
     sources = config.job_of(_job(asked, titan), here, cluster=cluster, overrides=overrides)
     return _with_defaults(sources).resolve()
 

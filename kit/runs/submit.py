@@ -42,7 +42,8 @@ _DEBUG_NODES, _DEBUG_TIME = 2, "00:15:00"
 
 @dataclass(frozen=True, kw_only=True)
 class Partner:
-    """The other half of a training over two clusters. token: by which the relay knows both; it is a secret of the run."""
+    """The run on the other cluster of a training over two clusters. token: identifies both runs to the relay; a secret of the
+    run."""
 
     run_id: str
     token: str
@@ -54,7 +55,7 @@ class Prepared:
 
     env: of Slurm's commands. lock: of the image, if it has one. scan: of the job's folder, of which the run gets a copy; None if
     the run works in the folder itself, or in the snapshot of `earlier`, the run that it repeats. remote: a cluster over ssh.
-    partner: the run on another cluster that is one training with this one, and the token by which they know each other.
+    partner: the run on the other cluster of a training over two clusters, and their token.
     """
 
     plan: Plan
@@ -102,9 +103,15 @@ def prepare_sources(
     """Plan a job from its sources, which were read already."""
     resolved = sources.resolve()
     if resolved.job.sweep is not None:
-        raise UsageError(f"{resolved.job_file}: it has a [sweep]", hint="'kit sweep' plans and submits its points")
+        raise UsageError(
+            f"{resolved.job_file}: it has a [sweep], and this command takes a single job",
+            hint="'kit sweep' plans and submits its points",
+        )
     if resolved.job.stages:
-        raise UsageError(f"{resolved.job_file}: it has [stages]", hint="'kit submit' and 'kit render' take all of them")
+        raise UsageError(
+            f"{resolved.job_file}: it has [stages], and this command takes a single job",
+            hint="'kit submit' submits all stages",
+        )
     if debug:
         resolved = replace(resolved, job=_for_debugging(resolved.job))
     return prepare_resolved(resolved, sources.job_file, containers=containers, now=now)

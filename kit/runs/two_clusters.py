@@ -1,7 +1,8 @@
-"""One DiLoCo training on two clusters: a run on each, and the relay that their groups meet at.
+"""One DiLoCo training on two clusters: a run on each cluster, and a relay that connects their groups.
 
-The groups are split over the clusters. Each run is an ordinary one, of its cluster; both name the other, hold one token and
-the relay's address. The relay is the first run's (`pair_relay`). It ends by itself when Slurm has no job of that run any more.
+The groups are split over the clusters. Each run is an ordinary run of its cluster. Its files name the other run, the relay's
+address, and a token that both share. The first run starts the relay (`pair_relay`). The relay ends when Slurm has no more jobs of
+that run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kit.spec.run_paths import RunPaths
 
 @dataclass(frozen=True, kw_only=True)
 class TwoRuns:
-    """The two runs of a training, the first one's cluster being that with the relay."""
+    """The two runs of a training. The cluster of the first run has the relay."""
 
     first: Prepared
     second: Prepared
@@ -35,12 +36,12 @@ class TwoRuns:
 
     @property
     def runs(self) -> tuple[Prepared, Prepared]:
-        """Both, the first one first."""
+        """Both runs, in order."""
         return self.first, self.second
 
 
 def asked_for(job: Path, clusters: Sequence[str], overrides: Sequence[str]) -> bool:
-    """Whether the job is one to be split over the clusters that are named, rather than to run on one of them."""
+    """Whether the job is one training over these clusters, by `across` of [diloco]. Otherwise it runs on one of them."""
     if len(clusters) < 2:
         return False
     sources = config.read_job(config.job_path(job), cluster=clusters[0], overrides=list(overrides))
@@ -56,7 +57,7 @@ def prepare(
     containers: bool = True,
     now: datetime | None = None,
 ) -> TwoRuns:
-    """Read, check and plan both runs; nothing is written. ConfigError and UsageError with what does not fit."""
+    """Read, check and plan both runs; nothing is written. ConfigError or UsageError if the job cannot be split."""
     if len(clusters) != 2 or len(set(clusters)) != 2:
         problem = f"--cluster {','.join(clusters)}: a training is split over two clusters"
         raise UsageError(problem, hint="name two, or set diloco.across = false: the job runs where it starts first")
@@ -95,7 +96,8 @@ def _relay_of(sources: Sequence[Sources]) -> RelayRules:
 
 
 def split(job: Job, *, file: str) -> list[tuple[int, int, int]]:
-    """Of each cluster: its nodes, the number of its first group, and the groups of both. Of an odd number the first has more."""
+    """For each cluster: its nodes, the number of its first group, and the number of all groups. If the number of
+    groups is odd, the first cluster gets one more."""
     table, nodes = job.diloco, job.resources.nodes
     assert table is not None
     span, each = table.nodes_per_replica or 1, table.replicas_per_node or 1
@@ -127,9 +129,9 @@ def _require_equal_groups(made: Sequence[Prepared]) -> None:
 
 
 def submit_pair(pair: TwoRuns, *, say: Callable[[Prepared, Manifest], None]) -> None:
-    """Submit both runs and start their relay. What was submitted is cancelled when the rest is refused.
+    """Submit both runs and start their relay. If one of these steps fails, the submitted runs are cancelled.
 
-    say: called with each run when both are submitted.
+    say: called with each run after both were submitted.
     """
     for one in pair.runs:
         submit.make_ready(one)

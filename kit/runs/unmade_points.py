@@ -84,7 +84,7 @@ def with_template(sweep: str) -> Iterator[Unmade]:
 
 
 def is_unmade(run_dir: Path) -> bool:
-    """Whether this is the place of a point's run folder, and has none."""
+    """Whether this is the path of a point's run folder that does not exist yet."""
     return run_dir.parent.name == POINTS and not run_dir.exists()
 
 
@@ -124,8 +124,8 @@ def make(run_dir: Path) -> None:
 
 
 def cancelled(run_dir: Path) -> Path:
-    """The mark of `kit cancel` for a run that has not started. A point without a folder has it in its sweep's folder; the point's
-    own folder gets it when it is made.
+    """The file that marks a run as cancelled before its start. For a point without a folder it is in the sweep's folder; the
+    point's own folder gets it when it is made.
     """
     if is_unmade(run_dir):
         return run_dir.parent.parent / "cancelled" / run_dir.name

@@ -50,7 +50,7 @@ def env_of(cluster: str) -> dict[str, str]:
 
 
 def is_up(cluster: str) -> bool:
-    """Whether there is a Slurm to ask. Only an embedded cluster can be down; any other is assumed to be up."""
+    """Whether the cluster's Slurm can be asked. Only an embedded cluster can be down; any other is assumed to be up."""
     try:
         entry = data_folders.find("clusters", cluster, project_dir=data_folders.project())
         return not known_files.cluster(entry.path).embedded or known_files.embedded_conf(cluster) is not None

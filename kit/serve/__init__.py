@@ -1,1 +1,1 @@
-"""`kit serve`: the pages of `kit report` over all runs of a project, as they change, for one reader's own machine."""
+"""`kit serve`: live pages, as `kit report` makes them, of all runs of a project. Only this machine can open them."""

@@ -1,4 +1,4 @@
-"""Access to the pages: a request needs the token, and comes from a page of this server. For all others no path exists.
+"""Access to the pages: a request needs the token, and must come from a page of this server. All others get 404.
 
 The token is the first part of every path, not a cookie: a page of another site cannot make a browser send it, and a name that was
 rebound to 127.0.0.1 leads to 404 like any other guess.
@@ -29,18 +29,18 @@ _HEADERS = {
 
 
 def new_token() -> str:
-    """256 bits, as they go into a URL."""
+    """A random token of 256 bits, in characters that a URL can hold."""
     return secrets.token_urlsafe(32)
 
 
 class Access:
-    """Lets requests with the token through to `app`, which sees the path behind it. Reads only, unless `control`."""
+    """Passes requests with the token to `app`, without the token in their path. Only GET and HEAD, unless `control` is set."""
 
     def __init__(self, app: ASGIApp, *, token: str, control: bool = False) -> None:
         self._app, self._token, self._control = app, token, control
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it. A WebSocket is closed before it is open: there is none here."""
+        """Handle an ASGI request. A WebSocket is closed at once, because the server has none."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

@@ -26,7 +26,8 @@ _NOT_FOUND = PlainTextResponse("Not Found", 404)
 
 
 def app(board: Board, *, token: str, script: str, may_control: bool, look_s: float = LOOK_S) -> tuple[ASGIApp, Hub]:
-    """The server, and what tells its readers of changes. script: of vega_library.script(). look_s: between two looks."""
+    """The server, and the Hub that tells its readers of changes. script: from vega_library.script(). look_s: seconds between
+    checks."""
     pages = Pages(board, control=may_control)
     hub = Hub(pages, look_s=look_s)
     handlers = _Handlers(board, pages, hub, script)

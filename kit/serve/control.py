@@ -1,4 +1,4 @@
-"""Actions of `kit serve --control`: cancel runs and sweeps, resume runs. The same as the commands of these names."""
+"""Actions of `kit serve --control`: cancel runs and sweeps, resume runs, as the commands of the same names do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def act(board: Board, kind: str, name: str, action: str) -> str:
     """Cancel or resume; return the result as a sentence. RunError for an unknown name; other errors are those of the command."""
     found = board.sweep(name) if kind == "sweep" else getattr(board.run(name), "run_dir", None)
     if found is None or (kind, action) not in {("run", "cancel"), ("run", "resume"), ("sweep", "cancel")}:
-        raise RunError(f"{name}: there is none")
+        raise RunError(f"no {kind} of this name, or it has no action {action!r}")
     with _ONE:
         try:
             if action == "cancel":
@@ -35,5 +35,5 @@ def act(board: Board, kind: str, name: str, action: str) -> str:
 
 
 def said(action: str, name: str, outcome: str) -> str:
-    """A line for the terminal of who started the server."""
+    """A line about the action for the terminal of the server."""
     return f"{time.strftime('%H:%M:%S')} {action} {name}: {outcome}"

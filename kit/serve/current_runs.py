@@ -1,4 +1,4 @@
-"""The runs of a project as they are now, looked at once for all readers."""
+"""The present state of a project's runs. It is read once for all readers of the pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOK_S, _ASK_S = 2.0, 10.0
 
 
 class Board:
-    """Thread-safe. folders: of runs. ask: Slurm's queue, of a cluster."""
+    """The present state of all runs. Its methods are thread-safe. folders: of runs. ask: returns Slurm's queue on a cluster."""
 
     def __init__(self, folders: Callable[[], list[Path]], ask: Queue) -> None:
         self._folders, self._ask = folders, ask
@@ -32,11 +32,11 @@ class Board:
         self._queues: dict[str, tuple[float, Mapping[JobId, QueuedJob]]] = {}
 
     def folders(self) -> list[Path]:
-        """Where the runs are."""
+        """The folders of runs."""
         return self._folders()
 
     def runs(self) -> dict[str, Status]:
-        """Every run by its id, oldest first."""
+        """All runs by their ids, oldest first."""
         with self._lock:
             if time.monotonic() - self._looked >= _LOOK_S:
                 found = of.of_facts(find_runs.find_all(self._folders()), queue=self.queue)
@@ -45,14 +45,14 @@ class Board:
             return self._runs
 
     def run(self, run_id: str) -> Status | None:
-        """The run of exactly this id: a path, or the start of an id, names none."""
+        """The run with exactly this id; None for a path or the start of an id."""
         found = self.runs().get(run_id)
         if found is not None:
             unmade_points.make(found.run_dir)
         return found
 
     def sweep(self, sweep_id: str) -> Path | None:
-        """The folder of the sweep of exactly this id."""
+        """The folder of the sweep with exactly this id."""
         return next((s for s in self.sweeps() if s.name == sweep_id), None)
 
     def sweeps(self) -> dict[Path, list[Status]]:
@@ -74,14 +74,14 @@ class Board:
         return known
 
     def forget(self) -> None:
-        """What was asked is out of date: a run was cancelled, or submitted again."""
+        """Forget Slurm's answers, after a run was cancelled or submitted again."""
         with self._lock:
             self._queues.clear()
             self._looked = -_LOOK_S
 
 
 def trace(one: Status) -> tuple[object, ...]:
-    """A value that changes whenever the run's page does: its state, and the sizes of its growing files."""
+    """A value that changes whenever the run's page changes: the run's state, and the sizes of its growing files."""
     paths = RunPaths(one.run_dir)
     return (
         one.state,

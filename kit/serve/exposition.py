@@ -28,7 +28,7 @@ _REPORTED = {
 
 
 def text(board: Board) -> bytes:
-    """All that is known now."""
+    """The present metrics of all runs, as text."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Runs(board))
     made: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Listens on 127.0.0.1, or on a Unix socket that its user alone may open. Nowhere else."""
+"""Listens only on 127.0.0.1, or on a Unix socket that only its user may open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.serve.page_changes import MOST_READERS, Hub
 
 @contextlib.contextmanager
 def on_port(port: int) -> Iterator[socket.socket]:
-    """port: 0 for any that is free. UsageError where another program has it."""
+    """A listening socket on 127.0.0.1. port: 0 for any free one. UsageError if another program uses the port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as opened:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -88,7 +88,7 @@ class _Server(uvicorn.Server):
 
 
 def serve(app: ASGIApp, hub: Hub, opened: socket.socket) -> None:
-    """Until Ctrl-C or TERM. Nothing is logged: a path holds the token."""
+    """Serve until Ctrl-C or TERM. Requests are not logged, because their paths contain the token."""
     config = uvicorn.Config(
         app,
         log_level="critical",

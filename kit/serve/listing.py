@@ -17,7 +17,7 @@ MOST_ROWS = 1000
 
 
 def rows(board: Board) -> dict[str, Any]:
-    """Plain JSON. A sweep is one row; its points are on its own page."""
+    """The rows of the list, as plain JSON. A sweep is one row; its points are on a separate page."""
     found = [_run(one) for one in board.runs().values() if one.run_dir.parent.name != POINTS]
     for folder, points in board.sweeps().items():
         states = Counter(one.state for one in points)
@@ -54,5 +54,5 @@ def _run(one: Status) -> dict[str, Any]:
 
 
 def html(listed: dict[str, Any], live: Live) -> str:
-    """The page of `rows`."""
+    """The HTML page that shows `rows`."""
     return template("list.html.jinja").render(listed=listed, live=live)

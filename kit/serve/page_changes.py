@@ -1,4 +1,4 @@
-"""Tells readers when the page that they look at has changed. However many they are, each page is looked at once."""
+"""Tells readers when their page has changed. Each page is checked once, however many readers it has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_READERS = 500
 
 
 class Hub:
-    """Of one event loop. look_s: between two looks at the pages that somebody reads."""
+    """The readers of one event loop. look_s: seconds between two checks of the pages that somebody reads."""
 
     def __init__(self, pages: Pages, *, look_s: float = LOOK_S) -> None:
         self._pages, self._look_s = pages, look_s
@@ -28,11 +28,11 @@ class Hub:
 
     @property
     def full(self) -> bool:
-        """Whether there are as many readers as there may be."""
+        """Whether the maximum number of readers is reached."""
         return sum(map(len, self._readers.values())) >= MOST_READERS
 
     async def run(self) -> None:
-        """Look until cancelled. A page that cannot be made now is looked at again."""
+        """Check pages until cancelled. A page that cannot be made now is checked again later."""
         while True:
             for key in list(self._readers):
                 with contextlib.suppress(KitError, OSError):
@@ -58,7 +58,7 @@ class Hub:
         changed = asyncio.Event()
         self._readers.setdefault(key, set()).add(changed)
         try:
-            # A browser that lost the server asks again after so many milliseconds.
+            # Milliseconds after which a browser that lost the server asks again.
             yield "retry: 3000\n\n"
             while not self._closed:
                 newest = self._versions.get(key, version)

@@ -1,4 +1,4 @@
-"""The pages, each made once for all who read it, and again when what it shows has changed."""
+"""The pages. Each is made once for all its readers, and again when its data have changed."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from kit.serve.current_runs import Board, trace
 
 # Pages that are kept. Of a page that took a second to make, the next one is made five seconds later at the earliest.
 _MOST_PAGES, _SHARE = 64, 5.0
-# So many runs are compared, and no more: each is read whole.
+# The most runs of one comparison: each is read completely.
 MOST_COMPARED = 16
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a page shows. kind: list, run, sweep or compare. ids: of its runs or its sweep."""
+    """The name of a page. kind: list, run, sweep or compare. ids: of its runs or its sweep."""
 
     kind: str
     ids: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Key:
-        """From `str`."""
+        """Parse the text that `str` returns."""
         kind, *ids = text.split("/")
         return cls(kind, tuple(ids))
 
@@ -53,7 +53,7 @@ class Made:
 
 
 class Pages:
-    """Thread-safe. control: with buttons that cancel and resume."""
+    """All pages of a server. Its methods are thread-safe. control: pages have buttons for cancel and resume."""
 
     def __init__(self, board: Board, *, control: bool) -> None:
         self._board, self._control = board, control
@@ -93,7 +93,7 @@ class Pages:
             found = [self._board.run(name) for name in key.ids]
             if all(found):
                 return tuple(trace(one) for one in found if one is not None)
-        raise RunError(f"{key}: there is none")
+        raise RunError(f"{key}: there is no such page")
 
     def _make(self, key: Key, shows: object) -> Made:
         began, version = time.monotonic(), secrets.token_hex(8)

@@ -35,7 +35,7 @@ _NO_NODES = "Requested node configuration is not available"
 # Messages of Slurm's commands when no controller answers, or none is configured.
 _NO_CONTROLLER = ("Unable to contact slurm controller", "Could not establish a configuration source")
 _IN_SERVICE = frozenset({"idle", "allocated", "mixed", "completing", "planned", "reserved"})
-_WHERE = "this is to be run where Slurm's commands are: a login node, or after 'make setup'"
+_WHERE = "run this where Slurm's commands are: a login node, or after 'make setup'"
 
 
 @dataclass(frozen=True, kw_only=True)

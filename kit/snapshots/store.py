@@ -69,7 +69,7 @@ class Store:
             raise RunError(f"snapshot {tree_hash[:12]} is not in {self.root} any more") from None
         if hashlib.sha256(text).hexdigest() != tree_hash:
             self._mark(tree_hash)
-            raise RunError(f"{path}: damaged: it is not the listing that its name says")
+            raise RunError(f"{path}: damaged: the content does not match the hash in the file's name")
         return tree_listing.parse(text, name=str(path))
 
     def damaged(self, tree: Listing) -> list[str]:
@@ -153,7 +153,7 @@ class Store:
                 yield
         except OSError as error:
             hint = "free some space, or set paths.runs of the cluster" if error.errno == errno.ENOSPC else ""
-            raise RunError(f"{self.root}: the workspace cannot be kept: {error}", hint=hint) from None
+            raise RunError(f"{self.root}: the workspace cannot be stored: {error}", hint=hint) from None
 
     def _clean(self) -> None:
         """Remove leftovers of killed processes. Younger ones may belong to another machine's process."""

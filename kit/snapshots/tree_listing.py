@@ -91,10 +91,10 @@ def parse(text: bytes, *, name: str) -> Listing:
             else:
                 entries.append(_of_checksum(line, programs))
     except (ValueError, TypeError, RecursionError):
-        raise RunError(f"{name}: no listing of a workspace, or a damaged one") from None
+        raise RunError(f"{name}: not the listing of a workspace, or damaged") from None
     tree = made(entries)
     if tree.text != text or len(tree.by_path) != len(entries) or tree.folders & tree.by_path.keys():
-        raise RunError(f"{name}: no listing of a workspace, or a damaged one")
+        raise RunError(f"{name}: not the listing of a workspace, or damaged")
     return tree
 
 

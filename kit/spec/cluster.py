@@ -140,7 +140,7 @@ class SshRules(Model):
 
 
 class RelayRules(Model):
-    """Where a training over two clusters meets, when this cluster is named first: `kit submit --cluster a,b`."""
+    """The relay of a training over two clusters, if this cluster is named first: `kit submit --cluster a,b`."""
 
     host: Annotated[str, AfterValidator(_host)] = Field(
         description="What the nodes of this cluster reach the relay by: a name or an address of the first cluster's login node. "

@@ -1,4 +1,4 @@
-"""Chooses where a search goes next: where Gaussian processes expect the largest improvement.
+"""Chooses the next point of a search: the one for which Gaussian processes expect the largest improvement.
 
 Jones et al., "Efficient Global Optimization of Expensive Black-Box Functions", Journal of Global Optimization 1998.
 """
@@ -26,7 +26,7 @@ def following(
 ) -> dict[str, Value]:
     """Values for the next point.
 
-    tried, under_way: places of points. costs: of each that was tried; less is better, infinite where it diverged; some are finite.
+    tried, under_way: places of points. costs: of each tried point; less is better, infinite if it diverged. At least one is finite.
     """
     metric = _flattened(np.array(costs))
     seen = space.coordinates(tried)

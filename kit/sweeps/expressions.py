@@ -73,7 +73,7 @@ def evaluate(text: str, names: Lookup, lookup: Lookup) -> Any:
         said = f"{error.func_name!r} is not a function here; known: {', '.join(known)}"
         raise ExpressionError("; ".join(filter(None, [said, did_you_mean(error.func_name, known)]))) from None
     except SyntaxError as error:
-        raise ExpressionError(f"no expression: {error.msg}") from None
+        raise ExpressionError(f"not an expression: {error.msg}") from None
     except simpleeval.InvalidExpression as error:
         raise ExpressionError(str(error)) from None
     except (RecursionError, MemoryError):
@@ -94,7 +94,7 @@ def checked(value: Any) -> Value:
     if isinstance(value, list | tuple) and all(isinstance(one, bool | int | float | str) for one in value):
         return tuple(value)
     raise ExpressionError(
-        f"its value is a {type(value).__name__}; a number, text, true, false or a list of them is wanted"
+        f"its value is a {type(value).__name__}; a number, text, true, false or a list of them is needed"
     )
 
 
@@ -111,7 +111,7 @@ class _Arithmetic(simpleeval.EvalWithCompoundTypes):  # type: ignore[misc] # the
         """An attribute is only the next part of a dotted name; values have no methods."""
         value = self._eval(node.value)
         if not isinstance(value, _Branch):
-            raise ExpressionError(f"a value has no {node.attr!r} here")
+            raise ExpressionError(f"a value has no attribute {node.attr!r}")
         return getattr(value, node.attr)
 
 

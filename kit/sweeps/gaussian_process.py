@@ -1,8 +1,9 @@
-"""Models a sweep's metric over the unit cube by Gaussian processes: a mean and a spread for points that nobody has tried.
+"""Models a sweep's metric over the unit cube by Gaussian processes. They predict mean and deviation at points that were not tried.
 
-Matérn 5/2 with a length of its own for each key, and noise. The lengths, the amplitude and the noise are not fitted once but drawn
-from what the data allow, by slice sampling (Neal, "Slice Sampling", Annals of Statistics 2003; for this use Snoek et al.,
-"Practical Bayesian Optimization of Machine Learning Algorithms", NeurIPS 2012): of ten points a single best fit is mostly wrong.
+The kernel is Matérn 5/2 with a separate length for each key, plus noise. Lengths, amplitude and noise are not fitted once. They are
+drawn from their posterior distribution by slice sampling (Neal, "Slice Sampling", Annals of Statistics 2003; for this use Snoek et
+al., "Practical Bayesian Optimization of Machine Learning Algorithms", NeurIPS 2012), because with ten points a single best fit is
+mostly wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _FIRST, _BURN, _KEPT = 30, 4, 5
 
 @dataclass(frozen=True)
 class GaussianProcess:
-    """One process: points in the unit cube, their metric, and what was drawn for it.
+    """One process: points in the unit cube, their metric, and the drawn lengths, amplitude and noise.
 
     scale: 1 / length of each coordinate. cholesky: of the points' covariance, lower. weights: its inverse times metric.
     """
@@ -43,9 +44,10 @@ class GaussianProcess:
         return across @ self.weights, np.sqrt(np.maximum(self.amplitude - (solved**2).sum(0), 1e-12))
 
     def believing(self, points: Floats, metric: Floats) -> GaussianProcess:
-        """With points that are under way, as if each had come to its mean: nobody goes there a second time.
+        """The process with the running points added, as if each had reached its predicted mean, so that no point is tried twice.
 
-        metric: of the points that are in it. Ginsbourger et al., "Kriging Is Well-Suited to Parallelize Optimization", 2010.
+        metric: of the points that the process already has. Ginsbourger et al., "Kriging Is Well-Suited to Parallelize
+        Optimization", 2010.
         """
         if not len(points):
             return self
@@ -56,7 +58,8 @@ class GaussianProcess:
 
 
 def processes(points: Floats, metric: Floats, keys: Sequence[slice], rng: np.random.Generator) -> list[GaussianProcess]:
-    """Some processes, all of them likely. metric: standardized. keys: the coordinates of each key, which share a length."""
+    """Several processes, drawn by their likelihood. metric: standardized. keys: the coordinates of each key, which share a
+    length."""
 
     def density(drawn: Floats) -> float:
         try:

@@ -21,7 +21,7 @@ def rung(rule: Halving, number: int) -> int:
 
 
 def at(reported: Reports, step: int) -> float | None:
-    """The metric at the first report at or after `step`; None before that."""
+    """The metric in the first report at or after `step`; None if there is no such report yet."""
     after = [one for one in reported if one >= step]
     return reported[min(after)] if after else None
 

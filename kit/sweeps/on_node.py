@@ -1,4 +1,4 @@
-"""Runs for a task of a search's array on its node, outside any container, beside its batch script (templates/bin/array.sh).
+"""Runs on the node of a search's point, outside any container, together with the batch script (templates/bin/array.sh).
 
     python -m kit.sweeps.on_node ask   POINT        before the batch script: chooses the point's values and writes them into its
     files
@@ -91,7 +91,7 @@ def _of(run_dir: Path) -> tuple[Sweep, SweepRecord, int]:
     folder = run_dir.parent.parent
     record = read(folder)
     if record.search is None:
-        raise RunError(f"{folder}: it is not a search")
+        raise RunError(f"{folder}: this sweep is not a search")
     return record.search, record, int(run_dir.name.rpartition(".")[2])
 
 

@@ -44,7 +44,9 @@ class Series:
 def draw(results: Results, path: Path, *, x: str | None = None) -> None:
     """Write the plot to `path`, whose suffix sets the format. x: a swept key; default: the first with several numbers."""
     if path.suffix not in _FORMATS:
-        raise UsageError(f"{path}: its ending names no format", hint=f"use one of {', '.join(_FORMATS)}")
+        raise UsageError(
+            f"{path}: the file name's ending is not a known format", hint=f"use one of {', '.join(_FORMATS)}"
+        )
     if results.metric is None:
         raise UsageError(
             "there is no metric to plot", hint=f"--metric NAME: {', '.join(results.metrics) or 'none yet'}"

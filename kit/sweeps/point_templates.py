@@ -1,8 +1,9 @@
-"""Templates of run folders: one for all points that differ only in values that no rule reads. A point's folder is made from it when
-the point starts (templates/sweep/make_point.sh, kit/runs/unmade_points.py).
+"""Templates of run folders. Points of a sweep that differ only in values that no rule of the kit reads share one template.
 
-A template is the plan of a point whose values are tokens. It is only used if the first and the last of its points, planned by
-themselves, are the same to the byte as the template with their values. Other points have their folders made at submit.
+A point's folder is made from the template when the point starts (templates/sweep/make_point.sh, kit/runs/unmade_points.py).
+
+A template is the plan of a point with tokens in place of values. As a check, the first and the last point are also planned
+separately. The template is used only if it gives the same bytes for both. For all other points the folders are made at submit.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ _Group = tuple[Any, ...]
 class Template:
     """A plan with tokens.
 
-    tokens: point number, job, task, array number, digest of job.toml, then those of the values. files: those with tokens. words:
-    point number -> the words for its tokens, from the digest on.
+    tokens: of point number, job, task, array number and digest of job.toml, then of the values. files: the files that contain
+    tokens. words: point number -> the texts that replace its tokens, from the digest on.
     """
 
     prepared: Prepared
@@ -66,7 +67,7 @@ class Template:
 def find(
     prepared: PreparedSweep, arrays: Sequence[Array], after: Mapping[int, Sequence[str]], manifest_of: ManifestOf
 ) -> tuple[Template, ...]:
-    """The templates of a new sweep. `kit sweep` makes the folders of all other points at once."""
+    """Find groups of points that can share a template. `kit sweep` makes the folders of all other points at submit."""
     points = {point.index: point for point in prepared.points}
     groups: dict[_Group, list[Point]] = {}
     for array in arrays:
@@ -87,7 +88,7 @@ def find(
 
 
 def changed(arrays: Sequence[Array], templates: Sequence[Template]) -> tuple[Array, ...]:
-    """The arrays, with their own output files where points have templates: Slurm opens these before a run folder exists."""
+    """The arrays, where those with templates write to the sweep's own output files: Slurm opens them before a run folder exists."""
     without_folder = {index for one in templates for index in one.words}
     return tuple(
         replace(array, text=_script(array) or array.text) if without_folder & {*array.members} else array
@@ -199,7 +200,7 @@ def _tokens(key: str, place: int) -> tuple[str, ...]:
 
 
 def _words(point: Point, free: Sequence[str], job: str, tokens: Sequence[str]) -> tuple[str, ...]:
-    """The words of a point, for all tokens but the fixed ones. job: the template's job.toml."""
+    """The texts that replace a point's tokens, except the fixed ones. job: the template's job.toml."""
     words = []
     for key in free:
         value = point.values[key]
@@ -212,7 +213,7 @@ def _words(point: Point, free: Sequence[str], job: str, tokens: Sequence[str]) -
 
 
 def _substituted(content: str, tokens: Sequence[str], words: Sequence[str]) -> str:
-    """What make_point.sh makes of a file."""
+    """The content of a file after make_point.sh has replaced its tokens."""
     for token, word in zip(tokens, words, strict=True):
         content = content.replace(token, word)
     return content
@@ -225,7 +226,7 @@ def _is_safe(words: Sequence[str], tokens: Sequence[str]) -> bool:
 def _is_same(
     one: Template, prepared: PreparedSweep, point: Point, options: Sequence[str], manifest_of: ManifestOf
 ) -> bool:
-    """Whether the template makes the run folder that the point's own plan has."""
+    """Whether the template makes the same run folder as a separate plan of the point."""
     own = prepared.planned(point)
     model = one.prepared.plan
     words = (str(point.index), "1", "2", "3", *one.words[point.index])

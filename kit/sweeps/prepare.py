@@ -1,4 +1,4 @@
-"""Turns a job file with a `[sweep]` into the kind of each point, checked like a separate job; nothing is written.
+"""Turns a job file with a `[sweep]` into points, each checked like a separate job; nothing is written.
 
 Plans are not kept: 100,000 of them would need a gigabyte. A point is planned when its run folder is written.
 """
@@ -125,7 +125,7 @@ def prepare_sources(
     if sweep is None:
         raise UsageError(
             f"{base.job_file}: it has no [sweep]",
-            hint="'kit submit' runs a single job; docs/guides/sweeps.md shows the table",
+            hint="'kit submit' submits a job without [sweep]; docs/guides/sweeps.md shows the table",
         )
     file = base.job_file
     expansion = expand(sweep, base=sources.merged(), tables=Tables(base.project), file=file)

@@ -18,7 +18,9 @@ def write(results: Results, path: Path) -> None:
     """Write `path` in the format of its suffix."""
     writer = _WRITERS.get(path.suffix)
     if writer is None:
-        raise UsageError(f"{path}: its ending names no format", hint=f"use one of {', '.join(_WRITERS)}")
+        raise UsageError(
+            f"{path}: the file name's ending is not a known format", hint=f"use one of {', '.join(_WRITERS)}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     writer(results, path)
 

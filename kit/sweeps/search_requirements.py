@@ -34,9 +34,7 @@ def argv() -> tuple[str, ...]:
     UsageError if Optuna is not installed.
     """
     if importlib.util.find_spec("optuna") is None:
-        raise UsageError(
-            "[sweep.search] needs Optuna, and this Python has none", hint="pip install 'slurm-kit[search]'"
-        )
+        raise UsageError("[sweep.search] needs Optuna, which is not installed", hint="pip install 'slurm-kit[search]'")
     return (sys.executable, "-m", "kit.sweeps.on_node")
 
 

@@ -1,4 +1,4 @@
-"""The keys of a search as a cube: each key has a side from 0 to 1, on which its values lie evenly."""
+"""The keys of a search as a cube: each key has a side from 0 to 1, with its values spread evenly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_KEYS = len(_PRIMES)
 
 @dataclass(frozen=True)
 class Side:
-    """One key. `low` to `high` are numbers, or their logarithms; of a choice there are as many coordinates as values."""
+    """One key. low, high: numbers, or their logarithms. A choice has one coordinate for each value."""
 
     how: Distribution
     low: float
@@ -27,11 +27,11 @@ class Side:
 
     @property
     def width(self) -> int:
-        """Its coordinates for a model: one, or one for each value of a choice."""
+        """The number of its coordinates for a model: one, or for a choice the number of its values."""
         return len(self.how.choice) if self.how.choice is not None else 1
 
     def place(self, value: Value) -> float:
-        """Where on its side a value lies, from 0 to 1."""
+        """The position of a value on its side, from 0 to 1."""
         if self.how.choice is not None:
             same = [n for n, one in enumerate(self.how.choice) if one == value and type(one) is type(value)]
             return (same[0] + 0.5) / len(self.how.choice)
@@ -40,7 +40,7 @@ class Side:
         return min(max((inside - self.low) / (self.high - self.low), 0.0), 1.0)
 
     def numbers(self, places: Floats) -> Floats:
-        """The numbers of a key at these places, rounded where it is whole; of a choice the values' own numbers, from 0 on."""
+        """The numbers of the key at these places, rounded for an integer key. For a choice, the indices of its values."""
         if self.how.choice is not None:
             numbers: Floats = np.minimum(np.floor(places * len(self.how.choice)), len(self.how.choice) - 1)
             return numbers
@@ -61,7 +61,7 @@ class Side:
         return int(number) if self.how.integer else float(f"{number:.6g}")
 
     def coordinates(self, places: Floats) -> Floats:
-        """The numbers that a model gets. Any two values of a choice are equally far apart: as far as both ends of a number."""
+        """The coordinates for a model. Any two values of a choice have distance 1, like the two ends of a number's side."""
         numbers = self.numbers(places)
         if self.how.choice is not None:
             ones: Floats = np.eye(self.width)[numbers.astype(int)] * math.sqrt(0.5)
@@ -72,14 +72,15 @@ class Side:
 
 @dataclass(frozen=True)
 class Space:
-    """All keys of a search, in their order. Places are arrays of points x keys, coordinates of points x the model's sides."""
+    """All keys of a search, in their order. Places are arrays (points, keys), coordinates are arrays (points, coordinates of all
+    keys)."""
 
     sides: tuple[Side, ...]
     keys: tuple[str, ...]
 
     @property
     def slices(self) -> list[slice]:
-        """The coordinates of each key."""
+        """The slice of each key in the coordinates."""
         ends = np.cumsum([one.width for one in self.sides]).tolist()
         return [slice(end - one.width, end) for one, end in zip(self.sides, ends, strict=True)]
 
@@ -96,7 +97,7 @@ class Space:
         return {key: side.value(float(at)) for key, side, at in zip(self.keys, self.sides, places, strict=True)}
 
     def near(self, places: Floats, by: float, rng: np.random.Generator) -> Floats:
-        """A point near each of these points. It changes about half of the keys: a number by a little, a choice to a random one."""
+        """For each of these points, a point near it. About half of its keys differ: a number slightly, a choice randomly."""
         moved = places + by * rng.normal(size=places.shape)
         for n, side in enumerate(self.sides):
             if side.how.choice is not None:
@@ -104,7 +105,7 @@ class Space:
         return np.clip(np.where(rng.uniform(size=places.shape) < 0.5, moved, places), 0.0, 1.0)
 
     def spread(self, index: int, seed: int) -> Floats:
-        """Point `index` of those that fill the cube evenly: the Halton sequence with its digits exchanged, then shifted."""
+        """Point `index` of a sequence that fills the cube evenly: the Halton sequence with permuted digits, then shifted."""
         rng = np.random.default_rng(seed)
         places = []
         for base in _PRIMES[: len(self.sides)]:

@@ -176,7 +176,7 @@ class _RunWriter:
 
 
 def write_arrays(arrays: Sequence[Array], final: Path, root: Path) -> None:
-    """Write each array's script, and for each of its tasks a link to its point, unless it has a list of them."""
+    """Write each array's script. Each task gets a link to its point, unless the array has a list of points instead."""
     for array in arrays:
         into = root / array.folder.relative_to(final)
         into.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ class Tables:
         if isinstance(found, Mapping):
             found, below = _column(found, column, reference, file), _with_row(found, of_point)
         elif column:
-            raise ExpressionError(f"{file}: has one value a row, no column {column!r}")
+            raise ExpressionError(f"{file}: each row is a single value, so there is no column {column!r}")
         if isinstance(found, str) and found.startswith("="):
             return checked(evaluate(found[1:], below, lambda inner: self.find(inner, below)))
         return checked(found)
@@ -60,7 +60,7 @@ class Tables:
 
 def _chosen(rows: Any, value: Any, by: str, file: str) -> Any:
     if not isinstance(rows, Mapping):
-        raise ExpressionError(f"{file}: its values are not nested as deep as 'by' says: nothing to choose {by!r} from")
+        raise ExpressionError(f"{file}: the table has fewer levels than 'by' has names: no level for {by!r}")
     for key in _as_keys(value):
         if key in rows:
             return rows[key]
@@ -75,7 +75,7 @@ def _column(row: Mapping[str, Any], column: str, reference: str, file: str) -> A
         return row[column]
     if not column:
         raise ExpressionError(
-            f"{file}: a row has the columns {', '.join(row)}; say which, such as lookup:{reference}.{next(iter(row))}"
+            f"{file}: a row has the columns {', '.join(row)}; name one of them, such as lookup:{reference}.{next(iter(row))}"
         )
     raise ExpressionError(f"{file}: no column {column!r}; it has {', '.join(row)}")
 

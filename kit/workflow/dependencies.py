@@ -29,7 +29,7 @@ class After:
 
     @property
     def type(self) -> str:
-        """sbatch's word for it."""
+        """sbatch's name of this kind of dependency."""
         return _TYPES[self.kind]
 
 
@@ -40,7 +40,7 @@ def parse(text: str) -> After:
         name, kind = text, "ok"
     if not name or kind not in _TYPES:
         raise UsageError(
-            f"--after {text}: not of the form RUN[:{'|'.join(_TYPES)}]", hint="such as --after digits-2026:ok"
+            f"--after {text}: not written as RUN[:{'|'.join(_TYPES)}]", hint="such as --after digits-2026:ok"
         )
     return After(name, kind)
 
@@ -55,14 +55,14 @@ def with_dependency(prepared: Prepared, texts: Sequence[str], folders: list[Path
 
 
 def with_options(prepared: Prepared, terms: Sequence[str]) -> Prepared:
-    """The same job, submitted with these terms of a dependency."""
+    """The same job with these terms in its dependency."""
     *sbatch, script = prepared.plan.argv
     argv = (*sbatch, *_joined(terms), script)
     return replace(prepared, plan=replace(prepared.plan, argv=argv))
 
 
 def options(afters: Sequence[After], folders: list[Path], *, queue: Queue, env: Mapping[str, str]) -> list[str]:
-    """sbatch's options; none when there is nothing left to wait for. RunError when what is waited for can no longer happen."""
+    """sbatch's options; none if there is nothing left to wait for. RunError if the awaited end can no longer happen."""
     return _joined([one for after in afters for one in _terms(after, folders, queue=queue, env=env)])
 
 
@@ -70,19 +70,19 @@ def _joined(terms: Sequence[str]) -> list[str]:
     if not terms:
         return []
     if len(terms) > 1 and any("?" in term for term in terms):
-        raise UsageError("--after a chain cannot be joined with another --after", hint="chain:any can")
+        raise UsageError("--after CHAIN cannot be used with a second --after", hint="--after CHAIN:any can")
     # Without this a job whose condition has become impossible would stay in the queue for ever.
     return ["--kill-on-invalid-dep=yes", f"--dependency={','.join(terms)}"]
 
 
 def pairs(after: After, arrays: Sequence[Array], folders: list[Path]) -> dict[int, list[str]]:
-    """The options of each array, by its number, so that each task waits for the task of the same number in another sweep."""
+    """Array number -> sbatch's options, which make each task wait for the task of the same number in another sweep."""
     sent = read(find.find_one(after.name, folders)).arrays
     if [len(a.members) for a in arrays] != [len(a.members) for a in sent]:
-        sizes = ", ".join(str(len(a.members)) for a in sent)
+        sizes, counts = (", ".join(str(len(a.members)) for a in these) for these in (sent, arrays))
         raise UsageError(
-            f"--after {after.name}:corr: its arrays have {sizes} tasks, these {', '.join(str(len(a.members)) for a in arrays)}",
-            hint="tasks are paired by their number: the sweeps must have as many points of each shape; or use :ok",
+            f"--after {after.name}:corr: the arrays of that sweep have {sizes} tasks, but the arrays of this sweep have {counts}",
+            hint="each task waits for the task of the same number, so both need equal arrays; :ok waits for the whole sweep",
         )
     return {
         # Not killed when it can no longer hold: Slurm would kill the whole array for the first pair that has failed.
@@ -152,5 +152,5 @@ def _require_possible(after: After, one: Status) -> None:
     if (after.kind == "ok" and not good) or (after.kind == "notok" and good):
         raise RunError(
             f"--after {after.name}:{after.kind}: run {one.run_dir.name} has ended already: {one.state}",
-            hint=f"--after {after.name}:any does not mind" if after.kind == "ok" else "it cannot fail any more",
+            hint=f"--after {after.name}:any accepts any end" if after.kind == "ok" else "it cannot fail any more",
         )

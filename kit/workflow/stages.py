@@ -1,6 +1,6 @@
-"""Stages of one job file: each is an ordinary run; one that waits for another sees that run's folder.
+"""Stages of one job file. Each stage is an ordinary run. A stage that waits for another one can read the other run's folder.
 
-`{stages.pretrain}` in a stage's script, args or env is the folder of stage pretrain's run as the program sees it, read-only.
+`{stages.pretrain}` in a stage's script, args or env becomes the path of that folder, as the program sees it. It is read-only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLACE = re.compile(r"\{stages\.([^{}]*)\}")
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedStage:
-    """A stage, planned."""
+    """A stage with its plan."""
 
     name: str
     prepared: Prepared
@@ -48,7 +48,7 @@ def prepare_job(
 
 
 def prepare(sources: Sources, *, containers: bool = True) -> tuple[PreparedStage, ...]:
-    """All stages of a job, each after those that it waits for. ConfigError with all that is wrong with their order."""
+    """Plan all stages of a job. Each stage comes after the stages that it waits for. ConfigError lists all faults of the order."""
     base = sources.resolve()
     order = _order(base.job.stages, base.job_file)
     made: dict[str, PreparedStage] = {}
@@ -83,9 +83,9 @@ def _prepare_one(
 
 
 def submit_all(stages: tuple[PreparedStage, ...], *, say: Callable[[str, Manifest], None]) -> list[Path]:
-    """Submit the stages in order; their run folders. When one is refused, those before it are cancelled.
+    """Submit the stages in order and return their run folders. If Slurm refuses a stage, the stages before it are cancelled.
 
-    say: hears each stage's name and manifest as it is submitted.
+    say: called with the name and manifest of each stage when it is submitted.
     """
     for stage in stages:
         client.test_only(stage.prepared.plan.text_of("batch.sh"), env=stage.prepared.env)
@@ -114,7 +114,7 @@ def _afters(stage: Stage) -> list[After]:
 
 
 def _order(stages: Mapping[str, Stage], file: str) -> tuple[str, ...]:
-    """Every stage after those that it waits for."""
+    """Sort the stages: each comes after the stages that it waits for."""
     faults = []
     for name, stage in stages.items():
         for one in _afters(stage):

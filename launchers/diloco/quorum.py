@@ -96,7 +96,10 @@ class Answer(Generic[T]):
 
 
 class Seat:
-    """Made by all ranks of the group together. wire: the device that traffic starts from, the CPU for gloo."""
+    """A replica group's membership in the quorum. All ranks of the group construct it together.
+
+    wire: the device of the tensors that are sent; the CPU for gloo.
+    """
 
     def __init__(
         self,
@@ -232,12 +235,12 @@ class Seat:
         return self.together(work)
 
     def confirm(self) -> None:
-        """Return only when every member has called this. Then the steps before it succeeded for all that are alive."""
+        """Wait until every member has called this. Then the earlier steps succeeded for all groups that are alive."""
         self.gather([1])
         self._failures = self._in_a_row = 0
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do `work` on this rank. Raises Failed on all ranks of the group where any of them loses a peer.
+        """Do `work` on this rank. If one rank of the group loses a peer, all ranks of the group raise Failed.
 
         Any other error is this program's own and ends it. MOST_FAILURES without an average between them end it, too.
         """

@@ -7,13 +7,13 @@ The program finds the cluster in RAY_ADDRESS, so `ray.init()` joins it. It gets 
 its exit code is this one's. Read from the environment:
 
     KIT_ROLE_RAY_HEAD_ADDR, KIT_ROLE_RAY_HEAD_PORT_GCS, ..._PORT_DASHBOARD, ..._PORT_CLIENT, KIT_ROLES_FILE
-                         who is where: the batch script has found out
+                         addresses of the roles, found by the batch script
     RAY_START_OPTIONS    further options of `ray start`, such as --resources='{"disk": 1}'
-    RAY_START_TIMEOUT_S  seconds until all nodes have to be there; default 300
-    RAY_TMPDIR           where Ray's sockets and logs go; default /tmp. Unix sockets want a short path
-    RAY_AUTH_MODE        set, it is left as it is; otherwise only who has this run's token can use the cluster (Ray 2.52 and later)
+    RAY_START_TIMEOUT_S  seconds within which all nodes must join; default 300
+    RAY_TMPDIR           folder for Ray's sockets and logs; default /tmp. Unix sockets need a short path
+    RAY_AUTH_MODE        default: token. Only processes with this run's token can then use the cluster (Ray 2.52 and later)
 
-Exit code 74: a node was missing. What Ray wrote is then in the role's folder of logs/.
+Exit code 74: a node was missing. Ray's own logs are then in logs/, in the role's folder.
 """
 
 import argparse
@@ -48,7 +48,7 @@ DEATH_SIGNAL, SUBREAPER = 1, 36  # of prctl(2)
 
 
 class RayError(Exception):
-    """Ray cannot start, or has ended. code: what this program ends with."""
+    """Ray cannot start, or has ended. code: the exit code of this program."""
 
     def __init__(self, text: str, code: int = 1) -> None:
         super().__init__(text)
@@ -57,12 +57,12 @@ class RayError(Exception):
 
 @dataclass
 class Processes:
-    """The children of this process. ended: child -> its exit code, 128 + the signal where one ended it."""
+    """The children of this process. ended: child's PID -> its exit code, or 128 + the number of the signal that ended it."""
 
     ended: dict[int, int] = field(default_factory=dict)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, log: Path | None, deaf: bool) -> int:
-        """Start a child that dies with this process, however that ends. deaf: the child ignores TERM."""
+        """Start a child that dies with this process, even if this process is killed. deaf: the child ignores TERM."""
         libc = ctypes.CDLL(None)
 
         def prepare() -> None:
@@ -83,7 +83,7 @@ class Processes:
         return child.pid
 
     def look(self) -> None:
-        """Take note of all that has ended, orphans of the children among them."""
+        """Record all processes that have ended, including orphans of the children."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -98,7 +98,7 @@ class Processes:
         return self.ended.get(pid)
 
     def kill_all(self) -> None:
-        """Kill what is below this process, until nothing is: a child may be about to start another."""
+        """Kill all descendants, and repeat until none is left: a child may start another one in the meantime."""
         end = time.monotonic() + 10
         while (left := [*descendants(os.getpid())]) and time.monotonic() < end:
             for pid in left:
@@ -123,9 +123,9 @@ def descendants(top: int) -> Iterator[int]:
 
 
 class Folder:
-    """A folder on this node for Ray's sockets and logs, the same name on all nodes, which goes with the last process that has it.
+    """A folder on this node for Ray's sockets and logs, of the same name on all nodes. The last process that uses it removes it.
 
-    What a killed start left is removed by the next one: its lock is free.
+    Each process holds a lock while it uses the folder. A start removes folders without a lock: their processes were killed.
     """
 
     def __init__(self, parent: Path, job: str, attempt: str) -> None:
@@ -154,7 +154,7 @@ class Folder:
             os.close(lock)
 
     def remove(self) -> None:
-        """Unless another process of the job has it, too: on clusters whose nodes are on one machine."""
+        """Remove the folder. It stays if another process of the job uses it too, as on clusters whose nodes are on one machine."""
         os.close(self._lock)
         remove_unlocked(self.path)
 
@@ -173,7 +173,7 @@ def remove_unlocked(folder: Path) -> None:
 
 @dataclass
 class Node:
-    """Ray on this node. name: Slurm's. signals: those that came and nobody has passed on yet."""
+    """Ray on this node. name: Slurm's name of the node. signals: those that arrived and were not yet passed on."""
 
     options: argparse.Namespace
     folder: Folder
@@ -222,7 +222,7 @@ class Node:
             raise RayError(*why_ended(self.name, self.log, code))
 
     def keep_logs(self) -> None:
-        """Ray's own logs, which would go with the folder."""
+        """Copy Ray's own logs, which would be removed with the folder."""
         found = self.folder.path / "session_latest" / "logs"
         with contextlib.suppress(OSError):
             kept = self.log.with_suffix("")
@@ -233,7 +233,7 @@ class Node:
 
 
 def why_ended(node: str, log: Path, code: int) -> tuple[str, int]:
-    """The sentence, and the exit code: 137 where a process of Ray's was killed, as for a rank."""
+    """The reason in a sentence, and the exit code. It is 137 if a process of Ray was killed, as for a rank."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace") if log.exists() else "")
     if died := re.search(r"^.*?(\w+) \[exit code=(-?\d+)\]", text, re.MULTILINE):
         name, number = died[1], int(died[2])
@@ -247,7 +247,7 @@ def why_ended(node: str, log: Path, code: int) -> tuple[str, int]:
 
 
 def memory(given: int) -> list[str]:
-    """`ray start`'s share of what Slurm gave the job, in bytes; 0: Ray's own choice."""
+    """`ray start`'s options for memory. given: the job's memory on this node in bytes; 0 lets Ray choose."""
     if not given:
         return []
     store = int(max(STORE_LEAST, min(STORE_SHARE * given, 0.9 * shutil.disk_usage("/dev/shm").free)))
@@ -255,7 +255,7 @@ def memory(given: int) -> list[str]:
 
 
 def timeout() -> float:
-    """Seconds until all nodes have to be there."""
+    """Seconds within which all nodes must join."""
     return float(os.environ.get("RAY_START_TIMEOUT_S", "300"))
 
 
@@ -278,7 +278,7 @@ def head(node: Node, program: Sequence[str]) -> int:
 
 
 def client(port: str) -> list[str]:
-    """Ray's client server is there only with the extra `ray[client]`."""
+    """Options for Ray's client server. It exists only if the extra `ray[client]` is installed."""
     try:
         import grpc  # noqa: F401, PLC0415
     except ImportError:
@@ -287,7 +287,7 @@ def client(port: str) -> list[str]:
 
 
 def publish(file: Path) -> None:
-    """Say that the head is there, and how to join it; for this user's eyes, and moved into place as a whole."""
+    """Write the file that tells other nodes how to join the head. Only this user can read it. It appears complete, by a rename."""
     for old in file.parent.glob("ray-token.*"):
         old.unlink(missing_ok=True)
     new = file.with_name(f"{file.name}.new")
@@ -321,7 +321,7 @@ def follow(node: Node, argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def worker(node: Node) -> int:
-    """Join the head, and stay until it is gone. A TERM of Slurm's own comes to all nodes at once: the program may still save."""
+    """Join the head, and stay until it ends. After a TERM, which Slurm sends to all nodes, the program may still save."""
     end = time.monotonic() + timeout()
     while not node.token_file.exists():
         if node.signals:
@@ -340,7 +340,7 @@ def worker(node: Node) -> int:
 
 
 def answers(place: tuple[str, int]) -> bool:
-    """Whether the head is there."""
+    """Whether the head accepts connections."""
     try:
         socket.create_connection(place, timeout=1).close()
     except OSError:
@@ -349,7 +349,7 @@ def answers(place: tuple[str, int]) -> bool:
 
 
 def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Options, and the program behind `--`."""
+    """Parse the options, and the program after `--`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("role", choices=["head", "worker"])
     parser.add_argument("--cpus", type=int, required=True)
@@ -362,7 +362,7 @@ def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """The exit code."""
+    """Run as head or worker; return the exit code."""
     options, program = arguments(words)
     ctypes.CDLL(None).prctl(SUBREAPER, 1)
     signals: list[int] = []

@@ -179,7 +179,7 @@ def test_an_image_stands_on_the_locked_bytes_of_another(lab: ImageLab, engine: e
     (child / "image.toml").write_text('[base]\nimage = "tiny"\n')
     (child / "Dockerfile").write_text('ARG BASE\nFROM ${BASE}\nRUN echo "$GREETING" > /app/more\n')
     order = build.BuildOrder(name="child", project=lab.project, store=lab.store)
-    with pytest.raises(LockError, match="stands on tiny, which has no lock"):
+    with pytest.raises(LockError, match="its base, image tiny, has no lock"):
         build.build(order, Silent())
     parent = lab.build()
     made = build.build(order, Silent())

@@ -91,7 +91,7 @@ def test_a_port_of_a_job_leads_here_byte_for_byte(far: Far) -> None:
 
 def test_a_port_that_is_none_is_refused(far: Far) -> None:
     run = running(far, "sleeps", "import time; time.sleep(600)")
-    for given, said in (("0", "no port"), ("ssh", "no port"), ("80:nobody", "no role and no node")):
+    for given, said in (("0", "not a port"), ("ssh", "not a port"), ("80:nobody", "neither a role nor a node")):
         done = far.kit("port", run, given, check=False)
         assert done.returncode != 0
         assert said in done.stderr

@@ -82,7 +82,7 @@ def test_a_sweep_from_points_to_results(far: Far) -> None:
     job = job_of_its_own(far, "swept", SWEEP, REPORTS)
     done = far.kit("sweep", job, "--cluster", far.name, "--no-container", "--wait", "--json", check=False)
     assert done.returncode == 1
-    assert "2 points did not end well: 2-3" in done.stderr
+    assert "2 points failed: 2-3" in done.stderr
     sweep = json.loads(done.stdout)["sweep"]
     far.requests()
     rows = json.loads(far.kit("results", sweep, "--json").stdout)

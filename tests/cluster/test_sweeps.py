@@ -83,7 +83,7 @@ def test_one_array_then_only_the_failed_points_again(clean: Lab) -> None:
     done = sweep(lab, "--wait", check=False)
     folder = folder_of(done)
     assert done.returncode == 1
-    assert "3 points did not end well: 3-5" in done.stderr
+    assert "3 points failed: 3-5" in done.stderr
     assert {jobs(point(folder, n))["job_id"] for n in range(6)} == {jobs(point(folder, 0))["job_id"]}, "one array"
     assert [jobs(point(folder, n))["array_task"] for n in range(6)] == list(range(6))
     for number in range(6):
@@ -381,7 +381,7 @@ def test_a_cluster_file_from_what_slurm_says(lab: Lab) -> None:
             "qos = false",
         ):
             assert line in text
-        assert "there is one already" in lab.kit("cluster", "detect", "found", env=env, check=False).stderr
+        assert "the file exists already" in lab.kit("cluster", "detect", "found", env=env, check=False).stderr
         lab.write(SWEEP + "[sweep.grid]\nargs.--lr = [0.01]\n", PROGRAM)
         done = lab.kit("sweep", "-c", "found", "--wait", "--no-container", "--set", "container.runtime=bare", env=env)
         found = json.loads(lab.kit("results", folder_of(done).name, "--json", env=env).stdout)["points"]

@@ -19,9 +19,7 @@ from tests.support import REPO
 UNREACHED = {
     "kit/validation.py": 2,  # a validator that raises a plain ValueError, and an error of pydantic's that no model can have
 }
-# Rules that may be there before their wrong value is.
-SLACK = 0
-# Rules that may be there before their wrong value is.
+# Number of rules that may lack a wrong value.
 SLACK = 0
 _PYTHON = re.compile(
     r"\b(NoneType|dict|tuple|str|int|float|bool|TypeError|ValueError|KeyError|pydantic|Input should|regex)\b|\(\?|\\d|\^\[|\{0,"

@@ -63,7 +63,7 @@ def test_faults_name_the_job_in_python(project: Path) -> None:
         ConfigError, match=r"Job\(\.\.\.\): resources.gpus_per_node: 9 is more than a node of here has: 4 GPUs"
     ):
         plan(Job(name="a", launcher="ddp", resources={"gpus_per_node": 9}), cluster="here", folder=project)
-    with pytest.raises(UsageError, match="has a sweep"):
+    with pytest.raises(UsageError, match=r"it has a \[sweep\]"):
         submit(Job(name="a", launcher="ddp", sweep={"grid": {"seed": [1]}}), cluster="here", folder=project)
     with pytest.raises(UsageError, match="has no"):
         sweep(Job(name="a", launcher="ddp"), cluster="here", folder=project)

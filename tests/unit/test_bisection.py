@@ -362,7 +362,7 @@ def test_what_makes_a_run_bad_is_asked_for(tmp_path: Path) -> None:
         cli._criterion(None, None, exit_code=False, check=None, ends=ends)
     with pytest.raises(UsageError, match="give one"):
         cli._criterion("loss", None, exit_code=True, check=None, ends=ends)
-    with pytest.raises(UsageError, match="--worse-than goes with --metric"):
+    with pytest.raises(UsageError, match="--worse-than works only together with --metric"):
         cli._criterion(None, 2.0, exit_code=True, check=None, ends=ends)
     with pytest.raises(UsageError, match="no such program"):
         cli._criterion(None, None, exit_code=False, check=tmp_path / "none.sh", ends=ends)
@@ -386,6 +386,6 @@ def test_runs_that_have_not_ended_or_are_of_two_clusters_are_no_ends(made: Made)
 def test_a_bad_run_that_is_good_is_refused_before_anything_is_written(made: Made) -> None:
     ends = tuple(ended(made.run(name)) for name in "ab")
     by = judge.Criterion(kind="exit-code")
-    with pytest.raises(UsageError, match="is to be bad, and is good"):
+    with pytest.raises(UsageError, match="was named as the bad one, but it is good"):
         begin(None, by, ends, over=changes.KINDS, explain=None, width=1)  # type: ignore[arg-type]
     assert not (made.runs / record.FOLDER).exists()

@@ -104,7 +104,7 @@ def test_after_is_a_name_and_how_it_ends(text: str, after: After) -> None:
 
 @pytest.mark.parametrize("text", ["", ":ok", "run:bad", "run:"])
 def test_after_that_says_nothing(text: str) -> None:
-    with pytest.raises(UsageError, match="not of the form"):
+    with pytest.raises(UsageError, match="not written as RUN"):
         parse(text)
 
 

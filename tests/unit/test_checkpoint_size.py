@@ -140,9 +140,9 @@ def test_a_conversion_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for words, code, said in (
         ((source, there, "--to", "pytorch"), 7, "--force"),
         ((tmp_path / "none", tmp_path / "new.pt", "--to", "pytorch"), 7, "no such folder"),
-        ((source, tmp_path / "no" / "new.pt", "--to", "pytorch"), 7, "its folder does not exist"),
-        ((source, source / "new.pt", "--to", "pytorch"), 2, "nor lie in it"),
-        ((source, tmp_path, "--to", "huggingface", "--force"), 2, "may not hold the checkpoint"),
+        ((source, tmp_path / "no" / "new.pt", "--to", "pytorch"), 7, "no does not exist"),
+        ((source, source / "new.pt", "--to", "pytorch"), 2, "or lie inside it"),
+        ((source, tmp_path, "--to", "huggingface", "--force"), 2, "must not contain the checkpoint"),
     ):
         done = kit("convert-checkpoint", *words)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr

@@ -107,7 +107,7 @@ def test_a_dry_run_shows_each_roles_options_or_writes_all(tmp_path: Path) -> Non
     assert (tmp_path / "made" / "configs" / "trainer.toml").exists()
     refused = kit(*(word for word in words if word != "--dry-run"), "-o", "made", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "--output goes with --dry-run" in refused.stderr
+    assert "--output works only together with --dry-run" in refused.stderr
 
 
 def test_the_users_own_folders_are_no_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,7 +316,7 @@ def test_what_is_nested_too_deep(tmp_path: Path) -> None:
     for deep in ("args = " + "[" * 3000 + "]" * 3000, "args = " + "[" * 300 + "]" * 300, ".".join("a" * 500) + " = 1"):
         with pytest.raises(ConfigError, match="more than 100 tables and lists inside each other"):
             config.load_job(write_job(tmp_path, JOB + deep + "\n"), cluster="local")
-    with pytest.raises(ConfigError, match="--set: more than 100"):
+    with pytest.raises(ConfigError, match="--set: nested too deep: more than 100"):
         config.load_job(write_job(tmp_path, JOB), cluster="local", overrides=["args=" + "[" * 3000 + "]" * 3000])
-    with pytest.raises(ConfigError, match="--set: more than 100"):
+    with pytest.raises(ConfigError, match="--set: nested too deep: more than 100"):
         config.load_job(write_job(tmp_path, JOB), cluster="local", overrides=[".".join("a" * 3000) + "=1"])

@@ -142,7 +142,7 @@ def test_a_second_import_changes_nothing(ended: Path, elsewhere: Path, tmp_path:
     at_home = importing.bring_in(tmp_path / "a.tar.gz", runs_dir=ended.parent, image_store=tmp_path / "store")
     assert (at_home.run_dir, at_home.new) == (ended, False), "the run itself"
     change(ended, seed=4)
-    with pytest.raises(RunError, match="there is another run of that name"):
+    with pytest.raises(RunError, match="another run has this name"):
         importing.bring_in(tmp_path / "a.tar.gz", runs_dir=ended.parent, image_store=tmp_path / "store")
 
 
@@ -313,11 +313,11 @@ def _long_name(members: Members) -> Members:
 
 
 HOSTILE = {
-    "path traversal": (added("run/../../evil.sh"), "no name of a file"),
-    "absolute": (added("/tmp/evil.sh"), "no name of a file"),
-    "hidden": (added("run/.secrets"), "no name of a file"),
-    "another top": (added("etc/passwd"), "no name of a file"),
-    "backslash": (added("run/a\\b"), "no name of a file"),
+    "path traversal": (added("run/../../evil.sh"), "not the name of a file"),
+    "absolute": (added("/tmp/evil.sh"), "not the name of a file"),
+    "hidden": (added("run/.secrets"), "not the name of a file"),
+    "another top": (added("etc/passwd"), "not the name of a file"),
+    "backslash": (added("run/a\\b"), "not the name of a file"),
     "a file as a folder": (added("run/metrics.jsonl/x"), "cannot be written"),
     "an image that no lock names": (
         added(f"image/{hashlib.sha256(b'evil').hexdigest()}.sqsh"),
@@ -328,20 +328,20 @@ HOSTILE = {
     "twice": (_twice, "is there twice"),
     "another content": (_another_content, "and its index says"),
     "another size": (_another_size, "bytes, and its index says"),
-    "no index": (_without_the_index, "no exported run"),
+    "no index": (_without_the_index, "not an exported run"),
     "link": (_as(tarfile.SYMTYPE), "not a regular file"),
     "hard link": (_as(tarfile.LNKTYPE), "not a regular file"),
     "device": (_as(tarfile.CHRTYPE), "not a regular file"),
     "FIFO": (_as(tarfile.FIFOTYPE), "not a regular file"),
     "folder": (_as(tarfile.DIRTYPE), "not a regular file"),
-    "too large": (_no_room, "GiB without its images"),
-    "another run": (_another_run, "its manifest is that of run"),
-    "an id that leads out": (_upwards, "no id of a run"),
+    "too large": (_no_room, "unpacked without its images"),
+    "another run": (_another_run, "its manifest is of run"),
+    "an id that leads out": (_upwards, "not the id of a run"),
     "newer": (_newer, "kit-run.json: damaged: form"),
     "no manifest": (_without("run/manifest.json"), "no manifest.json"),
-    "no job": (_without("run/job.toml"), "is not the one that the run's manifest names"),
-    "no code": (_without("snapshot/objects"), "it lacks"),
-    "no listing": (_without("snapshot/listing"), "its code is not the snapshot"),
+    "no job": (_without("run/job.toml"), "is missing, or its digest"),
+    "no code": (_without("snapshot/objects"), "the code lacks the file"),
+    "no listing": (_without("snapshot/listing"), "its code is not snapshot"),
     "deep": (_deep, "damaged or cut off"),
     "a name of 100 MB": (_long_name, "a header of more than a mebibyte"),
 }
@@ -466,7 +466,7 @@ def test_what_is_no_archive(tmp_path: Path, elsewhere: Path) -> None:
             file.write_bytes(content)
         else:
             shell.run(["tar", "-czf", str(file), "-C", str(tmp_path), "text"])
-        with pytest.raises(RunError, match="no exported run"):
+        with pytest.raises(RunError, match="not an exported run"):
             brought(file, elsewhere)
     with pytest.raises(RunError, match="cannot be read"):
         brought(tmp_path / "none", elsewhere)

@@ -162,7 +162,7 @@ def test_of_several_saved_images_one_is_named(tmp_path: Path) -> None:
 def test_another_architecture_is_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = corpus.oci_layout(tmp_path / "layout", [LAYER], {})
     monkeypatch.setattr(oci, "here", lambda: "arm64")
-    with pytest.raises(ImageError, match=r"linux/amd64, and linux/arm64 is wanted") as caught:
+    with pytest.raises(ImageError, match=r"linux/amd64, and linux/arm64 is needed") as caught:
         run_import(layout, tmp_path)
     assert "--platform linux/amd64" in caught.value.hint
     assert run_import(layout, tmp_path, platform="linux/amd64").built

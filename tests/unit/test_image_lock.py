@@ -113,7 +113,7 @@ def test_a_missing_image_names_the_command_that_makes_it(tmp_path: Path) -> None
 def test_a_cut_off_image_is_found_without_reading_it(tmp_path: Path) -> None:
     made = stored(tmp_path)
     os.truncate(store.path(tmp_path, made.sha256), 4096)
-    with pytest.raises(LockError, match="cut off: 4096 bytes of 5000"):
+    with pytest.raises(LockError, match="cut off: it has 4096 of its 5000 bytes"):
         check_against_lock.check(made, tmp_path, full=False)
 
 

@@ -177,7 +177,7 @@ def test_a_first_image_is_written(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["Dockerfile", "image.toml", "requirements.txt"]
     assert (folder / "requirements.txt").read_text() == "lightning\n"
     assert dockerfile_needs.read(folder / "Dockerfile", target=None).buildkit is None
-    with pytest.raises(UsageError, match="one already"):
+    with pytest.raises(UsageError, match="exists already"):
         first_image.write("mine", base="train-cpu", packages=[], project=tmp_path)
     with pytest.raises(UsageError, match="not the name"):
         first_image.write("Mine!", base="train-cpu", packages=[], project=tmp_path)

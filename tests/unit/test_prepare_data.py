@@ -60,7 +60,7 @@ def test_a_preparation_is_refused_before_anything_starts(tmp_path: Path) -> None
     for words, code, said in (
         ((source,), 2, "kit prepare-data SRC… DST"),
         ((tmp_path / "none", tmp_path / "set"), 7, "no such file or folder"),
-        ((tmp_path, tmp_path / "set"), 2, "may not lie in"),
+        ((tmp_path, tmp_path / "set"), 2, "cannot be written into"),
         ((source, tmp_path / "set", "--tokenizer", tmp_path / "gone.json"), 7, "no such file or folder"),
         ((source, tmp_path / "set", "--image", "train-cpuu"), 3, "train-cpu"),
         ((source, tmp_path / "set", "--validation", 1), 2, "--validation"),

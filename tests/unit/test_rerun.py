@@ -279,7 +279,7 @@ def test_a_run_of_an_older_kit_needs_its_image_to_be_the_locked_one(project: Pat
     shutil.rmtree(run / "locks")
     change(run, records={}, set_by=[])
     assert rerun.prepare(run).plan.decisions.pin.digest == recorded(run).image_digest
-    with pytest.raises(RunError, match="did not record who set each key"):
+    with pytest.raises(RunError, match="did not record which file set each key"):
         rerun.prepare(run, cluster="there")
     put_lock(project, "d" * 64)
     with pytest.raises(LockError, match=f"ran in sha256:{make_lock().sha256}, and its lock names sha256:dddd"):

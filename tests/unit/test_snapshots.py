@@ -335,7 +335,7 @@ def test_the_hash_names_everything_and_the_listing_is_read_back(tmp_path: Path) 
 )
 def test_a_hostile_listing_is_refused(line: str) -> None:
     text = f"# kit workspace, form 1\n{line}\n".encode()
-    with pytest.raises(RunError, match="x: no listing of a workspace, or a damaged one"):
+    with pytest.raises(RunError, match="x: not the listing of a workspace, or damaged"):
         tree_listing.parse(text, name="x")
 
 

@@ -150,7 +150,7 @@ def test_files(folder: Path, tmp_path: Path) -> None:
     assert [p["point"] for p in json.loads((tmp_path / "out" / "b.json").read_text())["points"]] == [1, 0, 2, 3]
     parquet = pytest.importorskip("pyarrow.parquet")
     assert parquet.read_table(tmp_path / "out" / "c.parquet").column("loss").to_pylist()[:2] == [0.3, 0.5]
-    with pytest.raises(UsageError, match="names no format"):
+    with pytest.raises(UsageError, match="is not a known format"):
         result_files.write(found, tmp_path / "a.xlsx")
 
 
@@ -219,7 +219,7 @@ def test_what_cannot_be_plotted_says_why(folder: Path, tmp_path: Path) -> None:
     found = gathered(folder)
     with pytest.raises(ConfigError, match="is not a key of this sweep; allowed: lr, seed"):
         plot.draw(found, tmp_path / "a.png", x="optimizer")
-    with pytest.raises(UsageError, match="names no format"):
+    with pytest.raises(UsageError, match="is not a known format"):
         plot.draw(found, tmp_path / "a.pdf")
     with pytest.raises(RunError, match="no point has numbers"):
         plot.draw(

@@ -72,7 +72,7 @@ def test_eject_writes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     file = tmp_path / "my.sbatch.j2"
     eject(file)
     assert file.read_text() == plain("bin/batch.sh")
-    with pytest.raises(UsageError, match="there is one already"):
+    with pytest.raises(UsageError, match="the file exists already"):
         eject(file)
     eject(file, force=True)
 

@@ -44,7 +44,7 @@ def choose(option: str, *, isolated: bool) -> PyxisPlugin | None:
     if not plugin.is_file():
         raise UsageError(f"--pyxis {option}: no such file", hint="name the plugin, spank_pyxis.so, or `auto` or `none`")
     if enroot is None:
-        raise UsageError("--pyxis: there is no `enroot` on PATH, and Pyxis is nothing without it")
+        raise UsageError("--pyxis: there is no `enroot` on PATH, and Pyxis needs it")
     if not isolated:
         raise UsageError("--pyxis: without namespaces the nodes would share Enroot's state", hint="start it as root")
     return PyxisPlugin(plugin=plugin, enroot=Path(enroot).resolve())
