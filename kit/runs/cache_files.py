@@ -25,6 +25,11 @@ def place(kind: str, belongs_to: Path | str) -> Path:
     return platformdirs.user_cache_path("kit") / f"{kind}-{digest}.json"
 
 
+def halves() -> Path:
+    """The folder of notes about halves of trainings of this machine that may have to be cancelled: kit/runs/lone_halves.py."""
+    return platformdirs.user_cache_path("kit") / "halves"
+
+
 def write(path: Path, text: str) -> None:
     """Replace the text of a cache file. If it cannot be written (full disk, read-only home), do nothing: a cache may be missing."""
     with contextlib.suppress(OSError):

@@ -49,9 +49,9 @@ class RemoteCluster:
         self.asked_at, self.silent = time.monotonic(), ""
         self._record_interrupted_submits(self.asked)
         if self.mirror.unwanted.is_dir():
-            from kit.runs import remote_halves
+            from kit.runs import lone_halves
 
-            remote_halves.cancel(self)
+            lone_halves.cancel_there(self)
         return self.asked
 
     def env(self, inherited: Mapping[str, str] | None = None) -> OverSsh:

@@ -17,7 +17,7 @@ from pathlib import Path
 from kit import config
 from kit.config import Sources
 from kit.errors import ConfigError, Fault, UsageError
-from kit.runs import chain, pair_relay, remote_clusters, remote_halves, secret, submit
+from kit.runs import chain, lone_halves, pair_relay, remote_clusters, secret, submit
 from kit.runs.manifest import Manifest
 from kit.runs.submit import Partner, Prepared
 from kit.spec.cluster import RelayRules
@@ -137,9 +137,9 @@ def submit_pair(pair: TwoRuns, *, say: Callable[[Prepared, Manifest], None]) -> 
         submit.make_ready(one)
     sent: list[tuple[Prepared, Manifest]] = []
     try:
-        with remote_halves.both_or_none() as about_to_submit:
+        with lone_halves.both_or_none() as about_to_submit:
             for one in pair.runs:
-                about_to_submit(one.remote, one.plan.run_id)
+                about_to_submit(one.remote, one.folder)
                 sent.append((one, submit.submit(one, ready=True)))
                 if one is pair.first:
                     pair_relay.start(one.folder, pair.relay, pair.port, env=one.env)
@@ -157,7 +157,7 @@ def submit_pair(pair: TwoRuns, *, say: Callable[[Prepared, Manifest], None]) -> 
 
 def _say_cancelled(one: Prepared, *, submitted: bool) -> None:
     """Print whether a half is cancelled. Over ssh, a half may exist although its submit failed."""
-    if one.remote and remote_halves.is_noted(one.remote, one.plan.run_id):
+    if one.remote and lone_halves.is_noted(one.remote, one.folder):
         print(
             f"kit: {one.plan.run_id}: the next command that reaches {one.plan.cluster} cancels it, if it is there",
             file=sys.stderr,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kit import data_folders
 from kit.errors import ConfigError
-from kit.runs import known_files, remote_clusters
+from kit.runs import cache_files, known_files, remote_clusters
 from kit.runs.status import Queue
 from kit.slurm import accounting, client
 from kit.slurm.accounting import Accounted
@@ -25,7 +25,16 @@ def _queue(name: str) -> Mapping[JobId, QueuedJob] | None:
     remote = remote_clusters.of(name)
     if remote is not None:
         return remote_clusters.queue(remote)
-    return client.queue(env=env_of(name)) if is_up(name) else {}
+    if not is_up(name):
+        return {}
+    env = env_of(name)
+    jobs = client.queue(env=env)
+    if cache_files.halves().is_dir():
+        from kit.runs import lone_halves
+
+        if lone_halves.cancel_here(name, jobs, env=env):
+            return client.queue(env=env)
+    return jobs
 
 
 def history(*, say: Callable[[str], None]) -> Callable[[str, Sequence[JobId]], dict[JobId, Accounted]]:

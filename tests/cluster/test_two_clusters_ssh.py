@@ -162,6 +162,47 @@ def test_a_kit_that_is_killed_between_the_halves_leaves_neither(far: Far) -> Non
     (far.project / "clusters" / "slow.toml").unlink()
 
 
+@pytest.mark.slow
+def test_a_kit_that_is_killed_after_a_half_of_this_machine_leaves_neither(far: Far) -> None:
+    """The first cluster is this machine's own. The line to the second one is held up once the first half is in the queue."""
+    name, own, held = far.cluster.name, far.folder / "own", far.folder / "held"
+    (far.project / "clusters" / f"{name}.toml").write_text(
+        f'embedded = true\n{RELAY}[node]\ncpus = 8\n[paths]\nruns = "{own}"\n'
+    )
+    link = far.folder / "data" / "kit" / "clusters" / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(far.cluster.folder)
+    ssh = far.folder / "bin" / "ssh"
+    was = ssh.read_text()
+    waits = (
+        f"while [ -e {held} ] && grep -qs '\"job_id\": [0-9]' {own}/*/manifest.json; do : >{held}; sleep 0.1; done\n"
+    )
+    ssh.write_text(was.replace("#!/bin/sh\n", f"#!/bin/sh\n{waits}"))
+    held.write_text("nobody waits yet")
+    argv = [sys.executable, "-m", "kit", "submit", "--cluster", f"{name},other", "--no-container"]
+    try:
+        before = set(far.jobs())
+        with subprocess.Popen(
+            argv, cwd=far.project, env=far.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as made:
+            assert came(lambda: held.read_text() == "" or made.poll() is not None)
+            made.kill()
+            _, err = made.communicate()
+        held.unlink()
+        (folder,) = (path.parent for path in own.glob("*/manifest.json"))
+        assert (folder / ".secrets").exists(), err
+        assert came(lambda: far.listed()[folder.name]["state"] == "CANCELLED")
+        assert not (folder / ".secrets").exists()
+        # The request that was held up had not begun.
+        assert set(far.jobs()) == before
+        assert came(lambda: "relay ends with its run" in (folder / "logs" / "relay.log").read_text())
+    finally:
+        held.unlink(missing_ok=True)
+        ssh.write_text(was)
+        (far.project / "clusters" / f"{name}.toml").unlink()
+        link.unlink()
+
+
 def test_a_login_node_without_a_python_for_the_relay_is_named(far: Far) -> None:
     folder = far.home / "old"
     folder.mkdir()

@@ -8,6 +8,7 @@ import os
 import shlex
 import socket
 import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +22,19 @@ from kit import config
 from kit.cli import app
 from kit.errors import ConfigError, JobRefusedError, RunError, ToolError, UsageError
 from kit.remote.run_folder_mirror import Mirror
-from kit.runs import manifest, pair_relay, remote_halves, rerun, resume, secret, status, submit, two_clusters
+from kit.runs import (
+    cache_files,
+    lone_halves,
+    manifest,
+    pair_relay,
+    rerun,
+    resume,
+    secret,
+    status,
+    submit,
+    two_clusters,
+    which_slurm,
+)
 from kit.runs.two_clusters import TwoRuns
 from kit.slurm.client import QueuedJob
 from kit.spec.cluster import RelayRules
@@ -43,6 +56,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cluster(tmp_path, "one", RELAY)
     cluster(tmp_path, "two")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
 
@@ -228,23 +242,23 @@ class Away:
 
 
 def noted(*clusters: Any) -> list[bool]:
-    return [remote_halves.is_noted(one, "gpt-one") for one in clusters]
+    return [lone_halves.is_noted(one, Path("gpt-one")) for one in clusters]
 
 
 def test_a_half_that_cannot_be_cancelled_now_is_cancelled_later(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (Away(project / name) for name in ("m1", "m2"))
     clusters: list[Any] = [first, second]
-    with remote_halves.both_or_none() as about_to:
-        about_to(clusters[0], "gpt-one")
+    with lone_halves.both_or_none() as about_to:
+        about_to(clusters[0], Path("gpt-one"))
         assert noted(*clusters) == [True, False]
         # A command beside this submit leaves the half alone.
-        remote_halves.cancel(clusters[0])
-        about_to(clusters[1], "gpt-one")
+        lone_halves.cancel_there(clusters[0])
+        about_to(clusters[1], Path("gpt-one"))
     assert noted(*clusters) == [False, False]
     for error, left in ((JobRefusedError("no"), [True, False]), (ToolError("cut"), [True, True])):
-        with pytest.raises(type(error)), remote_halves.both_or_none() as about_to:
-            about_to(clusters[0], "gpt-one")
-            about_to(clusters[1], "gpt-one")
+        with pytest.raises(type(error)), lone_halves.both_or_none() as about_to:
+            about_to(clusters[0], Path("gpt-one"))
+            about_to(clusters[1], Path("gpt-one"))
             raise error
         assert noted(*clusters) == left
     sent: list[Any] = []
@@ -253,12 +267,12 @@ def test_a_half_that_cannot_be_cancelled_now_is_cancelled_later(project: Path, m
     )
     job = QueuedJob(job_id=7, state="PENDING", reason="", nodes="", elapsed="")
     monkeypatch.setattr("kit.slurm.client.queue", lambda env: {7: job})
-    remote_halves.cancel(clusters[0])
+    lone_halves.cancel_there(clusters[0])
     assert (sent, noted(*clusters)) == ([], [True, True])
     half(project, "one", "gpt-two", 7).rename(project / "runs" / "moved")
     first.mirror.runs.mkdir(parents=True)
     (project / "runs" / "moved").rename(first.mirror.runs / "gpt-one")
-    remote_halves.cancel(clusters[0])
+    lone_halves.cancel_there(clusters[0])
     assert (sent, noted(*clusters)) == ([7], [False, True])
 
 
@@ -268,15 +282,66 @@ def test_a_half_that_another_login_node_submits_is_left_alone(project: Path, mon
     half(project, "one", "gpt-two", 7).rename(project / "moved")
     cluster.mirror.runs.mkdir(parents=True)
     (project / "moved").rename(cluster.mirror.runs / "gpt-one")
-    with remote_halves.both_or_none() as about_to:
-        about_to(cluster, "gpt-one")
+    with lone_halves.both_or_none() as about_to:
+        about_to(cluster, Path("gpt-one"))
         (note,) = cluster.mirror.unwanted.iterdir()
         note.write_text(note.read_text().replace(socket.gethostname(), "another.host", 1))
         monkeypatch.setattr("kit.runs.remote_cancel.send", lambda *_: pytest.fail("it was cancelled"))
         job = QueuedJob(job_id=7, state="PENDING", reason="", nodes="", elapsed="")
         monkeypatch.setattr("kit.slurm.client.queue", lambda env: {7: job})
-        remote_halves.cancel(cluster)
+        lone_halves.cancel_there(cluster)
         assert noted(cluster) == [True]
+
+
+def test_a_half_of_this_machine_is_cancelled_if_the_kit_was_killed_before_the_other_was_submitted(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = half(project, "one", "gpt-two", 7)
+    secret.write(folder, {secret.RELAY_TOKEN: "kept"})
+    jobs = {7: QueuedJob(job_id=7, state="PENDING", reason="", nodes="", elapsed="")}
+    cancelled: list[Any] = []
+    monkeypatch.setattr("kit.slurm.client.cancel", lambda *ids, env: cancelled.extend(ids))
+    monkeypatch.setattr("kit.slurm.client.queue", lambda env: jobs)
+    monkeypatch.setattr(which_slurm, "is_up", lambda _: True)
+    ask = which_slurm.queue()
+    with lone_halves.both_or_none() as about_to:
+        about_to(None, folder)
+        (note,) = cache_files.halves().iterdir()
+        # A command beside this submit leaves the half alone.
+        assert ask("one") == jobs
+        assert cancelled == []
+        dead = [sys.executable, "-c", "from kit.owning_process import Owner; print(Owner.current())"]
+        killed = subprocess.run(dead, capture_output=True, text=True, check=True).stdout
+        left = killed + note.read_text().partition("\n")[2]
+    # Both were submitted: nothing is left to be looked for.
+    assert not cache_files.halves().exists()
+    note.parent.mkdir()
+    note.write_text(left)
+    # Another cluster's queue says nothing of it.
+    ask("two")
+    assert (cancelled, note.exists()) == ([], True)
+    ask("one")
+    assert cancelled == [7]
+    assert not (folder / secret.FILE).exists()
+    assert RunPaths(folder).cancelled.exists()
+    assert not cache_files.halves().exists()
+
+
+def test_a_note_that_makes_no_sense_or_of_a_half_that_is_not_there_cancels_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kit.slurm.client.cancel", lambda *_, env: pytest.fail("it was cancelled"))
+    folder = cache_files.halves()
+    folder.mkdir(parents=True)
+    (folder / "a").write_bytes(b"\xff\xfe")
+    (folder / "b").write_text("")
+    (folder / "c").write_text("failed\n")
+    (folder / "d").write_text(f"failed\n{project / 'gone'}\n")
+    assert not lone_halves.cancel_here("one", {}, env={})
+    assert len([*folder.iterdir()]) == 4
+    os.utime(folder / "d", (0, 0))
+    assert not lone_halves.cancel_here("one", {}, env={})
+    assert not (folder / "d").exists()
 
 
 def half(project: Path, name: str, partner: str, job_id: int) -> Path:
