@@ -29,7 +29,13 @@ def over(world: Ranks, net: GPT, copies: int) -> nn.Module:
     if world.ddp_world_size % copies:
         raise SystemExit(f"--dp-replicate {copies} does not divide {world.ddp_world_size} ranks.")
     if copies == world.ddp_world_size:
-        return DistributedDataParallel(net)
+        ddp = DistributedDataParallel(net)
+        # One backward pass whose gradients are dropped. DDP orders its buckets after the first pass, and the order of sums
+        # depends on the buckets. So a resumed run has the buckets of an uninterrupted one.
+        tokens = torch.zeros((1, 2), dtype=torch.long, device=world.device)  # (B, T)
+        ddp(tokens).sum().backward()
+        net.zero_grad(set_to_none=True)
+        return ddp
     size = (copies, world.ddp_world_size // copies)
     mesh = init_device_mesh(world.device.type, size, mesh_dim_names=("replicate", "shard"))
     for part in (*net.blocks, net):
