@@ -42,7 +42,7 @@ PACKAGES = (
     "slurmctld", "slurmd", "slurm-client", "slurmdbd", "mariadb-server-core", "mariadb-client-core", "munge", "iproute2",
     "util-linux", "mount", "procps", "squashfs-tools", "squashfuse", "fuse3", "bubblewrap", "git", "tmux", "ca-certificates",
     "python3", *(f"python3-{name}" for name in REQUIRED), "python3-pytest", "python3-pytest-timeout",
-    "python3-pytest-xdist", "python3-hypothesis",
+    "python3-pytest-xdist", "python3-hypothesis", "e2fsprogs",
 )  # fmt: skip
 # The main job in both shapes, cancel, the lead signal, requeue, an array, roles.
 SHORT = (
