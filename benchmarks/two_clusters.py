@@ -216,7 +216,7 @@ def rounds(outer: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def records(run: Path, kind: str) -> list[dict[str, Any]]:
-    """What group 0, or the only group of a half, has recorded."""
+    """The records of group 0, or of the only group of a cluster."""
     found = [record for record in metrics.records(run) if record["kind"] == kind]
     return [record for record in found if record.get("replica") == found[0].get("replica")]
 

@@ -79,10 +79,10 @@ def main(options: Sequence[str]) -> int:
     parser.add_argument("--scale", type=float, default=_SCALE, help="seconds of the trace for each of here")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument(
-        "--share", type=float, default=1.0, help="so many of the users choose; the figures are of these"
+        "--share", type=float, default=1.0, help="share of the users who choose; the figures are theirs"
     )
     parser.add_argument("--simulated", action="store_true", help="without Slurm and without its clock")
-    parser.add_argument("--seeds", type=int, default=5, help="so many, from --seed on, where it is simulated")
+    parser.add_argument("--seeds", type=int, default=5, help="number of simulated seeds, from --seed on")
     parser.add_argument("--json", type=Path, help="write every job of both clusters here")
     asked = parser.parse_args(options)
     if asked.simulated:

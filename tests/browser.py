@@ -69,7 +69,7 @@ class Browser:
         raise AssertionError(f"{method}: no answer")
 
     def messages(self, seconds: float) -> Iterator[dict[str, Any]]:
-        """What comes within so many seconds."""
+        """All data that arrive within this many seconds."""
         until = time.monotonic() + seconds
         while True:
             whole, end, rest = self._left.partition(b"\0")

@@ -1,6 +1,7 @@
 """Keeps the outcome of each test of a run for tests/rows.py: one file for each of `make test`, tests/training and tests/foreign.
 
-A pytest plugin, loaded by tests/conftest.py. Under xdist the controller hears of every worker's tests, and it alone writes.
+A pytest plugin, loaded by tests/conftest.py. Under xdist the controller gets the reports of every worker's tests, and only it
+writes.
 """
 
 from __future__ import annotations

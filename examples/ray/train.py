@@ -35,7 +35,7 @@ class Shard:
         self.points = [([x**power for power in range(6)], math.sin(3 * x)) for x in places]
 
     def node(self) -> str:
-        """Where it is."""
+        """The name of its node."""
         return os.environ.get("SLURMD_NODENAME", "?")
 
     def gradient(self, weights: list[float]) -> tuple[float, list[float]]:

@@ -148,10 +148,10 @@ class Pair:
             return [whole]
         before, after = [], []
         if ends[0] != good.hash:
-            text = f"taking back what the good run had beside its commit {git[0].commit[:10]}"
+            text = f"undoing the good run's changes that are not in its commit {git[0].commit[:10]}"
             before = [Change(kind="code", name=f"{git[0].commit}", text=text)]
         if ends[1] != bad.hash:
-            text = f"what the bad run had beside its commit {git[1].commit[:10]}"
+            text = f"the bad run's changes that are not in its commit {git[1].commit[:10]}"
             after = [Change(kind="code", name=f"{_TREE}{bad.hash}", text=text)]
         return [*before, *(Change(kind="code", name=one.name, text=one.text) for one in found), *after]
 

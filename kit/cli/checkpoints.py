@@ -24,7 +24,7 @@ Target = Annotated[Path, typer.Argument(metavar="DST", help="The .pt file or fol
 To = Annotated[
     Literal["pytorch", "huggingface"], typer.Option("--to", help="One .pt file, or a folder for transformers.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace DST, once the new one is whole.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace DST when the new one is complete.")]
 Image = Annotated[
     str, typer.Option("--image", help="The image to convert in: it needs torch, and safetensors for huggingface.")
 ]

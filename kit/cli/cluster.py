@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="A real Slurm on this machine, to try jobs on.", no_args_is_help=True, add_completion=False)
 
-Name = Annotated[str, typer.Option("--name", help="Which cluster; several can run beside each other.")]
+Name = Annotated[str, typer.Option("--name", help="Which cluster; several can run at the same time.")]
 Folder = Annotated[
     Path | None, typer.Option("--dir", help="The folder of all its state.", show_default="the user's data folder")
 ]
@@ -35,7 +35,8 @@ def login(
     project = data_folders.project()
     found = remote_clusters.of(config.cluster_entry(name, project).name, project=project)
     if found is None:
-        raise UsageError(f"cluster {name} is not reached over ssh", hint='[ssh]\n       host = "login.pod"')
+        problem = f"the file of cluster {name} has no [ssh] table, so there is no connection to open"
+        raise UsageError(problem, hint='[ssh]\n       host = "login.pod"')
     if off:
         found.connection.close()
     elif code := found.connection.login():

@@ -29,7 +29,7 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot
 Processes = Annotated[
     int | None, typer.Option("--processes", min=1, metavar="N", help="At most.", show_default="one for each core")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace DST, once the new one is whole.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace DST when the new one is complete.")]
 Image = Annotated[str, typer.Option("--image", help="The image to work in: numpy, and what tokenizer and files need.")]
 InContainer = Annotated[bool, typer.Option("--container/--no-container", help="In the image, or with --python.")]
 Python = Annotated[str, typer.Option("--python", help="Without a container: a Python that has the packages.")]

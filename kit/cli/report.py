@@ -22,9 +22,9 @@ def report(
             autocompletion=completion_candidates.runs_and_sweeps,
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page; the data goes beside it, as .json.")] = Path(
-        "report.html"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The page; its data go into a .json file next to it.")
+    ] = Path("report.html"),
     runs_dir: RunsDir = None,
 ) -> None:
     """Write one HTML file that shows a run, a sweep, or several runs side by side; it needs no network and no server."""

@@ -31,4 +31,4 @@ def eject(
         raise UsageError(f"{file}: the file exists already", hint="--force writes over it")
     untrusted_files.write_text(file, text)
     print(file)
-    print(f'next: [slurm] template = "{file.name}" in the job file beside it', file=sys.stderr)
+    print(f'next: [slurm] template = "{file.name}" in the job file next to it', file=sys.stderr)

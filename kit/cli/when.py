@@ -40,7 +40,7 @@ def when(
         typer.Option(
             "--or",
             metavar="KEY=VALUE,…",
-            help="Another size that would do, such as nodes=4,time=2:00:00; beside the job's when tables.",
+            help="Another size that would do, such as nodes=4,time=2:00:00; in addition to the job's when tables.",
         ),
     ] = None,
     containers: Containers = True,

@@ -194,7 +194,7 @@ def at_submit(prepared: Prepared, slurms: client.ExpectedStart | None) -> WhenAn
 
 
 def line(one: WhenAnswer, *, several: bool = False) -> str:
-    """An answer as a sentence. several: name its cluster."""
+    """An answer as a sentence. several: there are answers for several clusters, so the sentence names this one's."""
     size = time_wording.counted(one.nodes, "node") + (
         f" for {time_wording.span(one.limit)}" if one.limit != UNLIMITED else ", no time limit"
     )

@@ -15,7 +15,7 @@ from kit.spec.roles import Role
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """What a framework adds to a run. files: files of the run folder, name -> text. args: arguments of the program.
+    """Additions of a framework to a run. files: files of the run folder, name -> text. args: arguments of the program.
 
     In both, and in start, {run} stands for the run folder's path inside the container. start: words before the job's program, such
     as a program of the launcher's folder that starts it. roles: the roles of a job whose start shape is `replicas` or `roles`.

@@ -65,12 +65,12 @@ def _others(job: Job) -> int:
 
 
 def _workers(job: Job, allocation: Allocation) -> int:
-    """Nodes of Ray besides the head's."""
+    """Nodes of Ray other than the head's."""
     return allocation.nodes - _others(job) - 1
 
 
 def _options(job: Job, allocation: Allocation) -> tuple[str, ...]:
-    """What Ray may use of a node. It would count the whole machine otherwise, whatever Slurm gave the job."""
+    """The part of a node that Ray may use. Without these options Ray would take the whole machine, whatever Slurm gave the job."""
     words = [f"--cpus={allocation.cpus_per_node}", f"--gpus={allocation.gpus_per_node}"]
     memory = kilobytes(allocation.memory or "0") * 1024
     words += [f"--memory={memory}"] if memory else []

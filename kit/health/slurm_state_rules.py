@@ -265,7 +265,7 @@ def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | No
 
 
 def _who(record: Record) -> str:
-    """Who cancelled the run: from the note of `kit cancel`, or from Slurm's accounting."""
+    """The user who cancelled the run: from the note of `kit cancel`, or from Slurm's accounting."""
     accounted = record.status.accounted
     return (
         _cancelled_by(record)
@@ -275,7 +275,7 @@ def _who(record: Record) -> str:
 
 
 def _cancelled_by(record: Record) -> str:
-    """Who cancelled the run with `kit cancel` since its last submit; empty if nobody did."""
+    """The user who cancelled the run with `kit cancel` since its last submit; empty if nobody did."""
     path = RunPaths(record.run_dir).cancelled_by
     try:
         if path.stat().st_mtime < record.status.facts.submitted_at:

@@ -57,7 +57,7 @@ class Ledger:
 
     @cached_property
     def accounts(self) -> dict[Account, float]:
-        """Rank-seconds of each account that is not empty, in the order of a run."""
+        """Rank-seconds of each account that is not 0, in the order of `Account`."""
         return rank_account.ordered(share.amounts for share in self.shares)
 
     @property

@@ -186,7 +186,7 @@ def _by_metrics(at: float, end: float, reported: Reported, *, lives: bool) -> Am
 
 
 def ordered(several: Iterable[Amounts]) -> dict[Account, float]:
-    """The sums of several amounts, in the order of a run, without zeros."""
+    """The sum of several amounts for each account, in the order of `Account`, without accounts that are 0."""
     found = _sums(*several)
     return {account: found[account] for account in Account if found[account]}
 

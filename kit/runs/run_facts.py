@@ -120,7 +120,7 @@ def events(run_dir: Path) -> list[dict[str, object]]:
 
 
 def _lines(text: bytes) -> list[object]:
-    """What each line holds. All lines are parsed at once, three times as fast; line by line only if a line is incomplete."""
+    """The content of each line. All lines are parsed at once, three times as fast; line by line only if a line is incomplete."""
     try:
         every: list[object] = json.loads(b"[" + text.strip().replace(b"\n", b",") + b"]")
     except (ValueError, RecursionError):

@@ -14,9 +14,9 @@ from kit.slurm.client import JobId, QueuedJob
 
 
 def queue() -> Queue:
-    """A function that asks Slurm once per cluster and call.
+    """A function that returns the queue of a cluster. Each call asks the cluster's Slurm once.
 
-    A cluster that is not up has no jobs; one that cannot be reached gives None.
+    An embedded cluster that is not up has no jobs. For a cluster that cannot be reached the result is None.
     """
     return _queue
 
@@ -38,7 +38,8 @@ def _queue(name: str) -> Mapping[JobId, QueuedJob] | None:
 
 
 def history(*, say: Callable[[str], None]) -> Callable[[str, Sequence[JobId]], dict[JobId, Accounted]]:
-    """A function that asks a cluster's accounting about jobs, once per cluster and call. say is called if it does not answer."""
+    """A function that returns jobs from a cluster's accounting. Each call asks once; `say` is called if accounting does not
+    answer."""
 
     def ask(name: str, jobs: Sequence[JobId]) -> dict[JobId, Accounted]:
         remote = remote_clusters.of(name)
@@ -50,7 +51,7 @@ def history(*, say: Callable[[str], None]) -> Callable[[str, Sequence[JobId]], d
 
 
 def env_of(cluster: str) -> dict[str, str]:
-    """The environment of Slurm's commands for a cluster; for one over ssh, with the connection."""
+    """The environment of Slurm's commands for a cluster. For a cluster over ssh it contains the connection."""
     remote = remote_clusters.of(cluster)
     if remote is not None:
         return remote.env()

@@ -19,7 +19,7 @@ class JobSize(Model):
         default=None,
         ge=2,
         le=1000,
-        description="So many jobs of this size instead of one, beside each other, as the tasks of an array.",
+        description="Number of jobs of this size that replace the one job: tasks of an array, which may run at once.",
     )
 
     @model_validator(mode="after")

@@ -120,6 +120,6 @@ class Comparison(Model):
     cluster: tuple[ValueDifference, ...]
     nodes: tuple[ValueDifference, ...]
     environment: tuple[ValueDifference, ...] = Field(
-        description="Versions beside the kit's, and what programs say of theirs."
+        description="Versions other than the kit's, and those that programs report."
     )
     unknown: tuple[str, ...] = Field(description="What is not recorded, or is gone: it may differ.")

@@ -161,7 +161,7 @@ class Resources(Model):
         default=None, ge=1, description="Ranks on each node; default: one per GPU, or 1 without GPUs."
     )
     cpus_per_node: int | None = Field(
-        default=None, ge=1, description="CPUs on each node; default: the share that goes with the GPUs."
+        default=None, ge=1, description="CPUs on each node; default: in proportion to the GPUs."
     )
     memory: Memory | None = Field(default=None, description="Memory per node (sbatch --mem); '0' is all of it.")
     time: TimeLimit | None = Field(default=None, description="Wall-clock limit (sbatch --time).")

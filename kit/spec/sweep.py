@@ -121,7 +121,7 @@ class Halving(Model):
     """
 
     first: int = Field(ge=1, description="Steps before a point is judged for the first time.")
-    factor: int = Field(default=3, ge=2, le=10, description="One of so many points continues.")
+    factor: int = Field(default=3, ge=2, le=10, description="At each rung, one of this many points continues.")
 
 
 class Search(Model):
@@ -130,7 +130,7 @@ class Search(Model):
     count: int = Field(ge=1, le=10_000, description="How many points.")
     seed: int = Field(default=0, ge=0, description="Seed of the draws.")
     startup: int = Field(
-        default=10, ge=1, description="So many points come first, spread evenly; no result is asked for them."
+        default=10, ge=1, description="Number of first points. They are spread evenly, without using results."
     )
     keys: Annotated[dict[Key, Distribution], BeforeValidator(_flat)] = Field(
         min_length=1, description="Key -> distribution of its values."

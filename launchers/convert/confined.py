@@ -1,7 +1,7 @@
 """Unpickling that runs no code: it finds the classes that a checkpoint's own files need, and a stand-in for any other.
 
-A checkpoint's .metadata and common.pt are pickles, and a pickle may name any function. Functions that somebody else's checkpoint
-names must not run. Classes of a framework that is not installed (Megatron-LM's enumerations) cannot be loaded.
+A checkpoint's .metadata and common.pt are pickles, and a pickle may name any function. Functions that a foreign checkpoint names
+must not run. Classes of a framework that is not installed (Megatron-LM's enumerations) cannot be loaded.
 """
 
 import pickle

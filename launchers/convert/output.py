@@ -11,7 +11,7 @@ from lib.faults import Refused
 
 
 class Output:
-    """Makes `target`, or leaves it unchanged. Removes what a killed conversion to the same target left behind.
+    """Makes `target`, or leaves it unchanged. Removes leftovers of a killed conversion to the same target.
 
     .NAME.converting/ next to the target holds the lock of the conversion, `new`, and `old` for the moment of a replacement.
     """
@@ -63,7 +63,9 @@ class Output:
         if not os.path.lexists(self.target):
             return
         if not self._force:
-            raise Refused(f"{self.target}: it exists", hint="--force replaces it, once the new one is whole")
+            raise Refused(
+                f"{self.target}: the target exists already", hint="--force replaces it when the new one is complete"
+            )
         # Not any folder: --force must only replace the result of a conversion.
         if self.target.is_dir() and not (self.target / "config.json").is_file():
             raise Refused(f"{self.target}: it is a folder without config.json, which --force does not replace")

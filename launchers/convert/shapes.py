@@ -139,7 +139,7 @@ def _described(source: Source) -> dict[str, Any]:
 
 
 def not_llama(source: Source) -> str | None:
-    """The first of Megatron-LM's arguments by which the model is not of the Llama family, as a reason; None if there is none."""
+    """The reason why Megatron-LM's arguments describe no Llama: the first such argument. None if the model is a Llama."""
     args = source.common.get("args")
     if not isinstance(args, argparse.Namespace):
         return None

@@ -1,7 +1,7 @@
-"""Carries the averages between groups that are on two clusters: what outer.py and quorum.py need of a process group.
+"""Carries the averages between groups on two clusters, with the part of a process group that outer.py and quorum.py need.
 
-As torchft's ProcessGroupGloo, on streams through the job's gate instead of connections between nodes: the nodes of two
-clusters rarely reach each other. Sums are formed in the order of the groups, so that all of them have the same bits.
+It works like torchft's ProcessGroupGloo. But it uses streams through the job's gate instead of connections between nodes, because
+the nodes of two clusters rarely reach each other. Sums are formed in the order of the groups, so that all groups get the same bits.
 
 Read here: REPLICA_GROUP_GATE, the gate's HOST:PORT; REPLICA_GROUPS_HERE, the first group of this job and how many it has.
 """
@@ -25,7 +25,8 @@ class Done:
 
 
 class AcrossGroup:
-    """Rank `group_rank` of every group. seconds: how long a group may be silent."""
+    """The process group of rank `group_rank` of every replica group. seconds: the time after which a silent group counts as
+    lost."""
 
     def __init__(self, gate: tuple[str, int], token: str, here: range, seconds: float) -> None:
         self._gate, self._token, self._here, self._seconds = gate, token, here, seconds
@@ -33,7 +34,7 @@ class AcrossGroup:
         self._me, self._size = 0, 1
 
     def connect(self, name: str, groups: Sequence[int], me: int) -> None:
-        """Connect to the same rank of these groups, this one being the `me`th. name: of this meeting, the same in all."""
+        """Connect to the same rank of these groups. me: the index of this group. name: of the meeting, the same in all groups."""
         self.abort()
         self._me, self._size = me, len(groups)
         made: dict[int, Stream] = {}
@@ -62,7 +63,7 @@ class AcrossGroup:
             raise failures[0]
 
     def size(self) -> int:
-        """Groups."""
+        """The number of groups."""
         return self._size
 
     def errored(self) -> Exception | None:
@@ -70,7 +71,7 @@ class AcrossGroup:
         return None
 
     def abort(self) -> None:
-        """Let all connections go: the other groups notice at once."""
+        """Close all connections, so that the other groups notice at once."""
         for stream in self._streams.values():
             stream.close()
         self._streams = {}
@@ -84,7 +85,7 @@ class AcrossGroup:
         return Done()
 
     def allreduce(self, tensors: list[torch.Tensor], options: object = None) -> Done:
-        """The sum over the groups, in place: each group adds up one part and sends the sum to all."""
+        """Sum over the groups, in place: each group sums one part and sends the result to all."""
         (values,) = tensors
         parts = list(values.view(-1).tensor_split(self._size))
         received = self._exchange({other: _bytes(parts[other]) for other in self._streams})
@@ -104,7 +105,7 @@ class AcrossGroup:
         return Done()
 
     def send(self, tensors: list[torch.Tensor], other: int, tag: int) -> Done:
-        """Send to one group; its messages come in the order in which they are sent, and `tag` has no use."""
+        """Send to one group. Messages arrive in the order in which they are sent; `tag` is ignored."""
         self._stream(other).send(_bytes(tensors[0]))
         self._stream(other).flush()
         return Done()

@@ -1,10 +1,11 @@
-"""Leads the replica groups of one job to those on another cluster; relay.py joins the two jobs' gates.
+"""Connects the replica groups of one job with those on another cluster. relay.py joins the gates of the two jobs.
 
     python3 gate.py --relay HOST:PORT --groups PORT --lighthouse PORT --own HOST:PORT [--first]
 
-It carries what the groups send each other: streams to a group of the same job it joins itself, those to the other cluster
-at the relay. It is also the lighthouse that the groups ask. With --first that is always the job's own. The other job's
-gate asks the first job's through the relay, and its own while that one cannot be reached: then each cluster continues alone.
+It carries the groups' streams. It joins streams between groups of the same job itself; streams to the other cluster go to the
+relay. The groups also reach their lighthouse through it. With --first it is always the job's own lighthouse. The gate of the other
+job leads to the first job's lighthouse through the relay. While that one cannot be reached, it leads to its own: each cluster then
+trains alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from relay import ENDS, LOOK_S, PROOF_S, TOKEN, Meetings, Refused, asked, fail, 
 
 # The meeting at which the other job's gate reaches the first job's lighthouse.
 LIGHTHOUSE = "lighthouse"
-# In front of the names of meetings with a group of the same job: its gate holds them, and the relay never hears of them.
+# In front of the names of meetings with a group of the same job: its gate joins them, and the relay never sees them.
 HERE = "here-"
 # How long each end of the first job waits at the relay for a client of its lighthouse, before it asks anew; how many do.
 SERVE_S = 600.0
@@ -30,7 +31,7 @@ WAITING_SERVERS = 4
 
 
 class Gate:
-    """The way of one job's groups to the other cluster. own: the job's lighthouse."""
+    """The connection of one job's groups to the other cluster. own: the address of the job's own lighthouse."""
 
     def __init__(self, token: str, relay: tuple[str, int], own: tuple[str, int], *, first: bool) -> None:
         self._token, self._relay, self._own, self._first = token, relay, own, first
@@ -40,7 +41,7 @@ class Gate:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def across(self, name: str, side: str, seconds: float, reader: Reader, writer: Writer) -> bool:
-        """Take an end to its meeting at the relay; False where this gate holds the meeting itself."""
+        """Join a stream with its other end at the relay; False for a meeting of groups of this job, which the gate joins itself."""
         if name.startswith(HERE):
             return False
         asking = asyncio.ensure_future(asked(self._relay, self._token, f"meet {name} {side} {seconds:.0f}", seconds))
@@ -61,7 +62,7 @@ class Gate:
         return True
 
     async def lighthouse(self, reader: Reader, writer: Writer) -> None:
-        """One connection to the lighthouse that counts."""
+        """Serve one connection to the lighthouse that is valid now."""
         self._asking.add(writer)
         with contextlib.suppress(OSError):
             steady(writer.get_extra_info("socket"))
@@ -83,7 +84,7 @@ class Gate:
         return reader, writer
 
     async def serve_lighthouse(self) -> None:
-        """Of the first job: keep an end at the relay that leads to the lighthouse."""
+        """In the first job: keep a connection to the relay open, through which the other job reaches the lighthouse."""
         while True:
             try:
                 request = f"meet {LIGHTHOUSE} a {SERVE_S:.0f}"
@@ -107,9 +108,9 @@ class Gate:
         await splice((reader, writer), own)
 
     async def look(self) -> None:
-        """Of the other job: know whether the first job's lighthouse can be asked. All change over together.
+        """In the other job: check repeatedly whether the first job's lighthouse can be reached. All groups switch together.
 
-        It counts as gone after three looks in a row: an end at the relay may be taken at the moment.
+        It counts as lost after three failed checks in a row, because its connection at the relay may be in use for a moment.
         """
         missed = 0
         while True:
@@ -129,7 +130,7 @@ class Gate:
 
 
 async def run(token: str, relay: tuple[str, int], own: tuple[str, int], ports: tuple[int, int], *, first: bool) -> int:
-    """Be a job's gate until a signal ends the process. ports: for the groups' streams, and for the lighthouse's clients."""
+    """Run a job's gate until a signal ends the process. ports: for the groups' streams, and for the lighthouse's clients."""
     made = Gate(token, relay, own, first=first)
     groups = await asyncio.start_server(Meetings(token, made.across).serve, None, ports[0])
     if first:
@@ -148,13 +149,13 @@ async def run(token: str, relay: tuple[str, int], own: tuple[str, int], ports: t
 
 
 def address(text: str) -> tuple[str, int]:
-    """HOST:PORT, or [ADDRESS]:PORT."""
+    """Parse HOST:PORT, or [ADDRESS]:PORT."""
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the program; return its exit code."""
     parser = argparse.ArgumentParser(description="The way of a job's replica groups to those on another cluster.")
     parser.add_argument("--relay", type=address, required=True, metavar="HOST:PORT")
     parser.add_argument("--own", type=address, required=True, metavar="HOST:PORT", help="this job's lighthouse")

@@ -117,7 +117,7 @@ class DiLoCo:
 
     @property
     def fragment(self) -> int:
-        """The fragment whose turn it is."""
+        """The number of the next fragment to average."""
         return self.position["outer"] % self.settings.fragments
 
     @property
@@ -141,7 +141,7 @@ class DiLoCo:
             time.sleep(0.2)
 
     def after_inner_step(self) -> Record | None:
-        """Count an inner step, and do what is due after it. Returns the record of an outer step."""
+        """Count an inner step, and make the outer step if one is due. Returns the record of that outer step."""
         self.position["step"] += 1
         return self.synchronise()
 

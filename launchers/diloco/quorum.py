@@ -1,4 +1,4 @@
-"""A replica group's seat in the quorum: it connects the group to the others, and brings it the state that it missed.
+"""A replica group's membership in the quorum: connects the group to the others, and fetches state that it missed.
 
 Built on torchft's parts. The lighthouse knows which groups are alive. The manager server (one per group) sends it
 heartbeats and asks for a quorum. The reconfigurable process group connects the ranks of equal number in all groups. The
@@ -46,7 +46,7 @@ MOST_FAILURES = 100
 
 
 class Failed(Exception):  # noqa: N818 - a way to continue, not an error
-    """A step of a meeting failed on some rank of this group. Meet again."""
+    """A step of a meeting failed on some rank of this group. The group has to meet again."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,13 @@
-"""Joins the replica groups of one training that are on two clusters whose nodes do not reach each other.
+"""Connects the replica groups of one training on two clusters whose nodes cannot reach each other.
 
     python3 relay.py RUN_DIR --host HOST --port PORT        on the login node of the first cluster
 
-Nodes connect to the relay, never the other way: gate.py in the job of each cluster does. Two connections that ask for the
-same meeting from opposite sides become one stream of bytes. Each end proves first that it has the run's token,
-KIT_RELAY_TOKEN, by an HMAC of what the other made up; the token itself is never sent. Who does not is closed after a few
-bytes and seconds. The relay ends when Slurm has no job of the run any more.
+The relay opens no connection: gate.py in each cluster's job connects to it. Two connections that ask for the same meeting from
+opposite sides become one stream of bytes. First, each end proves that it has the run's token, KIT_RELAY_TOKEN, by an HMAC of the
+other end's nonce; the token itself is never sent. A connection without a valid proof is closed after a few bytes and seconds. The
+relay ends when Slurm has no more jobs of the run.
 
-Python's standard library alone is used, so that a login node runs it as it is.
+It uses only Python's standard library, so that it runs on a login node without installation.
 
 A conversation, before the bytes:
 
@@ -83,7 +83,7 @@ def steady(connection: socket.socket) -> None:
 
 
 async def line_of(reader: Reader) -> str:
-    """The next line. Refused for a long one; each end waits for an answer, so that nothing may follow it."""
+    """Read the next line. Refused if it is too long, or if more bytes follow: each end must wait for an answer."""
     got = b""
     while b"\n" not in got:
         more = await reader.read(LONGEST_LINE)
@@ -97,7 +97,7 @@ async def line_of(reader: Reader) -> str:
 
 
 async def opened(host: str, port: int) -> tuple[Reader, Writer]:
-    """A connection, within PROOF_S seconds."""
+    """Open a connection, within PROOF_S seconds."""
     reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), PROOF_S)
     steady(writer.get_extra_info("socket"))
     return reader, writer
@@ -156,7 +156,7 @@ async def _carry(reader: Reader, writer: Writer) -> None:
 
 
 class Waiting:
-    """One end that waits for the other side of its meeting. `met`: the other end's reader, writer and result."""
+    """A connection that waits for the other side of its meeting. met: the other side's reader, writer and result."""
 
     def __init__(self) -> None:
         self.met: asyncio.Future[tuple[Reader, Writer, asyncio.Future[bool]]]
@@ -164,7 +164,7 @@ class Waiting:
 
 
 class Meetings:
-    """Joins ends that ask for the same meeting from opposite sides. elsewhere: takes an end whose meeting is not held here."""
+    """Joins connections that ask for the same meeting from opposite sides. elsewhere: handles connections for other meetings."""
 
     def __init__(
         self, token: str, elsewhere: Callable[[str, str, float, Reader, Writer], Awaitable[bool]] | None = None
@@ -175,7 +175,7 @@ class Meetings:
         self.proved = 0
 
     async def serve(self, reader: Reader, writer: Writer) -> None:
-        """One connection, from its greeting to its end."""
+        """Serve one connection, from its greeting to its end."""
         proved = False
         try:
             steady(writer.get_extra_info("socket"))
@@ -259,7 +259,7 @@ class Meetings:
 
 
 async def left_while(reader: Reader, awaited: asyncio.Future[Any], seconds: float | None = None) -> bool:
-    """Wait for `awaited`, so many seconds at most. True when the end behind `reader` went away, or spoke out of turn."""
+    """Wait for `awaited`, at most this many seconds. True if the peer of `reader` closed, or sent bytes before its turn."""
     gone = asyncio.ensure_future(reader.read(1))
     try:
         await asyncio.wait({gone, awaited}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -274,7 +274,7 @@ async def left_while(reader: Reader, awaited: asyncio.Future[Any], seconds: floa
 
 
 async def serve(run_dir: Path, host: str, bind: str, port: int) -> int:
-    """Be the relay of a run until Slurm has no job of it any more. Returns only where it cannot be: the exit code."""
+    """Run the relay until Slurm has no more jobs of the run. If the relay cannot start, return the exit code."""
     if not (token := token_of(run_dir)):
         return fail(f"{run_dir}/.secrets has no {TOKEN}: has the run ended?")
     try:
@@ -316,15 +316,15 @@ def token_of(run_dir: Path) -> str:
 
 
 def started(pid: int) -> int:
-    """When a process began, in the kernel's ticks: with its number that tells it from every other."""
+    """The start of a process, in the kernel's clock ticks. Together with the PID it identifies the process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 async def job_over(run_dir: Path) -> None:
-    """Return once Slurm has no job of this run any more, or the run folder is gone.
+    """Return when Slurm has no more jobs of this run, or when the run folder was removed.
 
-    Slurm is asked once a minute, and at once when the run's record changes; one answer alone is not believed. Without any answer
-    for SILENT_S, return too.
+    Slurm is asked once a minute, and at once when the run's record changes. A single answer is not enough. It also returns after
+    SILENT_S seconds without an answer.
     """
     looked, record, missing, began = 0.0, (0.0, 0.0), 0, time.monotonic()
     answered = began
@@ -366,7 +366,7 @@ def job_of(run_dir: Path) -> int | None:
 
 
 def is_over(job: int) -> bool | None:
-    """Whether Slurm has nothing to do for a job any more; None while Slurm does not answer."""
+    """Whether a job has ended for Slurm; None if Slurm does not answer."""
     try:
         done = subprocess.run(
             ["squeue", "--noheader", "--format=%T", f"--jobs={job}"],
@@ -395,7 +395,7 @@ def fail(line: str) -> int:
 
 
 def main() -> int:
-    """The exit code."""
+    """Run the program; return its exit code."""
     parser = argparse.ArgumentParser(description="The relay between the two clusters of one training, on a login node.")
     parser.add_argument("run_dir", type=Path, help="the run of the first cluster")
     parser.add_argument("--host", required=True, help="what the nodes of both clusters reach it by")

@@ -1,4 +1,4 @@
-"""This replica group among the others: its id, the folder of its files, and the checkpoint that it starts from.
+"""This replica group's id, the folder of its files, and the checkpoint that it starts from.
 
 Read here: REPLICA_GROUP_ID and NUM_REPLICA_GROUPS. RANK, WORLD_SIZE and MASTER_* are those within the group.
 
@@ -33,7 +33,7 @@ class Group:
         return f"replica-{self.id}"
 
     def everywhere(self, world: Ranks) -> Ranks:
-        """This rank among the ranks of all groups, for sharing out data. All groups have the same size."""
+        """This rank's number among the ranks of all groups, and their count, for dividing the data. Groups have equal sizes."""
         rank, world_size = self.id * world.ddp_world_size + world.ddp_rank, self.count * world.ddp_world_size
         return dataclasses.replace(world, ddp_rank=rank, ddp_world_size=world_size)
 

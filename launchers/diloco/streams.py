@@ -1,8 +1,8 @@
 """A stream of messages to a rank of another replica group, through the gate of this job (gate.py, relay.py).
 
-The relay carries bytes and could change them. Each message ends with an HMAC of the run's token, the stream's name, its
-direction and the message's number: what somebody on the way changed, left out or sent twice is refused, and never used.
-It can be read there, as what Gloo and NCCL send can be.
+The relay could change the bytes that it carries. So each message ends with an HMAC over the stream's name, its direction and the
+message's number, with the run's token as key. A message that was changed, left out or repeated on the way is refused. The messages
+are not encrypted, as with Gloo and NCCL.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 
 def meet(address: tuple[str, int], token: str, name: str, side: str, seconds: float) -> socket.socket:
-    """A connection to whoever takes the other side, a or b, of this meeting. OSError where nobody comes in time."""
+    """Connect to the other side of a meeting; the sides are a and b. OSError if the other side does not come in time."""
     connection = socket.create_connection(address, timeout=PROOF_S)
     try:
         steady(connection)
@@ -56,7 +56,7 @@ def _line_of(connection: socket.socket) -> str:
 
 
 class Stream:
-    """Messages both ways. `send` does not wait for the other end; `flush` does until the kernel has all of it."""
+    """A stream of messages in both directions. `send` does not wait. `flush` waits until the kernel has accepted all messages."""
 
     def __init__(self, connection: socket.socket, token: str, name: str, side: str, seconds: float) -> None:
         self._connection = connection
@@ -71,18 +71,18 @@ class Stream:
         threading.Thread(target=self._send_all, daemon=True).start()
 
     def send(self, message: bytes) -> None:
-        """Hand a message to the thread that sends it."""
+        """Queue a message for the thread that sends."""
         self._last = threading.Event()
         self._outgoing.put((message, self._last))
 
     def flush(self) -> None:
-        """Wait until all messages are on their way. OSError when one could not be sent."""
+        """Wait until the kernel has accepted all messages. OSError if one could not be sent."""
         self._last.wait()
         if self._failure is not None:
             raise ConnectionResetError(f"the other group cannot be reached: {self._failure}") from self._failure
 
     def receive(self) -> bytes:
-        """The next message. OSError when none comes in time or the connection is gone; Refused for a changed one."""
+        """Receive the next message. OSError if none comes in time or the connection is lost; Refused for a changed message."""
         head = self._exactly(_HEAD.size)
         number, length = _HEAD.unpack(head)
         message = self._exactly(length)
@@ -94,7 +94,7 @@ class Stream:
         return message
 
     def close(self) -> None:
-        """Let the connection go at once; whoever waits for it gets an OSError."""
+        """Close the connection at once. A thread that waits for it gets an OSError."""
         self._outgoing.put((None, threading.Event()))
         with contextlib.suppress(OSError):  # it is gone already
             self._connection.shutdown(socket.SHUT_RDWR)

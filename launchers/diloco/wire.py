@@ -10,7 +10,8 @@ class Lost(Exception):  # noqa: N818 - a way to continue, not an error
 
 @contextmanager
 def traffic() -> Iterator[None]:
-    """Wraps calls that talk to other groups, and nothing else: an error in here means a lost peer."""
+    """Wraps calls that communicate with other groups. Any error inside counts as a lost peer, so the block must have no other
+    calls."""
     try:
         yield
     except Exception as error:

@@ -46,7 +46,8 @@ def is_right(problem: Problem, completion: list[int]) -> bool:
 
 
 def reward(problem: Problem, completion: list[int]) -> float:
-    """1 for the right answer. Another digit gets 0.5 less 0.1 for each unit that it is off, at least 0. No answer gets 0."""
+    """The reward: 1 for the right digit; another digit gets 0.5 minus 0.1 for each unit of difference, at least 0; other text gets
+    0."""
     if is_right(problem, completion):
         return 1.0
     if (

@@ -258,7 +258,7 @@ def seed_all(seed: int, world: Ranks) -> None:
 
 
 def rank_state(world: Ranks, at: dict[str, int]) -> dict[str, Any]:
-    """This rank's part of a sharded checkpoint besides the shards: the run's position, and the generators."""
+    """This rank's part of a sharded checkpoint, without the shards: the run's position, and the generators."""
     return {"at": dict(at), "rng": rng_state(), "world_size": world.ddp_world_size}
 
 
@@ -268,7 +268,7 @@ def write_rank(folder: Path, world: Ranks, state: dict[str, Any]) -> None:
 
 
 def write_model(folder: Path, world: Ranks, shape: dict[str, Any]) -> None:
-    """Write model.json: what `kit convert-checkpoint` needs to know of a model besides its weights."""
+    """Write model.json, which `kit convert-checkpoint` needs in addition to the weights."""
     if world.is_main_process:
         (folder / MODEL).write_text(json.dumps(shape, indent=1) + "\n", encoding="utf-8")
 

@@ -50,7 +50,7 @@ class Order:
     skip_bad: bool = False
 
     def described(self, made: vocabulary.Vocabulary, files: list[tuple[str, int, int]]) -> dict[str, Any]:
-        """What the set is made from. A later start compares it with the description that it finds."""
+        """A description of the inputs of the set. A later start compares it with the description that it finds."""
         given = dataclasses.asdict(self) | {"sources": sorted(self.sources), "tokenizer": made.digest, "end": made.end}
         listed = hashlib.sha256(json.dumps(files).encode()).hexdigest()
         return json.loads(json.dumps(given | {"files": len(files), "files_digest": listed, "version": VERSION}))
@@ -273,7 +273,7 @@ def parse() -> argparse.Namespace:
     made.add_argument("--to", type=Path, required=True, metavar="SET", help="the folder to make")
     options.add_tokens(made)
     made.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="one for each core")
-    made.add_argument("--force", action="store_true", help="replace the folder, once the new one is whole")
+    made.add_argument("--force", action="store_true", help="replace the folder when the new one is complete")
     made.add_argument("--reuse", action="store_true", help="take the folder as it is if it was made from the same")
     made.add_argument("--json-lines", action="store_true", help="progress, warnings and errors as JSON")
     return made.parse_args()

@@ -33,7 +33,10 @@ class Place:
                 self.is_done = True
                 return self
             if not (self._force or self._reuse):
-                raise Refused(f"{self._target}: it exists", hint="--force replaces it, once the new one is whole")
+                raise Refused(
+                    f"{self._target}: the target exists already",
+                    hint="--force replaces it when the new one is complete",
+                )
         self._open_work()
         return self
 

@@ -17,7 +17,7 @@ class Progress:
         self._as_json = as_json
 
     def warn(self, text: str) -> None:
-        """Tell the user something that stops nothing."""
+        """Print a warning. The work continues."""
         self._say({"warning": text}, f"warning: {text}")
 
     @contextlib.contextmanager

@@ -35,9 +35,7 @@ def opened(which: str, *, timeout: float = TIMEOUT_S) -> Reward:
     name, colon, function = which.rpartition(":")
     path = Path(name)
     if not colon or path.suffix != ".py" or not function.isidentifier():
-        raise Refused(
-            f"--reward {which}: not of the form FILE.py:FUNCTION", hint="--reward /workspace/reward.py:reward"
-        )
+        raise Refused(f"--reward {which}: not written as FILE.py:FUNCTION", hint="--reward /workspace/reward.py:reward")
     if not path.is_file():
         raise Refused(
             f"--reward {which}: no such file", hint="a path as the program sees it: mount it into the container"

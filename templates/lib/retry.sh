@@ -269,7 +269,7 @@ retry::end() {
     printf '%s\n' "${EPOCHREALTIME/,/.}" >"${KIT_RUN_DIR}/state/closed" || true
     log::info "end of job ${SLURM_JOB_ID}: exit code $1"
     if [[ -n "${environment_batch}" ]] && ! retry::has_slurmstepd; then
-        log::error "the batch script's slurmstepd is gone: killed, or out of memory; Slurm would not hear of the end, so the job is cancelled"
+        log::error "the batch script's slurmstepd is gone: killed, or out of memory; Slurm would not notice the end, so the job is cancelled"
         slurm::ask scancel "${environment_job}" 2>/dev/null
     fi
 }

@@ -240,7 +240,7 @@ class Lab:
 
 
 def came(condition: Callable[[], object], *, seconds: float = TIMEOUT_S) -> bool:
-    """Whether a condition held within so many seconds.
+    """Whether a condition became true within this many seconds.
 
     After each look, twice its own time is waited, 0.1 s at least and 1.5 s at most: a look that starts a `kit` costs a third of a
     second of a core, and on a busy machine the looks of a few tests would take all of it.

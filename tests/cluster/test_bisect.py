@@ -109,12 +109,12 @@ def bisect(lab: Lab, *words: str) -> dict[str, Any]:
 
 
 def said_enough(wanted: int, said: str) -> bool:
-    """Whether so many runs were sent or judged."""
+    """Whether this many runs were sent or judged."""
     return sum(said.count(word) for word in (": job ", ": good: ", ": bad: ")) >= wanted
 
 
 def killed_when(lab: Lab, words: list[str], enough: Callable[[str], bool], *, more_s: float = 0) -> None:
-    """Start a `kit` command, and kill it so many seconds after what it said is enough."""
+    """Start a `kit` command, and kill it this many seconds after its output is enough."""
     argv, env = [sys.executable, "-m", "kit", *words], {**os.environ, **lab.env}
     process = subprocess.Popen(argv, cwd=lab.project, env=env, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

@@ -391,7 +391,7 @@ def test_ctrl_c_takes_a_start_back(own_folder: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def ordinary() -> Iterator[pwd.struct_passwd]:
-    """A real ordinary user; made for the test where there is none of this name."""
+    """A real ordinary user; created for the test if no user has this name."""
     if not AS_ROOT:
         pytest.skip("needs root, to become an ordinary user")
     name = "kituser"

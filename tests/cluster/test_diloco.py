@@ -36,7 +36,7 @@ def options(steps: int, *more: str) -> list[str]:
 
 
 def undisturbed(lab: Lab, steps: int) -> Run:
-    """A run of so many steps that nobody disturbed; made once."""
+    """An undisturbed run of this many steps; made once."""
     if steps not in _UNDISTURBED:
         _UNDISTURBED[steps] = lab.run(*options(steps))
     return _UNDISTURBED[steps]

@@ -55,7 +55,7 @@ def taken_down(lab: Lab, run: Path, node: str) -> Iterator[None]:
 
 @contextmanager
 def dead(lab: Lab, run: Path, node: str) -> Iterator[None]:
-    """A machine that dies with its memory, from when Slurm has given it up: nobody hears of its ranks' end."""
+    """A machine that dies with its memory, after Slurm has given it up: nobody learns that its ranks ended."""
     # All at once: a rank that outlives its slurmstepd for a moment would record its end, as on a node that lives.
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for one in lab.node_processes(node):

@@ -46,7 +46,8 @@ free_disk_gb = 0
 
 @pytest.mark.slow
 def test_fifty_readers_follow_a_job_to_its_end(lab: Lab) -> None:
-    """All hear of changes while it lives; each then reads its last step and its end. A bad token gets 404, whatever it asks for."""
+    """All are told of changes while it lives; each then reads its last step and its end. A bad token gets 404, whatever it asks
+    for."""
     lab.write(JOB, PROGRAM)
     run = lab.submit("--no-container")
     argv = [sys.executable, "-m", "kit", "serve", "--runs", str(run.parent)]
@@ -70,7 +71,7 @@ def test_fifty_readers_follow_a_job_to_its_end(lab: Lab) -> None:
 
 
 async def _follow(url: str, run: Path) -> list[int]:
-    """Of each reader, how many changes it heard of until the run had ended."""
+    """For each reader, the number of changes that it was told of until the run ended."""
     parts = urlsplit(url)
     heard, here, ended = [0] * READERS, asyncio.Semaphore(0), asyncio.Event()
 

@@ -240,7 +240,7 @@ def test_a_request_to_end_outweighs_the_lead_signal(lab: BatchLab, first: str, s
 
 
 def test_a_term_in_the_middle_of_the_lead_signal_sets_the_time(lab: BatchLab) -> None:
-    """The handler of USR1 went on after that of TERM, and gave the ranks the time of the lead."""
+    """The handler of USR1 continued after that of TERM, and gave the ranks the time of the lead."""
     script = """
 roles::running() { return 0; }
 retry::time_to_save() { [[ "$1" != USR1 ]] || kill -TERM "$$"; [[ "$1" == USR1 ]] && echo 600 || echo 9; }

@@ -90,7 +90,7 @@ def test_what_the_job_says_wins_over_debugging(tmp_path: Path) -> None:
 
 
 def test_set_up_lines_come_before_the_program(tmp_path: Path) -> None:
-    """A virtual environment, a module or a folder to go to; a line that may fail says so, and reads unset variables."""
+    """A virtual environment, a module or a folder to go to; a line that may fail is marked, and reads unset variables."""
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "activate").write_text(f"VIRTUAL_ENV={tmp_path}/venv\nexport VIRTUAL_ENV\nfalse\ntrue\n")
     lines = [

@@ -148,7 +148,7 @@ def _end(lab: Lab, folder: Path, _fault: Sick, at: float) -> tuple[float, dict[s
 
 
 def _why(lab: Lab, folder: Path, fault: Sick, at: float) -> tuple[float, dict[str, Any]]:
-    """The job goes on: `kit why` is asked again and again."""
+    """The job continues: `kit why` is asked again and again."""
     until = time.monotonic() + _LONGEST_S
     while (said := _said(lab, folder))["rule"] != fault.rule and time.monotonic() < until:
         time.sleep(0.5)

@@ -14,7 +14,7 @@ class Sick:
     """One fault. name: of program.py. rule: of `kit why`; says: a pattern of its first line, NODE being the sick one.
 
     rule may be two, with a blank between: a service that does not answer is started again while ranks wait for it.
-    found: by the `alarm` that the job records, by `why` while it goes on, or by the `end` of the run. act: what is done to the
+    found: by the `alarm` that the job records, by `why` while it runs, or by the `end` of the run. act: what is done to the
     node, once the ranks are there. silent: how many ranks can give no evidence. mute: how many others cannot ask torch for its
     recorder. node: the number of the sick one. groups: four replica groups, each
     with a torchrun, beside a lighthouse.

@@ -412,7 +412,7 @@ def test_a_reward_that_cannot_be_loaded_says_why(reward_file: Any, tmp_path: Pat
         reward_file("return 1.0", "sccore")
     with pytest.raises(refused, match=r"reward\.py, line 2: not Python"):
         reward_file("return (")
-    for which, why in (("reward.py", "not of the form"), (f"{tmp_path}/none.py:score", "no such file")):
+    for which, why in (("reward.py", "not written as"), (f"{tmp_path}/none.py:score", "no such file")):
         with pytest.raises(refused, match=why):
             lib("rewards").opened(which)
     (tmp_path / "reward.py").write_text("import nothing_of_this_name\n")

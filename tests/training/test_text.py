@@ -216,7 +216,7 @@ def test_a_folder_that_is_not_the_programs_is_not_replaced(tmp_path: Path) -> No
     (tmp_path / "set/thesis.tex").write_text("mine")
     assert "not replaced" in prepared(path, "--to", tmp_path / "set", "--force", code=7)["error"]
     prepared(path, "--to", tmp_path / "two")
-    assert "it exists" in prepared(path, "--to", tmp_path / "two", code=7)["error"]
+    assert "the target exists already" in prepared(path, "--to", tmp_path / "two", code=7)["error"]
     path.write_text(path.read_text() + '{"text": "another"}\n')
     assert prepared(path, "--to", tmp_path / "two", "--force")["documents"]["read"] == 301
     assert {one.name for one in tmp_path.iterdir()} == {"a.jsonl", "set", "two"}

@@ -1,4 +1,5 @@
-"""Notices: a real SMTP server and a real HTTP server hear of a run, once each; a dead one harms nothing; no URL is ever seen."""
+"""Notices: a real SMTP server and a real HTTP server are told of a run, once each; a dead one harms nothing; no URL is ever
+seen."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def test_without_its_packages_there_is_a_command(tmp_path: Path) -> None:
 
 
 def test_fifty_readers_and_a_run_that_goes_on(tmp_path: Path) -> None:
-    """All fifty hear of every change within the time of a few looks, read the page anew, and find in it what was reported."""
+    """All fifty are told of every change within the time of a few looks, read the page anew, and find in it what was reported."""
     run = make(tmp_path / "runs" / "gpt-1", 16)
     with server(tmp_path) as found:
         heard, last = asyncio.run(_readers(found, run, 50, steps=3))

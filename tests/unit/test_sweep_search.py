@@ -90,7 +90,7 @@ def test_one_array_asks_by_this_interpreter(tmp_path: Path) -> None:
 
 
 def submitted(tmp_path: Path, text: str = SEARCH) -> tuple[SweepPaths, SweepRecord]:
-    """A search whose folders are written as `kit sweep` writes them, and that Slurm has not heard of."""
+    """A search whose folders are written as `kit sweep` writes them, and that Slurm does not know."""
     from datetime import UTC, datetime
 
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho slurm 22.05\n")

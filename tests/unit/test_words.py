@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import re
 from pathlib import Path
 
@@ -10,7 +12,9 @@ import pytest
 
 from tests.support import REPO
 
-FOLDERS = ("kit", "launchers", "templates", "docs")
+FOLDERS = (
+    "kit", "launchers", "templates", "docs", "examples", "containers", "clusters", "mounts", "tables", "scripts", "benchmarks",
+)  # fmt: skip
 ENDINGS = {".py", ".sh", ".toml", ".j2", ".md", ".html"}
 # Each with what to write instead.
 REFUSED = {
@@ -22,11 +26,16 @@ REFUSED = {
     r"\b(?:goes|go|going|went) on\b": "continue",
     r"\bgives? way without a word\b": "is overridden silently",
     r"\bthe whole of it\b": "all",
+    r"\bhas it that\b": "says",
+    r"\bso many (?:of|seconds|milliseconds|steps|points|jobs|files|runs)\b": "this many, the number of",
+    r"\b(?:hears?|heard) of\b": "notices, sees",
+    r"--\w[\w-]* goes? with\b": "works only together with",
 }
 # `What`, `Who`, … begin a clause, and the reader waits for the verb.
 CLAUSES = {"What", "Who", "Whose", "Where", "Whether", "Which", "How", "When", "Why", "That"}
 
 
+@functools.cache
 def texts() -> list[Path]:
     found = [REPO / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
     for folder in FOLDERS:
@@ -34,10 +43,25 @@ def texts() -> list[Path]:
     return found
 
 
+@functools.cache
 def sentences(path: Path) -> list[str]:
     """Lines of a file, each joined with the next: a phrase may be broken over two."""
-    lines = [re.sub(r"^\s*(?:#|\"{3})?\s*", "", line).rstrip() for line in path.read_text("utf-8").splitlines()]
-    return [f"{one} {two}" for one, two in zip(lines, [*lines[1:], ""], strict=True)]
+    return joined(path.read_text("utf-8"))
+
+
+def joined(text: str) -> list[str]:
+    lines = [re.sub(r"^\s*(?:#|\"{3})?\s*", "", line).rstrip() for line in text.splitlines()]
+    return [f"{one} {two}" for one, two in itertools.pairwise([*lines, ""])]
+
+
+@functools.cache
+def docstrings(path: Path) -> list[tuple[int, str]]:
+    """Each docstring of a Python file, with the line of its module, class or function."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.append((getattr(node, "lineno", 1), ast.get_docstring(node) or ""))
+    return found
 
 
 @pytest.mark.parametrize("phrase", REFUSED)
@@ -49,6 +73,19 @@ def test_no_text_has_a_phrase_that_is_read_twice(phrase: str) -> None:
         if re.search(phrase, line, re.IGNORECASE)
     ]
     assert found == [], f"write: {REFUSED[phrase]}"
+
+
+def test_no_docstring_of_a_test_has_such_a_phrase() -> None:
+    """In tests/ only docstrings: their messages and comments quote what programs print."""
+    found = [
+        f"{path.relative_to(REPO)}:{number}: {line[:100]}"
+        for path in sorted((REPO / "tests").rglob("*.py"))
+        for number, text in docstrings(path)
+        for line in joined(text)
+        for phrase in REFUSED
+        if re.search(phrase, line, re.IGNORECASE)
+    ]
+    assert found == []
 
 
 def test_a_refused_phrase_is_found_over_two_lines(tmp_path: Path) -> None:
@@ -81,7 +118,18 @@ def test_a_script_begins_with_a_verb_or_a_noun() -> None:
 def test_a_module_begins_with_a_verb_or_a_noun() -> None:
     wrong = []
     for path in modules():
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        text = docstrings(path)[0][1]
         if text and text.split()[0].strip("`,.:") in CLAUSES:
             wrong.append(f"{path.relative_to(REPO)}: {text.splitlines()[0]}")
+    assert wrong == []
+
+
+def test_a_class_or_function_does_not_begin_with_a_relative_clause() -> None:
+    """`Whether` begins a question that the return value answers. tests/ have docstrings that describe a situation."""
+    wrong = []
+    for folder in ("kit", "launchers", "templates", "scripts", "benchmarks", "examples"):
+        for path in sorted((REPO / folder).rglob("*.py")):
+            for number, text in docstrings(path):
+                if text and text.split()[0].strip("`,.:") in {"What", "Who", "Whose", "Where", "Which", "That"}:
+                    wrong.append(f"{path.relative_to(REPO)}:{number}: {text.splitlines()[0]}")
     assert wrong == []

@@ -1,4 +1,4 @@
-"""Starts prime-rl's inference servers of one node: one for each copy of the model, each with GPUs of its own.
+"""Starts prime-rl's inference servers of one node: one for each copy of the model, each with its own GPUs.
 
     python servers.py CONFIG COPIES REPLICAS
 
