@@ -13,7 +13,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 
-class _CudaMeansCpu(TorchFunctionMode):
+class CudaMeansCpu(TorchFunctionMode):
+    """Within it, tensors for "cuda" are made on the CPU, and the names of tensor types are those of CUDA."""
+
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -38,5 +40,5 @@ def pretended() -> Iterator[None]:
         "manual_seed": lambda _: None,
         "get_rng_state": lambda *_: torch.get_rng_state(),
     }
-    with mock.patch.multiple(torch.cuda, **stand_ins), _CudaMeansCpu():
+    with mock.patch.multiple(torch.cuda, **stand_ins), CudaMeansCpu():
         yield

@@ -3,17 +3,19 @@
     torchrun --nproc-per-node=8 run.py --num-layers 24 --hidden-size 1024 …
 
 MEGATRON_LM names the checkout. Without it, the program looks in /opt/Megatron-LM, /workspace/Megatron-LM and the working folder.
-All arguments are Megatron-LM's own and are passed on unchanged.
+All arguments are Megatron-LM's own and are passed on unchanged. Where torch has no CUDA, on_cpus.py puts a few before them.
 
 With --exit-signal-handler Megatron-LM saves and ends at a TERM, with code 0. The signal before a time limit is a USR1. This program
 turns it into a TERM, and exits with code 138, by which the batch script tells a stopped run from one that is done.
 """
 
+import enum
 import importlib.util
 import os
 import runpy
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -51,6 +53,32 @@ def check(folder: Path) -> None:
         )
 
 
+class _Probe(enum.Enum):
+    ONE = 1
+
+
+def pickle_enums_by_value() -> None:
+    """Python 3.11.0 to 3.11.3 write an enum as a call of getattr, which torch.load refuses. Write it as other Pythons do.
+
+    Megatron-LM puts enums into its checkpoints, so with such a Python it could not load what it had saved.
+    """
+    if _Probe.ONE.__reduce_ex__(2)[0] is getattr:
+        setattr(enum.Enum, "__reduce_ex__", lambda member, _: (member.__class__, (member.value,)))  # noqa: B010 - mypy
+
+
+def on_cpus() -> None:
+    """Where torch is built without CUDA, make the CPU answer for it, and choose the parts that need no CUDA kernel.
+
+    A torch that is built for GPUs and finds none is a fault of the node. Megatron-LM then ends at once, and must.
+    """
+    if importlib.util.find_spec("torch") is None or import_module("torch").backends.cuda.is_built():
+        return
+    pretence = import_module("on_cpus")
+    print(f"torch has no CUDA: Megatron-LM runs on the CPU, with {' '.join(pretence.OPTIONS)}", file=sys.stderr)
+    sys.argv[1:1] = pretence.OPTIONS
+    pretence.pretended()
+
+
 def become(script: Path) -> None:
     """Run it as the main program. A successful end after a USR1 gets the exit code of a stopped run."""
     received: list[int] = []
@@ -73,6 +101,8 @@ def main() -> None:
     """Check, then run pretrain_gpt.py as the main program."""
     folder = find()
     check(folder)
+    pickle_enums_by_value()
+    on_cpus()
     become(folder / SCRIPT)
 
 

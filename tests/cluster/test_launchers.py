@@ -184,6 +184,40 @@ def _titan_steps(log: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in re.findall(r"step: +(\d+) +loss: +([\d.]+)", plain)}
 
 
+MEGATRON_LM = Path(os.environ.get("MEGATRON_LM", "/opt/Megatron-LM"))
+TENSORS = ["--set", "megatron.tensor_model_parallel_size=2"]
+
+
+def put_megatron_lm(lab: Lab) -> list[str]:
+    """Make examples/megatron-lm-cpu the lab's job.toml. Returns the option that mounts the checkout; skips where there is none."""
+    if not (MEGATRON_LM / "pretrain_gpt.py").is_file():
+        pytest.skip("no checkout of Megatron-LM core_v0.16.1: MEGATRON_LM names none")
+    put(lab, "megatron-lm-cpu")
+    mount = f'[{{source="{MEGATRON_LM.resolve()}", target="/opt/Megatron-LM", flags=["ro"]}}]'
+    return ["--set", f"mounts={mount}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [[], TENSORS], ids=["data parallel", "tensor parallel"])
+def test_megatron_lm_trains_on_cpus(lab: Lab, how: list[str]) -> None:
+    """Twenty steps of its own pretrain_gpt.py over two nodes; a checkpoint after ten."""
+    run = lab.run(*put_megatron_lm(lab), *how)
+    said = run.log("rank-0") + run.log("rank-1")
+    assert run.done.returncode == 0, run.log("batch") + said
+    losses = _megatron_lm_steps(said)
+    assert set(losses) == set(range(1, 21))
+    assert losses[20] < losses[1] - 2
+    saved = run.folder / "checkpoints"
+    assert (saved / "latest_checkpointed_iteration.txt").read_text() == "20"
+    assert {path.name for path in saved.glob("iter_*")} == {"iter_0000010", "iter_0000020"}
+
+
+def _megatron_lm_steps(log: str) -> dict[int, float]:
+    """Step -> loss, as Megatron-LM writes them."""
+    found = re.findall(r"iteration +(\d+)/ +\d+ \|.*? lm loss: ([-+.\dE]+)", log)
+    return {int(step): float(loss) for step, loss in found}
+
+
 def test_the_examples_are_submitted_as_they_are(lab: Lab) -> None:
     """Every example but those that need GPUs or their own checkout is run by a test; nobody forgets a new one."""
     shipped = {p.parent.name for p in (REPO / "examples").glob("*/job.toml")}
@@ -192,4 +226,5 @@ def test_the_examples_are_submitted_as_they_are(lab: Lab) -> None:
     elsewhere |= {"prime-rl", "prime-rl-moe", "megatron-lm", "torchtitan-sweep"}  # planned only, by unit tests
     elsewhere |= {"accelerate", "lightning", "ray", "transformers"}  # tests/foreign, with their packages
     elsewhere |= {"torchtitan"}  # test_torchtitan_trains_its_debug_model
+    elsewhere |= {"megatron-lm-cpu"}  # test_megatron_lm_trains_on_cpus
     assert shipped <= set(EXAMPLES) | elsewhere

@@ -76,3 +76,34 @@ def test_what_is_missing_is_named(checkout: Path) -> None:
     code, text = said(checkout)
     assert code == 1
     assert f"no pretrain_gpt.py in {checkout}" in text
+
+
+def test_a_torch_for_gpus_that_finds_none_is_left_alone(checkout: Path) -> None:
+    """A node whose driver is broken must end the job, and not train on its CPUs."""
+    (checkout / "torch.py").write_text(
+        "class backends:\n    class cuda:\n        is_built = staticmethod(lambda: True)\n"
+    )
+    assert said(checkout, "--once", "--num-layers", "2") == (0, "training --once --num-layers 2\nsaved\n")
+
+
+# Debian 12's Python 3.11.2 has this; it was mended in 3.11.4.
+BY_GETATTR = "import enum\nenum.Enum.__reduce_ex__ = lambda self, _: (getattr, (self.__class__, self._name_))\n"
+PICKLES = """
+import enum, pickle
+class Backend(enum.Enum):
+    AUTO = 5
+written = pickle.dumps(Backend.AUTO)
+print(b"getattr" in written, pickle.loads(written))
+"""
+
+
+@pytest.mark.parametrize("python", ["", BY_GETATTR], ids=["this Python", "3.11.2"])
+def test_torch_can_load_the_enums_of_its_checkpoints(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, python: str
+) -> None:
+    """A stopped run could not continue: "Weights only load failed … Unsupported global: GLOBAL getattr"."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(python)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    (checkout / "pretrain_gpt.py").write_text(PICKLES)
+    assert said(checkout) == (0, "False Backend.AUTO\n")
