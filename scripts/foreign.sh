@@ -83,7 +83,7 @@ fi
 .venv/bin/python -m pytest -p no:cacheprovider --numprocesses "${WORKERS:-2}" --dist loadfile -m "slow or not slow" tests/foreign "$@" || code=$?
 IFS=: read -ra checkouts <<<"${MEGATRON_LM:-}"
 for checkout in "${checkouts[@]}"; do
-    MEGATRON_LM="${checkout}" "${VENV}/bin/python" -m pytest -p no:cacheprovider tests/training/test_megatron_lm.py \
-        tests/training/test_megatron_lm_published.py "$@" || code=$?
+    MEGATRON_LM="${checkout}" "${VENV}/bin/python" -m pytest -p no:cacheprovider -m "slow or not slow" tests/training/test_megatron_lm.py \
+        tests/training/test_megatron_lm_published.py tests/training/test_megatron_lm_on_cpus.py "$@" || code=$?
 done
 exit "${code}"
