@@ -37,7 +37,7 @@ def parse_overrides(overrides: Sequence[str]) -> Table:
         for part in parts[:-1]:
             inner = inner.setdefault(part, {})
             if not isinstance(inner, dict):
-                problem = f"{part} is given a value and keys of its own"
+                problem = f"{part} is set to a value, and also used as a table"
                 raise ConfigError.of(
                     Fault(file=COMMAND_LINE, key=key, problem=problem, hint=f"drop one {COMMAND_LINE}")
                 )

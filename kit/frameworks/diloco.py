@@ -272,7 +272,8 @@ def broken(nodes: int, gpus: int, table: DiLoCo, *, ranks_per_node: int | None =
     yield from _too_few(table, table.groups or nodes * groups_per_node // nodes_per_group)
     if table.groups is not None and table.first_group + nodes * groups_per_node // nodes_per_group > table.groups:
         mine = nodes * groups_per_node // nodes_per_group
-        problem = f"this job has {mine} groups from number {table.first_group} on: the training needs more than {table.groups}"
+        last = table.first_group + mine - 1
+        problem = f"this job has groups {table.first_group} to {last}, counted from 0, and the training has {table.groups} in all"
         yield Fault(key="diloco.groups", problem=problem, hint=f"groups = {table.first_group + mine}")
     if table.groups is None and (table.first_group or table.lighthouse):
         problem = "first_group or lighthouse says that other jobs have groups too: set the number of groups of all jobs"

@@ -75,7 +75,10 @@ def _checkpoint(checkpoint: Checkpoint) -> Iterator[Fault]:
     if checkpoint.every == 0:
         yield Fault(key="checkpoint.every", problem="0 is too small: Megatron-LM saves by steps", hint="every = 1000")
     if checkpoint.keep is not None:
-        problem = "Megatron-LM removes no checkpoints but those between two of megatron.save_retain_interval"
+        problem = (
+            "Megatron-LM cannot keep the newest ones: it removes only checkpoints whose step is not a multiple of "
+            "megatron.save_retain_interval"
+        )
         yield Fault(key="checkpoint.keep", problem=problem, hint="remove the line")
 
 

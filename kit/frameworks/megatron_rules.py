@@ -171,7 +171,9 @@ def _data(options: Mapping[str, Any]) -> Iterator[Fault]:
     given = [key for key in ("mock_data", "data_path") if options.get(key)]
     given += [key for key in ("train_data_path", "valid_data_path", "test_data_path") if options.get(key)][:1]
     if len(given) > 1:
-        yield _fault(given[1], f"{given[0]} is given too, and there is one source of data", "remove one of them")
+        yield _fault(
+            given[1], f"{given[0]} is given too, and only one source of data can be used", "remove one of them"
+        )
     tokenizer = options.get("tokenizer_type")
     for key in _TOKENIZERS.get(str(tokenizer), ()):
         if options.get(key) is None:

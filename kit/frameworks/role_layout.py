@@ -73,7 +73,7 @@ def _unplaced(table: Sft, programs: Programs, gpus: int) -> Iterator[Fault]:
         problem = f"trainer and servers share one node here, and {', '.join(many) or '[rl.prefill]'} asks for more"
         yield Fault(key=key, problem=problem, hint="remove num_train_gpus and num_infer_gpus")
     elif not servers:
-        problem = "nothing evaluates, so no servers share the trainer's node"
+        problem = "this run has no role that evaluates, so there are no servers to share the trainer's node"
         yield Fault(key=key, problem=problem, hint=f"gpus_per_node = {train}")
     elif train + infer > gpus:
         problem = f"{train} for the trainer and {infer} for the servers are more than the node's {gpus}"

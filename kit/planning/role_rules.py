@@ -23,7 +23,7 @@ def check(resolved: Resolved, allocation: Allocation, roles: Mapping[str, Role])
         problem = "all roles are services: a service ends after the other roles, so this job would never be done"
         faults.append(Fault(key="roles", problem=problem, hint='policy = "main" in the role that the job is for'))
     if rank_args and all(r.command is not None or r.script is not None for r in roles.values()):
-        problem = "each role has a program of its own, which finds these values in its environment"
+        problem = "no role starts the job's program, which would take these options: each role names its own command or script"
         faults.append(Fault(key="rank_args", problem=problem, hint="remove the line"))
     if faults := faults or [*_circle(roles)]:
         raise ConfigError.of(*faults, file=resolved.job_file)

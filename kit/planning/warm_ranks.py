@@ -21,7 +21,7 @@ def check(made: Decisions) -> None:
 def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
     """Each problem with its hint."""
     if not made.main.plain:
-        yield "a job with roles starts its programs by themselves: warm ranks are for a job with one program", _REMOVE
+        yield "warm ranks are for a job with one program, and this job has roles", _REMOVE
         return
     if made.main.shape != "srun":
         can = "srun" in made.resolved.launcher.shapes
