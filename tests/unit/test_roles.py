@@ -110,7 +110,7 @@ def test_torchrun_without_gpus_starts_one_rank_on_a_node(tmp_path: Path) -> None
 
 def test_rank_args_are_for_a_role_without_a_program_of_its_own(tmp_path: Path) -> None:
     args, own = '[rank_args]\n--rank = "RANK"\n', '[roles.one]\ncommand = ["x"]\n[roles.two]\nscript = "y.py"\n'
-    with pytest.raises(ConfigError, match="rank_args: no role starts the job.s program"):
+    with pytest.raises(ConfigError, match="rank_args: no role starts the job's program"):
         plan_roles(tmp_path, args + own)
     with pytest.raises(ConfigError) as error:
         plan_roles(tmp_path, args + own + "[roles.three]\ngpus = [0, 9]\n")
