@@ -67,9 +67,9 @@ def pickle_enums_by_value() -> None:
 
 
 def on_cpus() -> None:
-    """Where torch is built without CUDA, make the CPU answer for it, and choose the parts that need no CUDA kernel.
+    """If torch is built without CUDA, make the CPU answer CUDA's calls, and choose the parts that need no CUDA kernel.
 
-    A torch that is built for GPUs and finds none is a fault of the node. Megatron-LM then ends at once, and must.
+    If torch is built for GPUs and finds none, the node has a fault. Nothing is changed then, so that Megatron-LM ends at once.
     """
     if importlib.util.find_spec("torch") is None or import_module("torch").backends.cuda.is_built():
         return

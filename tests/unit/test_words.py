@@ -122,14 +122,3 @@ def test_a_module_begins_with_a_verb_or_a_noun() -> None:
         if text and text.split()[0].strip("`,.:") in CLAUSES:
             wrong.append(f"{path.relative_to(REPO)}: {text.splitlines()[0]}")
     assert wrong == []
-
-
-def test_a_class_or_function_does_not_begin_with_a_relative_clause() -> None:
-    """`Whether` begins a question that the return value answers. tests/ have docstrings that describe a situation."""
-    wrong = []
-    for folder in ("kit", "launchers", "templates", "scripts", "benchmarks", "examples"):
-        for path in sorted((REPO / folder).rglob("*.py")):
-            for number, text in docstrings(path):
-                if text and text.split()[0].strip("`,.:") in {"What", "Who", "Whose", "Where", "Which", "That"}:
-                    wrong.append(f"{path.relative_to(REPO)}:{number}: {text.splitlines()[0]}")
-    assert wrong == []
