@@ -146,10 +146,14 @@ def report() -> None:
 
 
 def on_cpus() -> None:
-    """Without an accelerator, make TorchTitan use the CPU. It would take "cuda" and end at its first tensor."""
+    """Where torch is built without CUDA and has no other accelerator, make TorchTitan use the CPU. It would take "cuda" and end.
+
+    A torch that is built for GPUs and finds none is a fault of the node. TorchTitan then ends at its first tensor, and must.
+    """
     if importlib.util.find_spec("torch") is None:
         return
-    if not import_module("torch").accelerator.is_available():
+    torch = import_module("torch")
+    if not torch.accelerator.is_available() and not torch.backends.cuda.is_built():
         print("no accelerator: TorchTitan runs on the CPU, over gloo", file=sys.stderr)
         import_module("on_cpus").pretended()
 

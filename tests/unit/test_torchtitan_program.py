@@ -117,3 +117,15 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert "does not know; it knows v0.1.0, v0.2.0, v0.2.1 and v0.2.2, 0.3" in unknown.stderr
     gone = run(tmp_path, "v0.2.2", TORCHTITAN_MODULE="torchtitan.experiments.gone")
     assert "has no module torchtitan.experiments.gone" in gone.stderr
+
+
+def test_a_torch_for_gpus_that_finds_none_is_left_alone(tmp_path: Path) -> None:
+    """A node whose driver is broken must end the job, and not train on its CPUs."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "torch.py").write_text(
+        "class accelerator:\n    is_available = staticmethod(lambda: False)\n"
+        "class backends:\n    class cuda:\n        is_built = staticmethod(lambda: True)\n"
+    )
+    done = run(tmp_path, "v0.2.2", "--training.steps=3")
+    assert done.returncode == 0, done.stderr
+    assert "runs on the CPU" not in done.stderr
