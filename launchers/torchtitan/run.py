@@ -146,7 +146,7 @@ def report() -> None:
 
 
 def on_cpus() -> None:
-    """Where torch is built without CUDA and has no other accelerator, make TorchTitan use the CPU. It would take "cuda" and end.
+    """Make TorchTitan use the CPU if torch is built without CUDA and has no other accelerator. It would take "cuda" and end.
 
     A torch that is built for GPUs and finds none is a fault of the node. TorchTitan then ends at its first tensor, and must.
     """
