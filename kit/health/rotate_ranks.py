@@ -105,7 +105,8 @@ def _placed(job: Table, order: Sequence[str]) -> Table:
     slurm = {**job.get("slurm", {}), "nodelist": ",".join(sorted(order)), "requeue": False}
     slurm.pop("exclude", None)
     retry = {**job.get("retry", {}), "in_allocation": 0, "requeue": 0, "spares": 0}
-    return {**job, **_FIXED, "slurm": slurm, "retry": retry}
+    torchrun = {"torchrun": {**job["torchrun"], "max_restarts": 0}} if "torchrun" in job else {}
+    return {**job, **_FIXED, **torchrun, "slurm": slurm, "retry": retry}
 
 
 def _orders(first: Earlier) -> tuple[tuple[str, ...], ...]:

@@ -139,13 +139,36 @@ class Record:
 
     @cached_property
     def failed(self) -> list[Failed]:
-        """The ranks of the last start that recorded an exit code other than 0, the earliest first."""
-        state = RunPaths(self.run_dir).state
-        attempts = sorted((int(p.name[9:]) for p in state.glob("failures-*") if p.name[9:].isdecimal()), reverse=True)
-        if not attempts:
-            return []
-        found = [_failed(path) for path in state.glob(f"failures-{attempts[0]}/*/rank-*")]
+        """The ranks of the last start that recorded an exit code other than 0, the earliest first.
+
+        `restartable` has those that torchrun was to start again, and has not.
+        """
+        return self._failures("*/rank-*", "*/restartable/rank-*")
+
+    @cached_property
+    def torchrun_restarts(self) -> str:
+        """How often torchrun itself has restarted the ranks in the last start, and the first reason; empty if it has not.
+
+        The restarts of several roles are added. The text has no braces, so that it can be part of a rule's sentence.
+        """
+        starts = (self.log(path).lines for path in self._glob("*/torchrun-starts"))
+        times = sum(max(0, len(lines) - 1) for lines in starts)
+        if not times:
+            return ""
+        often = {1: "once", 2: "twice"}.get(times, f"{times} times")
+        first = next(iter(self._failures("*/restarted/rank-*")), None)
+        why = f", first because rank {first.rank} on {first.node} ended with exit code {first.code}" if first else ""
+        return shown(f"torchrun restarted the ranks {often}{why}").replace("{", "(").replace("}", ")")
+
+    def _failures(self, *patterns: str) -> list[Failed]:
+        found = [_failed(path) for pattern in patterns for path in self._glob(pattern)]
         return sorted((one for one in found if one is not None), key=lambda one: one.at)
+
+    def _glob(self, pattern: str) -> list[Path]:
+        """Paths in the folder of lib/failures.sh of the last start."""
+        state = RunPaths(self.run_dir).state
+        attempts = [int(p.name[9:]) for p in state.glob("failures-*") if p.name[9:].isdecimal()]
+        return list(state.glob(f"failures-{max(attempts)}/{pattern}")) if attempts else []
 
     def host_of(self, log: Log) -> str:
         """The node of a rank that recorded nothing. It is read from the first line of the rank's log."""
@@ -162,7 +185,7 @@ def shown(line: str) -> str:
 
 def _failed(path: Path) -> Failed | None:
     """Parse a record of failures.sh. On a full disk the file is empty; its name and time still give rank, code and time."""
-    rank, _, code = path.name.removeprefix("rank-").partition(".")
+    rank, code, *_ = (path.name.removeprefix("rank-") + ".").split(".")
     if not (rank.isdecimal() and code.isdecimal() and len(rank) < 10 and len(code) < 10):
         return None
     try:

@@ -98,7 +98,7 @@ def unfinished(record: Record) -> Answer | None:
             record,
             "running",
             WAIT,
-            "it runs on {nodes}, for {elapsed}",
+            "it runs on {nodes}, for {elapsed}" + (f"; {record.torchrun_restarts}" if record.torchrun_restarts else ""),
             advice="nothing is wrong as far as Slurm and the logs say",
             then="kit logs {run} --follow",
             evidence=_newest_line(record),

@@ -39,11 +39,12 @@ def _completed(record: Record) -> Answer | None:
         return None
     starts = record.starts()
     again = f", after {starts} starts" if starts > 1 else ""
+    by_torchrun = f"; {record.torchrun_restarts}" if record.torchrun_restarts else ""
     return slurm_state_rules.answer(
         record,
         "completed",
         NOTHING,
-        f"it ended well{again}",
+        f"it ended well{again}{by_torchrun}",
         then=LOGS,
         evidence=slurm_state_rules.cite(record, "end of job"),
     )
@@ -116,6 +117,8 @@ def _ranks(record: Record) -> Answer | None:
     if starts > 1:
         line = f"after {starts} starts no restart is left; the last: {found.line}"
         return replace(found, rule="retries-exhausted", line=line)
+    if record.torchrun_restarts:
+        return replace(found, line=f"{record.torchrun_restarts}; the last: {found.line}")
     return found
 
 

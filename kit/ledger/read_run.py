@@ -138,17 +138,19 @@ def _process(line: str, node: str) -> RankProcess | None:
 def _failures(run_dir: Path) -> Iterable[Failure]:
     """The failure records of lib/failures.sh: state/failures-ATTEMPT/ROLE-START/rank-RANK.CODE.
 
-    A dot before ROLE means that the attempt continued.
+    A dot before ROLE means that the attempt continued. So does the subfolder `restarted`: torchrun started the rank again.
     """
-    for path in RunPaths(run_dir).state.glob("failures-*/*/rank-*"):
-        attempt, rank = path.parts[-3].removeprefix("failures-"), path.name.removeprefix("rank-").partition(".")[0]
+    state = RunPaths(run_dir).state
+    for path in (*state.glob("failures-*/*/rank-*"), *state.glob("failures-*/*/*/rank-*")):
+        attempt, start, *kind = path.relative_to(state).parts[:-1]
+        attempt, rank = attempt.removeprefix("failures-"), path.name.removeprefix("rank-").partition(".")[0]
         try:
             words = untrusted_files.read_text(path, most=4096).split()
             at = float(words[0]) if words else path.stat().st_mtime
         except (OSError, ValueError):
             continue
         if attempt.isdecimal() and rank.isdecimal():
-            role, alone = words[4] if len(words) > 4 else "", path.parts[-2].startswith(".")
+            role, alone = words[4] if len(words) > 4 else "", start.startswith(".") or kind == ["restarted"]
             yield Failure(role=role, rank=int(rank), attempt=int(attempt), at=at, alone=alone)
 
 

@@ -50,7 +50,8 @@ class RankProcess:
 class Failure:
     """A rank that recorded its own end.
 
-    alone: its role was restarted or given up without the others, as with replica groups, and the attempt continued.
+    alone: the attempt continued. Its role was restarted or given up without the others, as with replica groups, or torchrun
+    restarted the ranks.
     """
 
     role: str

@@ -28,10 +28,6 @@ def completed(resolved: Resolved, site: Site) -> Resolved:
         problem = f"launcher {job.launcher!r} cannot start ranks by {shape!r}"
         fault = Fault(key="shape", problem=problem, allowed=", ".join(shapes), hint=f'shape = "{shapes[0]}"')
         raise ConfigError.of(fault, file=resolved.job_file)
-    if job.rendezvous != "static" and shape == "srun":
-        problem = f"the start shape 'srun' has no torchrun, so a rendezvous {job.rendezvous!r} has no effect"
-        hint = 'shape = "torchrun"' if "torchrun" in shapes else "remove the line"
-        raise ConfigError.of(Fault(key="rendezvous", problem=problem, hint=hint), file=resolved.job_file)
     runtime = _runtime(resolved, site)
     if job.container.capabilities and runtime not in ("bubblewrap", "bare"):
         problem = f"runtime {runtime} gives a job no capabilities: only bubblewrap can, to root"
@@ -41,10 +37,28 @@ def completed(resolved: Resolved, site: Site) -> Resolved:
         "resources": _resources(resolved),
         "slurm": job.slurm.model_copy(update={"lead": _lead(resolved)}),
         "shape": shape,
+        "rendezvous": _rendezvous(resolved, shape),
         "seed": site.seed if job.seed is None else job.seed,
         "container": job.container.model_copy(update={"runtime": runtime}),
     }
     return replace(resolved, job=job.model_copy(update=made))
+
+
+def _rendezvous(resolved: Resolved, shape: str) -> str:
+    """How torchrun's nodes meet. ConfigError without torchrun, and for a static rendezvous with torchrun's own restarts."""
+    job = resolved.job
+    if job.rendezvous == "c10d" and shape == "srun":
+        problem = f"the start shape 'srun' has no torchrun, so a rendezvous {job.rendezvous!r} has no effect"
+        hint = 'shape = "torchrun"' if "torchrun" in resolved.launcher.shapes else "remove the line"
+        raise ConfigError.of(Fault(key="rendezvous", problem=problem, hint=hint), file=resolved.job_file)
+    # torchrun keeps the store of a static rendezvous over its restarts, and its nodes do not wait for each other. So restarted
+    # ranks read addresses of killed ranks, fail again, and use up the restarts.
+    if job.rendezvous == "static" and job.torchrun.max_restarts and shape == "torchrun":
+        restarts = f"torchrun.max_restarts = {job.torchrun.max_restarts}"
+        problem = f"torchrun's own restarts ({restarts}) do not work reliably with a static rendezvous"
+        hint = 'rendezvous = "c10d"; or max_restarts = 0, and [retry] for restarts by the kit'
+        raise ConfigError.of(Fault(key="rendezvous", problem=problem, hint=hint), file=resolved.job_file)
+    return job.rendezvous or ("c10d" if job.torchrun.max_restarts and shape == "torchrun" else "static")
 
 
 def _lead(resolved: Resolved) -> int:

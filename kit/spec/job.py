@@ -284,9 +284,10 @@ class Job(Model):
         description="torchrun: one task per node; srun: one task per rank; replicas: one torchrun per replica group; "
         "roles: as [roles] says.",
     )
-    rendezvous: Literal["static", "c10d"] = Field(
-        default="static",
-        description="How torchrun's nodes meet: by Slurm's node ranks, or by torch's own store, in any order.",
+    rendezvous: Literal["static", "c10d"] | None = Field(
+        default=None,
+        description="How torchrun's nodes meet: by Slurm's node ranks (static, the default), or by torch's own store, in any order "
+        "(c10d, the default with torchrun.max_restarts).",
     )
     rank_args: dict[RankOption, RankVariable] = Field(
         default_factory=dict,

@@ -39,6 +39,7 @@ OF_LIBRARIES: Mapping[str, str] = {
     "PYTHONFAULTHANDLER": "1: a crash prints the Python stacks",
     "PYTHONNOUSERSITE": "1: packages of ~/.local stay outside",
     "TORCH_FR_BUFFER_SIZE": "2000: entries of torch's flight recorder, read by `kit stacks` and `kit why`",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1 with `torchrun.max_restarts`: each start of the ranks has its own store",
     "TRITON_CACHE_DIR": "folder on the node's own disk",
     "TORCH_EXTENSIONS_DIR": "folder on the node's own disk",
     "TORCHINDUCTOR_CACHE_DIR": "folder on the node's own disk",

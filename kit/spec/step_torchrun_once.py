@@ -89,7 +89,9 @@ class Torchrun(Model):
     """torchrun's own options, for start shapes that use torchrun."""
 
     max_restarts: int = Field(
-        default=0, ge=0, description="Restarts by torchrun itself; [retry] knows which ends are worth one."
+        default=0,
+        ge=0,
+        description="How often torchrun itself restarts the ranks, after any end; [retry] knows which ends are worth a restart.",
     )
     local_ranks_filter: tuple[int, ...] = Field(
         default=(), description="Ranks of a node whose output is shown in the task's log; default: all."

@@ -62,10 +62,13 @@ rank::end_report() {
 }
 
 main() {
-    # torchrun calls the node's rank GROUP_RANK. Programs find it under one name in both shapes.
+    # torchrun calls the node's rank GROUP_RANK. Programs find it under one name in both shapes. With the rendezvous c10d it is not
+    # Slurm's number of the node.
+    [[ -z "${TORCHELASTIC_RUN_ID:-}" ]] || NODE_RANK="${GROUP_RANK}"
     export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
     ((${KIT_TORCHRUN_LOGS:-0})) || exec >>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${RANK}.log" 2>&1
     rank::link
+    ((${TORCHELASTIC_MAX_RESTARTS:-0} == 0)) || failures::start_again "${RANK}"
     log::info "${KIT_ROLE:+${KIT_ROLE}: }rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
     if [[ -n "${KIT_ROLE:-}" ]]; then
         placeholders::all KIT_PROGRAM KIT_PROGRAM_ENV
@@ -88,8 +91,9 @@ main() {
     export PYTHONPATH="${PYTHONPATH:+${PYTHONPATH}:}${KIT_RUN_DIR}/lib"
     local -i code=0
     umask "${KIT_UMASK:-$(umask)}"
-    # The pipe of lib/orphans.sh. Processes that outlive this shell must not hold it.
+    # The pipe of lib/orphans.sh. Processes that outlive this shell must not hold it. torchrun has closed it.
     local pipe="${KIT_TASK_FD:-}"
+    [[ -z "${TORCHELASTIC_RUN_ID:-}" ]] || pipe=""
     rank::hold_slurmstepd
     local -a start=(env -u KIT_TASK_FD)
     local -a warm=()
@@ -112,7 +116,7 @@ main() {
         code=137
     fi
     [[ -z "${pipe}" ]] || { printf 'ended\n' >&"${pipe}"; } 2>&- || true
-    if ((code)) && failures::record "${RANK}" "${code}" && [[ -n "${signalled}" ]]; then
+    if ((code)) && failures::record_rank "${RANK}" "${code}" "${signalled}" && [[ -n "${signalled}" ]]; then
         # The program was told to end, and did. srun and torchrun would answer any code but 0 by killing the ranks that still save.
         # The batch script reads the recorded code.
         code=0

@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # Finds the rank that failed first. srun returns the highest code of all tasks. torchrun returns 1, whatever its ranks returned.
 # Ranks that srun or torchrun ends afterwards have other codes. So each rank records its end, and the earliest record counts.
+#
+# With torchrun's own restarts (torchrun.max_restarts) an end may be followed by another start of the rank. Until then its record is in
+# the subfolder `restartable`, which the failure watch does not read. The rank's next start moves it to the subfolder `restarted`.
 
 # failures::folder ROLE-START: prints the folder for a start of a role. Folders that were dealt with begin with a dot.
 failures::folder() {
@@ -23,6 +26,44 @@ failures::record() {
         >"${KIT_RUN_DIR}/state/${KIT_FAILURES}/rank-$1.$2"
 }
 
+# failures::record_rank RANK CODE SIGNALLED: as failures::record, for a rank that torchrun may start again: it has restarts left, or
+# the signal may come from torchrun, which stops all ranks of a node before it restarts them.
+failures::record_rank() {
+    local KIT_FAILURES="${KIT_FAILURES}"
+    if [[ -n "${TORCHELASTIC_RUN_ID:-}" ]] \
+        && ((${TORCHELASTIC_RESTART_COUNT:-0} < ${TORCHELASTIC_MAX_RESTARTS:-0} || (${TORCHELASTIC_MAX_RESTARTS:-0} && ${3:-0}))); then
+        KIT_FAILURES+=/restartable
+        mkdir -p -- "${KIT_RUN_DIR}/state/${KIT_FAILURES}"
+    fi
+    failures::record "$1" "$2"
+}
+
+# failures::start_again RANK: called by a rank that torchrun starts. Its earlier end does not count any more. The lines of
+# torchrun-starts are the times at which torchrun has started rank 0, which is started with all others.
+failures::start_again() {
+    local -r folder="${KIT_RUN_DIR}/state/${KIT_FAILURES}"
+    local file
+    if (($1 == 0)); then
+        printf '%s\n' "${EPOCHREALTIME/,/.}" >>"${folder}/torchrun-starts"
+    fi
+    for file in "${folder}/restartable/rank-$1."*; do
+        [[ -e "${file}" ]] || continue
+        mkdir -p -- "${folder}/restarted"
+        mv -f -- "${file}" "${folder}/restarted/${file##*/}.${EPOCHSECONDS}"
+    done
+}
+
+# failures::say_restarts ROLE-START: logs how often torchrun has restarted the ranks, and the first end that made it do so.
+failures::say_restarts() {
+    local -r folder="$(failures::folder "$1")"
+    local -a starts=()
+    local rank code node role
+    [[ -e "${folder}/torchrun-starts" ]] && mapfile -t starts <"${folder}/torchrun-starts"
+    ((${#starts[@]} > 1)) || return 0
+    read -r _ rank code node role < <(failures::sorted "${folder}/restarted")
+    log::info "${role:+role ${role}: }restarts by torchrun: $((${#starts[@]} - 1))${rank:+; first, rank ${rank} on node ${node} had ended with exit code ${code}}"
+}
+
 failures::any() {
     failures::listed "$(failures::folder "$1")"
 }
@@ -41,23 +82,32 @@ failures::retire() {
     mv -f -- "$(failures::folder "$1")" "$(failures::folder ".$1")"
 }
 
-# failures::first ROLE-START: prints the earliest record, if there is one.
+# failures::first ROLE-START: prints the earliest record, if there is one. Where torchrun has not started a rank again, its record in
+# `restartable` counts, too.
 failures::first() {
+    local -r pattern="$(failures::folder "$1")"
+    failures::sorted "${pattern}" "${pattern}/restartable" | head -n 1
+}
+
+# failures::sorted PATTERN…: prints the records in these folders, the earliest first.
+failures::sorted() {
     local pattern file line
-    pattern="$(failures::folder "$1")"
-    failures::listed "${pattern}" || return 0
-    while read -r file; do
-        line=""
-        read -r line 2>/dev/null <"${file}"
-        printf '%s\n' "${line:-$(failures::from_name "${file}")}"
-    done < <(compgen -G "${pattern}/rank-*") | sort --numeric-sort | head -n 1
+    for pattern in "$@"; do
+        failures::listed "${pattern}" || continue
+        while read -r file; do
+            line=""
+            read -r line 2>/dev/null <"${file}"
+            printf '%s\n' "${line:-$(failures::from_name "${file}")}"
+        done < <(compgen -G "${pattern}/rank-*")
+    done | sort --numeric-sort
 }
 
 # Prints the record of an empty file, from its name and its time.
 failures::from_name() {
-    local name="${1##*/rank-}" time
+    local rank code time
+    IFS=. read -r rank code _ <<<"${1##*/rank-}"
     time="$(stat --format=%.6Y -- "$1")"
-    printf '%s %s %s unknown\n' "${time}" "${name%.*}" "${name##*.}"
+    printf '%s %s %s unknown\n' "${time}" "${rank}" "${code}"
 }
 
 # failures::code_of ROLE-START CODE: prints the code of the rank that failed first, else the step's own.

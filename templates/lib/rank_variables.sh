@@ -52,6 +52,9 @@ rank_variables::torchrun_argv() {
                 --rdzv-id="${SLURM_JOB_ID}.${KIT_RESTART_COUNT}"
                 --rdzv-conf="is_host=$((NODE_RANK == 0))"
             )
+            # By default the ranks meet in a store of torchrun that outlives a restart: restarted ranks would read the addresses of
+            # the killed ones there. Without sharing, each start of the ranks has its own store.
+            ((KIT_MAX_RESTARTS == 0)) || export TORCH_DISABLE_SHARE_RDZV_TCP_STORE="${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}"
             ;;
     esac
 }

@@ -19,6 +19,7 @@ role_policy::on_end() {
         code="${stall_watch_code}"
         [[ "${KIT_ON_STALL}" != restart ]] || stall_watch::leave_out "${name}"
     fi
+    failures::say_restarts "${name}-${roles_start[${name}]}"
     [[ -z "${of[folder]}" ]] || log::info "role ${name} has ended, with ${code}"
     if ((code)) && [[ -z "${signals_got}" ]] && retry::preempted; then
         signals::note_preemption

@@ -260,6 +260,7 @@ def _planning() -> list[Rule]:
     plain = (
         'shape = "replicas"',
         'shape = "srun"\nrendezvous = "c10d"',
+        'shape = "torchrun"\nrendezvous = "static"\n[torchrun]\nmax_restarts = 4',
         '[retry]\nwarm = ["torch"]',
         'shape = "srun"\n[retry]\nwarm = ["torch"]\n[step]\nmpi = "pmix"\ngpus_per_task = 1\ngpu_bind = "closest"',
         "[resources]\ngpus_per_node = 5",

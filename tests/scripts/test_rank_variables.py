@@ -86,6 +86,26 @@ def test_torchruns_words(rendezvous: str, node: str, last: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rendezvous", "restarts", "own", "seen"),
+    [
+        ("c10d", 0, {}, ""),
+        ("c10d", 2, {}, "1"),
+        ("static", 2, {}, ""),
+        ("c10d", 2, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}, "0"),
+    ],
+)
+def test_each_start_by_torchrun_has_its_own_store(
+    rendezvous: str, restarts: int, own: dict[str, str], seen: str
+) -> None:
+    head = f"KIT_TORCHRUN_OPTIONS=() KIT_RENDEZVOUS={rendezvous} KIT_MAX_RESTARTS={restarts} KIT_RESTART_COUNT=3"
+    script = (
+        f"torchrun() {{ :; }}\n{head}\nrank_variables::require_slurm\nrank_variables::torchrun_argv\n"
+        "bash -c 'echo \"<${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-}>\"'"
+    )
+    assert bash(script, **SLURM, **KIT, **own) == [f"<{seen}>"]
+
+
+@pytest.mark.parametrize(
     ("wanted", "given", "visible"),
     [("0,2", "4,5,6,7", "4,6"), ("1", "GPU-a,GPU-b", "GPU-b"), ("", "4,5", "4,5"), ("0", "", ""), ("", "", "")],
 )

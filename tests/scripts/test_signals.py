@@ -478,3 +478,36 @@ roles::run; echo "code $?"
     said = lab.bash(script)
     assert said[-1] == "code 143", said
     assert any(f"{signal_name} came before these were started: replicas" in line for line in said)
+
+
+RESTARTABLE = {"TORCHELASTIC_RUN_ID": "7.0", "TORCHELASTIC_MAX_RESTARTS": "2", "KIT_FAILURES": "failures-0/a-0"}
+
+
+@pytest.mark.parametrize(
+    ("count", "signalled", "counts"), [("0", "", False), ("1", "", False), ("2", "", True), ("2", "1", False)]
+)
+def test_an_end_that_torchrun_follows_with_a_start_does_not_end_the_step(
+    lab: BatchLab, count: str, signalled: str, counts: bool
+) -> None:
+    """torchrun ends the other ranks of a node by TERM before it restarts them, whatever restarts it has left."""
+    record = f"failures::prepare a-0; failures::record_rank 3 137 '{signalled}'"
+    script = f"{record}; failures::any a-0 && echo counts; failures::code_of a-0 0"
+    said = lab.bash(f"KIT_RESTART_COUNT=0\n{script}", **RESTARTABLE, TORCHELASTIC_RESTART_COUNT=count)
+    assert said == [*(["counts"] if counts else []), "137"]
+
+
+def test_the_end_of_a_rank_that_torchrun_has_started_again_is_over(lab: BatchLab) -> None:
+    script = """
+KIT_RESTART_COUNT=0
+failures::prepare a-0
+failures::start_again 0
+failures::record_rank 3 137 ''
+failures::record_rank 0 143 1
+failures::start_again 0
+failures::first a-0 | cut -d" " -f2-3
+failures::start_again 3
+failures::code_of a-0 0; echo
+failures::say_restarts a-0 2>&1 | cut -d" " -f3-
+"""
+    said = lab.bash(script, **RESTARTABLE, TORCHELASTIC_RESTART_COUNT="0")
+    assert said == ["3 137", "0", "restarts by torchrun: 1; first, rank 3 on node n1 had ended with exit code 137"]

@@ -132,6 +132,38 @@ LINES = {
 LEFT = {"batch-error", "unknown", "stalled-node", "stalled-silent"}
 
 
+RESTARTED = r"torchrun restarted the ranks twice, first because rank 3 on n\(2\) ended with exit code 137"
+
+
+@pytest.mark.parametrize(
+    ("name", "left", "says"),
+    [
+        ("completed", "", f"^it ended well; {RESTARTED}$"),
+        ("running", "", f"^it runs on n.*; {RESTARTED}$"),
+        ("killed", "", f"^{RESTARTED}; the last: rank 0 on .*killed"),
+        # torchrun was to start rank 1 again, and could not.
+        ("killed", "rank-1.1", "; the last: rank 1 on n1 failed first: it ended with exit code 1"),
+    ],
+)
+def test_the_restarts_by_torchrun_are_told(name: str, left: str, says: str, tmp_path: Path) -> None:
+    run = shutil.copytree(FOLDER / name, tmp_path / name)
+    start = run / "state" / "failures-0" / "train-0"
+    for folder in ("restarted", "restartable"):
+        (start / folder).mkdir(parents=True)
+    (start / "torchrun-starts").write_text("100.5\n110.5\n120.5\n")
+    (start / "restarted" / "rank-3.137.110").write_text("109.1 3 137 n{2} \n")
+    (start / "restarted" / "rank-0.143.110").write_text("109.2 0 143 n1 \n")
+    (start / "restarted" / "rank-3.1.120").write_text("119.1 3 1 n2 \n")
+    if left:
+        (start / "restartable" / left).write_text("121.1 1 1 n1 \n")
+    queue: dict[JobId, QueuedJob] = {}
+    said = json.loads((run / "slurm.json").read_text(encoding="utf-8"))
+    if said:
+        queue[said["job_id"]] = QueuedJob(**said)
+    (one,) = status.of([run], queue=lambda cluster: queue)
+    assert re.search(says, explain(Record(status=one)).line), explain(Record(status=one)).line
+
+
 def tables() -> list[Rule]:
     found = (
         pending_reasons.RULES,

@@ -115,6 +115,21 @@ def test_a_rendezvous_without_torchrun_is_refused(tmp_path: Path) -> None:
         plan_of(write_job(tmp_path, JOB), overrides=("rendezvous=c10d", "shape=srun"))
 
 
+def test_ranks_that_torchrun_restarts_meet_by_c10d(tmp_path: Path) -> None:
+    job = write_job(tmp_path, JOB)
+    plain, restarts = ("shape=torchrun",), ("shape=torchrun", "torchrun.max_restarts=4")
+    for overrides, found in (
+        (plain, "static"),
+        (restarts, "c10d"),
+        (("torchrun.max_restarts=4", "shape=srun"), "static"),
+        ((*plain, "rendezvous=c10d"), "c10d"),
+    ):
+        made = plan_of(job, overrides=overrides)
+        assert f"readonly KIT_RENDEZVOUS={found}\n" in made.text_of("worker.sh")
+    with pytest.raises(ConfigError, match=r"rendezvous: torchrun's own restarts \(torchrun.max_restarts = 4\) do not"):
+        plan_of(job, overrides=(*restarts, "rendezvous=static"))
+
+
 def test_container_options_stand_on_srun_only(tmp_path: Path) -> None:
     made = plan_of(write_job(tmp_path, JOB), cluster="pod")
     assert not any(option.startswith("--container") for option in header(made))

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from kit import shell
 from kit.ledger import read_run
 from kit.reports import charts, collect, gpu_samples, make_report, page, step_times
+from kit.runs import status
 from kit.spec.sweep import Value
 from tests.unit.test_sweep_results import write_sweep
 
@@ -95,6 +97,18 @@ def kit(*words: str, cwd: Path) -> shell.Completed:
     # Slurm is asked of no cluster: `local` is not up here.
     env = {**os.environ, "XDG_DATA_HOME": str(cwd / "data"), "PYDANTIC_DISABLE_PLUGINS": "__all__"}
     return shell.run([sys.executable, "-m", "kit", *words], cwd=cwd, env=env, check=False, timeout=120)
+
+
+def test_ends_after_which_torchrun_restarted_the_ranks_do_not_end_the_attempt(tmp_path: Path) -> None:
+    start = make(tmp_path / "run", 8) / "state" / "failures-1" / "train-1"
+    for folder in ("restarted", "restartable"):
+        (start / folder).mkdir()
+    (start / "restarted" / "rank-2.137.110").write_text("109.1 2 137 n0 \n")
+    (start / "restartable" / "rank-1.143").write_text("121.1 1 143 n0 \n")
+    (start / "torchrun-starts").write_text("100.5\n110.5\n")
+    (one,) = status.of([tmp_path / "run"], queue=lambda cluster: {})
+    found = read_run.records(one, now=time.time()).failures
+    assert {(one.rank, one.attempt, one.alone) for one in found} == {(3, 1, False), (2, 1, True), (1, 1, False)}
 
 
 def test_dmon_is_read_by_its_header() -> None:
