@@ -176,9 +176,11 @@ def submit(
 
 def _pair(job: Path, cluster: str | None, *, overrides: list[str], containers: bool) -> TwoRuns | None:
     """Both runs of a training over the two clusters that are named; None of any other job, or with one cluster."""
+    names = [name.strip() for name in (cluster or "").split(",")]
+    if len(names) < 2:
+        return None
     from kit.runs import two_clusters
 
-    names = [name.strip() for name in (cluster or "").split(",")]
     if not two_clusters.asked_for(job, names, overrides):
         return None
     return two_clusters.prepare(job, names, overrides=overrides, containers=containers)

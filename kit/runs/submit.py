@@ -28,13 +28,13 @@ from kit.runs import (
     secret,
     workspace,
 )
-from kit.runs.recorded_inputs import Earlier
 from kit.runs.remote_clusters import RemoteCluster
 from kit.slurm import client, embedded
 from kit.snapshots.scan import Scan
 from kit.spec.job import Job, is_reference
 
 if TYPE_CHECKING:
+    from kit.runs.recorded_inputs import Earlier
     from kit.spec.image import ImageLock
 
 _DEBUG_NODES, _DEBUG_TIME = 2, "00:15:00"

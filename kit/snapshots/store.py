@@ -23,8 +23,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
 from kit import untrusted_files
 from kit.errors import RunError
 from kit.snapshots import tree_listing
@@ -140,6 +138,9 @@ class Store:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """One change at a time on this machine. A change by another machine does no harm, because existing files stay."""
+        # Its import takes a thirtieth of a `kit render`, which changes nothing.
+        from filelock import FileLock
+
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             for name in ("objects", "trees", "index"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import overload
 
@@ -66,6 +67,11 @@ class PreparedSweep:
         """The points' plans; each is made when it is used."""
         return _Runs(self.points, self.planned)
 
+    @cached_property
+    def _max_array(self) -> int:
+        # The controller is asked once for a sweep: for the arrays that are shown, and for those that are submitted.
+        return max_array(self.first, (kind.qos for kind in set(self.kinds)))
+
     def arrays(self, points: Sequence[int] | None = None, *, first: int = 0) -> tuple[Array, ...]:
         """The arrays for submitting these points (default: all). first: the number of the first array."""
         wanted = None if points is None else set(points)
@@ -75,7 +81,7 @@ class PreparedSweep:
             name=self.job_name,
             folder=SweepPaths(self.folder).arrays,
             first=first,
-            max_array=max_array(self.first, (kind.qos for kind in set(self.kinds))),
+            max_array=self._max_array,
             parallel=self.sweep.parallel,
             max_nodes=self.sweep.max_nodes,
             search=search_requirements.argv() if self.sweep.search else (),

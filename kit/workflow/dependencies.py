@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kit.errors import RunError, UsageError
 from kit.runs import find_runs, status
-from kit.runs.status import Queue, Status
-from kit.runs.submit import Prepared
 from kit.slurm import client
-from kit.slurm.client import JobId
-from kit.sweeps import find
-from kit.sweeps.arrays import Array
-from kit.sweeps.record import SweepRecord, read
+
+if TYPE_CHECKING:
+    from kit.runs.status import Queue, Status
+    from kit.runs.submit import Prepared
+    from kit.slurm.client import JobId
+    from kit.sweeps.arrays import Array
+    from kit.sweeps.record import SweepRecord
 
 # sbatch(1), --dependency.
 _TYPES = {"ok": "afterok", "any": "afterany", "notok": "afternotok", "corr": "aftercorr"}
@@ -77,6 +79,9 @@ def _joined(terms: Sequence[str]) -> list[str]:
 
 def pairs(after: After, arrays: Sequence[Array], folders: list[Path]) -> dict[int, list[str]]:
     """Array number -> sbatch's options, which make each task wait for the task of the same number in another sweep."""
+    from kit.sweeps import find
+    from kit.sweeps.record import read
+
     sent = read(find.find_one(after.name, folders)).arrays
     if [len(a.members) for a in arrays] != [len(a.members) for a in sent]:
         sizes, counts = (", ".join(str(len(a.members)) for a in these) for these in (sent, arrays))
@@ -103,6 +108,9 @@ def _terms(after: After, folders: list[Path], *, queue: Queue, env: Mapping[str,
                     hint="leave --after out where that job ended long ago; 'kit runs' and squeue list the others",
                 ) from None
             return [f"{after.type}:{after.name}"]
+        from kit.sweeps import find
+        from kit.sweeps.record import read
+
         try:
             folder = find.find_one(after.name, folders)
         except RunError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pathspec import GitIgnoreSpec
 
 from kit import untrusted_files
 from kit.errors import ConfigError, RunError
@@ -59,6 +61,14 @@ def paths(folder: Path, **options: object) -> set[str]:
 def put(folder: Path, into: Store) -> Path:
     done = scan.scan(folder, index=into.index(folder), asked_by="job.toml")
     return into.put(done) / "files"
+
+
+def test_what_is_never_code_is_the_same_as_by_pathspec() -> None:
+    rules = GitIgnoreSpec.from_lines(chosen_files._NEVER)
+    names = (".git", "__pycache__", ".venv", "a", ".gitx", "b.venv")
+    for parts in (one for depth in (1, 2, 3) for one in itertools.product(names, repeat=depth)):
+        for path in ("/".join(parts), "/".join(parts) + "/"):
+            assert chosen_files._OnlyNever().match_file(path) == rules.match_file(path), path
 
 
 def test_changed_and_new_files_are_taken_and_deleted_and_ignored_ones_are_not(repo: Path) -> None:
