@@ -158,7 +158,8 @@ def command_line(folder: Path, rounds: int) -> list[Goal]:
 def submission(folder: Path, jobs: int, rounds: int, many: int) -> list[Goal]:
     """Seconds from the start of the command to its end, when all jobs are in the queue."""
     try:
-        cluster = up(NAME, ClusterSize(nodes=1))
+        # Slurm's default of 10,000 jobs is used up by the last array of --many, with the jobs that were just cancelled.
+        cluster = up(NAME, ClusterSize(nodes=1, conf={"MaxJobCount": str(10_000 + 2 * many)}))
         env = client.environment(cluster.env())
         job = sweep_of(folder, jobs)
         kit, theirs = str(Path(sys.executable).parent / "kit"), [str(PEERS / "bin/python"), "submitit_jobs.py"]

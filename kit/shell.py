@@ -96,8 +96,10 @@ def run(
     with _owned(process):
         try:
             out, err = process.communicate(None if input is None else input.encode(), timeout=timeout)
-        except subprocess.TimeoutExpired:
-            raise ToolError(f"{argv[0]}: no answer within {timeout:g} s: {' '.join(argv)}") from None
+        except subprocess.TimeoutExpired as late:
+            said = (late.stderr or b"").decode(errors="replace").strip().splitlines()
+            last = f"; its last line: {said[-1]}" if said else ""
+            raise ToolError(f"{argv[0]}: no answer within {timeout:g} s: {' '.join(argv)}{last}") from None
     done = Completed(
         argv=tuple(argv),
         returncode=process.returncode,

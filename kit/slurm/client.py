@@ -35,6 +35,10 @@ _NO_NODES = "Requested node configuration is not available"
 # Messages of Slurm's commands when no controller answers, or none is configured.
 _NO_CONTROLLER = ("Unable to contact slurm controller", "Could not establish a configuration source")
 _IN_SERVICE = frozenset({"idle", "allocated", "mixed", "completing", "planned", "reserved"})
+# sbatch repeats this, and does not end, while the controller holds as many jobs as MaxJobCount of slurm.conf allows. It counts each
+# task of an array, and each job that ended less than MinJobAge seconds ago.
+_NO_ROOM = "Slurm temporarily unable to accept job"
+_FULL = "Slurm holds as many jobs as it can (MaxJobCount in 'scontrol show config'): submit fewer points, or later"
 _WHERE = "run this where Slurm's commands are: a login node, or after 'make setup'"
 
 
@@ -71,7 +75,8 @@ def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
     try:
         done = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False)
     except ToolError as error:
-        raise SlurmError(error.message, hint=error.hint or _WHERE) from None
+        hint = _FULL if _NO_ROOM in error.message else error.hint or _WHERE
+        raise SlurmError(error.message, hint=hint) from None
     if done.returncode != 0:
         raise _refused(done.stderr)
     found = re.match(r"(\d+)", done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "")

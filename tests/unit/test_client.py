@@ -32,3 +32,14 @@ def test_the_number_of_a_job(tmp_path: Path, said: str) -> None:
 def test_an_answer_without_one(tmp_path: Path, script: str, said: str) -> None:
     with pytest.raises(SlurmError, match=said):
         submitted(tmp_path, script)
+
+
+def test_a_full_queue_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sbatch waits for room for hours: the time-out alone does not say what is wrong."""
+    monkeypatch.setattr(client, "_TIMEOUT_S", 2.0)
+    said = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
+    with pytest.raises(
+        SlurmError, match=f"no answer within 2 s: sbatch --parsable batch.sh; its last line: {said}"
+    ) as found:
+        submitted(tmp_path, f"echo '{said}' >&2; exec sleep 60")
+    assert "MaxJobCount" in (found.value.hint or "")
