@@ -58,12 +58,13 @@ class _Probe(enum.Enum):
 
 
 def pickle_enums_by_value() -> None:
-    """Python 3.11.0 to 3.11.3 write an enum as a call of getattr, which torch.load refuses. Write it as other Pythons do.
+    """Pickle enums as other Pythons do. Python 3.11.0 to 3.11.3 write a call of getattr or a bare name, which torch.load refuses.
 
-    Megatron-LM puts enums into its checkpoints, so with such a Python it could not load what it had saved.
+    Megatron-LM puts enums and a signal into its checkpoints, so with such a Python it could not load what it had saved.
     """
     if _Probe.ONE.__reduce_ex__(2)[0] is getattr:
-        setattr(enum.Enum, "__reduce_ex__", lambda member, _: (member.__class__, (member.value,)))  # noqa: B010 - mypy
+        for kind in (enum.Enum, signal.Signals):  # Signals has its own way
+            setattr(kind, "__reduce_ex__", lambda member, _: (member.__class__, (member.value,)))  # noqa: B010 - mypy
 
 
 def on_cpus() -> None:
