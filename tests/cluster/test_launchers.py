@@ -212,6 +212,33 @@ def test_megatron_lm_trains_on_cpus(lab: Lab, how: list[str]) -> None:
     assert {path.name for path in saved.glob("iter_*")} == {"iter_0000010", "iter_0000020"}
 
 
+@pytest.mark.slow
+def test_megatron_lm_is_stopped_and_resumed_on_cpus(lab: Lab) -> None:
+    """The signal before a time limit: Megatron-LM saves and ends, and continues to the loss of a run that nobody stopped."""
+    longer = [*put_megatron_lm(lab), "--set", "megatron.train_iters=300", "--set", "checkpoint.every=1000"]
+    whole = lab.run(*longer)
+    assert whole.done.returncode == 0, whole.log("batch")
+    run = lab.submit(*longer)
+    lab.wait(lambda: len(_megatron_lm_steps(_said(run))) >= 5, run)
+    lab.slurm("scancel", "--batch", "--signal=USR1", str(job_id(run)))
+    wait_until_ended(lab, run)
+    stopped = max(_megatron_lm_steps(_said(run)))
+    assert 5 <= stopped < 300, _said(run)
+    done = lab.kit("resume", "--wait", run.name, check=False)
+    assert done.returncode == 0, _said(run)
+    assert f"at iteration {stopped}" in _said(run)
+    resumed, expected = _megatron_lm_steps(_said(run)), _megatron_lm_steps(_said(whole.folder))
+    # The second line after a start is Megatron-LM's mean of both steps so far.
+    second = stopped + 2
+    assert resumed.pop(second) == pytest.approx((expected[second - 1] + expected.pop(second)) / 2, abs=1e-5)
+    assert resumed == expected
+
+
+def _said(run: Path) -> str:
+    """What all ranks have written so far. Megatron-LM's last rank writes the steps."""
+    return "".join(path.read_text(errors="replace") for path in sorted((run / "logs").glob("rank-*.log*")))
+
+
 def _megatron_lm_steps(log: str) -> dict[int, float]:
     """Step -> loss, as Megatron-LM writes them."""
     found = re.findall(r"iteration +(\d+)/ +\d+ \|.*? lm loss: ([-+.\dE]+)", log)
