@@ -9,6 +9,7 @@ set -euo pipefail
 readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/reports.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 KIT_RANK_ARGS=() KIT_WARM=()
@@ -39,16 +40,6 @@ rank::is_orphan() {
     [[ -n "${KIT_SLURMSTEPD:-}" ]] || return 1
     [[ -z "${rank_stepd}" ]] || { read -r line <&"${rank_stepd}"; } 2>&-
     [[ "${line}" != *"(slurmstepd) "[!ZX]* ]]
-}
-
-# Removes the folder of lib/rank_progress.sh, if its collector was killed.
-rank::remove_reports() {
-    local -r folder="/dev/shm/kit-${EUID}-${SLURM_JOB_ID:-}"
-    local fd
-    [[ -O "${folder}" && ! -L "${folder}" ]] && command -v flock >/dev/null || return 0
-    { exec {fd}<"${folder}"; } 2>/dev/null || return 0
-    ! flock --nonblock "${fd}" || rm -rf -- "${folder}"
-    exec {fd}<&-
 }
 
 # Marks this rank's report as ended, so that the rank does not count as stalled.
@@ -109,7 +100,7 @@ main() {
     ) || code=$?
     umask g-w,o-w
     rank::end_report
-    rank::remove_reports
+    reports::remove_unused
     # Without its slurmstepd, a rank dies of some signal: of HUP under Pyxis.
     if ((code > 128)) && rank::is_orphan; then
         log::error "slurmstepd, by which Slurm runs the ranks of a node, is gone: killed, or out of memory; the program died of it, with ${code}"

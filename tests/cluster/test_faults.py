@@ -523,6 +523,21 @@ def test_node_rebooted(spare_lab: Lab, runtime_of: RuntimeOf) -> None:
 
 
 @pytest.mark.faults
+def test_ranks_and_collector_killed_at_once(lab: Lab, runtime_of: RuntimeOf) -> None:
+    """A rank that ends removes the reports of a killed collector. Here both are killed: the batch script does it on its node."""
+    write(lab, "")
+    run = lab.submit(*runtime_of("bubblewrap"), "--set", "resources.nodes=1")
+    lab.wait(lambda: len(list(run.glob("up-*-0"))) == 2, run)
+    for one in lab.processes(run):
+        if one.argv[0].endswith("bash") and re.search(r"/(gpu-monitor|rank)\.sh", one.line):
+            with contextlib.suppress(ProcessLookupError):
+                kill(one.pid)
+    job = lab.wait_end(run)
+    assert (job["JobState"], lab.status(run)["exit_code"]) == ("FAILED", 137), read(run, "batch")
+    assert lab.settled(run) == []
+
+
+@pytest.mark.faults
 def test_nodes_lost_one_after_the_other(spare_lab: Lab, runtime_of: RuntimeOf) -> None:
     """Slurm's own requeues count: `retry.requeue` of them, and the job ends."""
     lab = spare_lab

@@ -371,6 +371,22 @@ def test_where_no_rank_reports_its_processes_are_looked_at(node: Path) -> None:
     assert not (node.parent / "n1.progress").exists(), "where there is no rank there is nothing to tell"
 
 
+def test_reports_of_a_killed_collector_are_removed_and_others_are_kept() -> None:
+    number = str(os.getpid() + 20_000_000)
+    folder = Path(f"/dev/shm/kit-{os.geteuid()}-{number}")
+    try:
+        script = 'rank_progress::begin; (exec {rank_progress_fd}<&-; reports::remove_unused; ls -d "${rank_progress_folder}")'
+        assert bash(script, "rank_progress", "reports", SLURM_JOB_ID=number) == [str(folder)]
+        assert folder.exists()
+        bash("reports::remove_unused", "reports", SLURM_JOB_ID=number)
+        assert not folder.exists()
+        folder.symlink_to("/tmp")
+        bash("reports::remove_unused", "reports", SLURM_JOB_ID=number)
+        assert folder.is_symlink()
+    finally:
+        folder.unlink(missing_ok=True)
+
+
 def test_the_folder_of_the_ranks_is_made_held_and_taken_away() -> None:
     number = str(os.getpid() + 10_000_000)
     folder = Path(f"/dev/shm/kit-{os.geteuid()}-{number}")

@@ -235,6 +235,7 @@ source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
 source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
+source "${KIT_RUN_DIR}/lib/reports.sh"
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -260,6 +261,8 @@ finish() {
     # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
+    # On this node the collector may have been killed after the last rank looked for it.
+    reports::remove_unused
     stall_watch::end_evidence
     heartbeat::stop
     failures::release_space
