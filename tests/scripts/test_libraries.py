@@ -320,6 +320,7 @@ WRITES = """\
 SLURM_JOB_ID="self-$$"
 mkfifo "$1.asks"
 exec {asks}<>"$1.asks"
+: >"$1.done"
 SLURM_JOB_ID="${SLURM_JOB_ID}" KIT_RANK_SHELL=1 KIT_ROLE= RANK=0 \\
     bash -c 'while read -r bytes; do printf "%0*d" "${bytes}" 0 >"$1.written"; echo; done' - "$1" <&"${asks}" >"$1.done" &
 writer=$!
