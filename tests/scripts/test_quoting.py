@@ -48,7 +48,7 @@ def run_rank(folder: Path, args: list[str], env: dict[str, str]) -> tuple[list[s
         ),
         *(
             PlanFile(name=f"lib/{n}", text=plain(f"lib/{n}"))
-            for n in ("log.sh", "failures.sh", "placeholders.sh", "warm_ranks.sh")
+            for n in ("log.sh", "failures.sh", "placeholders.sh", "reports.sh", "warm_ranks.sh")
         ),
     ]
     for file in files:
