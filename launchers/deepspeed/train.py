@@ -46,14 +46,18 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     requests = stop.StopRequest(args.run_dir, world)
     profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
     deepspeed.init_distributed(dist_backend=world.backend)  # uses the existing process group
+    # DeepSpeed's own file, read here only to see which parts it leaves to this program.
     config = json.loads(args.ds_config.read_text(encoding="utf-8"))
 
     # ---- data, model, engine ----
 
     corpus = text.opened(args, world, log)
     train_set, test_set = corpus.train, corpus.test
+    # The same seed on all ranks: each draws the same weights.
     torch.manual_seed(args.seed)
     shape = huggingface.chosen(args, corpus.vocabulary)
+    # Without memory: ZeRO 3 must never hold the whole model. It also gives the counts below before anything is
+    # sharded.
     with torch.device("meta"):
         net = model.GPT(shape, apart=corpus.apart)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
@@ -71,6 +75,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         huggingface.begin(net, args, world.device)
     own = None  # this program's own optimizer, with its schedule
     if "optimizer" not in config:
+        # 0.95, as GPT-3 and Llama do; torch's default is 0.999.
         own = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
     # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
     factor = options.cosine(args.warmup, args.steps)
@@ -107,6 +112,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                 "ZeRO checkpoints fit their own number of ranks. "
                 "Use that number, or convert it with ds_to_universal.py, which comes with DeepSpeed."
             )
+        # The engine fills the model, its optimizer and its loss scale; the kit's own file has position and random
+        # state.
         engine.load_checkpoint(str(resume_from), tag=TAG)
         position = checkpoint.read_rank(resume_from, world, seed=args.seed)
         resume.say(log, resume_from, position["step"])
@@ -125,7 +132,10 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- train ----
 
     where = {"seed": args.seed, "samples": position["samples"], "accumulate": accumulate, "workers": args.workers}
+    # Without end, epoch after epoch. `samples` is what earlier starts have read, so that a resumed run reads no
+    # sequence twice.
     batches = data.batches(train_set, micro_batch, world, **where)
+    # Tokens of one optimizer step, over all ranks: sequences x tokens of each.
     speed = metrics.Speed(batch_size * args.context, flops_per_token, world, precision)
     log.started("deepspeed/train.py", world, speed, parameters=parameters, seed=args.seed)
 
@@ -136,6 +146,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         args, world, log, requests, profile, checkpoints, save, test, position=position, samples=batch_size, speed=speed
     )
     while steps.go_on():
+        # The loss stays on the GPU: reading it at every step would wait for the GPU.
         losses = torch.zeros((), device=world.device)
         # Without a scheduler in the configuration, this program sets the learning rate, with warm-up and cosine decay.
         if own is not None and "scheduler" not in config:
@@ -150,6 +161,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             engine.backward(loss)  # scales the loss by the accumulation steps
             engine.step()  # updates after the last micro-step
             losses += loss.detach() / accumulate
+        # The norm before clipping. The engine knows it only after the update.
         steps.done(losses.item, lr=engine.get_lr()[0], gradient_norm=engine.get_global_grad_norm())
 
     # ---- the end ----

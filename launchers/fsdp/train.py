@@ -79,6 +79,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         # --keep-gathered it is not freed between. After backward its gradients are reduce-scattered: each rank gets the
         # mean for its own shard.
         fully_shard(block, reshard_after_forward=not args.keep_gathered, **sharding)
+    # Last, the rest. `net` is the root: a call of it starts the first all-gather, and prefetches the next block's
+    # while one computes.
     fully_shard(net, **sharding)
     # Now give each rank memory for its shards, and fill them: random weights, or those of --init-from.
     huggingface.begin(net, args, torch.device("cpu") if args.cpu_offload else world.device)
@@ -100,6 +102,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     if resume_from:
         # The shards of this run say which parts of the files to read. So the number of ranks may have changed.
         weights, updates = get_state_dict(net, optimizer)
+        # Fills the tensors of `weights` and `updates` in place: each rank reads only the bytes of its own shards.
         dcp.load({"model": weights, "optimizer": updates}, checkpoint_id=resume_from)
         set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=updates)
         position = checkpoint.read_rank(resume_from, world, seed=args.seed)
@@ -109,6 +112,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         def start(folder: Path) -> checkpoint.Finish | None:
             weights, updates = get_state_dict(net, optimizer)
             state = {"model": weights, "optimizer": updates}
+            # The position and this rank's random state are not sharded: each rank writes them to a small file.
             checkpoint.write_rank(folder, world, checkpoint.rank_state(world, position))
             checkpoint.write_model(folder, world, net.described())
             # A thread writes the files. `result` waits for it, and raises its error.
@@ -123,7 +127,10 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- train ----
 
     where = {"seed": args.seed, "samples": position["samples"], "accumulate": args.accumulate, "workers": args.workers}
+    # Without end, epoch after epoch. `samples` is what earlier starts have read, so that a resumed run reads no
+    # sequence twice.
     batches = data.batches(train_set, micro_batch, world, **where)
+    # Tokens of one optimizer step, over all ranks: sequences x tokens of each.
     speed = metrics.Speed(args.batch_size * args.context, flops_per_token, world, args.precision)
     log.started("fsdp/train.py", world, speed, parameters=parameters, seed=args.seed, built_bytes=int(built))
 
@@ -144,6 +151,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         speed=speed,
     )
     while steps.go_on():
+        # The loss stays on the GPU: reading it at every step would wait for the GPU.
         losses = torch.zeros((), device=world.device)
         for micro_step in range(args.accumulate):
             # Gradients are reduce-scattered only in the last micro-step.
@@ -151,11 +159,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             # (B, T) each: B windows of a micro-batch, T tokens of context. The targets are the tokens shifted by one.
             tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in next(batches))
             loss = net(tokens, targets) / args.accumulate
+            # From the last block to the first: gathers a block, computes its gradients, and frees it again.
             loss.backward()
             losses += loss.detach()
         # Each rank holds shards; full_tensor() is the norm over all of them.
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip).full_tensor()
         lr = loop.set_pace(optimizer, lr=args.lr * factor(position["step"]), weight_decay=args.weight_decay)
+        # Each rank updates its own shards. The next forward pass gathers the new parameters.
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         steps.done(losses.item, lr=lr, gradient_norm=norm)

@@ -38,6 +38,7 @@ from two_halves import TwoHalves
 # ranks.
 CONTENT = {"distrib_optim_sharding_type": "fully_reshardable" if HAVE_APEX_OR_TE else "dp_reshardable"}
 
+# As Llama has it. The other programs use float32's machine epsilon, 1.2e-7.
 NORM_EPS = 1e-5
 LLAMA3 = (
     1.0,
@@ -87,6 +88,7 @@ def begun(vocabulary: int) -> model.Shape:
 def check_layout(world_size: int) -> int:
     """The number of data parallel ranks. Where the layout cannot work, the program ends with an error that shows the numbers."""
     # tp x pp x cp ranks hold one copy of the model. Each message names the numbers that do not divide.
+    # Grouped-query attention: several query heads share a key-value head. By default each has its own.
     model_parallel, kv_heads = args.tp * args.pp * args.cp, args.kv_heads or args.heads
     faults = [
         f"{what} {whole} cannot be divided by {by} {part}"
@@ -116,11 +118,14 @@ def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParalle
     """This rank's stage and shard of the model, wrapped for data parallel training."""
     half = args.precision == "bf16"
     on_gpu = world.device.type == "cuda"
+    # One configuration for all ranks. Megatron cuts it: a rank builds only its layers (--pp) and its slices of
+    # matrices (--tp).
     config = TransformerConfig(
         num_layers=shape.layers,
         hidden_size=shape.dim,
         ffn_hidden_size=shape.wide,
         num_attention_heads=shape.heads,
+        # Key-value heads, and the channels of each head.
         num_query_groups=shape.keys,
         kv_channels=shape.each,
         add_qkv_bias=shape.qkv_bias,
@@ -142,6 +147,7 @@ def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParalle
         # Weights are drawn whole on the CPU and then sharded, so that they are the same for every --tp.
         use_cpu_initialization=True,
         bf16=half,
+        # Activations travel between pipeline stages in this type.
         pipeline_dtype=torch.bfloat16 if half else torch.float32,
         # These fused kernels need Apex, Transformer Engine or a GPU. The program also runs without.
         gradient_accumulation_fusion=False,
@@ -158,6 +164,8 @@ def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParalle
         layer = get_gpt_layer_with_transformer_engine_spec(qk_layernorm=shape.head_norms)
     else:
         layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.head_norms)
+    # Here and below: (T, B, C) activations, T tokens, B sequences, C = hidden_size; under sequence parallelism T / tp
+    # of them.
     net = GPTModel(
         config,
         layer,
@@ -177,6 +185,8 @@ def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParalle
         net.cuda()
     if half:
         net.bfloat16()
+    # Megatron's DDP, not torch's: it knows which parameters each rank of a layout holds, and whose gradients to
+    # average.
     ddp_config = DistributedDataParallelConfig(
         use_distributed_optimizer=args.distributed_optimizer,
         # Gradients are reduced while others are computed, in the last micro-batch's backward pass: hence no_sync in the others.
@@ -233,6 +243,7 @@ def load(
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         optimizer.step()
+    # Each tensor of the state tells which part of the whole this rank holds. So files of another layout can fill it.
     state = dist_checkpointing.load(sharded_state(loading=True), str(resume_from))
     net.module.load_state_dict(state["model"])
     with torch.no_grad():  # the load copies into the weights
@@ -249,6 +260,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     """Train to the last step, or until a stop is requested. Returns the exit code."""
     if args.init_from:
         begun(0)  # sets the model's own shape, with which the layout is checked
+    # Before Megatron makes its groups: a layout that cannot work ends here, and not in a collective that waits.
     data_parallel = check_layout(world.ddp_world_size)
     log = metrics.Metrics(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
@@ -271,6 +283,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     # The tensor, pipeline and context ranks of one model copy count as one rank of the data.
     copy = dataclasses.replace(world, ddp_rank=parallel_state.get_data_parallel_rank(), ddp_world_size=data_parallel)
+    # Every stage reads the data: a middle stage needs the tokens' shape, and their mask.
     corpus = text.opened(args, world, log)
     train_set, test_set = corpus.train, corpus.test
     # Sequences of one micro-batch on one model copy.
@@ -283,6 +296,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # With pipeline stages this is the 1F1B schedule: each stage alternates a forward and a backward pass, so that it keeps
     # the activations of few micro-batches.
     run_micro_batches = get_forward_backward_func()
+    # AdamW: weight decay apart from the gradient. With --distributed-optimizer each data parallel rank keeps 1 /
+    # data_parallel of its moments.
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
@@ -308,6 +323,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     position = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all data parallel ranks
 
     def sharded_state(*, loading: bool = False) -> dict[str, Any]:
+        # No data is moved here: the result names each tensor of this rank and its place in the whole model.
         weights = net.module.sharded_state_dict()
         return {
             "model": weights,
@@ -315,6 +331,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         }
 
     if resume_from:
+        # Weights and moments in any layout; then the position and, in the same layout, the random state of this rank.
         load(resume_from, net, optimizer, sharded_state)
         position = checkpoint.read_rank(resume_from, world, seed=args.seed)
         resume.say(log, resume_from, position["step"])
@@ -351,9 +368,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- train ----
 
     where = {"seed": args.seed, "samples": position["samples"], "accumulate": args.accumulate, "workers": args.workers}
+    # Without end, epoch after epoch. `samples` is what earlier starts have read, so that a resumed run reads no
+    # sequence twice.
     batches = data.batches(train_set, micro_batch, copy, **where)
     parameters, flops_per_token = counted(shape)
+    # Tokens of one optimizer step, over all model copies: sequences x tokens of each.
     speed = metrics.Speed(args.batch_size * args.context, flops_per_token, world, args.precision)
+    # What Megatron's schedules must know to allocate the activations that a stage receives: (T, micro-batch, C).
     schedule = {"model": [net], "seq_length": args.context, "micro_batch_size": micro_batch}
     log.started("megatron/train.py", world, speed, parameters=parameters, seed=args.seed)
 
@@ -361,6 +382,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         net.eval()
         count = min(args.test_windows, len(test_set))
         # The ranks of one model copy get the same windows; each copy gets others.
+        # A list, because the schedule must know the number of micro-batches before the first.
         tests = [*data.fixed(test_set, count, micro_batch, copy)]
         with torch.no_grad():
             losses = run_micro_batches(
@@ -405,6 +427,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         lr = loop.set_pace(optimizer, lr=args.lr * lr_factor(position["step"]))
         # Clips the gradients by their norm over all ranks, and updates the weights.
         _, norm, _ = optimizer.step()
+        # The losses stay on the GPU until a step is logged: reading them would wait for the GPU.
         steps.done(partial(loss_of_all, losses), lr=lr, gradient_norm=norm)
 
     # ---- the end ----
@@ -423,6 +446,7 @@ def counted(shape: model.Shape) -> tuple[int, float]:
 
 
 if __name__ == "__main__":
+    # Megatron calls CUDA by name. Without a GPU, lib/without_cuda.py answers these calls while the program runs.
     with contextlib.ExitStack() as stack:
         world = stack.enter_context(ranks.started(args.device))
         if world.device.type == "cpu":
