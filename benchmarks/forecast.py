@@ -23,8 +23,8 @@ from benchmarks._common import ROOT, Goal, project, report
 from kit.errors import ConfigError
 from kit.forecast import submit_forecast
 from kit.runs import metrics as reported
-from kit.runs import run_facts, status, submit
-from kit.runs.submit import Prepared
+from kit.runs import prepare_run, run_facts, status, submit
+from kit.runs.prepare_run import Prepared
 from kit.runs.which_slurm import queue
 from kit.slurm import embedded
 
@@ -165,7 +165,7 @@ def _prepared(
     script = 'script = "/kit/run/code/train_gpt.py"' if launcher == "ddp" else ""
     path = folder / f"{name}.toml"
     path.write_text(_JOB.format(name=name, launcher=launcher, script=script, python=python, args=args, ranks=ranks))
-    return submit.prepare(path, cluster=_NAME, overrides=[], containers=False)
+    return prepare_run.prepare(path, cluster=_NAME, overrides=[], containers=False)
 
 
 def _run(ready: Prepared) -> Path:
@@ -190,7 +190,7 @@ def _refused(folder: Path, python: Path) -> float:
     found = 0
     for shape, certain in ((("ddp", 2, 24, 1024, 16, 64, 2, ()), True), (("ddp", 1, 8, 256, 4, 512, 16, ()), False)):
         ready = _prepared(folder, "overfull", shape, python, _FEW)
-        ready = submit.prepare(ready.job_file, cluster=_NAME, overrides=[limit], containers=False)
+        ready = prepare_run.prepare(ready.job_file, cluster=_NAME, overrides=[limit], containers=False)
         seen = submit_forecast.look(ready)
         try:
             submit_forecast.refuse(seen)

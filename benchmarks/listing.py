@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks._common import Goal, project, report
 from kit import shell
-from kit.runs import manifest, submit
+from kit.runs import manifest, prepare_run
 from kit.spec.run_paths import RunPaths
 
 JOB = 'name = "bench"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n'
@@ -41,7 +41,7 @@ def main(words: Sequence[str] = ()) -> int:
 def make(folder: Path, count: int) -> list[str]:
     """Make `count` runs that have ended. Returns their names."""
     job = folder / "job.toml"
-    made = submit.prepare(job, cluster="bench", overrides=[], containers=False)
+    made = prepare_run.prepare(job, cluster="bench", overrides=[], containers=False)
     of = manifest.of(made.plan, job_file=job, user="ada", now=FIRST, slurm_version="22.05")
     names = [f"bench-20261101-{number:06d}-{number % 65536:04x}" for number in range(count)]
     for number, name in enumerate(names):

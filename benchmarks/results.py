@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks._common import Goal, project, report
 from benchmarks.listing import FIRST, JOB, cpu_s
-from kit.runs import manifest, submit
+from kit.runs import manifest, prepare_run
 from kit.spec.run_paths import RunPaths
 from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
 
@@ -51,7 +51,7 @@ def main(words: Sequence[str] = ()) -> int:
 def make(folder: Path, points: int, records: int) -> Path:
     """A sweep whose points have all ended, each with `records` records of metrics. Returns its folder."""
     job = folder / "job.toml"
-    made = submit.prepare(job, cluster="bench", overrides=[], containers=False)
+    made = prepare_run.prepare(job, cluster="bench", overrides=[], containers=False)
     of = manifest.of(made.plan, job_file=job, user="ada", now=FIRST, slurm_version="22.05")
     paths = SweepPaths(folder / "runs" / NAME)
     known = tuple(

@@ -20,14 +20,14 @@ from kit import config, data_folders
 from kit.config import Sources
 from kit.errors import UsageError
 from kit.planning.plan import Plan
-from kit.runs import find_runs, status, unmade_points, which_slurm
+from kit.runs import find_runs, prepare_run, status, unmade_points, which_slurm
 from kit.runs import metrics as reported
 from kit.runs import rerun as repeating
 from kit.runs import submit as one_run
 from kit.runs.cancel import cancel
 from kit.runs.manifest import Manifest, read
+from kit.runs.prepare_run import Prepared
 from kit.runs.status import Status
-from kit.runs.submit import Prepared
 from kit.spec.job import Job
 from kit.spec.run_paths import RunPaths
 from kit.sweeps import find, prepare, record, wait
@@ -191,7 +191,7 @@ def _prepared(
             f"{resolved.job_file}: it has [stages], and this call takes a single job",
             hint="'kit submit' submits all stages",
         )
-    return one_run.prepare_resolved(resolved, sources.job_file, containers=containers)
+    return prepare_run.prepare_resolved(resolved, sources.job_file, containers=containers)
 
 
 def _sources(job: Job | str | Path, cluster: str | None, overrides: Sequence[str], folder: Path | None) -> Sources:

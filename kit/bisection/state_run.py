@@ -11,10 +11,10 @@ from kit.bisection import changes, commits, intermediate_images
 from kit.bisection.changes import KINDS, Change, Kind
 from kit.bisection.commits import Workspaces
 from kit.errors import RunError
-from kit.runs import submit, workspace
+from kit.runs import prepare_run, workspace
 from kit.runs.manifest import Git, Workspace
+from kit.runs.prepare_run import Prepared
 from kit.runs.recorded_inputs import Earlier
-from kit.runs.submit import Prepared
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import Listing
 from kit.spec.image import ImageLock
@@ -194,7 +194,7 @@ class Pair:
 def _planned(mixed: _Mixed, run_id: str) -> Prepared:
     sources = mixed.sources(cluster=None, overrides=[])
     containers = mixed.job.get("container", {}).get("runtime") != "bare"
-    return submit.prepare_resolved(
+    return prepare_run.prepare_resolved(
         mixed.resolve(sources), sources.job_file, containers=containers, earlier=mixed, run_id=run_id
     )
 

@@ -134,7 +134,7 @@ def _first_job(folder: Path, script: Path | None, launcher: Entry, image: str, c
 def _write_checked(path: Path, text: str, cluster: str | None) -> None:
     """Write the job file if it can be planned. Otherwise print the faults, and leave an existing file unchanged."""
     from kit.errors import ConfigError
-    from kit.runs.submit import prepare
+    from kit.runs.prepare_run import prepare
 
     before = path.read_text(encoding="utf-8") if path.exists() else None
     path.parent.mkdir(parents=True, exist_ok=True)

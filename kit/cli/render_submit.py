@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kit.forecast.submit_forecast import Outlook
     from kit.planning.plan import Plan
     from kit.runs.manifest import Manifest
-    from kit.runs.submit import Prepared
+    from kit.runs.prepare_run import Prepared
     from kit.runs.two_clusters import TwoRuns
     from kit.slurm.client import ExpectedStart
     from kit.sweeps.shared_plans import Kind

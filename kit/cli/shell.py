@@ -30,7 +30,7 @@ def shell(
     from kit import config, data_folders
     from kit.cli import runs
     from kit.runs import interactive, remote_clusters, which_slurm
-    from kit.runs.submit import prepare
+    from kit.runs.prepare_run import prepare
 
     if attach is not None:
         one = runs.find(attach)

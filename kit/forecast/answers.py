@@ -15,7 +15,7 @@ from kit.forecast.size_and_place_choices import Planned, can_plan, request_of
 from kit.forecast.starts import Queue, StartEstimate
 from kit.planning.plan import Plan
 from kit.runs import which_slurm
-from kit.runs.submit import Prepared
+from kit.runs.prepare_run import Prepared
 from kit.slurm import client, embedded, queue_snapshot
 from kit.slurm.queue_snapshot import UNLIMITED
 from kit.spec.alternative_sizes import JobSize

@@ -18,8 +18,8 @@ from kit.config import Sources
 from kit.errors import ConfigError, KitError, UsageError
 from kit.forecast.backfill import NodeRequest
 from kit.planning.plan import Plan
-from kit.runs import submit
-from kit.runs.submit import Prepared
+from kit.runs import prepare_run
+from kit.runs.prepare_run import Prepared
 from kit.slurm.queue_snapshot import UNLIMITED, Amount, hosts
 from kit.spec.alternative_sizes import JobSize
 
@@ -74,7 +74,7 @@ def of_job(
         )
     if written.get("sweep"):
         return [_points(sources, containers=containers)]
-    own = submit.prepare_sources(sources, containers=containers)
+    own = prepare_run.prepare_sources(sources, containers=containers)
     found = [Planned(choice=None, pieces=1, prepared=own)]
     asked = (*more, *own.plan.job.when)
     for choice in (*asked, *_places(own, asked)):
@@ -114,7 +114,7 @@ def _planned(sources: Sources, choice: JobSize, *, containers: bool) -> Planned:
         inner[name] = value
     pieces = choice.pieces or 1
     try:
-        prepared = submit.prepare_resolved(
+        prepared = prepare_run.prepare_resolved(
             sources.resolve(point, label="[[when]]"), sources.job_file, containers=containers
         )
     except ConfigError as error:

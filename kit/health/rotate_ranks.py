@@ -15,8 +15,8 @@ from kit.health import miscomputing_nodes
 from kit.health.miscomputing_nodes import Deviation, Placement
 from kit.runs import checkpoint_steps, metrics, rerun, status, submit, which_slurm
 from kit.runs import recorded_inputs as reading
+from kit.runs.prepare_run import Prepared
 from kit.runs.recorded_inputs import Earlier
-from kit.runs.submit import Prepared
 from kit.slurm import client
 from kit.spec.world_size_text import PLAIN
 

@@ -11,10 +11,11 @@ from kit.errors import RunError
 from kit.planning.plan import Plan
 from kit.remote import run_folder_mirror as mirrors
 from kit.runs import folder, manifest, remote_clusters, secret, workspace
+from kit.runs.prepare_run import Prepared
 from kit.runs.remote_clusters import RemoteCluster
 from kit.runs.run_facts import events
 from kit.runs.status import Status
-from kit.runs.submit import Prepared, require_ready, secrets_of
+from kit.runs.submit import require_ready, secrets_of
 from kit.slurm import client
 from kit.spec.run_paths import RunPaths
 

@@ -23,7 +23,7 @@ from kit.spec.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from kit.config import Resolved
-    from kit.runs.submit import Prepared
+    from kit.runs.prepare_run import Prepared
     from kit.spec.image import ImageLock
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from kit import __version__
 from kit.errors import LockError, RunError
+from kit.runs import prepare_run
 from kit.runs import recorded_inputs as reading
-from kit.runs import submit
+from kit.runs.prepare_run import Prepared
 from kit.runs.recorded_inputs import Earlier
-from kit.runs.submit import Prepared
 from kit.spec.world_size_text import sizes_text
 
 # Keys of a cluster file that have no effect on a job.
@@ -48,7 +48,7 @@ def prepare_earlier(
     sources = earlier.sources(cluster=cluster, overrides=list(overrides))
     resolved = earlier.resolve(sources)
     containers = not _without_container(earlier)
-    made = submit.prepare_resolved(resolved, sources.job_file, containers=containers, now=now, earlier=earlier)
+    made = prepare_run.prepare_resolved(resolved, sources.job_file, containers=containers, now=now, earlier=earlier)
     _require_same_image(earlier, made)
     return made
 

@@ -23,8 +23,8 @@ from kit.frameworks import diloco, program_releases, torchtitan
 from kit.planning.plan import Plan, PlanFile, plan
 from kit.planning.sbatch_header import explained, header
 from kit.render import render
-from kit.runs import manifest, submit
-from kit.runs.submit import Prepared
+from kit.runs import manifest, prepare_run
+from kit.runs.prepare_run import Prepared
 
 LAUNCHER, CONFIG = "torchtitan", "config.toml"
 # Slurm's own default. There is no job number yet, so no path of the run folder can contain one.
@@ -78,7 +78,7 @@ def single_file(
     here = Path.cwd() / "kit generate"
     try:
         resolved = resolve(asked, titan, here, cluster=cluster, overrides=overrides)
-        prepared = submit.prepare_resolved(resolved, here, containers=containers, now=now, live=True)
+        prepared = prepare_run.prepare_resolved(resolved, here, containers=containers, now=now, live=True)
         prepared = replace(prepared, resolved=_checked(prepared, asked, titan))
     except ConfigError as error:
         if not error.faults:

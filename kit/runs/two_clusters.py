@@ -17,9 +17,9 @@ from pathlib import Path
 from kit import config
 from kit.config import Sources
 from kit.errors import ConfigError, Fault, UsageError
-from kit.runs import chain, lone_halves, pair_relay, remote_clusters, secret, submit
+from kit.runs import chain, lone_halves, pair_relay, prepare_run, remote_clusters, secret, submit
 from kit.runs.manifest import Manifest
-from kit.runs.submit import Partner, Prepared
+from kit.runs.prepare_run import Partner, Prepared
 from kit.spec.cluster import RelayRules
 from kit.spec.job import Job
 from kit.spec.run_paths import RunPaths
@@ -80,7 +80,7 @@ def prepare(
             },
         }
         own = one.resolve(keys, label=f"--cluster {','.join(clusters)}")
-        plan = submit.prepare_resolved(own, one.job_file, containers=containers, now=now, run_id=ids[index])
+        plan = prepare_run.prepare_resolved(own, one.job_file, containers=containers, now=now, run_id=ids[index])
         made.append(replace(plan, partner=Partner(run_id=ids[1 - index], token=token)))
     _require_equal_groups(made)
     return TwoRuns(first=made[0], second=made[1], relay=relay, port=port)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kit.runs.submit import Prepared
+from kit.runs.prepare_run import Prepared
 from kit.slurm import client
 
 

@@ -23,7 +23,7 @@ from kit.planning.plan import Plan
 from kit.render import plain
 from kit.runs import atomic_write
 from kit.runs.manifest import Manifest
-from kit.runs.submit import Prepared
+from kit.runs.prepare_run import Prepared
 from kit.runs.unmade_points import MADE, ArrayPaths
 from kit.spec.run_paths import RunPaths
 from kit.spec.sweep import Value

@@ -16,8 +16,8 @@ from kit import config
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, UsageError
 from kit.planning.plan import plan
-from kit.runs import program_check, submit
-from kit.runs.submit import Prepared
+from kit.runs import prepare_run, program_check
+from kit.runs.prepare_run import Prepared
 from kit.spec import slurm_filename_pattern
 from kit.spec.image import ImageLock
 from kit.spec.sweep import Sweep
@@ -215,7 +215,7 @@ class _Planner:
         self._args = sources.merged().get("args", [])
         self.first: Prepared | None = None
         self.folder: Path | None = None
-        self._lock_of: Callable[[Resolved], ImageLock | None] = submit.lock_of
+        self._lock_of: Callable[[Resolved], ImageLock | None] = prepare_run.lock_of
 
     def planned(self, point: Point) -> Prepared:
         """The plan of a point."""
@@ -235,7 +235,7 @@ class _Planner:
         snapshot = first.site.snapshot if one.job.snapshot else None
         site = replace(first.site, run_id=run_dir.name, run_dir=run_dir, snapshot=snapshot)
         lock = self._lock_of(here)
-        others = submit.role_locks_of(here) if first.site.containers else {}
+        others = prepare_run.role_locks_of(here) if first.site.containers else {}
         made = plan(here, lock, site, role_locks=others)
         program_check.require(made, first.scan)
         return replace(first, plan=made, site=site, resolved=here, lock=lock)
@@ -244,7 +244,7 @@ class _Planner:
         """The first plan, and the sweep's folder."""
         if self.first is None or self.folder is None:
             job_file, into = self.sources.job_file, self._into
-            first = submit.prepare_resolved(one, job_file, containers=self._containers, now=self._now)
+            first = prepare_run.prepare_resolved(one, job_file, containers=self._containers, now=self._now)
             if into is not None:
                 first = replace(first, site=replace(first.site, seed=into.seed))
             self.folder = first.site.run_dir.parent / (into.sweep_id if into else first.site.run_id)
@@ -259,7 +259,7 @@ def _locks(first: Prepared) -> Callable[[Resolved], ImageLock | None]:
     def lock_of(resolved: Resolved) -> ImageLock | None:
         image = resolved.job.image_name
         if image not in known:
-            known[image] = submit.lock_of(resolved) if first.site.containers else None
+            known[image] = prepare_run.lock_of(resolved) if first.site.containers else None
         return known[image]
 
     return lock_of

@@ -14,7 +14,7 @@ from kit.runs import atomic_write, folder, link_py_spy, manifest, output_folders
 from kit.runs import submit as one_run
 from kit.runs.folder import Like
 from kit.runs.manifest import Manifest
-from kit.runs.submit import Prepared
+from kit.runs.prepare_run import Prepared
 from kit.runs.unmade_points import MADE, ArrayPaths
 from kit.slurm import client
 from kit.spec.run_paths import RunPaths

@@ -12,8 +12,8 @@ from kit.runs import find_runs, status
 from kit.slurm import client
 
 if TYPE_CHECKING:
+    from kit.runs.prepare_run import Prepared
     from kit.runs.status import Queue, Status
-    from kit.runs.submit import Prepared
     from kit.slurm.client import JobId
     from kit.sweeps.arrays import Array
     from kit.sweeps.record import SweepRecord

@@ -16,9 +16,9 @@ from typing import Any
 from kit import config
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, SlurmError, nearest
-from kit.runs import chain, submit
+from kit.runs import chain, prepare_run, submit
 from kit.runs.manifest import Manifest
-from kit.runs.submit import Prepared
+from kit.runs.prepare_run import Prepared
 from kit.slurm import client
 from kit.spec.stages import Stage
 from kit.workflow.dependencies import After, term, with_options
@@ -44,7 +44,7 @@ def prepare_job(
     sources = config.read_job(config.job_path(job), cluster=cluster, overrides=overrides)
     if any(table.get("stages") for table, _ in sources.files):
         return prepare(sources, containers=containers)
-    return submit.prepare_sources(sources, containers=containers, debug=debug)
+    return prepare_run.prepare_sources(sources, containers=containers, debug=debug)
 
 
 def prepare(sources: Sources, *, containers: bool = True) -> tuple[PreparedStage, ...]:
@@ -79,7 +79,7 @@ def _prepare_one(
     keys = _with_folders(sources, keys, folders, contained=containers, file=label)
     resolved = sources.resolve(keys, label=label)
     resolved = replace(resolved, job=resolved.job.model_copy(update={"stages": {}}))
-    return submit.prepare_resolved(resolved, sources.job_file, containers=containers)
+    return prepare_run.prepare_resolved(resolved, sources.job_file, containers=containers)
 
 
 def submit_all(stages: tuple[PreparedStage, ...], *, say: Callable[[str, Manifest], None]) -> list[Path]:

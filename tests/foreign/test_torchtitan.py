@@ -182,10 +182,10 @@ def test_what_the_parser_refuses_the_kit_refuses_first(place: Path, option: str,
         f'name = "x"\nlauncher = "torchtitan"\nargs = ["{option}"]\n[env]\nPROGRAM_RELEASE = "{place.name[-5:]}"\n'
         "[resources]\nnodes = 1\n"
     )
-    from kit.runs import submit
+    from kit.runs import prepare_run
 
     with pytest.raises(ConfigError, match="did you mean '--"):
-        submit.prepare(project / "job.toml", cluster="here", overrides=[], containers=False)
+        prepare_run.prepare(project / "job.toml", cluster="here", overrides=[], containers=False)
 
 
 # Of each model that 0.3.0 publishes a configuration for, as its class makes it on a machine without GPUs.
@@ -230,9 +230,9 @@ def test_published_python_configurations(
 
 def job_words(project: Path) -> list[str]:
     """What the program of the folder's job is started with, after its own path."""
-    from kit.runs import submit
+    from kit.runs import prepare_run
 
-    made = submit.prepare(project / "job.toml", cluster="here", overrides=[], containers=False)
+    made = prepare_run.prepare(project / "job.toml", cluster="here", overrides=[], containers=False)
     program = made.plan.text_of("program.sh").partition("KIT_PROGRAM=(\n")[2].partition("\n)\n")[0]
     return [word for line in program.splitlines() for word in shlex.split(line)][2:]
 

@@ -12,7 +12,7 @@ import kit
 from kit import Job, plan, shell, submit, sweep
 from kit.errors import ConfigError, UsageError
 from kit.planning.plan import Plan
-from kit.runs.submit import prepare
+from kit.runs.prepare_run import prepare
 from tests.support import write_job
 
 JOB = (

@@ -20,7 +20,7 @@ import pytest
 from kit import shell
 from kit.errors import KitError, LockError, RunError, UsageError
 from kit.images import store as images
-from kit.runs import archive_format, exporting, find_runs, importing, rerun, run_facts, status, submit, workspace
+from kit.runs import archive_format, exporting, find_runs, importing, prepare_run, rerun, run_facts, status, workspace
 from kit.runs.importing import ImportedRun
 from kit.slurm.client import QueuedJob
 from kit.spec.run_paths import RunPaths
@@ -105,7 +105,7 @@ def test_an_index_of_more_than_a_mebibyte_is_read(project: Path, elsewhere: Path
     """It failed for a workspace of 8,000 files: the bound on headers was taken for one on the index."""
     for number in range(8000):
         (project / f"{number}.txt").write_text(f"{number}\n")
-    made = written(submit.prepare(project / "job.toml", cluster="here", overrides=[]))
+    made = written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=[]))
     exporting.export(made, tmp_path / "a.tar.gz")
     with tarfile.open(tmp_path / "a.tar.gz") as tar:
         first = tar.next()
@@ -174,7 +174,7 @@ def test_secrets_stay(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TOKEN", SECRET)
     (project / "secrets.env").write_text(f"KEY={SECRET}-too\n")
     write_job(project, f'{JOB}[secrets]\nenv = ["TOKEN"]\nfile = "secrets.env"\n')
-    made = written(submit.prepare(project / "job.toml", cluster="here", overrides=[]))
+    made = written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=[]))
     (made / ".secrets").write_text(f"export TOKEN='{SECRET}'\n")
     (made / "logs/.secrets").write_text(SECRET)
     exporting.export(made, tmp_path / "a.tar.gz")

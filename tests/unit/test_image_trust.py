@@ -14,7 +14,7 @@ from kit.cli import images
 from kit.config import validate
 from kit.errors import ConfigError, LockError
 from kit.images import image_lock, signature, store_safety
-from kit.runs import submit
+from kit.runs import prepare_run, submit
 from kit.spec.cluster import Cluster
 from tests.support import make_lock, write_job
 
@@ -54,7 +54,7 @@ def test_every_command_finds_the_store_by_one_rule(
     # far is the only cluster of the project, and so the default one.
     assert images.store_of(None, "far") == images.store_of(None) == wanted
     assert images.store_of(tmp_path / "x", "far") == tmp_path / "x"
-    prepared = submit.prepare(
+    prepared = prepare_run.prepare(
         write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\nimage = "train-cpu"\n'),
         cluster=None,
         overrides=[],
@@ -101,7 +101,7 @@ def test_a_run_starts_from_a_signed_image_and_from_no_other(
     (tmp_path / "clusters" / "far.toml").write_text(f"{signers}[node]\ncpus = 8\n[container]\nruntime = 'pyxis'\n")
     job = write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\nimage = "train-cpu"\n')
     monkeypatch.setattr("kit.images.check_against_lock.check", lambda *_, **__: None)
-    prepared = submit.prepare(job, cluster="far", overrides=[])
+    prepared = prepare_run.prepare(job, cluster="far", overrides=[])
     signature.sign(lock_file, ada)
     submit.require_ready(prepared)
     signature.sign(lock_file, eve)

@@ -11,7 +11,7 @@ from kit.errors import ConfigError, RunError
 from kit.planning.plan import Plan
 from kit.planning.sbatch_header import header
 from kit.runs import output_folders
-from kit.runs.submit import prepare
+from kit.runs.prepare_run import prepare
 from kit.sweeps import prepare as sweeps
 from tests.support import plan_of, write_job
 

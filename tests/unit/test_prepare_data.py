@@ -13,7 +13,7 @@ import pytest
 
 from kit import prepare_data, shell
 from kit.runs import manifest
-from kit.runs.submit import prepare
+from kit.runs.prepare_run import prepare
 from tests.support import REPO
 
 JOB = """

@@ -8,7 +8,7 @@ import pytest
 
 from kit.errors import ConfigError
 from kit.frameworks import launcher_program_options
-from kit.runs import submit
+from kit.runs import prepare_run
 from kit.sweeps import prepare as sweeps
 from tests.support import REPO, write_job
 
@@ -21,7 +21,7 @@ def refused(folder: Path, text: str, *, sweep: bool = False) -> str:
         if sweep:
             sweeps.prepare(job, cluster="local", containers=False)
         else:
-            submit.prepare(job, cluster="local", overrides=[], containers=False)
+            prepare_run.prepare(job, cluster="local", overrides=[], containers=False)
     return caught.value.message
 
 
@@ -64,7 +64,7 @@ def test_a_point_of_a_sweep_is_checked_too(tmp_path: Path) -> None:
     ],
 )
 def test_what_works_is_taken(tmp_path: Path, text: str) -> None:
-    submit.prepare(write_job(tmp_path, HEAD + text), cluster="local", overrides=[], containers=False)
+    prepare_run.prepare(write_job(tmp_path, HEAD + text), cluster="local", overrides=[], containers=False)
 
 
 def test_every_program_of_the_kit_declares_its_options() -> None:

@@ -17,9 +17,9 @@ import pytest
 from kit import config, data_folders, shell, untrusted_files
 from kit.errors import ConfigError, KitError, LockError, RunError
 from kit.planning.plan import Plan
-from kit.runs import checkpoint_steps, folder, manifest, rerun, submit, workspace
+from kit.runs import checkpoint_steps, folder, manifest, prepare_run, rerun, submit, workspace
 from kit.runs.manifest import Manifest
-from kit.runs.submit import Prepared
+from kit.runs.prepare_run import Prepared
 from kit.spec.run_paths import RunPaths
 from kit.sweeps import prepare as sweeps
 from tests.support import make_lock, write_job
@@ -78,7 +78,7 @@ def put_lock(place: Path, sha256: str) -> None:
 @pytest.fixture
 def run(project: Path) -> Path:
     """A run of that job, as `kit submit` leaves it, without Slurm."""
-    return written(submit.prepare(project / "job.toml", cluster="here", overrides=["env.B=2"]))
+    return written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=["env.B=2"]))
 
 
 def written(made: Prepared) -> Path:
@@ -132,7 +132,7 @@ def test_all_is_as_it_was_whatever_the_project_has_become(project: Path, run: Pa
 def test_a_launchers_program_and_one_of_the_users_without_a_script(project: Path, program: str) -> None:
     """The launcher's own programs are in the run folder, beside launcher.toml; without them it stands alone."""
     write_job(project, JOB.replace('script = "train.py"\nqos = "short"\nargs = ["a"]\n', f'{program}qos = "short"\n'))
-    run = written(submit.prepare(project / "job.toml", cluster="here", overrides=[]))
+    run = written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=[]))
     assert (run / "code/train.py").is_file() is (program == "")
     assert rerun.prepare(run).plan.text_of("program.sh") == (run / "program.sh").read_text()
 
@@ -142,7 +142,7 @@ def test_a_batch_template_is_the_one_of_the_snapshot(project: Path) -> None:
     shell.run([sys.executable, "-m", "kit", "template", "eject", str(ejected)], cwd=project)
     ejected.write_text(ejected.read_text().replace("#!/bin/bash\n", "#!/bin/bash\n# as submitted\n", 1))
     write_job(project, f'{JOB}[slurm]\ntemplate = "batch.sh"\n')
-    first = written(submit.prepare(project / "job.toml", cluster="here", overrides=[]))
+    first = written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=[]))
     ejected.unlink()
     made = rerun.prepare(first)
     assert "# as submitted" in made.plan.text_of("batch.sh")

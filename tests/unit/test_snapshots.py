@@ -18,7 +18,7 @@ from pathspec import GitIgnoreSpec
 
 from kit import untrusted_files
 from kit.errors import ConfigError, RunError
-from kit.runs import submit, workspace
+from kit.runs import prepare_run, workspace
 from kit.snapshots import chosen_files, patch, scan, tree_listing
 from kit.snapshots.scan import Scan
 from kit.snapshots.store import Store
@@ -509,7 +509,7 @@ def test_a_workspace_of_a_job_leaves_out_its_runs_mounts_logs_and_secrets(tmp_pa
     folder = write(tmp_path / "p", dict.fromkeys(("train.py", "data/x", "logs/x-7.out", "logs/a.py", "big/x.bin"), ""))
     write(folder, {".env": "TOKEN=1\n", ".kitignore": "/big\n", "clusters/c.toml": "", "runs/r/manifest.json": ""})
     job = write_job(folder, text)
-    made = submit.prepare(job, cluster="local", overrides=[], containers=False)
+    made = prepare_run.prepare(job, cluster="local", overrides=[], containers=False)
     assert made.scan is not None
     assert made.scan.tree.by_path.keys() == {"train.py", "logs/a.py", ".kitignore", "clusters/c.toml", "job.toml"}
     assert [(one.key, one.problem.partition(" and ")[0]) for one in made.warnings] == [
@@ -517,11 +517,11 @@ def test_a_workspace_of_a_job_leaves_out_its_runs_mounts_logs_and_secrets(tmp_pa
     ]
     assert f"KIT_TREE={made.scan.tree.hash}" in made.plan.text_of("batch.sh")
     assert not list((folder / "runs").glob(".snapshots*"))  # planning writes nothing
-    live = submit.prepare(job, cluster="local", overrides=["snapshot=false"], containers=False)
+    live = prepare_run.prepare(job, cluster="local", overrides=["snapshot=false"], containers=False)
     assert live.plan.decisions.paths.workspace == str(folder)
     write(folder, {".kitignore": "/train.py\n"})
     with pytest.raises(ConfigError, match=r"script: 'train.py' is in .*, and the run would not see it"):
-        submit.prepare(job, cluster="local", overrides=[], containers=False)
+        prepare_run.prepare(job, cluster="local", overrides=[], containers=False)
 
 
 def test_a_sweep_of_a_thousand_points_has_one_snapshot(tmp_path: Path) -> None:
@@ -537,7 +537,7 @@ def test_a_sweep_of_a_thousand_points_has_one_snapshot(tmp_path: Path) -> None:
 def test_a_batch_script_of_ones_own_finds_the_copy_made(tmp_path: Path) -> None:
     write(tmp_path / "p", {"train.py": "one\n", "own.sbatch": "#!/bin/bash\n"})
     text = 'name = "x"\nlauncher = "ddp"\nscript = "train.py"\nslurm.template = "own.sbatch"\n'
-    made = submit.prepare(write_job(tmp_path / "p", text), cluster="local", overrides=[], containers=False)
+    made = prepare_run.prepare(write_job(tmp_path / "p", text), cluster="local", overrides=[], containers=False)
     workspace.keep(made.scan, made.plan)
     (run := tmp_path / "run").mkdir()
     (run / "state").mkdir()

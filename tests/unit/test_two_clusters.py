@@ -27,6 +27,7 @@ from kit.runs import (
     lone_halves,
     manifest,
     pair_relay,
+    prepare_run,
     rerun,
     resume,
     secret,
@@ -142,7 +143,7 @@ def test_a_job_across_runs_on_one_cluster_as_any_other(project: Path) -> None:
     assert not two_clusters.asked_for(project, ["one"], [])
     assert two_clusters.asked_for(project, ["one", "two"], [])
     assert not two_clusters.asked_for(project, ["one", "two"], ["diloco.across=false"])
-    made = submit.prepare(project / "job.toml", cluster="one", overrides=[], containers=False, now=NOW)
+    made = prepare_run.prepare(project / "job.toml", cluster="one", overrides=[], containers=False, now=NOW)
     assert "gate" not in {role.name for role in made.plan.roles}
 
 
@@ -194,7 +195,7 @@ class Sent:
         monkeypatch.setattr(pair_relay, "start", self._relay)
         monkeypatch.setattr("kit.runs.two_clusters.chain.cancel", lambda jobs, env: self.cancelled.extend(jobs))
 
-    def _submit(self, one: submit.Prepared, *, ready: bool) -> Any:
+    def _submit(self, one: prepare_run.Prepared, *, ready: bool) -> Any:
         if one.plan.cluster == self._refused:
             raise JobRefusedError("sbatch: no such partition")
         one.folder.joinpath("state").mkdir(parents=True)
@@ -348,7 +349,7 @@ def half(project: Path, name: str, partner: str, job_id: int) -> Path:
     """A run folder of a training over two clusters."""
     if not (project / "clusters" / f"{name}.toml").exists():
         cluster(project, name)
-    made = submit.prepare(project / "job.toml", cluster=name, overrides=[], containers=False, now=NOW).plan
+    made = prepare_run.prepare(project / "job.toml", cluster=name, overrides=[], containers=False, now=NOW).plan
     folder = project / "runs" / f"gpt-{name}"
     (folder / "state").mkdir(parents=True)
     record = manifest.of(made, job_file=project / "job.toml", user="ada", now=NOW, slurm_version="22.05")
@@ -569,7 +570,7 @@ def test_a_relay_that_cannot_start_says_why(project: Path, monkeypatch: pytest.M
 def test_the_other_job_files_know_nothing_of_it(project: Path) -> None:
     """`partner` is in no manifest but those of halves."""
     write(project, across="false")
-    made = submit.prepare(project / "job.toml", cluster="one", overrides=[], containers=False, now=NOW)
+    made = prepare_run.prepare(project / "job.toml", cluster="one", overrides=[], containers=False, now=NOW)
     assert made.partner is None
     assert secret.RELAY_TOKEN not in submit.secrets_of(made)
     assert secret.RELAY_TOKEN not in shlex.join(made.plan.argv)
