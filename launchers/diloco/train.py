@@ -97,7 +97,9 @@ def waiting(world: ranks.Ranks, requests: stop.StopRequest, settings: Settings) 
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
     """Train to the last outer step, or until a stop is requested. Returns the exit code."""
+    # This group's id and the number of groups, from REPLICA_GROUP_ID and NUM_REPLICA_GROUPS.
     group = replica_group.from_environment()
+    # Each group logs and saves in its own folder: groups share no collective in which they could agree on files.
     folder = args.run_dir / group.folder
     log = metrics.Metrics(folder, world)
     requests = stop.StopRequest(folder, world)
@@ -119,6 +121,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     everywhere = group.everywhere(world)
     corpus = text.opened(args, world, log, folder)
     train_set, test_set = corpus.train, corpus.test
+    # Windows of one micro-step on one rank. --batch-size counts the windows of a step over all groups.
     micro_batch = ranks.share("--batch-size", args.batch_size, everywhere, args.accumulate)
 
     # The position in the data follows from the inner step alone. So a group that joins or falls behind finds its place.
@@ -176,6 +179,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         bits=args.bits,
         top_k=args.top_k,
     )
+    # For example, more fragments than layers: an error before the groups meet.
     settings.check(shape.layers)
     over_two_clusters = across.from_environment(args.timeout)
     if over_two_clusters and args.wire == "nccl":
@@ -186,6 +190,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     least = args.min_replicas or min(2, group.count)
     # This rank's connections to the ranks of the same number in the other groups. These form one process group.
     seat = Seat(group, world, min_replicas=least, timeout=args.timeout, wire=wire, across=over_two_clusters)
+    # Keeps a float32 copy of the parameters that all groups agree on, and averages with the other groups.
     diloco = DiLoCo(net, inner, seat, group, world, settings, wire, waiting(world, requests, settings))
     log.say(
         f"group {group.id} of {group.count}: {world.ddp_world_size} ranks on {world.nodes} nodes, {args.inside}, {world.backend}, "
@@ -302,6 +307,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
             return
         # The log counts the bytes of the whole group; each rank sends its part.
         record["bytes_sent"] = ranks.total(record["bytes_sent"], world=world)[0]
+        # groups: how many took part in this average. A lost group lowers it, a returned one raises it.
         line = f"outer step {record['outer_step']}  step {record['step']}  groups {record['groups']}"
         log.record("outer", line, replica=group.id, **record, seconds_blocked=time.perf_counter() - began)
         if args.eval_every and record["step"] // args.eval_every > validated // args.eval_every:
@@ -341,6 +347,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
                 more = {"replica": group.id, "lr": lr, "gradient_norm": norm.item(), "tokens": tokens}
                 log.step(next_step, losses.item(), speed, world, **more)
             began = time.perf_counter()
+            # With --overlap an average starts here and lands inner steps later. Otherwise the group waits for it.
             outer_step(met(diloco.after_inner_step), began)
             reports.progress.step(diloco.position["step"])
             if signal := requests.agreed():
@@ -360,6 +367,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
             line = f"error: no quorum of {least} groups in {args.quorum_timeout:.0f} s (exit {NO_QUORUM})"
             log.record("no-quorum", line, **diloco.position)
             return end("no quorum", NO_QUORUM)
+        # The others have finished: their last checkpoint is the result, and this group takes it over.
         if (resume_from := replica_group.newest(args.checkpoint_dir, group, world, checkpoints)) is None:
             raise SystemExit("the other groups are done, but none of their checkpoints is sound") from leave
         restore(resume_from)

@@ -90,6 +90,7 @@ class Servers:
     ) -> list[dict[str, Any]]:
         prompts = [task.prompt(problem) for problem in problems]
         while True:
+            # The server with the fewest requests under way.
             url = min(self._urls, key=lambda one: self._busy[one])
             self._busy[url] += 1
             try:
@@ -100,6 +101,7 @@ class Servers:
             if got["start"] != start:
                 raise StartedAnew
             # The server may have missed the newest weights. Its older completions would make the batch too off-policy.
+            # Each completion keeps its version: the trainer logs how old its samples are.
             if got["version"] >= oldest:
                 return [
                     {"problem": problem, "prompt": prompt, "version": got["version"], **completion}
@@ -117,6 +119,7 @@ class Servers:
                 async with self._session.post(f"{url}/{what}", json=body) as answer:
                     if answer.status in {200, MISSED}:
                         return await answer.json()
+                    # Other answers are errors: a server that still starts, or a request that it cannot serve.
                     fault = f"{answer.status}: {(await answer.text())[:200]}"
                     if answer.status == NO_WEIGHTS:
                         ask_again(self._run_dir)
@@ -124,6 +127,7 @@ class Servers:
                 fault = f"{type(error).__name__}: {error}"
             if time.monotonic() > deadline:
                 raise SystemExit(f"inference server {url}: no {what} within {self._timeout:g} s: {fault}")
+            # Seconds. A server takes longer than this to start, so asking more often would not help.
             await asyncio.sleep(0.2)
 
 
@@ -166,6 +170,7 @@ class Weights:
             return self.start
 
     async def _hand_on(self, news: Announcement) -> None:
+        # Returns when every server has the weights, or has missed them.
         await self._servers.update(news)
         async with self._changed:
             self.start, self.version = news.start, news.version
@@ -190,6 +195,7 @@ async def make_batches(
     async def test() -> None:
         nonlocal tested
         tested = weights.version
+        # The held-out problems, which no batch has: --eval-rollouts completions of each.
         found = await servers.generate(task, task.held_out, {**asked, "count": args.eval_rollouts}, start, tested)
         await add_rewards(task, found)
         right = statistics.fmean(one["reward"] >= 1 for one in found)
@@ -217,6 +223,7 @@ async def make_batches(
         behind = statistics.fmean(step - 1 - one["version"] for one in found)
         line = f"step {step}  reward {reward:.3f}  weights {behind:.1f} versions behind"
         log.record("rollouts", line, step=step, reward=reward, behind=behind, seconds=time.perf_counter() - began)
+    # The trainer's last version, so that the last test is of the finished policy.
     await weights.at_least(start, args.max_steps)
     if args.eval_every and tested < args.max_steps:
         await test()
@@ -266,10 +273,12 @@ async def orchestrate(args: argparse.Namespace) -> None:
     async def every_start(weights: Weights) -> None:
         start = ""
         while True:
+            # The trainer's first start, and each one after a crash or a requeue.
             start = await weights.another_start(start)
             with contextlib.suppress(StartedAnew):
                 await make_batches(task, servers, weights, start=start, log=log, args=args)
 
+    # One session keeps its connections open, so that a request need not open a new one. Seconds for a whole answer.
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=args.server_timeout)) as session:
         servers = Servers(urls, session, args.run_dir, args.server_timeout)
         weights = Weights(args.run_dir, servers)

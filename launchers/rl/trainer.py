@@ -79,6 +79,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     torch.manual_seed(args.seed)
     net = policy.begun(args.model, options.shape(args, task.vocabulary))
     shape = policy.described(net)
+    # Counted before FSDP2 shards them: afterwards a rank sees its own shards.
     parameters = sum(p.numel() for p in net.parameters())
     # `forward` is DDP or FSDP2 around `net`. Call it in training, so that it averages the gradients over the ranks in
     # backward.
@@ -95,10 +96,12 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     without = (*options.POLICY_SHAPE, *options.TASK, *OF_THE_RUN)
     told = resume.told("rl/trainer.py", args, without=without, shape=shape, data=task.told, reward=args.reward)
     checkpoints, resume_from = resume.begun(args, world, told, log)
+    # Batches trained on, and tokens over all ranks. The test before training is kept here, too.
     position: dict[str, Any] = {"step": 0, "tokens": 0}
     if resume_from:
         saved = spread.restore(net, optimizer, resume_from)
         position = saved["at"]
+        # With another number of ranks the saved states do not fit, and each rank gets a new seed.
         checkpoint.restore_rng(saved["rng"], world, seed=args.seed, step=position["step"])
         resume.say(log, resume_from, position["step"])
 
@@ -120,10 +123,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     def update(loss: torch.Tensor, lr: float = args.lr) -> float:
         """Make one optimizer step. Returns the gradient norm."""
+        # The rate falls over the batches, so it is set for each.
         loop.set_pace(optimizer, lr=lr)
         # DDP all-reduces the gradients here, FSDP2 reduce-scatters them: each rank must call this, also with few
         # rollouts.
         loss.backward()
+        # The length of the whole gradient. A longer one is scaled down to --clip, so that one odd batch cannot throw
+        # the policy far.
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -215,10 +221,12 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     while position["step"] < args.max_steps:
         step = position["step"] + 1
         began = time.perf_counter()
+        # Waiting for samples counts as `data` in `kit time`.
         with reports.progress.phase("data"):
             rollouts, signal = next_batch(step)
         if signal:
             return loop.leave(signal, requests, log, profile, save, position["step"])
+        # Every rank needs a rollout in every update: an empty part has no loss to average.
         if len(rollouts) < args.updates * world.ddp_world_size:
             raise SystemExit(
                 f"{len(rollouts)} rollouts are too few for {args.updates} updates on {world.ddp_world_size} ranks."
@@ -231,6 +239,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         # Linear decay to 0, over batches.
         lr = args.lr * (1 - position["step"] / args.max_steps)
         for number in range(args.updates):
+            # Each update uses another part of the batch, once. So the later updates train on samples that are a
+            # little off-policy.
             part = rollouts[number :: args.updates]
             # Each rank takes every world_size-th rollout of the part.
             mine = part[world.ddp_rank :: world.ddp_world_size]
@@ -244,9 +254,12 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             scores = forward(rows.tokens).float() / args.temperature
             # How much likelier each token has become, (B, T). PPO's clip takes the gain out of moves that are too large.
             ratio = (policy.logprobs(scores, rows) - old).exp()
+            # The smaller of both gains: no reward for moving a token further than the clip, but the full cost of a
+            # move in the wrong direction.
             limited = ratio.clamp(1 - args.clip_ratio, 1 + args.clip_ratio)
             gain = torch.minimum(ratio * advantages, limited * advantages) + args.entropy * policy.entropy(scores)
             # Each token counts the same. The backward pass averages over ranks, whose numbers of tokens differ.
+            # Completion tokens of the part over all ranks, known without a collective.
             tokens = sum(len(one["tokens"]) for one in part)
             # A minus, because the optimizer minimizes and the gain should grow.
             loss = -(gain * rows.mask).sum() * world.ddp_world_size / tokens

@@ -65,12 +65,14 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     log = metrics.Metrics(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
     profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    # Rows of one micro-step on one rank.
     micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
     if args.eval_every and not args.data:
         raise SystemExit("--eval-every: only with --data; sums are tested before and after.")
 
     # ---- data: chats, or sums ----
 
+    # Chats are tokenized once, by rank 0. Without --data the sums are made as they are drawn.
     taught = chat_dataset.opened(args, world, log) if args.data else None
     sums = tasks.sums()
 
@@ -86,6 +88,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     # The same seed on all ranks: each draws the same weights.
     torch.manual_seed(args.seed)
+    # A model of --model keeps its own shape. Only without one, --layers, --heads and --dim set the shape.
     net = policy.begun(args.model, options.shape(args, taught.vocabulary if taught else 256))
     shape = policy.described(net)
     parameters = sum(p.numel() for p in net.parameters())
@@ -118,11 +121,14 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     which = {"data": taught.told} if taught else {}
     told = resume.told("sft/train.py", args, without=(*options.POLICY_SHAPE, *OF_THE_DATA), shape=shape, **which)
     checkpoints, resume_from = resume.begun(args, world, told, log)
+    # Optimizer steps, and tokens over all ranks: prompts count, padding does not. The test before training is kept
+    # here, too.
     position: dict[str, Any] = {"step": 0, "tokens": 0}
     if resume_from:
         saved = spread.restore(net, optimizer, resume_from)
         position = saved["at"]
         resume.say(log, resume_from, position["step"])
+    # A new start: the test before the first step is what the result is compared with.
     elif taught:
         position["loss_before"] = test_chats()
         log.record(
@@ -155,6 +161,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         profile.step(position["step"] + 1)
         # All ranks draw the rows of all ranks, in the same order. So no rank has to send data, and the global number of
         # counted tokens is known without a collective.
+        # --batch-size rows: tokens, and a mask that is 1 where the loss counts the token.
         rows = drawn(position["step"])
         counted = sum(sum(row.mask[1:]) for row in rows)  # the first token is never a target
         loss = 0.0
@@ -182,16 +189,20 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         position["step"] += 1
+        # Over all ranks, because every rank has drawn all rows.
         tokens = sum(len(row.tokens) for row in rows)
         position["tokens"] = position.get("tokens", 0) + tokens
         speed.step(tokens)
 
         if args.log_every and position["step"] % args.log_every == 0:
+            # spread.number is a collective: all ranks must log the same steps.
             values = {"lr": lr, "gradient_norm": spread.number(norm), "tokens": position["tokens"]}
             log.step(position["step"], loss, speed, world, **values)
         if args.eval_every and position["step"] % args.eval_every == 0:
+            # Held-out chats; the checkpoint with the smallest loss is kept as the best.
             loop.evaluate(test_chats, position["step"], position["step"], log, checkpoints, save)
             speed.restart()
+        # Saves if it is due. Then all ranks agree whether one of them was asked to stop: a collective.
         code = loop.after_step(requests, log, profile, save, position["step"], every=args.checkpoint_every)
         if code is not None:
             return code

@@ -117,7 +117,9 @@ def test_a_version_that_cannot_be_read_is_an_error() -> None:
 
 def test_hosts_name_every_address_once() -> None:
     rows = [line.split() for line in conf.hosts(cluster(isolated=True)).splitlines()]
-    assert rows == [["127.0.0.1", "localhost"], ["10.9.8.1", "desk"], ["10.9.8.11", "lab-1"], ["10.9.8.12", "lab-2"]]
+    machines = [["10.9.8.1", "desk"], ["10.9.8.11", "lab-1"], ["10.9.8.12", "lab-2"]]
+    mapped = [[f"::ffff:{address}", f"{name}.mapped"] for address, name in machines]
+    assert rows == [["127.0.0.1", "localhost"], *machines, *mapped]
 
 
 def test_ports_in_use_are_passed_over() -> None:

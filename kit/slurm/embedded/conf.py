@@ -112,10 +112,15 @@ def cgroup_conf(version: Version, *, cgroups: bool) -> str:
 
 
 def hosts(cluster: EmbeddedCluster) -> str:
-    """The nodes' hosts file. It has only IPv4, and a name for every address: c10d looks up each one (field-notes 6)."""
-    controller = [f"{cluster.controller_address}\t{cluster.controller_host}"]
-    nodes = [f"{node.address}\t{node.name}" for node in cluster.nodes]
-    return "\n".join(["127.0.0.1\tlocalhost", *controller, *nodes, ""])
+    """The nodes' hosts file, with a name for every address: c10d looks up each one, and warns about those without a name.
+
+    It asks for IPv4 addresses in their IPv6 form. This form has another name, so that a node's own name stays IPv4 alone.
+    """
+    controller = (cluster.controller_address, cluster.controller_host)
+    machines = [controller, *((node.address, node.name) for node in cluster.nodes)]
+    names = [f"{address}\t{name}" for address, name in machines]
+    mapped = [f"::ffff:{address}\t{name}.mapped" for address, name in machines]
+    return "\n".join(["127.0.0.1\tlocalhost", *names, *mapped, ""])
 
 
 def _node_line(cluster: EmbeddedCluster, node: Node) -> str:
