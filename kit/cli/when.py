@@ -79,7 +79,7 @@ def _choice(text: str) -> JobSize:
 
 
 def _lines(found: list[WhenAnswer]) -> list[str]:
-    from kit.forecast.answers import line
+    from kit.forecast.answers import line, size_of
     from kit.forecast.time_wording import span
 
     several = len({one.cluster for one in found}) > 1
@@ -88,7 +88,7 @@ def _lines(found: list[WhenAnswer]) -> list[str]:
         shown.append(line(one, several=several))
         if one.start and one.gap and one.start.by_limits and one.start.by_limits - one.now > 60 and one.gap >= 60:
             shown.append(f"  a time limit of {span(one.gap // 60 * 60)} or less would start now")
-    best = next((one for one in found if one.start is not None and one.pieces == 1), None)
+    best = next((one for one in found if one.start is not None and one.command), None)
     if best is not None and len(found) > 1:
-        shown.append(best.command)
+        shown.append(best.command if best is found[0] else f"{best.command}  # {size_of(best, several=several)}")
     return shown

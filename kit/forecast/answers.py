@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from kit import data_folders
 from kit.errors import KitError, SlurmError
 from kit.forecast import size_and_place_choices, time_wording
-from kit.forecast.size_and_place_choices import Planned, can_plan, request_of
+from kit.forecast.size_and_place_choices import JobRequest, Planned, can_plan, request_of
 from kit.forecast.starts import Queue, StartEstimate
 from kit.planning.plan import Plan
 from kit.runs import which_slurm
@@ -31,7 +31,7 @@ class WhenAnswer:
     """One choice. start: None if it is refused. slurms: Slurm's own estimate of the start.
 
     gap: if the job does not start at once, for how many seconds from now this many nodes are free. by: the source of the start.
-    command: the command that submits this size.
+    command: the command that submits this size; empty if no single command does.
     """
 
     cluster: str
@@ -89,10 +89,8 @@ def ask(
     found: list[WhenAnswer] = []
     for cluster in clusters:
         try:
-            planned = size_and_place_choices.of_job(
-                job_file, cluster=cluster, overrides=overrides, containers=containers, more=more
-            )
-            found += _of_cluster(planned, job_file)
+            request = JobRequest(job_file=job_file, cluster=cluster, overrides=tuple(overrides), containers=containers)
+            found += _of_cluster(size_and_place_choices.of_job(request, more=more), request)
         except KitError as error:
             if len(clusters) == 1:
                 raise
@@ -107,7 +105,7 @@ def every_cluster() -> list[str]:
     ]
 
 
-def _of_cluster(planned: Sequence[Planned], job_file: Path) -> list[WhenAnswer]:
+def _of_cluster(planned: Sequence[Planned], request: JobRequest) -> list[WhenAnswer]:
     first = planned[0].prepared
     assert first is not None
     if first.resolved.cluster.embedded and embedded.find(first.resolved.cluster_name) is None:
@@ -116,10 +114,10 @@ def _of_cluster(planned: Sequence[Planned], job_file: Path) -> list[WhenAnswer]:
             f"cluster {name!r} is not up", hint="kit cluster up" + ("" if name == "local" else f" --name {name}")
         )
     queue = Queue(queue_snapshot.read(env=first.env))
-    return [_answer(one, first.plan, queue, first.env, job_file) for one in planned]
+    return [replace(_answer(one, first.plan, queue, first.env), command=one.command(request)) for one in planned]
 
 
-def _answer(one: Planned, own: Plan, queue: Queue, env: Mapping[str, str], job_file: Path) -> WhenAnswer:
+def _answer(one: Planned, own: Plan, queue: Queue, env: Mapping[str, str]) -> WhenAnswer:
     made = one.prepared.plan if one.prepared else None
     job, wanted = (made or own).job, request_of(made or own)
     choice = one.choice
@@ -146,9 +144,6 @@ def _answer(one: Planned, own: Plan, queue: Queue, env: Mapping[str, str], job_f
         by=planned[1],
         slurms=slurms.time if slurms else None,
         gap=queue.gap(wanted) if planned[1] == "plan" else 0.0,
-        command=" ".join(
-            ["kit submit", str(job_file), f"--cluster {own.cluster}", *(f"--set {s}" for s in one.settings)]
-        ),
     )
 
 
@@ -193,16 +188,18 @@ def at_submit(prepared: Prepared, slurms: client.ExpectedStart | None) -> WhenAn
     )
 
 
-def line(one: WhenAnswer, *, several: bool = False) -> str:
-    """An answer as a sentence. several: there are answers for several clusters, so the sentence names this one's."""
-    size = time_wording.counted(one.nodes, "node") + (
-        f" for {time_wording.span(one.limit)}" if one.limit != UNLIMITED else ", no time limit"
-    )
-    size = f"{one.pieces} pieces of {size}" if one.pieces > 1 else size
+def size_of(one: WhenAnswer, *, several: bool = False) -> str:
+    """The size and place of an answer in words. several: there are answers for several clusters, so this one's is named."""
+    limit = f" for {time_wording.span(one.limit)}" if one.limit != UNLIMITED else ", no time limit"
+    pieces = f"{one.pieces} pieces of " if one.pieces > 1 else ""
     place = [f"on {one.cluster}"] if several else []
     place += [f"QOS {one.qos}"] if one.qos else [f"partition {one.partition}"] if one.partition else []
-    size = ", ".join([size, *place])
-    start = one.start
+    return ", ".join([f"{pieces}{time_wording.counted(one.nodes, 'node')}{limit}", *place])
+
+
+def line(one: WhenAnswer, *, several: bool = False) -> str:
+    """An answer as a sentence. several: as in `size_of`."""
+    size, start = size_of(one, several=several), one.start
     if start is None:
         return f"{size}: refused: {one.refused}"
     if start.by_limits is None:

@@ -1,4 +1,4 @@
-"""The sizes and places at which a job may run, each planned: as written, its [[when]] tables, and the cluster's other QOS rows.
+"""The sizes and places at which a job or sweep may run, each planned: as written, [[when]] tables, the cluster's other QOS rows.
 
 A size that the cluster or the launcher refuses is kept with the reason. A QOS of the cluster that does not accept the job is left
 out.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,38 @@ _KEYS = {"nodes": "resources.nodes", "time": "resources.time", "qos": "qos", "pa
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """A job file as a user names it on the command line. cluster: None for the default one."""
+
+    job_file: Path
+    cluster: str | None
+    overrides: tuple[str, ...] = ()
+    containers: bool = True
+
+    def sources(self) -> Sources:
+        """The job's layers. ConfigError if the file is wrong."""
+        return config.read_job(config.job_path(self.job_file), cluster=self.cluster, overrides=list(self.overrides))
+
+    def command(self, verb: str) -> str:
+        """The command that gives this job to `kit submit` or `kit sweep`, for a shell."""
+        words = ["kit", verb, str(self.job_file)]
+        words += ["--cluster", self.cluster] if self.cluster else []
+        words += [word for one in self.overrides for word in ("--set", one)]
+        return shlex.join(words if self.containers else [*words, "--no-container"])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Planned:
     """A size at one place. prepared: its plan; None if it is refused. refused: the reason. pieces: number of such jobs.
 
-    choice: None for the job as written.
+    choice: None for the job as written. sweep: its pieces are the points of a sweep.
     """
 
     choice: JobSize | None
     pieces: int
     prepared: Prepared | None
     refused: str = ""
+    sweep: bool = False
 
     @property
     def request(self) -> NodeRequest:
@@ -44,52 +66,65 @@ class Planned:
         assert self.prepared is not None
         return request_of(self.prepared.plan)
 
-    @property
-    def settings(self) -> list[str]:
-        """The `--set` options for submitting this size."""
-        return [
-            f"{_KEYS[key]}={shlex.quote(str(value))}"
-            for key, value in (_values(self.choice).items() if self.choice else ())
-        ]
+    def command(self, request: JobRequest) -> str:
+        """The command that submits this size where it was planned. Empty if no single command does: pieces of a plain job."""
+        if self.prepared is None or (self.pieces > 1 and not self.sweep):
+            return ""
+        there = replace(_at_size(request, self.choice), cluster=self.prepared.plan.cluster)
+        return there.command("sweep" if self.sweep else "submit")
 
 
-def of_job(
-    job_file: Path,
-    *,
-    cluster: str | None,
-    overrides: list[str],
-    containers: bool = True,
-    more: tuple[JobSize, ...] = (),
-) -> list[Planned]:
+def of_job(request: JobRequest, *, more: tuple[JobSize, ...] = ()) -> list[Planned]:
     """All choices on one cluster, the job as written first.
 
     more: sizes in addition to the job's own. ConfigError if the job is wrong.
     """
-    sources = config.read_job(config.job_path(job_file), cluster=cluster, overrides=overrides)
+    sources = request.sources()
     written = sources.merged()
     if written.get("stages"):
         raise UsageError(
-            f"{job_file}: it has [stages], and a forecast is made for a single job",
+            f"{request.job_file}: it has [stages], and a forecast is made for a single job",
             hint="name a job file that has no [stages]",
         )
-    if written.get("sweep"):
-        return [_points(sources, containers=containers)]
-    own = prepare_run.prepare_sources(sources, containers=containers)
-    found = [Planned(choice=None, pieces=1, prepared=own)]
+
+    def planned(choice: JobSize | None) -> Planned:
+        if written.get("sweep"):
+            return _points(request, choice)
+        return _planned(sources, choice, containers=request.containers)
+
+    first = planned(None)
+    own = first.prepared
+    assert own is not None
     asked = (*more, *own.plan.job.when)
-    for choice in (*asked, *_places(own, asked)):
-        planned = _planned(sources, choice, containers=containers)
-        if choice in asked or planned.prepared is not None:
-            found.append(planned)
-    return found
+    others = [(choice, planned(choice)) for choice in (*asked, *_places(own, asked))]
+    return [first, *(made for choice, made in others if choice in asked or made.prepared is not None)]
 
 
-def _points(sources: Sources, *, containers: bool) -> Planned:
-    """A sweep: one piece for each point, all with the size of the first point."""
+def _at_size(request: JobRequest, choice: JobSize | None) -> JobRequest:
+    """The request with the keys of a size as further `--set` options."""
+    sizes = [f"{_KEYS[key]}={value}" for key, value in (_values(choice).items() if choice else ())]
+    return replace(request, overrides=(*request.overrides, *sizes))
+
+
+def _points(request: JobRequest, choice: JobSize | None) -> Planned:
+    """A sweep at a size: one piece for each point, all with the size of the first point."""
     from kit.sweeps import prepare
 
-    made = prepare.prepare_sources(sources, containers=containers)
-    return Planned(choice=None, pieces=len(made.points), prepared=made.first)
+    if choice is not None and choice.pieces:
+        return Planned(
+            choice=choice,
+            pieces=choice.pieces,
+            prepared=None,
+            refused="a sweep has as many pieces as points",
+            sweep=True,
+        )
+    try:
+        made = prepare.prepare_sources(_at_size(request, choice).sources(), containers=request.containers)
+    except ConfigError as error:
+        if choice is None:
+            raise
+        return Planned(choice=choice, pieces=1, prepared=None, refused=_short(error), sweep=True)
+    return Planned(choice=choice, pieces=len(made.points), prepared=made.first, sweep=True)
 
 
 def _places(own: Prepared, asked: tuple[JobSize, ...]) -> Iterator[JobSize]:
@@ -104,7 +139,9 @@ def _places(own: Prepared, asked: tuple[JobSize, ...]) -> Iterator[JobSize]:
             )
 
 
-def _planned(sources: Sources, choice: JobSize, *, containers: bool) -> Planned:
+def _planned(sources: Sources, choice: JobSize | None, *, containers: bool) -> Planned:
+    if choice is None:
+        return Planned(choice=None, pieces=1, prepared=prepare_run.prepare_sources(sources, containers=containers))
     point: dict[str, Any] = {}
     for key, value in _values(choice).items():
         *tables, name = _KEYS[key].split(".")

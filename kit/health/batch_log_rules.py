@@ -128,6 +128,14 @@ BATCH = (
         next="kit logs {run} --grep .",
     ),
     Rule(
+        id="torchrun-missing",
+        verdict=JOB,
+        pattern=r"specification for 'torch\.distributed\.run' \(ModuleNotFoundError: No module named '(?P<name>\w+)'",
+        says="the Python that runs has no {name}, so torchrun does not start",
+        advice="name an image that has torch, or the interpreter that does: image, python, setup",
+        next="kit render {job_file}",
+    ),
+    Rule(
         id="all-reduce",
         verdict=NODE,
         pattern=r"error: (?P<what>the all-reduce over \d+ ranks .*?)(?:;|$)",

@@ -44,6 +44,8 @@ COLOURS = {
 # one.
 _LINES = [_BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, _RED, "#808080", _YELLOW]
 _MOST_BARS, _MOST_NAMED, _STRETCHES = 64, 24, 100
+# More ticks would fall between the seconds of a short run, and all would be labelled .800.
+_TIME_AXIS = {"tickCount": 6}
 
 
 def ledger(groups: Mapping[str, Mapping[str, float]], what: str) -> Spec:
@@ -108,7 +110,7 @@ def lines(series: Mapping[str, Sequence[Sequence[float | None]]], *, x: str, y: 
         ],
         "mark": {"type": "line", "point": {"size": 12}, "clip": True},
         "encoding": {
-            "x": {**at, "title": x},
+            "x": {**at, "title": x, **({"axis": _TIME_AXIS} if time else {})},
             "y": {"field": "ys", "type": "quantitative", "title": y, "scale": {"zero": False}},
             "color": colour,
             **(
@@ -172,8 +174,7 @@ def heat(
         "usermeta": {"embedOptions": {"renderer": "canvas"}},
         "mark": {"type": "rect"},
         "encoding": {
-            # More ticks would fall between the seconds of a short run, and all would be labelled .800.
-            "x": {"field": "at", "type": "temporal", "title": None, "axis": {"tickCount": 6}},
+            "x": {"field": "at", "type": "temporal", "title": None, "axis": _TIME_AXIS},
             "x2": {"field": "until"},
             "y": {
                 "field": "rank",
@@ -213,7 +214,8 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Spec:
         # Vega draws points half transparent, which is hard to see on a dark page.
         "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
         "encoding": {
-            "x": {"field": "at", "type": "temporal", "title": None},
+            # The first and the last mark are at the edges: without padding, half of each would be cut off.
+            "x": {"field": "at", "type": "temporal", "title": None, "axis": _TIME_AXIS, "scale": {"padding": 10}},
             "y": {"field": "event", "type": "nominal", "sort": None, "title": None},
             "color": {
                 "field": "attempt",

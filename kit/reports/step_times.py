@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from kit import untrusted_files
 from kit.spec.run_paths import RunPaths
@@ -16,6 +19,8 @@ _MOST_BYTES = 8 << 20
 STRETCHES = 100
 # Use this many lines of a node's file, evenly spaced: three for each time slice.
 _LOOKS = 300
+# A look says what the steps since the look before took. After more than this many usual gaps without one, nothing is known of them.
+_MOST_GAPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +48,24 @@ def read(run_dir: Path) -> StepTimes | None:
     if not times:
         return None
     start, end = min(times), max(times)
-    length = max(1.0, (end - start) / STRETCHES)
+    length, covers = max(1.0, (end - start) / STRETCHES), _MOST_GAPS * _usual_gap(looks.values())
     rows = {}
     for (role, rank), points in sorted(looks.items()):
         row: list[list[float]] = [[] for _ in range(math.ceil((end - start) / length) + 1)]
-        for at, took in points:
-            row[int((at - start) / length)].append(took)
+        before: float | None = None
+        for at, took in sorted(points):
+            last = int((at - start) / length)
+            known = last if before is None else int((max(before, at - covers) - start) / length) + 1
+            for cell in row[min(known, last) : last + 1]:
+                cell.append(took)
+            before = at
         rows[f"{role}/{rank}" if role else str(rank)] = [sum(cell) / len(cell) if cell else None for cell in row]
     return StepTimes(start=start, length=length, rows=rows)
+
+
+def _usual_gap(looks: Iterable[Sequence[tuple[float, float]]]) -> float:
+    """Seconds between two looks of a rank."""
+    return median([late[0] - early[0] for points in looks for early, late in itertools.pairwise(points)] or [0.0])
 
 
 def _parse_line(line: str, looks: dict[tuple[str, int], list[tuple[float, float]]]) -> None:

@@ -33,10 +33,11 @@ _DIGEST = rb"sha256[:/]([0-9a-f]{64})"
 class Facts:
     """One run. problem: the reason why its manifest cannot be read; then all fields that only the manifest gives are empty.
 
-    slurm_id, links: its jobs. submitted_at: seconds since the epoch. started: the jobs whose batch script has begun, in order.
-    workspace: the origin of its /workspace. tree: its snapshot's hash. rerun_of: the run that it repeats. partner: the run on the
-    other cluster of a training over two clusters. nodes: those of the last start. restarts: the highest recorded number.
-    last_event, exit_code: of the batch script. imported: it ran elsewhere, and has no job here.
+    image_name: None for a run without a container. slurm_id, links: its jobs. submitted_at: seconds since the epoch. started: the
+    jobs whose batch script has begun, in order. workspace: the origin of its /workspace. tree: its snapshot's hash. rerun_of: the
+    run that it repeats. partner: the run on the other cluster of a training over two clusters. nodes: those of the last start.
+    restarts: the highest recorded number. last_event, exit_code: of the batch script. imported: it ran elsewhere, and has no job
+    here.
     """
 
     run_id: str
@@ -90,7 +91,7 @@ def read(run_dir: Path) -> Facts:
         job_name=made.job_name,
         cluster=made.cluster,
         image_digest=made.image_digest,
-        image_name=made.image_name,
+        image_name=made.image_name if made.runtime != "bare" else None,
         launcher=f"{made.launcher} ({made.shape})",
         runtime=made.runtime,
         git=f"{made.git.commit}{' (dirty)' if made.git.dirty else ''}" if made.git else None,

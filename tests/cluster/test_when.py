@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 
@@ -66,9 +67,21 @@ def test_the_plan_is_slurms_own_and_a_job_is_told_its_gap(lab: Lab, tmp_path: Pa
         assert (starts[300.0]["free_now_s"], starts[300.0]["by"]) == (pytest.approx(gap, abs=30), "plan")
         assert starts[300.0]["start"] < starts[3600.0]["start"]
         assert told[0]["limit_s"] == 300.0
-        assert "--set resources.time=0:05:00" in told[0]["command"]
+        assert shlex.split(told[0]["command"])[3:] == [
+            "--cluster", lab.cluster.name, "--set", "resources.time=0:05:00", "--no-container",
+        ]  # fmt: skip
         said = lab.kit("when", "--no-container", "--cluster", lab.cluster.name).stdout
         assert "1 node for 5 min: starts now" in said
+
+        # A sweep has a piece for each point, at every size.
+        (lab.project / "sweep.toml").write_text(
+            (lab.project / "job.toml").read_text() + "[sweep.grid]\nenv.X = [1, 2]\n"
+        )
+        told = json.loads(
+            lab.kit("when", "sweep.toml", "--no-container", "--cluster", lab.cluster.name, "--json").stdout
+        )
+        assert {(one["limit_s"], one["pieces"]) for one in told} == {(300.0, 2), (3600.0, 2)}
+        assert all(one["command"].startswith("kit sweep sweep.toml ") for one in told)
 
         # The same for a submit.
         done = lab.kit("submit", "--no-container", "--cluster", lab.cluster.name)

@@ -130,6 +130,19 @@ def test_step_times_are_cut_into_stretches(tmp_path: Path) -> None:
     assert found.rows["3"][0] == pytest.approx(1.3)
 
 
+def test_a_look_is_drawn_back_to_the_look_before(tmp_path: Path) -> None:
+    """The monitor looks every six seconds; a minute without a look, as between two starts of a job, stays empty."""
+    (tmp_path / "monitor").mkdir()
+    times = [*range(0, 31, 6), *range(90, 115, 6)]
+    looks = [f"{BEGAN + at:.6f}\t@0 {at} compute {BEGAN + at:.3f} {at / 10:.1f} 1\n" for at in times]
+    (tmp_path / "monitor" / "slurm-7.n0.progress").write_text("".join(looks))
+    found = step_times.read(tmp_path)
+    assert found is not None
+    row = [found.rows["0"][int(at / found.length)] for at in range(115)]
+    assert [at for at in range(115) if row[at] is None] == pytest.approx(list(range(31, 79)), abs=2)
+    assert row[20] == pytest.approx(2.4), "of the look at 24 s"
+
+
 def test_stragglers_and_curves(tmp_path: Path) -> None:
     run = make(tmp_path / "r", 16)
     assert [one["rank"] for one in collect._stragglers(run)] == [3]

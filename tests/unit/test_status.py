@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.runs import manifest, status
+from kit.runs import manifest, run_facts, status
 from kit.slurm.client import JobId, QueuedJob
 from kit.spec.run_paths import RunPaths
 from tests.support import make_site, plan_of, write_job
@@ -43,6 +43,12 @@ def test_a_forgotten_run_is_what_it_said_last(run_dir: Path) -> None:
         ]
         RunPaths(run_dir).events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         assert state(run_dir) == said
+
+
+def test_a_run_without_a_container_has_no_image(run_dir: Path) -> None:
+    """Its job may name one: a launcher does by default."""
+    assert manifest.read(RunPaths(run_dir).manifest).image_name == "train-cpu"
+    assert run_facts.read(run_dir).image_name is None
 
 
 def test_a_run_that_was_cancelled_while_it_waited(run_dir: Path) -> None:

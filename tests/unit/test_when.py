@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from kit import shell
+from kit.cli.when import _lines
 from kit.errors import ConfigError
 from kit.forecast import time_wording
+from kit.forecast.answers import WhenAnswer
 from kit.forecast.backfill import BackfillPlan, NodeRequest
-from kit.forecast.starts import Queue
+from kit.forecast.size_and_place_choices import JobRequest
+from kit.forecast.starts import Queue, StartEstimate
 from kit.slurm import client, queue_snapshot
 from kit.slurm.queue_snapshot import UNLIMITED, Amount, QueueNode, QueueSnapshot, RunningJob, WaitingJob
 from kit.spec.job import Job
@@ -225,3 +230,27 @@ def test_a_choice_says_something() -> None:
         config.validate({"name": "a", "launcher": "ddp", "when": [{}]}, Job, file="job.toml")
     job = config.validate({"name": "a", "launcher": "ddp", "when": [{"nodes": 4}, {"pieces": 8}]}, Job, file="job.toml")
     assert [one.nodes for one in job.when] == [4, None]
+
+
+def test_a_command_says_all_that_the_user_said() -> None:
+    request = JobRequest(
+        job_file=Path("my job.toml"), cluster="pod", overrides=("args=['a b']", "resources.nodes=4"), containers=False
+    )
+    words = ["--cluster", "pod", "--set", "args=['a b']", "--set", "resources.nodes=4", "--no-container"]
+    assert shlex.split(request.command("submit")) == ["kit", "submit", "my job.toml", *words]
+    assert JobRequest(job_file=Path("job.toml"), cluster=None).command("sweep") == "kit sweep job.toml"
+
+
+def _answer(start: float | None, *, pieces: int = 1, command: str = "") -> WhenAnswer:
+    estimate = StartEstimate(by_limits=start, last=start, ends_by=None) if start else None
+    return WhenAnswer(
+        cluster="pod", job="gpt", nodes=2, limit=3600.0, pieces=pieces, qos=None, partition=None, now=NOW, start=estimate,
+        refused="" if start else "too large", command=command,
+    )  # fmt: skip
+
+
+def test_the_command_is_that_of_the_first_choice_or_names_its_own() -> None:
+    first, second = _answer(NOW, command="kit submit a"), _answer(NOW + 3600, command="kit submit b")
+    assert _lines([first, second])[-1] == "kit submit a"
+    assert _lines([_answer(NOW, pieces=8), second])[-1] == "kit submit b  # 2 nodes for 1 h"
+    assert "kit submit" not in " ".join(_lines([_answer(NOW, pieces=8), _answer(None)]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.why.case import ADMIN, AGAIN, CODE, GROUP, JOB, NODE, TWO, Case, raised, said
+from tests.why.case import ADMIN, AGAIN, CODE, GROUP, JOB, NODE, NODES_2, TWO, Case, raised, said
 
 # As Ray 2.60 raises it in the driver.
 RAY_FRAMES = (
@@ -12,6 +12,14 @@ RAY_FRAMES = (
 CASES: dict[str, Case] = {
     "module-missing": Case(rule="module-missing", verdict=JOB, says="no module 'numpyy'", program="import numpyy\n"),
     "torch-missing": Case(rule="torch-missing", verdict=JOB, says="has no torch", program="import torch\n"),
+    "torchrun-missing": Case(
+        rule="torchrun-missing",
+        verdict=JOB,
+        says="no torch, so torchrun does not start",
+        job=NODES_2,
+        program="pass\n",
+        options=("--no-container", "--set", "shape=torchrun"),
+    ),
     "import-name": Case(
         rule="import-name", verdict=JOB, says="cannot import name 'nothing'", program="from json import nothing\n"
     ),
