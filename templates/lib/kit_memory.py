@@ -1,0 +1,349 @@
+"""Checkpoints of the last steps in the memory of the nodes: `[checkpoint] memory_every`.
+
+    from kit_memory import Memory
+    memory = Memory()                      # after torch.distributed.init_process_group
+    found = memory.load()                  # None, or the newest step that every rank has: found.step, found.state
+    ...
+    if memory.due(step):
+        memory.save(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+
+`save` copies the state into a file in /dev/shm, and returns. In the background the bytes go to the next node of the job. So a rank
+that is killed, or a node that is lost, costs the steps since then, and no read from the file system. The job's step kit-memory
+keeps the files over the restarts of one allocation, and removes them.
+
+Every method is called by all ranks together. Without the key, and outside of a job, `load` returns None and nothing is due. Only
+tensors and the default `gather` need torch.
+"""
+
+import collections
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+
+from kit_memory_files import DamagedError, Files, folder, node_name, sha256
+from kit_memory_state import Layout, read
+from kit_memory_transfer import Server, fetch, own_address, store
+
+__all__ = ["Memory"]
+
+# A step from memory: this rank's state, and the part that is equal on all ranks (None if the program saved none). fetched: whether
+# some rank's bytes came from another node.
+Found = collections.namedtuple("Found", "step state shared fetched")
+_Member = collections.namedtuple("_Member", "rank node address")
+SHARED = "shared"
+# Steps of a part that a node holds at most.
+_KEPT = 2
+
+
+class Memory:
+    """The checkpoints in memory of one start of a program.
+
+    every: steps between saves; None: KIT_CHECKPOINT_MEMORY_EVERY. gather: returns the values of all ranks, in the order of ranks.
+    path, node, rank: this node's folder and name and this process's rank, if they are not those of the environment.
+    """
+
+    def __init__(self, every=None, *, gather=None, path=None, node=None, rank=None):
+        path = path or folder()
+        self.every = int(os.environ.get("KIT_CHECKPOINT_MEMORY_EVERY") or 0) if every is None else every
+        self.took = 0.0
+        self._thread = self._problem = self._server = None
+        self._fits = None
+        if path is None:
+            self.every = 0
+        if not self.every:
+            return
+        self._gather, self._files = gather or _gathered_by_torch(), Files(path)
+        self._rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        self._node = node or node_name()
+        # Known to the ranks of this start alone, and on no disk.
+        self._token = hashlib.sha256("".join(self._gather(os.urandom(32).hex())).encode()).digest()
+        self._server = Server(self._files, self._token, own_address())
+        self._members = [_Member(*of) for of in self._gather((self._rank, self._node, self._server.address))]
+        self._nodes = _by_node(self._members)
+        self._neighbour = _neighbour(self._nodes, self._node, self._rank)
+        self._has = dict(self._gather((self._node, self._files.steps())))
+
+    def due(self, step):
+        """Whether `step` is to be saved."""
+        return bool(self.every) and self._fits is not False and step % self.every == 0
+
+    def newest(self):
+        """The newest step of which every rank's part is on some node; None if there is none."""
+        return next(iter(self._candidates(0)), None) if self.every else None
+
+    def load(self, *, at_least=0):
+        """The newest step, not below `at_least`, that every rank has whole: a Found, or None. All later steps are forgotten."""
+        if not self.every:
+            return None
+        began, found = time.monotonic(), None
+        for step in self._candidates(at_least):
+            found = self._loaded(step)
+            if found is not None:
+                break
+        if self._leads():
+            self._files.forget(after=found.step if found else -1, keep=self._parts_here())
+        self._gather(None)
+        if found is None:
+            return None
+        self._tell_resumed(found, time.monotonic() - began)
+        if self._neighbour is not None and found.step not in self._has[self._neighbour.node].get(_part(self._rank), ()):
+            self._in_background(found.step, [_part(self._rank)])
+        return found
+
+    def save(self, step, state, shared=None):
+        """Save this rank's state of a step, and what is equal on all ranks: it is stored once on each node.
+
+        Returns when the states are copied, and may change. Waits for the copy to the neighbour of the save before. `took` is set to
+        the seconds.
+        """
+        if not self.every or self._fits is False:
+            return
+        began = time.monotonic()
+        self.wait()
+        # The parts of the save before must be complete on all nodes before any rank gives up the ones before them.
+        self._warn(self._gather(self._problem))
+        self._problem = None
+        parts = {SHARED: Layout(shared)} if shared is not None and self._leads() else {}
+        # This rank's part comes last: where it is complete, so is the shared one.
+        parts[_part(self._rank)] = Layout(state)
+        if self._fits is None:
+            self._fits = self._does_fit(parts)
+        if self._fits:
+            try:
+                for part, layout in parts.items():
+                    draft = self._files.write(part, layout.size)
+                    layout.write(draft.payload)
+                    draft.commit(step)
+                self._in_background(step, [*parts])
+            except OSError as error:
+                self._problem = f"rank {self._rank} on {self._node} cannot keep step {step}: {error}"
+        self.took = time.monotonic() - began
+
+    def wait(self):
+        """Wait until the last save is complete on the neighbour, too."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self):
+        """Answer no other rank any more. The parts stay for the next start."""
+        if self._server is not None:
+            self._server.close()
+
+    def _candidates(self, at_least):
+        """Steps that all ranks' parts have somewhere, newest first. Equal on all ranks."""
+        has = [
+            {step for parts in self._has.values() for step in parts.get(_part(one.rank), ())} for one in self._members
+        ]
+        return sorted((step for step in set.intersection(*has) if step >= at_least), reverse=True)
+
+    def _loaded(self, step):
+        """The state of a step; None if it is damaged somewhere. Equal on all ranks."""
+        shared = any(step in parts.get(SHARED, ()) for parts in self._has.values())
+        here = [_part(self._rank), *([SHARED] if shared and self._leads() else [])]
+        fetched, problem = self._tried(lambda: [self._bring(part, step) for part in here])
+        if not self._all_well(step, problem):
+            return None
+        state, problem = self._tried(
+            lambda: [read(self._files.read(part, step)) for part in (_part(self._rank), *([SHARED] if shared else []))]
+        )
+        if not self._all_well(step, problem):
+            return None
+        return Found(step, state[0], state[1] if shared else None, any(map(any, self._gather(fetched))))
+
+    def _bring(self, part, step):
+        """Make this node have a complete part. Returns whether it came from another node."""
+        problems = []
+        holders = sorted((node for node, parts in self._has.items() if step in parts.get(part, ())), key=self._distance)
+        for node in holders:
+            try:
+                if node == self._node:
+                    self._files.check(part, step)
+                else:
+                    fetch(
+                        self._nodes[node][self._rank % len(self._nodes[node])].address,
+                        self._token,
+                        part,
+                        step,
+                        self._files,
+                    )
+                return node != self._node
+            except (OSError, DamagedError) as error:
+                problems.append(f"{error} ({node})")
+                if node == self._node:
+                    self._files.remove(part, step)
+        raise DamagedError("; ".join(problems) or f"no node has {part}")
+
+    def _distance(self, node):
+        return node != self._node, node
+
+    def _tried(self, make):
+        """The result of `make`, or the text of its error."""
+        try:
+            return make(), None
+        except Exception as error:  # noqa: BLE001 - sent to all ranks, so that none waits for this one
+            return None, f"rank {self._rank}: {error}"
+
+    def _all_well(self, step, problem):
+        problems = [text for text in self._gather(problem) if text]
+        if problems and self._rank == 0:
+            _say(f"step {step} in memory is not used: {'; '.join(problems[:3])}")
+        return not problems
+
+    def _does_fit(self, parts):
+        """Whether all nodes have the memory for all parts. Rank 0 warns where one has not. Equal on all ranks."""
+        sizes = {part: layout.size for part, layout in parts.items()}
+        try:
+            free = self._files.free() + self._files.held()
+        except OSError as error:
+            free = f"there is no folder for checkpoints in memory: {error}"
+        told = self._gather((self._node, sizes, free, _resident()))
+        for node in self._nodes:
+            have = [one for where, _, one, _ in told if where == node]
+            problem = next((one for one in have if isinstance(one, str)), None)
+            need = _KEPT * sum(
+                size for where, of, _, _ in told for part, size in of.items()
+                if where == node or (part != SHARED and self._sends_to(where, node))
+            )  # fmt: skip
+            if problem is None:
+                limit = _memory_limit() - sum(rss for where, _, _, rss in told if where == node)
+                least = min(*have, limit) if len(have) > 1 else min(have[0], limit)
+                if need > least:
+                    problem = (
+                        f"they need {need / 1e9:.2f} GB on {node}, and {max(0, least) / 1e9:.2f} GB are free there"
+                    )
+            if problem:
+                if self._rank == 0:
+                    _say(
+                        f"checkpoints in memory are off: {problem}. Ask for more memory, or remove checkpoint.memory_every"
+                    )
+                    _record("memory-off", why=problem)
+                return False
+        return True
+
+    def _sends_to(self, node, to):
+        after = _after(self._nodes, node)
+        return after == to and node != to
+
+    def _parts_here(self):
+        """The parts that belong on this node: its own, and its ranks' and those whose copies it gets."""
+        return {SHARED} | {
+            _part(one.rank) for one in self._members if one.node == self._node or self._sends_to(one.node, self._node)
+        }
+
+    def _in_background(self, step, parts):
+        # A daemon: it may wait for another rank, and must not keep a failed one from exiting.
+        self._thread = threading.Thread(target=self._complete, args=(step, parts), name="kit-memory", daemon=True)
+        self._thread.start()
+
+    def _complete(self, step, parts):
+        """Copy this rank's part to the neighbour, and note the digests."""
+        try:
+            for part in parts:
+                payload = self._files.read(part, step)
+                if part == SHARED or self._neighbour is None:
+                    digest = sha256(payload)
+                else:
+                    digest = store(self._neighbour.address, self._token, part, step, payload)
+                self._files.note_digest(part, step, digest)
+        except (OSError, DamagedError, ValueError, KeyError) as error:
+            where = f" to {self._neighbour.node}" if self._neighbour else ""
+            self._problem = f"rank {self._rank} on {self._node}: step {step} was not copied{where}: {error}"
+
+    def _warn(self, problems):
+        told = [text for text in problems if text]
+        if told and self._rank == 0:
+            _say(f"a lost node would cost more than {self.every} steps: {'; '.join(told[:3])}")
+
+    def _leads(self):
+        """Whether this is the first rank of its node."""
+        return self._nodes[self._node][0].rank == self._rank
+
+    def _tell_resumed(self, found, seconds):
+        if self._rank == 0:
+            of = "the memory of other nodes" if found.fetched else "memory"
+            _say(f"step {found.step} is loaded from {of}, in {seconds:.2f} s", kind="info")
+            _record("resumed", step=found.step, source="neighbour" if found.fetched else "memory")
+
+
+def _part(rank):
+    return f"rank-{rank}"
+
+
+def _by_node(members):
+    """The members of each node, in the order of ranks."""
+    found = {}
+    for one in members:
+        found.setdefault(one.node, []).append(one)
+    return found
+
+
+def _after(nodes, node):
+    """The node that gets the copies of a node."""
+    names = [*nodes]
+    return names[(names.index(node) + 1) % len(names)]
+
+
+def _neighbour(nodes, node, rank):
+    """The member that gets this rank's copies; None on a single node."""
+    if len(nodes) < 2:
+        return None
+    place, its = [one.rank for one in nodes[node]].index(rank), nodes[_after(nodes, node)]
+    return its[place % len(its)]
+
+
+def _gathered_by_torch():
+    """Gathers over a group of its own, because the training's collectives must not mix with these."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return lambda value: [value]
+    group = dist.new_group(backend="gloo")
+
+    def gather(value):
+        every = [None] * dist.get_world_size()
+        dist.all_gather_object(every, value, group=group)
+        return every
+
+    return gather
+
+
+def _memory_limit():
+    """Bytes of each node that the job may use, as Slurm granted them; without a limit, more than any node has."""
+    node, cpu = (int(os.environ.get(name) or 0) for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"))
+    granted = node or cpu * int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)
+    return granted << 20 or 1 << 62
+
+
+def _resident():
+    """The memory of this process without its files in /dev/shm, in bytes: proc(5), RssAnon."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        return next((int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon:")), 0)
+
+
+def _say(text, kind="warning"):
+    print(f"{kind}: {text}", file=sys.stderr, flush=True)
+
+
+def _record(event, **values):
+    """Add an event to the run's record, as templates/lib/events.sh does. docs/reference/events.md lists them."""
+    run_dir = os.environ.get("KIT_RUN_DIR")
+    if not run_dir:
+        return
+    line = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "epoch": time.time(),
+        "event": event,
+        "job_id": int(os.environ.get("SLURM_JOB_ID") or 0),
+        "restart": int(os.environ.get("SLURM_RESTART_COUNT") or 0),
+        "attempt": int(os.environ.get("KIT_ATTEMPT") or os.environ.get("KIT_RESTART_COUNT") or 0),
+        **{name: str(value) for name, value in values.items()},
+    }
+    try:
+        with open(f"{run_dir}/state/events.jsonl", "a", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(json.dumps(line) + "\n")
+    except OSError:
+        return

@@ -1,0 +1,205 @@
+"""Stores the states of ranks in this node's memory: one file in /dev/shm for each part and step, complete once it has its name.
+
+    PART@STEP       complete: a header with the payload's size and sha256, then the payload
+    PART@writing    one that is being written; a killed process leaves it, and the next write of the part takes its memory
+
+A part is `rank-3`, of one rank, or `shared`, which is equal on all ranks. The two newest steps of a part stay: a process that dies
+while it writes leaves the older one complete. A write reuses the memory of the step that it replaces.
+"""
+
+import hashlib
+import mmap
+import os
+import struct
+
+# Size of the payload, and its sha256: zeros until it is known. The payload begins at the next page.
+_HEADER = struct.Struct("<8sQ32s")
+_MAGIC, _PAYLOAD_AT = b"KITMEM1\0", mmap.PAGESIZE
+_UNKNOWN = bytes(32)
+_WRITING = "writing"
+# Complete steps of a part that stay while the next one is written.
+_STAY = 1
+BLOCK = 4 << 20
+
+
+class DamagedError(Exception):
+    """The bytes of a part are not those that were written. The text says which."""
+
+
+def folder():
+    """This node's folder of this job, which step kit-memory makes and removes; None outside of a job of Slurm."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if not job:
+        return None
+    return f"/dev/shm/kit-memory-{os.geteuid()}-{job}.{os.environ.get('SLURM_RESTART_COUNT') or 0}-{node_name()}"
+
+
+def node_name():
+    """The name of this node. Virtual nodes of one machine share its host name."""
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+class Draft:
+    """A part that is being written. `payload` is its memory; `commit` makes it complete."""
+
+    def __init__(self, files, part, memory, size):
+        self._files, self._part = files, part
+        self._memory = memory
+        self.payload = memoryview(memory)[_PAYLOAD_AT : _PAYLOAD_AT + size]
+
+    def commit(self, step, digest=None):
+        """Give the part its name. digest: sha256 of the payload, where it is known."""
+        _HEADER.pack_into(self._memory, 0, _MAGIC, len(self.payload), digest or _UNKNOWN)
+        self._files.name_draft(self._part, step)
+
+
+class Files:
+    """The parts in one folder. A process writes only its own rank's part, `shared`, and the copies that it receives."""
+
+    def __init__(self, path):
+        self._path = path
+        # By part: the maps of the files that this process has written, by inode. A map is expensive to make.
+        self._maps = {}
+
+    def there(self):
+        """Whether the folder exists and belongs to this user."""
+        try:
+            return self._path is not None and os.lstat(self._path).st_uid == os.geteuid()
+        except OSError:
+            return False
+
+    def steps(self):
+        """The complete steps of each part, oldest first."""
+        found = {}
+        for part, step in self._names():
+            if step != _WRITING:
+                found.setdefault(part, []).append(int(step))
+        return {part: sorted(steps) for part, steps in found.items()}
+
+    def write(self, part, size):
+        """Begin to write a part of `size` bytes: a Draft. OSError if the node has no memory for it."""
+        draft = self._file(part, _WRITING)
+        old = self.steps().get(part, [])
+        if not os.path.exists(draft) and len(old) > _STAY:  # noqa: PTH110 - pathlib is imported by no line of this file
+            os.rename(self._file(part, old[0]), draft)  # noqa: PTH104
+        for step in old[:-_STAY]:
+            _remove(self._file(part, step))
+        return Draft(self, part, self._map(part, draft, _PAYLOAD_AT + size), size)
+
+    def name_draft(self, part, step):
+        """The draft of a part becomes the file of a step."""
+        os.rename(self._file(part, _WRITING), self._file(part, step))  # noqa: PTH104
+
+    def read(self, part, step):
+        """The payload of a complete part, read-only. OSError or DamagedError where it cannot be used."""
+        memory, size, _ = self._opened(part, step)
+        return memoryview(memory)[_PAYLOAD_AT : _PAYLOAD_AT + size]
+
+    def digest(self, part, step):
+        """The sha256 of a complete part, or None if its writer ended before it was known."""
+        digest = self._opened(part, step)[2]
+        return None if digest == _UNKNOWN else digest
+
+    def check(self, part, step):
+        """Compare a part with its digest, if that is known. DamagedError where they differ."""
+        digest = self.digest(part, step)
+        if digest is not None and sha256(self.read(part, step)) != digest:
+            raise DamagedError(f"{part} of step {step} on {node_name()} differs from what was written")
+
+    def note_digest(self, part, step, digest):
+        """Keep the sha256 of a complete part with it."""
+        with open(self._file(part, step), "r+b") as file:  # noqa: PTH123
+            file.seek(_HEADER.size - len(digest))
+            file.write(digest)
+
+    def remove(self, part, step):
+        """Remove one step of a part."""
+        _remove(self._file(part, step))
+
+    def forget(self, *, after, keep):
+        """Remove all steps later than `after`, and all parts that are not in `keep`, which belong to ranks of other nodes now."""
+        for part, step in self._names():
+            if part not in keep or (step != _WRITING and int(step) > after):
+                _remove(self._file(part, step))
+        self._maps = {part: maps for part, maps in self._maps.items() if part in keep}
+
+    def free(self):
+        """Bytes that the folder's file system and the node's memory can still take."""
+        have = os.statvfs(self._path)
+        return min(have.f_bavail * have.f_frsize, _available())
+
+    def held(self):
+        """Bytes of the folder's files."""
+        return sum(os.stat(self._file(*name)).st_size for name in self._names())  # noqa: PTH116
+
+    def _names(self):
+        try:
+            names = os.listdir(self._path)  # noqa: PTH208
+        except OSError:
+            return []
+        split = [name.rpartition("@")[::2] for name in names]
+        return [(part, step) for part, step in split if part and (step == _WRITING or step.isdigit())]
+
+    def _file(self, part, step):
+        return f"{self._path}/{part}@{step}"
+
+    def _map(self, part, path, size):
+        """The file's memory, allocated now: a page that is missing later would end the process with SIGBUS."""
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            found = os.fstat(handle)
+            if found.st_size != size:
+                os.ftruncate(handle, size)
+                os.posix_fallocate(handle, 0, size)
+            else:
+                known = self._maps.get(part, {}).get(found.st_ino)
+                if known is not None:
+                    return known
+            made = mmap.mmap(handle, size)
+            maps = self._maps.setdefault(part, {})
+            maps[found.st_ino] = made
+            for inode in [*maps][: -(_STAY + 1)]:
+                del maps[inode]
+            return made
+        except OSError:
+            _remove(path)
+            raise
+        finally:
+            os.close(handle)
+
+    def _opened(self, part, step):
+        with open(self._file(part, step), "rb") as file:  # noqa: PTH123
+            length = os.fstat(file.fileno()).st_size
+            if length < _PAYLOAD_AT:
+                raise DamagedError(f"{part} of step {step} on {node_name()} has {length} bytes")
+            memory = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ)
+        magic, size, digest = _HEADER.unpack_from(memory)
+        if magic != _MAGIC or length < _PAYLOAD_AT + size:
+            raise DamagedError(
+                f"{part} of step {step} on {node_name()} is cut: {length} bytes, {_PAYLOAD_AT + size} expected"
+            )
+        return memory, size, digest
+
+
+def sha256(payload):
+    """The digest of a payload. Other threads run meanwhile."""
+    found = hashlib.sha256()
+    for start in range(0, len(payload), BLOCK):
+        found.update(payload[start : start + BLOCK])
+    return found.digest()
+
+
+def _remove(path):
+    try:
+        os.unlink(path)  # noqa: PTH108
+    except OSError:
+        return
+
+
+def _available():
+    """MemAvailable of proc(5), in bytes."""
+    with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 1 << 62

@@ -1,0 +1,187 @@
+"""Sends parts of kit_memory_files between nodes, over plain TCP. Both ends prove that they know the token of the job's ranks.
+
+Each message carries an HMAC-SHA256 under a key of its connection, and the bytes of a part are followed by their sha256. So nobody
+without the token can read, store or change a part; the bytes themselves are not encrypted, as those of gloo and NCCL are not.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+import threading
+
+from kit_memory_files import BLOCK, DamagedError
+
+# Seconds in which the other end must send something, and bytes of the longest message.
+TIMEOUT_S = 60.0
+_HANDSHAKE_S, _LONGEST, _NONCE = 10.0, 1 << 16, 32
+_LENGTH = struct.Struct("<I")
+
+
+class Channel:
+    """An authenticated connection. OSError where the other end is gone or does not know the token."""
+
+    def __init__(self, connection, token, *, serves):
+        self._socket = connection
+        connection.settimeout(_HANDSHAKE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        mine = os.urandom(_NONCE)
+        connection.sendall(mine)
+        its = self._receive(_NONCE)
+        self._key = hmac.new(token, b"".join((mine, its) if serves else (its, mine)), hashlib.sha256).digest()
+        # The directions have their own names, and messages their numbers: none can be sent back, or again.
+        self._names = (b"server", b"client") if serves else (b"client", b"server")
+        self._sent = self._heard = 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._socket.close()
+
+    def tell(self, **values):
+        """Send a message."""
+        body = json.dumps(values).encode()
+        self._socket.sendall(_LENGTH.pack(len(body)) + body + self._mac(self._names[0], self._sent, body))
+        self._sent += 1
+
+    def hear(self):
+        """The other end's next message."""
+        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
+        if length > _LONGEST:
+            raise OSError("the message is too long")
+        body = self._receive(length)
+        if not hmac.compare_digest(
+            self._receive(hashlib.sha256().digest_size), self._mac(self._names[1], self._heard, body)
+        ):
+            raise OSError("the other end does not know the token of this job")
+        self._heard += 1
+        self._socket.settimeout(TIMEOUT_S)
+        return json.loads(body)
+
+    def send(self, payload, known=None):
+        """Send the bytes of a part. Returns their sha256. known: the one that they had when they were written, if it was kept."""
+        digest = hashlib.sha256()
+        for start in range(0, len(payload), BLOCK):
+            block = payload[start : start + BLOCK]
+            digest.update(block)
+            self._socket.sendall(block)
+        self.tell(sha256=(known or digest.digest()).hex())
+        return digest.digest()
+
+    def receive(self, payload):
+        """Fill `payload`. Returns its sha256; DamagedError where it is not the sender's."""
+        digest, at = hashlib.sha256(), 0
+        while at < len(payload):
+            count = self._socket.recv_into(payload[at : at + BLOCK])
+            if not count:
+                raise OSError(f"the connection ended after {at} of {len(payload)} bytes")
+            digest.update(payload[at : at + count])
+            at += count
+        if self.hear()["sha256"] != digest.hexdigest():
+            raise DamagedError("the bytes differ from what was written")
+        return digest.digest()
+
+    def _mac(self, name, number, body):
+        return hmac.new(self._key, b"%s %d " % (name, number) + body, hashlib.sha256).digest()
+
+    def _receive(self, length):
+        found = bytearray()
+        while len(found) < length:
+            more = self._socket.recv(length - len(found))
+            if not more:
+                raise OSError("the other end closed the connection")
+            found += more
+        return bytes(found)
+
+
+class Server:
+    """Stores parts that neighbours send, and sends parts to ranks that lack them, on threads of its own."""
+
+    def __init__(self, files, token, address):
+        self._files, self._token = files, token
+        self._listener = socket.create_server((address, 0), backlog=128)
+        self.address = self._listener.getsockname()[:2]
+        threading.Thread(target=self._accept, name="kit-memory", daemon=True).start()
+
+    def close(self):
+        """Accept no further connection."""
+        # A thread inside accept(2) holds the socket open: shutdown wakes it.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self):
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="kit-memory", daemon=True).start()
+
+    def _serve(self, connection):
+        # A stranger, or a rank that was killed. The other end reports what this means for it.
+        try:
+            with connection, Channel(connection, self._token, serves=True) as channel:
+                request = channel.hear()
+                answer = {"store": self._store, "fetch": self._fetch}[request["do"]]
+                answer(channel, request["part"], request["step"], request.get("size", 0))
+        except (OSError, ValueError, KeyError, DamagedError):
+            return
+
+    def _store(self, channel, part, step, size):
+        try:
+            draft = self._files.write(part, size)
+        except OSError as error:
+            channel.tell(problem=str(error))
+            return
+        channel.tell(problem=None)
+        draft.commit(step, channel.receive(draft.payload))
+        channel.tell(stored=step)
+
+    def _fetch(self, channel, part, step, _):
+        payload = self._files.read(part, step)
+        channel.tell(size=len(payload))
+        channel.send(payload, self._files.digest(part, step))
+
+
+def store(address, token, part, step, payload):
+    """Copy a part to the node of `address`. Returns its sha256 when it is complete there. OSError where it cannot be."""
+    with _connected(address, token) as channel:
+        channel.tell(do="store", part=part, step=step, size=len(payload))
+        if problem := channel.hear()["problem"]:
+            raise OSError(problem)
+        digest = channel.send(payload)
+        channel.hear()
+    return digest
+
+
+def fetch(address, token, part, step, files):
+    """Copy a part from the node of `address` into `files`."""
+    with _connected(address, token) as channel:
+        channel.tell(do="fetch", part=part, step=step)
+        draft = files.write(part, channel.hear()["size"])
+        draft.commit(step, channel.receive(draft.payload))
+
+
+def own_address():
+    """The address of this node that the other ranks reach: that of its route to rank 0."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Sends nothing.
+            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))
+            return probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"
+
+
+def _connected(address, token):
+    connection = socket.create_connection(tuple(address), timeout=_HANDSHAKE_S)
+    try:
+        return Channel(connection, token, serves=False)
+    except BaseException:
+        connection.close()
+        raise
