@@ -18,7 +18,7 @@ from kit import frameworks
 from kit.allocation import Allocation, allocate
 from kit.config import Resolved
 from kit.errors import Fault
-from kit.planning import rank_files, warm_ranks
+from kit.planning import memory_checkpoints, rank_files, warm_ranks
 from kit.planning.batch_file import batch_script
 from kit.planning.complete_job import completed
 from kit.planning.decisions import Decisions
@@ -160,6 +160,7 @@ def decide(
         resolved=resolved, site=site, allocation=allocation, extra=extra, roles=roles, paths=paths, pins=pins
     )
     warm_ranks.check(made)
+    memory_checkpoints.check(made)
     return made
 
 

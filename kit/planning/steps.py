@@ -78,6 +78,18 @@ def warm_step(made: Decisions) -> list[str]:
     return _contained(made, main, srun, f"{made.paths.inside.run}/worker.sh")
 
 
+def memory_step(made: Decisions) -> list[str]:
+    """Keeps the folder of checkpoints in memory on every node, including spares; empty without `[checkpoint] memory_every`.
+
+    It outlives a lost node: the other nodes hold the copies.
+    """
+    if not made.job.checkpoint.memory_every:
+        return []
+    run = made.paths.run
+    step = _helper("kit-memory", made.every_node, f"{run.logs}/memory.log")
+    return [*step, "--kill-on-bad-exit=0", "--wait=0", "--no-kill", f"{run.bin}/memory.sh"]
+
+
 def signal_step(made: Decisions) -> list[str]:
     """Sends a signal only to the programs of the ranks. The batch script adds nodes, signal and the time to save."""
     return [*_helper("kit-signal", None, "/dev/null"), f"{made.paths.run.bin}/signal.sh"]

@@ -29,6 +29,11 @@ class Checkpoint(Model):
     )
     keep: int | None = Field(default=None, ge=1, description="Checkpoints to keep; older ones are removed.")
     async_: bool | None = Field(default=None, alias="async", description="Write in the background.")
+    memory_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="Steps between checkpoints in the nodes' memory, for restarts in the allocation; default: none are made.",
+    )
     dir: ContainerPath | None = Field(
         default=None,
         description="Folder as the ranks see it; default: the run's checkpoints/.",
@@ -41,6 +46,7 @@ class Checkpoint(Model):
             "KIT_CHECKPOINT_EVERY": self.every,
             "KIT_CHECKPOINT_KEEP": self.keep,
             "KIT_CHECKPOINT_ASYNC": flags[self.async_],
+            "KIT_CHECKPOINT_MEMORY_EVERY": self.memory_every,
             "KIT_CHECKPOINT_DIR": self.dir,
         }
         return {name: str(value) for name, value in asked.items() if value is not None}

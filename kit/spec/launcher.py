@@ -41,6 +41,9 @@ class Launcher(Model):
     most_ranks: int | None = Field(
         default=None, ge=1, description="How many processes it starts at most; default: as many as the job asks for."
     )
+    memory: bool = Field(
+        default=False, description="Whether the programs of this folder read [checkpoint] memory_every."
+    )
     requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
     fits: dict[str, dict[str, bool | int]] = Field(
         default_factory=dict,

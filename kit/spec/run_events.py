@@ -25,6 +25,11 @@ EVENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "ready": ("a role answered its ready check", ("role",)),
     "restart": ("a role ended and was started again", ("role", "exit_code")),
     "lost": ("a role ended and is not started again; the others continue", ("role", "exit_code")),
+    "resumed": (
+        "the program continues from a checkpoint; source: memory, neighbour (memory of other nodes), or file",
+        ("step", "source"),
+    ),
+    "memory-off": ("the nodes lack the memory for checkpoints in memory, and none are made", ("why",)),
     "stall": (
         "ranks stand still",
         ("number", "rule", "role", "rank", "node", "step", "phase", "idle", "waiting", "count"),

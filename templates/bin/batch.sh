@@ -47,6 +47,9 @@ readonly -a KIT_EVIDENCE_ARGV={{ evidence_argv | sh }}
 {% if warm_argv %}
 readonly -a KIT_WARM_ARGV={{ warm_argv | sh }}
 {% endif %}
+{% if memory_argv %}
+readonly -a KIT_MEMORY_ARGV={{ memory_argv | sh }}
+{% endif %}
 readonly -a KIT_MONITOR_ARGV={{ monitor_argv | sh }}
 readonly -a KIT_PREFLIGHT_ARGV={{ preflight_argv | sh }}
 readonly -a KIT_PROBE_ARGV={{ probe_argv | sh }}
@@ -81,6 +84,7 @@ source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
 source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
+source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
 source "${KIT_RUN_DIR}/lib/reports.sh"
 
@@ -110,6 +114,7 @@ finish() {
     steps::end_all
     # On this node the collector may have been killed after the last rank looked for it.
     reports::remove_unused
+    memory_checkpoints::remove_unused
     stall_watch::end_evidence
     heartbeat::stop
     failures::release_space
@@ -142,6 +147,7 @@ train() {
     while true; do
         retry::begin_attempt || return 1
         warm_ranks::start
+        memory_checkpoints::start
         failure_watch::start
         stall_watch::start
         roles::run

@@ -12,6 +12,7 @@ source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/reports.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
+source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
 KIT_RANK_ARGS=() KIT_WARM=()
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
@@ -101,6 +102,7 @@ main() {
     umask g-w,o-w
     rank::end_report
     reports::remove_unused
+    memory_checkpoints::remove_unused
     # Without its slurmstepd, a rank dies of some signal: of HUP under Pyxis.
     if ((code > 128)) && rank::is_orphan; then
         log::error "slurmstepd, by which Slurm runs the ranks of a node, is gone: killed, or out of memory; the program died of it, with ${code}"

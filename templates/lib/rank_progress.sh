@@ -34,7 +34,7 @@ rank_progress::sweep() {
         { exec {fd}<"${folder}"; } 2>/dev/null || continue
         ! flock --nonblock "${fd}" || rm -rf -- "${folder}"
         exec {fd}<&-
-    done < <(find /dev/shm -maxdepth 1 -type d -user "${EUID}" -name "kit-${EUID}-*" -mmin +10 -print0 2>/dev/null)
+    done < <(find /dev/shm -maxdepth 1 -type d -user "${EUID}" \( -name "kit-${EUID}-*" -o -name "kit-memory-${EUID}-*" \) -mmin +10 -print0 2>/dev/null)
 }
 
 rank_progress::end() {

@@ -169,13 +169,18 @@ def test_a_step_that_is_damaged_on_all_nodes_falls_back_to_the_one_before(
     for path in tmp_path.glob(f"n?/{part}@10"):
         damage(path, "flipped")
     assert Ranks(tmp_path, NODES).run(loaded) == expected(5, 6)
-    assert capfd.readouterr().err.count(f"step 10 in memory is not used: rank {int(part == 'rank-1')}: {part} of step 10") == 1
+    assert (
+        capfd.readouterr().err.count(f"step 10 in memory is not used: rank {int(part == 'rank-1')}: {part} of step 10")
+        == 1
+    )
 
 
 def damage(path: Path, how: str) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
-    path.write_bytes(bytes(content) if how == "flipped" else bytes(content[: len(content) // 2]) if how == "cut" else b"")
+    path.write_bytes(
+        bytes(content) if how == "flipped" else bytes(content[: len(content) // 2]) if how == "cut" else b""
+    )
 
 
 def test_a_draft_of_a_killed_rank_is_no_step_and_its_memory_is_used_again(tmp_path: Path) -> None:
@@ -286,9 +291,9 @@ def test_a_part_is_stored_and_fetched_with_the_token_alone(tmp_path: Path, servi
     files = module("kit_memory_files").Files(str(tmp_path / "own"))
     serving.transfer.fetch(serving.server.address, b"token", "rank-0", 5, files)
     assert files.read("rank-0", 5) == payload
-    with pytest.raises(OSError, match="token|closed|reset"):
+    with pytest.raises(OSError, match=r"token|closed|reset"):
         serving.transfer.store(serving.server.address, b"other", "rank-0", 6, payload)
-    with pytest.raises(OSError, match="token|closed|reset"):
+    with pytest.raises(OSError, match=r"token|closed|reset"):
         serving.transfer.fetch(serving.server.address, b"other", "rank-0", 5, files)
     assert serving.files.steps() == {"rank-0": [5]}
 
@@ -315,7 +320,7 @@ def test_bytes_that_changed_on_their_way_are_no_step(serving: Serving) -> None:
         channel.hear()
         connection.sendall(bytes(payload[:-1]) + b"x")
         channel.tell(sha256=module("kit_memory_files").sha256(payload).hex())
-        with pytest.raises(OSError, match="closed|reset"):
+        with pytest.raises(OSError, match=r"closed|reset"):
             channel.hear()
     assert serving.files.steps() == {}
 
@@ -349,7 +354,12 @@ def test_arrays_and_plain_values_keep_type_and_value() -> None:
     import array
     import pickle
 
-    given = {"text": "ä", 3: [1.5, None, (True, b"x")], "array": array.array("d", [1, 2]), "big": bytearray(b"ab") * 1000}
+    given = {
+        "text": "ä",
+        3: [1.5, None, (True, b"x")],
+        "array": array.array("d", [1, 2]),
+        "big": bytearray(b"ab") * 1000,
+    }
     given["out of band"] = pickle.PickleBuffer(bytearray(b"xyz"))
     layout = layout_of(given)
     memory = memoryview(bytearray(layout.size))

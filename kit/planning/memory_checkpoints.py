@@ -1,0 +1,35 @@
+"""Refuses `[checkpoint] memory_every` for jobs whose ranks cannot continue from memory: templates/lib/kit_memory.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kit.errors import ConfigError, Fault
+from kit.planning.decisions import Decisions
+
+_REMOVE = "remove the line"
+
+
+def check(made: Decisions) -> None:
+    """ConfigError if the job asks for checkpoints in memory, but could not use them."""
+    if made.job.checkpoint.memory_every and (problems := [*_problems(made)]):
+        faults = [Fault(key="checkpoint.memory_every", problem=problem, hint=hint) for problem, hint in problems]
+        raise ConfigError.of(*faults, file=made.resolved.job_file)
+
+
+def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
+    """Each problem with its hint."""
+    job, launcher = made.job, made.resolved.launcher
+    if not made.main.plain:
+        problem = "checkpoints in memory are for a job with one program, and this job has roles"
+        if made.main.role.policy == "replica":
+            problem += "; a replica group gets its state from the other groups"
+        yield problem, _REMOVE
+        return
+    if job.is_launchers and not launcher.memory:
+        yield f"the program of launcher {job.launcher!r} makes no checkpoints in memory", _REMOVE
+    if not job.retry.in_allocation and not job.torchrun.max_restarts:
+        yield (
+            "memory lasts as long as the allocation, and this job starts no rank again in it",
+            "[retry] in_allocation = 3",
+        )
