@@ -19,9 +19,10 @@ continues where it stopped. docs/guides/training.md lists the files that it read
 import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
-from lib import checkpoint, data, loop, metrics, model, options, ranks, reports, resume, stop
+from lib import checkpoint, data, loop, memory, metrics, model, options, ranks, reports, resume, stop
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
@@ -46,7 +47,7 @@ parser.add_argument("--workers", type=int, default=0, help="loader processes for
 args = options.parse(parser)
 
 
-def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
+def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
     """Train to the last epoch, or until a stop is requested. Returns the exit code."""
     log = metrics.Metrics(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
@@ -119,17 +120,30 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     speed = metrics.Speed(args.batch_size, None, world, args.precision, unit="images")
     log.started("ddp/train.py", world, speed, parameters=sum(p.numel() for p in net.parameters()), seed=args.seed)
     told = resume.told("ddp/train.py", args, data=data.images_told(args.data))
-    checkpoints, resume_from = resume.begun(args, world, told, log)
     # The position in the run: optimizer steps, epochs, images of this epoch over all ranks. And the sum of this rank's losses.
     position = {"step": 0, "epoch": 0, "images": 0}
     # float64: in float32 a sum of thousands of losses loses its last digits.
     losses = torch.zeros((), dtype=torch.float64, device=world.device)
-    if resume_from:
+    parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
+
+    def whole() -> dict[str, Any]:
+        """What all ranks have alike."""
+        return {name: part.state_dict() for name, part in parts.items()} | {"at": dict(position)}
+
+    in_memory = memory.InMemory(args, lambda: ({"rng": checkpoint.rng_state(), "losses": losses}, whole()))
+    checkpoints, resume_from = resume.begun(args, world, told, log, in_memory=in_memory)
+    if found := in_memory.found:
+        for name, part in parts.items():
+            part.load_state_dict(found.shared[name])
+        position = found.shared["at"]
+        losses += found.state["losses"]
+        checkpoint.set_rng_state(found.state["rng"])
+        resume.say(log, None, position["step"])
+    elif resume_from:
         # To host memory: on the GPU the loaded copy would need memory next to the model.
         state = torch.load(resume_from / "state.pt", map_location="cpu", weights_only=True)
-        net.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        scaler.load_state_dict(state["scaler"])
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
         position = state["at"]
         # With another number of ranks, each takes the mean of the saved sums. Then the epoch's mean loss is still
         # right.
@@ -148,8 +162,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             }
             if not world.is_main_process:
                 return None
-            parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
-            state = {name: part.state_dict() for name, part in parts.items()} | of_ranks | {"at": dict(position)}
+            state = whole() | of_ranks
             # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
             kept = checkpoints.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, folder / "state.pt")
@@ -214,7 +227,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
             if args.log_every and position["step"] % args.log_every == 0:
                 log.step(position["step"], step_loss.item(), speed, world, lr=lr, gradient_norm=norm.item())
-            code = loop.after_step(requests, log, profile, save, position["step"], every=args.checkpoint_every)
+            code = loop.after_step(
+                requests, log, profile, save, position["step"], every=args.checkpoint_every, in_memory=in_memory
+            )
             if code is not None:
                 return code
         seconds += time.perf_counter() - began

@@ -10,9 +10,10 @@ docs/guides/training.md.
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import torch
-from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, resume, stop, text
+from lib import checkpoint, data, huggingface, loop, memory, metrics, model, options, ranks, resume, stop, text
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -79,11 +80,23 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- resume ----
 
     told = resume.told("ddp/train_gpt.py", args, data=corpus.told)
-    checkpoints, resume_from = resume.begun(args, world, told, log)
     # The position in the run, saved in each checkpoint. A resumed run continues reading its data from here.
     position = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     parts = {"model": net, "optimizer": optimizer, "scaler": scaler}
-    if resume_from:
+
+    def whole() -> dict[str, Any]:
+        """What all ranks have alike."""
+        return {name: part.state_dict() for name, part in parts.items()} | {"at": dict(position)}
+
+    in_memory = memory.InMemory(args, lambda: ({"rng": checkpoint.rng_state()}, whole()))
+    checkpoints, resume_from = resume.begun(args, world, told, log, in_memory=in_memory)
+    if found := in_memory.found:
+        for name, part in parts.items():
+            part.load_state_dict(found.shared[name])
+        position = found.shared["at"]
+        checkpoint.set_rng_state(found.state["rng"])
+        resume.say(log, None, position["step"])
+    elif resume_from:
         # To host memory: on the GPU the loaded copy would need memory next to the model.
         state = torch.load(resume_from / "state.pt", map_location="cpu", weights_only=True)
         for name, part in parts.items():
@@ -99,7 +112,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             checkpoint.write_model(folder, world, net.described())
             if not world.is_main_process:
                 return None
-            state = {name: part.state_dict() for name, part in parts.items()} | {"at": dict(position), "rng": rng}
+            state = whole() | {"rng": rng}
             # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
             kept = checkpoints.copy(state) if args.checkpoint_async and not last else state
             return lambda: torch.save(kept, folder / "state.pt")
@@ -131,6 +144,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         position=position,
         samples=args.batch_size,
         speed=speed,
+        in_memory=in_memory,
     )
     while steps.go_on():
         # The loss stays on the GPU: reading it at every step would wait for the GPU.

@@ -9,10 +9,11 @@ number of ranks can read them. For `lib`, options and files see docs/guides/trai
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, resume, stop, text
+from lib import checkpoint, data, huggingface, loop, memory, metrics, model, options, ranks, resume, stop, text
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -97,9 +98,24 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- resume ----
 
     told = resume.told("fsdp/train.py", args, data=corpus.told)
-    checkpoints, resume_from = resume.begun(args, world, told, log)
     position = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
-    if resume_from:
+
+    def mine() -> dict[str, Any]:
+        """This rank's state: its shards of weights and optimizer, its position and its generators."""
+        weights, updates = get_state_dict(net, optimizer)
+        return {"model": weights, "optimizer": updates} | checkpoint.rank_state(world, position)
+
+    in_memory = memory.InMemory(args, lambda: (mine(), None))
+    checkpoints, resume_from = resume.begun(args, world, told, log, in_memory=in_memory)
+    if found := in_memory.found:
+        weights, updates = get_state_dict(net, optimizer)
+        weights = memory.fill(weights, found.state["model"])
+        updates = memory.fill(updates, found.state["optimizer"])
+        set_state_dict(net, optimizer, model_state_dict=weights, optim_state_dict=updates)
+        position = found.state["at"]
+        checkpoint.set_rng_state(found.state["rng"])
+        resume.say(log, None, position["step"])
+    elif resume_from:
         # The shards of this run say which parts of the files to read. So the number of ranks may have changed.
         weights, updates = get_state_dict(net, optimizer)
         # Fills the tensors of `weights` and `updates` in place: each rank reads only the bytes of its own shards.
@@ -149,6 +165,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         position=position,
         samples=args.batch_size,
         speed=speed,
+        in_memory=in_memory,
     )
     while steps.go_on():
         # The loss stays on the GPU: reading it at every step would wait for the GPU.

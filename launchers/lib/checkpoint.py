@@ -106,6 +106,21 @@ class Checkpoints:
                 folder.rename(aside)
         return None
 
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint, by its name alone: it may be damaged. -1 where there is none."""
+        found = max(self._folder.glob("step-*"), default=None) if self._world.is_main_process else None
+        step: int = self._broadcast(int(found.name[5:]) if found else -1)
+        return step
+
+    @property
+    def best(self) -> tuple[str, float] | None:
+        """The name of the checkpoint with the smallest validation loss, and that loss."""
+        return self._best
+
+    def continues(self, *, best: tuple[str, float] | None) -> None:
+        """The program continues from memory. best: as it was then."""
+        self._last, self._best = self.newest_step(), best
+
     def _save(self, step: int, start: Callable[[Path], Finish | None], *, background: bool) -> None:
         self._last = step
         target = self._folder / f"step-{step:08d}"

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
 from . import checkpoint, data, metrics, ranks, reports, stop
+from .memory import InMemory
 
 
 class Save(Protocol):
@@ -40,10 +41,19 @@ def set_pace(optimizer: Any, *, lr: float, weight_decay: float | None = None) ->
 
 
 def after_step(
-    requests: stop.StopRequest, log: metrics.Metrics, profile: metrics.Profile, save: Save, step: int, *, every: int
+    requests: stop.StopRequest,
+    log: metrics.Metrics,
+    profile: metrics.Profile,
+    save: Save,
+    step: int,
+    *,
+    every: int,
+    in_memory: InMemory | None = None,
 ) -> int | None:
     """Save every `every` steps (0: never) and where a stop was requested. Returns the exit code of the stop; None: continue."""
     reports.progress.step(step)
+    if in_memory is not None:
+        in_memory.after_step(step)
     if every and step % every == 0:
         with reports.progress.phase("save"):
             save()
@@ -92,6 +102,7 @@ class Steps:
         position: dict[str, int],
         samples: int,
         speed: metrics.Speed,
+        in_memory: InMemory | None = None,
     ) -> None:
         """position: `step` and `samples` so far, updated here. samples: sequences in a step, over all ranks.
 
@@ -100,6 +111,7 @@ class Steps:
         self._args, self._world, self._position, self._samples, self._speed = args, world, position, samples, speed
         self._log, self._requests, self._profile = log, requests, profile
         self._checkpoints, self._save, self._test = checkpoints, save, test
+        self._in_memory = in_memory
         self._code: int | None = None
         reports.progress.step(position["step"])
 
@@ -126,7 +138,15 @@ class Steps:
         every = self._args.checkpoint_every
         # All ranks get here in every step, also where nothing is saved: the question whether a rank was asked to stop
         # is a collective.
-        self._code = after_step(self._requests, self._log, self._profile, self._save, position["step"], every=every)
+        self._code = after_step(
+            self._requests,
+            self._log,
+            self._profile,
+            self._save,
+            position["step"],
+            every=every,
+            in_memory=self._in_memory,
+        )
 
     def end(self) -> int:
         """The exit code of a stop. Without a stop: save the last checkpoint, report the test loss, and return 0."""

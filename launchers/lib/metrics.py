@@ -79,6 +79,11 @@ class Metrics:
         shape = {"world_size": world.ddp_world_size, "nodes": world.nodes, "backend": world.backend}
         self.record("final", line, step=step, test_loss=test_loss, **shape)
 
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes the records."""
+        return self._file is not None
+
     def say(self, line: str) -> None:
         """Print a line for people. It is not recorded."""
         if self._file is not None:

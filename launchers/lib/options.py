@@ -73,6 +73,13 @@ def parser(docstring: str | None) -> argparse.ArgumentParser:
         default=_environ("KIT_CHECKPOINT_ASYNC", "0") == "1",
         help="write in the background; KIT_CHECKPOINT_ASYNC=1 turns it on",
     )
+    saving.add_argument(
+        "--checkpoint-memory-every",
+        type=int,
+        default=int(_environ("KIT_CHECKPOINT_MEMORY_EVERY", "0")),
+        metavar="STEPS",
+        help="also in the memory of the job's nodes; KIT_CHECKPOINT_MEMORY_EVERY, else 0: never",
+    )
     return made
 
 

@@ -1,4 +1,4 @@
-"""`progress` of kit_rank, which is on the path of every run. Outside of a run, its calls do nothing."""
+"""`progress` of kit_rank and the event of kit_memory, which are on the path of every run. Outside of a run they do nothing."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -29,6 +29,14 @@ def _progress() -> Progress:
     except ImportError:
         return _Silent()
     return found
+
+
+def resumed(step: int) -> None:
+    """Add to the run's events that the program continues from a checkpoint in its folder. Called by one rank."""
+    try:
+        import_module("kit_memory").record_resumed(step, "file")
+    except ImportError:
+        return
 
 
 progress = _progress()

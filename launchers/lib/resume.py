@@ -12,13 +12,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from . import checkpoint, metrics
+from . import checkpoint, metrics, reports
+from .memory import InMemory
 from .ranks import Ranks
 
 # Options that change no number of the training.
 _RUN_OPTIONS = {
     "config", "device", "run_dir", "log_every", "profile_steps", "profile_ranks", "checkpoint_dir", "checkpoint_every",
-    "checkpoint_keep", "checkpoint_async", "workers", "test_windows", "eval_every", "test_rollouts", "compile", "data", "model",
+    "checkpoint_keep", "checkpoint_async", "checkpoint_memory_every", "workers", "test_windows", "eval_every",
+    "test_rollouts", "compile", "data", "model",
     # How the text is made. The digest of the text is compared instead.
     "tokenizer", "separator", "text_key", "validation", "skip_bad",
 }  # fmt: skip
@@ -39,15 +41,24 @@ def told(program: str, args: argparse.Namespace, *, without: Iterable[str] = (),
 
 
 def begun(
-    args: argparse.Namespace, world: Ranks, now: Told, log: metrics.Metrics, *, equal: Iterable[str] = ()
+    args: argparse.Namespace,
+    world: Ranks,
+    now: Told,
+    log: metrics.Metrics,
+    *,
+    equal: Iterable[str] = (),
+    in_memory: InMemory | None = None,
 ) -> tuple[checkpoint.Checkpoints, Path | None]:
     """The checkpoints of the options, and the newest sound one. Ends a program that cannot continue from it (see check).
 
-    Seeds the generators where there is no checkpoint, because a new run begins.
+    Seeds the generators where there is no checkpoint, because a new run begins. None also where `in_memory` has found a step that
+    is not older: it is of this job, so that there is nothing to compare.
     """
     checkpoints = checkpoint.Checkpoints(
         args.checkpoint_dir, world, now, keep=args.checkpoint_keep, background=args.checkpoint_async
     )
+    if in_memory is not None and in_memory.find(checkpoints):
+        return checkpoints, None
     resume_from = checkpoints.newest()
     if resume_from:
         check(resume_from, now, world, log, equal=equal)
@@ -56,9 +67,12 @@ def begun(
     return checkpoints, resume_from
 
 
-def say(log: metrics.Metrics, resume_from: Path, step: int) -> None:
-    """Record that the program continues from the checkpoint `found`."""
-    log.record("resumed", f"resumed from {resume_from}, step {step}", step=step, path=str(resume_from))
+def say(log: metrics.Metrics, resume_from: Path | None, step: int) -> None:
+    """Record that the program continues from a checkpoint; None: in memory, of which kit_memory adds the event."""
+    where = str(resume_from or "memory")
+    log.record("resumed", f"resumed from {where}, step {step}", step=step, path=where)
+    if resume_from and log.writes:
+        reports.resumed(step)
 
 
 def check(resume_from: Path, now: Told, world: Ranks, log: metrics.Metrics, *, equal: Iterable[str] = ()) -> None:

@@ -266,7 +266,12 @@ class Memory:
         if self._rank == 0:
             of = "the memory of other nodes" if found.fetched else "memory"
             _say(f"step {found.step} is loaded from {of}, in {seconds:.2f} s", kind="info")
-            _record("resumed", step=found.step, source="neighbour" if found.fetched else "memory")
+            record_resumed(found.step, "neighbour" if found.fetched else "memory")
+
+
+def record_resumed(step, source):
+    """Add to the run's events that the ranks continue from a step. source: memory, neighbour or file. Called by one rank."""
+    _record("resumed", step=step, source=source)
 
 
 def _part(rank):
