@@ -98,7 +98,7 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = Fals
     """Show one run: state, nodes, exit code, image, files, last reported step, and the last quorum of replica groups."""
     from kit.cli.wait_and_follow import queue
     from kit.cli.why import first_line
-    from kit.runs import from_accounting, metrics, which_slurm
+    from kit.runs import from_accounting, metrics, resumed_from, run_facts, which_slurm
     from kit.runs import status as of
     from kit.spec.world_size_text import sizes_text
 
@@ -109,15 +109,18 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = Fals
     (one,) = from_accounting.add(found, ask=which_slurm.history(say=warn), every=True)
     facts = {**_listed(one), "why": first_line(one)}
     quorum, latest = metrics.quorum(one.run_dir), metrics.latest(one.run_dir)
+    resumed = resumed_from.last(run_facts.events(one.run_dir))
     if as_json:
         reported = {
             "training": dataclasses.asdict(latest) if latest else None,
             "quorum": dataclasses.asdict(quorum) if quorum else None,
+            "continued_at": resumed,
         }
         print(json.dumps({**facts, **reported, "partner": _partner_facts(one)}, indent=2))
         return
     facts["world_sizes"] = sizes_text(one.facts.world_sizes)
     facts["training"] = f"{latest}, {latest.time}" if latest else None
+    facts["continued at"] = resumed
     facts["quorum"] = f"{quorum}, {quorum.time}" if quorum else None
     facts["partner"] = _partner(one)
     width = max(map(len, facts))

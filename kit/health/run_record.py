@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kit import safe_text, untrusted_files
 from kit.errors import RunError
-from kit.runs import run_facts
+from kit.runs import resumed_from, run_facts
 from kit.runs.status import Status
 from kit.spec.run_paths import RunPaths
 
@@ -103,6 +103,12 @@ class Record:
     def starts(self) -> int:
         """The number of starts of the ranks in the newest job."""
         return sum(event["event"] == "attempt" for event in self.events)
+
+    @cached_property
+    def resumed(self) -> str:
+        """Where the starts of the newest job continued; empty if none did. Without braces, as `torchrun_restarts`."""
+        text = resumed_from.summary(self.events)
+        return f"; it {shown(text)}".replace("{", "(").replace("}", ")") if text else ""
 
     def log(self, path: Path, most: int = _TAIL_BYTES) -> Log:
         """The end of a file; empty if the file does not exist."""

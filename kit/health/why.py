@@ -44,7 +44,7 @@ def _completed(record: Record) -> Answer | None:
         record,
         "completed",
         NOTHING,
-        f"it ended well{again}{by_torchrun}",
+        f"it ended well{again}{by_torchrun}{record.resumed}",
         then=LOGS,
         evidence=slurm_state_rules.cite(record, "end of job"),
     )
@@ -115,7 +115,7 @@ def _ranks(record: Record) -> Answer | None:
         line = f"it gets nowhere: its last starts did no step beyond those before; the last: {found.line}"
         return replace(found, rule="no-progress", line=line)
     if starts > 1:
-        line = f"after {starts} starts no restart is left; the last: {found.line}"
+        line = f"after {starts} starts no restart is left{record.resumed}; the last: {found.line}"
         return replace(found, rule="retries-exhausted", line=line)
     if record.torchrun_restarts:
         return replace(found, line=f"{record.torchrun_restarts}; the last: {found.line}")

@@ -20,6 +20,7 @@ from kit.ledger.rank_account import Amounts, RankAmounts
 from kit.ledger.records import Rank, RankProcess, Records, Reported
 from kit.ledger.time_accounts import KEPT, LOOP, NOT_HELD, Account
 from kit.ledger.timeline import Window
+from kit.runs import resumed_from
 
 # The detail of a ledger, from phases of each rank to only the batch script's events.
 PHASES, METRICS, EVENTS = "phases", "metrics", "events"
@@ -295,6 +296,8 @@ def _notes(records: Records, details: Sequence[str]) -> tuple[str, ...]:
         notes.append(
             "attempts without any report are one amount: `from kit_rank import progress` splits them (docs/guides/time.md)"
         )
+    if resumed := resumed_from.summary([{"event": one.name, **one.values} for one in records.events]):
+        notes.append(f"the run {resumed}")
     starts = [event for event in records.events if event.name == "start"]
     if starts and not any(event.values.get("allocated") for event in starts):
         notes.append("Slurm before 23.02 does not tell the job when it was allocated: the prolog counts as queue")

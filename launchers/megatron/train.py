@@ -17,9 +17,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import own_state
 import torch
 import weights
-from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, resume, stop, text, without_cuda
+from lib import (
+    checkpoint,
+    data,
+    huggingface,
+    loop,
+    memory,
+    metrics,
+    model,
+    options,
+    ranks,
+    resume,
+    stop,
+    text,
+    without_cuda,
+)
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
@@ -318,9 +333,12 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- resume ----
 
     told = resume.told("megatron/train.py", args, data=corpus.told)
-    checkpoints, resume_from = resume.begun(args, world, told, log, equal=EQUAL)
     strategy = TwoHalves()
     position = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all data parallel ranks
+    in_memory = memory.InMemory(
+        args, lambda: (own_state.taken(net, optimizer) | checkpoint.rank_state(world, position), None)
+    )
+    checkpoints, resume_from = resume.begun(args, world, told, log, equal=EQUAL, in_memory=in_memory)
 
     def sharded_state(*, loading: bool = False) -> dict[str, Any]:
         # No data is moved here: the result names each tensor of this rank and its place in the whole model.
@@ -330,7 +348,12 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             "optimizer": optimizer.sharded_state_dict(weights, is_loading=loading, metadata=CONTENT),
         }
 
-    if resume_from:
+    if found := in_memory.found:
+        own_state.put(found.state, net, optimizer)
+        position = found.state["at"]
+        checkpoint.set_rng_state(found.state["rng"])
+        resume.say(log, None, position["step"])
+    elif resume_from:
         # Weights and moments in any layout; then the position and, in the same layout, the random state of this rank.
         load(resume_from, net, optimizer, sharded_state)
         position = checkpoint.read_rank(resume_from, world, seed=args.seed)
@@ -410,6 +433,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         position=position,
         samples=args.batch_size,
         speed=speed,
+        in_memory=in_memory,
     )
     while steps.go_on():
         net.zero_grad_buffer()

@@ -44,7 +44,12 @@ CASES = (
         name="local-warm",
         cluster="local",
         example="ddp-srun",
-        overrides=('retry.warm=["torch", "torch.distributed"]', "retry.in_allocation=3", "retry.spares=1"),
+        overrides=(
+            'retry.warm=["torch", "torch.distributed"]',
+            "retry.in_allocation=3",
+            "retry.spares=1",
+            "checkpoint.memory_every=10",
+        ),
     ),
     Case(name="local-pyxis", cluster="local", pyxis=True),
     Case(name="local-bare", cluster="local", containers=False),

@@ -121,6 +121,7 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
             "[preflight]\nclock_skew_s = 0",
             '[checkpoint]\ndir = "ckpt"',
             "[checkpoint]\nasync = 3",
+            "[checkpoint]\nmemory_every = 0",
             '[profile]\nsteps = "10:12"',
             "[chain]",
             '[notify]\non = ["end"]',

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -386,6 +387,35 @@ def test_reports_of_a_killed_collector_are_removed_and_others_are_kept() -> None
         assert folder.is_symlink()
     finally:
         folder.unlink(missing_ok=True)
+
+
+def test_the_folder_of_checkpoints_in_memory_lasts_as_long_as_its_keeper() -> None:
+    """By the name that kit_memory gives it. A later job removes what killed jobs have left."""
+    number = str(os.getpid() + 30_000_000)
+    env = {"SLURM_JOB_ID": number, "SLURM_RESTART_COUNT": "2", "SLURMD_NODENAME": "n1"}
+    code = "import kit_memory_files as of; print(of.folder())"
+    name = shell.run([sys.executable, "-c", code], env={"PYTHONPATH": str(LIB), **env}).stdout.strip()
+    folder = Path(name)
+    assert name == f"/dev/shm/kit-memory-{os.geteuid()}-{number}.2-n1"
+    try:
+        script = (
+            'memory_checkpoints::begin; echo "$?"; stat -c %a "${memory_checkpoints_folder}"; '
+            'touch "${memory_checkpoints_folder}/rank-0@5"\n'
+            '(exec {memory_checkpoints_fd}<&-; memory_checkpoints::remove_unused; ls "${memory_checkpoints_folder}")'
+        )
+        assert bash(script, "memory_checkpoints", **env) == ["0", "700", "rank-0@5"]
+        assert folder.exists()
+        bash("memory_checkpoints::remove_unused", "memory_checkpoints", **env)
+        assert not folder.exists()
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+        bash("rank_progress::sweep", "rank_progress", SLURM_JOB_ID="1")
+        assert not folder.exists()
+        folder.symlink_to("/tmp")
+        assert bash('memory_checkpoints::begin; echo "$?"', "memory_checkpoints", **env) == ["1"]
+    finally:
+        if folder.is_symlink():
+            folder.unlink()
 
 
 def test_the_folder_of_the_ranks_is_made_held_and_taken_away() -> None:

@@ -14,7 +14,7 @@ from tests.training.test_gpt import CASES, VALUES, Case, need
 
 pytestmark = pytest.mark.timeout(240)
 REPO = Path(__file__).parents[2]
-SMALL = ("--layers", 2, "--dim", 64, "--context", 64, "--steps", 20, "--log-every", 1)
+SMALL = ("--layers", 2, "--dim", 64, "--context", 64, "--log-every", 1, "--steps", 20)
 IMAGES = Case("images", "ddp/train.py", ("--epochs", 2, "--width", 8))
 EVERY = 3
 
@@ -51,11 +51,8 @@ def test_a_killed_run_continues_from_memory_and_is_the_same(
 ) -> None:
     """Losses and gradients equal those of an uninterrupted run, to the bit. Lost are the steps since the last multiple of 3."""
     need(case.program)
-    options: tuple[object, ...] = case.options
-    if case is not IMAGES:
-        options = (*SMALL, *_configured(options, tmp_path))
-    else:
-        options = (*options, "--log-every", 1)
+    small = SMALL if case is not IMAGES else ("--log-every", 1)
+    options = (*small, *_configured(case.options, tmp_path))
     whole = training.run(case.program, "whole", *options)
     begun = training.start(case.program, "again", *options, env=node.env)
     begun.until_step(8)

@@ -68,6 +68,18 @@ def test_a_warm_process_has_every_node_and_the_cpus_of_its_ranks(tmp_path: Path)
     assert "KIT_WARM" not in plan_of(write_job(tmp_path, JOB)).text_of("batch.sh")
 
 
+def test_every_node_keeps_a_folder_for_checkpoints_in_memory(tmp_path: Path) -> None:
+    """The spare, too, outside the container; the step outlives a lost node. Without the key there is none."""
+    job = f"{JOB}[retry]\nin_allocation = 1\nspares = 1\n[checkpoint]\nmemory_every = 10\n"
+    made = plan_of(write_job(tmp_path, job))
+    words = array(made, "KIT_MEMORY_ARGV")
+    expected = {"--overlap", "--mem=0", "--nodes=3", "--ntasks=3", "--no-kill", "--kill-on-bad-exit=0"}
+    assert expected <= set(words)
+    assert words[-1].endswith("/bin/memory.sh")
+    assert "KIT_CHECKPOINT_MEMORY_EVERY=10" in made.text_of("program.sh")
+    assert "KIT_MEMORY" not in plan_of(write_job(tmp_path, JOB)).text_of("batch.sh")
+
+
 def test_only_python_programs_are_forked_warm(tmp_path: Path) -> None:
     job = write_job(tmp_path, f'shape = "srun"\ncommand = ["./train"]\n{JOB}[retry]\nwarm = ["torch"]\n')
     with pytest.raises(

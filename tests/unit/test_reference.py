@@ -62,8 +62,10 @@ def test_every_key_has_a_meaning(noun: str) -> None:
     assert [row for row in rows if re.search(r"\| *\|$", row)] == [], "give the field a description"
 
 
-def test_the_events_are_those_that_the_scripts_record() -> None:
+def test_the_events_are_those_that_the_scripts_and_the_ranks_record() -> None:
     recorded = {name for text in SCRIPTS for name in re.findall(r"events::record ([a-z]+)", text)}
+    ranks = (REPO / "templates" / "lib" / "kit_memory.py").read_text(encoding="utf-8")
+    recorded |= {*re.findall(r"_record\(\"([a-z-]+)\"", ranks)}
     assert recorded == set(run_events.EVENTS)
 
 

@@ -370,6 +370,7 @@ source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
 source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
+source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
 source "${KIT_RUN_DIR}/lib/reports.sh"
 
@@ -399,6 +400,7 @@ finish() {
     steps::end_all
     # On this node the collector may have been killed after the last rank looked for it.
     reports::remove_unused
+    memory_checkpoints::remove_unused
     stall_watch::end_evidence
     heartbeat::stop
     failures::release_space
@@ -431,6 +433,7 @@ train() {
     while true; do
         retry::begin_attempt || return 1
         warm_ranks::start
+        memory_checkpoints::start
         failure_watch::start
         stall_watch::start
         roles::run
@@ -945,6 +948,7 @@ shapes = [
 script = "run.py"
 framework = "torchtitan"
 varies = ""
+memory = false
 requires = []
 
 [releases]
@@ -1031,6 +1035,8 @@ KIT_FILE
 KIT_FILE
     unpack 755 bin/gpu-monitor.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 755 bin/memory.sh <<'KIT_FILE'
+KIT_FILE
     unpack 755 bin/once.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/port.sh <<'KIT_FILE'
@@ -1073,11 +1079,21 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/kit_memory.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/kit_memory_files.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/kit_memory_state.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/kit_memory_transfer.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/kit_rank.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_recorder.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/log.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/memory_checkpoints.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/node_checks.sh <<'KIT_FILE'
 KIT_FILE

@@ -164,6 +164,24 @@ readonly -a KIT_WARM_ARGV=(
     /kit/run/bin/unignore.sh
     /kit/run/worker.sh
 )
+readonly -a KIT_MEMORY_ARGV=(
+    srun
+    --job-name=kit-memory
+    --overlap
+    --mem=0
+    --nodes=3
+    --ntasks=3
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/memory.log
+    --open-mode=append
+    --kill-on-bad-exit=0
+    --wait=0
+    --no-kill
+    /shared/runs/digits-1/bin/memory.sh
+)
 readonly -a KIT_MONITOR_ARGV=(
     srun
     --job-name=kit-monitor
@@ -277,6 +295,7 @@ source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
 source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
+source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
 source "${KIT_RUN_DIR}/lib/reports.sh"
 
@@ -306,6 +325,7 @@ finish() {
     steps::end_all
     # On this node the collector may have been killed after the last rank looked for it.
     reports::remove_unused
+    memory_checkpoints::remove_unused
     stall_watch::end_evidence
     heartbeat::stop
     failures::release_space
@@ -338,6 +358,7 @@ train() {
     while true; do
         retry::begin_attempt || return 1
         warm_ranks::start
+        memory_checkpoints::start
         failure_watch::start
         stall_watch::start
         roles::run

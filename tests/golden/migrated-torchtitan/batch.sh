@@ -234,6 +234,7 @@ source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/once.sh"
 source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
+source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
 source "${KIT_RUN_DIR}/lib/reports.sh"
 
@@ -263,6 +264,7 @@ finish() {
     steps::end_all
     # On this node the collector may have been killed after the last rank looked for it.
     reports::remove_unused
+    memory_checkpoints::remove_unused
     stall_watch::end_evidence
     heartbeat::stop
     failures::release_space
@@ -295,6 +297,7 @@ train() {
     while true; do
         retry::begin_attempt || return 1
         warm_ranks::start
+        memory_checkpoints::start
         failure_watch::start
         stall_watch::start
         roles::run
