@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run a command in another root file system, as the first process of new mount and PID namespaces:
+# Run a command in another root file system, in new mount and PID namespaces:
 #
 #   unshare --mount --pid --fork --kill-child --propagation=private bash in_root.sh ROOT REPO BOUND… -- COMMAND…
 #
@@ -46,4 +46,6 @@ pivot_root . .old
 umount --lazy /.old
 rmdir /.old
 cd "${repo}"
-exec "$@"
+# Bash stays the first process, which gets the orphans of this namespace, and waits for them: pytest would leave them as zombies, and a
+# test or Slurm would take them for processes that still run.
+"$@"

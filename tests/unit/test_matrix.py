@@ -100,3 +100,28 @@ def test_what_runs_in_the_root(
     assert matrix.main() == 3, "the command's own code"
     assert set(there) <= set(ran)
     assert not set(absent) & set(ran)
+
+
+_ORPHANS = """
+import os, pathlib, time
+for _ in range(3):
+    if (child := os.fork()) == 0:
+        if os.fork() == 0:
+            time.sleep(0.1)
+        os._exit(0)
+    os.waitpid(child, 0)
+deadline = time.monotonic() + 10
+while time.monotonic() < deadline:
+    states = [path.read_text().rpartition(") ")[2][0] for path in pathlib.Path("/proc").glob("[0-9]*/stat")]
+    if len(states) <= 2 or "Z" in states:
+        break
+    time.sleep(0.1)
+raise SystemExit(7 if "Z" not in states else 1)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a root of another suite takes root")
+def test_orphans_do_not_stay_as_zombies() -> None:
+    """They stayed while the tests themselves were the first process, and a test takes a zombie for a process that still runs."""
+    argv = [*matrix._NAMESPACES, "bash", str(matrix.REPO / "tests/in_root.sh"), "/", str(matrix.REPO), "--"]
+    assert subprocess.run([*argv, "/usr/bin/python3", "-c", _ORPHANS], check=False).returncode == 7
