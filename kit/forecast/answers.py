@@ -28,10 +28,10 @@ _WAITS_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class WhenAnswer:
-    """One choice. start: None if it is refused. slurms: Slurm's own estimate of the start.
+    """One choice. start: None if it is refused. slurms: Slurm's own estimate of the start, in seconds since 1970.
 
-    gap: if the job does not start at once, for how many seconds from now this many nodes are free. by: the source of the start.
-    command: the command that submits this size; empty if no single command does.
+    gap: if the job does not start at once, this many nodes are free for `gap` seconds from now. by: where `start` comes from.
+    command: submits this size; empty if no single command does.
     """
 
     cluster: str

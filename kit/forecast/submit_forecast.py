@@ -235,7 +235,7 @@ def _duration(program: GptTraining | None, earlier: Sequence[PastRun]) -> Durati
 
 
 def _of_steps(program: GptTraining, like: Sequence[PastRun], work: float, *, exact: bool = True) -> Duration:
-    """From runs of the same training, the newest first, or from one other run.
+    """The duration, from runs of the same training (the newest first) or from one other run.
 
     work: the factor from its steps to this job's steps.
     """

@@ -39,7 +39,7 @@ class TorchTitan:
         return {}
 
     def faults(self, job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:
-        """A [diloco] table without replica groups, keys that belong in TorchTitan's own file, and faults of the groups."""
+        """Faults: a [diloco] table without replica groups, keys that belong in TorchTitan's own file, and those of the groups."""
         if job.shape != "replicas":
             if job.diloco is not None:
                 problem = f"the start shape {job.shape!r} has no replica groups, so this table has no effect"

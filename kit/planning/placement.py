@@ -183,6 +183,6 @@ def _shared(role: Role) -> int | None:
 
 
 def _most_on_a_node(spans: Mapping[str, range], own: range, roles: Mapping[str, Role], allocation: Allocation) -> int:
-    """The number of ranks, of all roles, on the node of this role that has the most."""
+    """Ranks of all roles, counted on each node of this role: the largest count."""
     counts = [sum(_ranks(roles[other], allocation)[0] for other, span in spans.items() if node in span) for node in own]
     return max(counts)

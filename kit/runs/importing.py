@@ -221,7 +221,7 @@ def _publish(file: Path, index: Index, locks: Mapping[str, ImageLock], place: Pa
     for name in (name for name in index.members if name.startswith(archive_format.IMAGE)):
         sha256 = Path(name).stem
         if sha256 not in locks or index.members[name].sha256 != sha256:
-            raise LockError(f"{file}: {name!r} is not an image that a lock of the run names")
+            raise LockError(f"{file}: no lock of the run names the image {name!r}")
         if not images.path(image_store, sha256).is_file():
             unpacked = place / f"{sha256}.sqsh"
             _flush(unpacked)

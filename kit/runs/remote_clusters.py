@@ -120,7 +120,7 @@ def of(name: str, *, project: Path | None = None) -> RemoteCluster | None:
 
 
 def made(name: str, rules: Cluster) -> RemoteCluster | None:
-    """The cluster for rules that were read already; None if it is of this machine."""
+    """The cluster of this name, from the rules of its file; None if it is reached without ssh."""
     if rules.ssh is None:
         return None
     known = _known.get(name)

@@ -150,7 +150,7 @@ def _from_lines(path: Path) -> dict[str, str]:
         if name.isidentifier():
             values[name] = value
         elif name or value:
-            problem = "this is not NAME=VALUE, with quotes around a value that has blanks"
+            problem = "this line is not NAME=VALUE; a value with blanks needs quotes"
             faults.append(Fault(file=config.shown(path), key=f"line {number}", problem=problem, hint="NAME='a value'"))
     if faults:
         raise ConfigError.of(*faults)

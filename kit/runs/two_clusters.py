@@ -41,7 +41,7 @@ class TwoRuns:
 
 
 def asked_for(job: Path, clusters: Sequence[str], overrides: Sequence[str]) -> bool:
-    """Whether the job is one training over these clusters, by `across` of [diloco]. Otherwise it runs on one of them."""
+    """Whether these clusters train the job together, as `across` of [diloco] asks. Otherwise one of them runs it."""
     if len(clusters) < 2:
         return False
     sources = config.read_job(config.job_path(job), cluster=clusters[0], overrides=list(overrides))

@@ -11,7 +11,7 @@ PLAIN = "train"
 
 
 def world_text(sizes: Mapping[str, int]) -> str:
-    """World sizes for people: `world size 4`, or `world sizes: trainer 4, replica-0 to replica-7 2 each`."""
+    """World sizes as text: `world size 4`, or `world sizes: trainer 4, replica-0 to replica-7 2 each`."""
     return f"world size{'' if set(sizes) == {PLAIN} else 's:'} {sizes_text(sizes)}"
 
 

@@ -89,10 +89,10 @@ async def line_of(reader: Reader) -> str:
         more = await reader.read(LONGEST_LINE)
         got += more
         if not more or len(got) > LONGEST_LINE:
-            raise Refused("no line")
+            raise Refused("no end of a line")
     line, _, rest = got.partition(b"\n")
     if rest:
-        raise Refused("more than a line")
+        raise Refused("bytes after the end of the line")
     return line.decode("ascii", "replace")
 
 
@@ -129,7 +129,7 @@ async def _unbuffered_line(reader: Reader) -> str:
     except ValueError:
         line = b""  # longer than the reader's buffer
     if not line.endswith(b"\n") or len(line) > LONGEST_LINE:
-        raise Refused("no line")
+        raise Refused("no end of a line")
     return line[:-1].decode("ascii", "replace")
 
 

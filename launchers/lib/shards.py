@@ -108,7 +108,7 @@ def index(prefix: Path) -> Index:
         raise Refused(f"{path}: version {version} with token type {number}: version 1 with an integer type is read")
     if size < _HEADER.size + 12 * sequences + 8 * bounds:
         raise Refused(
-            f"{path}: {size} bytes are too few for {sequences} sequences in {bounds - 1} documents: not whole"
+            f"{path}: {size} bytes are too few for {sequences} sequences in {bounds - 1} documents: it was cut off"
         )
     lengths: Tokens = np.memmap(path, np.int32, "r", _HEADER.size, (sequences,)) if sequences else np.zeros(0, np.int32)
     first = _HEADER.size + 12 * sequences
@@ -117,7 +117,7 @@ def index(prefix: Path) -> Index:
     )
     if held != made.tokens * made.dtype.itemsize:
         raise Refused(
-            f"{tokens}: {held} bytes, and {path.name} tells of {made.tokens * made.dtype.itemsize}: not whole"
+            f"{tokens}: it has {held} bytes, and {path.name} counts {made.tokens * made.dtype.itemsize}: it was cut off"
         )
     return made
 

@@ -196,7 +196,7 @@ def _tiktoken(path: Path, end: str | None) -> Vocabulary:
     try:
         made = tiktoken.Encoding(**make())
     except (ValueError, AssertionError) as error:
-        raise Refused(f"--tokenizer {path}: not the file of {path.stem}: {error}") from None
+        raise Refused(f"--tokenizer {path}: this is not the file of the encoding {path.stem}: {error}") from None
     finally:
         public.load_tiktoken_bpe = load
     special = {text: made.encode_single_token(text) for text in made.special_tokens_set}

@@ -13,7 +13,10 @@ from kit.spec.launcher import Launcher
 from tests.support import REPO, plan_of, write_job
 
 JOB = 'name = "x"\nlauncher = "{launcher}"\nimage = "train-cpu"\n{program}\n[resources]\nnodes = {nodes}\ngpus_per_node = 2\n'
-OWN = ["accelerate", "lightning", "mpi", "python", "srun", "torchrun"]
+LAUNCHERS = {
+    path.parent.name: config.load_model(path, Launcher) for path in sorted(REPO.glob("launchers/*/launcher.toml"))
+}
+OWN = [name for name, launcher in LAUNCHERS.items() if launcher.script is None and "roles" not in launcher.shapes]
 
 
 def made(folder: Path, launcher: str, program: str, *, nodes: int = 1) -> Plan:
@@ -24,6 +27,12 @@ def program_of(plan: Plan) -> list[str]:
     """The words that a rank starts."""
     lines = plan.text_of("program.sh").split("KIT_PROGRAM=(\n")[1].split("\n)")[0].splitlines()
     return [line.strip().strip("'") for line in lines]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_has_a_row_on_its_page(launcher: str) -> None:
+    page = (REPO / "docs/guides/launchers.md").read_text(encoding="utf-8")
+    assert f"\n| `{launcher}` |" in page, f"add a row for {launcher} to the table of docs/guides/launchers.md"
 
 
 @pytest.mark.parametrize("launcher", OWN)
