@@ -27,7 +27,8 @@ def check(source: Source, shape: Shape | None) -> list[Group]:
     """The tensors to write. Refused, with the reason, where the model cannot be written."""
     if save_file is None:
         raise Refused(
-            "the Python that converts lacks the package 'safetensors'", hint="use an image whose requirements.in names it"
+            "the Python that converts lacks the package 'safetensors'",
+            hint="use an image whose requirements.in names it",
         )
     reason = not_llama(source)
     if shape is None:
