@@ -180,6 +180,22 @@ def test_every_page_fits_a_screen_and_asks_nobody(site: Path, tmp_path: Path, wi
     assert wrong == {}
 
 
+# The scheme of the page, and the pictures that it shows.
+_COLOURS = """[document.body.getAttribute("data-md-color-scheme"),
+    [...document.querySelectorAll(".md-content picture img")].filter(e => e.offsetParent).map(e => e.currentSrc)]"""
+
+
+@pytest.mark.skipif(not PROGRAM, reason=NEEDED)
+def test_the_site_and_its_pictures_follow_the_system_on_every_visit(site: Path, tmp_path: Path) -> None:
+    with Browser(tmp_path) as browser:
+        for dark in (False, True, False):
+            page = Page(browser, (site / "index.html").as_uri(), dark=dark)
+            scheme, pictures = page.evaluate(_COLOURS)
+            page.ask("Page.close")
+            assert scheme == ("slate" if dark else "default")
+            assert ["-dark" in one for one in pictures] == [dark]
+
+
 def test_every_page_is_in_the_navigation() -> None:
     """mkdocs --strict names a page that is not; this does where mkdocs is not installed."""
     listed = set(re.findall(r"[\w-]+(?:/[\w-]+)*\.md", (REPO / "mkdocs.yml").read_text(encoding="utf-8")))
