@@ -19,7 +19,7 @@ _MOST_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """name: in a form that git accepts; `SHA^` for a commit to undo. text: for people."""
+    """A commit. name: in a form that git accepts; `SHA^` for a commit to undo. text: for people."""
 
     name: str
     text: str

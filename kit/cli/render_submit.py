@@ -175,7 +175,7 @@ def submit(
 
 
 def _pair(job: Path, cluster: str | None, *, overrides: list[str], containers: bool) -> TwoRuns | None:
-    """Both runs of a training over the two clusters that are named; None of any other job, or with one cluster."""
+    """Both runs of a training over the two clusters that are named; None for any other job, or for one cluster."""
     names = [name.strip() for name in (cluster or "").split(",")]
     if len(names) < 2:
         return None

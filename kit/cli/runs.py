@@ -130,7 +130,7 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = Fals
 
 
 def _partner_facts(one: Status) -> dict[str, object] | None:
-    """The other half of a training over two clusters: its run, cluster and state, and the relay; None of any other run."""
+    """The other half of a training over two clusters: its run, cluster and state, and the relay; None for any other run."""
     if (name := one.facts.partner) is None:
         return None
     from kit.cli.wait_and_follow import queue

@@ -33,7 +33,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """options: those of each role's program. roles: in the order of the launcher."""
+    """The resolved table of a run. options: those of each role's program. roles: in the order of the launcher."""
 
     options: dict[str, Options]
     roles: dict[str, Role]

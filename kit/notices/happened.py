@@ -50,7 +50,7 @@ def happened(one: Status, on: Sequence[Event], *, now: float, gone: bool = False
 
 
 def _since(event: Mapping[str, object], one: Status) -> bool:
-    """Whether an event is of this submission: an earlier one of the same folder was told of in its time."""
+    """Whether an event belongs to this submission. Events of earlier submissions of the folder were sent when they happened."""
     if "_" in str(one.facts.slurm_id):
         # A point of a sweep is submitted once, and its script knows another number of its job.
         return True

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """image: path as the nodes see it, or a reference; empty without a container. stored: the .sqsh in the store; empty for a
-    reference.
+    """The pin of one image. image: its path as the nodes see it, or a reference; empty without a container.
 
-    lock: of an image that the kit built or imported.
+    stored: the .sqsh in the store; empty for a reference. lock: of an image that the kit built or imported.
     """
 
     image: str = ""

@@ -25,7 +25,10 @@ _MOST_GAPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """rows: a rank's name -> seconds of a step in each time slice; None without a report. start, length of a slice: in seconds."""
+    """Step times of a run. rows: a rank's name -> seconds of a step in each time slice; None without a report.
+
+    start: of the first slice, and length of a slice, in seconds.
+    """
 
     start: float
     length: float

@@ -111,7 +111,7 @@ def _form() -> list[Any]:
 
 
 def _place() -> Path:
-    """Another kit of the same user, such as one in a checkout, has a file of its own: neither writes over the other's."""
+    """The cache file of this kit. Another kit of the same user, such as one in a checkout, has its own file."""
     return cache_files.place("clusters", __file__)
 
 

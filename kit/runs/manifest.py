@@ -88,7 +88,7 @@ class Manifest(Model):
     user: str
     git: Git | None
     versions: dict[str, str]
-    workspace: Workspace | None = Field(default=None, description="None: of a kit before 0.2, the live folder.")
+    workspace: Workspace | None = Field(default=None, description="None for a run of an older kit: the live folder.")
     data: dict[str, str] = Field(
         default={}, description="Prepared data that --data of its arguments names -> its digest."
     )

@@ -103,8 +103,8 @@ def _newest(one: Status, queues: Mapping[str, Mapping[JobId, QueuedJob] | None])
     """The status from the run's present record, if Slurm says that it has ended and the record, read earlier, does not.
 
     A job may end while Slurm is asked, even one that had not started before: a busy controller takes seconds to answer. Without a
-    second look the run would be one whose batch script was killed. A run that never started, and that Slurm does not know, gets
-    none: there may be thousands of them.
+    second look, such a run would count as one whose batch script was killed. A run that never started, and that Slurm does not
+    know, gets no second look: there may be thousands of them.
     """
     if one.active or one.exit_code is not None or one.state == UNKNOWN:
         return one

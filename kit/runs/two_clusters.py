@@ -167,6 +167,6 @@ def _say_cancelled(one: Prepared, *, submitted: bool) -> None:
 
 
 def _note_cancelled(run_dir: Path) -> None:
-    """As `kit cancel` notes it of a job that has not begun: its batch script will say nothing."""
+    """Record the cancel as `kit cancel` does for a job that has not begun: its batch script will record nothing."""
     secret.remove(run_dir)
     RunPaths(run_dir).cancelled.touch()

@@ -160,7 +160,7 @@ def _listed(array: str) -> tuple[tuple[tuple[str, str], ...], Mapping[str, tuple
 
 @lru_cache(maxsize=1024)
 def _read(path: str, changed: int) -> tuple[tuple[tuple[str, str], ...], Mapping[str, tuple[int, str]]]:
-    """changed: the time of the file, so that a changed one is read again."""
+    """Read the lines of a file. changed: its time; a file with another time is read again."""
     del changed
     text = untrusted_files.read_text(Path(path))
     words = [line.split(" ", 2)[:2] for line in text.splitlines()]

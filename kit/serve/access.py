@@ -81,7 +81,7 @@ def _is_own(headers: Headers) -> bool:
 
 
 def _name(host: str) -> str:
-    """Without the port: `ssh -L` may have given it another one."""
+    """The host's name without its port, which `ssh -L` may have changed."""
     name, colon, port = host.rpartition(":")
     return name.lower() if colon and port.isdecimal() else host.lower()
 

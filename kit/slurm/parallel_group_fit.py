@@ -35,7 +35,7 @@ class ParallelGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """kind: the unit that connects nodes. largest: number of nodes in the largest one."""
+    """How a cluster's nodes are connected. kind: the unit that connects them. largest: number of nodes in the largest unit."""
 
     kind: str
     largest: int

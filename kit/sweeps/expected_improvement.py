@@ -56,10 +56,10 @@ def following(
 
 
 def _flattened(costs: Floats) -> Floats:
-    """Costs for a model: mean 0, deviation 1, a step near the best worth as much as a large one among the bad.
+    """The logarithm of each point's distance to the best point, with mean 0 and deviation 1.
 
-    The logarithm of the distance to the best, in halves of the points' own spread: whatever the unit, and wherever its zero is.
-    What diverged is as bad as the worst that did not.
+    So a small difference near the best point counts as much as a large one among bad points. Distances are divided by their median:
+    the metric's unit and zero do not matter. A point that diverged counts as the worst of the others.
     """
     finite = costs[np.isfinite(costs)]
     costs = np.where(np.isfinite(costs), costs, finite.max())
@@ -71,7 +71,7 @@ def _flattened(costs: Floats) -> Floats:
 
 
 def _log_improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
-    """The logarithm of the expected improvement: far from the best the improvement itself would be 0 everywhere."""
+    """The logarithm of the expected improvement. Far from the best point the improvement itself would round to 0 everywhere."""
     far = (best - mean) / deviation
     density = np.exp(-0.5 * far**2) / math.sqrt(2 * math.pi)
     plain = np.log(np.maximum(far * 0.5 * (1 + _erf(far / math.sqrt(2))) + density, 1e-300))

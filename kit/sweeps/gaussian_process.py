@@ -81,7 +81,7 @@ def processes(points: Floats, metric: Floats, keys: Sequence[slice], rng: np.ran
 
 
 def _slice_sample(density: Callable[[Floats], float], at: Floats, rng: np.random.Generator) -> Floats:
-    """One more draw: each coordinate in turn, from an interval that is widened and then closed around where it was."""
+    """One more draw: each coordinate in turn, from an interval that is widened and then narrowed around its old value."""
     at = at.copy()
     height = density(at)
     for axis in rng.permutation(len(at)):

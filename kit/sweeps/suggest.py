@@ -84,8 +84,9 @@ def _known(search: Search, one: SearchTrial) -> bool:
 
 
 def _by_tpe(search: Search, goals: Sequence[str], trials: Sequence[SearchTrial], index: int) -> dict[str, Value]:
-    """Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011; over all keys together, and with the points
-    that run counted as bad ones, so that two which ask at once are not given the same.
+    """Values from Optuna's TPE, over all keys together. Running points count as bad ones, so two that ask at once differ.
+
+    Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011.
     """
     import optuna
 

@@ -45,7 +45,7 @@ def meet(address: tuple[str, int], token: str, name: str, side: str, seconds: fl
 
 
 def _line_of(connection: socket.socket) -> str:
-    """One line, and not a byte of what comes after it."""
+    """Read one line, and none of the bytes after it."""
     line = b""
     while not line.endswith(b"\n"):
         byte = connection.recv(1)

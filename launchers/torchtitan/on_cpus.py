@@ -45,7 +45,7 @@ def pretended() -> None:
 
 
 def _without_device_ids() -> None:
-    """A barrier takes the numbers of GPUs, and a CPU has none."""
+    """Call barriers without the numbers of GPUs: a CPU has none."""
     barrier = dist.barrier
 
     @functools.wraps(barrier)
@@ -56,7 +56,7 @@ def _without_device_ids() -> None:
 
 
 def _sums_alone() -> None:
-    """FSDP multiplies by a factor while it sums, which Gloo cannot: sum first, then multiply."""
+    """Let FSDP sum first and multiply by its factor then. Gloo cannot multiply while it sums."""
     divide = FSDPModule.set_gradient_divide_factor
 
     @functools.wraps(divide)

@@ -148,7 +148,7 @@ def report() -> None:
 def on_cpus() -> None:
     """Make TorchTitan use the CPU if torch is built without CUDA and has no other accelerator. It would take "cuda" and end.
 
-    A torch that is built for GPUs and finds none is a fault of the node. TorchTitan then ends at its first tensor, and must.
+    A torch that is built for GPUs and finds none is a fault of the node. TorchTitan then ends at its first tensor, as it should.
     """
     if importlib.util.find_spec("torch") is None:
         return
